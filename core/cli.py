@@ -1,0 +1,156 @@
+"""The `trainworthy` command. It reads files and starts processes; torch is imported only by what it starts."""
+
+import argparse
+import os
+import re
+import sys
+from pathlib import Path
+
+from core.errors import Stop, UserError, USAGE
+
+HELP = """\
+trainworthy: training recipes that must prove themselves before they run
+
+  trainworthy list                          every recipe: what it trains, how long, what it reached
+  trainworthy run RECIPE [-n N] [settings]  prove RECIPE, train it, report; RECIPE is an id or a path to a fork
+  trainworthy check RECIPE [--only ID,...] [--deep] [settings]    the gates alone
+  trainworthy fork RECIPE FILE.py           copy a recipe to start your own
+  trainworthy resume RUN_FOLDER [--force]   go on where a run stopped
+  trainworthy report RUN_FOLDER             write report.html again
+
+  trainworthy run RECIPE --help             all settings of a recipe
+  -n N, --accelerate-config FILE            processes and accelerate's own config file (run, check, resume)
+
+exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the run stopped itself · 5 interrupted but saved"""
+
+
+def main() -> None:
+    """Entry point."""
+    argv = sys.argv[1:]
+    try:
+        if not argv or argv[0] in ("-h", "--help", "help"):
+            print(HELP)
+            sys.exit(0 if argv else USAGE)
+        commands = {"list": list_recipes, "fork": fork, "report": report, "run": launch, "check": launch, "resume": launch}
+        if argv[0] not in commands:
+            from core.config import unknown
+
+            raise unknown(f"command '{argv[0]}'", argv[0], commands, next="trainworthy --help")
+        commands[argv[0]](argv)
+    except Stop as stop:
+        print(f"error: {stop}", file=sys.stderr)
+        sys.exit(stop.exit_code)
+
+
+def list_recipes(argv: list[str]) -> None:
+    """id, one line, time and measured result of every recipe."""
+    from core.console import table
+    from core.registry import recipes
+
+    if argv[1:]:
+        raise UserError("list takes no arguments", got=" ".join(argv[1:]))
+    for entry in recipes():
+        found = entry.measured
+        result = f"{found['result']}; {found['time']}" if found else "not measured yet"
+        print(table([(entry.id, entry.summary)], indent=0) + f"\n    {result}")
+
+
+def fork(argv: list[str]) -> None:
+    """Copy a recipe's file and say what to edit first."""
+    parser = argparse.ArgumentParser(prog="trainworthy fork", description="Copy a recipe to start your own.")
+    parser.add_argument("recipe")
+    parser.add_argument("file", type=Path)
+    args = parser.parse_args(argv[1:])
+    from core.registry import find
+
+    entry, target = find(args.recipe), args.file
+    if target.is_dir():
+        target = target / entry.path.name
+    if target.suffix != ".py":
+        raise UserError("a fork is one Python file", got=str(target), needed="a name ending in .py")
+    if target.exists():
+        raise UserError(f"{target} exists", needed="a new name: a fork never overwrites")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source = entry.path.read_text()
+    target.write_text(source)
+
+    def line(pattern: str) -> int:
+        found = re.search(pattern, source, re.M)
+        return source[: found.start()].count("\n") + 1 if found else 1
+
+    print(f"""{target}: a copy of {entry.id}. It runs from any folder, behind the same gates:
+
+  trainworthy check {target}
+  trainworthy run {target}
+
+Edit first
+  line {line(r"^def tiny"):<4} settings of the preset
+  line {line(r"^    images, labels"):<4} where the data come from, and the split (by group, if samples share a source)
+  line {line(r"^    def loss"):<4} the loss: return SUMS; core divides them over the whole global batch
+  line {line(r"^    def evaluate"):<4} the evaluation: the number you will be asked for
+  line {line(r"^        metric=core.Metric"):<4} the question, chance, ceiling and best known result
+  line {line(r"^        expect=core.Expect"):<4} what a healthy run does (initial loss, loss floor), where theory says so""")
+
+
+def report(argv: list[str]) -> None:
+    """Write report.html of a run folder again."""
+    if len(argv) != 2 or not (Path(argv[1]) / "args.json").is_file():
+        raise UserError("report needs a run folder", got=" ".join(argv[1:]) or "nothing", next="ls -d runs/*/*")
+    from core.report import write
+
+    print(write(Path(argv[1])))
+
+
+def launch(argv: list[str]) -> None:
+    """Start the module, under accelerate where there are several processes or a config; never returns."""
+    from core.config import take
+
+    argv, n = take(argv, "-n")
+    argv, file = take(argv, "--accelerate-config")
+    if len(argv) > 1 and not argv[1].startswith("-") and argv[0] != "resume":
+        from core.registry import find
+
+        find(argv[1])  # a typo costs no import of torch
+    if n is None and argv[0] == "resume" and len(argv) > 1:
+        n = processes_of(Path(argv[1]))
+    if n is not None and (not n.isdigit() or int(n) < 1):
+        raise UserError("-n needs a number of processes", got=n, needed="1 or more")
+    env = dict(os.environ, PYTHONSAFEPATH="1")  # a folder named core/ where the user stands must not shadow ours
+    command = [sys.executable, "-m", "core.launch", *argv]
+    if file is not None:
+        if not Path(file).is_file():
+            raise UserError(f"no accelerate config {file}", next="accelerate config --config_file FILE")
+        asked = re.search(r"^num_processes:\s*(\d+)", Path(file).read_text(), re.M)
+        n = n or (asked.group(1) if asked else None)
+        words = ["--config_file", file]
+    elif n is not None and int(n) > 1:
+        # On CPU accelerate quietly runs one process unless it is told --multi_gpu AND this variable (see docs/architecture.md).
+        env.setdefault("ACCELERATE_USE_CPU", "false" if accelerators() >= int(n) else "true")
+        env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(n))))
+        words = ["--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    else:
+        os.execve(sys.executable, command, env)
+    words += ["--num_processes", n, "--main_process_port", "0"] if n else []
+    env["TRAINWORTHY_PROCESSES"] = n or ""
+    os.execve(sys.executable, [sys.executable, "-m", "accelerate.commands.launch", *words, *command[1:]], env)
+
+
+def accelerators() -> int:
+    """Devices that torch would use."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def processes_of(folder: Path) -> str | None:
+    """How many processes a run was started with."""
+    import json
+
+    try:
+        return str(json.loads((folder / "args.json").read_text())["processes"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+if __name__ == "__main__":
+    main()

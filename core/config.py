@@ -1,0 +1,263 @@
+"""Settings: typed dataclasses, a docstring per field is its help, presets are functions of the recipe."""
+
+import dataclasses
+import difflib
+import json
+import math
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from core.errors import UserError
+
+
+@dataclass
+class Train:
+    """How long, and how the global batch is cut."""
+
+    epochs: float = 10.0
+    """Passes over the training set; fractions are fine."""
+    batch_size: int = 64
+    """Samples per optimiser step, over ALL processes and micro-batches: the result does not depend on how it is cut."""
+    accumulate: int = 1
+    """Micro-batches each process cuts its share of the batch into (less memory, the same gradient)."""
+    eval_every: float = 1.0
+    """Epochs between two evaluations; the last step is always evaluated."""
+    eval_batch_size: int = 256
+    """Samples per forward when evaluating; no metric may depend on it (a gate checks)."""
+    precision: Literal["launcher", "fp32", "bf16", "fp16"] = "launcher"
+    """Autocast type of the forward; `launcher` takes what `accelerate launch --mixed_precision` says, else fp32."""
+
+
+@dataclass
+class Optim:
+    """Optimiser and schedule; everything is counted in optimiser steps."""
+
+    name: Literal["adamw", "sgd", "adafactor"] = "adamw"
+    """AdamW; SGD with Nesterov momentum; Adafactor (least memory)."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    weight_decay: float = 1e-4
+    """Decoupled weight decay; never applied to norms and biases."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's moment decays."""
+    momentum: float = 0.9
+    """SGD's Nesterov momentum."""
+    clip: float = 1.0
+    """Largest global gradient norm; the norm is logged before clipping. `inf` switches clipping off."""
+    schedule: Literal["cosine", "wsd", "linear", "constant"] = "cosine"
+    """After the warm-up: cosine to zero, warmup-stable-decay, linear to zero, or constant."""
+    warmup: float = 0.06
+    """Share of all steps spent in linear warm-up (from scratch 0.05-0.10, fine-tuning 0.02-0.05)."""
+    decay: float = 0.2
+    """Share of all steps that `wsd` spends decaying to zero."""
+
+
+@dataclass
+class Loader:
+    """Reading the data; none of these changes what is trained on, only how fast it arrives."""
+
+    workers: int = 0
+    """Worker processes; 0 reads in the training process (best for data in memory)."""
+    pin_memory: bool = True
+    """Page-locked host memory for faster copies; only used with an accelerator."""
+    prefetch: int = 4
+    """Batches each worker keeps ready."""
+
+
+@dataclass
+class RunSettings:
+    """Seeds, files and safety."""
+
+    seed: int = 0
+    """Every random draw is a pure function of it."""
+    threads: int = 0
+    """CPU threads of torch; 0 leaves its default. Results are bitwise repeatable only at one number of threads."""
+    out: Path = Path("runs")
+    """Folder in which the run folder is made."""
+    save_every: float = 1.0
+    """Epochs between two full checkpoints; one is always saved at the end."""
+    keep: int = 2
+    """Complete checkpoints kept (at least 2: the last good one is never deleted)."""
+    n_best: int = 3
+    """Weights-only copies of the best evaluations kept."""
+    export: Literal["final", "best"] = "final"
+    """Weights that are exported and reported: `final` is not chosen on the validation set, `best` is."""
+    stop_after_bad: int = 10
+    """Stop with exit 4 after this many non-finite steps in a row."""
+    tensorboard: bool = True
+    """Write TensorBoard files under tb/."""
+    log_every: int = 10
+    """On an accelerator, steps whose metrics are read back together (one sync); on CPU every step."""
+
+
+@dataclass
+class GateSettings:
+    """What must be proved before the full run."""
+
+    enabled: bool = True
+    """Run the gates; off is for debugging and shows on the card."""
+    waive: tuple[str, ...] = ()
+    """Ids of gates whose failure is accepted; needs --gates.because."""
+    because: str = ""
+    """The reason for the waiver; printed in the report and on the card."""
+    remember: bool = True
+    """Take passes of an identical recipe, data and environment from the ledger instead of proving them again."""
+
+
+@dataclass
+class Config:
+    """Settings every recipe has; a recipe's own Config adds its fields."""
+
+    train: Train = field(default_factory=Train)
+    optim: Optim = field(default_factory=Optim)
+    loader: Loader = field(default_factory=Loader)
+    run: RunSettings = field(default_factory=RunSettings)
+    gates: GateSettings = field(default_factory=GateSettings)
+
+
+def to_dict(cfg: Config) -> dict[str, Any]:
+    """Nested plain values, as written to args.json."""
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: plain(v) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(v) for v in value]
+        unwritable = isinstance(value, float) and not math.isfinite(value)  # JSON has no infinity
+        return str(value) if unwritable or isinstance(value, Path) else value
+
+    return plain(dataclasses.asdict(cfg))
+
+
+def from_dict(cls: type, values: dict[str, Any], *, where: str, prefix: str = "") -> Any:
+    """A `cls` filled from nested plain values; an unknown name is fatal and gets the nearest one."""
+    hints = typing.get_type_hints(cls)
+    names = {f.name for f in dataclasses.fields(cls)}
+    filled = {}
+    for name, value in values.items():
+        if name not in names:
+            raise unknown(f"setting {prefix + name} in {where}", name, names)
+        kind = hints[name]
+        if dataclasses.is_dataclass(kind):
+            filled[name] = from_dict(kind, value, where=where, prefix=f"{prefix}{name}.")
+        else:
+            filled[name] = _coerce(value, kind, f"{prefix}{name} in {where}")
+    return cls(**filled)
+
+
+def _coerce(value: Any, kind: Any, where: str) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        return _coerce(value, next(a for a in args if a is not type(None)), where)
+    if origin is Literal:
+        if value not in args:
+            raise UserError(f"{where} has a value that is not offered", got=repr(value), needed=" | ".join(map(str, args)))
+        return value
+    if origin is tuple and isinstance(value, list):
+        return tuple(value)
+    if kind is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:  # "inf" is written as the word
+            return float(value)
+        except ValueError:
+            pass
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        return value
+    raise UserError(f"{where} has the wrong type", got=repr(value), needed=getattr(kind, "__name__", str(kind)))
+
+
+def unknown(what: str, name: str, known: typing.Iterable[str], **more: Any) -> UserError:
+    """The error for a name nobody knows, with the nearest ones that exist."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    tail = [k for k in known if k.split(".")[-1] == name.split(".")[-1]]
+    return UserError(f"unknown {what}", needed="one of: " + ", ".join(list(dict.fromkeys(tail + near)) or known), **more)
+
+
+def flags(cls: type, prefix: str = "") -> list[str]:
+    """Every `--group.name` that `cls` accepts, without the dashes."""
+    hints = typing.get_type_hints(cls)
+    found = []
+    for f in dataclasses.fields(cls):
+        kind, name = hints[f.name], prefix + f.name.replace("_", "-")
+        if dataclasses.is_dataclass(kind):
+            found += flags(kind, name + ".")
+        else:
+            found.append(name)
+            if kind is bool:
+                found.append(prefix + "no-" + f.name.replace("_", "-"))
+    return found
+
+
+def parse(module: types.ModuleType, argv: list[str], *, prog: str) -> tuple[Config, str]:
+    """Settings of a recipe module from the command line: (config, preset name)."""
+    presets = {name: getattr(module, name) for name in ("tiny", "full") if hasattr(module, name)}
+    argv, preset = take(argv, "--preset")
+    argv, file = take(argv, "--config")
+    if preset and file:
+        raise UserError("--preset and --config were both given", needed="one of them", next=f"{prog} --help")
+    preset = preset or "tiny"
+    if preset not in presets:
+        raise unknown(f"preset '{preset}'", preset, presets)
+    default = read_args(Path(file), module.Config) if file else presets[preset]()
+
+    known = flags(module.Config)
+    for word in argv:
+        name = word[2:].split("=")[0].replace("_", "-")
+        if word.startswith("--") and name != "help" and name not in known:
+            raise unknown(f"setting --{name}", name, known, next=f"{prog} --help")
+    import tyro
+
+    help_text = (module.__doc__ or "").strip() + f"\n\nPresets: --preset {' | '.join(presets)} (default tiny). --config FILE reads an args.json."
+    return tyro.cli(module.Config, default=default, args=argv, prog=prog, description=help_text), preset
+
+
+def read_args(path: Path, cls: type) -> Any:
+    """The settings in an earlier run's args.json (or in a file of settings alone)."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise UserError(f"cannot read the settings in {path}", got=error, needed="an args.json of an earlier run") from None
+    if not isinstance(values, dict):
+        raise UserError(f"cannot read the settings in {path}", got=type(values).__name__, needed="a JSON object")
+    return from_dict(cls, values.get("settings", values), where=str(path))
+
+
+def check_values(cfg: Config, *, processes: int, samples: int) -> None:
+    """Combinations that cannot work, told before anything is built."""
+    t, g = cfg.train, cfg.gates
+    if t.batch_size < processes * t.accumulate:
+        raise UserError("--train.batch-size is too small to be cut", got=f"{t.batch_size} samples for {processes} "
+                        f"process(es) x {t.accumulate} micro-batch(es)", needed=f"at least {processes * t.accumulate}")
+    for name, value in (("train.epochs", t.epochs), ("train.batch-size", t.batch_size), ("train.accumulate", t.accumulate),
+                        ("train.eval-every", t.eval_every), ("train.eval-batch-size", t.eval_batch_size),
+                        ("run.save-every", cfg.run.save_every), ("optim.lr", cfg.optim.lr), ("optim.clip", cfg.optim.clip)):
+        if not value > 0:
+            raise UserError(f"--{name} must be positive", got=value, needed="> 0")
+    if cfg.run.keep < 2:
+        raise UserError("--run.keep is too small", got=cfg.run.keep, needed=">= 2, so that one good checkpoint always remains")
+    if not 0 <= cfg.optim.warmup < 1 or not 0 <= cfg.optim.decay <= 1:
+        raise UserError("--optim.warmup and --optim.decay are shares of the run", got=(cfg.optim.warmup, cfg.optim.decay), needed="[0, 1)")
+    if g.waive and not g.because.strip():
+        raise UserError("a waived gate needs a reason", got=f"--gates.waive {' '.join(g.waive)}",
+                        needed='--gates.because "..."', cause="the reason is printed in the report and on the card")
+    if samples < 2:
+        raise UserError("the training set is too small", got=f"{samples} sample(s)", needed="2 or more")
+
+
+def take(argv: list[str], flag: str) -> tuple[list[str], str | None]:
+    """`argv` without `flag VALUE` or `flag=VALUE`, and the value."""
+    for i, word in enumerate(argv):
+        if word == flag:
+            if i + 1 == len(argv):
+                raise UserError(f"{flag} needs a value")
+            return argv[:i] + argv[i + 2 :], argv[i + 1]
+        if word.startswith(flag + "="):
+            return argv[:i] + argv[i + 1 :], word.split("=", 1)[1]
+    return argv, None
+

@@ -1,0 +1,57 @@
+"""What the user sees while things run: a bar on a terminal, plain lines in a log file, nothing on other ranks."""
+
+import sys
+import time
+
+
+class Console:
+    """Lines and one progress bar. `quiet` says nothing (other ranks, gates)."""
+
+    def __init__(self, *, quiet: bool = False):
+        self.quiet = quiet
+        self._bar = self._task = None
+        self._last = 0.0
+
+    def say(self, text: str = "", *, style: str = "") -> None:
+        """One line, at once; above the bar where there is one."""
+        if self.quiet:
+            return
+        if sys.stdout.isatty():
+            from rich.console import Console as Rich
+
+            (self._bar.console if self._bar else Rich(highlight=False)).print(text, style=style or None, markup=False, highlight=False)
+        else:
+            print(text, flush=True)
+
+    def start_bar(self, name: str, total: int, done: int) -> None:
+        """A bar of `total` steps, `done` of them behind us; none when output is not a terminal."""
+        if self.quiet or not sys.stdout.isatty():
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                             TextColumn("{task.fields[note]}"), transient=True)  # fmt: skip
+        self._bar.start()
+        self._task = self._bar.add_task(name, total=total, completed=done, note="")
+
+    def tick(self, done: int, note) -> None:
+        """Move the bar, ten times a second at most; `note()` makes its text only then."""
+        if self._bar and (now := time.monotonic()) - self._last > 0.1:
+            self._last = now
+            self._bar.update(self._task, completed=done, note=note())
+
+    def end_bar(self) -> None:
+        """Remove the bar."""
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+
+def table(rows: list[tuple[str, ...]], *, indent: int = 2) -> str:
+    """Rows as aligned columns; the first column left, the others right."""
+    widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)]
+        lines.append(" " * indent + "  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,257 @@
+"""Gates: what must be proved before the budget is spent. Each is a function from `Proof` to `Finding`, in `ORDER`.
+
+A gate builds its own stage and throws it away, reads no names, flags or source, and says what it measured, what was needed,
+the likely causes in order and the next command.
+"""
+
+import json
+import shlex
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+
+from core import config, inventory, seeds
+from core.console import Console
+from core.errors import Stop
+from core.run import Plan, Run
+from core.stage import Data, Stage
+
+
+@dataclass
+class Finding:
+    """What a gate saw."""
+
+    ok: bool
+    measured: str
+    needed: str
+    remedy: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict)
+    """Plain values for gates.json."""
+    batch: dict | None = None
+    """The batch at fault, kept with the repro."""
+
+
+class Skip(Exception):
+    """This gate does not apply, for the reason given."""
+
+
+@dataclass
+class Verdict:
+    """One line of gates.json. A skip is never a pass."""
+
+    id: str
+    rows: str
+    title: str
+    verdict: Literal["pass", "fail", "skip", "waived"]
+    measured: str
+    needed: str
+    remedy: str
+    seconds: float
+    reason: str = ""
+    remembered: str = ""
+    """When an identical recipe passed, if it was not proved again now."""
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def blocks(self) -> bool:
+        return self.verdict == "fail"
+
+
+@dataclass
+class Gate:
+    """A named proof."""
+
+    id: str
+    rows: str
+    title: str
+    prove: Callable[["Proof"], Finding]
+
+
+def gate(id: str, *, rows: str, title: str) -> Callable[[Callable[["Proof"], Finding]], Gate]:
+    """Make a function a gate."""
+    return lambda prove: Gate(id, rows, title, prove)
+
+
+@dataclass
+class Proof:
+    """What gates work with: a factory of stages, the recipe's own `train`, and what earlier gates already found."""
+
+    cfg: config.Config
+    accelerator: Accelerator
+    make: Callable[[Run], Stage]
+    """Builds the stage afresh; the same seeds give the same stage."""
+    train: Callable[[config.Config, Run, Stage], None]
+    folder: Path
+    scans: dict[str, inventory.Scan]
+    data_report: dict[str, Any]
+    command: str = "trainworthy check RECIPE"
+    deep: bool = False
+    memo: dict[str, Any] = field(default_factory=dict)
+
+    def build(self, plan: Plan) -> tuple[Run, Stage]:
+        """A fresh run and stage, as the full run will build them."""
+        run = Run(self.cfg, self.accelerator, plan=plan)
+        return run, build(run, self.make)
+
+    def once(self, key: str, make: Callable[[], Any]) -> Any:
+        """What `make` returns, computed once for all gates."""
+        if key not in self.memo:
+            self.memo[key] = make()
+        return self.memo[key]
+
+
+def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
+    """A stage from the run's seed alone, on the run's device."""
+    seeds.seed_global(run.cfg.run.seed, "build")
+    stage = make(run)
+    stage.model.to(run.device)
+    return stage
+
+
+def pick(data: Data, n: int, seed: int) -> list[int]:
+    """Indices of `n` samples, spread over the classes of a categorical target (round robin), else at random."""
+    order = seeds.permutation(len(data), seed, "pick").tolist()
+    key = next((k for k, f in data.fields.items() if f.role == "target" and f.classes), None)
+    if key is None:
+        return order[:n]
+    queues: dict[int, list[int]] = {}
+    for i in order[: 64 * n]:
+        queues.setdefault(int(data.get(i, None)[key]), []).append(i)
+    found: list[int] = []
+    while len(found) < min(n, len(order)):
+        for queue in queues.values():
+            if queue and len(found) < n:
+                found.append(queue.pop())
+        if not any(queues.values()):
+            break
+    return found
+
+
+def fetch(data: Data, indices: list[int], generator_seed: int | None, device: torch.device) -> dict:
+    """A collated batch of samples on the training path (fixed draws) or, with None, on the evaluation path."""
+    from core.loader import Keyed, to_device
+
+    epoch = -1 if generator_seed is None else 0
+    keyed = Keyed(data, generator_seed or 0)
+    return to_device(data.collate([keyed[(epoch, i)] for i in indices]), device)
+
+
+def total_loss(run: Run, stage: Stage, batch: dict) -> torch.Tensor:
+    """Mean loss of one batch on this process: every term's sum over its denominator, in the run's precision."""
+    counts = stage.counts(batch)
+    with run.autocast():
+        terms = stage.loss(stage.model, batch)
+    return sum(s / counts.get(t, counts.get("*")) for t, s in terms.items())
+
+
+def run_gates(gates: list[Gate], proof: Proof, *, known: dict[str, dict], console: Console) -> list[Verdict]:
+    """Prove each gate in order, print its verdict as it comes, keep a repro of what failed. Goes on after a failure: the
+    other verdicts help to find the cause."""
+    verdicts, cfg = [], proof.cfg
+    for one in gates:
+        started = time.monotonic()
+        if one.id in known:
+            verdict = Verdict(**{**known[one.id], "seconds": 0.0})
+        else:
+            verdict = _prove(one, proof)
+            verdict.seconds = round(time.monotonic() - started, 2)
+        if verdict.verdict == "fail" and one.id in cfg.gates.waive:
+            verdict.verdict, verdict.reason = "waived", cfg.gates.because
+        verdicts.append(verdict)
+        _show(verdict, console)
+    return verdicts
+
+
+def _prove(one: Gate, proof: Proof) -> Verdict:
+    world = proof.accelerator.num_processes
+    try:
+        finding = one.prove(proof)
+    except Skip as skip:
+        return Verdict(one.id, one.rows, one.title, "skip", "", "", "", 0.0, reason=str(skip))
+    except Stop:
+        raise
+    except Exception as error:
+        if world > 1:
+            raise  # other ranks wait in a collective: the launcher must end them
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        finding = Finding(
+            False, f"raised {type(error).__name__}: {error}", "no exception",
+            f"{frame.filename}:{frame.lineno}: {frame.line}",
+            evidence={"traceback": traceback.format_exception(error)},
+        )  # fmt: skip
+    ok = finding.ok
+    if world > 1:
+        agreed = torch.tensor(float(ok), device=proof.accelerator.device)
+        dist.all_reduce(agreed, op=dist.ReduceOp.MIN)
+        ok = bool(agreed.item())
+        if not ok and finding.ok:
+            finding.measured += " (failed on another process)"
+    verdict = Verdict(one.id, one.rows, one.title, "pass" if ok else "fail", finding.measured, finding.needed,
+                      "" if ok else finding.remedy, 0.0, evidence=finding.evidence)  # fmt: skip
+    if not ok and proof.accelerator.is_main_process:
+        _keep_repro(verdict, finding, proof)
+    return verdict
+
+
+def _keep_repro(verdict: Verdict, finding: Finding, proof: Proof) -> None:
+    """gates/<id>/: the batch, a picture where the recipe can draw one, and a script of ten lines."""
+    folder = proof.folder / "gates" / verdict.id
+    folder.mkdir(parents=True, exist_ok=True)
+    if finding.batch is not None:
+        from safetensors.torch import save_file
+
+        tensors = {k: v.detach().cpu().contiguous() for k, v in finding.batch.items() if isinstance(v, torch.Tensor)}
+        save_file(tensors, folder / "batch.safetensors")
+        from core.pictures import contact_sheet
+
+        run, stage = proof.build(Plan(steps=1))
+        if stage.preview:
+            contact_sheet(stage.preview({k: v.cpu() for k, v in tensors.items()}), folder / "batch.png")
+    again = f"{proof.command} --only {verdict.id}"
+    (folder / "repro.py").write_text(
+        f'"""{verdict.title}: {verdict.measured} (needed: {verdict.needed})."""\n'
+        "import subprocess\nimport sys\nfrom pathlib import Path\n\n"
+        "from safetensors.torch import load_file\n\n"
+        'batch = Path(__file__).with_name("batch.safetensors")\n'
+        'for name, tensor in (load_file(batch) if batch.exists() else {}).items():\n'
+        "    print(name, tuple(tensor.shape), tensor.dtype, tensor.float().min().item(), tensor.float().max().item())\n"
+        f'sys.exit(subprocess.run([sys.executable, "-m", "core.launch", *{shlex.split(again)[1:]!r}]).returncode)\n'
+    )
+
+
+def _show(v: Verdict, console: Console) -> None:
+    mark = {"pass": "pass", "fail": "FAIL", "skip": "skip", "waived": "waived"}[v.verdict]
+    style = {"pass": "green", "fail": "bold red", "skip": "yellow", "waived": "yellow"}[v.verdict]
+    tail = f"proved {v.remembered}" if v.remembered else f"{v.seconds:.1f} s"
+    console.say(f"  {mark:<6} {v.id:<13} {v.measured or v.reason}  [{tail}]", style=style)
+    if v.verdict in ("fail", "waived"):
+        console.say(f"         {'needed':<13} {v.needed}")
+    if v.verdict == "fail":
+        for i, line in enumerate(v.remedy.splitlines()):
+            console.say(f"         {'likely causes' if i == 0 else '':<13} {line}")
+    if v.verdict == "waived":
+        console.say(f"         {'waived':<13} {v.reason}")
+
+
+def write(path: Path, verdicts: list[Verdict], **more: Any) -> None:
+    """gates.json."""
+    cost = round(sum(v.seconds for v in verdicts), 2)
+    path.write_text(json.dumps({"gates": [asdict(v) for v in verdicts], "seconds": cost, **more}, indent=1, default=str))
+
+
+def __getattr__(name: str):
+    if name == "ORDER":
+        from core.gates import data, learning, rehearsal
+
+        return [
+            data.schema, data.inventory_gate, data.leakage, learning.initial_loss, rehearsal.wiring, learning.dependency,
+            learning.overfit, learning.baseline, rehearsal.evaluation, rehearsal.accumulation, rehearsal.resume,
+        ]  # fmt: skip
+    raise AttributeError(name)

@@ -1,0 +1,142 @@
+"""Gates on the data: schema, inventory, leakage."""
+
+import json
+
+import torch
+from torch import Tensor
+
+from core import inventory
+from core.gates import Finding, Proof, fetch, gate, pick
+from core.run import Plan, evaluating
+from core.stage import Stage
+
+
+@gate("schema", rows="L8 C7", title="two samples make a batch, the same each time, and the loss reads it")
+def schema(proof: Proof) -> Finding:
+    """Shapes, dtypes and names agree over samples and splits; a sample depends on nothing but its key; loss, counts and
+    evaluation return what core reads."""
+    run, stage = proof.build(Plan(steps=1))
+    wrong: list[str] = []
+    batch = None
+    for name, data in stage.data.items():
+        two = pick(data, 2, proof.cfg.run.seed)
+        seed = proof.cfg.run.seed
+        torch.manual_seed(1)
+        first = fetch(data, two, seed, run.device)
+        torch.manual_seed(2)
+        again = fetch(data, two, seed, run.device)
+        batch = batch or first
+        for key in data.fields:
+            if key not in first:
+                wrong.append(f"{name}: no field '{key}' in the batch (found: {', '.join(first)})")
+            elif isinstance(first[key], Tensor) and not torch.equal(first[key], again[key]):
+                wrong.append(f"{name}: '{key}' of one sample differs between two reads with one seed")
+        plain = fetch(data, two, None, run.device)
+        for key, value in first.items():
+            if isinstance(value, Tensor) and value.shape[:1] != (2,):
+                wrong.append(f"{name}: '{key}' of two samples has shape {tuple(value.shape)}")
+            if isinstance(value, Tensor) and (value.dtype != plain[key].dtype or value.shape[1:] != plain[key].shape[1:]):
+                wrong.append(f"{name}: '{key}' is {value.dtype} {tuple(value.shape[1:])} in training, "
+                             f"{plain[key].dtype} {tuple(plain[key].shape[1:])} in evaluation")  # fmt: skip
+        again_plain = fetch(data, two, None, run.device)
+        if any(isinstance(v, Tensor) and not torch.equal(v, again_plain[k]) for k, v in plain.items()):
+            wrong.append(f"{name}: the evaluation path draws at random")
+    wrong += _loss_schema(run, stage, batch)
+    shapes = ", ".join(f"{k} {tuple(v.shape)} {str(v.dtype)[6:]}" for k, v in batch.items() if isinstance(v, Tensor))
+    return Finding(
+        not wrong, "; ".join(wrong) if wrong else shapes, "equal fields, shapes and dtypes in both splits and both paths; "
+        "a sample is a function of (seed, epoch, index)",
+        "draw from the generator that get() is handed, not from an own one, numpy or random\n"
+        "get() and collate() of the two splits differ", batch=batch,
+    )  # fmt: skip
+
+
+def _loss_schema(run, stage: Stage, batch: dict) -> list[str]:
+    wrong = []
+    with evaluating(stage.model), run.autocast():
+        terms = stage.loss(stage.model, batch)
+        metrics = stage.evaluate(stage.model, _few(stage))
+    counts = stage.counts(batch)
+    for name, value in terms.items():
+        if not isinstance(value, Tensor) or value.ndim:
+            wrong.append(f"loss term '{name}' is not a scalar sum: {getattr(value, 'shape', type(value).__name__)}")
+        elif not torch.isfinite(value):
+            wrong.append(f"loss term '{name}' is {value.item()}")
+        if name not in counts and "*" not in counts:
+            wrong.append(f"loss term '{name}' has no denominator (counts: {', '.join(counts)})")
+    if stage.metric.name not in metrics:
+        wrong.append(f"evaluate() returns {', '.join(metrics)}, not '{stage.metric.name}'")
+    try:
+        json.dumps({k: float(v) for k, v in metrics.items()})
+    except (TypeError, ValueError) as error:
+        wrong.append(f"evaluate() must return numbers: {error}")
+    return wrong
+
+
+def _few(stage: Stage):
+    from core.stage import View
+
+    return View(stage.data["val"], range(min(16, len(stage.data["val"]))))
+
+
+@gate("data", rows="C7", title="the data are what the recipe says they are")
+def inventory_gate(proof: Proof) -> Finding:
+    """Invalid labels, missing classes, values outside the declared range or not finite, empty or constant inputs, and a single
+    input entry that gives the target away."""
+    wrong: list[str] = []
+    worst = None
+    run, stage = proof.build(Plan(steps=1))
+    for name, scan in proof.scans.items():
+        for key, found in scan.fields.items():
+            spec = stage.data[name].fields[key]
+            if found["non_finite_samples"]:
+                wrong.append(f"{name}: {found['non_finite_samples']} sample(s) with NaN or infinite '{key}'")
+            if spec.low is not None and found.get("min", spec.low) < spec.low:
+                wrong.append(f"{name}: '{key}' goes down to {found['min']:g}, below {spec.low:g}")
+            if spec.high is not None and found.get("max", spec.high) > spec.high:
+                wrong.append(f"{name}: '{key}' goes up to {found['max']:g}, above {spec.high:g}")
+            if found.get("invalid"):
+                wrong.append(f"{name}: '{key}' has values that are no class: {found['invalid']}")
+            empty = [c for c, n in found.get("classes", {}).items() if n == 0] if spec.classes else []
+            if empty:
+                wrong.append(f"{name}: no sample of class {', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}")
+        constant = inventory.constant_columns(scan)
+        if constant is not None and constant > 0.98:
+            wrong.append(f"{name}: {constant:.0%} of the input entries are the same in every sample")
+    best = proof.data_report.get("best_single_input")
+    if best and best["accuracy"] > 0.9:
+        wrong.append(f"entry {best['entry']} of the input alone gives the target with {best['accuracy']:.0%}")
+    counts = ", ".join(f"{s.total:,} {n}" for n, s in proof.scans.items())
+    classes = next((f["per_class"] for s in proof.scans.values() for f in s.fields.values() if "per_class" in f), None)
+    spread = f", per class {classes['min']}-{classes['max']}" if classes else ""
+    return Finding(
+        not wrong, "; ".join(wrong) if wrong else counts + spread,
+        "valid labels, every class in both splits, finite values in range, inputs that vary, no entry that is the target",
+        "read data.json: a loader that scales, casts or decodes wrongly\nlabels that start at 1, or a class folder missing\n"
+        "the target was written into the input", evidence={"best_single_input": best}, batch=worst,
+    )  # fmt: skip
+
+
+@gate("leakage", rows="C6", title="no validation sample stands in the training set")
+def leakage(proof: Proof) -> Finding:
+    """Exact and near duplicates by content, and group ids on both sides. A few near duplicates are tolerated: two people do
+    write the same 1."""
+    found = proof.data_report["overlap"]
+    n = len(proof.scans["val"].indices)
+    shared = {k: v for k, v in found["groups"].items() if v}
+    near = (found["near"] or 0) - found["exact"]
+    allowed = max(1, n // 200)
+    measured = f"{found['exact']} exact, {near} near duplicates of {n:,} validation samples"
+    if "largest_similarity" in found:
+        measured += f" (closest pair {found['largest_similarity']:.3f})"
+    if shared:
+        measured += "; shared groups " + ", ".join(f"{k}: {' '.join(v[:5])}" for k, v in shared.items())
+    run, stage = proof.build(Plan(steps=1))
+    pairs = found["exact_pairs"] or found["near_pairs"]
+    batch = fetch(stage.data["val"], [v for v, _ in pairs], None, run.device) if pairs else None
+    return Finding(
+        found["exact"] == 0 and near <= allowed and not shared, measured,
+        f"0 exact, at most {allowed} near (similarity {inventory.NEAR}), no group on both sides",
+        "the training loader reads the unsplit data\nthe split was drawn after augmenting or after duplicating\n"
+        "frames, tiles or sentences of one source were split sample by sample: split by group", evidence=found, batch=batch,
+    )  # fmt: skip

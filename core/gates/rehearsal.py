@@ -1,0 +1,390 @@
+"""Gates on the loop: a few units of the recipe's own `train()`, watched from below through torch's hooks."""
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from core import seeds
+from core.gates import Finding, Proof, gate, pick
+from core.loader import cut
+from core.run import Plan, Run, _summed
+from core.stage import Stage, View
+
+STEPS, BATCH, SPOTS = 4, 16, 4096
+
+
+@dataclass
+class Record:
+    """What happened below `train()`."""
+
+    gradients: list[dict[str, float]] = field(default_factory=list)
+    """Per optimiser step: cosine and norm of what the optimiser got against the loss's own gradient."""
+    received: dict[str, float] = field(default_factory=dict)
+    """Largest gradient seen per trained parameter; absent: none ever."""
+    moved: dict[str, float] = field(default_factory=dict)
+    """Share of the entries with a gradient that really changed, best step."""
+    evaluating: list[int] = field(default_factory=list)
+    """Steps (from 1) with a training forward while the model was in eval mode."""
+    frozen_moved: list[str] = field(default_factory=list)
+    nonfinite: list[str] = field(default_factory=list)
+
+
+class Recorder:
+    """Hooks on every module forward and optimiser step of one rehearsal."""
+
+    def __init__(self, run: Run, stage: Stage):
+        self.run, self.stage, self.record = run, stage, Record()
+        self._names = {id(p): n for n, p in stage.model.named_parameters()}
+        self._busy = False
+        self._before: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def __enter__(self) -> Record:
+        self._frozen = self._fingerprints()
+        self._hooks = [
+            register_module_forward_pre_hook(self._forward),
+            register_optimizer_step_pre_hook(self._pre_step),
+            register_optimizer_step_post_hook(self._post_step),
+        ]
+        return self.record
+
+    def __exit__(self, *_) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        after = self._fingerprints()
+        self.record.frozen_moved = [n for n, t in self._frozen.items() if not torch.equal(t, after[n])]
+
+    def _fingerprints(self) -> dict[str, Tensor]:
+        """Bit patterns of what must not move: parameters in no optimiser, and buffers of modules that own nothing trained."""
+        trained = self.stage.parameters()
+        out = {n: _bits(p) for n, p in self.stage.model.named_parameters() if n not in trained}
+        for prefix, module in self.stage.model.named_modules():
+            own = [n for n, _ in module.named_parameters(prefix=prefix)]
+            if own and not any(n in trained for n in own):
+                out |= {n: _bits(b) for n, b in module.named_buffers(prefix=prefix, recurse=False)}
+        return out
+
+    def _forward(self, module: nn.Module, _args) -> None:
+        if module is self.stage.model and torch.is_grad_enabled() and not self._busy and not module.training:
+            self.record.evaluating.append(self.run.step + 1)
+
+    def _pre_step(self, optimizer, _args, _kwargs) -> None:
+        mine = {self._names[id(p)]: p for g in optimizer.param_groups for p in g["params"] if id(p) in self._names}
+        self._before = {}
+        for name, p in mine.items():
+            if p.grad is None:
+                continue
+            size = p.grad.abs().max().item()
+            if size != size or size == float("inf"):
+                self.record.nonfinite.append(name)
+            self.record.received[name] = max(self.record.received.get(name, 0.0), size)
+            spots = _spots(p)
+            grad = p.grad.flatten()[spots].abs()
+            if size > 0:
+                live = spots[grad > 1e-3 * grad.max()]
+                self._before[name] = (live, p.detach().flatten()[live].clone())
+        if not self.stage.expect.random_loss and self.run.current is not None:
+            self.record.gradients.append(self._compare({n: p for n, p in mine.items() if p.grad is not None}))
+
+    def _post_step(self, optimizer, _args, _kwargs) -> None:
+        for g in optimizer.param_groups:
+            for p in g["params"]:
+                name = self._names.get(id(p))
+                if name in self._before:
+                    live, old = self._before[name]
+                    share = (p.detach().flatten()[live] != old).float().mean().item() if len(live) else 0.0
+                    self.record.moved[name] = max(self.record.moved.get(name, 0.0), share)
+
+    def _compare(self, params: dict[str, nn.Parameter]) -> dict[str, float]:
+        """The gradient in the optimiser against a fresh one of the same loss on the same global batch with the same draws."""
+        run, stage, step = self.run, self.stage, self.run.current
+        self._busy = True
+        buffers = {n: b.clone() for n, b in stage.model.named_buffers()}
+        try:
+            seeds.seed_global(run.cfg.run.seed, "model", step.index, run.rank)
+            counts = run._global(_summed([stage.counts(b) for b in step.batches]))
+            fresh = [torch.zeros_like(p) for p in params.values()]
+            with torch.enable_grad():
+                for batch in step.batches:
+                    with run.autocast():
+                        terms = stage.loss(stage.model, batch)
+                    mean = sum(s / counts.get(t, counts.get("*")) for t, s in terms.items())
+                    grads = torch.autograd.grad(mean, list(params.values()), allow_unused=True)
+                    fresh = [f if g is None else f + g for f, g in zip(fresh, grads, strict=True)]
+        finally:
+            with torch.no_grad():
+                for name, buffer in stage.model.named_buffers():
+                    buffer.copy_(buffers[name])
+            self._busy = False
+        if run.world > 1:
+            for f in fresh:
+                dist.all_reduce(f)
+        dot = sum((p.grad.double() * f.double()).sum() for p, f in zip(params.values(), fresh, strict=True)).item()
+        got = sum(p.grad.double().square().sum() for p in params.values()).sqrt().item()
+        want = sum(f.double().square().sum() for f in fresh).sqrt().item()
+        return {"cosine": dot / max(got * want, 1e-30), "norm": got, "own_norm": want}
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def _spots(p: Tensor) -> Tensor:
+    return torch.arange(0, p.numel(), max(1, p.numel() // SPOTS), device=p.device)
+
+
+def rehearse(proof: Proof, plan: Plan) -> tuple[Run, Stage, Record]:
+    """Run the recipe's `train()` under `plan` with the recorder on."""
+    run, stage = proof.build(plan)
+    with Recorder(run, stage) as record:
+        proof.train(proof.cfg, run, stage)
+    return run, stage, record
+
+
+def rehearsed(proof: Proof) -> tuple[Run, Stage, Record]:
+    """The rehearsal several gates judge: four steps of sixteen samples at the peak rate, an evaluation after the second."""
+    world = proof.accelerator.num_processes
+    plan = lambda: Plan(steps=STEPS, batch_size=max(BATCH, 4 * world), peak=True, due=(2,))  # noqa: E731
+    return proof.once("rehearsal", lambda: rehearse(proof, plan()))
+
+
+def _gradient_fault(record: Record, clip: float, *, tolerance: float) -> str:
+    """Empty if every gradient that reached the optimiser is the loss's own, clipped or not; else the first that is not."""
+    for i, g in enumerate(record.gradients, 1):
+        expected = min(g["own_norm"], clip)
+        if g["cosine"] < 1 - tolerance:
+            return f"at step {i} the gradient in the optimiser points elsewhere than the loss's own (cosine {g['cosine']:.3f})"
+        if abs(g["norm"] - expected) > tolerance * expected and abs(g["norm"] - g["own_norm"]) > tolerance * g["own_norm"]:
+            return f"at step {i} the gradient in the optimiser has norm {g['norm']:.3g}, the loss's own {g['own_norm']:.3g}"
+    return ""
+
+
+def _tolerance(run: Run) -> float:
+    return 0.01 if run.precision == "fp32" else 0.05
+
+
+@gate("wiring", rows="C3", title="what should train gets the loss's gradient and moves, what is frozen does not")
+def wiring(proof: Proof) -> Finding:
+    """Judged over several steps at the peak rate, so that a zero-initialised head or a warm-up is no false alarm."""
+    run, stage, record = rehearsed(proof)
+    trained, expect = stage.parameters(), stage.expect
+    total = sum(p.numel() for p in stage.model.parameters())
+    count = sum(p.numel() for p in trained.values())
+    wrong = []
+    stray = [n for n, _ in stage.model.named_parameters() if n not in trained and not n.startswith(expect.frozen or ("\0",))]
+    if stray:
+        wrong.append(f"{len(stray)} parameter tensors are in no optimiser and nobody froze them, e.g. {stray[0]}")
+    empty = [f"{k}[{g.get('name', i)}]" for k, o in stage.optimizers.items() for i, g in enumerate(o.param_groups) if not g["params"]]
+    if empty:
+        wrong.append(f"empty optimiser groups: {', '.join(empty)}")
+    if not record.gradients and not record.received:
+        wrong.append("no optimiser stepped")
+    deaf = [n for n in trained if record.received.get(n, 0.0) == 0 and not n.startswith(expect.no_gradient or ("\0",))]
+    if deaf:
+        wrong.append(f"{len(deaf)} of {len(trained)} tensors never got a gradient, e.g. {deaf[0]}")
+    still = [n for n in trained if n not in deaf and n in record.received and record.moved.get(n, 0.0) < 0.5
+             and not n.startswith(expect.no_gradient or ("\0",))]  # fmt: skip
+    if still:
+        worst = min(record.moved.get(n, 0.0) for n in still)
+        wrong.append(f"{len(still)} of {len(trained)} tensors get a gradient but hardly move ({worst:.0%} of {still[0]})")
+    if record.nonfinite:
+        wrong.append(f"non-finite gradient in {record.nonfinite[0]}")
+    if record.frozen_moved:
+        wrong.append(f"{len(record.frozen_moved)} frozen tensors moved, e.g. {record.frozen_moved[0]}")
+    fault = _gradient_fault(record, proof.cfg.optim.clip, tolerance=_tolerance(run))
+    if fault:
+        wrong.append(fault)
+    groups = ", ".join(f"{g.get('name', k)} {sum(p.numel() for p in g['params']):,}" for k, o in stage.optimizers.items() for g in o.param_groups)
+    return Finding(
+        not wrong, "; ".join(wrong) if wrong else f"{count:,} of {total:,} parameters train ({groups}), all moved in {STEPS} steps",
+        "every parameter trains or is declared frozen; gradients present, finite, the loss's own; weights move, frozen ones do not",
+        "the optimiser was built over a part of the model, or before it was replaced\n"
+        "a detach(), no_grad() or argmax cuts the graph\nzero_grad() is missing: gradients of earlier steps are added\n"
+        "the rate is too small for the weights' precision (bf16 weights without an fp32 copy)",
+        evidence={"gradients": record.gradients, "moved": {n: record.moved.get(n, 0.0) for n in trained},
+                  "groups": groups, "frozen_moved": record.frozen_moved[:20]},
+    )  # fmt: skip
+
+
+@gate("evaluation", rows="C12 V2", title="evaluation repeats itself and leaves no trace")
+def evaluation(proof: Proof) -> Finding:
+    """The same weights evaluated twice under different seeds, then in other batch sizes: one result; weights, buffers, modes
+    unchanged; and after the evaluation inside `train()` the model trains on in train mode."""
+    from core.gates.learning import overfitted
+
+    _, _, record = rehearsed(proof)
+    run, stage, _ = overfitted(proof)  # weights that say something: an untrained model scores the same whatever is wrong
+    val = stage.data["val"]
+    view = View(val, pick(val, min(len(val), 250), proof.cfg.run.seed))
+    before = {n: t.detach().clone() for n, t in stage.model.state_dict().items()}
+    modes = {n: m.training for n, m in stage.model.named_modules()}
+
+    def measure(seed: int, size: int) -> dict[str, float]:
+        seeds.seed_global(seed)
+        kept, run.cfg.train.eval_batch_size = run.cfg.train.eval_batch_size, size
+        try:
+            return run.measure(stage, view)
+        finally:
+            run.cfg.train.eval_batch_size = kept
+
+    size = run.cfg.train.eval_batch_size
+    first, second, cut_other = measure(1, size), measure(2, size), measure(1, 48)
+    wrong = []
+    differs = [k for k in first if first[k] != second[k] and not (first[k] != first[k])]
+    if differs:
+        k = differs[0]
+        wrong.append(f"two evaluations of the same weights differ: {k} {first[k]:.5f} and {second[k]:.5f}")
+    else:
+        cut_differs = [k for k in first if abs(first[k] - cut_other[k]) > 1e-3 * max(1.0, abs(first[k]))]
+        if cut_differs:
+            k = cut_differs[0]
+            wrong.append(f"{k} depends on the evaluation batch size: {first[k]:.5f} at {size}, {cut_other[k]:.5f} at 48")
+    changed = [n for n, t in stage.model.state_dict().items() if not torch.equal(t, before[n])]
+    if changed:
+        wrong.append(f"evaluation changed {len(changed)} tensors, e.g. {changed[0]}")
+    if any(modes[n] != m.training for n, m in stage.model.named_modules()):
+        wrong.append("evaluation left modules in another mode")
+    if record.evaluating:
+        wrong.append(f"train() runs the model in eval mode (first at step {record.evaluating[0]}, the evaluation was after step 2)")
+    shown = f"{stage.metric.name} {first[stage.metric.name]:.4f} three times on {len(view)} samples, nothing changed"
+    return Finding(
+        not wrong, "; ".join(wrong) if wrong else shown,
+        "identical results under two seeds, the same in batches of 48, no tensor or mode changed, train mode while training",
+        "dropout without its training flag, or batch norm in train mode, at evaluation\n"
+        "random augmentation on the evaluation path\nmodel.eval() without model.train() after it in train()\n"
+        "a mean over batch means", evidence={"first": first, "second": second, "batches_of_48": cut_other},
+    )  # fmt: skip
+
+
+@gate("accumulation", rows="C10", title="how the batch is cut does not change the gradient")
+def accumulation(proof: Proof) -> Finding:
+    """One step of `train()` on the same global batch cut evenly, unevenly and not at all: the optimiser must get the gradient of
+    the whole batch each time."""
+    world = proof.accelerator.num_processes
+    size = 8 * world
+    cuts = {"1x8": [8], "2x4": [4, 4], "5+3": [5, 3]}
+    seen: dict[str, list[Tensor]] = {}
+    faults = []
+    for name, sizes in cuts.items():
+        run, stage = proof.build(Plan(steps=2, batch_size=size, sizes=sizes, peak=True, fixed=True))
+        if stage.expect.couplings:
+            from core.gates import Skip
+
+            raise Skip(f"declared: {stage.expect.couplings}")
+        _quiet_dropout(stage.model)
+        grads: list[Tensor] = []
+
+        def keep(optimizer, _args, _kwargs, grads=grads) -> None:
+            if not grads:
+                grads.extend(p.grad.detach().clone() for g in optimizer.param_groups for p in g["params"] if p.grad is not None)
+
+        hook = register_optimizer_step_pre_hook(keep)
+        try:
+            proof.train(proof.cfg, run, stage)
+        finally:
+            hook.remove()
+        seen[name] = grads
+    whole = seen["1x8"]
+    limit = 1e-3 if run.precision == "fp32" else 5e-2
+    gaps = {}
+    for name, grads in seen.items():
+        if len(grads) != len(whole):
+            faults.append(f"{name}: {len(grads)} gradients instead of {len(whole)}")
+            continue
+        norm = sum(g.double().square().sum() for g in whole).sqrt()
+        gaps[name] = (sum((a.double() - b.double()).square().sum() for a, b in zip(grads, whole, strict=True)).sqrt() / norm).item()
+    worst = max(gaps, key=gaps.get)
+    ok = not faults and gaps[worst] <= limit
+    shown = ", ".join(f"{k} {v:.1e}" for k, v in gaps.items() if k != "1x8")
+    over = f" over {world} processes ({' + '.join(map(str, cut(size, world)))})" if world > 1 else ""
+    return Finding(
+        ok, "; ".join(faults) if faults else f"gradient against the whole batch{over}: {shown} (relative)", f"at most {limit:g}",
+        "the loss returns a mean, or its counts are not those of the terms: return SUMS and count what they sum over\n"
+        "micro-batches are averaged, or their gradients are not added\nan own loop that ignores step.batches[1:]",
+        evidence={"gaps": gaps},
+    )  # fmt: skip
+
+
+def _quiet_dropout(model: nn.Module) -> None:
+    """Dropout draws differ between cuts for a healthy reason; switch it off."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+
+
+@gate("resume", rows="C13", title="stopped and resumed is the same run, bit for bit")
+def resume(proof: Proof) -> Finding:
+    """Six steps straight against three, a checkpoint, everything built anew, and three more: weights, optimiser and losses."""
+    steps, half = 6, 3
+    size = min(proof.cfg.train.batch_size, 32 * proof.accelerator.num_processes)
+
+    def go(folder: Path | None, stop: int | None) -> tuple[Run, Stage]:
+        run, stage = proof.build(Plan(steps=steps, batch_size=size, due=(2,), stop_after=stop, keep_in=folder))
+        proof.train(proof.cfg, run, stage)
+        return run, stage
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(_from_main(name, proof))
+        straight_run, straight = go(None, None)
+        go(folder, half)
+        resumed_run, resumed = go(folder, None)
+        for run in (resumed_run,):
+            if run.checkpoints:
+                run.checkpoints.close()
+    differ = _differences(straight, resumed)
+    losses = straight_run.plan.losses[half:]
+    again = resumed_run.plan.losses
+    wrong = []
+    if differ:
+        wrong.append(f"{len(differ)} tensors differ, e.g. {differ[0]}")
+    if losses != again:
+        wrong.append(f"losses differ: straight {_short(losses)}, resumed {_short(again)}")
+    bitwise = proof.accelerator.device.type == "cpu"
+    if wrong and not bitwise and _apart(straight, resumed) <= _apart(straight, go(None, None)[1]) * 2 + 1e-6:
+        wrong = []  # kernels that are not deterministic: no further apart than two straight runs
+    return Finding(
+        not wrong, "; ".join(wrong) if wrong else f"{steps} steps = {half} + {steps - half} after a restart: weights, optimiser, losses",
+        "bitwise equal" if bitwise else "no further apart than two straight runs",
+        "something that changes while training is not in stage.state (EMA, a counter, an own generator)\n"
+        "get() keeps a generator of its own instead of using the one it is handed\ntrain() keeps state in a local variable",
+        evidence={"straight": losses, "resumed": again, "differ": differ[:20]},
+    )  # fmt: skip
+
+
+def _from_main(name: str, proof: Proof) -> str:
+    """One folder for all ranks."""
+    if proof.accelerator.num_processes == 1:
+        return name
+    box = [name]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def _tensors(stage: Stage) -> dict[str, Tensor]:
+    from torch.utils._pytree import tree_leaves
+
+    out = {f"model.{n}": t for n, t in stage.model.state_dict().items()}
+    for kind, group in (("optimizer", stage.optimizers), ("state", stage.state)):
+        for key, one in group.items():
+            leaves = [x for x in tree_leaves(one.state_dict()) if isinstance(x, Tensor)]
+            out |= {f"{kind}.{key}.{i}": t for i, t in enumerate(leaves)}
+    return out
+
+
+def _differences(a: Stage, b: Stage) -> list[str]:
+    first, second = _tensors(a), _tensors(b)
+    return [n for n in first if n not in second or not torch.equal(first[n], second[n])] + [n for n in second if n not in first]
+
+
+def _apart(a: Stage, b: Stage) -> float:
+    second = b.model.state_dict()
+    return max((t.double() - second[n].double()).abs().max().item() for n, t in a.model.state_dict().items())
+
+
+def _short(values: list[float]) -> str:
+    return " ".join(f"{v:.4f}" for v in values)

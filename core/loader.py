@@ -1,0 +1,116 @@
+"""Which samples make which step: a pure function of the seed, so that workers, processes, cuts and resumes cannot change it.
+
+Epochs are laid end to end and cut into global batches: every sample once an epoch, every step full, no partial window at the
+end that would weigh more. Step s of a run with batch size G holds positions s*G .. (s+1)*G of that stream.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from core import config, seeds
+from core.stage import Data
+
+Key = tuple[int, int]  # (epoch, index); epoch -1 is the evaluation path
+
+
+@dataclass
+class Stream:
+    """The endless stream of (epoch, index) of one training set."""
+
+    n: int
+    seed: int
+    fixed: bool = False
+    """Gates: the same draws for a sample in every epoch (its key says epoch 0)."""
+    _orders: dict[int, list[int]] = field(default_factory=dict)
+
+    def keys(self, start: int, stop: int) -> list[Key]:
+        """(epoch, index) at positions start .. stop."""
+        found = []
+        for position in range(start, stop):
+            epoch, i = divmod(position, self.n)
+            if epoch not in self._orders:
+                self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}  # two epochs at most
+                self._orders[epoch] = seeds.permutation(self.n, self.seed, "order", epoch).tolist()
+            found.append((0 if self.fixed else epoch, self._orders[epoch][i]))
+        return found
+
+
+def cut(n: int, parts: int) -> list[int]:
+    """Sizes of `n` cut into `parts`, as even as possible: 8 in 3 is [3, 3, 2]."""
+    return [n // parts + (i < n % parts) for i in range(parts)]
+
+
+def micro_batches(keys: list[Key], *, rank: int, world: int, sizes: list[int] | int) -> list[list[Key]]:
+    """This rank's micro-batches of one global batch: rank r takes every world-th sample, then cuts its share."""
+    mine = keys[rank::world]
+    sizes = cut(len(mine), sizes) if isinstance(sizes, int) else sizes
+    out, start = [], 0
+    for size in sizes:
+        out.append(mine[start : start + size])
+        start += size
+    return [m for m in out if m]
+
+
+@dataclass
+class Keyed(Dataset):
+    """A torch Dataset over keys: seeds each sample's draws from (seed, epoch, index), in whichever process it runs."""
+
+    data: Data
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, key: Key) -> dict:
+        epoch, index = key
+        if epoch < 0:
+            return self.data.get(index, None)
+        return self.data.get(index, seeds.seed_sample(self.seed, "sample", epoch, index))
+
+
+class _Batches(Sampler):
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return iter(self.batches)
+
+
+def batches(data: Data, keys, *, seed: int, settings: config.Loader, device: torch.device) -> Iterator[dict]:
+    """One collated batch on `device` for each list of keys in `keys` (an iterable, read ahead by the workers)."""
+    workers = settings.workers
+    loader = DataLoader(
+        Keyed(data, seed),
+        batch_sampler=_Batches(keys),
+        collate_fn=data.collate,
+        num_workers=workers,
+        prefetch_factor=settings.prefetch if workers else None,
+        pin_memory=settings.pin_memory and device.type == "cuda",
+        # A fork run by path cannot be imported again in a fresh process, so workers are forked where the system can.
+        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
+        worker_init_fn=_one_thread if workers else None,
+        generator=torch.Generator().manual_seed(0),  # torch draws a base seed for its workers; ours are seeded per sample
+    )
+    for batch in loader:
+        yield to_device(batch, device)
+
+
+def _one_thread(_: int) -> None:
+    torch.set_num_threads(1)
+
+
+def to_device(batch, device: torch.device):
+    """Tensors of a nested batch on `device`; copies from pinned memory do not block."""
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {k: to_device(v, device) for k, v in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(to_device(v, device) for v in batch)
+    return batch

@@ -1,0 +1,90 @@
+"""Metrics on disk from the first step: the same tags in JSONL and TensorBoard. Usable outside a recipe."""
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+
+class MetricsTracker:
+    """Writes step_metrics.jsonl, epoch_metrics.jsonl and tb/ into `out_dir`.
+
+    Values are numbers (or 0-d tensors: reading one waits for the device). Rows are flushed at every epoch, by `flush`
+    and by `close`; a non-finite value is written as the word ("nan", "inf"), so that the files stay valid JSON.
+    """
+
+    def __init__(self, out_dir: str | Path, run_name: str = "", use_tensorboard: bool = True):
+        self.out_dir = Path(out_dir)
+        self.out_dir.mkdir(parents=True, exist_ok=True)
+        self._files = {name: open(self.out_dir / f"{name}_metrics.jsonl", "a") for name in ("step", "epoch")}
+        self._tb = None
+        if use_tensorboard:
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+            self._tb = EventFileWriter(str(self.out_dir / "tb" / run_name))
+            self._Event, self._Summary = Event, Summary
+
+    def log_step(self, step: int, **values: float) -> None:
+        """One row per optimiser step, tagged `step/<name>`."""
+        self._write("step", step, {f"step/{k}": _number(v) for k, v in values.items()})
+
+    def log_epoch(
+        self, *, epoch: float, train: dict[str, float], val: dict[str, float], extra: dict[str, Any] | None = None
+    ) -> None:
+        """One row per evaluation, tagged `train/<name>` and `val/<name>`; `extra` keeps its own names (global_step, lr)."""
+        extra = {k: _number(v) for k, v in (extra or {}).items()}
+        row = {f"train/{k}": _number(v) for k, v in train.items()} | {f"val/{k}": _number(v) for k, v in val.items()}
+        self._write("epoch", int(extra.get("global_step", epoch)), {"epoch": epoch, **row, **extra})
+        self.flush()
+
+    def _write(self, name: str, step: int, row: dict[str, Any]) -> None:
+        words = {k: (v if not isinstance(v, float) or math.isfinite(v) else str(v)) for k, v in row.items()}
+        self._files[name].write(json.dumps({"step": step, **words}) + "\n")
+        if self._tb:  # one event with all values: five separate scalars cost 66 us a step
+            scalars = [self._Summary.Value(tag=k, simple_value=v) for k, v in row.items() if isinstance(v, (int, float))]
+            self._tb.add_event(self._Event(wall_time=time.time(), step=step, summary=self._Summary(value=scalars)))
+
+    def truncate(self, *, after_step: int) -> None:
+        """Forget rows later than `after_step`: a resumed run writes them again."""
+        for name, file in self._files.items():
+            file.flush()
+            path = self.out_dir / f"{name}_metrics.jsonl"
+            rows = [line for line in path.read_text().splitlines() if _step_of(line) <= after_step]
+            file.close()
+            path.write_text("".join(r + "\n" for r in rows))
+            self._files[name] = open(path, "a")
+
+    def flush(self) -> None:
+        for file in self._files.values():
+            file.flush()
+        if self._tb:
+            self._tb.flush()
+
+    def close(self) -> None:
+        """Flush and close every file; safe to call twice."""
+        for file in self._files.values():
+            file.close()
+        if self._tb:
+            self._tb.close()
+            self._tb = None
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of a JSONL file; a half-written last line (a killed run) is left out."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if _step_of(line) < math.inf]
+
+
+def _step_of(line: str) -> float:
+    try:
+        return json.loads(line)["step"]
+    except (json.JSONDecodeError, KeyError):
+        return math.inf
+
+
+def _number(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

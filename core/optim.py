@@ -1,0 +1,63 @@
+"""Optimiser, groups and schedule. The schedule is a function of the step, so it has no state to lose and cannot tick twice."""
+
+import math
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from core import config
+from core.errors import UserError
+
+
+def decay_groups(parameters: dict[str, nn.Parameter], weight_decay: float) -> list[dict]:
+    """Two parameter groups: matrices and kernels decay; norms, biases and scalars (fewer than two axes) do not.
+
+    Decaying those pulls gains to zero for no gain in generalisation (Loshchilov & Hutter 2019; nanoGPT).
+    """
+    decay = {n: p for n, p in parameters.items() if p.ndim >= 2}
+    rest = {n: p for n, p in parameters.items() if p.ndim < 2}
+    groups = [("decay", decay, weight_decay), ("no_decay", rest, 0.0)]
+    return [dict(name=name, params=list(ps.values()), weight_decay=wd) for name, ps, wd in groups if ps]
+
+
+def make_optimizer(model: nn.Module, settings: config.Optim) -> Optimizer:
+    """The optimiser over every parameter of `model` that requires a gradient; freeze what must not train first."""
+    trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not trainable:
+        raise UserError("nothing to train", got="no parameter requires a gradient", cause="the whole model was frozen")
+    groups = decay_groups(trainable, settings.weight_decay)
+    if settings.name == "sgd":
+        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.momentum > 0)
+    if settings.name == "adafactor":
+        return torch.optim.Adafactor(groups, lr=settings.lr)
+    # Fused: one kernel for all tensors, and it can skip a non-finite step on the device without a host sync.
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
+
+
+def schedule(step: int, total: int, settings: config.Optim) -> float:
+    """Factor on the peak rate for 0-based optimiser `step` of `total`.
+
+    Linear warm-up reaches 1 at its last step and never starts at 0 (a step at rate 0 trains nothing); cosine and linear
+    reach 0 one step after the last, so the last step still moves.
+    """
+    warmup = round(settings.warmup * total)
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    left = total - warmup
+    progress = (step - warmup) / max(left, 1)
+    if settings.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * progress))
+    if settings.schedule == "linear":
+        return 1 - progress
+    if settings.schedule == "wsd":
+        decay = min(round(settings.decay * total), left)
+        return 1.0 if step < total - decay else (total - step) / max(decay, 1)
+    return 1.0
+
+
+def set_rates(optimizer: Optimizer, factor: float) -> None:
+    """Every group's rate is its own peak times `factor`."""
+    for group in optimizer.param_groups:
+        group.setdefault("peak_lr", group["lr"])
+        group["lr"] = group["peak_lr"] * factor

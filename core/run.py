@@ -1,0 +1,513 @@
+"""`Run` is what a recipe's `train()` talks to: it hands out steps, makes updates, evaluates, logs and saves.
+
+What has exactly one right answer lives here: the order of samples, the division of the loss over the global batch, clipping,
+the finite check, the rate of every step, what a checkpoint holds. The recipe shows the rest.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from core import checkpoint, config, loader, optim, seeds
+from core.console import Console
+from core.errors import Interrupted, Stop, UserError
+from core.metrics import MetricsTracker
+from core.stage import Data, Stage, View
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Plan:
+    """How a gate's rehearsal of `train()` differs from the full run."""
+
+    steps: int
+    samples: list[int] | None = None
+    """Only these training samples."""
+    blank: tuple[str, ...] = ()
+    """Input fields replaced by zeros."""
+    fixed: bool = False
+    """The same draws for a sample every time."""
+    batch_size: int | None = None
+    sizes: list[int] | None = None
+    """Sizes of each rank's micro-batches."""
+    peak: bool = False
+    """Hold the schedule at the peak rate."""
+    due: tuple[int, ...] = ()
+    """After these steps (counted from 1) `step.due` is true."""
+    stop_after: int | None = None
+    """Save and stop after this many steps, as a signal would."""
+    watch: Callable[[Stage, int], bool] | None = None
+    """Called after each step; true ends the rehearsal."""
+    keep_in: Path | None = None
+    """Folder for checkpoints, where the rehearsal saves."""
+    losses: list[float] = field(default_factory=list)
+    """Filled by the run: the loss of every update."""
+
+
+@dataclass
+class Step:
+    """One optimiser step: its 0-based `index`, 1-based `epoch`, and this rank's micro-batches."""
+
+    index: int
+    epoch: int
+    batches: list[dict]
+    _due: Callable[[float], bool]
+
+    def due(self, every: float) -> bool:
+        """Is this the last step of a stretch of `every` epochs, or of the whole run?"""
+        return self._due(every)
+
+
+class Run:
+    """One run of one recipe: settings, devices, folder, counters."""
+
+    def __init__(
+        self,
+        cfg: config.Config,
+        accelerator: Accelerator,
+        *,
+        folder: Path | None = None,
+        plan: Plan | None = None,
+        tracker: MetricsTracker | None = None,
+        console: Console | None = None,
+    ):
+        self.cfg, self.accelerator, self.folder, self.plan, self.tracker = cfg, accelerator, folder, plan, tracker
+        self.console = console or Console(quiet=True)
+        self.device, self.rank, self.world = accelerator.device, accelerator.process_index, accelerator.num_processes
+        self.precision = precision(cfg, accelerator)
+        self.signal: str | None = None  # set by the signal handler, read between steps
+        self.step = 0  # optimiser steps done in the present stage
+        self.skipped: list[int] = []  # steps whose loss or gradient was not finite
+        self.history: list[dict[str, float]] = []  # one row per evaluation
+        self.best: list[tuple[float, int]] = []  # (value, step) of the best evaluations, best first
+        self.seconds = 0.0  # spent training, over all resumes
+        self.checkpoints: checkpoint.Checkpoints | None = None
+        self._wrapped: tuple[nn.Module, nn.Module] | None = None
+        self._pending: list[tuple[int, list, list[str], Tensor, dict[str, float]]] = []
+        self._epoch_sums: dict[str, float] = {}
+        self._bad_in_a_row = 0
+        self._shown = ""
+        self._clock = time.monotonic()
+        self._last_rates: dict[str, float] = {}
+        self.current: Step | None = None
+        self.after_eval: Callable[[int], None] | None = None
+
+    # ---------------------------------------------------------------- data
+
+    def batches(self, data: Data, size: int | None = None) -> Iterator[dict]:
+        """The evaluation path over `data`: every sample once, in order, no random draw; each rank gets one stretch."""
+        size = size or self.cfg.train.eval_batch_size
+        n = len(data)
+        mine = range(self.rank * n // self.world, (self.rank + 1) * n // self.world)
+        keys = [[(-1, i) for i in mine[s : s + size]] for s in range(0, len(mine), size)]
+        return loader.batches(data, keys, seed=0, settings=config.Loader(workers=0), device=self.device)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Rows (n_rank, ...) of all ranks, in the order of the data set."""
+        if self.world == 1:
+            return tensor
+        sizes = self.accelerator.gather(torch.tensor([len(tensor)], device=self.device)).tolist()
+        padded = torch.zeros(max(sizes), *tensor.shape[1:], dtype=tensor.dtype, device=self.device)
+        padded[: len(tensor)] = tensor
+        rows = self.accelerator.gather(padded).split(max(sizes))
+        return torch.cat([r[:n] for r, n in zip(rows, sizes, strict=True)])
+
+    def train_data(self, stage: Stage) -> Data:
+        """The stage's training set, or what the plan leaves of it."""
+        data, plan = stage.data["train"], self.plan
+        if plan and (plan.samples is not None or plan.blank):
+            return View(data, plan.samples if plan.samples is not None else range(len(data)), blank=plan.blank)
+        return data
+
+    def total_steps(self, stage: Stage) -> int:
+        """Optimiser steps of the whole stage."""
+        if self.plan:
+            return self.plan.steps
+        t = self.cfg.train
+        return max(1, math.ceil(t.epochs * len(stage.data["train"]) / t.batch_size))
+
+    # ---------------------------------------------------------------- the loop
+
+    def steps(self, stage: Stage) -> Iterator[Step]:
+        """Optimiser steps from where the last checkpoint ends: order, seeds, rates, bar, logging, saving, clean stop."""
+        cfg, plan = self.cfg, self.plan
+        data, total = self.train_data(stage), self.total_steps(stage)
+        size = plan.batch_size if plan and plan.batch_size else cfg.train.batch_size
+        n = len(data)
+        stream = loader.Stream(n, cfg.run.seed, fixed=bool(plan and plan.fixed))
+        start = self._restore(stage)
+        training_modes(stage)
+        cuts = plan.sizes if plan and plan.sizes else cfg.train.accumulate
+
+        def cut(step: int) -> list:
+            keys = stream.keys(step * size, (step + 1) * size)
+            return loader.micro_batches(keys, rank=self.rank, world=self.world, sizes=cuts)
+
+        flat = (micro for step in range(start, total) for micro in cut(step))
+        fetched = loader.batches(data, flat, seed=cfg.run.seed, settings=cfg.loader, device=self.device)
+        per_step = len(cut(0))
+
+        self.console.start_bar(stage.name, total, start)
+        clock = self._clock = time.monotonic()
+        for index in range(start, total):
+            micro = [next(fetched) for _ in range(per_step)]
+            for optimizer in stage.optimizers.values():
+                optim.set_rates(optimizer, 1.0 if plan and plan.peak else optim.schedule(index, total, cfg.optim))
+            seeds.seed_global(cfg.run.seed, "model", index, self.rank)
+
+            def due(every: float, done: int = index + 1) -> bool:
+                if plan:
+                    return done in plan.due
+                return done == total or crosses(done, size, n * every)
+
+            self.current = Step(index, index * size // n + 1, micro, due)
+            yield self.current
+
+            self.step = index + 1
+            self.console.tick(self.step, lambda: self._shown)
+            last = self.step == total
+            if plan:
+                plan.losses += [float(p[3][0]) for p in self._pending]
+                self._pending = []
+                if plan.stop_after == self.step:
+                    self._save(stage)
+                    return
+                if plan.watch and plan.watch(stage, self.step):
+                    return
+                continue
+            stop = self._stop_asked()
+            if self.device.type == "cpu" or stop or last or self.step % cfg.run.log_every == 0:
+                self._flush(stage, size)
+            if self.folder and (stop or last or crosses(self.step, size, n * cfg.run.save_every)):
+                self.seconds += time.monotonic() - clock
+                clock = time.monotonic()
+                self._save(stage)
+            if stop:
+                self.close()
+                raise Interrupted(
+                    f"{stop} at step {self.step} of {total}: saved\n  next:         trainworthy resume {self.folder}"
+                )
+        self.console.end_bar()
+
+    def update(
+        self, stage: Stage, batches: list[dict], *, optimizer: str | None = None, loss: Callable | None = None
+    ) -> dict[str, Tensor]:
+        """One optimiser step on this rank's micro-batches; returns the means over the GLOBAL batch, still on the device.
+
+        Every term's sum is divided by its denominator over all micro-batches and all ranks, so that no cut of the batch
+        changes the gradient. The norm is measured before clipping; a non-finite step never reaches weights or moments.
+        """
+        name = optimizer or next(iter(stage.optimizers))
+        opt = stage.optimizers[name]
+        parameters = [p for g in opt.param_groups for p in g["params"]]
+        opt.zero_grad(set_to_none=True)
+
+        counts = self._global(_summed([stage.counts(b) for b in batches]))
+        objective = self._objective(stage, loss)
+        sums: dict[str, Tensor] = {}
+        for i, batch in enumerate(batches):
+            last = i == len(batches) - 1
+            with contextlib.nullcontext() if last or self.world == 1 else objective.no_sync():
+                terms = objective(batch)
+                mean = sum(s / _denominator(t, counts) for t, s in terms.items())
+                self.scaler.scale(mean * self.world).backward()  # DDP averages over ranks: undo it
+            for term, value in terms.items():
+                sums[term] = sums[term] + value.detach() if term in sums else value.detach()
+
+        self.scaler.unscale_(opt)
+        grads = [p.grad for p in parameters if p.grad is not None]
+        norm = nn.utils.get_total_norm(grads, foreach=True) if grads else torch.zeros((), device=self.device)
+        if math.isfinite(self.cfg.optim.clip) and grads:
+            nn.utils.clip_grads_with_norm_(parameters, self.cfg.optim.clip, norm, foreach=True)
+        means = {t: s / _denominator(t, counts) for t, s in self._global(sums).items()}
+        total = sum(means.values())
+        finite = torch.isfinite(norm) & torch.isfinite(total)
+        self._guarded_step(opt, finite)
+
+        values = {"loss": total, **(means if len(means) > 1 else {}), "grad_norm": norm, "bad": ~finite}
+        rates = {g.get("name", str(i)): g["lr"] for i, g in enumerate(opt.param_groups)}
+        rates = {"lr": next(iter(rates.values()))} if len(set(rates.values())) == 1 else {f"lr/{k}": v for k, v in rates.items()}
+        stacked = torch.stack([v.detach().float() for v in values.values()])
+        self._pending.append((self.step + 1, batches, list(values), stacked, rates))
+        return values
+
+    def _guarded_step(self, opt: torch.optim.Optimizer, finite: Tensor) -> None:
+        """Step unless non-finite. Zeroed gradients would still decay weights and move moments, so the step itself is skipped."""
+        if self.scaler.is_enabled():
+            if self.device.type != "cpu" or finite.item():
+                self.scaler.step(opt)  # skips by itself where a gradient overflowed
+            self.scaler.update()
+        elif self.device.type == "cpu" or not getattr(opt, "_step_supports_amp_scaling", False):
+            if finite.item():  # no sync on CPU; one on an accelerator for optimisers that cannot skip by themselves
+                opt.step()
+        else:
+            opt.grad_scale, opt.found_inf = None, (~finite).float()  # a fused kernel skips on the device, without a sync
+            opt.step()
+
+    # ---------------------------------------------------------------- evaluation
+
+    def evaluate(self, stage: Stage) -> dict[str, float]:
+        """The recipe's own evaluation of the validation set, in eval mode and without gradients; logged, best kept."""
+        if self.plan:
+            return self.measure(stage, stage.data["val"])
+        metrics = self.measure(stage, stage.data["val"])
+        self.log_eval(stage, metrics)
+        return metrics
+
+    def measure(self, stage: Stage, data: Data) -> dict[str, float]:
+        """`stage.evaluate` on `data` in eval mode, without gradients, every mode as it was afterwards."""
+        with evaluating(stage.model), self.autocast():
+            return stage.evaluate(stage.model, data)
+
+    def log_eval(self, stage: Stage, metrics: dict[str, float]) -> None:
+        """Record an evaluation of the weights as they are: files, line, best and N best."""
+        if self.plan:
+            return
+        step = self.step + 1  # called from inside the step's body
+        self._flush(stage, None)
+        if stage.metric.name not in metrics:
+            raise UserError("evaluate() does not return its stage's metric", got=", ".join(metrics), needed=stage.metric.name)
+        value = metrics[stage.metric.name]
+        steps = max(1, int(self._epoch_sums.pop("steps", 1)))
+        train = {k: v / steps for k, v in self._epoch_sums.items()}
+        self._epoch_sums = {}
+        epoch = round(step * self.cfg.train.batch_size / len(stage.data["train"]), 4)
+        row = {"epoch": epoch, "step": step, **{f"train/{k}": v for k, v in train.items()}, **{f"val/{k}": v for k, v in metrics.items()}}
+        self.history.append(row)
+        if self.tracker:
+            self.tracker.log_epoch(epoch=epoch, train=train, val=metrics,
+                                   extra={"global_step": step, **self._last_rates, "skipped_steps": len(self.skipped)})  # fmt: skip
+        ranked = sorted([*self.best, (value, step)], key=lambda b: (-b[0] if stage.metric.higher_is_better else b[0], b[1]))
+        self.best = ranked[: self.cfg.run.n_best]
+        if self.checkpoints and (value, step) in self.best and self.rank == 0:
+            info = {"metric": stage.metric.name, "value": value, "epoch": epoch}
+            self.checkpoints.save_best(step, stage.model, info, metric=stage.metric.name, best=[s for _, s in self.best])
+        mark = "  best so far" if self.best[0][1] == step else ""
+        shown = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items() if "/" not in k)
+        if self.after_eval:
+            self.after_eval(step)
+        self._clock = time.monotonic()  # the evaluation is not part of the next step's rate
+        self.console.say(f"  epoch {epoch:>6g}  train loss {train.get('loss', math.nan):.4f}  {shown}{mark}")
+
+    # ---------------------------------------------------------------- wrapping
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler:
+        """Loss scaling for fp16; does nothing in other precisions."""
+        if not hasattr(self, "_scaler"):
+            self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+        return self._scaler
+
+    def autocast(self):
+        """The forward's precision."""
+        return torch.autocast(self.device.type, dtype=AUTOCAST.get(self.precision), enabled=self.precision in AUTOCAST)
+
+    def _objective(self, stage: Stage, loss: Callable | None) -> nn.Module:
+        """One module whose forward IS the recipe's loss, wrapped once per stage for several processes."""
+        if loss is not None:
+            return _Objective(self, stage.model, loss)
+        if self._wrapped is None or self._wrapped[0] is not stage.model:
+            module: nn.Module = _Objective(self, stage.model, stage.loss)
+            if self.world > 1:
+                module = self.accelerator.prepare_model(module)
+            self._wrapped = (stage.model, module)
+        return self._wrapped[1]
+
+    def _global(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Values summed over ranks."""
+        if self.world == 1:
+            return values
+        stacked = torch.stack([torch.as_tensor(v, dtype=torch.float64 if self.device.type == "cpu" else torch.float32,
+                                               device=self.device) for v in values.values()])  # fmt: skip
+        dist.all_reduce(stacked)
+        return dict(zip(values, stacked.unbind(), strict=True))
+
+    # ---------------------------------------------------------------- logging and saving
+
+    def _flush(self, stage: Stage, size: int | None) -> None:
+        """Read back the metrics of the steps since the last time, in one transfer; judge and write them."""
+        if not self._pending:
+            return
+        rows = torch.stack([p[3] for p in self._pending]).tolist()
+        now = time.monotonic()
+        rate = len(rows) * (size or self.cfg.train.batch_size) / max(now - self._clock, 1e-9)
+        self._clock = now
+        for (step, batches, names, _, rates), numbers in zip(self._pending, rows, strict=True):
+            values = dict(zip(names, numbers, strict=True))
+            self._last_rates = rates
+            self._judge_finite(stage, step, batches, bad=values.pop("bad") > 0, loss=values["loss"], norm=values["grad_norm"])
+            if self.tracker:
+                self.tracker.log_step(step, **values, **rates, samples_per_sec=rate)
+            for k, v in values.items():
+                if math.isfinite(v):
+                    self._epoch_sums[k] = self._epoch_sums.get(k, 0.0) + v
+            self._epoch_sums["steps"] = self._epoch_sums.get("steps", 0.0) + 1
+            self._shown = f"loss {values['loss']:.4f}  {rate:.0f} samples/s"
+        self._pending = []
+
+    def _judge_finite(self, stage: Stage, step: int, batches: list[dict], *, bad: bool, loss: float, norm: float) -> None:
+        if not bad:
+            self._bad_in_a_row = 0
+            return
+        if self.scaler.is_enabled() and math.isfinite(loss):
+            return  # fp16 looks for its scale by overflowing; only a bad loss is news
+        self.skipped.append(step)
+        self._bad_in_a_row += 1
+        where = ""
+        if self.folder and self.rank == 0 and len(self.skipped) <= 20:
+            path = self.folder / "postmortem" / f"step-{step}.safetensors"
+            path.parent.mkdir(exist_ok=True)
+            tensors = {f"{i}/{k}": v.contiguous() for i, b in enumerate(batches) for k, v in b.items() if isinstance(v, Tensor)}
+            save_file(tensors, path)
+            where = f"; its batch is in {path}"
+        self.console.say(f"  step {step}: loss {loss:g}, gradient norm {norm:g}: skipped, weights untouched{where}")
+        if self._bad_in_a_row >= self.cfg.run.stop_after_bad:
+            if self.folder:
+                self._save(stage)
+                self.close()
+            raise Stop(
+                f"{self._bad_in_a_row} non-finite steps in a row (C17), the last at step {step}: the run stopped itself\n"
+                f"  the weights are those of the last finite step\n"
+                f"  likely cause: a rate too high, a division by zero or log(0) in the loss, non-finite values in the data\n"
+                f"  next:         look at the batch in {self.folder}/postmortem, then lower --optim.lr"
+            )
+
+    def _save(self, stage: Stage) -> None:
+        """A complete state by rank 0. What is a pure function of seed and step (order, draws, rates) needs no saving."""
+        if self.checkpoints is None:
+            return
+        if self.rank == 0:
+            state = {
+                "optimizers": {k: o.state_dict() for k, o in stage.optimizers.items()},
+                "stateful": {k: s.state_dict() for k, s in stage.state.items()},
+                "scaler": self.scaler.state_dict(),
+            }
+            info = {"stage": stage.name, "best": self.best, "history": self.history, "epoch_sums": self._epoch_sums,
+                    "skipped": self.skipped, "bad_in_a_row": self._bad_in_a_row, "seconds": self.seconds}  # fmt: skip
+            if self.tracker:
+                self.tracker.flush()
+            self.checkpoints.save(self.step, stage.model, state, info)
+        if self.plan:  # a rehearsal reads it back at once, on every rank
+            self.checkpoints.wait()
+            self.accelerator.wait_for_everyone()
+
+    def _restore(self, stage: Stage) -> int:
+        """Load the newest complete checkpoint of this stage, if there is one; returns the steps already done."""
+        folder = self.plan.keep_in if self.plan else self.folder
+        if folder is None:
+            return 0
+        self.checkpoints = checkpoint.Checkpoints(
+            folder / "checkpoints" / stage.name, keep=self.cfg.run.keep, n_best=self.cfg.run.n_best
+        )
+        newest = self.checkpoints.newest()
+        for name, why in self.checkpoints.damaged().items():
+            self.console.say(f"  passed over checkpoint {name}: {why}")
+        if self.tracker and newest is None:
+            self.tracker.truncate(after_step=0)
+        if newest is None:
+            return 0
+        model, state, info = self.checkpoints.load(newest)
+        checkpoint.load_into(stage.model, model, where=str(newest))
+        for name, optimizer in stage.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        for name, stateful in stage.state.items():
+            stateful.load_state_dict(state["stateful"][name])
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
+        self.best = [(value, step) for value, step in info["best"]]
+        self.history, self._epoch_sums, self.skipped = info["history"], info["epoch_sums"], info["skipped"]
+        self._bad_in_a_row, self.seconds, self.step = info["bad_in_a_row"], info["seconds"], info["step"]
+        if self.tracker:
+            self.tracker.truncate(after_step=info["step"])
+        self.console.say(f"  resumed from {newest.name} ({newest})")
+        return info["step"]
+
+    def _stop_asked(self) -> str | None:
+        """The signal that asks for a stop, agreed on by all ranks (they may see it at different steps)."""
+        if self.world == 1:
+            return self.signal
+        if self.step % (1 if self.device.type == "cpu" else self.cfg.run.log_every):
+            return None
+        asked = torch.tensor(float(self.signal is not None), device=self.device)
+        dist.all_reduce(asked)
+        return (self.signal or "a signal on another rank") if asked.item() else None
+
+    def close(self) -> None:
+        """End the bar, finish writing checkpoints and metrics."""
+        self.console.end_bar()
+        if self.checkpoints:
+            self.checkpoints.close()
+        if self.tracker:
+            self.tracker.close()
+
+
+class _Objective(nn.Module):
+    """A module whose forward is the recipe's loss: what DDP wraps, in the run's precision."""
+
+    def __init__(self, run: Run, model: nn.Module, loss: Callable):
+        super().__init__()
+        self.model, self._run, self._loss = model, run, loss
+
+    def forward(self, batch: dict) -> dict[str, Tensor]:
+        with self._run.autocast():
+            return self._loss(self.model, batch)
+
+
+def precision(cfg: config.Config, accelerator: Accelerator) -> str:
+    """fp32, bf16 or fp16: the setting, else what the launcher was told."""
+    asked = cfg.train.precision
+    if asked == "launcher":
+        asked = {"no": "fp32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
+    return asked
+
+
+def training_modes(stage: Stage) -> None:
+    """What trains is in train mode, what is frozen in eval mode (its dropout and batch norm must not move)."""
+    trained = {id(p) for p in stage.parameters().values()}
+    for parameter in stage.model.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
+    for module in stage.model.modules():
+        own = list(module.parameters())
+        module.training = not own or any(id(p) in trained for p in own)
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode and no gradients inside; every module's own mode restored after."""
+    modes = [(m, m.training) for m in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def crosses(step: int, size: int, stretch: float) -> bool:
+    """Does the `step`-th batch of `size` samples end or pass a multiple of `stretch` samples?"""
+    return math.floor(step * size / stretch + 1e-9) > math.floor((step - 1) * size / stretch + 1e-9)
+
+
+def _summed(counts: list[dict[str, float]]) -> dict[str, float]:
+    return {t: sum(c[t] for c in counts) for t in counts[0]}
+
+
+def _denominator(term: str, counts: dict[str, Any]) -> Any:
+    try:
+        return counts[term] if term in counts else counts["*"]
+    except KeyError:
+        raise UserError(f"the loss term '{term}' has no denominator", got=", ".join(counts),
+                        needed=f"'{term}' or '*' in what the stage's counts return") from None  # fmt: skip
+

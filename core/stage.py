@@ -1,0 +1,188 @@
+"""What core and its gates touch of a recipe: a `Stage` and the `Data` it reads. A recipe fills these and shows its loop."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import default_collate
+
+from core import seeds
+
+
+@dataclass
+class Field:
+    """What one entry of a sample is, so that data can be counted, checked for leaks and blanked without knowing the domain."""
+
+    role: str
+    """`input` (what the model reads), `target` (what it must predict), `group` (ids that must not be on both sides of a split)."""
+    classes: Sequence[str] | None = None
+    """Names of a categorical target's values, by index."""
+    low: float | None = None
+    high: float | None = None
+    """Valid range of the values, both ends included."""
+
+
+class Data:
+    """A map-style data set whose every random draw comes from the generator it is handed.
+
+    `fields` names the entries of a sample. Subclasses give `__len__` and `get`.
+    """
+
+    fields: dict[str, Field]
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+        """Sample `index`. With a generator: the training path, augmented by draws from it (or from torch's global generator,
+        which is seeded the same). With None: the evaluation path, no randomness at all."""
+        raise NotImplementedError
+
+    def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Samples to a batch; tensors are stacked along a new first axis."""
+        return default_collate(samples)
+
+
+@dataclass
+class View(Data):
+    """Some samples of another data set, or the same samples with one entry replaced; gates use it."""
+
+    data: Data
+    indices: Sequence[int]
+    blank: tuple[str, ...] = ()
+    """Fields replaced by zeros."""
+    swap: Sequence[int] | None = None
+    """Positions (into `indices`) whose input fields each sample gets instead of its own."""
+    draws: int | None = None
+    """Seed: the evaluation path then sees the training path's samples, with the draws of epoch 0."""
+
+    def __post_init__(self):
+        self.fields = self.data.fields
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+        sample = self._read(index, generator)
+        if self.swap is not None:
+            other = self._read(self.swap[index], generator)
+            sample = {**sample, **{k: other[k] for k, f in self.fields.items() if f.role == "input"}}
+        return {k: torch.zeros_like(torch.as_tensor(v)) if k in self.blank else v for k, v in sample.items()}
+
+    def _read(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+        if self.draws is not None and generator is None:
+            generator = seeds.seed_sample(self.draws, "sample", 0, index)
+        return self.data.get(self.indices[index], generator)
+
+    def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return self.data.collate(samples)
+
+
+@dataclass
+class Metric:
+    """What the best checkpoint is chosen by, and the question it answers."""
+
+    name: str
+    """Key in what `evaluate` returns."""
+    question: str
+    floor: float
+    """What knowing nothing scores (chance)."""
+    ceiling: float
+    """What a perfect model scores."""
+    higher_is_better: bool = True
+    best_known: str = ""
+    """The best result known for this task and data, with its source."""
+
+    def better(self, a: float, b: float) -> bool:
+        """Is `a` strictly better than `b`?"""
+        return a > b if self.higher_is_better else a < b
+
+
+@dataclass
+class Expect:
+    """What a healthy recipe does, where theory or measurement says so. A gate without its expectation skips and says so."""
+
+    initial_loss: float | None = None
+    """Loss per sample of the untrained model (softmax over N balanced classes: ln N)."""
+    loss_floor: float = 0.0
+    """Lowest loss the objective allows on the overfit batch (label smoothing's entropy)."""
+    overfit_steps: int = 120
+    """Steps within which eight fixed samples must be learnt."""
+    overfit_metric: float | None = None
+    """Value of the metric that the overfit batch must reach through the real evaluation (default: its ceiling)."""
+    frozen: tuple[str, ...] = ()
+    """Prefixes of parameter names that are frozen on purpose."""
+    no_gradient: tuple[str, ...] = ()
+    """Prefixes of trainable parameters that may stay without a gradient for a few steps (an unused head, an idle expert)."""
+    couplings: str = ""
+    """Why samples of a batch legitimately influence each other (contrastive loss); empty: they must not."""
+    random_loss: str = ""
+    """Why two forwards of one batch under one seed may differ; empty: they must not."""
+
+
+@dataclass
+class Tile:
+    """One thing to look at: a picture (H, W) or (H, W, 3) uint8, its caption, and for a prediction how good it is in [0, 1]."""
+
+    caption: str
+    image: Tensor | None = None
+    good: float | None = None
+
+
+@dataclass
+class Matrix:
+    """A table of numbers to look at: (rows, columns), shaded by row."""
+
+    values: Tensor
+    rows: Sequence[str]
+    columns: Sequence[str]
+    axes: tuple[str, str] = ("", "")
+
+
+def batch_size(batch: dict[str, Any]) -> int:
+    """Samples in a batch: the length of its first tensor."""
+    return next(v.shape[0] for v in batch.values() if isinstance(v, Tensor))
+
+
+@dataclass
+class Stage:
+    """One phase of training. Core wraps, counts, clips, saves and checks; the recipe says what and shows in which order."""
+
+    name: str
+    model: nn.Module
+    """Bare. Parameters in no optimiser are frozen."""
+    optimizers: dict[str, Optimizer]
+    data: dict[str, Data]
+    """`train` and `val`."""
+    loss: Callable[[nn.Module, dict], dict[str, Tensor]]
+    """(model, batch) -> {term: SUM over the batch}; pure given the batch: every draw is already in it."""
+    evaluate: Callable[[nn.Module, Data], dict[str, float]]
+    """(model, data) -> metrics over all ranks, through the path the user's number comes from."""
+    metric: Metric
+    counts: Callable[[dict], dict[str, float]] = lambda batch: {"*": batch_size(batch)}  # noqa: E731
+    """batch -> {term: denominator}, known BEFORE the forward; they are summed over the whole global batch. `"*"` stands for
+    every term not named. Default: samples."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """Saved, not optimised: anything with state_dict() and load_state_dict() (EMA, normaliser, replay)."""
+    expect: Expect = field(default_factory=Expect)
+    baselines: Callable[[], dict[str, dict[str, float]]] = dict
+    """-> {baseline: metrics}, shown beside the result."""
+    preview: Callable[[dict], list[Tile]] | None = None
+    """batch -> what its tensors say, decoded back: what the net sees just before the net."""
+    predict: Callable[[nn.Module, dict], list[Tile]] | None = None
+    """(model, batch) -> the prediction for each sample."""
+    figures: Callable[[nn.Module, Data], dict[str, Any]] | None = None
+    """(model, data) -> {title: list of Tiles, or a Matrix} for the report."""
+    export: Callable[[Path], None] | None = None
+    """Write what the ecosystem can load; default: model.safetensors."""
+    gates: list = field(default_factory=list)
+    """The domain's own gates, beside the core's."""
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Trained parameters by name: those in some optimiser."""
+        inside = {id(p) for o in self.optimizers.values() for g in o.param_groups for p in g["params"]}
+        return {n: p for n, p in self.model.named_parameters() if id(p) in inside}
