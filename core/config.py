@@ -120,6 +120,7 @@ class Config:
 
 def to_dict(cfg: Config) -> dict[str, Any]:
     """Nested plain values, as written to args.json."""
+
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return {k: plain(v) for k, v in value.items()}
@@ -155,7 +156,9 @@ def _coerce(value: Any, kind: Any, where: str) -> Any:
         return _coerce(value, next(a for a in args if a is not type(None)), where)
     if origin is Literal:
         if value not in args:
-            raise UserError(f"{where} has a value that is not offered", got=repr(value), needed=" | ".join(map(str, args)))
+            raise UserError(
+                f"{where} has a value that is not offered", got=repr(value), needed=" | ".join(map(str, args))
+            )
         return value
     if origin is tuple and isinstance(value, list):
         return tuple(value)
@@ -176,7 +179,9 @@ def unknown(what: str, name: str, known: typing.Iterable[str], **more: Any) -> U
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     tail = [k for k in known if k.split(".")[-1] == name.split(".")[-1]]
-    return UserError(f"unknown {what}", needed="one of: " + ", ".join(list(dict.fromkeys(tail + near)) or known), **more)
+    return UserError(
+        f"unknown {what}", needed="one of: " + ", ".join(list(dict.fromkeys(tail + near)) or known), **more
+    )
 
 
 def flags(cls: type, prefix: str = "") -> list[str]:
@@ -213,7 +218,9 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str) -> tuple[Conf
             raise unknown(f"setting --{name}", name, known, next=f"{prog} --help")
     import tyro
 
-    help_text = (module.__doc__ or "").strip() + f"\n\nPresets: --preset {' | '.join(presets)} (default tiny). --config FILE reads an args.json."
+    help_text = (
+        module.__doc__ or ""
+    ).strip() + f"\n\nPresets: --preset {' | '.join(presets)} (default tiny). --config FILE reads an args.json."
     return tyro.cli(module.Config, default=default, args=argv, prog=prog, description=help_text), preset
 
 
@@ -222,7 +229,9 @@ def read_args(path: Path, cls: type) -> Any:
     try:
         values = json.loads(path.read_text())
     except (OSError, json.JSONDecodeError) as error:
-        raise UserError(f"cannot read the settings in {path}", got=error, needed="an args.json of an earlier run") from None
+        raise UserError(
+            f"cannot read the settings in {path}", got=error, needed="an args.json of an earlier run"
+        ) from None
     if not isinstance(values, dict):
         raise UserError(f"cannot read the settings in {path}", got=type(values).__name__, needed="a JSON object")
     return from_dict(cls, values.get("settings", values), where=str(path))
@@ -232,20 +241,40 @@ def check_values(cfg: Config, *, processes: int, samples: int) -> None:
     """Combinations that cannot work, told before anything is built."""
     t, g = cfg.train, cfg.gates
     if t.batch_size < processes * t.accumulate:
-        raise UserError("--train.batch-size is too small to be cut", got=f"{t.batch_size} samples for {processes} "
-                        f"process(es) x {t.accumulate} micro-batch(es)", needed=f"at least {processes * t.accumulate}")
-    for name, value in (("train.epochs", t.epochs), ("train.batch-size", t.batch_size), ("train.accumulate", t.accumulate),
-                        ("train.eval-every", t.eval_every), ("train.eval-batch-size", t.eval_batch_size),
-                        ("run.save-every", cfg.run.save_every), ("optim.lr", cfg.optim.lr), ("optim.clip", cfg.optim.clip)):
+        raise UserError(
+            "--train.batch-size is too small to be cut",
+            got=f"{t.batch_size} samples for {processes} process(es) x {t.accumulate} micro-batch(es)",
+            needed=f"at least {processes * t.accumulate}",
+        )
+    for name, value in (
+        ("train.epochs", t.epochs),
+        ("train.batch-size", t.batch_size),
+        ("train.accumulate", t.accumulate),
+        ("train.eval-every", t.eval_every),
+        ("train.eval-batch-size", t.eval_batch_size),
+        ("run.save-every", cfg.run.save_every),
+        ("optim.lr", cfg.optim.lr),
+        ("optim.clip", cfg.optim.clip),
+    ):
         if not value > 0:
             raise UserError(f"--{name} must be positive", got=value, needed="> 0")
     if cfg.run.keep < 2:
-        raise UserError("--run.keep is too small", got=cfg.run.keep, needed=">= 2, so that one good checkpoint always remains")
+        raise UserError(
+            "--run.keep is too small", got=cfg.run.keep, needed=">= 2, so that one good checkpoint always remains"
+        )
     if not 0 <= cfg.optim.warmup < 1 or not 0 <= cfg.optim.decay <= 1:
-        raise UserError("--optim.warmup and --optim.decay are shares of the run", got=(cfg.optim.warmup, cfg.optim.decay), needed="[0, 1)")
+        raise UserError(
+            "--optim.warmup and --optim.decay are shares of the run",
+            got=(cfg.optim.warmup, cfg.optim.decay),
+            needed="[0, 1)",
+        )
     if g.waive and not g.because.strip():
-        raise UserError("a waived gate needs a reason", got=f"--gates.waive {' '.join(g.waive)}",
-                        needed='--gates.because "..."', cause="the reason is printed in the report and on the card")
+        raise UserError(
+            "a waived gate needs a reason",
+            got=f"--gates.waive {' '.join(g.waive)}",
+            needed='--gates.because "..."',
+            cause="the reason is printed in the report and on the card",
+        )
     if samples < 2:
         raise UserError("the training set is too small", got=f"{samples} sample(s)", needed="2 or more")
 
@@ -260,4 +289,3 @@ def take(argv: list[str], flag: str) -> tuple[list[str], str | None]:
         if word.startswith(flag + "="):
             return argv[:i] + argv[i + 1 :], word.split("=", 1)[1]
     return argv, None
-

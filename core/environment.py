@@ -51,7 +51,7 @@ def assert_processes(got: int) -> None:
     if asked and int(asked) != got:
         raise UserError(
             "the launcher did not start as many processes as asked for", got=f"{got} process(es)", needed=f"{asked}",
-            cause="accelerate's --cpu and MULTI_CPU run a single process; --multi_gpu without devices needs ACCELERATE_USE_CPU=true",
+            cause="accelerate's --cpu and MULTI_CPU run one process; --multi_gpu on CPU needs ACCELERATE_USE_CPU=true",
             next=f"trainworthy run RECIPE -n {asked}",
         )  # fmt: skip
 

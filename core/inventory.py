@@ -15,7 +15,9 @@ from torch.nn import functional as F
 from core.stage import Data
 
 SIDE = 32  # pictures are pooled to at most SIDE x SIDE before they are compared
-NEAR = 0.985  # cosine of centred contents; highest seen between different MNIST digits: 0.980, lowest with 5% noise: 0.981
+NEAR = (
+    0.985  # cosine of centred contents; highest seen between different MNIST digits: 0.980, lowest with 5% noise: 0.981
+)
 
 
 @dataclass
@@ -60,7 +62,11 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
                 plain = value if isinstance(value, str) else value.item() if value.ndim == 0 else None
                 (found.targets if spec.role == "target" else found.groups).setdefault(key, []).append(plain)
         found.hashes.append(digest.hexdigest())
-        parts = [torch.as_tensor(sample[k]) for k, s in data.fields.items() if s.role == "input" and not isinstance(sample[k], str)]
+        parts = [
+            torch.as_tensor(sample[k])
+            for k, s in data.fields.items()
+            if s.role == "input" and not isinstance(sample[k], str)
+        ]
         if parts:
             contents.append(torch.cat([_pooled(p) for p in parts]))
             columns.append(torch.cat([p.flatten().float() for p in parts])[:4096])
@@ -108,7 +114,11 @@ class _Stats:
             ).numpy()
 
     def report(self) -> dict[str, Any]:
-        out: dict[str, Any] = {"dtype": " ".join(self.dtypes), "shapes": len(self.shapes), "non_finite_samples": self.bad}
+        out: dict[str, Any] = {
+            "dtype": " ".join(self.dtypes),
+            "shapes": len(self.shapes),
+            "non_finite_samples": self.bad,
+        }
         sizes = sorted(self.shapes.elements())
         if sizes:
             out["shape"] = {"min": list(sizes[0]), "median": list(sizes[len(sizes) // 2]), "max": list(sizes[-1])}
@@ -140,7 +150,7 @@ def histogram(targets: list, classes: list[str] | None) -> dict[str, Any]:
 
 def overlap(train: Scan, val: Scan) -> dict[str, Any]:
     """Samples of `val` that stand in `train`: by exact content, by near content (cosine >= NEAR), by group."""
-    where = {h: i for h, i in zip(train.hashes, train.indices, strict=True)}
+    where = dict(zip(train.hashes, train.indices, strict=True))
     exact = [(v, where[h]) for h, v in zip(val.hashes, val.indices, strict=True) if h in where]
     out: dict[str, Any] = {"exact": len(exact), "exact_pairs": exact[:20], "near": None, "near_pairs": [], "groups": {}}
     if train.contents is not None and val.contents is not None and train.contents.shape[1] == val.contents.shape[1]:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import sys
@@ -24,7 +25,7 @@ from core import config, environment, gates, inventory, ledger
 from core import recipe as recipes
 from core.checkpoint import load_into, load_weights, save_weights, weights
 from core.console import Console, table
-from core.errors import DONE, INTERRUPTED, GateFailed, Interrupted, Stop, UserError
+from core.errors import DONE, GateFailed, Interrupted, Stop, UserError
 from core.metrics import MetricsTracker
 from core.run import Plan, Run, evaluating, precision
 from core.stage import Stage, Tile, View
@@ -64,21 +65,23 @@ def main(target: str | None = None, argv: list[str] | None = None) -> None:
             kind = {2: "error", 3: "stopped before training", 4: "stopped", 5: "interrupted"}[stop.exit_code]
             print(f"\n{kind}: {stop}" if kind != "error" else f"{kind}: {stop}", file=sys.stderr, flush=True)
         code = stop.exit_code
-    except KeyboardInterrupt:
-        print("\ninterrupted before training began: nothing to save", file=sys.stderr, flush=True)
-        code = INTERRUPTED
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+    if note := os.environ.get("TRAINWORTHY_EXIT"):  # `trainworthy -n` passes our code on; launchers would make it 1
+        if os.environ.get("RANK", "0") == "0":
+            Path(note).write_text(str(code))
+        code = DONE
     sys.exit(code)
 
 
 def command(argv: list[str]) -> None:
     """Dispatch on the first word."""
-    if not argv or argv[0] in ("-h", "--help"):
-        raise UserError("which recipe?" if not argv else "help", next=USAGE) if not argv else SystemExit(print(USAGE))
-    verb = argv[0] if argv[0] in ("run", "check", "resume") else "run"
-    rest = argv[1:] if argv[0] == verb else argv
+    if argv and argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return
+    verb = argv[0] if argv[:1] and argv[0] in ("run", "check", "resume") else "run"
+    rest = argv[1:] if argv[:1] == [verb] else argv
     if not rest:
         raise UserError(f"{verb} what?", next=USAGE)
     {"run": run, "check": check, "resume": resume}[verb](rest)
@@ -90,10 +93,10 @@ def run(argv: list[str]) -> None:
     loaded = recipes.load(argv[0])
     cfg, preset = config.parse(loaded.module, argv[1:], prog=f"trainworthy run {argv[0]}")
     session = open_session(loaded, cfg, preset, argv)
-    with session_lock(session):
+    with session_lock(session), Interrupts(session.folder) as interrupts:
         write_start(session)
         prove(session, only=(), deep=False)
-        train(session)
+        train(session, interrupts)
 
 
 def check(argv: list[str]) -> None:
@@ -130,9 +133,9 @@ def resume(argv: list[str]) -> None:
                         needed="the same sources, or your word that it does not matter",
                         next=f"trainworthy resume {folder} --force")  # fmt: skip
     session = open_session(loaded, cfg, saved["preset"], saved["argv"], folder=folder)
-    with session_lock(session):
+    with session_lock(session), Interrupts(session.folder) as interrupts:
         prove(session, only=(), deep=False)
-        train(session)
+        train(session, interrupts)
 
 
 # ------------------------------------------------------------------------------------------------------- start of a run
@@ -164,7 +167,11 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
                             next="choose another place with --run.out FOLDER") from None  # fmt: skip
     if accelerator.num_processes > 1:
         accelerator.wait_for_everyone()
-    devices = f"{accelerator.num_processes} x {accelerator.device.type}" if accelerator.num_processes > 1 else str(accelerator.device)
+    devices = (
+        f"{accelerator.num_processes} x {accelerator.device.type}"
+        if accelerator.num_processes > 1
+        else str(accelerator.device)
+    )
     console.say(f"{loaded.id} · {preset} · seed {cfg.run.seed} · {devices} · {precision(cfg, accelerator)}")
     return Session(loaded, cfg, preset, accelerator, console, folder, argv)
 
@@ -228,9 +235,10 @@ def prove(session: Session, *, only: tuple[str, ...], deep: bool) -> None:
                                    device=str(s.accelerator.device.type), precision=precision(cfg, s.accelerator))  # fmt: skip
         use_ledger = cfg.gates.remember and "checks" not in s.folder.parts
         known = ledger.read(mark) if use_ledger else {}
-        s.console.say(f"data   {counts}\ngates  {'remembered where proved before' if known else 'proving, before the budget is spent'}")
-        again = ["trainworthy", "check", *(a for a in s.argv)]
-        proof = gates.Proof(cfg, s.accelerator, maker, s.recipe.module.train, s.folder, scans, report, " ".join(again), deep)
+        s.console.say(f"data   {counts}\ngates  before the budget is spent")
+        half = os.environ.get("TRAINWORTHY_HALF")
+        proof = gates.Proof(cfg, s.accelerator, maker, s.recipe.module.train, s.folder, scans, report, s.argv, deep,
+                            Path(half) if half else None)  # fmt: skip
         verdicts = gates.run_gates(stage_gates, proof, known=known, console=s.console)
         failed = [v for v in verdicts if v.blocks]
         if s.main:
@@ -246,13 +254,14 @@ def prove(session: Session, *, only: tuple[str, ...], deep: bool) -> None:
             raise GateFailed(
                 f"{len(failed)} of {len(verdicts)} gates failed, first: {first.id} ({first.rows})\n"
                 f"  evidence:     {s.folder}/gates.json and {s.folder}/gates/{first.id}/\n"
-                f"  try again:    {' '.join(again)} --only {first.id}"
+                f"  try again:    {shlex.join(['trainworthy', 'check', *s.argv, '--only', first.id])}"
             )
-        s.console.say(f"       {passed} of {len(verdicts)} gates passed{extra}, {seconds:.1f} s")
+        if not all(v.remembered for v in verdicts):
+            s.console.say(f"       {passed} of {len(verdicts)} gates passed{extra}, {seconds:.1f} s")
 
 
 # ------------------------------------------------------------------------------------------------------------- training
-def train(session: Session) -> None:
+def train(session: Session, interrupts: "Interrupts") -> None:
     """Every stage from its seed or its newest checkpoint; then evaluation, export, report."""
     s, cfg = session, session.cfg
     from core import report
@@ -261,21 +270,26 @@ def train(session: Session) -> None:
     for make_stage in s.recipe.module.STAGES:
         tracker = MetricsTracker(s.folder, use_tensorboard=cfg.run.tensorboard) if s.main else None
         one = Run(cfg, s.accelerator, folder=s.folder, tracker=tracker, console=s.console)
-        with signals(one):
-            stage = gates.build(one, lambda run, m=make_stage, p=previous: m(cfg, run, p))
-            s.console.say(f"train  {one.total_steps(stage):,} steps of {cfg.train.batch_size}, {cfg.train.epochs:g} epochs, into {s.folder}")
-            watcher = Watcher(one, stage)
-            one.after_eval = watcher.look
-            watcher.before()
-            s.recipe.module.train(cfg, one, stage)
-            one.console.end_bar()
-            if one.checkpoints:
-                one.checkpoints.wait()
+        stage = gates.build(one, lambda run, m=make_stage, p=previous: m(cfg, run, p))
+        steps = one.total_steps(stage)
+        s.console.say(
+            f"train  {steps:,} steps of {cfg.train.batch_size} samples, {cfg.train.epochs:g} epochs, into {s.folder}"
+        )
+        watcher = Watcher(one, stage)
+        one.after_eval = watcher.look
+        watcher.before()
+        interrupts.run = one
+        s.recipe.module.train(cfg, one, stage)
+        interrupts.run = None
+        one.console.end_bar()
+        one.checkpoints.wait()
         previous = stage
     result = finish(s, one, stage)
     one.close()
     if s.main:
-        s.console.say(f"\nresult {stage.metric.question}  ({cfg.run.export} weights, {len(stage.data['val']):,} held-out samples)")
+        s.console.say(
+            f"\nresult {stage.metric.question}  ({cfg.run.export} weights, {len(stage.data['val']):,} held-out samples)"
+        )
         s.console.say(table(result["table"]))
         path = report.write(s.folder)
         s.console.say(f"\nreport {path}\ncard   {s.folder / 'card.md'}\nexport {s.folder / 'export'}")
@@ -322,21 +336,27 @@ class Watcher:
         path.write_text("\n".join(rows) + "\n")
 
 
-@contextlib.contextmanager
-def signals(run: Run) -> Iterator[None]:
-    """SIGTERM and Ctrl-C ask for a stop at the end of the step; a second Ctrl-C ends at once."""
+class Interrupts:
+    """SIGTERM and Ctrl-C: while a run trains they ask it to save and stop after the step; before that they end the process.
+    A second Ctrl-C does not wait."""
 
-    def ask(number: int, _frame) -> None:
-        if run.signal and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        run.signal = signal.Signals(number).name
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.run: Run | None = None
 
-    before = {n: signal.signal(n, ask) for n in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    def __enter__(self) -> "Interrupts":
+        self._before = {n: signal.signal(n, self._ask) for n in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _ask(self, number: int, _frame) -> None:
+        name = signal.Signals(number).name
+        if self.run is None or (self.run.signal and number == signal.SIGINT):
+            raise Interrupted(f"{name}: not at a step boundary\n  next:         trainworthy resume {self.folder}")
+        self.run.signal = name
 
 
 def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:

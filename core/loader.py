@@ -93,7 +93,9 @@ def batches(data: Data, keys, *, seed: int, settings: config.Loader, device: tor
         # A fork run by path cannot be imported again in a fresh process, so workers are forked where the system can.
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         worker_init_fn=_one_thread if workers else None,
-        generator=torch.Generator().manual_seed(0),  # torch draws a base seed for its workers; ours are seeded per sample
+        generator=torch.Generator().manual_seed(
+            0
+        ),  # torch draws a base seed for its workers; ours are seeded per sample
     )
     for batch in loader:
         yield to_device(batch, device)

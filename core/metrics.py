@@ -4,7 +4,7 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 class MetricsTracker:
@@ -17,7 +17,7 @@ class MetricsTracker:
     def __init__(self, out_dir: str | Path, run_name: str = "", use_tensorboard: bool = True):
         self.out_dir = Path(out_dir)
         self.out_dir.mkdir(parents=True, exist_ok=True)
-        self._files = {name: open(self.out_dir / f"{name}_metrics.jsonl", "a") for name in ("step", "epoch")}
+        self._files = {name: self._open(name) for name in ("step", "epoch")}
         self._tb = None
         if use_tensorboard:
             from tensorboard.compat.proto.event_pb2 import Event
@@ -26,6 +26,9 @@ class MetricsTracker:
 
             self._tb = EventFileWriter(str(self.out_dir / "tb" / run_name))
             self._Event, self._Summary = Event, Summary
+
+    def _open(self, name: str) -> TextIO:
+        return open(self.out_dir / f"{name}_metrics.jsonl", "a")
 
     def log_step(self, step: int, **values: float) -> None:
         """One row per optimiser step, tagged `step/<name>`."""
@@ -44,7 +47,9 @@ class MetricsTracker:
         words = {k: (v if not isinstance(v, float) or math.isfinite(v) else str(v)) for k, v in row.items()}
         self._files[name].write(json.dumps({"step": step, **words}) + "\n")
         if self._tb:  # one event with all values: five separate scalars cost 66 us a step
-            scalars = [self._Summary.Value(tag=k, simple_value=v) for k, v in row.items() if isinstance(v, (int, float))]
+            scalars = [
+                self._Summary.Value(tag=k, simple_value=v) for k, v in row.items() if isinstance(v, (int, float))
+            ]
             self._tb.add_event(self._Event(wall_time=time.time(), step=step, summary=self._Summary(value=scalars)))
 
     def truncate(self, *, after_step: int) -> None:
@@ -55,7 +60,7 @@ class MetricsTracker:
             rows = [line for line in path.read_text().splitlines() if _step_of(line) <= after_step]
             file.close()
             path.write_text("".join(r + "\n" for r in rows))
-            self._files[name] = open(path, "a")
+            self._files[name] = self._open(name)
 
     def flush(self) -> None:
         for file in self._files.values():

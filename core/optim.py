@@ -18,7 +18,7 @@ def decay_groups(parameters: dict[str, nn.Parameter], weight_decay: float) -> li
     decay = {n: p for n, p in parameters.items() if p.ndim >= 2}
     rest = {n: p for n, p in parameters.items() if p.ndim < 2}
     groups = [("decay", decay, weight_decay), ("no_decay", rest, 0.0)]
-    return [dict(name=name, params=list(ps.values()), weight_decay=wd) for name, ps, wd in groups if ps]
+    return [{"name": name, "params": list(ps.values()), "weight_decay": wd} for name, ps, wd in groups if ps]
 
 
 def make_optimizer(model: nn.Module, settings: config.Optim) -> Optimizer:

@@ -50,7 +50,9 @@ def recipes() -> list[Entry]:
 def is_recipe(path: Path) -> bool:
     """Does the file assign STAGES at its top level?"""
     tree = ast.parse(path.read_text())
-    return any(isinstance(n, ast.Assign) and any(getattr(t, "id", "") == "STAGES" for t in n.targets) for n in tree.body)
+    return any(
+        isinstance(n, ast.Assign) and any(getattr(t, "id", "") == "STAGES" for t in n.targets) for n in tree.body
+    )
 
 
 def find(name: str) -> Entry:

@@ -237,7 +237,11 @@ class Run:
 
         values = {"loss": total, **(means if len(means) > 1 else {}), "grad_norm": norm, "bad": ~finite}
         rates = {g.get("name", str(i)): g["lr"] for i, g in enumerate(opt.param_groups)}
-        rates = {"lr": next(iter(rates.values()))} if len(set(rates.values())) == 1 else {f"lr/{k}": v for k, v in rates.items()}
+        rates = (
+            {"lr": next(iter(rates.values()))}
+            if len(set(rates.values())) == 1
+            else {f"lr/{k}": v for k, v in rates.items()}
+        )
         stacked = torch.stack([v.detach().float() for v in values.values()])
         self._pending.append((self.step + 1, batches, list(values), stacked, rates))
         return values
@@ -252,7 +256,10 @@ class Run:
             if finite.item():  # no sync on CPU; one on an accelerator for optimisers that cannot skip by themselves
                 opt.step()
         else:
-            opt.grad_scale, opt.found_inf = None, (~finite).float()  # a fused kernel skips on the device, without a sync
+            opt.grad_scale, opt.found_inf = (
+                None,
+                (~finite).float(),
+            )  # a fused kernel skips on the device, without a sync
             opt.step()
 
     # ---------------------------------------------------------------- evaluation
@@ -277,28 +284,40 @@ class Run:
         step = self.step + 1  # called from inside the step's body
         self._flush(stage, None)
         if stage.metric.name not in metrics:
-            raise UserError("evaluate() does not return its stage's metric", got=", ".join(metrics), needed=stage.metric.name)
+            raise UserError(
+                "evaluate() does not return its stage's metric", got=", ".join(metrics), needed=stage.metric.name
+            )
         value = metrics[stage.metric.name]
         steps = max(1, int(self._epoch_sums.pop("steps", 1)))
         train = {k: v / steps for k, v in self._epoch_sums.items()}
         self._epoch_sums = {}
-        epoch = round(step * self.cfg.train.batch_size / len(stage.data["train"]), 4)
-        row = {"epoch": epoch, "step": step, **{f"train/{k}": v for k, v in train.items()}, **{f"val/{k}": v for k, v in metrics.items()}}
+        passed = step * self.cfg.train.batch_size / len(stage.data["train"])
+        epoch = round(passed, 1 if passed >= 1 else 3)
+        row = {
+            "epoch": epoch,
+            "step": step,
+            **{f"train/{k}": v for k, v in train.items()},
+            **{f"val/{k}": v for k, v in metrics.items()},
+        }
         self.history.append(row)
         if self.tracker:
             self.tracker.log_epoch(epoch=epoch, train=train, val=metrics,
                                    extra={"global_step": step, **self._last_rates, "skipped_steps": len(self.skipped)})  # fmt: skip
-        ranked = sorted([*self.best, (value, step)], key=lambda b: (-b[0] if stage.metric.higher_is_better else b[0], b[1]))
+        ranked = sorted(
+            [*self.best, (value, step)], key=lambda b: (-b[0] if stage.metric.higher_is_better else b[0], b[1])
+        )
         self.best = ranked[: self.cfg.run.n_best]
         if self.checkpoints and (value, step) in self.best and self.rank == 0:
             info = {"metric": stage.metric.name, "value": value, "epoch": epoch}
-            self.checkpoints.save_best(step, stage.model, info, metric=stage.metric.name, best=[s for _, s in self.best])
+            self.checkpoints.save_best(
+                step, stage.model, info, metric=stage.metric.name, best=[s for _, s in self.best]
+            )
         mark = "  best so far" if self.best[0][1] == step else ""
         shown = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items() if "/" not in k)
         if self.after_eval:
             self.after_eval(step)
         self._clock = time.monotonic()  # the evaluation is not part of the next step's rate
-        self.console.say(f"  epoch {epoch:>6g}  train loss {train.get('loss', math.nan):.4f}  {shown}{mark}")
+        self.console.say(f"  epoch {epoch:>5g}  train loss {train.get('loss', math.nan):.4f}  {shown}{mark}")
 
     # ---------------------------------------------------------------- wrapping
 
@@ -346,7 +365,9 @@ class Run:
         for (step, batches, names, _, rates), numbers in zip(self._pending, rows, strict=True):
             values = dict(zip(names, numbers, strict=True))
             self._last_rates = rates
-            self._judge_finite(stage, step, batches, bad=values.pop("bad") > 0, loss=values["loss"], norm=values["grad_norm"])
+            self._judge_finite(
+                stage, step, batches, bad=values.pop("bad") > 0, loss=values["loss"], norm=values["grad_norm"]
+            )
             if self.tracker:
                 self.tracker.log_step(step, **values, **rates, samples_per_sec=rate)
             for k, v in values.items():
@@ -356,7 +377,9 @@ class Run:
             self._shown = f"loss {values['loss']:.4f}  {rate:.0f} samples/s"
         self._pending = []
 
-    def _judge_finite(self, stage: Stage, step: int, batches: list[dict], *, bad: bool, loss: float, norm: float) -> None:
+    def _judge_finite(
+        self, stage: Stage, step: int, batches: list[dict], *, bad: bool, loss: float, norm: float
+    ) -> None:
         if not bad:
             self._bad_in_a_row = 0
             return
@@ -368,7 +391,9 @@ class Run:
         if self.folder and self.rank == 0 and len(self.skipped) <= 20:
             path = self.folder / "postmortem" / f"step-{step}.safetensors"
             path.parent.mkdir(exist_ok=True)
-            tensors = {f"{i}/{k}": v.contiguous() for i, b in enumerate(batches) for k, v in b.items() if isinstance(v, Tensor)}
+            tensors = {
+                f"{i}/{k}": v.contiguous() for i, b in enumerate(batches) for k, v in b.items() if isinstance(v, Tensor)
+            }
             save_file(tensors, path)
             where = f"; its batch is in {path}"
         self.console.say(f"  step {step}: loss {loss:g}, gradient norm {norm:g}: skipped, weights untouched{where}")
@@ -510,4 +535,3 @@ def _denominator(term: str, counts: dict[str, Any]) -> Any:
     except KeyError:
         raise UserError(f"the loss term '{term}' has no denominator", got=", ".join(counts),
                         needed=f"'{term}' or '*' in what the stage's counts return") from None  # fmt: skip
-

@@ -163,7 +163,7 @@ class Stage:
     evaluate: Callable[[nn.Module, Data], dict[str, float]]
     """(model, data) -> metrics over all ranks, through the path the user's number comes from."""
     metric: Metric
-    counts: Callable[[dict], dict[str, float]] = lambda batch: {"*": batch_size(batch)}  # noqa: E731
+    counts: Callable[[dict], dict[str, float]] = lambda batch: {"*": batch_size(batch)}
     """batch -> {term: denominator}, known BEFORE the forward; they are summed over the whole global batch. `"*"` stands for
     every term not named. Default: samples."""
     state: dict[str, Any] = field(default_factory=dict)

@@ -5,7 +5,6 @@ the likely causes in order and the next command.
 """
 
 import json
-import shlex
 import time
 import traceback
 from collections.abc import Callable
@@ -91,8 +90,11 @@ class Proof:
     folder: Path
     scans: dict[str, inventory.Scan]
     data_report: dict[str, Any]
-    command: str = "trainworthy check RECIPE"
+    argv: list[str] = field(default_factory=list)
+    """Recipe and settings as the user gave them; gates that need a new process start it with these."""
     deep: bool = False
+    half_in: Path | None = None
+    """Set in the process that a deep resume gate starts: train the first half into this folder, no more."""
     memo: dict[str, Any] = field(default_factory=dict)
 
     def build(self, plan: Plan) -> tuple[Run, Stage]:
@@ -155,6 +157,13 @@ def run_gates(gates: list[Gate], proof: Proof, *, known: dict[str, dict], consol
     """Prove each gate in order, print its verdict as it comes, keep a repro of what failed. Goes on after a failure: the
     other verdicts help to find the cause."""
     verdicts, cfg = [], proof.cfg
+    if known and all(one.id in known for one in gates):
+        verdicts = [Verdict(**{**known[one.id], "seconds": 0.0}) for one in gates]
+        console.say(
+            f"  all {len(gates)} proved {verdicts[0].remembered} for exactly this recipe, data and environment",
+            style="green",
+        )
+        return verdicts
     for one in gates:
         started = time.monotonic()
         if one.id in known:
@@ -211,18 +220,18 @@ def _keep_repro(verdict: Verdict, finding: Finding, proof: Proof) -> None:
         save_file(tensors, folder / "batch.safetensors")
         from core.pictures import contact_sheet
 
-        run, stage = proof.build(Plan(steps=1))
+        _, stage = proof.build(Plan(steps=1))
         if stage.preview:
             contact_sheet(stage.preview({k: v.cpu() for k, v in tensors.items()}), folder / "batch.png")
-    again = f"{proof.command} --only {verdict.id}"
+    again = ["check", *proof.argv, "--only", verdict.id]
     (folder / "repro.py").write_text(
         f'"""{verdict.title}: {verdict.measured} (needed: {verdict.needed})."""\n'
         "import subprocess\nimport sys\nfrom pathlib import Path\n\n"
         "from safetensors.torch import load_file\n\n"
         'batch = Path(__file__).with_name("batch.safetensors")\n'
-        'for name, tensor in (load_file(batch) if batch.exists() else {}).items():\n'
+        "for name, tensor in (load_file(batch) if batch.exists() else {}).items():\n"
         "    print(name, tuple(tensor.shape), tensor.dtype, tensor.float().min().item(), tensor.float().max().item())\n"
-        f'sys.exit(subprocess.run([sys.executable, "-m", "core.launch", *{shlex.split(again)[1:]!r}]).returncode)\n'
+        f'sys.exit(subprocess.run([sys.executable, "-m", "core.launch", *{again!r}]).returncode)\n'
     )
 
 
@@ -243,7 +252,9 @@ def _show(v: Verdict, console: Console) -> None:
 def write(path: Path, verdicts: list[Verdict], **more: Any) -> None:
     """gates.json."""
     cost = round(sum(v.seconds for v in verdicts), 2)
-    path.write_text(json.dumps({"gates": [asdict(v) for v in verdicts], "seconds": cost, **more}, indent=1, default=str))
+    path.write_text(
+        json.dumps({"gates": [asdict(v) for v in verdicts], "seconds": cost, **more}, indent=1, default=str)
+    )
 
 
 def __getattr__(name: str):

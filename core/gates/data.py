@@ -7,11 +7,11 @@ from torch import Tensor
 
 from core import inventory
 from core.gates import Finding, Proof, fetch, gate, pick
-from core.run import Plan, evaluating
+from core.run import Plan, Run, evaluating
 from core.stage import Stage
 
 
-@gate("schema", rows="L8 C7", title="two samples make a batch, the same each time, and the loss reads it")
+@gate("schema", rows="C7", title="two samples make a batch, the same each time, and the loss reads it")
 def schema(proof: Proof) -> Finding:
     """Shapes, dtypes and names agree over samples and splits; a sample depends on nothing but its key; loss, counts and
     evaluation return what core reads."""
@@ -35,7 +35,9 @@ def schema(proof: Proof) -> Finding:
         for key, value in first.items():
             if isinstance(value, Tensor) and value.shape[:1] != (2,):
                 wrong.append(f"{name}: '{key}' of two samples has shape {tuple(value.shape)}")
-            if isinstance(value, Tensor) and (value.dtype != plain[key].dtype or value.shape[1:] != plain[key].shape[1:]):
+            if isinstance(value, Tensor) and (
+                value.dtype != plain[key].dtype or value.shape[1:] != plain[key].shape[1:]
+            ):
                 wrong.append(f"{name}: '{key}' is {value.dtype} {tuple(value.shape[1:])} in training, "
                              f"{plain[key].dtype} {tuple(plain[key].shape[1:])} in evaluation")  # fmt: skip
         again_plain = fetch(data, two, None, run.device)
@@ -79,12 +81,11 @@ def _few(stage: Stage):
     return View(stage.data["val"], range(min(16, len(stage.data["val"]))))
 
 
-@gate("data", rows="C7", title="the data are what the recipe says they are")
+@gate("data", rows="C7 V1", title="the data are what the recipe says they are")
 def inventory_gate(proof: Proof) -> Finding:
     """Invalid labels, missing classes, values outside the declared range or not finite, empty or constant inputs, and a single
     input entry that gives the target away."""
     wrong: list[str] = []
-    worst = None
     run, stage = proof.build(Plan(steps=1))
     for name, scan in proof.scans.items():
         for key, found in scan.fields.items():
@@ -106,6 +107,7 @@ def inventory_gate(proof: Proof) -> Finding:
     best = proof.data_report.get("best_single_input")
     if best and best["accuracy"] > 0.9:
         wrong.append(f"entry {best['entry']} of the input alone gives the target with {best['accuracy']:.0%}")
+    wrong += _paths_differ(run, stage, proof.cfg.run.seed)
     counts = ", ".join(f"{s.total:,} {n}" for n, s in proof.scans.items())
     classes = next((f["per_class"] for s in proof.scans.values() for f in s.fields.values() if "per_class" in f), None)
     spread = f", per class {classes['min']}-{classes['max']}" if classes else ""
@@ -113,8 +115,27 @@ def inventory_gate(proof: Proof) -> Finding:
         not wrong, "; ".join(wrong) if wrong else counts + spread,
         "valid labels, every class in both splits, finite values in range, inputs that vary, no entry that is the target",
         "read data.json: a loader that scales, casts or decodes wrongly\nlabels that start at 1, or a class folder missing\n"
-        "the target was written into the input", evidence={"best_single_input": best}, batch=worst,
+        "the target was written into the input\nthe training path scales, normalises or labels otherwise than the evaluation path",
+        evidence={"best_single_input": best},
     )  # fmt: skip
+
+
+def _paths_differ(run: Run, stage: Stage, seed: int) -> list[str]:
+    """The same 256 samples by the training path and by the evaluation path: equal classes, inputs on the same scale."""
+    data = stage.data["train"]
+    indices = pick(data, min(256, len(data)), seed)
+    drawn, plain = fetch(data, indices, seed, run.device), fetch(data, indices, None, run.device)
+    wrong = []
+    for key, spec in data.fields.items():
+        a, b = drawn[key], plain[key]
+        if spec.role == "target" and spec.classes and not torch.equal(a, b):
+            wrong.append(f"the training path changes '{key}' of {(a != b).sum().item()} in {len(a)} samples")
+        if spec.role == "input" and isinstance(a, Tensor) and a.is_floating_point() and b.std() > 0:
+            shift, scale = ((a.mean() - b.mean()) / b.std()).item(), (a.std() / b.std()).item()
+            if abs(shift) > 0.5 or not 0.5 <= scale <= 2:
+                wrong.append(f"'{key}' has another scale in training: mean {a.mean():.3g}, std {a.std():.3g}; "
+                             f"in evaluation mean {b.mean():.3g}, std {b.std():.3g}")  # fmt: skip
+    return wrong
 
 
 @gate("leakage", rows="C6", title="no validation sample stands in the training set")

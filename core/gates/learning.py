@@ -17,7 +17,9 @@ def initial_loss(proof: Proof) -> Finding:
     expected = stage.expect.initial_loss
     if expected is None:
         raise Skip("the recipe expects no particular initial loss")
-    batch = fetch(stage.data["train"], pick(stage.data["train"], 256, proof.cfg.run.seed), proof.cfg.run.seed, run.device)
+    batch = fetch(
+        stage.data["train"], pick(stage.data["train"], 256, proof.cfg.run.seed), proof.cfg.run.seed, run.device
+    )
     with evaluating(stage.model):
         measured = total_loss(run, stage, batch).item()
     tolerance = 0.1 * expected
@@ -73,7 +75,7 @@ def _input_gradients(run: Run, stage: Stage, batch: dict) -> tuple[float, dict[s
 
 def _train_on_eight(proof: Proof, blank: tuple[str, ...] = ()) -> tuple[Run, Stage, dict]:
     """The recipe's own `train()` on eight fixed samples with fixed draws at the peak rate, until loss and metric close."""
-    probe_run, probe = proof.build(Plan(steps=1))
+    _, probe = proof.build(Plan(steps=1))
     expect, metric = probe.expect, probe.metric
     indices = pick(probe.data["train"], OVERFIT_SAMPLES, proof.cfg.run.seed)
     goal = metric.ceiling if expect.overfit_metric is None else expect.overfit_metric
@@ -87,12 +89,24 @@ def _train_on_eight(proof: Proof, blank: tuple[str, ...] = ()) -> tuple[Run, Sta
         if "initial" not in found:
             return False
         found["needed_loss"] = expect.loss_floor + 0.03 * abs(found["initial"] - expect.loss_floor)
-        value = run.measure(stage, view)[metric.name] if loss <= found["needed_loss"] or step == expect.overfit_steps else None
+        value = (
+            run.measure(stage, view)[metric.name]
+            if loss <= found["needed_loss"] or step == expect.overfit_steps
+            else None
+        )
         found["curve"].append((step, loss, value))
         found.update(loss=loss, metric=value, steps=step)
         return value is not None and loss <= found["needed_loss"] and not metric.better(goal, value)
 
-    plan = Plan(steps=expect.overfit_steps, samples=indices, fixed=True, peak=True, batch_size=len(indices), blank=blank, watch=check)
+    plan = Plan(
+        steps=expect.overfit_steps,
+        samples=indices,
+        fixed=True,
+        peak=True,
+        batch_size=len(indices),
+        blank=blank,
+        watch=check,
+    )
     run, stage = proof.build(plan)
     # The evaluation path reads the very inputs that were trained on: eight pictures do not teach that a shifted 7 is a 7.
     view = View(stage.data["train"], indices, blank=blank, draws=proof.cfg.run.seed)
@@ -113,9 +127,14 @@ def overfitted(proof: Proof) -> tuple[Run, Stage, dict]:
 def overfit(proof: Proof) -> Finding:
     """Loss near its floor AND the metric at its ceiling on the same samples, read again through the evaluation path: the loss
     alone cannot tell a shifted label or a wrong transform."""
-    run, stage, found = overfitted(proof)
+    _, stage, found = overfitted(proof)
     if "loss" not in found:
-        return Finding(False, "train() made no step", "steps from run.steps(stage)", "train() does not iterate over run.steps(stage)")
+        return Finding(
+            False,
+            "train() made no step",
+            "steps from run.steps(stage)",
+            "train() does not iterate over run.steps(stage)",
+        )
     closed = found["loss"] <= found["needed_loss"]
     reached = found["metric"] is not None and not stage.metric.better(found["goal"], found["metric"])
     metric = "-" if found["metric"] is None else f"{found['metric']:.3f}"
@@ -126,10 +145,11 @@ def overfit(proof: Proof) -> Finding:
         "gradients do not arrive (see wiring), or the rate is far too low or too high for 8 samples\n"
         "a loss floor that the recipe does not declare (expect.loss_floor)"
     )
+    name, sign = stage.metric.name, ">=" if stage.metric.higher_is_better else "<="
     return Finding(
         closed and reached,
-        f"loss {found['initial']:.2f} -> {found['loss']:.3f}, {stage.metric.name} {metric} on 8 samples in {found['steps']} steps",
-        f"loss <= {found['needed_loss']:.3f} and {stage.metric.name} {'>=' if stage.metric.higher_is_better else '<='} {found['goal']:g}",
+        f"loss {found['initial']:.2f} -> {found['loss']:.3f}, {name} {metric} on 8 samples in {found['steps']} steps",
+        f"loss <= {found['needed_loss']:.3f} and {name} {sign} {found['goal']:g}",
         remedy, evidence={"curve": found["curve"], "samples": found["indices"]}, batch=found["batch"],
     )  # fmt: skip
 
@@ -149,10 +169,12 @@ def baseline(proof: Proof) -> Finding:
     bar = metric.floor + 0.5 * (found["metric"] - metric.floor)
     ok = not _reaches(metric, swapped, bar) and not _reaches(metric, blind_metric, bar)
     return Finding(
-        ok, f"{metric.name} {found['metric']:.2f} with its input, {swapped:.2f} with another sample's, {blind_metric:.2f} trained blind",
+        ok, f"{metric.name} {found['metric']:.2f} with its input, {swapped:.2f} with another sample's, "
+        f"{blind_metric:.2f} trained blind",
         f"both {'below' if metric.higher_is_better else 'above'} {bar:.2f}",
         "the target reaches the model by another way (an index, a file name, the sample's place in the batch)\n"
-        "the input is overwritten before the net", evidence={"swapped": swapped, "blind": blind_metric, "blind_loss": blind["loss"]},
+        "the input is overwritten before the net",
+        evidence={"swapped": swapped, "blind": blind_metric, "blind_loss": blind["loss"]},
         batch=found["batch"],
     )  # fmt: skip
 

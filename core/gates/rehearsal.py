@@ -1,5 +1,10 @@
 """Gates on the loop: a few units of the recipe's own `train()`, watched from below through torch's hooks."""
 
+import json
+import os
+import shlex
+import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from core import seeds
-from core.gates import Finding, Proof, gate, pick
+from core.gates import Finding, Proof, Skip, gate, pick
 from core.loader import cut
 from core.run import Plan, Run, _summed
 from core.stage import Stage, View
@@ -159,7 +164,10 @@ def _gradient_fault(record: Record, clip: float, *, tolerance: float) -> str:
         expected = min(g["own_norm"], clip)
         if g["cosine"] < 1 - tolerance:
             return f"at step {i} the gradient in the optimiser points elsewhere than the loss's own (cosine {g['cosine']:.3f})"
-        if abs(g["norm"] - expected) > tolerance * expected and abs(g["norm"] - g["own_norm"]) > tolerance * g["own_norm"]:
+        if (
+            abs(g["norm"] - expected) > tolerance * expected
+            and abs(g["norm"] - g["own_norm"]) > tolerance * g["own_norm"]
+        ):
             return f"at step {i} the gradient in the optimiser has norm {g['norm']:.3g}, the loss's own {g['own_norm']:.3g}"
     return ""
 
@@ -176,10 +184,17 @@ def wiring(proof: Proof) -> Finding:
     total = sum(p.numel() for p in stage.model.parameters())
     count = sum(p.numel() for p in trained.values())
     wrong = []
-    stray = [n for n, _ in stage.model.named_parameters() if n not in trained and not n.startswith(expect.frozen or ("\0",))]
+    stray = [
+        n for n, _ in stage.model.named_parameters() if n not in trained and not n.startswith(expect.frozen or ("\0",))
+    ]
     if stray:
         wrong.append(f"{len(stray)} parameter tensors are in no optimiser and nobody froze them, e.g. {stray[0]}")
-    empty = [f"{k}[{g.get('name', i)}]" for k, o in stage.optimizers.items() for i, g in enumerate(o.param_groups) if not g["params"]]
+    empty = [
+        f"{k}[{g.get('name', i)}]"
+        for k, o in stage.optimizers.items()
+        for i, g in enumerate(o.param_groups)
+        if not g["params"]
+    ]
     if empty:
         wrong.append(f"empty optimiser groups: {', '.join(empty)}")
     if not record.gradients and not record.received:
@@ -191,7 +206,9 @@ def wiring(proof: Proof) -> Finding:
              and not n.startswith(expect.no_gradient or ("\0",))]  # fmt: skip
     if still:
         worst = min(record.moved.get(n, 0.0) for n in still)
-        wrong.append(f"{len(still)} of {len(trained)} tensors get a gradient but hardly move ({worst:.0%} of {still[0]})")
+        wrong.append(
+            f"{len(still)} of {len(trained)} tensors get a gradient but hardly move ({worst:.0%} of {still[0]})"
+        )
     if record.nonfinite:
         wrong.append(f"non-finite gradient in {record.nonfinite[0]}")
     if record.frozen_moved:
@@ -199,7 +216,11 @@ def wiring(proof: Proof) -> Finding:
     fault = _gradient_fault(record, proof.cfg.optim.clip, tolerance=_tolerance(run))
     if fault:
         wrong.append(fault)
-    groups = ", ".join(f"{g.get('name', k)} {sum(p.numel() for p in g['params']):,}" for k, o in stage.optimizers.items() for g in o.param_groups)
+    groups = ", ".join(
+        f"{g.get('name', k)} {sum(p.numel() for p in g['params']):,}"
+        for k, o in stage.optimizers.items()
+        for g in o.param_groups
+    )
     return Finding(
         not wrong, "; ".join(wrong) if wrong else f"{count:,} of {total:,} parameters train ({groups}), all moved in {STEPS} steps",
         "every parameter trains or is declared frozen; gradients present, finite, the loss's own; weights move, frozen ones do not",
@@ -218,7 +239,9 @@ def evaluation(proof: Proof) -> Finding:
     from core.gates.learning import overfitted
 
     _, _, record = rehearsed(proof)
-    run, stage, _ = overfitted(proof)  # weights that say something: an untrained model scores the same whatever is wrong
+    run, stage, _ = overfitted(
+        proof
+    )  # weights that say something: an untrained model scores the same whatever is wrong
     val = stage.data["val"]
     view = View(val, pick(val, min(len(val), 250), proof.cfg.run.seed))
     before = {n: t.detach().clone() for n, t in stage.model.state_dict().items()}
@@ -235,7 +258,7 @@ def evaluation(proof: Proof) -> Finding:
     size = run.cfg.train.eval_batch_size
     first, second, cut_other = measure(1, size), measure(2, size), measure(1, 48)
     wrong = []
-    differs = [k for k in first if first[k] != second[k] and not (first[k] != first[k])]
+    differs = [k for k in first if first[k] != second[k] and first[k] == first[k]]
     if differs:
         k = differs[0]
         wrong.append(f"two evaluations of the same weights differ: {k} {first[k]:.5f} and {second[k]:.5f}")
@@ -243,14 +266,18 @@ def evaluation(proof: Proof) -> Finding:
         cut_differs = [k for k in first if abs(first[k] - cut_other[k]) > 1e-3 * max(1.0, abs(first[k]))]
         if cut_differs:
             k = cut_differs[0]
-            wrong.append(f"{k} depends on the evaluation batch size: {first[k]:.5f} at {size}, {cut_other[k]:.5f} at 48")
+            wrong.append(
+                f"{k} depends on the evaluation batch size: {first[k]:.5f} at {size}, {cut_other[k]:.5f} at 48"
+            )
     changed = [n for n, t in stage.model.state_dict().items() if not torch.equal(t, before[n])]
     if changed:
         wrong.append(f"evaluation changed {len(changed)} tensors, e.g. {changed[0]}")
     if any(modes[n] != m.training for n, m in stage.model.named_modules()):
         wrong.append("evaluation left modules in another mode")
     if record.evaluating:
-        wrong.append(f"train() runs the model in eval mode (first at step {record.evaluating[0]}, the evaluation was after step 2)")
+        wrong.append(
+            f"train() runs the model in eval mode (first at step {record.evaluating[0]}, the evaluation was after step 2)"
+        )
     shown = f"{stage.metric.name} {first[stage.metric.name]:.4f} three times on {len(view)} samples, nothing changed"
     return Finding(
         not wrong, "; ".join(wrong) if wrong else shown,
@@ -270,44 +297,79 @@ def accumulation(proof: Proof) -> Finding:
     cuts = {"1x8": [8], "2x4": [4, 4], "5+3": [5, 3]}
     seen: dict[str, list[Tensor]] = {}
     faults = []
+    probe_run, probe = proof.build(Plan(steps=1))
+    if probe.expect.couplings:
+        raise Skip(f"declared: {probe.expect.couplings}")
     for name, sizes in cuts.items():
-        run, stage = proof.build(Plan(steps=2, batch_size=size, sizes=sizes, peak=True, fixed=True))
-        if stage.expect.couplings:
-            from core.gates import Skip
-
-            raise Skip(f"declared: {stage.expect.couplings}")
-        _quiet_dropout(stage.model)
-        grads: list[Tensor] = []
-
-        def keep(optimizer, _args, _kwargs, grads=grads) -> None:
-            if not grads:
-                grads.extend(p.grad.detach().clone() for g in optimizer.param_groups for p in g["params"] if p.grad is not None)
-
-        hook = register_optimizer_step_pre_hook(keep)
-        try:
-            proof.train(proof.cfg, run, stage)
-        finally:
-            hook.remove()
-        seen[name] = grads
+        seen[name] = _first_gradient(proof, Plan(steps=1, batch_size=size, sizes=sizes, peak=True, fixed=True))
     whole = seen["1x8"]
-    limit = 1e-3 if run.precision == "fp32" else 5e-2
+    limit = 1e-3 if probe_run.precision == "fp32" else 5e-2
     gaps = {}
     for name, grads in seen.items():
         if len(grads) != len(whole):
             faults.append(f"{name}: {len(grads)} gradients instead of {len(whole)}")
             continue
         norm = sum(g.double().square().sum() for g in whole).sqrt()
-        gaps[name] = (sum((a.double() - b.double()).square().sum() for a, b in zip(grads, whole, strict=True)).sqrt() / norm).item()
+        gaps[name] = (
+            sum((a.double() - b.double()).square().sum() for a, b in zip(grads, whole, strict=True)).sqrt() / norm
+        ).item()
     worst = max(gaps, key=gaps.get)
     ok = not faults and gaps[worst] <= limit
     shown = ", ".join(f"{k} {v:.1e}" for k, v in gaps.items() if k != "1x8")
+    if proof.deep and world == 1 and ok:
+        gap = _over_two_processes(proof)
+        ok, shown = gap <= limit, f"{shown}, 2 processes {gap:.1e}"
     over = f" over {world} processes ({' + '.join(map(str, cut(size, world)))})" if world > 1 else ""
     return Finding(
         ok, "; ".join(faults) if faults else f"gradient against the whole batch{over}: {shown} (relative)", f"at most {limit:g}",
         "the loss returns a mean, or its counts are not those of the terms: return SUMS and count what they sum over\n"
         "micro-batches are averaged, or their gradients are not added\nan own loop that ignores step.batches[1:]",
-        evidence={"gaps": gaps},
+        evidence={"gaps": gaps, "digest": _digest(whole)},
     )  # fmt: skip
+
+
+def _first_gradient(proof: Proof, plan: Plan) -> list[Tensor]:
+    """What the optimiser gets at the first step of `train()` under `plan`."""
+    run, stage = proof.build(plan)
+    _quiet_dropout(stage.model)
+    grads: list[Tensor] = []
+
+    def keep(optimizer, _args, _kwargs) -> None:
+        if not grads:
+            grads.extend(
+                p.grad.detach().clone() for g in optimizer.param_groups for p in g["params"] if p.grad is not None
+            )
+
+    hook = register_optimizer_step_pre_hook(keep)
+    try:
+        proof.train(proof.cfg, run, stage)
+    finally:
+        hook.remove()
+    return grads
+
+
+def _digest(grads: list[Tensor]) -> list[float]:
+    """Four random projections of a gradient, comparable across processes."""
+    out = [0.0] * 4
+    for i, grad in enumerate(grads):
+        signs = torch.randn(4, grad.numel(), generator=torch.Generator().manual_seed(i), dtype=torch.float64)
+        out = [o + d for o, d in zip(out, (signs @ grad.double().cpu().flatten()).tolist(), strict=True)]
+    return out
+
+
+def _over_two_processes(proof: Proof) -> float:
+    """Relative difference of the gradient of 16 samples here and over two real processes (the same gate, started with -n 2)."""
+    command = [sys.executable, "-m", "core.cli", "check", *proof.argv, "-n", "2", "--only", "accumulation"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
+    lines = [line for line in done.stdout.splitlines() if line.strip().startswith("evidence in ")]
+    if done.returncode or not lines:
+        raise RuntimeError(f"`{shlex.join(command[2:])}` failed: {done.stderr.strip()[-500:]}")
+    gates = json.loads(Path(lines[0].split("evidence in ")[1]).read_text())["gates"]
+    theirs = torch.tensor(gates[0]["evidence"]["digest"])
+    ours = torch.tensor(
+        _digest(_first_gradient(proof, Plan(steps=1, batch_size=16, sizes=[16], peak=True, fixed=True)))
+    )
+    return ((theirs - ours).norm() / ours.norm()).item()
 
 
 def _quiet_dropout(model: nn.Module) -> None:
@@ -330,12 +392,16 @@ def resume(proof: Proof) -> Finding:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(_from_main(name, proof))
+        if proof.half_in:
+            go(proof.half_in, half)
+            return Finding(True, f"the first {half} steps of {steps}, for the process that asked", "a checkpoint")
         straight_run, straight = go(None, None)
-        go(folder, half)
+        if proof.deep and proof.accelerator.num_processes == 1:
+            _in_a_new_process(proof, folder)
+        else:
+            go(folder, half)
         resumed_run, resumed = go(folder, None)
-        for run in (resumed_run,):
-            if run.checkpoints:
-                run.checkpoints.close()
+        resumed_run.close()
     differ = _differences(straight, resumed)
     losses = straight_run.plan.losses[half:]
     again = resumed_run.plan.losses
@@ -347,13 +413,22 @@ def resume(proof: Proof) -> Finding:
     bitwise = proof.accelerator.device.type == "cpu"
     if wrong and not bitwise and _apart(straight, resumed) <= _apart(straight, go(None, None)[1]) * 2 + 1e-6:
         wrong = []  # kernels that are not deterministic: no further apart than two straight runs
+    where = "in a new process" if proof.deep else "after a restart"
     return Finding(
-        not wrong, "; ".join(wrong) if wrong else f"{steps} steps = {half} + {steps - half} after a restart: weights, optimiser, losses",
+        not wrong, "; ".join(wrong) or f"{steps} steps = {half} + {steps - half} {where}: weights, optimiser, losses",
         "bitwise equal" if bitwise else "no further apart than two straight runs",
         "something that changes while training is not in stage.state (EMA, a counter, an own generator)\n"
         "get() keeps a generator of its own instead of using the one it is handed\ntrain() keeps state in a local variable",
         evidence={"straight": losses, "resumed": again, "differ": differ[:20]},
     )  # fmt: skip
+
+
+def _in_a_new_process(proof: Proof, folder: Path) -> None:
+    command = [sys.executable, "-m", "core.launch", "check", *proof.argv, "--only", "resume"]
+    env = {**os.environ, "TRAINWORTHY_HALF": str(folder), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    if done.returncode:
+        raise RuntimeError(f"the first half failed in its own process: {done.stderr.strip()[-500:]}")
 
 
 def _from_main(name: str, proof: Proof) -> str:
@@ -378,7 +453,9 @@ def _tensors(stage: Stage) -> dict[str, Tensor]:
 
 def _differences(a: Stage, b: Stage) -> list[str]:
     first, second = _tensors(a), _tensors(b)
-    return [n for n in first if n not in second or not torch.equal(first[n], second[n])] + [n for n in second if n not in first]
+    return [n for n in first if n not in second or not torch.equal(first[n], second[n])] + [
+        n for n in second if n not in first
+    ]
 
 
 def _apart(a: Stage, b: Stage) -> float:

@@ -171,21 +171,32 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
     def figures(model: nn.Module, data: core.Data) -> dict:
         confusion, _ = confusion_matrix(model, data)
-        return {"Confusion matrix": core.Matrix(confusion.long(), rows=classes, columns=classes, axes=("truth", "prediction"))}
+        return {
+            "Confusion matrix": core.Matrix(
+                confusion.long(), rows=classes, columns=classes, axes=("truth", "prediction")
+            )
+        }
 
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
         net = model.eval().cpu()
         save_file(net.state_dict(), folder / "model.safetensors")
-        config = dict(architecture="ResNet", widths=cfg.widths, classes=classes, channels=len(mean), size=images.shape[-2:],
-                      input="float32 (B, C, H, W) in [0, 1]; normalised inside the model")  # fmt: skip
+        config = {
+            "architecture": "ResNet",
+            "widths": cfg.widths,
+            "classes": classes,
+            "input": f"float32 (B, {len(mean)}, {images.shape[2]}, {images.shape[3]}) in [0, 1]; normalised inside the model",
+        }
         (folder / "config.json").write_text(json.dumps(config, indent=1))
         example = (torch.zeros(2, *images.shape[1:]),)
         program = torch.export.export(net, example, dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
         torch.export.save(program, folder / "model.pt2")
 
     n, eps = len(classes), cfg.label_smoothing
-    smoothed = [1 - eps + eps / n, *[eps / n] * (n - 1)]  # the target distribution; its entropy is the lowest loss there is
+    smoothed = [
+        1 - eps + eps / n,
+        *[eps / n] * (n - 1),
+    ]  # the target distribution; its entropy is the lowest loss there is
     return core.Stage(
         name="classify",
         model=model,

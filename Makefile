@@ -1,0 +1,38 @@
+# The two commands that set everything up: `make quickstart`, `make test`.
+PYTHON ?= python3
+PIP = .venv/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt
+export PYTHONSAFEPATH = 1
+
+.PHONY: quickstart test verify lint bench clean
+
+quickstart: .venv/.vision
+	.venv/bin/trainworthy run vision/classify
+
+test: .venv/.all
+	.venv/bin/python -m pytest -n 2 -m "not verify"
+
+verify: .venv/.all
+	.venv/bin/python -m pytest -n 2
+
+lint: .venv/.all
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+bench: .venv/.all
+	.venv/bin/python bench/overhead.py
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
+	$(PYTHON) -m venv .venv
+
+.venv/.vision: .venv/bin/python pyproject.toml constraints.txt
+	@echo "installing torch, torchvision and the core (a minute or two, about 5.5 GB)"
+	$(PIP) -e '.[vision]'
+	@touch $@
+
+.venv/.all: .venv/.vision
+	$(PIP) -e '.[all,dev,bench]'
+	@touch $@
+
+clean:
+	rm -rf .venv runs
