@@ -237,7 +237,7 @@ def read_args(path: Path, cls: type) -> Any:
     return from_dict(cls, values.get("settings", values), where=str(path))
 
 
-def check_values(cfg: Config, *, processes: int, samples: int) -> None:
+def check_values(cfg: Config, *, processes: int) -> None:
     """Combinations that cannot work, told before anything is built."""
     t, g = cfg.train, cfg.gates
     if t.batch_size < processes * t.accumulate:
@@ -275,8 +275,6 @@ def check_values(cfg: Config, *, processes: int, samples: int) -> None:
             needed='--gates.because "..."',
             cause="the reason is printed in the report and on the card",
         )
-    if samples < 2:
-        raise UserError("the training set is too small", got=f"{samples} sample(s)", needed="2 or more")
 
 
 def take(argv: list[str], flag: str) -> tuple[list[str], str | None]:

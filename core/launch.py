@@ -93,7 +93,7 @@ def run(argv: list[str]) -> None:
     loaded = recipes.load(argv[0])
     cfg, preset = config.parse(loaded.module, argv[1:], prog=f"trainworthy run {argv[0]}")
     session = open_session(loaded, cfg, preset, argv)
-    with session_lock(session), Interrupts(session.folder) as interrupts:
+    with session_lock(session), Interrupts(session.folder) as interrupts, reported(session):
         write_start(session)
         prove(session, only=(), deep=False)
         train(session, interrupts)
@@ -106,11 +106,12 @@ def check(argv: list[str]) -> None:
     rest = [a for a in rest if a != "--deep"]
     loaded = recipes.load(rest[0])
     cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy check {rest[0]}")
-    session = open_session(loaded, cfg, preset, rest, kind="checks")
-    with session_lock(session):
+    chosen = tuple((only or "").replace(",", " ").split())
+    session = open_session(loaded, cfg, preset, rest, kind="checks", only=chosen)
+    with session_lock(session), Interrupts(session.folder), reported(session):
         write_start(session)
-        prove(session, only=tuple((only or "").replace(",", " ").split()), deep=deep)
-    session.console.say(f"  evidence in {session.folder}/gates.json")
+        prove(session, only=chosen, deep=deep)
+    session.console.say(f"  evidence in {session.folder}/gates.json and report.html")
 
 
 def resume(argv: list[str]) -> None:
@@ -133,24 +134,20 @@ def resume(argv: list[str]) -> None:
                         needed="the same sources, or your word that it does not matter",
                         next=f"trainworthy resume {folder} --force")  # fmt: skip
     session = open_session(loaded, cfg, saved["preset"], saved["argv"], folder=folder)
-    with session_lock(session), Interrupts(session.folder) as interrupts:
+    with session_lock(session), Interrupts(session.folder) as interrupts, reported(session):
         prove(session, only=(), deep=False)
         train(session, interrupts)
 
 
 # ------------------------------------------------------------------------------------------------------- start of a run
 def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: list[str], *, kind: str = "",
-                 folder: Path | None = None) -> Session:  # fmt: skip
+                 only: tuple[str, ...] = (), folder: Path | None = None) -> Session:  # fmt: skip
     """Devices, processes and the run folder; whatever can fail cheaply fails here."""
     torch.set_num_threads(cfg.run.threads or torch.get_num_threads())
     accelerator = Accelerator()
     environment.assert_processes(accelerator.num_processes)
     console = Console(quiet=not accelerator.is_main_process)
-    config.check_values(cfg, processes=accelerator.num_processes, samples=2)
-    known = [g.id for g in gates.ORDER]
-    for name in cfg.gates.waive:
-        if name not in known:
-            raise config.unknown(f"gate '{name}' in --gates.waive", name, known)
+    check_settings(loaded, cfg, accelerator, (*cfg.gates.waive, *only))
     if folder is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         folder = cfg.run.out / loaded.slug / kind / f"{stamp}-{secrets.token_hex(2)}"
@@ -176,6 +173,24 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     return Session(loaded, cfg, preset, accelerator, console, folder, argv)
 
 
+def check_settings(
+    loaded: recipes.Recipe, cfg: config.Config, accelerator: Accelerator, names: tuple[str, ...]
+) -> None:
+    """Values that cannot work and gates that nobody knows, told before a folder is made."""
+    config.check_values(cfg, processes=accelerator.num_processes)
+    known = [g.id for g in gates.ORDER]
+    for make_stage in loaded.module.STAGES:
+        stage = gates.build(Run(cfg, accelerator, plan=Plan(steps=1)), lambda run, m=make_stage: m(cfg, run))
+        known += [g.id for g in stage.gates]
+        if len(stage.data["train"]) < 2:
+            raise UserError(
+                "the training set is too small", got=f"{len(stage.data['train'])} sample(s)", needed="2 or more"
+            )
+    for name in names:
+        if name not in known:
+            raise config.unknown(f"gate '{name}'", name, known, next=f"trainworthy check {loaded.target}")
+
+
 @contextlib.contextmanager
 def session_lock(session: Session) -> Iterator[None]:
     """One process group per run folder; a second one is refused."""
@@ -195,6 +210,21 @@ def session_lock(session: Session) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def reported(session: Session) -> Iterator[None]:
+    """However it ends as planned, there is a page to look at."""
+    from core import report
+
+    try:
+        yield
+    except Stop:
+        if session.main:
+            report.write(session.folder)
+        raise
+    if session.main:
+        report.write(session.folder)
+
+
 def write_start(session: Session) -> None:
     """args.json, environment.json and the recipe's source, before anything is spent."""
     if not session.main:
@@ -212,14 +242,10 @@ def prove(session: Session, *, only: tuple[str, ...], deep: bool) -> None:
     """The data report, then every gate; raises GateFailed before the budget is spent."""
     s, cfg = session, session.cfg
     chosen = [g for g in gates.ORDER if not only or g.id in only]
-    for name in only:
-        if name not in [g.id for g in gates.ORDER]:
-            raise config.unknown(f"gate '{name}'", name, [g.id for g in gates.ORDER])
     for make_stage in s.recipe.module.STAGES:
         maker = lambda run, make_stage=make_stage: make_stage(cfg, run)  # noqa: E731
         probe = Run(cfg, s.accelerator, plan=Plan(steps=1))
         stage = gates.build(probe, maker)
-        config.check_values(cfg, processes=s.accelerator.num_processes, samples=len(stage.data["train"]))
         scans = {name: inventory.scan(name, data, everything=deep) for name, data in stage.data.items()}
         report = inventory.report(scans)
         if s.main:
@@ -237,7 +263,8 @@ def prove(session: Session, *, only: tuple[str, ...], deep: bool) -> None:
         known = ledger.read(mark) if use_ledger else {}
         s.console.say(f"data   {counts}\ngates  before the budget is spent")
         half = os.environ.get("TRAINWORTHY_HALF")
-        proof = gates.Proof(cfg, s.accelerator, maker, s.recipe.module.train, s.folder, scans, report, s.argv, deep,
+        argv = [s.recipe.target, *s.argv[1:]]  # a fork by its full path: a repro runs from anywhere
+        proof = gates.Proof(cfg, s.accelerator, maker, s.recipe.module.train, s.folder, scans, report, argv, deep,
                             Path(half) if half else None)  # fmt: skip
         verdicts = gates.run_gates(stage_gates, proof, known=known, console=s.console)
         failed = [v for v in verdicts if v.blocks]
@@ -253,7 +280,7 @@ def prove(session: Session, *, only: tuple[str, ...], deep: bool) -> None:
             first = failed[0]
             raise GateFailed(
                 f"{len(failed)} of {len(verdicts)} gates failed, first: {first.id} ({first.rows})\n"
-                f"  evidence:     {s.folder}/gates.json and {s.folder}/gates/{first.id}/\n"
+                f"  evidence:     {s.folder / 'report.html'} and {s.folder / 'gates' / first.id}/\n"
                 f"  try again:    {shlex.join(['trainworthy', 'check', *s.argv, '--only', first.id])}"
             )
         if not all(v.remembered for v in verdicts):
@@ -264,8 +291,6 @@ def prove(session: Session, *, only: tuple[str, ...], deep: bool) -> None:
 def train(session: Session, interrupts: "Interrupts") -> None:
     """Every stage from its seed or its newest checkpoint; then evaluation, export, report."""
     s, cfg = session, session.cfg
-    from core import report
-
     previous: Stage | None = None
     for make_stage in s.recipe.module.STAGES:
         tracker = MetricsTracker(s.folder, use_tensorboard=cfg.run.tensorboard) if s.main else None
@@ -291,8 +316,9 @@ def train(session: Session, interrupts: "Interrupts") -> None:
             f"\nresult {stage.metric.question}  ({cfg.run.export} weights, {len(stage.data['val']):,} held-out samples)"
         )
         s.console.say(table(result["table"]))
-        path = report.write(s.folder)
-        s.console.say(f"\nreport {path}\ncard   {s.folder / 'card.md'}\nexport {s.folder / 'export'}")
+        s.console.say(
+            f"\nreport {s.folder / 'report.html'}\ncard   {s.folder / 'card.md'}\nexport {s.folder / 'export'}"
+        )
 
 
 class Watcher:
@@ -407,6 +433,8 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
 
 def _plain_figure(figure: Any) -> Any:
     """What summary.json can hold of a figure."""
+    if isinstance(figure, list):
+        return [{**asdict(t), "image": None if t.image is None else t.image.tolist()} for t in figure]
     plain = asdict(figure)
     return {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in plain.items()}
 

@@ -22,16 +22,19 @@ def decay_groups(parameters: dict[str, nn.Parameter], weight_decay: float) -> li
 
 
 def make_optimizer(model: nn.Module, settings: config.Optim) -> Optimizer:
-    """The optimiser over every parameter of `model` that requires a gradient; freeze what must not train first."""
+    """The optimiser over every parameter of `model` that requires a gradient; freeze what must not train first.
+
+    Fused where torch has it: one kernel for all tensors, and a non-finite step is skipped on the device without a sync.
+    """
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise UserError("nothing to train", got="no parameter requires a gradient", cause="the whole model was frozen")
     groups = decay_groups(trainable, settings.weight_decay)
     if settings.name == "sgd":
-        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.momentum > 0)
+        nesterov = settings.momentum > 0
+        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=nesterov, fused=True)
     if settings.name == "adafactor":
         return torch.optim.Adafactor(groups, lr=settings.lr)
-    # Fused: one kernel for all tensors, and it can skip a non-finite step on the device without a host sync.
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
 
 

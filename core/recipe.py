@@ -79,7 +79,7 @@ def sources(recipe: Recipe) -> dict[str, str]:
     files = {recipe.entry.path, *(Path(__file__).parent.rglob("*.py"))}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if file and file.endswith(".py"):
+        if file and file.endswith(".py") and Path(file).is_absolute():  # torch.ops says "_ops.py"
             path = Path(file).resolve()
             if HOME in path.parents or path.parent == recipe.entry.path.parent:
                 files.add(path)

@@ -249,25 +249,23 @@ class Run:
     def _guarded_step(self, opt: torch.optim.Optimizer, finite: Tensor) -> None:
         """Step unless non-finite. Zeroed gradients would still decay weights and move moments, so the step itself is skipped."""
         if self.scaler.is_enabled():
-            if self.device.type != "cpu" or finite.item():
-                self.scaler.step(opt)  # skips by itself where a gradient overflowed
+            self.scaler.step(opt)  # skips by itself where a gradient overflowed
             self.scaler.update()
-        elif self.device.type == "cpu" or not getattr(opt, "_step_supports_amp_scaling", False):
-            if finite.item():  # no sync on CPU; one on an accelerator for optimisers that cannot skip by themselves
-                opt.step()
-        else:
+        elif getattr(opt, "_step_supports_amp_scaling", False):
             opt.grad_scale, opt.found_inf = (
                 None,
                 (~finite).float(),
             )  # a fused kernel skips on the device, without a sync
+            opt.step()
+        elif finite.item():  # a sync on an accelerator, for optimisers that cannot skip by themselves
             opt.step()
 
     # ---------------------------------------------------------------- evaluation
 
     def evaluate(self, stage: Stage) -> dict[str, float]:
         """The recipe's own evaluation of the validation set, in eval mode and without gradients; logged, best kept."""
-        if self.plan:
-            return self.measure(stage, stage.data["val"])
+        if not self.plan:
+            self._flush(stage, None)  # before the clock runs on through the evaluation
         metrics = self.measure(stage, stage.data["val"])
         self.log_eval(stage, metrics)
         return metrics

@@ -364,7 +364,7 @@ def _over_two_processes(proof: Proof) -> float:
     lines = [line for line in done.stdout.splitlines() if line.strip().startswith("evidence in ")]
     if done.returncode or not lines:
         raise RuntimeError(f"`{shlex.join(command[2:])}` failed: {done.stderr.strip()[-500:]}")
-    gates = json.loads(Path(lines[0].split("evidence in ")[1]).read_text())["gates"]
+    gates = json.loads(Path(lines[0].split()[2]).read_text())["gates"]
     theirs = torch.tensor(gates[0]["evidence"]["digest"])
     ours = torch.tensor(
         _digest(_first_gradient(proof, Plan(steps=1, batch_size=16, sizes=[16], peak=True, fixed=True)))

@@ -1,0 +1,155 @@
+"""What a recipe reaches: runs the real command once per seed and keeps the figures beside the recipe.
+
+    python bench/results.py vision/classify --seeds 0 1 2
+    python bench/results.py vision/classify --seeds 0 1 --to /tmp/quick.json -- --train.epochs 1
+
+Every run is `python -m core.launch run RECIPE --run.seed S`, gates proved afresh, in a process of its own and one at a time.
+What follows `--` goes to the recipe and is kept under "settings". `trainworthy list` shows "result" and "time".
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from core.errors import DONE, UserError
+from core.registry import find
+
+# Two-sided 95% quantile of Student's t, for 1, 2, ... degrees of freedom; 1.96 beyond.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
+
+
+def run_once(recipe: str, seed: int, settings: list[str], out: Path) -> dict:
+    """One run of the real command; its summary, the seconds of its gates and of the whole command."""
+    command = [sys.executable, "-m", "core.launch", "run", recipe, *settings, "--run.seed", str(seed), "--run.out", str(out),
+               "--gates.no-remember"]  # fmt: skip
+    start = time.monotonic()
+    done = subprocess.run(command, env={**os.environ, "PYTHONSAFEPATH": "1"}, capture_output=True, text=True)
+    wall = time.monotonic() - start
+    if done.returncode != DONE:
+        last = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+        raise SystemExit(f"seed {seed} ended with exit {done.returncode}: nothing is written\n{last}")
+    folder = next(out.rglob("summary.json")).parent
+    read = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("summary", "gates", "environment")}
+    return {"seed": seed, "wall": wall, **read}
+
+
+def spread(values: list[float]) -> dict[str, float | list[float] | None]:
+    """Mean, least, most, and the 95% interval of the mean by Student's t (none for a single value)."""
+    mean, n = statistics.fmean(values), len(values)
+    interval = None
+    if n > 1:
+        t = STUDENT[n - 2] if n - 2 < len(STUDENT) else 1.96
+        half = t * statistics.stdev(values) / math.sqrt(n)
+        interval = [mean - half, mean + half]
+    return {"mean": mean, "min": min(values), "max": max(values), "interval_95": interval}
+
+
+def sentence(summary: dict, figures: dict, n: int) -> str:
+    """"99.1% accuracy (mean of 3 seeds, 98.9-99.4%)"; a metric that does not live in 0..1 stays a plain number."""
+    low, high = sorted((summary["floor"], summary["ceiling"]))
+    share = low >= 0 and high <= 1
+
+    def shown(value: float) -> str:
+        return f"{100 * value:.1f}" if share else f"{value:.4g}"
+
+    unit, name = "%" if share else "", summary["metric"].replace("_", " ")
+    if n == 1:
+        return f"{shown(figures['mean'])}{unit} {name} (one seed)"
+    return f"{shown(figures['mean'])}{unit} {name} (mean of {n} seeds, {shown(figures['min'])}-{shown(figures['max'])}{unit})"
+
+
+def duration(seconds: float) -> str:
+    """40 s, 12 min, 3.5 h."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def means(tables: list[dict[str, dict[str, float]]], metric: str) -> dict[str, float]:
+    """{baseline: mean of the metric over the seeds}."""
+    names = [n for n in tables[0] if metric in tables[0][n]]
+    return {n: statistics.fmean(t[n][metric] for t in tables) for n in names}
+
+
+def place(environment: dict) -> str:
+    """Where the time was taken: "2 CPU cores", or the device's name."""
+    devices = environment["devices"]
+    if devices == ["cpu"]:
+        return f"{environment['cores']} CPU cores"
+    return f"{len(devices)} x {devices[0]}" if len(devices) > 1 else devices[0]
+
+
+def collect(runs: list[dict], settings: list[str]) -> dict:
+    """What is kept of all runs."""
+    first, environment = runs[0]["summary"], runs[0]["environment"]
+    metric = first["metric"]
+    values = [r["summary"]["reported"][metric] for r in runs]
+    figures = spread(values)
+    train = statistics.median(r["summary"]["train_seconds"] for r in runs)
+    wall = statistics.median(r["wall"] for r in runs)
+    return {
+        "result": sentence(first, figures, len(runs)),
+        "time": f"{duration(wall)} on {place(environment)}",
+        "metric": metric, **figures,
+        "per_seed": [{"seed": r["seed"], metric: v} for r, v in zip(runs, values, strict=True)],
+        "baselines": means([r["summary"]["baselines"] for r in runs], metric),
+        "train_seconds": train,
+        "wall_seconds": round(wall, 1),
+        "gate_seconds": statistics.median(r["gates"]["seconds"] for r in runs),
+        "steps": first["steps"], "epochs": first["epochs"],
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": environment["versions"], "cores": environment["cores"], "threads": environment["threads"],
+        "settings": settings,
+    }  # fmt: skip
+
+
+def rounded(value: Any) -> Any:
+    """Floats to six digits, all the way down."""
+    if isinstance(value, dict):
+        return {k: rounded(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [rounded(v) for v in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def main() -> None:
+    """Run every seed, say what came out, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--to", type=Path, help="file to write (default: RECIPE.results.json beside the recipe)")
+    own, settings = sys.argv[1:], []
+    if "--" in own:
+        cut = own.index("--")
+        own, settings = own[:cut], own[cut + 1 :]
+    args = parser.parse_args(own)
+    if len(set(args.seeds)) < len(args.seeds):
+        raise SystemExit("error: a seed is given twice")
+    try:
+        path = find(args.recipe).path
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
+    if settings and args.to is None:
+        raise SystemExit("error: figures of changed settings belong in a file of their own\n  needed:       --to FILE")
+    runs = []
+    for seed in args.seeds:
+        with tempfile.TemporaryDirectory() as out:
+            runs.append(run_once(args.recipe, seed, settings, Path(out)))
+        reported, wall = runs[-1]["summary"]["reported"], runs[-1]["wall"]
+        print(f"seed {seed}: {reported[runs[-1]['summary']['metric']]:.4f} in {wall:.0f} s", flush=True)
+    kept = collect(runs, settings)
+    to = args.to or path.with_suffix(".results.json")
+    to.write_text(json.dumps(rounded(kept), indent=1) + "\n")
+    print(f"{kept['result']}; {kept['time']}\n{to}")
+
+
+if __name__ == "__main__":
+    main()

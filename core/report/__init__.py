@@ -1,0 +1,74 @@
+"""report.html: one self-contained page about a run folder, whatever state it is in, and its curves as plots/*.png.
+
+Nothing on the page is fetched from anywhere: pictures are data URIs, curves inline SVG.
+"""
+
+import re
+from pathlib import Path
+
+from core.report.charts import curves
+from core.report.folder import read
+from core.report.html import esc, section, tag
+from core.report.sections import (
+    data_section,
+    environment_section,
+    figures,
+    files_section,
+    gate_section,
+    hero,
+    inputs,
+    name_of,
+    next_steps,
+    predictions,
+    settings_section,
+    verdict,
+)
+
+STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+
+
+def write(folder: Path) -> Path:
+    """Write `folder`/report.html and plots/*.png from whatever is in the folder."""
+    f = read(Path(folder))
+    seconds = f.gates.get("seconds", 0)
+    best = "✓ the prediction is the truth; below it the probability given to the truth, also as shade."
+    parts = [
+        ("What next", next_steps(f), ""),
+        ("Curves", curves(f), ""),
+        ("Gates", gate_section(f), f"What had to be proved before the budget was spent. Together {seconds:.1f} s."),
+        ("What the net saw", inputs(f), "Decoded back from the tensors just before the net."),
+        ("Predictions on a fixed batch over time", predictions(f), best),
+        ("Results in detail", figures(f), ""),
+        ("Data", data_section(f), ""),
+        ("Settings", settings_section(f), ""),
+        ("Environment", environment_section(f), ""),
+        ("Files and commands", files_section(f), ""),
+    ]
+    body = "".join(section(*p) for p in parts)
+    links = re.findall(r'<section id="([^"]+)"><h2>([^<]+)</h2>', body)
+    nav = tag("nav", "".join(tag("a", title, href="#" + anchor) for anchor, title in links), aria_label="Sections")
+    title = esc(f"{name_of(f)}: {verdict(f)[1]}")
+    page = PAGE.format(title=title, style=STYLE, hero=hero(f), nav=nav, body=body, name=esc(f.path.absolute().name))
+    path = f.path / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<a class="skip" href="#main">Skip to the results</a>
+{hero}
+{nav}
+<main id="main">{body}</main>
+<footer>Trainworthy · {name}</footer>
+</body>
+</html>
+"""

@@ -1,0 +1,166 @@
+"""What to do next, from the curves, each with its evidence in numbers."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from core.report.html import num
+
+WINDOW = 5  # evaluations in the trend
+
+
+@dataclass
+class Advice:
+    """One recommendation and the numbers it stands on."""
+
+    title: str
+    evidence: str
+
+
+@dataclass
+class Trend:
+    """The newest evaluations of the metric, and the straight line through the last WINDOW of them. Gains are signed so
+    that more is better."""
+
+    rows: list[dict[str, Any]]
+    name: str
+    sign: int
+    values: np.ndarray
+    epochs: np.ndarray
+    slope: float
+    end: float
+    """Where the line stands at the newest epoch."""
+    gain: float
+    """What the line moved within the window, in the metric's own direction."""
+    error: float
+    how: str
+
+    @property
+    def value(self) -> float:
+        return float(self.values[-1])
+
+    @property
+    def best(self) -> int:
+        return int(np.argmax(self.sign * self.values))
+
+    def words(self) -> str:
+        """What was seen: newest, the one before, the line, the noise."""
+        last, n = self.values[-1] - self.values[-2], min(WINDOW, len(self.values))
+        step = f"{num(last, '+')} against" if last else "the same as in"
+        span = self.epochs[-1] - self.epochs[-n]
+        return (
+            f"Epoch {self.epochs[-1]:.4g}: {self.name} {num(self.value)}, {step} the evaluation before. The straight line through "
+            f"the last {n} evaluations moves {num(self.gain, '+')} in {span:.3g} epochs; noise is ±{num(self.error)} ({self.how})."
+        )
+
+
+def trend(rows: list[dict[str, Any]], summary: dict[str, Any], n_val: int) -> Trend:
+    """The line through the last evaluations, and one standard error of an evaluation.
+
+    A share of right answers (in [0, 1], higher is better) has the binomial error; anything else gets the scatter of its last
+    evaluations around their line, which is what can be known without more seeds.
+    """
+    name, higher = summary["metric"], summary.get("higher_is_better", True)
+    values, epochs = np.array([[float(r[f"val/{name}"]), float(r["epoch"])] for r in rows]).T
+    v, e = values[-WINDOW:], epochs[-WINDOW:] - epochs[-WINDOW:][0]
+    slope, start = (float(c) for c in np.polyfit(e, v, 1))
+    ends = [summary[k] for k in ("floor", "ceiling") if summary.get(k) is not None]
+    if n_val and higher and all(0 <= x <= 1 for x in [*values, *ends]):
+        p = (v[-1] * n_val + 1) / (n_val + 2)  # Laplace: 100% right on n samples is not known without error
+        error, how = math.sqrt(p * (1 - p) / n_val), f"binomial, {n_val:,} validation samples"
+    else:
+        error, how = math.sqrt(float(((v - start - slope * e) ** 2).sum()) / (len(v) - 2)), "scatter around the line"
+    end = start + slope * float(e[-1])
+    return Trend(rows, name, 1 if higher else -1, values, epochs, slope, end, end - start, error, how)
+
+
+def advise(rows: list[dict], summary: dict[str, Any], settings: dict[str, Any], n_val: int) -> list[Advice]:
+    """What to do next, most urgent first. Pure: from epoch rows, summary.json (or what is known of it) and settings."""
+    key = f"val/{summary.get('metric')}"
+    rows = [r for r in rows if math.isfinite(float(r.get(key, "nan")))]
+    if len(rows) < 3:
+        found = f"{len(rows)} finite evaluation{'s' * (len(rows) != 1)} of the metric; a trend needs 3."
+        return [Advice("Too early to say", found)]
+    t = trend(rows, summary, n_val)
+    found = [_next(t, summary, settings), _against_baselines(t, summary), _which_weights(t)]
+    if found[1].title.startswith("Do not"):
+        found.insert(0, found.pop(1))
+    return found
+
+
+def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any]) -> Advice:
+    """Continue, stop, or change the schedule."""
+    epoch, seen, improved = float(t.epochs[-1]), t.words(), t.sign * t.gain
+    planned = float(settings.get("train", {}).get("epochs", epoch))
+    kind = settings.get("optim", {}).get("schedule", "constant")
+    ended, decays, over = epoch >= 0.99 * planned, kind in ("cosine", "linear", "wsd"), ""
+    if ended and decays:
+        over = f" The {kind} schedule has ended: more epochs need a longer schedule, not a longer run (a new run with, say, "
+        over += f"--train.epochs {2 * planned:g})."
+    loss = np.array([float(r.get("train/loss", "nan")) for r in t.rows])
+    then, now = float(loss[t.best]), float(loss[-WINDOW:].mean())
+    lost = t.sign * (t.values[t.best] - t.values[-WINDOW:].mean())
+    worse = improved < -t.error or (lost > 2 * t.error and improved <= t.error)
+    if worse and now < then and t.best < len(t.rows) - 1:
+        text = f"{seen} Since its best, epoch {t.epochs[t.best]:.4g}, the training loss fell from {num(then)} to {num(now)} while "
+        text += f"{t.name} went from {num(float(t.values[t.best]))} to {num(t.value)}. Use the best weights (--run.export best), "
+        return Advice(
+            "Stop: it is overfitting", text + "or fine-tune from them with more data or stronger regularisation."
+        )
+    if worse:
+        text = f"{seen} The training loss does not fall ({num(then)} at the best evaluation, {num(now)} now).{over}"
+        return Advice("Change the schedule: lower the rate", text)
+    if improved > t.error:
+        ahead = WINDOW if ended else planned - epoch
+        text = f"{seen} Continued, the line lands at {num(landing(t, summary, ahead))} after {ahead:.3g} more epochs "
+        text += f"(curves bend: no promise).{over}"
+        title = "Change the schedule" if over else "Continue"
+        return Advice(f"{title}: it is still improving", text)
+    rates = [max((float(v) for k, v in r.items() if k == "lr" or k.startswith("lr/")), default=0.0) for r in t.rows]
+    share = rates[-1] / max(rates) if max(rates) > 0 else 0.0
+    if not ended and decays and share > 0.2:
+        text = f"{seen} The rate is at {share:.0%} of its highest, and a falling rate often brings the last gain."
+        return Advice("Continue: flat, but the rate is still high", text)
+    return Advice("Stop: the curve is flat", f"{seen} That is within noise.{over}")
+
+
+def landing(t: Trend, summary: dict[str, Any], ahead: float) -> float:
+    """Where the line leads after `ahead` more epochs, within what the metric can be."""
+    ends = [summary[k] for k in ("floor", "ceiling") if summary.get(k) is not None]
+    ends = ends if len(ends) == 2 else [0.0, 1.0] if t.how.startswith("binomial") else [-math.inf, math.inf]
+    return min(max(t.end + t.slope * ahead, min(ends)), max(ends))
+
+
+def _against_baselines(t: Trend, summary: dict[str, Any]) -> Advice:
+    """Is the model clearly better than something simple?"""
+    known = {k: float(m[t.name]) for k, m in summary.get("baselines", {}).items() if t.name in m}
+    if not known and summary.get("unfinished"):
+        return Advice(
+            "Baselines come at the end", f"{t.name} is {num(t.value)}; baselines are measured after training."
+        )
+    if not known:
+        chance = "" if summary.get("floor") is None else f" Chance is {num(float(summary['floor']))}."
+        text = (
+            f"{t.name} is {num(t.value)}.{chance} A simple model on the same data would say how much of that was hard."
+        )
+        return Advice("No baseline to compare with", text)
+    best = max(known, key=lambda k: t.sign * known[k])
+    lead = t.sign * (t.value - known[best])
+    text = f"{t.name} {num(t.value)} against {num(known[best])} of the best baseline ({best}): "
+    if lead <= 2 * t.error:
+        text += f"{num(lead, '+')}, less than two standard errors (±{num(t.error)})."
+        return Advice("Do not use it yet: not clearly better than a baseline", text)
+    errors = f", {lead / t.error:,.0f} standard errors" if t.error else ""
+    return Advice("It beats every baseline", f"{text}{num(lead, '+')}{errors}.")
+
+
+def _which_weights(t: Trend) -> Advice:
+    """Final or best? The best of many noisy evaluations flatters, so it must lead by more than noise."""
+    top, row = float(t.values[t.best]), t.rows[t.best]
+    lead, error = t.sign * (top - t.value), f"two standard errors (±{num(t.error)})"
+    text = f"Best {num(top)} at epoch {row['epoch']:.4g} (step {row['step']:,}), newest {num(t.value)}: {num(lead)} apart, "
+    if lead > 2 * t.error:
+        return Advice("Fine-tune from the best, not from the last", f"{text}more than {error}.")
+    return Advice("The newest weights will do", f"{text}within {error}. The best of many evaluations is partly luck.")

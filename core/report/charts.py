@@ -1,0 +1,217 @@
+"""Curves: inline SVG in the colours of the page (they follow light and dark), and PNG files in plots/."""
+
+import io
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from core.report.folder import Folder, references, series
+from core.report.html import esc, num, tag
+
+SMALL = (3.4, 2.0)  # inches: a third of the page
+POINTS = 1500  # kept per line
+
+
+LIGHT = {
+    "line": "#3451b2", "second": "#b45309", "good": "#0f766e", "ink": "#1d2127", "muted": "#5f6670", "grid": "#e3e4e1",
+}  # fmt: skip
+SENTINEL = {k: f"#f1e2d{i}" for i, k in enumerate(LIGHT)}  # colours that occur nowhere else, replaced by var(--...)
+
+
+@dataclass
+class Chart:
+    """One plot: `draw(axes, colours)` draws it, for the page and for the file alike."""
+
+    name: str
+    title: str
+    draw: Callable[[Any, dict[str, str]], None]
+    note: str = ""
+    size: tuple[float, float] = (4.2, 2.3)
+
+
+def thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """At most POINTS points, the last one among them."""
+    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), POINTS)).round().astype(int)) if len(x) else []
+    return x[keep], y[keep]
+
+
+def smooth(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Centred (so without lag) Gaussian mean over about 2% of the run; a step that is not finite does not enter. Long runs
+    are averaged in POINTS blocks first: a million steps must not take a minute."""
+    starts = np.unique(np.linspace(0, len(y), min(len(y), POINTS), endpoint=False).astype(int))
+    finite = np.isfinite(y)
+    count, total = np.add.reduceat(finite.astype(float), starts), np.add.reduceat(np.where(finite, y, 0.0), starts)
+    width = max(1.0, len(starts) / 120)
+    reach = min(int(3 * width), (len(starts) - 1) // 2)
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
+    weight, mean = (np.convolve(v, kernel, "same") for v in (count, total))
+    middle = np.append(starts[1:], len(y)) - 1
+    return x[middle], np.divide(mean, weight, out=np.full(len(starts), math.nan), where=weight > 1e-9)
+
+
+def render(chart: Chart, colours: dict[str, str], kind: str) -> bytes:
+    """The chart as SVG or PNG, with settings of its own: a user's matplotlib style must not change the page."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    own = {
+        "svg.fonttype": "none", "svg.hashsalt": chart.name, "font.size": 8, "font.family": "DejaVu Sans", "lines.linewidth": 1.3,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6, "text.parse_math": False,
+        **{f"{x}tick.{size}.size": 0 for x in "xy" for size in ("major", "minor")},
+    }  # fmt: skip
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(own)
+        figure = Figure(figsize=chart.size, layout="constrained")
+        axes = figure.add_subplot()
+        axes.grid(axis="y", color=colours["grid"], linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["left", "bottom"]].set_color(colours["grid"])
+        axes.tick_params(which="both", colors=colours["muted"])
+        axes.set_xlabel("step", color=colours["muted"])
+        chart.draw(axes, colours)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, labelcolor=colours["ink"], fontsize=8, handlelength=1.2)
+        out = io.BytesIO()
+        if kind == "png":
+            axes.set_title(chart.title, color=colours["ink"], loc="left")
+        more = {"transparent": True, "metadata": {"Date": None}} if kind == "svg" else {}
+        figure.savefig(out, format=kind, dpi=160, **more)
+    return out.getvalue()
+
+
+def inline(svg: str, name: str, alt: str) -> str:
+    """matplotlib's SVG as a part of the page: no prolog, no metadata, own ids, coordinates to a tenth, the page's fonts
+    and colours."""
+    noise = r"<metadata>.*?</metadata>|<!--.*?-->|\s+xmlns(:\w+)?=\"[^\"]*\""
+    svg = re.sub(noise, "", svg[svg.index("<svg") :], flags=re.S)
+    used = set(re.findall(r"#([\w-]+)[\")]", svg))
+    svg = re.sub(r' id="([^"]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", svg)
+    svg = re.sub(r"(url\(#|xlink:href=\"#)([\w-]+)", lambda m: f"{m[1].removeprefix('xlink:')}{name}-{m[2]}", svg)
+    short = lambda m: f"{float(m[0]):.1f}".removesuffix(".0")  # noqa: E731
+    svg = re.sub(r'(?<= )(d|x|y|transform|points)="[^"]*"', lambda m: re.sub(r"-?\d+\.\d{2,}", short, m[0]), svg)
+    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
+    for k, colour in SENTINEL.items():
+        svg = svg.replace(colour, f"var(--{k})")
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{esc(alt)}" ', 1)
+
+
+def charts(f: Folder) -> list[Chart]:
+    """The curves this folder has numbers for."""
+    made = [_loss_chart(f), _metric_chart(f), _rate_chart(f), _norm_chart(f)]
+    x, y = series(f.steps, "step/samples_per_sec")
+    if len(x) > 1:
+        rate = float(np.nanmedian(y))
+        made.append(Chart("speed", "Samples per second", lambda a, c: (a.plot(*smooth(x, y), color=c["line"]),
+                          a.set_ylim(0, 1.6 * rate)), f"Median {rate:,.0f}.", SMALL))  # fmt: skip
+    return [m for m in made if m]
+
+
+def _loss_chart(f: Folder) -> Chart | None:
+    x, y = series(f.steps, "step/loss")
+    if len(x) < 2:
+        return None
+    val = next((k for k in ("val/loss", "val/nll") if f.rows and k in f.rows[-1]), None)
+    terms = [k for k in f.steps[-1] if k.startswith("step/") and k not in ("step/loss", "step/grad_norm", "step/samples_per_sec")
+             and not k.startswith("step/lr")][:3]  # fmt: skip
+
+    def draw(axes: Any, c: dict[str, str]) -> None:
+        axes.plot(*thin(x, y), color=c["line"], alpha=0.22, linewidth=0.5)
+        axes.plot(*smooth(x, y), color=c["line"], label="training, smoothed")
+        for term, style in zip(terms, ("--", ":", "-."), strict=False):
+            axes.plot(
+                *smooth(*series(f.steps, term)), style, color=c["muted"], linewidth=1, label=term.removeprefix("step/")
+            )
+        if val:
+            axes.plot(*thin(*series(f.rows, val)), "o", markersize=2.6, color=c["second"], label=val)
+        good = y[np.isfinite(y)]
+        if len(good) and good.min() > 0 and good.max() / good.min() > 30:
+            axes.set_yscale("log")
+
+    note = "Faint: single steps. " + (f"{val} may leave out what training adds (smoothing, penalties)." if val else "")
+    return Chart("loss", "Loss", draw, note)
+
+
+def _metric_chart(f: Folder) -> Chart | None:
+    s = f.summary
+    x, y = series(f.rows, f"val/{s.get('metric')}")
+    if not np.isfinite(y).any():
+        return None
+    best = int(np.nanargmax(y if s.get("higher_is_better", True) else -y))
+    known = sorted(references(s), key=lambda r: -r[1])
+    levels = [v for _, v in known] + [float(np.nanmin(y)), float(np.nanmax(y))]
+    near = 0.07 * (max(levels) - min(levels))
+    groups: list[list[tuple[str, float]]] = []  # lines too close for a label each share one
+    for label, v in known:
+        if groups and groups[-1][0][1] - v <= near:
+            groups[-1].append((label, v))
+        else:
+            groups.append([(label, v)])
+
+    def draw(axes: Any, c: dict[str, str]) -> None:
+        for group in groups:
+            (label, top), more = group[0], f" and {len(group) - 1} more" if len(group) > 1 else ""
+            below = top > (min(levels) + max(levels)) / 2  # away from the frame
+            axes.annotate(f"{label} {num(top)}{more}", (1, group[-1][1] if below else top), xytext=(0, -2 if below else 2),
+                          xycoords=("axes fraction", "data"), textcoords="offset points", ha="right", fontsize=7.5,
+                          va="top" if below else "bottom", color=c["muted"])  # fmt: skip
+            for _, v in group:
+                axes.axhline(v, color=c["muted"], linestyle=(0, (4, 3)), linewidth=0.8)
+        axes.plot(*thin(x, y), "-o", color=c["line"], markersize=2.4)
+        axes.plot([x[best]], [y[best]], "o", color=c["good"], markersize=7, fillstyle="none", markeredgewidth=1.4)
+        axes.annotate(f"best {num(float(y[best]))}", (x[best], y[best]), xytext=(0, 7), textcoords="offset points", ha="center",
+                      fontsize=8, color=c["good"])  # fmt: skip
+        axes.margins(y=0.14)
+
+    words = f"Ring: best, step {x[best]:,.0f}."
+    words += f" Dashed: {', '.join(f'{label} {num(v)}' for label, v in known)}." if known else ""
+    return Chart("metric", f"{s['metric']} on held-out data", draw, words)
+
+
+def _rate_chart(f: Folder) -> Chart | None:
+    names = [k for k in (f.steps[-1] if f.steps else {}) if k == "step/lr" or k.startswith("step/lr/")][:4]
+    if not names or len(f.steps) < 2:
+        return None
+    peak = max(float(np.nanmax(series(f.steps, k)[1])) for k in names)
+
+    def draw(axes: Any, c: dict[str, str]) -> None:
+        for name, style in zip(names, ("-", "--", ":", "-."), strict=False):
+            label = name.removeprefix("step/lr/") if len(names) > 1 else None
+            axes.plot(*thin(*series(f.steps, name)), style, color=c["line"], label=label)
+
+    optim = f.settings.get("optim", {})
+    return Chart("rate", "Learning rate", draw, f"{optim.get('schedule', '')}, highest {peak:g}.".lstrip(", "), SMALL)
+
+
+def _norm_chart(f: Folder) -> Chart | None:
+    x, y = series(f.steps, "step/grad_norm")
+    if len(x) < 2:
+        return None
+    clip = float(f.settings.get("optim", {}).get("clip", "inf"))
+
+    def draw(axes: Any, c: dict[str, str]) -> None:
+        axes.plot(*thin(x, y), color=c["line"], alpha=0.22, linewidth=0.5)
+        axes.plot(*smooth(x, y), color=c["line"])
+        if math.isfinite(clip):
+            axes.axhline(clip, color=c["second"], linestyle=(0, (4, 3)), linewidth=0.9, label=f"clipped above {clip:g}")
+        axes.set_ylim(0, 1.1 * np.nanpercentile(y[np.isfinite(y)], 99.5) if np.isfinite(y).any() else None)
+
+    cut = f"{np.mean(~(y <= clip)):.0%} of steps were clipped at {clip:g}." if math.isfinite(clip) else "No clipping."
+    return Chart("norm", "Gradient norm, before clipping", draw, cut, SMALL)
+
+
+def curves(f: Folder) -> str:
+    """Every chart inline, and as a PNG under plots/ for those who want files."""
+    parts = []
+    for chart in charts(f):
+        plots = f.path / "plots"
+        plots.mkdir(exist_ok=True)
+        (plots / f"{chart.name}.png").write_bytes(render(chart, LIGHT, "png"))
+        svg = inline(render(chart, SENTINEL, "svg").decode(), chart.name, f"{chart.title}, by step. {chart.note}")
+        words = tag("figcaption", esc(chart.note))
+        parts.append(tag("figure", tag("h3", esc(chart.title)) + svg + words, class_="card"))
+    return tag("div", "".join(parts), class_="charts") if parts else ""

@@ -1,0 +1,81 @@
+"""A run folder as the report reads it, in whatever state it is."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from core.metrics import read_rows
+
+
+@dataclass
+class Folder:
+    """What a run folder holds; whatever is missing or half-written is empty."""
+
+    path: Path
+    args: dict[str, Any]
+    environment: dict[str, Any]
+    data: dict[str, Any]
+    gates: dict[str, Any]
+    summary: dict[str, Any]
+    steps: list[dict[str, Any]]
+    rows: list[dict[str, Any]]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.args.get("settings", {})
+
+    @property
+    def n_val(self) -> int:
+        return self.data.get("splits", {}).get("val", {}).get("samples", 0)
+
+    @property
+    def verdicts(self) -> list[dict[str, Any]]:
+        """Failures first, then in the order they were proved."""
+        rank = {"fail": 0, "waived": 1}
+        return sorted(self.gates.get("gates", []), key=lambda v: rank.get(v["verdict"], 2))
+
+    @property
+    def failed(self) -> list[str]:
+        return [v["id"] for v in self.verdicts if v["verdict"] == "fail"]
+
+    @property
+    def only_checked(self) -> bool:
+        return "checks" in self.path.absolute().parts
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def read(path: Path) -> Folder:
+    """Read what exists. Without a summary.json the metric's name and direction come from the best checkpoint."""
+    names = ("args", "environment", "data", "gates", "summary")
+    steps, rows = (read_rows(path / f"{n}_metrics.jsonl") for n in ("step", "epoch"))
+    found = Folder(path, *(read_json(path / f"{n}.json") for n in names), steps, rows)
+    if not found.summary:
+        best = [read_json(p) for p in path.glob("checkpoints/*/best_val_*/info.json")]
+        tags = [k.removeprefix("val/") for k in (rows[-1] if rows else {}) if k.startswith("val/")]
+        name = best[0].get("metric") if best else next(iter(tags), None)
+        if name:
+            values = series(rows, "val/" + name)[1]
+            higher = not best or not len(values) or best[0]["value"] >= np.nanmax(values) > np.nanmin(values)
+            found.summary = {"metric": name, "higher_is_better": bool(higher), "unfinished": True}
+    return found
+
+
+def series(rows: list[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, values) of the rows that have `key`; "nan" and "inf" are numbers again."""
+    kept = [(r["step"], float(r[key])) for r in rows if key in r]
+    return (np.array([k[0] for k in kept], float), np.array([k[1] for k in kept], float))
+
+
+def references(s: dict[str, Any]) -> list[tuple[str, float]]:
+    """What the result is measured against: every baseline that has the metric, and chance."""
+    found = [(k, float(m[s["metric"]])) for k, m in s.get("baselines", {}).items() if s["metric"] in m]
+    return [*found, *([("chance", float(s["floor"]))] if s.get("floor") is not None else [])]

@@ -1,0 +1,115 @@
+"""Small pieces of a page; everything that comes from a file goes through `esc`."""
+
+import base64
+import io
+import math
+import re
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from core.report.folder import Folder
+
+SECRET = re.compile(
+    r"\b(hf_|gh[pousr]_|github_pat_|sk-|xox[a-z]-|AKIA)[A-Za-z0-9_-]{12,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+)
+SECRET_NAME = re.compile(r"(^|[._-])(token|secret|password|passwd|api_?key|credentials?)$", re.I)
+
+
+def esc(value: Any) -> str:
+    """Text for the page: escaped, and anything that looks like an access token masked."""
+    return escape(SECRET.sub("[hidden]", str(value)))
+
+
+def num(value: Any, sign: str = "") -> str:
+    """A number as people read it: four decimals near one, thousands separated, powers of ten far away."""
+    if not isinstance(value, (int, float, np.number)) or isinstance(value, bool):
+        return str(value)
+    v = float(value)
+    if not math.isfinite(v) or v == 0:
+        return ("±0" if sign else "0") if v == 0 else str(v)
+    if isinstance(value, (int, np.integer)) or (v.is_integer() and 10 <= abs(v) < 1e9):
+        return f"{int(v):{sign},}"
+    if abs(v) >= 1e6 or abs(v) < 1e-4:
+        return f"{v:{sign}.1e}"
+    return f"{v:{sign}.4f}" if abs(v) < 10 else f"{v:{sign},.1f}"
+
+
+def tag(name: str, inner: str = "", **attrs: Any) -> str:
+    """One element; `inner` is HTML, attributes are escaped; class_ and data_x as in every Python builder."""
+    words = "".join(f' {k.rstrip("_").replace("_", "-")}="{esc(v)}"' for k, v in attrs.items() if v is not None)
+    return f"<{name}{words}>" if name in ("img", "br", "meta") else f"<{name}{words}>{inner}</{name}>"
+
+
+def table(head: Iterable[str], rows: Iterable[list[str]], *, class_: str = "", caption: str = "") -> str:
+    """A table of HTML cells; the first cell of a row is its header."""
+    top = "".join(tag("th", h, scope="col") for h in head)
+    body = "".join("<tr>" + tag("th", r[0], scope="row") + "".join(tag("td", c) for c in r[1:]) + "</tr>" for r in rows)
+    title = tag("caption", caption) if caption else ""
+    head_html = f"<thead><tr>{top}</tr></thead>" if top else ""
+    wide = {"tabindex": 0, "role": "region", "aria_label": class_} if class_ in ("predictions", "matrix") else {}
+    return tag("div", tag("table", f"{title}{head_html}<tbody>{body}</tbody>", class_=class_), class_="scroll", **wide)
+
+
+def bars(rows: list[tuple[str, float, str]], *, low: float = 0.0, high: float | None = None, caption: str = "") -> str:
+    """Horizontal bars (label, value, class) with their numbers; a bar starts at zero, also for negative values."""
+    finite = [v for _, v, _ in rows if math.isfinite(v)]
+    lo, hi = min([low, 0.0, *finite]), max([0.0, *([high] if high is not None else []), *finite])
+    span = (hi - lo) or 1.0
+    cells = []
+    for label, v, kind in rows:
+        w = abs(v) / span if math.isfinite(v) else 0.0
+        style = f"--x:{100 * (min(v, 0) - lo) / span if w else 0:.2f}%;--w:{100 * w:.2f}%"
+        cells.append([esc(label), tag("span", "", class_=f"bar {kind}", style=style), esc(num(v))])
+    return table((), cells, class_="bars", caption=esc(caption))
+
+
+def picture(source: bytes | np.ndarray, alt: str, *, side: int = 192) -> str:
+    """An image as a data URI, large ones averaged down so that the page stays light; small ones keep their pixels."""
+    from matplotlib import image
+
+    if isinstance(source, bytes) and len(source) < 24_000:
+        return tag("img", src="data:image/png;base64," + base64.b64encode(source).decode(), alt=alt, loading="lazy")
+    a = image.imread(io.BytesIO(source)) if isinstance(source, bytes) else np.asarray(source) / 255.0
+    k = max(1, math.ceil(max(a.shape[:2]) / side))
+    h, w = (n // k * k for n in a.shape[:2])
+    a = a[:h, :w].reshape(h // k, k, w // k, k, *a.shape[2:]).mean((1, 3)) if h and w else a
+    out = io.BytesIO()
+    image.imsave(out, np.clip(a, 0, 1), cmap="gray", vmin=0, vmax=1, format="png")
+    return tag("img", src="data:image/png;base64," + base64.b64encode(out.getvalue()).decode(), alt=alt, loading="lazy")
+
+
+def details(summary: str, inner: str, *, is_open: bool = False) -> str:
+    """A fold; works without script."""
+    return f"<details{' open' if is_open else ''}>{tag('summary', summary)}{inner}</details>"
+
+
+def section(title: str, inner: str, lead: str = "") -> str:
+    """A numbered part of the page, or nothing if there is nothing to show."""
+    anchor = re.sub(r"\W+", "-", title.lower()).strip("-")
+    return tag("section", tag("h2", esc(title)) + (note(lead) if lead else "") + inner, id=anchor) if inner else ""
+
+
+def card(title: str, inner: str) -> str:
+    return tag("div", tag("h3", esc(title)) + inner, class_="card")
+
+
+def note(text: str) -> str:
+    return tag("p", esc(text), class_="note")
+
+
+def said(f: Folder) -> list[str]:
+    """The command line's words after the verb, secrets hidden."""
+    out: list[str] = []
+    for word in map(str, f.args.get("argv", [])):
+        name, equals, _ = word.partition("=")
+        after_secret = bool(out) and out[-1].startswith("--") and SECRET_NAME.search(out[-1])
+        hidden = name + "=[hidden]" if equals and SECRET_NAME.search(name) else "[hidden]" if after_secret else word
+        out.append(hidden)
+    return out
+
+
+def code(command: str) -> str:
+    return tag("pre", tag("code", esc(command)), class_="command")

@@ -1,0 +1,385 @@
+"""The sections of the page, each from the run folder alone."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from core.metrics import read_rows
+from core.report.advice import Advice, advise
+from core.report.charts import SENTINEL, SMALL, Chart, inline, render, thin
+from core.report.folder import Folder, read_json, references
+from core.report.html import SECRET_NAME, bars, card, code, details, esc, note, num, picture, said, table, tag
+
+COLUMNS = 12  # evaluations shown side by side
+
+
+def name_of(f: Folder) -> str:
+    """The recipe's id; a fork's file name without its folders, which are nobody's business."""
+    target = f.summary.get("recipe") or f.args.get("recipe") or f.path.parent.name
+    return Path(target).stem if target.endswith(".py") else target
+
+
+def verdict(f: Folder) -> tuple[str, str]:
+    """(good, warn or bad; what the gates said in plain words)."""
+    gates = f.gates.get("gates", [])
+    if not f.gates:
+        return "warn", "No verdicts: the gates did not finish"
+    if not f.gates.get("enabled", True):
+        return "bad", "Gates were OFF: nothing was proved"
+    if f.failed:
+        more = f" and {len(f.failed) - 2} more" if len(f.failed) > 2 else ""
+        failed = (", " if more else " and ").join(f.failed[:2]) + more
+        return "bad", f"{'Check' if f.only_checked else 'Stopped before training'}: {failed} failed"
+    n = {k: sum(v["verdict"] == k for v in gates) for k in ("pass", "skip", "waived")}
+    extra = "".join(f", {n[k]} {word}" for k, word in (("skip", "skipped"), ("waived", "waived")) if n[k])
+    return ("warn" if n["waived"] else "good"), f"{n['pass']} of {len(gates)} gates passed{extra}"
+
+
+def state(f: Folder) -> str:
+    """How far this run came, in a sentence."""
+    step = max([r["step"] for r in (*f.steps[-1:], *f.rows[-1:])], default=0)
+    if f.only_checked:
+        return "Gates only: nothing was trained, as asked."
+    if f.summary and not f.summary.get("unfinished"):
+        s = f.summary
+        return f"Finished: {s['steps']:,} steps, {s['epochs']:g} epochs, {s['train_seconds']:.0f} s of training."
+    if f.failed:
+        return "No training step was made, so there is no result yet."
+    if not step:
+        return "Not trained yet: no step was logged."
+    train, n = f.settings.get("train", {}), f.data.get("splits", {}).get("train", {}).get("samples")
+    total = f" of about {train['epochs'] * n / train['batch_size']:,.0f}" if n and train.get("batch_size") else ""
+    return f"Not finished: step {step:,}{total}. It was interrupted, stopped itself, or is still running; it can be resumed."
+
+
+def hero(f: Folder) -> str:
+    """Verdict, result, and the result against its baselines."""
+    (kind, words), recipe, question = verdict(f), name_of(f), f.summary.get("question") or ""
+    seed, stamp = f.settings.get("run", {}).get("seed", "?"), " ".join(f.path.absolute().name.split("-")[:2])
+    facts = [recipe, f.args.get("preset", ""), f"seed {seed}", stamp]
+    mark = tag("span", {"good": "✓", "warn": "!", "bad": "✕"}[kind], aria_hidden="true")
+    left = tag("p", " · ".join(esc(x) for x in facts if x), class_="eyebrow")
+    left += tag("h1", esc(question[:1].upper() + question[1:] or recipe)) + tag(
+        "p", mark + esc(words), class_=f"pill {kind}"
+    )
+    now = state(f)
+    if now.startswith("Not finished"):
+        left += tag("p", tag("span", "!", aria_hidden="true") + "Not finished", class_="pill warn")
+    number, right = result(f) if "metric" in f.summary and (f.rows or "reported" in f.summary) else ("", "")
+    left += number + tag("p", esc(now), class_="state")
+    return tag("header", tag("div", left) + right, class_="hero" if right else "hero alone")
+
+
+def result(f: Folder) -> tuple[str, str]:
+    """The number with what it is worth, and bars of it beside what it is measured against."""
+    s, name, newest = f.summary, f.summary["metric"], (f.rows or [{}])[-1]
+    shown = s.get("reported") or {
+        "weights": "newest",
+        "step": newest["step"],
+        name: float(newest.get("val/" + name, "nan")),
+    }
+    chosen = {"best": "chosen on the same validation set, so it flatters", "final": "not chosen on the validation set"}
+    seeds = len(s.get("seeds", [0]))
+    fine = [
+        f"{shown['weights']} weights, step {shown['step']:,} ({chosen.get(shown['weights'], 'unfinished')})",
+        *([f"{f.n_val:,} held-out samples"] if f.n_val else []),
+        "one seed: differences between single seeds are not results" if seeds == 1 else f"{seeds} seeds",
+    ]
+    number = tag("p", f"<strong>{esc(num(shown[name]))}</strong> <span>{esc(name)}</span>", class_="number")
+    number += note("; ".join(fine) + ".")
+    higher = s.get("higher_is_better", True)
+    ranked = sorted(references(s), key=lambda r: r[1], reverse=higher)
+    if not ranked:
+        return number, ""
+    rows = [("this model", shown[name], "model"), *((k, v, "other") for k, v in ranked)]
+    best = f" Best known: {s['best_known']}." if s.get("best_known") else ""
+    drawn = bars(rows, high=s.get("ceiling"), caption=f"{name}, against baselines")
+    return number, tag("div", drawn + note(f"{'Higher' if higher else 'Lower'} is better.{best}"), class_="card")
+
+
+def next_steps(f: Folder) -> str:
+    """The recommendation; after a failed gate, how to find its cause."""
+    if f.failed:
+        tail = code(shlex.join(["trainworthy", "check", *said(f), "--only", ",".join(f.failed)]))
+        where = "Likely causes and evidence are below, under Gates. To try again:"
+        todo = [Advice("Fix what failed, then prove it again in seconds", where)]
+    elif f.rows:
+        todo, tail = advise(f.rows, f.summary, f.settings, f.n_val), ""
+        if skipped := f.summary.get("skipped_steps"):
+            why = "Their loss or gradient was not finite; weights were not touched. The batches are in postmortem/."
+            todo.append(Advice(f"Look at {len(skipped)} skipped steps", why))
+    else:
+        return ""
+    cards = "".join(tag("li", tag("h3", esc(a.title)) + tag("p", esc(a.evidence)), class_="card") for a in todo)
+    return tag("ol", cards, class_="advice") + tail
+
+
+def gate_section(f: Folder) -> str:
+    """One row per gate, failures first; below a failure, over the whole width, its causes and evidence."""
+    if not f.verdicts:
+        return tag("p", "This run was started with --gates.no-enabled.", class_="card") if f.gates else ""
+    head = "".join(tag("th", h, scope="col") for h in ("Verdict", "Gate", "Measured", "Needed", "Cost"))
+    rows = []
+    for v in f.verdicts:
+        kind = {"pass": "good", "fail": "bad"}.get(v["verdict"], "warn")
+        title = f"{tag('span', esc(v['id']), class_='id')} {tag('span', esc(v['rows']), class_='dim')}{tag('p', esc(v['title']))}"
+        why = tag("p", esc(f"{v['verdict']}: {v['reason']}"), class_="warn") if v["reason"] else ""
+        broken, shown = v["verdict"] in ("fail", "waived"), evidence(f, v)
+        measured = tag("p", esc(v["measured"])) + why + ("" if broken else details("Evidence", shown) if shown else "")
+        cost = f"proved {v['remembered']}" if v.get("remembered") else f"{v['seconds']:.1f} s"
+        cells = "".join(tag("td", c) for c in (title, measured, esc(v["needed"]), esc(cost)))
+        rows.append(tag("tr", tag("th", tag("span", esc(v["verdict"]), class_=f"pill {kind}"), scope="row") + cells))
+        if broken:
+            causes = tag("ul", "".join(tag("li", esc(x)) for x in v["remedy"].splitlines()), class_="causes")
+            causes = tag("p", "Likely causes, in order", class_="dim") + causes if v["remedy"] else ""
+            fold = causes + (details("Evidence", shown, is_open=True) if shown else "")
+            fold = fold and tag("td", tag("div", fold, class_=f"card failure {kind}"), colspan=5)
+            rows.append(fold and tag("tr", fold))
+    return tag("table", f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>", class_="gates")
+
+
+def evidence(f: Folder, v: dict[str, Any]) -> str:
+    """What a gate saw: its picture, its curve, its numbers."""
+    parts = []
+    image = f.path / "gates" / v["id"] / "batch.png"
+    if image.is_file():
+        shown = picture(image.read_bytes(), f"the batch that {v['id']} was judged on", side=900)
+        parts.append(tag("figure", shown + tag("figcaption", "The batch it was judged on")))
+    found = dict(v.get("evidence") or {})
+    curve = [(s, x) for s, x, *_ in found.pop("curve", None) or [] if isinstance(x, (int, float))]
+    if len(curve) > 1:
+        x, y = np.array(curve, float).T
+        words = f"Loss of the probe, {num(float(y[0]))} to {num(float(y[-1]))} at step {x[-1]:.0f}"
+        draw = lambda a, c: a.plot(*thin(x, y), "-o", color=c["line"], markersize=2.4)  # noqa: E731
+        chart = Chart(f"gate-{v['id']}", "Probe over steps", draw, size=SMALL)
+        svg = inline(render(chart, SENTINEL, "svg").decode(), chart.name, words)
+        parts.append(tag("figure", svg + tag("figcaption", esc(words))))
+    if found:
+        plain = json.loads(json.dumps(found, default=str), parse_float=lambda x: float(f"{float(x):.4g}"))
+        text = json.dumps(plain)
+        parts.append(
+            tag("pre", esc(text if len(text) < 4000 else text[:4000] + " ... (all of it in gates.json)"), tabindex="0")
+        )
+    return tag("div", "".join(parts), class_="evidence") if parts else ""
+
+
+def tiles(f: Folder, split: str) -> list[tuple[bytes | None, str]]:
+    """(PNG, caption) of each tile that was saved for `split`."""
+    folder = f.path / "previews" / split
+    captions = read_json(folder / "captions.json") or [""] * len(list(folder.glob("*.png")))
+    paths = [folder / f"{i:02d}.png" for i in range(len(captions))]
+    return [(p.read_bytes() if p.is_file() else None, str(c)) for p, c in zip(paths, captions, strict=True)]
+
+
+def gallery(items: list[tuple[Any, str]], what: str) -> str:
+    """Pictures with captions."""
+    shown = [("" if p is None else picture(p, f"{what}: {c}"), c) for p, c in items]
+    cells = [tag("figure", image + tag("figcaption", esc(c))) for image, c in shown]
+    roomy = any(len(c) > 12 or (isinstance(p, bytes) and len(p) > 6000) for p, c in items)
+    return tag("div", "".join(cells), class_="gallery roomy" if roomy else "gallery")
+
+
+def inputs(f: Folder) -> str:
+    """Training and validation path, decoded back from the tensors."""
+    names = (("train", "Training path, with its augmentation"), ("val", "Validation path"))
+    return "".join(tag("h3", title) + gallery(tiles(f, k), title) for k, title in names if tiles(f, k))
+
+
+def predictions(f: Folder) -> str:
+    """One row per sample, one column per evaluation; what was predicted, and how much of it was right."""
+    rows = read_rows(f.path / "previews" / "predictions.jsonl")
+    if not rows:
+        return ""
+    keep = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), COLUMNS)).round().astype(int))
+    shown, truth, body = [rows[i] for i in keep], tiles(f, "val"), []
+    for i in range(len(shown[0]["captions"])):
+        image, label = truth[i] if i < len(truth) else (None, f"sample {i + 1}")
+        cells = [tag("span", ("" if image is None else picture(image, f"sample {i + 1}")) + esc(label), class_="truth")]
+        for r in shown:
+            good, caption = r["good"][i], r["captions"][i]
+            share = "" if good is None else tag("small", f"{good:.0%}")
+            mark = tag("b", "✓", title="the same as the truth") if truth and caption == label else ""
+            kind = "" if good is None else "right" if good >= 0.5 else "wrong"
+            style = None if good is None else f"--v:{abs(good - 0.5) * 90:.0f}%"
+            cells.append(tag("span", f"{tag('span', esc(caption) + mark)}{share}", class_=f"cell {kind}", style=style))
+        body.append(cells)
+    return table(("truth", *(f"step {r['step']:,}" for r in shown)), body, class_="predictions")
+
+
+def figures(f: Folder) -> str:
+    """Figures of the recipe, and its per-class metrics."""
+    parts = []
+    for title, figure in f.summary.get("figures", {}).items():
+        if isinstance(figure, list):
+            images = [None if t.get("image") is None else np.array(t["image"], float) for t in figure]
+            items = list(zip(images, [t.get("caption", "") for t in figure], strict=True))
+            inner = gallery(items, title)
+        else:
+            inner = matrix(figure)
+        parts.append(card(title, inner))
+    newest = {k[4:]: v for k, v in (f.rows or [{}])[-1].items() if k.startswith("val/")}
+    metrics = f.summary.get("metrics") or newest
+    groups: dict[str, list[tuple[str, float, str]]] = {}
+    for key, value in metrics.items():
+        group, _, name = key.partition("/")
+        groups.setdefault(group if name else "", []).append((name or group, float(value), "other"))
+    scalars = [[esc(k), esc(num(v))] for k, v, _ in groups.pop("", [])]
+    if scalars:
+        parts.append(card("All metrics", table((), scalars, class_="plain")))
+    for group, rows in groups.items():
+        worst = min(rows, key=lambda r: r[1])
+        rows = [(k, v, "worst" if v == worst[1] and len(rows) > 1 else kind) for k, v, kind in rows]
+        kept = rows if len(rows) <= 40 else sorted(rows, key=lambda r: r[1])[:30]
+        words = f"Lowest: {worst[0]}, {num(worst[1])}." + ("" if kept is rows else f" The 30 lowest of {len(rows)}.")
+        parts.append(card(f"{group}, one by one", bars(kept) + note(words)))
+    return tag("div", "".join(parts), class_="figures") if parts else ""
+
+
+def matrix(figure: dict[str, Any]) -> str:
+    """A heat table: shaded by its share of the row, the diagonal framed, zeros faint."""
+    values, (down, across) = np.array(figure["values"], float), figure.get("axes") or ("", "")
+    total = np.abs(values).sum(1, keepdims=True)
+    share = np.divide(np.abs(values), total, out=np.zeros_like(values), where=total > 0)
+    square, body = values.shape[0] == values.shape[1], []
+    for i, label in enumerate(figure["rows"]):
+        cells = []
+        for j, v in enumerate(values[i]):
+            marks = (("diagonal", square and i == j), ("zero", v == 0), ("hot", share[i, j] > 0.5))
+            kind = " ".join(["heat", *(k for k, on in marks if on)])
+            text = esc(f"{v:g}" if v.is_integer() else num(float(v)))
+            cells.append(tag("span", text, class_=kind, style=f"--v:{share[i, j] * 100:.0f}%"))
+        body.append([esc(label), *cells])
+    head = (tag("span", f"{esc(down)} ↓<br>{esc(across)} →", class_="dim"), *(esc(c) for c in figure["columns"]))
+    return table(head, body, class_="matrix")
+
+
+def data_section(f: Folder) -> str:
+    """What was in the data, counted."""
+    splits, o = f.data.get("splits", {}), f.data.get("overlap", {})
+    if not splits:
+        return ""
+    size = []
+    for name, s in splits.items():
+        counts = (s["samples"], s["read"], s["unique_contents"], s["read"] - s["unique_contents"])
+        size.append([esc(name), *(esc(num(n)) for n in counts)])
+    parts = [table(("split", "samples", "read", "unique", "repeated"), size, class_="plain")]
+    if o:
+        near = (
+            f"{o['near']:,} near (closest pair {num(o.get('largest_similarity'))})" if o.get("near") is not None else ""
+        )
+        shared = "".join(f"; {len(v)} shared values of {k}" for k, v in o.get("groups", {}).items())
+        near = near or "near ones not comparable"
+        parts.append(
+            note(f"Validation samples that stand in the training set: {o.get('exact', 0):,} exact, {near}{shared}.")
+        )
+    head = ("field", "role", "type", "shape", "range", "mean", "std", "not finite")
+    fields = [field_row(f"{split}: {k}", x) for split, s in splits.items() for k, x in s["fields"].items()]
+    parts.append(table(head, fields, class_="plain"))
+    return "".join(parts) + tag("div", "".join(histograms(splits)), class_="figures")
+
+
+def field_row(name: str, x: dict[str, Any]) -> list[str]:
+    """One entry of a sample: its shape (smallest, median, largest where they differ), range and moments."""
+    shapes = [str(tuple(x["shape"][k])) for k in ("min", "median", "max") if k in x.get("shape", {})]
+    shape = " · ".join(shapes[:1] if len(set(shapes)) == 1 else shapes)
+    limits = f"{x['min']:g} to {x['max']:g}" if "min" in x else ""
+    moments = [", ".join(map(num, x.get(k, []))) for k in ("mean", "std")]
+    return [esc(v) for v in (name, x["role"], x["dtype"], shape, limits, *moments, num(x["non_finite_samples"]))]
+
+
+def histograms(splits: dict[str, Any]) -> list[str]:
+    """Samples per class, every split."""
+    found = []
+    for split, s in splits.items():
+        for name, x in s["fields"].items():
+            counts = x.get("classes")
+            if not counts or len(counts) < 2:
+                continue
+            top = sorted(counts.items(), key=lambda kv: -kv[1])[:30] if len(counts) > 40 else counts.items()
+            p = x["per_class"]
+            words = f"{len(counts)} classes; smallest {p['min']:,}, median {p['median']:,}, largest {p['max']:,}"
+            words += f"; {sum(x['invalid'].values()):,} invalid" if x.get("invalid") else ""
+            words += "; the 30 largest." if len(counts) > 40 else "."
+            found.append(card(f"{split}: {name}", bars([(k, n, "other") for k, n in top]) + note(words)))
+    return found
+
+
+def settings_section(f: Folder) -> str:
+    """Settings in groups; those of the command line are marked."""
+    given = {w[2:].split("=")[0].replace("-", "_") for w in said(f) if w.startswith("--")}
+    given |= {re.sub(r"(^|\.)no_(\w+)$", r"\1\2", w) for w in given}
+    groups: dict[str, list[list[str]]] = {}
+    for key, value in f.settings.items():
+        for name, v in (value if isinstance(value, dict) else {"": value}).items():
+            path = f"{key}.{name}" if name else key
+            text = ", ".join(map(str, v)) if isinstance(v, list) else str(v)
+            text = "[hidden]" if text and SECRET_NAME.search(path) else text or "none"
+            mark = tag("span", "set", class_="pill accent", title="given on the command line") if path in given else ""
+            groups.setdefault(key if name else "recipe", []).append([esc(name or key), esc(text) + mark])
+    cards = [card(k, table((), rows, class_="plain")) for k, rows in groups.items()]
+    return tag("div", "".join(cards), class_="columns") if cards else ""
+
+
+def environment_section(f: Folder) -> str:
+    """Where it ran, on which sources."""
+    e = f.environment
+    if not e:
+        return ""
+    changed = len(e.get("diff", "").splitlines())
+    commit = e.get("commit") or "not under version control"
+    commit += f", with {changed} lines of uncommitted changes (environment.json)" if changed else ""
+    machine = {
+        "devices": ", ".join(e.get("devices", [])), "processes": e.get("processes", 1), "commit": commit,
+        "platform": e.get("platform", ""), "cores, threads": f"{e.get('cores')}, {e.get('threads')}",
+        "memory": f"{e.get('memory_gb')} GB",
+    }  # fmt: skip
+    cards = ""
+    for title, found in (("Machine", machine), ("Versions", e.get("versions", {}))):
+        cards += card(title, table((), [[esc(k), esc(v)] for k, v in found.items()], class_="plain"))
+    return tag("div", cards, class_="columns")
+
+
+def markdown(text: str) -> str:
+    """The few forms a card uses: headings, bold, tables, lists, paragraphs."""
+    out = []
+    for block in re.split(r"\n\s*\n", esc(text)):
+        lines = [re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", x) for x in block.strip().splitlines()]
+        if lines and lines[0].startswith("#"):
+            out.append(tag("h4", lines.pop(0).lstrip("# ")))
+        if lines and lines[0].startswith("|"):
+            cells = [[c.strip() for c in x.strip("|").split("|")] for x in lines if not set(x) <= set("|-: ")]
+            out.append(table(cells[0], cells[1:], class_="plain"))
+        elif lines and lines[0].startswith("- "):
+            out.append(tag("ul", "".join(tag("li", x.removeprefix("- ")) for x in lines)))
+        elif lines:
+            out.append(tag("p", " ".join(lines)))
+    return "".join(out)
+
+
+FILES = {
+    "report.html": "this page", "card.md": "the run card", "args.json": "settings", "environment.json": "versions, commit, diff",
+    "data.json": "data report", "gates.json": "verdicts and evidence", "gates": "batch and script of each failure",
+    "summary.json": "results", "step_metrics.jsonl": "every step", "epoch_metrics.jsonl": "every evaluation",
+    "tb": "TensorBoard", "plots": "the curves as PNG", "previews": "inputs and predictions", "checkpoints": "to resume from",
+    "export": "the model, to load elsewhere", "postmortem": "batches of skipped steps", "recipe.py": "the recipe as it ran",
+}  # fmt: skip
+
+
+def files_section(f: Folder) -> str:
+    """What lies where, and the commands that go on from here."""
+    rows = [[tag("code", k), v] for k, v in FILES.items() if k == "report.html" or (f.path / k).exists()]
+    commands = [["run", *said(f)], ["check", *said(f)], ["report", str(f.path)]] if said(f) else []
+    if any(f.path.glob("checkpoints/*/step-*")) and (not f.summary or f.summary.get("unfinished")):
+        commands.insert(0, ["resume", str(f.path)])
+    path = f.path / "card.md"
+    fold = (
+        details("The card", tag("div", markdown(path.read_text(encoding="utf-8")), class_="prose"))
+        if path.is_file()
+        else ""
+    )
+    lines = "\n".join(shlex.join(["trainworthy", *c]) for c in commands)
+    return (code(lines) if lines else "") + table((), rows, class_="plain") + fold

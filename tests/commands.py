@@ -1,0 +1,58 @@
+"""The real commands, as a user types them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+BIN = Path(sys.executable).parent
+QUICK = ("--train.epochs", "0.32", "--train.batch-size", "64", "--gates.no-enabled", "--run.no-tensorboard")  # 20 steps
+
+
+def environment(**more: str) -> dict[str, str]:
+    """No accelerator (tests must give the same everywhere), no shadowing, few threads."""
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", **more}
+
+
+def trainworthy(*argv: object, cwd: Path, timeout: float = 600, **env: str) -> subprocess.CompletedProcess:
+    """`trainworthy ...` in `cwd`, output captured."""
+    return subprocess.run([str(BIN / "trainworthy"), *map(str, argv)], cwd=cwd, env=environment(**env), capture_output=True,
+                          text=True, timeout=timeout)  # fmt: skip
+
+
+def start(*argv: object, cwd: Path, **env: str) -> subprocess.Popen:
+    """The same in the background; its output is one pipe."""
+    return subprocess.Popen([str(BIN / "trainworthy"), *map(str, argv)], cwd=cwd, env=environment(PYTHONUNBUFFERED="1", **env),
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+
+
+def run_folder(cwd: Path, pattern: str = "runs/*/2*") -> Path:
+    """The newest run folder under `cwd`."""
+    return max(cwd.glob(pattern), key=lambda p: p.stat().st_mtime)
+
+
+def read(path: Path) -> Any:
+    """A JSON file, or the rows of a JSONL file."""
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    return json.loads(path.read_text())
+
+
+def losses(folder: Path) -> list[float]:
+    """The loss of every step."""
+    return [row["step/loss"] for row in read(folder / "step_metrics.jsonl")]
+
+
+def final_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of the last full checkpoint."""
+    return load_file(folder / "checkpoints" / "classify" / "latest" / "model.safetensors")
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Bitwise equality of two sets of tensors."""
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)

@@ -1,0 +1,78 @@
+"""Fixtures every test file may use: the real command in a process of its own, and forks of a recipe to break."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.commands import environment
+
+ROOT = Path(__file__).resolve().parent.parent
+Hunk = tuple[str, str]
+
+
+@dataclass
+class Done:
+    """A command that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    cwd: Path
+
+    @property
+    def shown(self) -> str:
+        """All it printed, for a failing assertion."""
+        return f"exit {self.returncode}\n{self.stdout}\n{self.stderr}"
+
+    def folder(self) -> Path:
+        """The newest run (or check) folder under its working directory."""
+        found = [p.parent for p in self.cwd.glob("runs/**/args.json")]
+        assert found, self.shown
+        return max(found, key=lambda p: p.stat().st_mtime_ns)
+
+    def verdicts(self) -> list[dict]:
+        """What gates.json says, in the order of the gates."""
+        return json.loads((self.folder() / "gates.json").read_text())["gates"]
+
+
+def run_module(*argv: str, cwd: Path, timeout: float = 300, module: str = "core.launch", **env: str) -> Done:
+    """`python -m core.launch ARGV` on the CPU, from `cwd`."""
+    settings = environment(COLUMNS="200", **env)
+    command = [sys.executable, "-m", module, *argv]
+    out = subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=timeout)
+    return Done(out.returncode, out.stdout, out.stderr, cwd)
+
+
+def patched(source: str, *hunks: Hunk) -> str:
+    """`source` with every (old, new) applied; each `old` must occur exactly once, so that a plant cannot rot unseen."""
+    for old, new in hunks:
+        assert source.count(old) == 1, f"the hunk occurs {source.count(old)} times instead of once:\n{old}"
+        source = source.replace(old, new)
+    return source
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Callable[..., Done]:
+    """`launch("check", "mine.py", cwd=..., timeout=...)`; the working directory is the test's own by default."""
+
+    def start(*argv: str, cwd: Path | None = None, timeout: float = 300, **env: str) -> Done:
+        return run_module(*argv, cwd=cwd or tmp_path, timeout=timeout, **env)
+
+    return start
+
+
+@pytest.fixture
+def fork(tmp_path: Path) -> Callable[..., Path]:
+    """`fork((old, new), ..., recipe="vision/classify", name="mine.py")`: a patched copy of a recipe in the test's folder."""
+
+    def write(*hunks: Hunk, recipe: str = "vision/classify", name: str = "mine.py") -> Path:
+        path = tmp_path / name
+        path.write_text(patched((ROOT / "recipes" / f"{recipe}.py").read_text(), *hunks))
+        return path
+
+    return write

@@ -1,0 +1,67 @@
+"""On an accelerator: the same commands, in every precision, without a host sync in the loop. Skipped where there is none."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.commands import losses, read, run_folder
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+QUICK = ("--train.epochs", "1", "--run.no-tensorboard")
+
+
+def launch(*argv: str, cwd: Path) -> subprocess.CompletedProcess:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "PYTHONSAFEPATH": "1"}
+    return subprocess.run([sys.executable, "-m", "core.launch", *argv], cwd=cwd, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_gates_and_training(precision: str, tmp_path: Path):
+    done = launch("vision/classify", *QUICK, "--train.precision", precision, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "11 of 11 gates passed" in done.stdout or "all 11 proved" in done.stdout
+    seen = losses(run_folder(tmp_path))
+    assert len(seen) == 63
+    assert sum(seen[-5:]) < 0.95 * sum(seen[:5])
+    assert read(run_folder(tmp_path) / "summary.json")["skipped_steps"] == []
+
+
+def test_a_bad_step_is_skipped_on_the_device(tmp_path: Path):
+    source = (Path(__file__).parent.parent / "recipes" / "vision" / "classify.py").read_text()
+    old = 'reduction="sum")}'
+    assert source.count(old) == 1
+    bad = f'reduction="sum") * (float("nan") if (batch["label"] == 3).sum() > 11 and model.training else 1)}}'
+    (tmp_path / "mine.py").write_text(source.replace(old, bad))
+    done = launch("mine.py", *QUICK, "--gates.no-enabled", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    skipped = read(run_folder(tmp_path) / "summary.json")["skipped_steps"]
+    assert skipped
+    rows = losses(run_folder(tmp_path))
+    assert all(rows[s - 1] == "nan" for s in skipped)
+    assert isinstance(rows[-1], float)
+
+
+def test_a_step_does_not_wait_for_the_device():
+    from accelerate import Accelerator
+
+    from core import Run
+    from core.gates import build
+    from core.run import Plan
+    from recipes.vision import classify
+
+    cfg = classify.tiny()
+    cfg.loader.workers = 0
+    run = Run(cfg, Accelerator(), plan=Plan(steps=4))
+    stage = build(run, lambda r: classify.classify(cfg, r))
+    batch = {k: v.cuda() for k, v in stage.data["train"].collate([stage.data["train"].get(i, None) for i in range(32)]).items()}
+    run.update(stage, [batch])  # lazily made state may sync once
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            run.update(stage, [batch])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,113 @@
+"""Every planted bug is stopped by its gate before anything is trained; a non-finite step never reaches the weights."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.commands import environment
+from tests.conftest import Done
+from tests.plants import PLANTS, Plant
+
+QUICK = ("--gates.no-enabled", "--train.epochs", "0.5", "--run.no-tensorboard")  # 32 steps of the bare run
+ALL = [
+    pytest.param(p, id=p.id, marks=[pytest.mark.xfail(strict=True, reason=p.missed)] if p.missed else []) for p in PLANTS
+]
+GATES = list(dict.fromkeys(p.gate for p in PLANTS))
+
+
+def caught(plant: Plant, launch: Callable[..., Done], fork: Callable[..., Path], seed: int) -> Done:
+    """Check the bugged fork; the right gate must stop it, for the right reason."""
+    fork(plant.hunk)
+    done = launch("check", "mine.py", "--run.seed", str(seed), *plant.argv)
+    assert done.returncode == 3, done.shown
+    failed = [v for v in done.verdicts() if v["verdict"] == "fail"]
+    assert failed[0]["id"] in (plant.gate, *plant.before), done.shown
+    verdict = next((v for v in failed if v["id"] == plant.gate), None)
+    assert verdict, done.shown
+    assert plant.row in verdict["rows"].split(), verdict["rows"]
+    said = " ".join((verdict["measured"], verdict["needed"], verdict["remedy"])).lower()
+    assert not [w for w in plant.words if w.lower() not in said], said
+    evidence = done.folder() / "gates" / plant.gate
+    assert (evidence / "repro.py").is_file()
+    if plant.batch:
+        tensors = load_file(evidence / "batch.safetensors")
+        assert len(tensors["image"]) == len(tensors["label"]) > 0
+        assert (evidence / "batch.png").read_bytes().startswith(b"\x89PNG")
+    return done
+
+
+@pytest.mark.parametrize("plant", ALL)
+def test_caught(plant: Plant, launch, fork):
+    caught(plant, launch, fork, seed=0)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("plant", ALL)
+def test_caught_at_every_seed(plant: Plant, seed: int, launch, fork):
+    caught(plant, launch, fork, seed)
+
+
+def test_plants_have_names_of_their_own():
+    assert len({p.id for p in PLANTS}) == len(PLANTS)
+    assert not [p.id for p in PLANTS if p.before and not p.why], "a plant that another gate meets first must say why"
+
+
+@pytest.mark.parametrize("gate", ["schema", "overfit", pytest.param("resume", marks=pytest.mark.verify)])
+def test_repro_fails_again_from_any_folder(gate: str, launch, fork, tmp_path: Path):
+    """The script that a failed gate leaves proves the same failure again, wherever it is started."""
+    plant = next(p for p in PLANTS if p.gate == gate)
+    fork(plant.hunk)
+    script = launch("check", "mine.py", "--only", gate, *plant.argv).folder() / "gates" / gate / "repro.py"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    command = [sys.executable, str(script)]
+    again = subprocess.run(command, cwd=elsewhere, env=environment(), capture_output=True, text=True, timeout=300)
+    assert again.returncode == 3, again.stdout + again.stderr
+    assert f"FAIL   {gate}" in again.stdout
+
+
+# ------------------------------------------------------------------------------------------------ the finite check (C17)
+LOGITS = 'logits = model(batch["image"])\n        return {"ce"'
+
+
+def bad_at(when: str) -> tuple[str, str]:
+    """The loss is NaN where the expression `when` is true."""
+    return LOGITS, LOGITS.replace("])\n", f"])\n        logits = torch.where({when}, torch.nan, logits)\n")
+
+
+def test_bad_samples_are_skipped_counted_and_kept(launch, fork):
+    """A loss that is NaN for certain samples from step 5 on: the run ends well, and says what it left out."""
+    fork(bad_at('(batch["image"].mean((1, 2, 3), keepdim=True).flatten(1) > 0.28) & (run.step >= 5) & model.training'))
+    done = launch("run", "mine.py", *QUICK)
+    assert done.returncode == 0, done.shown
+    summary = json.loads((done.folder() / "summary.json").read_text())
+    skipped = summary["skipped_steps"]
+    assert 0 < len(skipped) < 25
+    assert min(skipped) > 5
+    for step in skipped:
+        assert f"step {step}: loss nan" in done.stdout
+        batch = load_file(done.folder() / "postmortem" / f"step-{step}.safetensors")
+        assert batch["0/image"].mean((1, 2, 3)).max() > 0.28
+    weights = load_file(done.folder() / "export" / "model.safetensors")
+    assert all(torch.isfinite(t).all() for t in weights.values())
+    assert summary["reported"]["accuracy"] > 0.3  # it trained on
+
+
+def test_nothing_but_nan_stops_the_run(launch, fork):
+    """NaN from step 5 on: exit 4 with the row and the cause; the weights kept are those of the last finite step."""
+    fork(bad_at("torch.tensor((run.step >= 5) & model.training)"))
+    done = launch("run", "mine.py", *QUICK)
+    assert done.returncode == 4, done.shown
+    assert "C17" in done.stderr
+    assert "10 non-finite steps in a row" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(list((done.folder() / "postmortem").iterdir())) == 10
+    kept = load_file(done.folder() / "checkpoints" / "classify" / "latest" / "model.safetensors")
+    assert all(torch.isfinite(t).all() for t in kept.values())

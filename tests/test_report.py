@@ -1,0 +1,327 @@
+"""The report is one self-contained page that tells the truth about a run folder in any state."""
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core import report
+from core.report import charts
+from core.report.advice import Advice, advise
+
+SETTINGS = {
+    "train": {"epochs": 10, "batch_size": 8},
+    "optim": {"schedule": "cosine", "clip": 1.0},
+    "hub": {"token": "abc-secret"},
+}
+SUMMARY = {
+    "metric": "accuracy",
+    "higher_is_better": True,
+    "floor": 0.1,
+    "ceiling": 1.0,
+    "baselines": {"logistic": {"accuracy": 0.6}},
+}
+
+
+# -------------------------------------------------------------------------------------------------------------- advice
+def epochs(values: list[float], train: list[float] | None = None, lr: list[float] | None = None) -> list[dict]:
+    """Rows of epoch_metrics.jsonl, one evaluation per epoch."""
+    n = len(values)
+    train, lr = train or [1 / (i + 1) for i in range(n)], lr or [1e-3 * (1 - i / n) for i in range(n)]
+    return [
+        {"epoch": i + 1, "step": 8 * (i + 1), "val/accuracy": v, "train/loss": t, "lr": r}
+        for i, (v, t, r) in enumerate(zip(values, train, lr, strict=True))
+    ]
+
+
+def titles(found: list[Advice]) -> str:
+    return " | ".join(a.title for a in found)
+
+
+def test_flat_after_the_schedule_says_stop_and_that_only_a_longer_schedule_helps():
+    found = advise(epochs([0.5, 0.8, 0.85, 0.88, 0.89, 0.9, 0.9, 0.901, 0.9, 0.901]), SUMMARY, SETTINGS, 1000)
+    assert found[0].title == "Stop: the curve is flat"
+    assert "schedule has ended" in found[0].evidence
+    assert "not a longer run" in found[0].evidence
+    assert "0.0095" in found[0].evidence, "sqrt(0.9 * 0.1 / 1000), what the gain is compared with"
+    assert found[1].title == "It beats every baseline"
+    assert "0.6000" in found[1].evidence
+
+
+def test_the_same_curve_is_flat_or_rising_as_the_number_of_samples_says():
+    rows = epochs([0.80, 0.81, 0.82, 0.83, 0.84])
+    assert "flat" in advise(rows, SUMMARY, {**SETTINGS, "train": {"epochs": 5}}, 50)[0].title
+    assert "improving" in advise(rows, SUMMARY, {**SETTINGS, "train": {"epochs": 5}}, 50_000)[0].title
+
+
+def test_rising_before_the_end_continues_to_a_landing_point_on_the_line():
+    found = advise(epochs([0.5, 0.55, 0.6, 0.65, 0.7]), SUMMARY, SETTINGS, 1000)[0]
+    assert found.title == "Continue: it is still improving"
+    assert "lands at 0.9500 after 5 more epochs" in found.evidence
+    beyond = advise(epochs([0.5, 0.6, 0.7, 0.8, 0.9]), SUMMARY, SETTINGS, 1000)[0]
+    assert "lands at 1.0000" in beyond.evidence, "never above the ceiling"
+
+
+def test_rising_at_the_end_asks_for_a_longer_schedule_unless_the_rate_is_constant():
+    rows = epochs([0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75])
+    assert advise(rows, SUMMARY, SETTINGS, 1000)[0].title.startswith("Change the schedule")
+    constant = {**SETTINGS, "optim": {"schedule": "constant"}}
+    assert advise(rows, SUMMARY, constant, 1000)[0].title == "Continue: it is still improving"
+
+
+def test_falling_training_loss_with_a_worsening_metric_is_overfitting():
+    values = [0.6, 0.7, 0.8, 0.85, 0.84, 0.83, 0.82, 0.8, 0.79, 0.78]
+    found = advise(epochs(values), SUMMARY, SETTINGS, 1000)
+    assert found[0].title == "Stop: it is overfitting"
+    assert "0.8500" in found[0].evidence
+    assert "Fine-tune from the best, not from the last" in titles(found)
+    rising_loss = advise(epochs(values, train=[0.1 * (i + 1) for i in range(10)]), SUMMARY, SETTINGS, 1000)
+    assert rising_loss[0].title == "Change the schedule: lower the rate"
+
+
+def test_flat_at_a_high_rate_waits_for_the_schedule():
+    found = advise(epochs([0.7, 0.8, 0.8, 0.8, 0.8, 0.8], lr=[1e-3] * 6), SUMMARY, SETTINGS, 1000)
+    assert found[0].title == "Continue: flat, but the rate is still high"
+
+
+def test_no_clear_lead_on_a_baseline_comes_first_and_no_baseline_is_said():
+    found = advise(epochs([0.6, 0.6, 0.605, 0.6, 0.61]), SUMMARY, SETTINGS, 1000)
+    assert found[0].title.startswith("Do not use it yet")
+    none = advise(epochs([0.6, 0.6, 0.605, 0.6, 0.61]), {**SUMMARY, "baselines": {}}, SETTINGS, 1000)
+    assert "No baseline to compare with" in titles(none)
+
+
+def test_lower_is_better_and_unbounded_metrics_use_their_own_scatter():
+    rows = [{**r, "val/nll": 3.0 - r["val/accuracy"]} for r in epochs([0.1, 0.5, 0.9, 1.3, 1.7])]
+    summary = {"metric": "nll", "higher_is_better": False, "baselines": {"unigram": {"nll": 2.5}}}
+    found = advise(rows, summary, SETTINGS, 1000)
+    assert found[0].title == "Continue: it is still improving"
+    assert "scatter" in found[0].evidence
+    assert "It beats every baseline" in titles(found)
+
+
+def test_too_few_or_broken_evaluations_give_no_trend():
+    assert advise([], SUMMARY, SETTINGS, 100)[0].title == "Too early to say"
+    assert "2 finite" in advise(epochs([0.1, 0.2, math.nan]), SUMMARY, SETTINGS, 100)[0].evidence
+
+
+# ---------------------------------------------------------------------------------------------------------------- page
+class Outline(HTMLParser):
+    """Checks that tags nest, and collects what a browser would fetch."""
+
+    VOID = frozenset({"meta", "img", "br", "link", "input", "hr"})
+
+    def __init__(self):
+        super().__init__()
+        self.stack: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.tags: set[str] = set()
+        self.images_without_alt = 0
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.tags.add(tag)
+        self.ids += [found["id"]] if "id" in found else []
+        self.links += [v for k, v in attrs if k in ("src", "href", "srcset", "data", "action", "xlink:href")]
+        self.images_without_alt += tag == "img" and not found.get("alt")
+        if tag not in self.VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.stack.pop()
+
+    def handle_endtag(self, tag):
+        assert self.stack, f"</{tag}> closes nothing"
+        assert self.stack.pop() == tag, f"</{tag}> closes another element, line {self.getpos()}"
+
+
+def page(folder: Path) -> str:
+    """The report of `folder`: well-formed, self-contained, accessible; its text."""
+    text = report.write(folder).read_text()
+    outline = Outline()
+    outline.feed(text)
+    assert not outline.stack
+    assert len(outline.ids) == len(set(outline.ids)), "ids are unique"
+    assert all(link.startswith(("data:image/png;base64,", "#")) for link in outline.links)
+    assert {link[1:] for link in outline.links if link.startswith("#")} <= set(outline.ids)
+    assert not outline.tags & {"script", "link", "iframe", "object", "embed", "base"}
+    assert not re.search(r"@import|https?://|//fonts", text)
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", text))
+    assert not outline.images_without_alt
+    return text
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A finished run of a few steps, with a class whose name is markup."""
+    run = tmp_path / "runs" / "toy" / "20260101-000000-ab12"
+    for split in ("train", "val"):
+        (run / "previews" / split).mkdir(parents=True)
+        (run / "previews" / split / "captions.json").write_text('["<b>", "cat"]')
+        for i in range(2):
+            save_png(run / "previews" / split / f"{i:02d}.png")
+    lines(
+        run / "previews" / "predictions.jsonl",
+        [{"step": s, "captions": ["cat", "cat"], "good": [0.25, None]} for s in range(8, 88, 8)],
+    )
+    lines(run / "step_metrics.jsonl", [
+        {"step": i + 1, "step/loss": 2 / (i + 1) if i != 5 else "nan", "step/grad_norm": 0.5 + (i % 2), "step/lr": 1e-3,
+         "step/samples_per_sec": 9.0}
+        for i in range(80)
+    ])  # fmt: skip
+    lines(run / "epoch_metrics.jsonl", epochs([0.5, 0.7, 0.8, 0.85, 0.88, 0.9, 0.9, 0.901, 0.9, 0.9]))
+    gate = {"rows": "C4", "title": "eight samples are learnt", "measured": "loss 2.30 -> 0.01", "needed": "loss <= 0.1",
+            "remedy": "", "seconds": 1.25, "reason": "", "remembered": ""}  # fmt: skip
+    put(run / "gates.json", {"enabled": True, "seconds": 2.5, "gates": [
+        {**gate, "id": "schema", "verdict": "pass", "evidence": {}},
+        {**gate, "id": "overfit", "verdict": "pass", "evidence": {"curve": [[10, 1.0, None], [20, 0.1, 1.0]], "note": "<i>"}},
+    ]})  # fmt: skip
+    field = {"role": "target", "dtype": "int64", "non_finite_samples": 0, "shape": {"min": [], "median": [], "max": []},
+             "min": 0, "max": 1, "mean": [0.5], "std": [0.5], "classes": {"<b>": 37, "cat": 3},
+             "per_class": {"min": 3, "median": 37, "max": 37}, "invalid": {}}  # fmt: skip
+    split = {"samples": 1000, "read": 1000, "unique_contents": 998, "fields": {"label": field}}
+    put(
+        run / "data.json",
+        {"splits": {"train": split, "val": split}, "overlap": {"exact": 7, "near": None, "groups": {"id": []}}},
+    )
+    put(
+        run / "args.json",
+        {"recipe": "toy", "preset": "tiny", "argv": ["toy", "--train.epochs", "10"], "settings": SETTINGS},
+    )
+    put(
+        run / "environment.json",
+        {"versions": {"torch": "2.14"}, "commit": "c0ffee", "diff": "+ key = hf_abcdefghijklmnopqrst"},
+    )
+    put(run / "summary.json", {**SUMMARY, "recipe": "toy", "question": "is it a <b>?",
+        "best_known": "0.97, seen at hf_abcdefghijklmnopqrst", "reported": {"weights": "final", "step": 80, "accuracy": 0.9},
+        "metrics": {"accuracy": 0.9, "recall/<b>": 0.95, "recall/cat": 0.4321},
+        "seeds": [0], "steps": 80, "epochs": 10, "train_seconds": 3.2, "skipped_steps": [6], "figures": {
+            "Confusion": {"values": [[36, 1], [0, 3]], "rows": ["<b>", "cat"], "columns": ["<b>", "cat"],
+                          "axes": ["truth", "prediction"]},
+            "Samples": [{"caption": "a cat", "image": [[0, 255], [255, 0]], "good": None}]}})  # fmt: skip
+    (run / "card.md").write_text(
+        "# toy: is it a <b>?\n\n**accuracy 0.9000**\n\n| | a |\n|---|---|\n| x | 1 |\n\n- pass: schema\n"
+    )
+    return run
+
+
+def put(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value))
+
+
+def lines(path: Path, rows: list[dict]) -> None:
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+
+
+def save_png(path: Path) -> None:
+    from matplotlib import image
+
+    image.imsave(path, np.eye(4), cmap="gray")
+
+
+def test_a_finished_run_shows_its_numbers_and_is_self_contained(folder: Path):
+    text = page(folder)
+    for shown in ("2 of 2 gates passed", "0.9000", "0.6000", "0.1000", "final weights, step 80", "one seed", "the curve is flat",
+                  "1 skipped steps", "50% of steps were clipped at 1", "0.4321", "7 exact", "998", "c0ffee", "truth"):  # fmt: skip
+        assert shown in text, shown
+    assert {p.name for p in (folder / "plots").iterdir()} >= {"loss.png", "metric.png", "rate.png", "norm.png"}
+    assert "prefers-color-scheme: dark" in text
+    assert "var(--line)" in text[text.index("<svg") :], "curves follow the page's colours"
+    assert "#f1e2d" not in text
+
+
+def test_text_is_escaped_and_secrets_are_hidden(folder: Path):
+    text = page(folder)
+    assert "<b>" not in re.sub(r"<b title=", "", text)
+    assert "&lt;b&gt;" in text
+    assert "hf_abcdef" not in text
+    assert "abc-secret" not in text
+
+
+def test_a_failed_gate_is_the_headline_with_causes_and_the_next_command(folder: Path):
+    for name in ("summary.json", "step_metrics.jsonl", "epoch_metrics.jsonl", "card.md"):
+        (folder / name).unlink()
+    gates = json.loads((folder / "gates.json").read_text())
+    gates["gates"][1].update(verdict="fail", remedy="softmax before cross-entropy\nthe rate is too low")
+    put(folder / "gates.json", gates)
+    (folder / "gates" / "overfit").mkdir(parents=True)
+    save_png(folder / "gates" / "overfit" / "batch.png")
+    text = page(folder)
+    assert "Stopped before training: overfit failed" in text
+    assert "No training step was made" in text
+    assert "<li>softmax before cross-entropy</li>" in text
+    assert "trainworthy check toy --train.epochs 10 --only overfit" in text
+    assert text.index(">overfit<") < text.index(">schema<"), "failures come first"
+    assert "the batch that overfit was judged on" in text
+
+
+def test_an_interrupted_run_says_so_and_how_to_resume(folder: Path):
+    (folder / "summary.json").unlink()
+    best = folder / "checkpoints" / "main" / "best_val_accuracy"
+    best.mkdir(parents=True)
+    put(best / "info.json", {"metric": "accuracy", "value": 0.85, "step": 32})
+    (folder / "checkpoints" / "main" / "step-40").mkdir()
+    lines(folder / "epoch_metrics.jsonl", epochs([0.5, 0.7, 0.8, 0.85, 0.84]))
+    lines(folder / "step_metrics.jsonl", [{"step": 40, "step/loss": 1.0}])
+    with (folder / "step_metrics.jsonl").open("a") as file:
+        file.write('{"step": 41, "st')  # killed while writing
+    text = page(folder)
+    assert "Not finished: step 40 of about 1,250" in text
+    assert "newest weights, step 40 (unfinished)" in text
+    assert f"trainworthy resume {folder}" in text
+
+
+@pytest.mark.parametrize(
+    ("gates", "shown"),
+    [
+        ({"enabled": False, "gates": []}, "Gates were OFF"),
+        (None, "the gates did not finish"),
+        ("{half", "the gates did not finish"),
+    ],
+)
+def test_gates_that_are_off_or_unfinished_are_never_a_pass(folder: Path, gates: object, shown: str):
+    path = folder / "gates.json"
+    path.unlink() if gates is None else path.write_text(gates if isinstance(gates, str) else json.dumps(gates))
+    text = page(folder)
+    assert shown in text
+    assert "gates passed" not in text
+
+
+def test_a_check_folder_and_an_empty_one_have_pages_too(folder: Path, tmp_path: Path):
+    checks = tmp_path / "runs" / "toy" / "checks" / "1"
+    checks.mkdir(parents=True)
+    for name in ("args.json", "gates.json", "data.json"):
+        (checks / name).write_text((folder / name).read_text())
+    assert "Gates only: nothing was trained" in page(checks)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "Not trained yet" in page(empty)
+
+
+def test_waived_and_remembered_gates_show_it(folder: Path):
+    gates = json.loads((folder / "gates.json").read_text())
+    gates["gates"][0].update(remembered="2026-01-01 10:00", seconds=0.0)
+    gates["gates"][1].update(verdict="waived", reason="known label noise")
+    put(folder / "gates.json", gates)
+    text = page(folder)
+    assert "1 of 2 gates passed, 1 waived" in text
+    assert "known label noise" in text
+    assert "proved 2026-01-01 10:00" in text
+
+
+def test_long_runs_stay_small_and_end_where_the_run_ended(folder: Path):
+    x, y = charts.thin(np.arange(100_000.0), np.arange(100_000.0))
+    assert len(x) <= charts.POINTS
+    assert (x[0], y[-1]) == (0, 99_999)
+    lines(
+        folder / "step_metrics.jsonl",
+        [{"step": i, "step/loss": 1 + (i % 7), "step/grad_norm": 1.0} for i in range(20_000)],
+    )
+    assert len(page(folder)) < 400_000
