@@ -90,9 +90,22 @@ def made(n: int, *shape: int) -> list[dict[str, Tensor]]:
 
 def settings() -> list[Setting]:
     return [
-        Setting("batch", "MLP 64-256-256-10, batch 64, ready batches (the loop alone)", mlp, made(32, 64, 64), 1, 150, 13),
-        Setting("sample", "MLP 64-256-256-10, batch 64, read per sample (loop and loader)", mlp, made(2048, 64), 64, 100, 11),
-        Setting("resnet", "ResNet of vision/classify, 28x28, batch 64, per sample", resnet, made(512, 1, 28, 28), 64, 8, 5, 3),
+        Setting(
+            "batch", "MLP 64-256-256-10, batch 64, ready batches (the loop alone)", mlp, made(32, 64, 64), 1, 150, 9
+        ),
+        Setting(
+            "sample", "MLP 64-256-256-10, batch 64, read per sample (loop and loader)", mlp, made(2048, 64), 64, 100, 9
+        ),
+        Setting(
+            "resnet",
+            "ResNet of vision/classify, 28x28, batch 64, per sample",
+            resnet,
+            made(512, 1, 28, 28),
+            64,
+            8,
+            5,
+            3,
+        ),
     ]
 
 
@@ -151,7 +164,9 @@ def endless(loader: DataLoader) -> Iterator[dict]:
 def plain(setting: Setting) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader]:
     """Net, the same optimiser that ours has (no decay on biases and norms), and a plain DataLoader."""
     net = setting.net()
-    loader = DataLoader(Items(setting.items), setting.per_step, shuffle=True, drop_last=True, collate_fn=setting.collate)
+    loader = DataLoader(
+        Items(setting.items), setting.per_step, shuffle=True, drop_last=True, collate_fn=setting.collate
+    )
     return net, core.make_optimizer(net, OPTIM), loader
 
 
@@ -318,13 +333,13 @@ def show(setting: Setting, rows: list[dict]) -> None:
     full = by_name.get("ours, JSONL + TensorBoard")
     rival = by_name.get("HF Trainer, logging off")
     if full:
-        print(f"  ours with everything on, at most 1.10x: {full['ratio']:.2f}x, {met(full['ratio'] <= 1.10)}")
-        if rival:
-            print(f"  and below HF Trainer with logging off, {rival['ratio']:.2f}x: {met(full['ratio'] < rival['ratio'])}")
-
-
-def met(yes: bool) -> str:
-    return "met" if yes else "MISSED"
+        print(
+            f"  ours with everything on, at most 1.10x: {full['ratio']:.2f}x, {'met' if full['ratio'] <= 1.10 else 'MISSED'}"
+        )
+    if full and rival:
+        apart = full["ratio_max"] < rival["ratio_min"] or rival["ratio_max"] < full["ratio_min"]
+        told = ("met" if full["ratio"] < rival["ratio"] else "MISSED") if apart else "no difference beyond the spread"
+        print(f"  and below HF Trainer with logging off, {rival['ratio']:.2f}x: {told}")
 
 
 def main() -> None:

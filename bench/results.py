@@ -53,7 +53,7 @@ def spread(values: list[float]) -> dict[str, float | list[float] | None]:
 
 
 def sentence(summary: dict, figures: dict, n: int) -> str:
-    """"99.1% accuracy (mean of 3 seeds, 98.9-99.4%)"; a metric that does not live in 0..1 stays a plain number."""
+    """ "99.1% accuracy (mean of 3 seeds, 98.9-99.4%)"; a metric that does not live in 0..1 stays a plain number."""
     low, high = sorted((summary["floor"], summary["ceiling"]))
     share = low >= 0 and high <= 1
 

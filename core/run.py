@@ -101,6 +101,7 @@ class Run:
         self._clock = time.monotonic()
         self._last_rates: dict[str, float] = {}
         self.current: Step | None = None
+        self.used_loss: Callable | None = None  # of the last update, where it was not the stage's own
         self.after_eval: Callable[[int], None] | None = None
 
     # ---------------------------------------------------------------- data
@@ -213,6 +214,7 @@ class Run:
         parameters = [p for g in opt.param_groups for p in g["params"]]
         opt.zero_grad(set_to_none=True)
 
+        self.used_loss = loss  # what a gate must compare the gradient with
         counts = self._global(_summed([stage.counts(b) for b in batches]))
         objective = self._objective(stage, loss)
         sums: dict[str, Tensor] = {}

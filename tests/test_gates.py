@@ -15,10 +15,40 @@ from tests.conftest import Done
 from tests.plants import PLANTS, Plant
 
 QUICK = ("--gates.no-enabled", "--train.epochs", "0.5", "--run.no-tensorboard")  # 32 steps of the bare run
-ALL = [
-    pytest.param(p, id=p.id, marks=[pytest.mark.xfail(strict=True, reason=p.missed)] if p.missed else []) for p in PLANTS
+# Close relatives of other plants: `make verify` runs them, `make test` (a few minutes) does not.
+RELATIVES = [
+    "python-random",
+    "background-class",
+    "darker-copies",
+    "thousand-outputs",
+    "no-grad-body",
+    "zero-grad-late",
+    "clipped-by-value",
+    "head-replaced",
+    "view-for-permute",
+    "attention-over-batch",
+    "argmin",
+    "input-lost",
+    "adafactor-crawls",
+    "batch-norm-in-train-mode",
+    "last-batch-only",
+    "own-noise",
+    "missing-class",
+    "blank",
+    "label-as-input",
+    "loud-head",
+    "frozen-block",
 ]
-GATES = list(dict.fromkeys(p.gate for p in PLANTS))
+
+
+def cases(*, quick: bool) -> list:
+    """Every plant as a case; `quick` leaves relatives to `make verify`."""
+    found = []
+    for p in PLANTS:
+        marks = [pytest.mark.xfail(strict=True, reason=p.missed)] if p.missed else []
+        marks += [pytest.mark.verify] if quick and p.id in RELATIVES else []
+        found.append(pytest.param(p, id=p.id, marks=marks))
+    return found
 
 
 def caught(plant: Plant, launch: Callable[..., Done], fork: Callable[..., Path], seed: int) -> Done:
@@ -42,20 +72,21 @@ def caught(plant: Plant, launch: Callable[..., Done], fork: Callable[..., Path],
     return done
 
 
-@pytest.mark.parametrize("plant", ALL)
+@pytest.mark.parametrize("plant", cases(quick=True))
 def test_caught(plant: Plant, launch, fork):
     caught(plant, launch, fork, seed=0)
 
 
 @pytest.mark.verify
 @pytest.mark.parametrize("seed", range(1, 5))
-@pytest.mark.parametrize("plant", ALL)
+@pytest.mark.parametrize("plant", cases(quick=False))
 def test_caught_at_every_seed(plant: Plant, seed: int, launch, fork):
     caught(plant, launch, fork, seed)
 
 
 def test_plants_have_names_of_their_own():
     assert len({p.id for p in PLANTS}) == len(PLANTS)
+    assert set(RELATIVES) <= {p.id for p in PLANTS}
     assert not [p.id for p in PLANTS if p.before and not p.why], "a plant that another gate meets first must say why"
 
 
@@ -97,7 +128,8 @@ def test_bad_samples_are_skipped_counted_and_kept(launch, fork):
         assert batch["0/image"].mean((1, 2, 3)).max() > 0.28
     weights = load_file(done.folder() / "export" / "model.safetensors")
     assert all(torch.isfinite(t).all() for t in weights.values())
-    assert summary["reported"]["accuracy"] > 0.3  # it trained on
+    assert summary["steps"] == 32
+    assert summary["reported"]["accuracy"] > 0.12  # it trained on
 
 
 def test_nothing_but_nan_stops_the_run(launch, fork):

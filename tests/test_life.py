@@ -101,7 +101,17 @@ def test_deep_check_uses_new_processes(tmp_path: Path):
 
 
 def test_a_launcher_that_starts_too_few_is_refused(tmp_path: Path):
-    command = [BIN / "accelerate", "launch", "--cpu", "--num_processes", "2", "-m", "core.launch", "vision/classify", *QUICK]
+    command = [
+        BIN / "accelerate",
+        "launch",
+        "--cpu",
+        "--num_processes",
+        "2",
+        "-m",
+        "core.launch",
+        "vision/classify",
+        *QUICK,
+    ]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode != 0
     assert "did not start as many processes" in done.stderr
@@ -279,7 +289,7 @@ def test_tiny_reaches_its_result_and_its_export_stands_alone(tmp_path: Path):
     assert float(alone.stdout) == pytest.approx(summary["reported"]["accuracy"], abs=1e-9)
 
 
-@pytest.mark.parametrize("settings", [("--optim.name", "sgd", "--optim.lr", "0.1"), ("--optim.name", "adafactor", "--optim.lr", "0.01"),
+@pytest.mark.parametrize("settings", [("--optim.name", "sgd", "--optim.lr", "0.1"), ("--optim.name", "adafactor", "--optim.lr", "0.1"),
                                       ("--train.precision", "bf16"), ("--train.precision", "fp16"),
                                       ("--optim.schedule", "wsd"), ("--run.export", "best")])  # fmt: skip
 def test_every_choice_learns(settings: tuple[str, ...], tmp_path: Path):

@@ -54,7 +54,9 @@ def mlp(hidden: int, seed: int = 1) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(64, 10))
 
 
-@pytest.mark.parametrize(("name", "lr_end", "hidden"), [("adamw", 10.0, 5), ("adamw fused", 10.0, 5), ("sgd", 100.0, 2)])
+@pytest.mark.parametrize(
+    ("name", "lr_end", "hidden"), [("adamw", 10.0, 5), ("adamw fused", 10.0, 5), ("sgd", 100.0, 2)]
+)
 def test_suggestion_trains_better_than_thirty_times_less_or_more(digits, name, lr_end, hidden):
     data = batches(*digits)
     model = mlp(hidden)
@@ -95,7 +97,9 @@ def test_short_tests_agree_with_the_long_one(digits, num_steps):
 def test_dict_batches_and_loader_shorter_than_the_test(digits):
     data = [{"x": x, "y": y} for x, y in batches(*digits)][:5]
     model = net()
-    finder = LRFinder(model, OPTIMIZERS["adamw"](model.parameters()), lambda m, b: F.cross_entropy(m(b["x"]), b["y"]), "cpu")
+    finder = LRFinder(
+        model, OPTIMIZERS["adamw"](model.parameters()), lambda m, b: F.cross_entropy(m(b["x"]), b["y"]), "cpu"
+    )
     finder.range_test(data, num_steps=60)
     assert len(finder.rates) == 60
     assert finder.suggested_lr() is not None
@@ -112,7 +116,9 @@ def test_rates_are_log_spaced_from_start_to_end(digits):
 
 def test_smoothing_starts_without_bias(digits):
     model = net()
-    finder = LRFinder(model, OPTIMIZERS["adamw"](model.parameters()), F.cross_entropy, "cpu").range_test(batches(*digits))
+    finder = LRFinder(model, OPTIMIZERS["adamw"](model.parameters()), F.cross_entropy, "cpu").range_test(
+        batches(*digits)
+    )
     assert finder.smoothed[0] == pytest.approx(finder.losses[0])
     assert min(finder.losses[:5]) < finder.smoothed[4] < max(finder.losses[:5])
 
@@ -276,7 +282,9 @@ def test_everything_is_put_back(digits, name, trained, mode):
     LRFinder(model, optimizer, F.cross_entropy, "cpu").range_test(loader, lr_end=1e3)
     assert len(set(moved)) > 10, "the test did train"
     assert_same(before, everything(model, optimizer))
-    assert [id(g) for g in optimizer.param_groups] == groups, "a scheduler that holds a group must still hold the right one"
+    assert [id(g) for g in optimizer.param_groups] == groups, (
+        "a scheduler that holds a group must still hold the right one"
+    )
 
 
 def test_put_back_after_an_error_too(digits):
@@ -292,7 +300,9 @@ def test_put_back_after_an_error_too(digits):
 # ------------------------------------------------------------------------------------------------------ pictures, errors
 def test_plot_marks_the_suggestion_or_says_there_is_none(digits, tmp_path):
     model = net()
-    finder = LRFinder(model, OPTIMIZERS["adamw"](model.parameters()), F.cross_entropy, "cpu").range_test(batches(*digits))
+    finder = LRFinder(model, OPTIMIZERS["adamw"](model.parameters()), F.cross_entropy, "cpu").range_test(
+        batches(*digits)
+    )
     found = finder.plot(tmp_path / "new" / "found.svg").read_text()
     assert found.startswith("<?xml")
     assert "suggestion" in found
@@ -312,7 +322,9 @@ def test_plot_marks_the_suggestion_or_says_there_is_none(digits, tmp_path):
 def test_bad_arguments_are_named(digits, kwargs, says):
     model = net()
     with pytest.raises(UserError, match=says):
-        LRFinder(model, OPTIMIZERS["sgd"](model.parameters()), F.cross_entropy, "cpu").range_test(batches(*digits), **kwargs)
+        LRFinder(model, OPTIMIZERS["sgd"](model.parameters()), F.cross_entropy, "cpu").range_test(
+            batches(*digits), **kwargs
+        )
 
 
 def test_other_misuse_is_named(digits):
@@ -326,4 +338,6 @@ def test_other_misuse_is_named(digits):
     with pytest.raises(UserError, match="one number per batch"):
         LRFinder(model, optimizer, per_sample, "cpu").range_test(batches(*digits))
     with pytest.raises(UserError, match="rate 0"):
-        LRFinder(model, torch.optim.SGD(model.parameters(), lr=0.0), F.cross_entropy, "cpu").range_test(batches(*digits))
+        LRFinder(model, torch.optim.SGD(model.parameters(), lr=0.0), F.cross_entropy, "cpu").range_test(
+            batches(*digits)
+        )

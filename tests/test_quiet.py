@@ -107,7 +107,8 @@ LOOKALIKES = [
         nn.utils.clip_grad_norm_(stage.model.parameters(), cfg.optim.clip)
         optimizer.step()
 '''), naive="core's update is not called"),
-    Healthy("low-contrast", hunk=(IMAGE, "image = 0.25 + 0.5 * self.images[index].float() / 255\n"), naive="half of the declared range is not used"),
+    Healthy("low-contrast", hunk=(IMAGE, "image = 0.25 + 0.5 * self.images[index].float() / 255\n"),
+            naive="half of the declared range is not used"),
 ]  # fmt: skip
 SAMPLED = ("ok-05-no-smoothing", "ok-11-batch-of-two", "sgd", "bf16", "ok-02-declared-frozen-block", "ok-03-batch-norm", "dropout",
            "own-right-loop", "loss-given-to-update", "accumulate")  # fmt: skip
@@ -123,7 +124,10 @@ def quiet(healthy: Healthy, launch, fork, seed: int) -> None:
 
 
 def cases(chosen) -> list:
-    return [pytest.param(h, id=h.id, marks=[pytest.mark.xfail(strict=True, reason=h.alarm)] if h.alarm else []) for h in chosen]
+    return [
+        pytest.param(h, id=h.id, marks=[pytest.mark.xfail(strict=True, reason=h.alarm)] if h.alarm else [])
+        for h in chosen
+    ]
 
 
 @pytest.mark.parametrize("healthy", cases([Healthy("as-it-is"), *(h for h in LOOKALIKES if h.id in SAMPLED)]))

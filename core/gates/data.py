@@ -43,6 +43,9 @@ def schema(proof: Proof) -> Finding:
         again_plain = fetch(data, two, None, run.device)
         if any(isinstance(v, Tensor) and not torch.equal(v, again_plain[k]) for k, v in plain.items()):
             wrong.append(f"{name}: the evaluation path draws at random")
+        for key in data.fields.keys() & batch.keys() & first.keys():
+            if isinstance(first[key], Tensor) and first[key].dtype != batch[key].dtype:
+                wrong.append(f"{name}: '{key}' is {first[key].dtype}, in the other split {batch[key].dtype}")
     wrong += _loss_schema(run, stage, batch)
     shapes = ", ".join(f"{k} {tuple(v.shape)} {str(v.dtype)[6:]}" for k, v in batch.items() if isinstance(v, Tensor))
     return Finding(
@@ -96,6 +99,10 @@ def inventory_gate(proof: Proof) -> Finding:
                 wrong.append(f"{name}: '{key}' goes down to {found['min']:g}, below {spec.low:g}")
             if spec.high is not None and found.get("max", spec.high) > spec.high:
                 wrong.append(f"{name}: '{key}' goes up to {found['max']:g}, above {spec.high:g}")
+            if spec.low is not None and spec.high is not None and "max" in found:
+                used = (found["max"] - found["min"]) / (spec.high - spec.low)
+                if used < 0.1 and spec.role == "input":
+                    wrong.append(f"{name}: '{key}' uses {used:.1%} of its declared range {spec.low:g} to {spec.high:g}")
             if found.get("invalid"):
                 wrong.append(f"{name}: '{key}' has values that are no class: {found['invalid']}")
             empty = [c for c, n in found.get("classes", {}).items() if n == 0] if spec.classes else []
@@ -107,6 +114,7 @@ def inventory_gate(proof: Proof) -> Finding:
     best = proof.data_report.get("best_single_input")
     if best and best["accuracy"] > 0.9:
         wrong.append(f"entry {best['entry']} of the input alone gives the target with {best['accuracy']:.0%}")
+    wrong += _splits_differ(proof.scans)
     wrong += _paths_differ(run, stage, proof.cfg.run.seed)
     counts = ", ".join(f"{s.total:,} {n}" for n, s in proof.scans.items())
     classes = next((f["per_class"] for s in proof.scans.values() for f in s.fields.values() if "per_class" in f), None)
@@ -118,6 +126,24 @@ def inventory_gate(proof: Proof) -> Finding:
         "the target was written into the input\nthe training path scales, normalises or labels otherwise than the evaluation path",
         evidence={"best_single_input": best},
     )  # fmt: skip
+
+
+def _splits_differ(scans: dict[str, inventory.Scan]) -> list[str]:
+    """Inputs of both splits on the same scale: mean within one standard deviation, spread within a factor of three."""
+    wrong = []
+    if not {"train", "val"} <= scans.keys():
+        return wrong
+    for key, t in scans["train"].fields.items():
+        v = scans["val"].fields[key]
+        if t["role"] != "input" or "mean" not in t or "mean" not in v or len(t["mean"]) != len(v["mean"]):
+            continue
+        for mt, st, mv, sv in zip(t["mean"], t["std"], v["mean"], v["std"], strict=True):
+            if st > 0 and (abs(mt - mv) > st or not st / 3 <= sv <= 3 * st):
+                wrong.append(
+                    f"'{key}' has another scale in val: mean {mv:.3g}, std {sv:.3g}; in train mean {mt:.3g}, std {st:.3g}"
+                )
+                break
+    return wrong
 
 
 def _paths_differ(run: Run, stage: Stage, seed: int) -> list[str]:

@@ -94,7 +94,9 @@ class Recorder:
                 live = spots[grad > 1e-3 * grad.max()]
                 self._before[name] = (live, p.detach().flatten()[live].clone())
         if not self.stage.expect.random_loss and self.run.current is not None:
-            self.record.gradients.append(self._compare({n: p for n, p in mine.items() if p.grad is not None}))
+            given = {n: p for n, p in mine.items() if p.grad is not None}
+            if given:
+                self.record.gradients.append(self._compare(given))
 
     def _post_step(self, optimizer, _args, _kwargs) -> None:
         for g in optimizer.param_groups:
@@ -117,7 +119,7 @@ class Recorder:
             with torch.enable_grad():
                 for batch in step.batches:
                     with run.autocast():
-                        terms = stage.loss(stage.model, batch)
+                        terms = (run.used_loss or stage.loss)(stage.model, batch)
                     mean = sum(s / counts.get(t, counts.get("*")) for t, s in terms.items())
                     grads = torch.autograd.grad(mean, list(params.values()), allow_unused=True)
                     fresh = [f if g is None else f + g for f, g in zip(fresh, grads, strict=True)]
@@ -176,7 +178,7 @@ def _tolerance(run: Run) -> float:
     return 0.01 if run.precision == "fp32" else 0.05
 
 
-@gate("wiring", rows="C3", title="what should train gets the loss's gradient and moves, what is frozen does not")
+@gate("wiring", rows="C3 C9", title="what should train gets the loss's gradient and moves, what is frozen does not")
 def wiring(proof: Proof) -> Finding:
     """Judged over several steps at the peak rate, so that a zero-initialised head or a warm-up is no false alarm."""
     run, stage, record = rehearsed(proof)
@@ -331,7 +333,7 @@ def accumulation(proof: Proof) -> Finding:
 def _first_gradient(proof: Proof, plan: Plan) -> list[Tensor]:
     """What the optimiser gets at the first step of `train()` under `plan`."""
     run, stage = proof.build(plan)
-    _quiet_dropout(stage.model)
+    _quiet(stage.model)
     grads: list[Tensor] = []
 
     def keep(optimizer, _args, _kwargs) -> None:
@@ -372,11 +374,17 @@ def _over_two_processes(proof: Proof) -> float:
     return ((theirs - ours).norm() / ours.norm()).item()
 
 
-def _quiet_dropout(model: nn.Module) -> None:
-    """Dropout draws differ between cuts for a healthy reason; switch it off."""
+def _stay_in_eval(module: nn.Module, _: tuple) -> None:
+    module.eval()
+
+
+def _quiet(model: nn.Module) -> None:
+    """Dropout draws differ between cuts, and batch norm sees another batch, for healthy reasons: switch both off."""
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.register_forward_pre_hook(_stay_in_eval)  # the loop puts it back into train mode
 
 
 @gate("resume", rows="C13", title="stopped and resumed is the same run, bit for bit")
