@@ -143,7 +143,7 @@ def test_a_pickle_in_a_checkpoint_is_refused(tmp_path: Path):
     store = checkpoint.Checkpoints(tmp_path / "stage")
     store.save(1, _net(), {"evil": Path("x")}, {})
     store.close()
-    with pytest.raises(Exception, match="weights_only|Unsupported"):
+    with pytest.raises(Exception, match=r"weights_only|Unsupported"):
         store.load(store.newest())
 
 

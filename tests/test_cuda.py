@@ -36,7 +36,7 @@ def test_a_bad_step_is_skipped_on_the_device(tmp_path: Path):
     source = (Path(__file__).parent.parent / "recipes" / "vision" / "classify.py").read_text()
     old = 'reduction="sum")}'
     assert source.count(old) == 1
-    bad = f'reduction="sum") * (float("nan") if (batch["label"] == 3).sum() > 11 and model.training else 1)}}'
+    bad = 'reduction="sum") * (float("nan") if (batch["label"] == 3).sum() > 11 and model.training else 1)}'
     (tmp_path / "mine.py").write_text(source.replace(old, bad))
     done = launch("mine.py", *QUICK, "--gates.no-enabled", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

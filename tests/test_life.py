@@ -289,9 +289,16 @@ def test_tiny_reaches_its_result_and_its_export_stands_alone(tmp_path: Path):
     assert float(alone.stdout) == pytest.approx(summary["reported"]["accuracy"], abs=1e-9)
 
 
-@pytest.mark.parametrize("settings", [("--optim.name", "sgd", "--optim.lr", "0.1"), ("--optim.name", "adafactor", "--optim.lr", "0.1"),
-                                      ("--train.precision", "bf16"), ("--train.precision", "fp16"),
-                                      ("--optim.schedule", "wsd"), ("--run.export", "best")])  # fmt: skip
+CHOICES = [
+    ("--optim.name", "sgd", "--optim.lr", "0.1"),
+    ("--optim.name", "adafactor", "--optim.lr", "0.1"),
+    ("--train.precision", "bf16"),
+    ("--train.precision", "fp16"),
+    ("--optim.schedule", "wsd", "--run.export", "best"),
+]
+
+
+@pytest.mark.parametrize("settings", CHOICES, ids=" ".join)
 def test_every_choice_learns(settings: tuple[str, ...], tmp_path: Path):
     long = ("--train.epochs", "1", "--gates.no-enabled", "--run.no-tensorboard")
     done = trainworthy("run", "vision/classify", *long, *settings, cwd=tmp_path)

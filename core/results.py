@@ -1,0 +1,106 @@
+"""What a run leaves to look at: inputs and predictions over time, the final evaluation against its baselines, the export."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from core import gates
+from core.card import write_card
+from core.checkpoint import load_into, load_weights, save_weights, weights
+from core.pictures import contact_sheet, png
+from core.run import Run, evaluating
+from core.session import Session
+from core.stage import Stage, Tile, View
+
+
+class Watcher:
+    """Pictures of what the net sees, and its predictions on one fixed batch over time."""
+
+    def __init__(self, run: Run, stage: Stage, n: int = 16):
+        self.run, self.stage = run, stage
+        val = stage.data["val"]
+        self.path = run.folder / "previews"
+        seed = run.cfg.run.seed
+        self.batch = gates.fetch(val, gates.pick(val, min(n, len(val)), seed), None, run.device)
+        train = stage.data["train"]
+        self.seen = gates.fetch(train, gates.pick(train, min(2 * n, len(train)), seed), seed, run.device)
+
+    def before(self) -> None:
+        """What the net sees just before the net: training path and evaluation path."""
+        if self.run.rank or not self.stage.preview:
+            return
+        for name, batch in (("train", self.seen), ("val", self.batch)):
+            tiles = self.stage.preview({k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in batch.items()})
+            contact_sheet(tiles, self.path / f"inputs_{name}.png")
+            folder = self.path / name
+            folder.mkdir(parents=True, exist_ok=True)
+            for i, tile in enumerate(tiles):
+                if tile.image is not None:
+                    (folder / f"{i:02d}.png").write_bytes(png(tile.image))
+            (folder / "captions.json").write_text(json.dumps([t.caption for t in tiles]))
+
+    def look(self, step: int) -> None:
+        """Predictions on the fixed batch, one row per evaluation; a resumed run writes its rows again."""
+        if self.run.rank or not self.stage.predict:
+            return
+        with evaluating(self.stage.model), self.run.autocast():
+            tiles: list[Tile] = self.stage.predict(self.stage.model, self.batch)
+        path = self.path / "predictions.jsonl"
+        rows = [r for r in path.read_text().splitlines() if json.loads(r)["step"] < step] if path.exists() else []
+        rows.append(json.dumps({"step": step, "captions": [t.caption for t in tiles], "good": [t.good for t in tiles]}))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(rows) + "\n")
+
+
+def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
+    """Final evaluation against the baselines, figures, export, summary.json and card.md."""
+    metric, cfg = stage.metric, s.cfg
+    best_value, best_step = run.best[0]
+    final = {k.removeprefix("val/"): v for k, v in run.history[-1].items() if k.startswith("val/")}
+    chosen_step = run.history[-1]["step"]
+    if cfg.run.export == "best":
+        folder = run.checkpoints.folder / f"best_val_{metric.name}"
+        load_into(stage.model, load_weights(folder / "model.safetensors"), where=str(folder))
+        final, chosen_step = run.measure(stage, stage.data["val"]), best_step
+    inputs = tuple(k for k, f in stage.data["val"].fields.items() if f.role == "input")
+    val = stage.data["val"]
+    zeroed = run.measure(stage, View(val, range(len(val)), blank=inputs))
+    shown: dict[str, Any] = {}
+    if stage.figures:
+        with evaluating(stage.model), run.autocast():
+            shown = stage.figures(stage.model, val)
+    if not s.main:
+        return {}
+    baselines = {**stage.baselines(), "this model, input zeroed": {metric.name: zeroed[metric.name]}}
+    export = s.folder / "export"
+    export.mkdir(exist_ok=True)
+    stage.export(export) if stage.export else save_weights(export / "model.safetensors", *weights(stage.model))
+    summary = {
+        "recipe": s.recipe.id, "stage": stage.name, "question": metric.question,
+        "metric": metric.name, "higher_is_better": metric.higher_is_better,
+        "floor": metric.floor, "ceiling": metric.ceiling, "best_known": metric.best_known,
+        "reported": {"weights": cfg.run.export, "step": chosen_step, metric.name: final[metric.name]},
+        "final": run.history[-1], "best": {"step": best_step, metric.name: best_value},
+        "n_best": [{"step": st, metric.name: v} for v, st in run.best],
+        "metrics": final, "baselines": baselines, "seeds": [cfg.run.seed],
+        "steps": run.step, "epochs": cfg.train.epochs, "train_seconds": round(run.seconds, 1), "skipped_steps": run.skipped,
+        "parameters": sum(p.numel() for p in stage.model.parameters()),
+        "trained_parameters": sum(p.numel() for p in stage.parameters().values()),
+        "parameters_per_sample": round(sum(p.numel() for p in stage.parameters().values()) / len(stage.data["train"]), 2),
+        "figures": {k: _plain_figure(v) for k, v in shown.items()},
+    }  # fmt: skip
+    (s.folder / "summary.json").write_text(json.dumps(summary, indent=1, default=str))
+    write_card(s.folder)
+    rows = [("", metric.name), (f"{s.recipe.id}, step {chosen_step}", f"{final[metric.name]:.4f}")]
+    rows += [(name, f"{m[metric.name]:.4f}") for name, m in baselines.items() if metric.name in m]
+    return {"table": rows}
+
+
+def _plain_figure(figure: Any) -> Any:
+    """What summary.json can hold of a figure."""
+    if isinstance(figure, list):
+        return [{**asdict(t), "image": None if t.image is None else t.image.tolist()} for t in figure]
+    plain = asdict(figure)
+    return {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in plain.items()}

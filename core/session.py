@@ -1,0 +1,156 @@
+"""One command in one process: devices, run folder, lock, signals, and what is written before anything is spent."""
+
+import contextlib
+import json
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+
+from core import config, environment, gates, report
+from core import recipe as recipes
+from core.console import Console
+from core.errors import Interrupted, Stop, UserError
+from core.run import Plan, Run, precision
+
+
+@dataclass
+class Session:
+    """One process's view of one command."""
+
+    recipe: recipes.Recipe
+    cfg: config.Config
+    preset: str
+    accelerator: Accelerator
+    console: Console
+    folder: Path
+    argv: list[str]
+
+    @property
+    def main(self) -> bool:
+        return self.accelerator.is_main_process
+
+
+def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: list[str], *, kind: str = "",
+                 only: tuple[str, ...] = (), folder: Path | None = None) -> Session:  # fmt: skip
+    """Devices, processes and the run folder; whatever can fail cheaply fails here."""
+    torch.set_num_threads(cfg.run.threads or torch.get_num_threads())
+    accelerator = Accelerator()
+    environment.assert_processes(accelerator.num_processes)
+    console = Console(quiet=not accelerator.is_main_process)
+    check_settings(loaded, cfg, accelerator, (*cfg.gates.waive, *only))
+    if folder is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        folder = cfg.run.out / loaded.slug / kind / f"{stamp}-{secrets.token_hex(2)}"
+        box = [str(folder)]
+        if accelerator.num_processes > 1:
+            dist.broadcast_object_list(box, src=0)
+        folder = Path(box[0])
+    if accelerator.is_main_process:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / ".lock").touch()
+        except OSError as error:
+            raise UserError(f"the run folder {folder} cannot be written", got=error.strerror,
+                            next="choose another place with --run.out FOLDER") from None  # fmt: skip
+    if accelerator.num_processes > 1:
+        accelerator.wait_for_everyone()
+    devices = (
+        f"{accelerator.num_processes} x {accelerator.device.type}"
+        if accelerator.num_processes > 1
+        else str(accelerator.device)
+    )
+    console.say(f"{loaded.id} · {preset} · seed {cfg.run.seed} · {devices} · {precision(cfg, accelerator)}")
+    return Session(loaded, cfg, preset, accelerator, console, folder, argv)
+
+
+def check_settings(
+    loaded: recipes.Recipe, cfg: config.Config, accelerator: Accelerator, names: tuple[str, ...]
+) -> None:
+    """Values that cannot work and gates that nobody knows, told before a folder is made."""
+    config.check_values(cfg, processes=accelerator.num_processes)
+    known = [g.id for g in gates.ORDER]
+    for make_stage in loaded.module.STAGES:
+        stage = gates.build(Run(cfg, accelerator, plan=Plan(steps=1)), lambda run, m=make_stage: m(cfg, run))
+        known += [g.id for g in stage.gates]
+        if len(stage.data["train"]) < 2:
+            raise UserError(
+                "the training set is too small", got=f"{len(stage.data['train'])} sample(s)", needed="2 or more"
+            )
+    for name in names:
+        if name not in known:
+            raise config.unknown(f"gate '{name}'", name, known, next=f"trainworthy check {loaded.target}")
+
+
+@contextlib.contextmanager
+def session_lock(session: Session) -> Iterator[None]:
+    """One process group per run folder; a second one is refused."""
+    if not session.main:
+        yield
+        return
+    with open(session.folder / ".lock", "w") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            pass  # no such locks on this system
+        except OSError:
+            raise UserError(f"{session.folder} is in use by another process", needed="one process at a time",
+                            cause="it was resumed twice, or is still running") from None  # fmt: skip
+        yield
+
+
+@contextlib.contextmanager
+def reported(session: Session) -> Iterator[None]:
+    """However it ends as planned, there is a page to look at."""
+    try:
+        yield
+    except Stop:
+        if session.main:
+            report.write(session.folder)
+        raise
+    if session.main:
+        report.write(session.folder)
+
+
+class Interrupts:
+    """SIGTERM and Ctrl-C: while a run trains they ask it to save and stop after the step; before that they end the process.
+    A second Ctrl-C does not wait."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.run: Run | None = None
+
+    def __enter__(self) -> "Interrupts":
+        self._before = {n: signal.signal(n, self._ask) for n in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, _frame) -> None:
+        name = signal.Signals(number).name
+        if self.run is None or (self.run.signal and number == signal.SIGINT):
+            raise Interrupted(f"{name}: not at a step boundary\n  next:         trainworthy resume {self.folder}")
+        self.run.signal = name
+
+
+def write_start(session: Session) -> None:
+    """args.json, environment.json and the recipe's source, before anything is spent."""
+    if not session.main:
+        return
+    s = session
+    args = {"recipe": s.recipe.target, "preset": s.preset, "argv": s.argv, "processes": s.accelerator.num_processes,
+            "settings": config.to_dict(s.cfg)}  # fmt: skip
+    (s.folder / "args.json").write_text(json.dumps(args, indent=1))
+    (s.folder / "environment.json").write_text(json.dumps(environment.collect(s.recipe, s.accelerator), indent=1))
+    shutil.copy(s.recipe.entry.path, s.folder / "recipe.py")
