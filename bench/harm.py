@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from tests.plants import CLIP, IMAGE, MEAN_LOSS, PLANTS, UPDATE, own_loop  # noqa: E402
 
+LOADING = threading.Lock()  # torch.export.load keeps global state
 BY_ID = {p.id: p for p in PLANTS}
 
 
@@ -71,7 +73,8 @@ def honest(folder: Path) -> float:
 
     images, labels = digits.load()
     held_out = digits.split(labels)[1]
-    program = torch.export.load(folder / "export" / "model.pt2").module()
+    with LOADING:
+        program = torch.export.load(folder / "export" / "model.pt2").module()
     with torch.no_grad():
         right = program(images[held_out].float() / 255).argmax(1) == labels[held_out]
     return right.float().mean().item()

@@ -29,13 +29,15 @@ class Stream:
 
     def keys(self, start: int, stop: int) -> list[Key]:
         """(epoch, index) at positions start .. stop."""
-        found = []
-        for position in range(start, stop):
-            epoch, i = divmod(position, self.n)
+        found: list[Key] = []
+        while start < stop:
+            epoch, i = divmod(start, self.n)
             if epoch not in self._orders:
                 self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}  # two epochs at most
                 self._orders[epoch] = seeds.permutation(self.n, self.seed, "order", epoch).tolist()
-            found.append((0 if self.fixed else epoch, self._orders[epoch][i]))
+            part = self._orders[epoch][i : i + stop - start]
+            found += zip([0 if self.fixed else epoch] * len(part), part, strict=True)
+            start += len(part)
         return found
 
 
@@ -70,6 +72,13 @@ class Keyed(Dataset):
         if epoch < 0:
             return self.data.get(index, None)
         return self.data.get(index, seeds.seed_sample(self.seed, "sample", epoch, index))
+
+    def __getitems__(self, keys: list[Key]) -> list[dict]:
+        """What torch's loader calls for a batch."""
+        get, seed = self.data.get, self.seed
+        return [
+            get(index, None if epoch < 0 else seeds.seed_sample(seed, "sample", epoch, index)) for epoch, index in keys
+        ]
 
 
 class _Batches(Sampler):

@@ -1,38 +1,58 @@
 """Metrics on disk from the first step: the same tags in JSONL and TensorBoard. Usable outside a recipe."""
 
+import atexit
 import json
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any, TextIO
+
+ROWS, SECONDS = (
+    50,
+    1.0,
+)  # written together: between two steps of training, with cold caches, a row costs three times as much
 
 
 class MetricsTracker:
     """Writes step_metrics.jsonl, epoch_metrics.jsonl and tb/ into `out_dir`.
 
-    Values are numbers (or 0-d tensors: reading one waits for the device). Rows are flushed at every epoch, by `flush`
-    and by `close`; a non-finite value is written as the word ("nan", "inf"), so that the files stay valid JSON.
+    Values are numbers (or 0-d tensors: reading one waits for the device). Rows reach the files after a second or 50 steps, at
+    every epoch, by `flush`, by `close` and at the end of the process; a non-finite value is written as the word ("nan", "inf"), so that the files stay valid JSON.
     """
 
     def __init__(self, out_dir: str | Path, run_name: str = "", use_tensorboard: bool = True):
         self.out_dir = Path(out_dir)
         self.out_dir.mkdir(parents=True, exist_ok=True)
         self._files = {name: self._open(name) for name in ("step", "epoch")}
+        self._rows: list[tuple[float, int, dict[str, Any]]] = []  # (time, step, values) of steps not written yet
+        atexit.register(self.close)
         self._tb = None
         if use_tensorboard:
-            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.compat.proto.summary_pb2 import Summary
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+            from tensorboard.summary.writer.record_writer import RecordWriter
 
-            self._tb = EventFileWriter(str(self.out_dir / "tb" / run_name))
-            self._Event, self._Summary = Event, Summary
+            folder = self.out_dir / "tb" / run_name
+            folder.mkdir(parents=True, exist_ok=True)
+            # Not tensorboard's EventFileWriter: handing each row to its thread costs 200 us of CPU time a step.
+            self._tb = RecordWriter((folder / f"events.out.tfevents.{time.time():.6f}.{os.getpid()}").open("wb"))
+            self._Event, self._Summary, self._SessionLog = Event, Summary, SessionLog
+            self._tb.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
     def _open(self, name: str) -> TextIO:
         return open(self.out_dir / f"{name}_metrics.jsonl", "a")
 
     def log_step(self, step: int, **values: float) -> None:
         """One row per optimiser step, tagged `step/<name>`."""
-        self._write("step", step, {f"step/{k}": _number(v) for k, v in values.items()})
+        self._rows.append((time.time(), step, {k: _number(v) for k, v in values.items()}))
+        if len(self._rows) >= ROWS or self._rows[-1][0] - self._rows[0][0] > SECONDS:
+            self.flush()
+
+    def _write_steps(self) -> None:
+        rows, self._rows = self._rows, []
+        for wall, step, values in rows:
+            self._write("step", wall, step, {f"step/{k}": v for k, v in values.items()})
 
     def log_epoch(
         self, *, epoch: float, train: dict[str, float], val: dict[str, float], extra: dict[str, Any] | None = None
@@ -40,20 +60,23 @@ class MetricsTracker:
         """One row per evaluation, tagged `train/<name>` and `val/<name>`; `extra` keeps its own names (global_step, lr)."""
         extra = {k: _number(v) for k, v in (extra or {}).items()}
         row = {f"train/{k}": _number(v) for k, v in train.items()} | {f"val/{k}": _number(v) for k, v in val.items()}
-        self._write("epoch", int(extra.get("global_step", epoch)), {"epoch": epoch, **row, **extra})
+        self._write_steps()
+        self._write("epoch", time.time(), int(extra.get("global_step", epoch)), {"epoch": epoch, **row, **extra})
         self.flush()
 
-    def _write(self, name: str, step: int, row: dict[str, Any]) -> None:
+    def _write(self, name: str, wall: float, step: int, row: dict[str, Any]) -> None:
         words = {k: (v if not isinstance(v, float) or math.isfinite(v) else str(v)) for k, v in row.items()}
         self._files[name].write(json.dumps({"step": step, **words}) + "\n")
         if self._tb:  # one event with all values: five separate scalars cost 66 us a step
             scalars = [
                 self._Summary.Value(tag=k, simple_value=v) for k, v in row.items() if isinstance(v, (int, float))
             ]
-            self._tb.add_event(self._Event(wall_time=time.time(), step=step, summary=self._Summary(value=scalars)))
+            event = self._Event(wall_time=wall, step=step, summary=self._Summary(value=scalars))
+            self._tb.write(event.SerializeToString())
 
     def truncate(self, *, after_step: int) -> None:
         """Forget rows later than `after_step`: a resumed run writes them again."""
+        self._write_steps()
         for name, file in self._files.items():
             file.flush()
             path = self.out_dir / f"{name}_metrics.jsonl"
@@ -61,8 +84,14 @@ class MetricsTracker:
             file.close()
             path.write_text("".join(r + "\n" for r in rows))
             self._files[name] = self._open(name)
+        if self._tb:  # TensorBoard forgets what an earlier process wrote from this step on
+            start = self._SessionLog(status=self._SessionLog.START)
+            event = self._Event(wall_time=time.time(), step=after_step + 1, session_log=start)
+            self._tb.write(event.SerializeToString())
 
     def flush(self) -> None:
+        """All rows so far are in the files."""
+        self._write_steps()
         for file in self._files.values():
             file.flush()
         if self._tb:
@@ -70,6 +99,8 @@ class MetricsTracker:
 
     def close(self) -> None:
         """Flush and close every file; safe to call twice."""
+        self._write_steps()
+        atexit.unregister(self.close)
         for file in self._files.values():
             file.close()
         if self._tb:

@@ -170,6 +170,19 @@ def test_metrics_tracker_writes_the_same_tags_everywhere(tmp_path: Path):
     assert board.Scalars("val/accuracy")[0].value == 0.5
 
 
+def test_tensorboard_shows_a_resumed_run_once(tmp_path: Path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for values in ({1: 1.0, 2: 2.0, 3: 3.0}, {3: 30.0, 4: 40.0}):
+        tracker = MetricsTracker(tmp_path)
+        tracker.truncate(after_step=min(values) - 1)
+        for step, value in values.items():
+            tracker.log_step(step=step, loss=value)
+        tracker.close()
+    scalars = EventAccumulator(str(tmp_path / "tb")).Reload().Scalars("step/loss")
+    assert [(s.step, s.value) for s in scalars] == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0)]
+
+
 def test_metrics_survive_a_kill_in_the_middle_of_a_row(tmp_path: Path):
     tracker = MetricsTracker(tmp_path, use_tensorboard=False)
     for step in (1, 2, 3):

@@ -40,19 +40,25 @@ def dependency(proof: Proof) -> Finding:
     run, stage, _ = rehearsed(proof)
     if stage.expect.couplings:
         raise Skip(f"declared: {stage.expect.couplings}")
-    data = stage.data["train"]
-    indices = pick(data, 4, proof.cfg.run.seed)
-    seed = proof.cfg.run.seed
-    batch = fetch(data, indices, seed, run.device)
-    together = _input_gradients(run, stage, batch)
+    data, seed = stage.data["train"], proof.cfg.run.seed
     limit = 1e-3 if run.precision == "fp32" else 5e-2
-    if _apart(together[1], _input_gradients(run, stage, batch)[1]) > limit:
-        raise Skip("the loss of one batch differs from call to call in eval mode (see evaluation): nothing to compare")
-    alone = [_input_gradients(run, stage, fetch(data, [i], seed, run.device)) for i in indices]
-    loss, rows = together[0], sum(a[0] for a in alone)
-    gap = abs(loss - rows) / max(abs(loss), 1e-8)
-    leak = _apart(together[1], {k: torch.cat([a[1][k] for a in alone]) for k in together[1]})
-    mean = gap > limit and abs(loss * len(indices) - rows) <= limit * abs(rows)
+    picked = pick(data, 12, seed)
+    trials = []
+    for indices in (picked[0:4], picked[4:8], picked[8:12]):
+        batch = fetch(data, indices, seed, run.device)
+        together = _input_gradients(run, stage, batch)
+        if _apart(together[1], _input_gradients(run, stage, batch)[1]) > limit:
+            raise Skip(
+                "the loss of one batch differs from call to call in eval mode (see evaluation): nothing to compare"
+            )
+        alone = [_input_gradients(run, stage, fetch(data, [i], seed, run.device)) for i in indices]
+        loss, rows = together[0], sum(a[0] for a in alone)
+        gap = abs(loss - rows) / max(abs(loss), 1e-8)
+        leak = _apart(together[1], {k: torch.cat([a[1][k] for a in alone]) for k in together[1]})
+        mean = gap > limit and abs(loss * len(indices) - rows) <= limit * abs(rows)
+        trials.append((max(gap, leak), gap, leak, mean))
+    # The middle one of three: rounding can flip one ReLU of one sample (seen: 1.6e-3), a mixture shows in every draw.
+    _, gap, leak, mean = sorted(trials)[1]
     return Finding(
         gap <= limit and leak <= limit,
         f"loss of a batch differs from the sum over its samples by {gap:.1e}, input gradients by {leak:.1e} (relative)",
