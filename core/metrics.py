@@ -18,7 +18,8 @@ class MetricsTracker:
     """Writes step_metrics.jsonl, epoch_metrics.jsonl and tb/ into `out_dir`.
 
     Values are numbers (or 0-d tensors: reading one waits for the device). Rows reach the files after a second or 50 steps, at
-    every epoch, by `flush`, by `close` and at the end of the process; a non-finite value is written as the word ("nan", "inf"), so that the files stay valid JSON.
+    every epoch, by `flush`, by `close` and at the end of the process. A non-finite value is written as the word ("nan", "inf"),
+    so that the files stay valid JSON.
     """
 
     def __init__(self, out_dir: str | Path, run_name: str = "", use_tensorboard: bool = True):

@@ -57,6 +57,8 @@ class Watcher:
 def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     """Final evaluation against the baselines, figures, export, summary.json and card.md."""
     metric, cfg = stage.metric, s.cfg
+    if not run.history or run.history[-1]["step"] != run.step:
+        run.evaluate(stage)  # the loop ended without one
     best_value, best_step = run.best[0]
     final = {k.removeprefix("val/"): v for k, v in run.history[-1].items() if k.startswith("val/")}
     chosen_step = run.history[-1]["step"]

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,8 @@ class Step:
     epoch: int
     batches: list[dict]
     _due: Callable[[float], bool]
+    keys: list[list[loader.Key]]
+    """(epoch, index) of the samples in each micro-batch."""
 
     def due(self, every: float) -> bool:
         """Is this the last step of a stretch of `every` epochs, or of the whole run?"""
@@ -95,12 +97,12 @@ class Run:
         self.seconds = 0.0  # spent training, over all resumes
         self.checkpoints: checkpoint.Checkpoints | None = None
         self._wrapped: tuple[nn.Module, nn.Module] | None = None
-        self._pending: list[tuple[int, list, list[str], Tensor, dict[str, float]]] = []
+        self._pending: list[_Logged] = []
         self._epoch_sums: dict[str, float] = {}
         self._bad_in_a_row = 0
         self._saw_bad = False  # on CPU a bad step is known at once
         self._shown = ""
-        self._clock = time.monotonic()
+        self._clock = self._since = time.monotonic()
         self._last_rates: dict[str, float] = {}
         self.current: Step | None = None
         self.used_loss: Callable | None = None  # of the last update, where it was not the stage's own
@@ -162,7 +164,7 @@ class Run:
         per_step = len(cut(0))
 
         self.console.start_bar(stage.name, total, start)
-        clock = self._clock = time.monotonic()
+        self._clock = self._since = time.monotonic()
         for index in range(start, total):
             micro = [next(fetched) for _ in range(per_step)]
             for optimizer in stage.optimizers.values():
@@ -174,35 +176,41 @@ class Run:
                     return done in plan.due
                 return done == total or crosses(done, size, n * every)
 
-            self.current = Step(index, index * size // n + 1, micro, due)
+            self.current = Step(index, index * size // n + 1, micro, due, cut(index))
             yield self.current
 
             self.step = index + 1
             self.console.tick(self.step, lambda: self._shown)
-            last = self.step == total
             if plan:
-                plan.losses += [float(p[3][0]) for p in self._pending]
-                self._pending = []
-                if plan.stop_after == self.step:
-                    self._save(stage)
+                if self._rehearsed(stage):
                     return
-                if plan.watch and plan.watch(stage, self.step):
-                    return
-                continue
-            stop = self._stop_asked()
-            save = bool(self.folder) and (stop or last or crosses(self.step, size, n * cfg.run.save_every))
-            if save or stop or last or self._saw_bad or self.step % cfg.run.log_every == 0:
-                self._flush(stage, size)
-            if save:
-                self.seconds += time.monotonic() - clock
-                clock = time.monotonic()
-                self._save(stage)
-            if stop:
-                self.close()
-                raise Interrupted(
-                    f"{stop} at step {self.step} of {total}: saved\n  next:         trainworthy resume {self.folder}"
-                )
+            else:
+                self._after_step(stage, last=self.step == total, save=crosses(self.step, size, n * cfg.run.save_every))
         self.console.end_bar()
+
+    def _after_step(self, stage: Stage, *, last: bool, save: bool) -> None:
+        """Read metrics back, save, stop, where it is time to."""
+        stop = self._stop_asked()
+        save = bool(self.folder) and (stop or last or save)
+        if save or stop or last or self._saw_bad or self.step % self.cfg.run.log_every == 0:
+            self._flush(stage)
+        if save:
+            now = time.monotonic()
+            self.seconds, self._since = self.seconds + now - self._since, now
+            self._save(stage)
+        if stop:
+            self.close()
+            raise Interrupted(f"{stop} at step {self.step}: saved\n  next:         trainworthy resume {self.folder}")
+
+    def _rehearsed(self, stage: Stage) -> bool:
+        """Has the gate seen enough?"""
+        plan = self.plan
+        plan.losses += [float(p.values[0]) for p in self._pending]
+        self._pending = []
+        if plan.stop_after == self.step:
+            self._save(stage)
+            return True
+        return bool(plan.watch and plan.watch(stage, self.step))
 
     def update(
         self, stage: Stage, batches: list[dict], *, optimizer: str | None = None, loss: Callable | None = None
@@ -250,7 +258,9 @@ class Run:
             if len(set(rates.values())) == 1
             else {f"lr/{k}": v for k, v in rates.items()}
         )
-        self._pending.append((self.step + 1, batches, list(values), stacked, rates))
+        self._pending.append(
+            _Logged(self.step + 1, self.current.keys if self.current else [], list(values), stacked, rates)
+        )
         return values
 
     def _guarded_step(self, opt: torch.optim.Optimizer, values: Tensor) -> None:
@@ -275,7 +285,7 @@ class Run:
     def evaluate(self, stage: Stage) -> dict[str, float]:
         """The recipe's own evaluation of the validation set, in eval mode and without gradients; logged, best kept."""
         if not self.plan:
-            self._flush(stage, None)  # before the clock runs on through the evaluation
+            self._flush(stage)  # before the clock runs on through the evaluation
         metrics = self.measure(stage, stage.data["val"])
         self.log_eval(stage, metrics)
         return metrics
@@ -289,8 +299,8 @@ class Run:
         """Record an evaluation of the weights as they are: files, line, best and N best."""
         if self.plan:
             return
-        step = self.step + 1  # called from inside the step's body
-        self._flush(stage, None)
+        step = self.current.index + 1 if self.current else self.step
+        self._flush(stage)
         if stage.metric.name not in metrics:
             raise UserError(
                 "evaluate() does not return its stage's metric", got=", ".join(metrics), needed=stage.metric.name
@@ -362,59 +372,67 @@ class Run:
 
     # ---------------------------------------------------------------- logging and saving
 
-    def _flush(self, stage: Stage, size: int | None) -> None:
+    def _flush(self, stage: Stage) -> None:
         """Read back the metrics of the steps since the last time, in one transfer; judge and write them."""
         if not self._pending:
             return
-        rows = torch.stack([p[3] for p in self._pending]).tolist()
+        rows = torch.stack([p.values for p in self._pending]).tolist()
         now = time.monotonic()
-        rate = len(rows) * (size or self.cfg.train.batch_size) / max(now - self._clock, 1e-9)
+        rate = len(rows) * self.cfg.train.batch_size / max(now - self._clock, 1e-9)
         self._clock = now
-        for (step, batches, names, _, rates), numbers in zip(self._pending, rows, strict=True):
-            values = dict(zip(names, numbers, strict=True))
-            self._last_rates = rates
-            self._judge_finite(
-                stage, step, batches, bad=not _finite(numbers), loss=values["loss"], norm=values["grad_norm"]
-            )
+        for logged, numbers in zip(self._pending, rows, strict=True):
+            values = dict(zip(logged.names, numbers, strict=True))
+            self._last_rates = logged.rates
             if self.tracker:
-                self.tracker.log_step(step, **values, **rates, samples_per_sec=rate)
+                self.tracker.log_step(logged.step, **values, **logged.rates, samples_per_sec=rate)
             for k, v in values.items():
                 if math.isfinite(v):
                     self._epoch_sums[k] = self._epoch_sums.get(k, 0.0) + v
             self._epoch_sums["steps"] = self._epoch_sums.get("steps", 0.0) + 1
             self._shown = f"loss {values['loss']:.4f}  {rate:.0f} samples/s"
+            self._judge_finite(stage, logged, values)
         self._pending, self._saw_bad = [], False
 
-    def _judge_finite(
-        self, stage: Stage, step: int, batches: list[dict], *, bad: bool, loss: float, norm: float
-    ) -> None:
-        if not bad:
+    def _judge_finite(self, stage: Stage, logged: "_Logged", values: dict[str, float]) -> None:
+        """Count a step that was skipped, keep its batch, stop after too many in a row."""
+        if _finite(values.values()):
             self._bad_in_a_row = 0
             return
-        if self.scaler.is_enabled() and math.isfinite(loss):
+        if self.scaler.is_enabled() and math.isfinite(values["loss"]):
             return  # fp16 looks for its scale by overflowing; only a bad loss is news
-        self.skipped.append(step)
+        self.skipped.append(logged.step)
         self._bad_in_a_row += 1
-        where = ""
-        if self.folder and self.rank == 0 and len(self.skipped) <= 20:
-            path = self.folder / "postmortem" / f"step-{step}.safetensors"
-            path.parent.mkdir(exist_ok=True)
-            tensors = {
-                f"{i}/{k}": v.contiguous() for i, b in enumerate(batches) for k, v in b.items() if isinstance(v, Tensor)
-            }
-            save_file(tensors, path)
-            where = f"; its batch is in {path}"
-        self.console.say(f"  step {step}: loss {loss:g}, gradient norm {norm:g}: skipped, weights untouched{where}")
+        where = self._keep_batch(stage, logged) if len(self.skipped) <= 20 else ""
+        said = ", ".join(f"{k} {v:g}" for k, v in values.items())
+        self.console.say(f"  step {logged.step}: {said}: skipped, weights untouched{where}")
         if self._bad_in_a_row >= self.cfg.run.stop_after_bad:
+            self._pending = []
             if self.folder:
                 self._save(stage)
                 self.close()
             raise Stop(
-                f"{self._bad_in_a_row} non-finite steps in a row (C17), the last at step {step}: the run stopped itself\n"
+                f"{self._bad_in_a_row} non-finite steps in a row (C17), the last at step {logged.step}: the run stopped itself\n"
                 f"  the weights are those of the last finite step\n"
                 f"  likely cause: a rate too high, a division by zero or log(0) in the loss, non-finite values in the data\n"
                 f"  next:         look at the batch in {self.folder}/postmortem, then lower --optim.lr"
             )
+
+    def _keep_batch(self, stage: Stage, logged: "_Logged") -> str:
+        """Write the samples of a bad step, read again (they are a function of their keys), and say where and which."""
+        if not self.folder or self.rank or not logged.keys:
+            return ""
+        keyed = loader.Keyed(self.train_data(stage), self.cfg.run.seed)
+        tensors, suspects = {}, []
+        for i, keys in enumerate(logged.keys):
+            samples = keyed.__getitems__(keys)
+            suspects += [k[1] for k, s in zip(keys, samples, strict=True) if any(_spoilt(v) for v in s.values())]
+            batch = stage.data["train"].collate(samples)
+            tensors |= {f"{i}/{k}": v.contiguous() for k, v in batch.items() if isinstance(v, Tensor)}
+        path = self.folder / "postmortem" / f"step-{logged.step}.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        save_file(tensors, path)
+        named = f"; non-finite values in sample {' '.join(map(str, suspects[:5]))}" if suspects else ""
+        return f"; its batch is in {path}{named}"
 
     def _save(self, stage: Stage) -> None:
         """A complete state by rank 0. What is a pure function of seed and step (order, draws, rates) needs no saving."""
@@ -485,6 +503,17 @@ class Run:
             self.tracker.close()
 
 
+@dataclass
+class _Logged:
+    """The metrics of one update, still on the device."""
+
+    step: int
+    keys: list[list[loader.Key]]
+    names: list[str]
+    values: Tensor
+    rates: dict[str, float]
+
+
 class _Objective(nn.Module):
     """A module whose forward is the recipe's loss: what DDP wraps, in the run's precision."""
 
@@ -535,8 +564,12 @@ def crosses(step: int, size: int, stretch: float) -> bool:
     return math.floor(step * size / stretch + 1e-9) > math.floor((step - 1) * size / stretch + 1e-9)
 
 
-def _finite(numbers: list[float]) -> bool:
+def _finite(numbers: Iterable[float]) -> bool:
     return all(map(math.isfinite, numbers))
+
+
+def _spoilt(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and not torch.isfinite(value).all()
 
 
 def _fill(like: Tensor, value: float | Tensor) -> Tensor:

@@ -118,6 +118,28 @@ def test_a_launcher_that_starts_too_few_is_refused(tmp_path: Path):
     assert not (tmp_path / "runs").exists()
 
 
+ACCELERATE = """compute_environment: LOCAL_MACHINE
+distributed_type: {kind}
+mixed_precision: {precision}
+num_machines: 1
+num_processes: {processes}
+use_cpu: true
+"""
+
+
+def test_an_accelerate_config_is_followed_or_refused(tmp_path: Path):
+    config = tmp_path / "accelerate.yaml"
+    config.write_text(ACCELERATE.format(kind="'NO'", precision="bf16", processes=1))
+    argv = ("check", "vision/classify", "--only", "initial-loss", "--accelerate-config", config)
+    done = trainworthy(*argv, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "bf16" in done.stdout.splitlines()[0]
+    config.write_text(ACCELERATE.format(kind="MULTI_CPU", precision="'no'", processes=2))  # starts one, says nothing
+    refused = trainworthy(*argv, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "did not start as many processes" in refused.stderr
+
+
 def test_accelerate_launch_is_the_same_path(straight: Path, tmp_path: Path):
     (tmp_path / "core").mkdir()  # a folder of this name where the user stands must do no harm
     (tmp_path / "core" / "__init__.py").write_text("raise RuntimeError('the wrong core')\n")
