@@ -333,7 +333,9 @@ def show(setting: Setting, rows: list[dict]) -> None:
     full = by_name.get("ours, JSONL")  # every term, gradient norm, finite check, a row for every step
     rival = by_name.get("HF Trainer, logging off")
     if full:
-        print(f"  full observability, at most 1.10x: {full['ratio']:.2f}x, {'met' if full['ratio'] <= 1.10 else 'MISSED'}")
+        print(
+            f"  full observability, at most 1.10x: {full['ratio']:.2f}x, {'met' if full['ratio'] <= 1.10 else 'MISSED'}"
+        )
     if full and rival:
         apart = full["ratio_max"] < rival["ratio_min"] or rival["ratio_max"] < full["ratio_min"]
         told = ("met" if full["ratio"] < rival["ratio"] else "MISSED") if apart else "no difference beyond the spread"

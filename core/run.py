@@ -227,7 +227,7 @@ class Run:
             p.grad = None
 
         self.used_loss = loss  # what a gate must compare the gradient with
-        counts = self._global(_summed([stage.counts(b) for b in batches]))
+        counts = self._global(summed([stage.counts(b) for b in batches]))
         objective = self._objective(stage, loss)
         sums: dict[str, Tensor] = {}
         for i, batch in enumerate(batches):
@@ -577,7 +577,7 @@ def _fill(like: Tensor, value: float | Tensor) -> Tensor:
     return value.to(like).expand_as(like) if isinstance(value, Tensor) else like.new_full(like.shape, value)
 
 
-def _summed(counts: list[dict[str, float]]) -> dict[str, float]:
+def summed(counts: list[dict[str, float]]) -> dict[str, float]:
     return {t: sum(c[t] for c in counts) for t in counts[0]}
 
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from core.gates import Finding, Proof, Skip, fetch, gate, pick, total_loss
+from core.gates.recorder import rehearsed
 from core.run import Plan, Run, evaluating
 from core.stage import Metric, Stage, View
 
@@ -35,8 +36,6 @@ def initial_loss(proof: Proof) -> Finding:
 def dependency(proof: Proof) -> Finding:
     """Backpropagation: the gradient of the batch's loss with respect to input j equals that of sample j's own loss, and the
     batch's loss is the sum over its rows. On the rehearsed model: a head that starts at zero hides everything."""
-    from core.gates.rehearsal import rehearsed
-
     run, stage, _ = rehearsed(proof)
     if stage.expect.couplings:
         raise Skip(f"declared: {stage.expect.couplings}")

@@ -1,4 +1,4 @@
-"""Gates on the loop: a few units of the recipe's own `train()`, watched from below through torch's hooks."""
+"""Gates on the loop: wiring, evaluation, accumulation, resume; judged on rehearsals of the recipe's own `train()`."""
 
 import json
 import os
@@ -6,158 +6,20 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from core import seeds
 from core.gates import Finding, Proof, Skip, gate, pick
+from core.gates.learning import overfitted
+from core.gates.recorder import STEPS, Record, rehearsed
 from core.loader import cut
-from core.run import Plan, Run, _summed
+from core.run import Plan, Run
 from core.stage import Stage, View
-
-STEPS, BATCH, SPOTS = 4, 16, 4096
-
-
-@dataclass
-class Record:
-    """What happened below `train()`."""
-
-    gradients: list[dict[str, float]] = field(default_factory=list)
-    """Per optimiser step: cosine and norm of what the optimiser got against the loss's own gradient."""
-    received: dict[str, float] = field(default_factory=dict)
-    """Largest gradient seen per trained parameter; absent: none ever."""
-    moved: dict[str, float] = field(default_factory=dict)
-    """Share of the entries with a gradient that really changed, best step."""
-    evaluating: list[int] = field(default_factory=list)
-    """Steps (from 1) with a training forward while the model was in eval mode."""
-    frozen_moved: list[str] = field(default_factory=list)
-    nonfinite: list[str] = field(default_factory=list)
-
-
-class Recorder:
-    """Hooks on every module forward and optimiser step of one rehearsal."""
-
-    def __init__(self, run: Run, stage: Stage):
-        self.run, self.stage, self.record = run, stage, Record()
-        self._names = {id(p): n for n, p in stage.model.named_parameters()}
-        self._busy = False
-        self._before: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def __enter__(self) -> Record:
-        self._frozen = self._fingerprints()
-        self._hooks = [
-            register_module_forward_pre_hook(self._forward),
-            register_optimizer_step_pre_hook(self._pre_step),
-            register_optimizer_step_post_hook(self._post_step),
-        ]
-        return self.record
-
-    def __exit__(self, *_) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        after = self._fingerprints()
-        self.record.frozen_moved = [n for n, t in self._frozen.items() if not torch.equal(t, after[n])]
-
-    def _fingerprints(self) -> dict[str, Tensor]:
-        """Bit patterns of what must not move: parameters in no optimiser, and buffers of modules that own nothing trained."""
-        trained = self.stage.parameters()
-        out = {n: _bits(p) for n, p in self.stage.model.named_parameters() if n not in trained}
-        for prefix, module in self.stage.model.named_modules():
-            own = [n for n, _ in module.named_parameters(prefix=prefix)]
-            if own and not any(n in trained for n in own):
-                out |= {n: _bits(b) for n, b in module.named_buffers(prefix=prefix, recurse=False)}
-        return out
-
-    def _forward(self, module: nn.Module, _args) -> None:
-        if module is self.stage.model and torch.is_grad_enabled() and not self._busy and not module.training:
-            self.record.evaluating.append(self.run.step + 1)
-
-    def _pre_step(self, optimizer, _args, _kwargs) -> None:
-        mine = {self._names[id(p)]: p for g in optimizer.param_groups for p in g["params"] if id(p) in self._names}
-        self._before = {}
-        for name, p in mine.items():
-            if p.grad is None:
-                continue
-            size = p.grad.abs().max().item()
-            if size != size or size == float("inf"):
-                self.record.nonfinite.append(name)
-            self.record.received[name] = max(self.record.received.get(name, 0.0), size)
-            spots = _spots(p)
-            grad = p.grad.flatten()[spots].abs()
-            if size > 0:
-                live = spots[grad > 1e-3 * grad.max()]
-                self._before[name] = (live, p.detach().flatten()[live].clone())
-        if not self.stage.expect.random_loss and self.run.current is not None:
-            given = {n: p for n, p in mine.items() if p.grad is not None}
-            if given:
-                self.record.gradients.append(self._compare(given))
-
-    def _post_step(self, optimizer, _args, _kwargs) -> None:
-        for g in optimizer.param_groups:
-            for p in g["params"]:
-                name = self._names.get(id(p))
-                if name in self._before:
-                    live, old = self._before[name]
-                    share = (p.detach().flatten()[live] != old).float().mean().item() if len(live) else 0.0
-                    self.record.moved[name] = max(self.record.moved.get(name, 0.0), share)
-
-    def _compare(self, params: dict[str, nn.Parameter]) -> dict[str, float]:
-        """The gradient in the optimiser against a fresh one of the same loss on the same global batch with the same draws."""
-        run, stage, step = self.run, self.stage, self.run.current
-        self._busy = True
-        buffers = {n: b.clone() for n, b in stage.model.named_buffers()}
-        try:
-            seeds.seed_global(run.cfg.run.seed, "model", step.index, run.rank)
-            counts = run._global(_summed([stage.counts(b) for b in step.batches]))
-            fresh = [torch.zeros_like(p) for p in params.values()]
-            with torch.enable_grad():
-                for batch in step.batches:
-                    with run.autocast():
-                        terms = (run.used_loss or stage.loss)(stage.model, batch)
-                    mean = sum(s / counts.get(t, counts.get("*")) for t, s in terms.items())
-                    grads = torch.autograd.grad(mean, list(params.values()), allow_unused=True)
-                    fresh = [f if g is None else f + g for f, g in zip(fresh, grads, strict=True)]
-        finally:
-            with torch.no_grad():
-                for name, buffer in stage.model.named_buffers():
-                    buffer.copy_(buffers[name])
-            self._busy = False
-        if run.world > 1:
-            for f in fresh:
-                dist.all_reduce(f)
-        dot = sum((p.grad.double() * f.double()).sum() for p, f in zip(params.values(), fresh, strict=True)).item()
-        got = sum(p.grad.double().square().sum() for p in params.values()).sqrt().item()
-        want = sum(f.double().square().sum() for f in fresh).sqrt().item()
-        return {"cosine": dot / max(got * want, 1e-30), "norm": got, "own_norm": want}
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
-
-
-def _spots(p: Tensor) -> Tensor:
-    return torch.arange(0, p.numel(), max(1, p.numel() // SPOTS), device=p.device)
-
-
-def rehearse(proof: Proof, plan: Plan) -> tuple[Run, Stage, Record]:
-    """Run the recipe's `train()` under `plan` with the recorder on."""
-    run, stage = proof.build(plan)
-    with Recorder(run, stage) as record:
-        proof.train(proof.cfg, run, stage)
-    return run, stage, record
-
-
-def rehearsed(proof: Proof) -> tuple[Run, Stage, Record]:
-    """The rehearsal several gates judge: four steps of sixteen samples at the peak rate, an evaluation after the second."""
-    world = proof.accelerator.num_processes
-    plan = lambda: Plan(steps=STEPS, batch_size=max(BATCH, 4 * world), peak=True, due=(2,))  # noqa: E731
-    return proof.once("rehearsal", lambda: rehearse(proof, plan()))
 
 
 def _gradient_fault(record: Record, clip: float, *, tolerance: float) -> str:
@@ -238,8 +100,6 @@ def wiring(proof: Proof) -> Finding:
 def evaluation(proof: Proof) -> Finding:
     """The same weights evaluated twice under different seeds, then in other batch sizes: one result; weights, buffers, modes
     unchanged; and after the evaluation inside `train()` the model trains on in train mode."""
-    from core.gates.learning import overfitted
-
     _, _, record = rehearsed(proof)
     run, stage, _ = overfitted(
         proof
