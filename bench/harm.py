@@ -60,7 +60,7 @@ CASES = [
     Case("nan-unguarded", "C17", "41 training images with a NaN pixel, a loop without the finite check",
          [(IMAGE, IMAGE + "        if generator is not None and index % 97 == 5:\n            image[0, 3, 3] = torch.nan\n"),
           (UPDATE, own_loop("optimizer.zero_grad()", MEAN_LOSS, "loss.backward()", CLIP, "optimizer.step()"))]),
-    Case("nan-guarded", "C17", "the same images, run.update as it is",
+    Case("nan-guarded", "C17", "5 training images with a NaN pixel, run.update as it is",
          [(IMAGE, IMAGE + "        if generator is not None and index % 971 == 5:\n            image[0, 3, 3] = torch.nan\n")]),
 ]  # fmt: skip
 

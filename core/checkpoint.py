@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -98,7 +99,7 @@ class Checkpoints:
 
         def job() -> None:
             self._publish(f"step-{step}", write, link="latest")
-            self._prune(self.steps()[: -self.keep])
+            self._prune([p for p in self.steps() if _step(p) <= step][: -self.keep])
 
         self.wait()
         self._pending = self._writer.submit(job)
@@ -127,8 +128,9 @@ class Checkpoints:
             return
         try:
             pending.result()
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        except (OSError, RuntimeError, SafetensorError) as error:  # the writers wrap a full disk each in their own way
+            number = getattr(error, "errno", None)
+            full = number in (errno.ENOSPC, errno.EDQUOT) or shutil.disk_usage(self.folder).free < 2**20
             raise Stop(
                 f"cannot write a checkpoint to {self.folder}: {'the disk is full' if full else error}\n"
                 f"  the last complete checkpoint is {self.newest() or 'none yet'}\n"
@@ -144,7 +146,7 @@ class Checkpoints:
 
     def steps(self) -> list[Path]:
         """Folders of full checkpoints, oldest first, complete or not."""
-        return sorted(self.folder.glob("step-*"), key=lambda p: int(p.name.split("-")[1]))
+        return sorted(self.folder.glob("step-*"), key=_step)
 
     def newest(self) -> Path | None:
         """The newest full checkpoint whose hashes match; damaged ones are passed over."""
@@ -199,6 +201,10 @@ def load_into(module: nn.Module, state: dict[str, Tensor], *, where: str) -> Non
                         got=f"{len(unexpected)} unexpected names, e.g. {unexpected[:3]}",
                         needed=f"{len(missing)} missing names, e.g. {missing[:3]}",
                         cause="the recipe's model changed since they were saved")  # fmt: skip
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.split("-")[1])
 
 
 def _sha256(path: Path) -> str:

@@ -151,12 +151,15 @@ def supervise(command: list[str], env: dict[str, str]) -> int:
 
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder) / "exit-code"
-        child = subprocess.Popen(command, env={**env, "TRAINWORTHY_EXIT": str(note)})
-        # To the ranks, not to the launcher: that one would end them and print a traceback of its own.
-        signal.signal(signal.SIGTERM, lambda *_: [rank.terminate() for rank in psutil.Process(child.pid).children()])
-        signal.signal(
-            signal.SIGINT, lambda *_: None
-        )  # the terminal sends Ctrl-C to the children too; they save and stop
+        # A session of its own: Ctrl-C reaches the ranks once, through us, and not the launcher, which would end them.
+        child = subprocess.Popen(command, env={**env, "TRAINWORTHY_EXIT": str(note)}, start_new_session=True)
+
+        def forward(number: int, _frame) -> None:
+            for process in psutil.Process(child.pid).children() or [child]:
+                process.send_signal(number)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, forward)
         code = child.wait()
         return int(note.read_text()) if note.exists() else code
 

@@ -90,7 +90,7 @@ class RunSettings:
     tensorboard: bool = True
     """Write TensorBoard files under tb/."""
     log_every: int = 10
-    """On an accelerator, steps whose metrics are read back together (one sync); on CPU every step."""
+    """Steps whose metrics are read back together (on an accelerator: one sync)."""
 
 
 @dataclass
@@ -142,6 +142,10 @@ def from_dict(cls: type, values: dict[str, Any], *, where: str, prefix: str = ""
             raise unknown(f"setting {prefix + name} in {where}", name, names)
         kind = hints[name]
         if dataclasses.is_dataclass(kind):
+            if not isinstance(value, dict):
+                raise UserError(
+                    f"{prefix}{name} in {where} is a group of settings", got=repr(value), needed="an object"
+                )
             filled[name] = from_dict(kind, value, where=where, prefix=f"{prefix}{name}.")
         else:
             filled[name] = _coerce(value, kind, f"{prefix}{name} in {where}")
@@ -258,6 +262,11 @@ def check_values(cfg: Config, *, processes: int) -> None:
     ):
         if not value > 0:
             raise UserError(f"--{name} must be positive", got=value, needed="> 0")
+    if cfg.run.log_every < 1 or cfg.run.n_best < 1 or cfg.run.stop_after_bad < 1:
+        raise UserError(
+            "--run.log-every, --run.n-best and --run.stop-after-bad must be at least 1",
+            got=(cfg.run.log_every, cfg.run.n_best, cfg.run.stop_after_bad),
+        )
     if cfg.run.keep < 2:
         raise UserError(
             "--run.keep is too small", got=cfg.run.keep, needed=">= 2, so that one good checkpoint always remains"

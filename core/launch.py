@@ -3,6 +3,7 @@
 preflight -> data report -> build -> gates -> training, stage by stage -> evaluation -> export -> report
 """
 
+import errno
 import json
 import os
 import shlex
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from core import config, environment, gates, inventory, ledger
 from core import recipe as recipes
 from core.console import table
-from core.errors import DONE, GateFailed, Stop, UserError
+from core.errors import DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
 from core.metrics import MetricsTracker
 from core.results import Watcher, finish
 from core.run import Plan, Run, precision
@@ -39,6 +40,16 @@ def main(target: str | None = None, argv: list[str] | None = None) -> None:
             kind = {2: "error", 3: "stopped before training", 4: "stopped", 5: "interrupted"}[stop.exit_code]
             print(f"\n{kind}: {stop}" if kind != "error" else f"{kind}: {stop}", file=sys.stderr, flush=True)
         code = stop.exit_code
+    except SystemExit as asked:  # the parser's own exits: help, a wrong type
+        code = int(asked.code or DONE)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(
+            f"\nstopped: the disk is full ({error.filename or 'run folder'}): free some space, then resume",
+            file=sys.stderr,
+        )
+        code = STOPPED_ITSELF
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -78,6 +89,8 @@ def check(argv: list[str]) -> None:
     rest, only = config.take(argv, "--only")
     deep = "--deep" in rest
     rest = [a for a in rest if a != "--deep"]
+    if not rest:
+        raise UserError("check what?", next=USAGE)
     loaded = recipes.load(rest[0])
     cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy check {rest[0]}")
     chosen = tuple((only or "").replace(",", " ").split())
@@ -91,9 +104,12 @@ def check(argv: list[str]) -> None:
 def resume(argv: list[str]) -> None:
     """Go on from the newest complete checkpoint of a run folder."""
     force = "--force" in argv
-    folder = Path(next((a for a in argv if not a.startswith("-")), ""))
+    rest = [a for a in argv if a != "--force"]
+    if len(rest) != 1:
+        raise UserError("resume takes one run folder and no settings", got=" ".join(argv), next=USAGE)
+    folder = Path(rest[0])
     args = folder / "args.json"
-    if not args.is_file():
+    if not args.is_file() or folder.resolve().parent.name == "checks":
         raise UserError(f"{folder} is no run folder", got="no args.json in it", needed="a folder under runs/<recipe>/",
                         next="ls -d runs/*/*")  # fmt: skip
     if (folder / "summary.json").exists():
@@ -135,8 +151,8 @@ def prove(session: Session, *, only: tuple[str, ...], deep: bool) -> None:
             continue
         mark = recipes.fingerprint(s.recipe, cfg, report["fingerprint"], processes=s.accelerator.num_processes, stage=stage.name,
                                    device=str(s.accelerator.device.type), precision=precision(cfg, s.accelerator))  # fmt: skip
-        use_ledger = cfg.gates.remember and "checks" not in s.folder.parts
-        known = ledger.read(mark) if use_ledger else {}
+        use_ledger = cfg.gates.remember and s.folder.parent.name != "checks"
+        mark, known = gates.agreed(s.accelerator, (mark, ledger.read(mark) if use_ledger else {}))
         s.console.say(f"data   {counts}\ngates  before the budget is spent")
         half = os.environ.get("TRAINWORTHY_HALF")
         argv = [s.recipe.target, *s.argv[1:]]  # a fork by its full path: a repro runs from anywhere
@@ -181,6 +197,7 @@ def train(session: Session, interrupts: Interrupts) -> None:
         watcher.before()
         interrupts.run = one
         s.recipe.module.train(cfg, one, stage)
+        one.end(stage)
         interrupts.run = None
         one.console.end_bar()
         one.checkpoints.wait()

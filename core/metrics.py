@@ -83,7 +83,9 @@ class MetricsTracker:
             path = self.out_dir / f"{name}_metrics.jsonl"
             rows = [line for line in path.read_text().splitlines() if _step_of(line) <= after_step]
             file.close()
-            path.write_text("".join(r + "\n" for r in rows))
+            spare = path.with_suffix(".spare")
+            spare.write_text("".join(r + "\n" for r in rows))
+            os.replace(spare, path)  # a kill in between loses nothing
             self._files[name] = self._open(name)
         if self._tb:  # TensorBoard forgets what an earlier process wrote from this step on
             start = self._SessionLog(status=self._SessionLog.START)

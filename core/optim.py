@@ -41,7 +41,7 @@ def make_optimizer(model: nn.Module, settings: config.Optim) -> Optimizer:
 def schedule(step: int, total: int, settings: config.Optim) -> float:
     """Factor on the peak rate for 0-based optimiser `step` of `total`.
 
-    Linear warm-up reaches 1 at its last step and never starts at 0 (a step at rate 0 trains nothing); cosine and linear
+    Linear warm-up ends just below 1 and never starts at 0 (a step at rate 0 trains nothing); cosine and linear
     reach 0 one step after the last, so the last step still moves.
     """
     warmup = round(settings.warmup * total)

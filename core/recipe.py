@@ -71,6 +71,9 @@ def load(name: str) -> Recipe:
         raise UserError(f"{path} is not a recipe", got="nothing in STAGES" if not missing else f"no {', '.join(missing)}",
                         needed=", ".join(NEEDED) + " at the top level",
                         next="trainworthy fork vision/classify ./mine.py  (a file to start from)")  # fmt: skip
+    if len(module.STAGES) > 1:
+        raise UserError(f"{path} has several stages", got=f"{len(module.STAGES)} in STAGES", needed="one",
+                        cause="training several stages in a row is not built yet")  # fmt: skip
     return Recipe(entry, module)
 
 
@@ -81,7 +84,8 @@ def sources(recipe: Recipe) -> dict[str, str]:
         file = getattr(module, "__file__", None)
         if file and file.endswith(".py") and Path(file).is_absolute():  # torch.ops says "_ops.py"
             path = Path(file).resolve()
-            if HOME in path.parents or path.parent == recipe.entry.path.parent:
+            beside = recipe.entry.path.parent in path.parents and "site-packages" not in path.parts
+            if HOME in path.parents or beside:
                 files.add(path)
     return {str(p): hashlib.blake2b(p.read_bytes(), digest_size=12).hexdigest() for p in sorted(files)}
 

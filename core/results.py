@@ -1,6 +1,7 @@
 """What a run leaves to look at: inputs and predictions over time, the final evaluation against its baselines, the export."""
 
 import json
+import os
 from dataclasses import asdict
 from typing import Any
 
@@ -63,6 +64,8 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     final = {k.removeprefix("val/"): v for k, v in run.history[-1].items() if k.startswith("val/")}
     chosen_step = run.history[-1]["step"]
     if cfg.run.export == "best":
+        run.checkpoints.wait()
+        run.accelerator.wait_for_everyone()
         folder = run.checkpoints.folder / f"best_val_{metric.name}"
         load_into(stage.model, load_weights(folder / "model.safetensors"), where=str(folder))
         final, chosen_step = run.measure(stage, stage.data["val"]), best_step
@@ -93,7 +96,9 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         "parameters_per_sample": round(sum(p.numel() for p in stage.parameters().values()) / len(stage.data["train"]), 2),
         "figures": {k: _plain_figure(v) for k, v in shown.items()},
     }  # fmt: skip
-    (s.folder / "summary.json").write_text(json.dumps(summary, indent=1, default=str))
+    spare = s.folder / ".summary.json"
+    spare.write_text(json.dumps(summary, indent=1, default=str))
+    os.replace(spare, s.folder / "summary.json")  # its presence says that the run has finished
     write_card(s.folder)
     rows = [("", metric.name), (f"{s.recipe.id}, step {chosen_step}", f"{final[metric.name]:.4f}")]
     rows += [(name, f"{m[metric.name]:.4f}") for name, m in baselines.items() if metric.name in m]

@@ -98,7 +98,7 @@ class Run:
         self.checkpoints: checkpoint.Checkpoints | None = None
         self._wrapped: tuple[nn.Module, nn.Module] | None = None
         self._pending: list[_Logged] = []
-        self._epoch_sums: dict[str, float] = {}
+        self._epoch_sums: dict[str, tuple[float, int]] = {}  # (sum, count) since the last evaluation
         self._bad_in_a_row = 0
         self._saw_bad = False  # on CPU a bad step is known at once
         self._shown = ""
@@ -188,6 +188,12 @@ class Run:
                 self._after_step(stage, last=self.step == total, save=crosses(self.step, size, n * cfg.run.save_every))
         self.console.end_bar()
 
+    def end(self, stage: Stage) -> None:
+        """After `train()`: a loop that was left early gets the log and the checkpoint of its last step."""
+        if self.current and self.step <= self.current.index:
+            self.step = self.current.index + 1
+            self._after_step(stage, last=True, save=True)
+
     def _after_step(self, stage: Stage, *, last: bool, save: bool) -> None:
         """Read metrics back, save, stop, where it is time to."""
         stop = self._stop_asked()
@@ -229,24 +235,29 @@ class Run:
         self.used_loss = loss  # what a gate must compare the gradient with
         counts = self._global(summed([stage.counts(b) for b in batches]))
         objective = self._objective(stage, loss)
+        ranks = self.world if loss is None else 1  # DDP averages over ranks: undo it
         sums: dict[str, Tensor] = {}
         for i, batch in enumerate(batches):
             last = i == len(batches) - 1
-            with contextlib.nullcontext() if last or self.world == 1 else objective.no_sync():
+            with contextlib.nullcontext() if last or ranks == 1 else objective.no_sync():
                 terms = objective(batch)
-                # d(mean)/d(sum) = 1 / denominator goes to autograd as it is: no operation. DDP averages over ranks: undo it
+                # d(mean)/d(sum) = 1 / denominator goes to autograd as it is: no operation in the graph
                 learnt = {t: s for t, s in terms.items() if s.requires_grad}
-                shares = [_fill(s, self.world / _denominator(t, counts)) for t, s in learnt.items()]
+                shares = [_fill(s, ranks / denominator(t, counts)) for t, s in learnt.items()]
                 torch.autograd.backward(list(learnt.values()), self.scaler.scale(shares))
             for term, value in terms.items():
                 sums[term] = sums[term] + value.detach() if term in sums else value.detach()
 
+        if ranks < self.world:  # a loss of its own is not wrapped: its gradients are added here
+            for p in parameters:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad)
         self.scaler.unscale_(opt)
         grads = [p.grad for p in parameters if p.grad is not None]
         norm = nn.utils.get_total_norm(grads, foreach=True) if grads else torch.zeros((), device=self.device)
         if math.isfinite(self.cfg.optim.clip) and grads:
             nn.utils.clip_grads_with_norm_(parameters, self.cfg.optim.clip, norm, foreach=True)
-        means = {t: s / _denominator(t, counts) for t, s in self._global(sums).items()}
+        means = {t: s / denominator(t, counts) for t, s in self._global(sums).items()}
         total = functools.reduce(torch.add, means.values())
         values = {"loss": total, **(means if len(means) > 1 else {}), "grad_norm": norm}
         stacked = torch.stack([v.float() for v in values.values()])
@@ -306,8 +317,7 @@ class Run:
                 "evaluate() does not return its stage's metric", got=", ".join(metrics), needed=stage.metric.name
             )
         value = metrics[stage.metric.name]
-        steps = max(1, int(self._epoch_sums.pop("steps", 1)))
-        train = {k: v / steps for k, v in self._epoch_sums.items()}
+        train = {k: total / n for k, (total, n) in self._epoch_sums.items()}
         self._epoch_sums = {}
         passed = step * self.cfg.train.batch_size / len(stage.data["train"])
         epoch = round(passed, 1 if passed >= 1 else 3)
@@ -321,9 +331,8 @@ class Run:
         if self.tracker:
             self.tracker.log_epoch(epoch=epoch, train=train, val=metrics,
                                    extra={"global_step": step, **self._last_rates, "skipped_steps": len(self.skipped)})  # fmt: skip
-        ranked = sorted(
-            [*self.best, (value, step)], key=lambda b: (-b[0] if stage.metric.higher_is_better else b[0], b[1])
-        )
+        sign = -1 if stage.metric.higher_is_better else 1
+        ranked = sorted([*self.best, (value, step)], key=lambda b: (math.isnan(b[0]), sign * b[0], b[1]))
         self.best = ranked[: self.cfg.run.n_best]
         if self.checkpoints and (value, step) in self.best and self.rank == 0:
             info = {"metric": stage.metric.name, "value": value, "epoch": epoch}
@@ -343,7 +352,8 @@ class Run:
     def scaler(self) -> torch.amp.GradScaler:
         """Loss scaling for fp16; does nothing in other precisions."""
         if not hasattr(self, "_scaler"):
-            self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+            scale = 2.0**10 if self.plan else 2.0**16  # a rehearsal of one step has no time to look for its scale
+            self._scaler = torch.amp.GradScaler(self.device.type, init_scale=scale, enabled=self.precision == "fp16")
         return self._scaler
 
     def autocast(self):
@@ -387,8 +397,8 @@ class Run:
                 self.tracker.log_step(logged.step, **values, **logged.rates, samples_per_sec=rate)
             for k, v in values.items():
                 if math.isfinite(v):
-                    self._epoch_sums[k] = self._epoch_sums.get(k, 0.0) + v
-            self._epoch_sums["steps"] = self._epoch_sums.get("steps", 0.0) + 1
+                    total, n = self._epoch_sums.get(k, (0.0, 0))
+                    self._epoch_sums[k] = (total + v, n + 1)
             self._shown = f"loss {values['loss']:.4f}  {rate:.0f} samples/s"
             self._judge_finite(stage, logged, values)
         self._pending, self._saw_bad = [], False
@@ -398,10 +408,10 @@ class Run:
         if _finite(values.values()):
             self._bad_in_a_row = 0
             return
-        if self.scaler.is_enabled() and math.isfinite(values["loss"]):
-            return  # fp16 looks for its scale by overflowing; only a bad loss is news
-        self.skipped.append(logged.step)
         self._bad_in_a_row += 1
+        if self.scaler.is_enabled() and math.isfinite(values["loss"]) and self._bad_in_a_row < 20:
+            return  # fp16 looks for its scale by overflowing; only a bad loss, or no end of it, is news
+        self.skipped.append(logged.step)
         where = self._keep_batch(stage, logged) if len(self.skipped) <= 20 else ""
         said = ", ".join(f"{k} {v:g}" for k, v in values.items())
         self.console.say(f"  step {logged.step}: {said}: skipped, weights untouched{where}")
@@ -541,9 +551,14 @@ def training_modes(stage: Stage) -> None:
     trained = {id(p) for p in stage.parameters().values()}
     for parameter in stage.model.parameters():
         parameter.requires_grad_(id(parameter) in trained)
-    for module in stage.model.modules():
+
+    def walk(module: nn.Module, above: bool) -> None:
         own = list(module.parameters())
-        module.training = not own or any(id(p) in trained for p in own)
+        module.training = any(id(p) in trained for p in own) if own else above  # dropout follows what it stands in
+        for child in module.children():
+            walk(child, module.training)
+
+    walk(stage.model, True)
 
 
 @contextlib.contextmanager
@@ -581,9 +596,10 @@ def summed(counts: list[dict[str, float]]) -> dict[str, float]:
     return {t: sum(c[t] for c in counts) for t in counts[0]}
 
 
-def _denominator(term: str, counts: dict[str, Any]) -> Any:
-    try:
-        return counts[term] if term in counts else counts["*"]
-    except KeyError:
+def denominator(term: str, counts: dict[str, Any]) -> Any:
+    """What the sum of `term` is divided by; a batch without a single count contributes its sum of nothing, 0 / 1."""
+    if term not in counts and "*" not in counts:
         raise UserError(f"the loss term '{term}' has no denominator", got=", ".join(counts),
-                        needed=f"'{term}' or '*' in what the stage's counts return") from None  # fmt: skip
+                        needed=f"'{term}' or '*' in what the stage's counts return")  # fmt: skip
+    count = counts.get(term, counts.get("*"))
+    return count.clamp_min(1e-12) if isinstance(count, Tensor) else count or 1.0

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
 
 from core import config, environment, gates, report
@@ -19,6 +18,11 @@ from core import recipe as recipes
 from core.console import Console
 from core.errors import Interrupted, Stop, UserError
 from core.run import Plan, Run, precision
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None
 
 
 @dataclass
@@ -49,19 +53,16 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     if folder is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         folder = cfg.run.out / loaded.slug / kind / f"{stamp}-{secrets.token_hex(2)}"
-        box = [str(folder)]
-        if accelerator.num_processes > 1:
-            dist.broadcast_object_list(box, src=0)
-        folder = Path(box[0])
+        folder = gates.agreed(accelerator, folder)
+    problem = None
     if accelerator.is_main_process:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / ".lock").touch()
         except OSError as error:
-            raise UserError(f"the run folder {folder} cannot be written", got=error.strerror,
-                            next="choose another place with --run.out FOLDER") from None  # fmt: skip
-    if accelerator.num_processes > 1:
-        accelerator.wait_for_everyone()
+            problem = UserError(f"the run folder {folder} cannot be written", got=error.strerror,
+                                next="choose another place with --run.out FOLDER")  # fmt: skip
+    together(accelerator, problem)
     devices = (
         f"{accelerator.num_processes} x {accelerator.device.type}"
         if accelerator.num_processes > 1
@@ -89,22 +90,25 @@ def check_settings(
             raise config.unknown(f"gate '{name}'", name, known, next=f"trainworthy check {loaded.target}")
 
 
+def together(accelerator: Accelerator, problem: Stop | None) -> None:
+    """Raise rank 0's problem on every rank: one that stops alone leaves the others waiting."""
+    problem = gates.agreed(accelerator, problem)
+    if problem is not None:
+        raise problem
+
+
 @contextlib.contextmanager
 def session_lock(session: Session) -> Iterator[None]:
     """One process group per run folder; a second one is refused."""
-    if not session.main:
-        yield
-        return
-    with open(session.folder / ".lock", "w") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:
-            pass  # no such locks on this system
-        except OSError:
-            raise UserError(f"{session.folder} is in use by another process", needed="one process at a time",
-                            cause="it was resumed twice, or is still running") from None  # fmt: skip
+    with open(session.folder / ".lock", "a") as file:
+        problem = None
+        if session.main and fcntl is not None:
+            try:  # a record lock: it belongs to this process, not to the loader's workers that outlive a kill
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                problem = UserError(f"{session.folder} is in use by another process", needed="one process at a time",
+                                    cause="it was resumed twice, or is still running")  # fmt: skip
+        together(session.accelerator, problem)
         yield
 
 
@@ -115,7 +119,8 @@ def reported(session: Session) -> Iterator[None]:
         yield
     except Stop:
         if session.main:
-            report.write(session.folder)
+            with contextlib.suppress(OSError):  # a full disk must not hide why the run stopped
+                report.write(session.folder)
         raise
     if session.main:
         report.write(session.folder)
@@ -151,6 +156,9 @@ def write_start(session: Session) -> None:
     s = session
     args = {"recipe": s.recipe.target, "preset": s.preset, "argv": s.argv, "processes": s.accelerator.num_processes,
             "settings": config.to_dict(s.cfg)}  # fmt: skip
+    args["settings"]["train"]["precision"] = precision(
+        s.cfg, s.accelerator
+    )  # what the launcher decided holds on resume
     (s.folder / "args.json").write_text(json.dumps(args, indent=1))
     (s.folder / "environment.json").write_text(json.dumps(environment.collect(s.recipe, s.accelerator), indent=1))
     shutil.copy(s.recipe.entry.path, s.folder / "recipe.py")

@@ -147,7 +147,7 @@ def test_passes_are_remembered_and_a_change_is_proved_again(tmp_path: Path):
     first = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
     assert "11 of 11 gates passed" in first.stdout, first.stderr
     second = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
-    assert "all 11 proved" in second.stdout
+    assert "all 11 verdicts stand" in second.stdout
     other = trainworthy("run", "mine.py", *quick, "--optim.lr", "0.002", cwd=tmp_path, **cache)
     assert "11 of 11 gates passed" in other.stdout
     fork = tmp_path / "mine.py"

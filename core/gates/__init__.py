@@ -19,7 +19,7 @@ from accelerate import Accelerator
 from core import config, inventory, seeds
 from core.console import Console
 from core.errors import Stop
-from core.run import Plan, Run
+from core.run import Plan, Run, denominator
 from core.stage import Data, Stage
 
 
@@ -136,6 +136,15 @@ def pick(data: Data, n: int, seed: int) -> list[int]:
     return found
 
 
+def agreed(accelerator: Accelerator, value: Any) -> Any:
+    """Rank 0's `value` on every rank: what decides whether a collective is entered must be the same everywhere."""
+    if accelerator.num_processes == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
 def fetch(data: Data, indices: list[int], generator_seed: int | None, device: torch.device) -> dict:
     """A collated batch of samples on the training path (fixed draws) or, with None, on the evaluation path."""
     from core.loader import Keyed, to_device
@@ -150,7 +159,7 @@ def total_loss(run: Run, stage: Stage, batch: dict) -> torch.Tensor:
     counts = stage.counts(batch)
     with run.autocast():
         terms = stage.loss(stage.model, batch)
-    return sum(s / counts.get(t, counts.get("*")) for t, s in terms.items())
+    return sum(s / denominator(t, counts) for t, s in terms.items())
 
 
 def run_gates(gates: list[Gate], proof: Proof, *, known: dict[str, dict], console: Console) -> list[Verdict]:
@@ -160,7 +169,7 @@ def run_gates(gates: list[Gate], proof: Proof, *, known: dict[str, dict], consol
     if known and all(one.id in known for one in gates):
         verdicts = [Verdict(**{**known[one.id], "seconds": 0.0}) for one in gates]
         console.say(
-            f"  all {len(gates)} proved {verdicts[0].remembered} for exactly this recipe, data and environment",
+            f"  all {len(gates)} verdicts stand as proved {verdicts[0].remembered}: the same recipe, data and environment",
             style="green",
         )
         return verdicts
@@ -180,10 +189,11 @@ def run_gates(gates: list[Gate], proof: Proof, *, known: dict[str, dict], consol
 
 def _prove(one: Gate, proof: Proof) -> Verdict:
     world = proof.accelerator.num_processes
+    skipped = ""
     try:
         finding = one.prove(proof)
     except Skip as skip:
-        return Verdict(one.id, one.rows, one.title, "skip", "", "", "", 0.0, reason=str(skip))
+        finding, skipped = Finding(True, "", ""), str(skip)
     except Stop:
         raise
     except Exception as error:
@@ -195,13 +205,17 @@ def _prove(one: Gate, proof: Proof) -> Verdict:
             f"{frame.filename}:{frame.lineno}: {frame.line}",
             evidence={"traceback": traceback.format_exception(error)},
         )  # fmt: skip
-    ok = finding.ok
-    if world > 1:
-        agreed = torch.tensor(float(ok), device=proof.accelerator.device)
-        dist.all_reduce(agreed, op=dist.ReduceOp.MIN)
-        ok = bool(agreed.item())
-        if not ok and finding.ok:
-            finding.measured += " (failed on another process)"
+    worst = 0 if not finding.ok else 1 if skipped else 2
+    if world > 1:  # the worst verdict of any rank counts
+        shared = torch.tensor(worst, device=proof.accelerator.device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MIN)
+        worst = int(shared.item())
+    if worst == 1:
+        reason = skipped or "skipped on another process"
+        return Verdict(one.id, one.rows, one.title, "skip", "", "", "", 0.0, reason=reason)
+    ok = worst == 2
+    if not ok and finding.ok:
+        finding.measured += " (failed on another process)"
     verdict = Verdict(one.id, one.rows, one.title, "pass" if ok else "fail", finding.measured, finding.needed,
                       "" if ok else finding.remedy, 0.0, evidence=finding.evidence)  # fmt: skip
     if not ok and proof.accelerator.is_main_process:

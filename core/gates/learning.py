@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from core.gates import Finding, Proof, Skip, fetch, gate, pick, total_loss
+from core.gates import Finding, Proof, Skip, agreed, fetch, gate, pick, total_loss
 from core.gates.recorder import rehearsed
 from core.run import Plan, Run, evaluating
 from core.stage import Metric, Stage, View
@@ -101,9 +101,7 @@ def _train_on_eight(proof: Proof, blank: tuple[str, ...] = ()) -> tuple[Run, Sta
         if step % 10 and step != expect.overfit_steps:
             return False
         with evaluating(stage.model):
-            loss = total_loss(run, stage, batch).item()
-        if "initial" not in found:
-            return False
+            loss = agreed(proof.accelerator, total_loss(run, stage, batch).item())
         found["needed_loss"] = expect.loss_floor + 0.03 * abs(found["initial"] - expect.loss_floor)
         value = (
             run.measure(stage, view)[metric.name]
@@ -112,7 +110,8 @@ def _train_on_eight(proof: Proof, blank: tuple[str, ...] = ()) -> tuple[Run, Sta
         )
         found["curve"].append((step, loss, value))
         found.update(loss=loss, metric=value, steps=step)
-        return value is not None and loss <= found["needed_loss"] and not metric.better(goal, value)
+        closed = value is not None and loss <= found["needed_loss"] and not metric.better(goal, value)
+        return agreed(proof.accelerator, closed)
 
     plan = Plan(
         steps=expect.overfit_steps,

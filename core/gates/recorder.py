@@ -10,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from core import seeds
 from core.gates import Proof
-from core.run import Plan, Run, summed
+from core.run import Plan, Run, denominator, summed
 from core.stage import Stage
 
 STEPS, BATCH, SPOTS = 4, 16, 4096
@@ -112,7 +112,7 @@ class Recorder:
                 for batch in step.batches:
                     with run.autocast():
                         terms = (run.used_loss or stage.loss)(stage.model, batch)
-                    mean = sum(s / counts.get(t, counts.get("*")) for t, s in terms.items())
+                    mean = sum(s / denominator(t, counts) for t, s in terms.items())
                     grads = torch.autograd.grad(mean, list(params.values()), allow_unused=True)
                     fresh = [f if g is None else f + g for f, g in zip(fresh, grads, strict=True)]
         finally:

@@ -43,7 +43,7 @@ class Folder:
 
     @property
     def only_checked(self) -> bool:
-        return "checks" in self.path.absolute().parts
+        return self.path.absolute().parent.name == "checks"
 
 
 def read_json(path: Path) -> Any:
