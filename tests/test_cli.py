@@ -136,7 +136,9 @@ def test_a_fork_runs_from_any_folder_and_imports_its_neighbours(tmp_path: Path):
     again = trainworthy("fork", "vision/classify", home / "mine.py", cwd=elsewhere)
     assert (again.returncode, "never overwrites" in again.stderr) == (2, True)
     plain = {k: v for k, v in environment().items() if k != "PYTHONSAFEPATH"}  # as a user starts a script
-    direct = subprocess.run([sys.executable, home / "mine.py", *QUICK], cwd=elsewhere, env=plain, capture_output=True, text=True)
+    direct = subprocess.run(
+        [sys.executable, home / "mine.py", *QUICK], cwd=elsewhere, env=plain, capture_output=True, text=True
+    )
     assert direct.returncode == 0, direct.stderr
 
 
