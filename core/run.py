@@ -91,6 +91,7 @@ class Run:
         self.precision = precision(cfg, accelerator)
         self.signal: str | None = None  # set by the signal handler, read between steps
         self.step = 0  # optimiser steps done in the present stage
+        self.started = 0  # steps that were already done when this process began
         self.skipped: list[int] = []  # steps whose loss or gradient was not finite
         self.history: list[dict[str, float]] = []  # one row per evaluation
         self.best: list[tuple[float, int]] = []  # (value, step) of the best evaluations, best first
@@ -151,7 +152,7 @@ class Run:
         size = plan.batch_size if plan and plan.batch_size else cfg.train.batch_size
         n = len(data)
         stream = loader.Stream(n, cfg.run.seed, fixed=bool(plan and plan.fixed))
-        start = self._restore(stage)
+        start = self.started = self._restore(stage)
         training_modes(stage)
         cuts = plan.sizes if plan and plan.sizes else cfg.train.accumulate
 

@@ -283,10 +283,8 @@ def resume(proof: Proof) -> Finding:
     if not bitwise:  # kernels that are not deterministic: no further apart than two straight runs
         noise = _apart(straight, go(None, None)[1])
         wrong = wrong if _apart(straight, resumed) > 2 * noise + 1e-6 else []
-    if resumed_run.step - len(again) != half:
-        wrong.append(
-            f"the second half began at step {resumed_run.step - len(again)}, not at {half}: nothing was restored"
-        )
+    if resumed_run.started != half:
+        wrong.append(f"the second half began at step {resumed_run.started}, not at {half}: nothing was restored")
     where = "in a new process" if proof.deep else "after a restart"
     return Finding(
         not wrong, "; ".join(wrong) or f"{steps} steps = {half} + {steps - half} {where}: weights, optimiser, losses",
