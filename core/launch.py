@@ -1,6 +1,6 @@
 """`python -m core.launch [run|check|resume] ...`: the life of a run, from the command line to the report.
 
-preflight -> data report -> build -> gates -> training, stage by stage -> evaluation -> export -> report
+settings -> data report -> gates -> training -> evaluation -> export -> report
 """
 
 import errno

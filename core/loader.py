@@ -68,10 +68,7 @@ class Keyed(Dataset):
         return len(self.data)
 
     def __getitem__(self, key: Key) -> dict:
-        epoch, index = key
-        if epoch < 0:
-            return self.data.get(index, None)
-        return self.data.get(index, seeds.seed_sample(self.seed, "sample", epoch, index))
+        return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[Key]) -> list[dict]:
         """What torch's loader calls for a batch."""

@@ -59,11 +59,11 @@ class Recorder:
     def _fingerprints(self) -> dict[str, Tensor]:
         """Bit patterns of what must not move: parameters in no optimiser, and buffers of modules that own nothing trained."""
         trained = self.stage.parameters()
-        out = {n: _bits(p) for n, p in self.stage.model.named_parameters() if n not in trained}
+        out = {n: p.detach().clone() for n, p in self.stage.model.named_parameters() if n not in trained}
         for prefix, module in self.stage.model.named_modules():
             own = [n for n, _ in module.named_parameters(prefix=prefix)]
             if own and not any(n in trained for n in own):
-                out |= {n: _bits(b) for n, b in module.named_buffers(prefix=prefix, recurse=False)}
+                out |= {n: b.detach().clone() for n, b in module.named_buffers(prefix=prefix, recurse=False)}
         return out
 
     def _forward(self, module: nn.Module, _args) -> None:
@@ -129,10 +129,6 @@ class Recorder:
         return {"cosine": dot / max(got * want, 1e-30), "norm": got, "own_norm": want}
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
-
-
 def _spots(p: Tensor) -> Tensor:
     return torch.arange(0, p.numel(), max(1, p.numel() // SPOTS), device=p.device)
 
@@ -148,5 +144,5 @@ def rehearse(proof: Proof, plan: Plan) -> tuple[Run, Stage, Record]:
 def rehearsed(proof: Proof) -> tuple[Run, Stage, Record]:
     """The rehearsal several gates judge: four steps of sixteen samples at the peak rate, an evaluation after the second."""
     world = proof.accelerator.num_processes
-    plan = lambda: Plan(steps=STEPS, batch_size=max(BATCH, 4 * world), peak=True, due=(2,))  # noqa: E731
-    return proof.once("rehearsal", lambda: rehearse(proof, plan()))
+    plan = Plan(steps=STEPS, batch_size=max(BATCH, 4 * world), peak=True, due=(2,))
+    return proof.once("rehearsal", lambda: rehearse(proof, plan))
