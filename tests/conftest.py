@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,12 @@ class Done:
     def verdicts(self) -> list[dict]:
         """What gates.json says, in the order of the gates."""
         return json.loads((self.folder() / "gates.json").read_text())["gates"]
+
+
+def collected(pattern: str, name: str) -> list:
+    """The lists called `name` of every module in tests/ that matches `pattern`, joined: a file is used by existing."""
+    modules = [import_module(f"tests.{p.stem}") for p in sorted((ROOT / "tests").glob(pattern))]
+    return [item for m in modules for item in vars(m).get(name, ())]
 
 
 def run_module(*argv: str, cwd: Path, timeout: float = 300, module: str = "core.launch", **env: str) -> Done:

@@ -371,3 +371,28 @@ PLANTS = [
     *ACCUMULATION,
     *RESUME,
 ]
+
+# Close relatives of other plants: `make verify` runs them, `make test` (a few minutes) does not.
+RELATIVES = [
+    "python-random",
+    "background-class",
+    "darker-copies",
+    "thousand-outputs",
+    "no-grad-body",
+    "zero-grad-late",
+    "clipped-by-value",
+    "head-replaced",
+    "view-for-permute",
+    "attention-over-batch",
+    "argmin",
+    "input-lost",
+    "adafactor-crawls",
+    "batch-norm-in-train-mode",
+    "last-batch-only",
+    "own-noise",
+    "missing-class",
+    "blank",
+    "label-as-input",
+    "loud-head",
+    "frozen-block",
+]

@@ -11,34 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 from tests.commands import environment
-from tests.conftest import Done
-from tests.plants import PLANTS, Plant
+from tests.conftest import Done, collected
+from tests.plants import Plant
 
+PLANTS: list[Plant] = collected("plants*.py", "PLANTS")
+RELATIVES: list[str] = collected("plants*.py", "RELATIVES")
 QUICK = ("--gates.no-enabled", "--train.epochs", "0.5", "--run.no-tensorboard")  # 32 steps of the bare run
-# Close relatives of other plants: `make verify` runs them, `make test` (a few minutes) does not.
-RELATIVES = [
-    "python-random",
-    "background-class",
-    "darker-copies",
-    "thousand-outputs",
-    "no-grad-body",
-    "zero-grad-late",
-    "clipped-by-value",
-    "head-replaced",
-    "view-for-permute",
-    "attention-over-batch",
-    "argmin",
-    "input-lost",
-    "adafactor-crawls",
-    "batch-norm-in-train-mode",
-    "last-batch-only",
-    "own-noise",
-    "missing-class",
-    "blank",
-    "label-as-input",
-    "loud-head",
-    "frozen-block",
-]
 
 
 def cases(*, quick: bool) -> list:
