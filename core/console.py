@@ -3,6 +3,8 @@
 import sys
 import time
 
+QUIET = 10.0  # seconds without a line, in a log file
+
 
 class Console:
     """Lines and one progress bar. `quiet` says nothing (other ranks, gates)."""
@@ -10,12 +12,14 @@ class Console:
     def __init__(self, *, quiet: bool = False):
         self.quiet = quiet
         self._bar = self._task = None
-        self._last = 0.0
+        self._last = time.monotonic()  # when something was shown
+        self._line = 0  # the step of the last line in a log file
 
     def say(self, text: str = "", *, style: str = "") -> None:
         """One line, at once; above the bar where there is one."""
         if self.quiet:
             return
+        self._last = time.monotonic()
         if sys.stdout.isatty():
             from rich.console import Console as Rich
 
@@ -37,10 +41,15 @@ class Console:
         self._task = self._bar.add_task(name, total=total, completed=done, note="")
 
     def tick(self, done: int, note) -> None:
-        """Move the bar, ten times a second at most; `note()` makes its text only then."""
-        if self._bar and (now := time.monotonic()) - self._last > 0.1:
+        """Move the bar, ten times a second at most; without a terminal a line per hundred steps, if nothing else was said
+        for ten seconds. `note()` makes its text only then."""
+        now = time.monotonic()
+        if self._bar and now - self._last > 0.1:
             self._last = now
             self._bar.update(self._task, completed=done, note=note())
+        elif not self._bar and done - self._line >= 100 and now - self._last > QUIET:
+            self._line = done
+            self.say(f"  step {done:>7,}  {note()}")
 
     def end_bar(self) -> None:
         """Remove the bar."""

@@ -1,8 +1,7 @@
 """Fixtures every test file may use: the real command in a process of its own, and forks of a recipe to break."""
 
 import json
-import subprocess
-import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import environment
+from tests.server import server
 
 ROOT = Path(__file__).resolve().parent.parent
 Hunk = tuple[str, str]
@@ -47,12 +47,14 @@ def collected(pattern: str, name: str) -> list:
     return [item for m in modules for item in vars(m).get(name, ())]
 
 
-def run_module(*argv: str, cwd: Path, timeout: float = 300, module: str = "core.launch", **env: str) -> Done:
-    """`python -m core.launch ARGV` on the CPU, from `cwd`."""
+def run_module(*argv: str, cwd: Path, timeout: float = 300, **env: str) -> Done:
+    """`python -m core.launch ARGV` on the CPU, from `cwd`; forked from a process that has done the imports (tests/server.py)."""
     settings = environment(COLUMNS="200", **env)
-    command = [sys.executable, "-m", module, *argv]
-    out = subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=timeout)
-    return Done(out.returncode, out.stdout, out.stderr, cwd)
+    settings.pop("PYTEST_CURRENT_TEST", None)
+    with tempfile.TemporaryDirectory() as name:
+        out, err = Path(name) / "out", Path(name) / "err"
+        code = server(tuple(sorted(settings.items()))).run(list(argv), cwd=cwd, timeout=timeout, out=out, err=err)
+        return Done(code, out.read_text(), err.read_text(), cwd)
 
 
 def patched(source: str, *hunks: Hunk) -> str:

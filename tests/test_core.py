@@ -247,3 +247,18 @@ def test_views_swap_blank_and_fix_draws():
     frozen = View(data, [3], draws=0)
     assert frozen.get(0, None)["x"].item() == frozen.get(0, None)["x"].item() != 3
     assert frozen.get(0, None)["x"] == loader.Keyed(View(data, [3]), 0)[(0, 0)]["x"]
+
+
+def test_a_log_file_gets_a_line_per_hundred_steps_unless_something_was_said(capsys, monkeypatch):
+    from core import console as module
+
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    shown = module.Console()
+    for step in range(1, 451):
+        now[0] += 0.2  # 20 s for a hundred steps
+        if step == 330:
+            shown.say("epoch 1")
+        shown.tick(step, lambda step=step: f"loss {step}")
+    said = [f"  step     {n}  loss {n}" for n in (100, 200, 300, 400)]
+    assert capsys.readouterr().out.splitlines() == [*said[:3], "epoch 1", said[3]]
