@@ -148,13 +148,19 @@ class Checkpoints:
         """Folders of full checkpoints, oldest first, complete or not."""
         return sorted(self.folder.glob("step-*"), key=_step)
 
-    def newest(self) -> Path | None:
-        """The newest full checkpoint whose hashes match; damaged ones are passed over."""
-        return next((p for p in reversed(self.steps()) if not verify(p)), None)
+    def survey(self) -> tuple[Path | None, dict[str, str]]:
+        """(newest full checkpoint whose hashes match, {name of a newer one: what is wrong with it})."""
+        damaged = {}
+        for folder in reversed(self.steps()):
+            why = verify(folder)
+            if not why:
+                return folder, damaged
+            damaged[folder.name] = why
+        return None, damaged
 
-    def damaged(self) -> dict[str, str]:
-        """{folder name: what is wrong} of full checkpoints that must not be resumed."""
-        return {p.name: why for p in self.steps() if (why := verify(p))}
+    def newest(self) -> Path | None:
+        """The newest complete full checkpoint."""
+        return self.survey()[0]
 
     def load(self, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
         """(model state dict, state, info) of a complete checkpoint."""

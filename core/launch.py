@@ -159,6 +159,7 @@ def prove(session: Session, *, only: tuple[str, ...], deep: bool) -> None:
         proof = gates.Proof(cfg, s.accelerator, maker, s.recipe.module.train, s.folder, scans, report, argv, deep,
                             Path(half) if half else None)  # fmt: skip
         verdicts = gates.run_gates(stage_gates, proof, known=known, console=s.console)
+        s.accelerator.free_memory()  # it keeps every model it wrapped
         failed = [v for v in verdicts if v.blocks]
         if s.main:
             gates.write(s.folder / "gates.json", verdicts, enabled=True, fingerprint=mark)

@@ -25,6 +25,7 @@ from core.errors import Interrupted, Stop, UserError
 from core.metrics import MetricsTracker
 from core.stage import Data, Stage, View
 
+REHEARSED = 512  # validation samples that an evaluation inside a gate's rehearsal reads
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -298,7 +299,10 @@ class Run:
         """The recipe's own evaluation of the validation set, in eval mode and without gradients; logged, best kept."""
         if not self.plan:
             self._flush(stage)  # before the clock runs on through the evaluation
-        metrics = self.measure(stage, stage.data["val"])
+        val = stage.data["val"]
+        if self.plan and len(val) > REHEARSED:  # a rehearsal shows the path, not the number
+            val = View(val, [i * len(val) // REHEARSED for i in range(REHEARSED)])
+        metrics = self.measure(stage, val)
         self.log_eval(stage, metrics)
         return metrics
 
@@ -472,8 +476,8 @@ class Run:
         self.checkpoints = checkpoint.Checkpoints(
             folder / "checkpoints" / stage.name, keep=self.cfg.run.keep, n_best=self.cfg.run.n_best
         )
-        newest = self.checkpoints.newest()
-        for name, why in self.checkpoints.damaged().items():
+        newest, damaged = self.checkpoints.survey()
+        for name, why in damaged.items():
             self.console.say(f"  passed over checkpoint {name}: {why}")
         if self.tracker and newest is None:
             self.tracker.truncate(after_step=0)

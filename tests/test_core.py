@@ -102,7 +102,7 @@ def test_checkpoints_keep_two_complete_ones_and_pass_over_damage(tmp_path: Path)
     assert fresh[0].weight is fresh[1].weight
     (tmp_path / "stage" / "step-3" / "state.pt").write_bytes(b"half")
     assert store.newest().name == "step-2"
-    assert "state.pt does not match" in store.damaged()["step-3"]
+    assert "state.pt does not match" in store.survey()[1]["step-3"]
     (tmp_path / "stage" / "step-2" / "manifest.json").unlink()
     assert store.newest() is None
 

@@ -240,12 +240,13 @@ def _keep_repro(verdict: Verdict, finding: Finding, proof: Proof) -> None:
     again = ["check", *proof.argv, "--only", verdict.id]
     (folder / "repro.py").write_text(
         f'"""{verdict.title}: {verdict.measured} (needed: {verdict.needed})."""\n'
-        "import subprocess\nimport sys\nfrom pathlib import Path\n\n"
+        "import os\nimport subprocess\nimport sys\nfrom pathlib import Path\n\n"
         "from safetensors.torch import load_file\n\n"
         'batch = Path(__file__).with_name("batch.safetensors")\n'
         "for name, tensor in (load_file(batch) if batch.exists() else {}).items():\n"
         "    print(name, tuple(tensor.shape), tensor.dtype, tensor.float().min().item(), tensor.float().max().item())\n"
-        f'sys.exit(subprocess.run([sys.executable, "-m", "core.launch", *{again!r}]).returncode)\n'
+        f'command = [sys.executable, "-m", "core.launch", *{again!r}]\n'
+        'sys.exit(subprocess.run(command, env={**os.environ, "PYTHONSAFEPATH": "1"}).returncode)\n'
     )
 
 
