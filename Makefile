@@ -12,7 +12,7 @@ test: .venv/.all
 	.venv/bin/python -m pytest -n 2 -m "not verify"
 
 verify: .venv/.all
-	.venv/bin/python -m pytest -n 2
+	.venv/bin/python -m pytest -n 2 --record docs/verify.md
 
 lint: .venv/.all
 	.venv/bin/ruff check .

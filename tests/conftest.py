@@ -12,6 +12,8 @@ import pytest
 from tests.commands import environment
 from tests.server import server
 
+pytest_plugins = ["tests.record"]
+
 ROOT = Path(__file__).resolve().parent.parent
 Hunk = tuple[str, str]
 

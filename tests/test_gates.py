@@ -29,11 +29,12 @@ def cases(*, quick: bool) -> list:
     return found
 
 
-def caught(plant: Plant, launch: Callable[..., Done], fork: Callable[..., Path], seed: int) -> Done:
+def caught(plant: Plant, launch: Callable[..., Done], fork: Callable[..., Path], noted: Callable, seed: int) -> Done:
     """Check the bugged fork; the right gate must stop it, for the right reason."""
     fork(plant.hunk)
     done = launch("check", "mine.py", "--run.seed", str(seed), *plant.argv)
     assert done.returncode == 3, done.shown
+    noted(done.verdicts())
     failed = [v for v in done.verdicts() if v["verdict"] == "fail"]
     assert failed[0]["id"] in (plant.gate, *plant.before), done.shown
     verdict = next((v for v in failed if v["id"] == plant.gate), None)
@@ -51,15 +52,15 @@ def caught(plant: Plant, launch: Callable[..., Done], fork: Callable[..., Path],
 
 
 @pytest.mark.parametrize("plant", cases(quick=True))
-def test_caught(plant: Plant, launch, fork):
-    caught(plant, launch, fork, seed=0)
+def test_caught(plant: Plant, launch, fork, noted):
+    caught(plant, launch, fork, noted, seed=0)
 
 
 @pytest.mark.verify
 @pytest.mark.parametrize("seed", range(1, 5))
 @pytest.mark.parametrize("plant", cases(quick=False))
-def test_caught_at_every_seed(plant: Plant, seed: int, launch, fork):
-    caught(plant, launch, fork, seed)
+def test_caught_at_every_seed(plant: Plant, seed: int, launch, fork, noted):
+    caught(plant, launch, fork, noted, seed)
 
 
 def test_plants_have_names_of_their_own():
