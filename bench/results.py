@@ -3,23 +3,23 @@
     python bench/results.py vision/classify --seeds 0 1 2
     python bench/results.py vision/classify --seeds 0 1 --to /tmp/quick.json -- --train.epochs 1
 
-Every run is `python -m core.launch run RECIPE --run.seed S`, gates proved afresh, in a process of its own and one at a time.
+Every run is `python -m core.launch run RECIPE --run.seed S`, gates proved afresh, in a process of its own and one at a time:
+its time is a result too.
 What follows `--` goes to the recipe and is kept under "settings". `trainworthy list` shows "result" and "time".
 """
 
 import argparse
 import json
 import math
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from core.errors import DONE, UserError
+from core.commands.reference import run_seed
+from core.errors import UserError
 from core.registry import find
 
 # Two-sided 95% quantile of Student's t, for 1, 2, ... degrees of freedom; 1.96 beyond.
@@ -28,15 +28,9 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
 
 def run_once(recipe: str, seed: int, settings: list[str], out: Path) -> dict:
     """One run of the real command; its summary, the seconds of its gates and of the whole command."""
-    command = [sys.executable, "-m", "core.launch", "run", recipe, *settings, "--run.seed", str(seed), "--run.out", str(out),
-               "--gates.no-remember"]  # fmt: skip
     start = time.monotonic()
-    done = subprocess.run(command, env={**os.environ, "PYTHONSAFEPATH": "1"}, capture_output=True, text=True)
+    folder = run_seed(recipe, seed, settings, out)
     wall = time.monotonic() - start
-    if done.returncode != DONE:
-        last = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
-        raise SystemExit(f"seed {seed} ended with exit {done.returncode}: nothing is written\n{last}")
-    folder = next(out.rglob("summary.json")).parent
     read = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("summary", "gates", "environment")}
     return {"seed": seed, "wall": wall, **read}
 
@@ -133,18 +127,18 @@ def main() -> None:
     args = parser.parse_args(own)
     if len(set(args.seeds)) < len(args.seeds):
         raise SystemExit("error: a seed is given twice")
-    try:
-        path = find(args.recipe).path
-    except UserError as error:
-        raise SystemExit(f"error: {error}") from None
     if settings and args.to is None:
         raise SystemExit("error: figures of changed settings belong in a file of their own\n  needed:       --to FILE")
     runs = []
-    for seed in args.seeds:
-        with tempfile.TemporaryDirectory() as out:
-            runs.append(run_once(args.recipe, seed, settings, Path(out)))
-        reported, wall = runs[-1]["summary"]["reported"], runs[-1]["wall"]
-        print(f"seed {seed}: {reported[runs[-1]['summary']['metric']]:.4f} in {wall:.0f} s", flush=True)
+    try:
+        path = find(args.recipe).path
+        for seed in args.seeds:
+            with tempfile.TemporaryDirectory() as out:
+                runs.append(run_once(args.recipe, seed, settings, Path(out)))
+            reported, wall = runs[-1]["summary"]["reported"], runs[-1]["wall"]
+            print(f"seed {seed}: {reported[runs[-1]['summary']['metric']]:.4f} in {wall:.0f} s", flush=True)
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
     kept = collect(runs, settings)
     to = args.to or path.with_suffix(".results.json")
     to.write_text(json.dumps(rounded(kept), indent=1) + "\n")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 
 from core.errors import USAGE, Stop, UserError
@@ -20,6 +21,7 @@ trainworthy: training recipes that must prove themselves before they run
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy resume RUN_FOLDER [--force]   go on where a run stopped
   trainworthy report RUN_FOLDER             write report.html again
+  trainworthy reference RECIPE [--seeds 5] [settings]    the band of RECIPE's healthy runs, drawn in every later report
 
   trainworthy run RECIPE --help             all settings of a recipe
   -n N, --accelerate-config FILE            processes and accelerate's own config file (run, check, resume)
@@ -41,6 +43,7 @@ def main() -> None:
             "run": launch,
             "check": launch,
             "resume": launch,
+            "reference": elsewhere,
         }
         if argv[0] not in commands:
             from core.config import unknown
@@ -100,6 +103,11 @@ Edit first
   line {line(r"^    def evaluate"):<4} the evaluation: the number you will be asked for
   line {line(r"^        metric=core.Metric"):<4} the question, chance, ceiling and best known result
   line {line(r"^        expect=core.Expect"):<4} what a healthy run does (initial loss, loss floor), where theory says so""")
+
+
+def elsewhere(argv: list[str]) -> None:
+    """A command with a module of its own: core/commands/<name>.py."""
+    import_module(f"core.commands.{argv[0]}").main(argv)
 
 
 def report(argv: list[str]) -> None:

@@ -32,6 +32,11 @@ class Entry:
         path = self.path.with_suffix(".results.json")
         return json.loads(path.read_text()) if path.exists() else {}
 
+    @property
+    def reference(self) -> Path:
+        """The band of its healthy runs, kept beside the recipe by `trainworthy reference`."""
+        return self.path.with_suffix(".reference.json")
+
 
 def recipes() -> list[Entry]:
     """Every recipe: ours, and those of packages in the entry-point group `trainworthy.recipes`."""

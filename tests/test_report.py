@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from core import report
-from core.report import charts
+from core.commands import reference as command
+from core.errors import UserError
+from core.report import bands
 from core.report.advice import Advice, advise
+from core.report.folder import read
 
 SETTINGS = {
     "train": {"epochs": 10, "batch_size": 8},
@@ -25,6 +28,8 @@ SUMMARY = {
     "ceiling": 1.0,
     "baselines": {"logistic": {"accuracy": 0.6}},
 }
+GATE = {"rows": "C4", "title": "eight samples are learnt", "verdict": "pass", "measured": "loss 2.30 -> 0.01",
+        "needed": "loss <= 0.1", "remedy": "", "seconds": 1.25, "reason": "", "remembered": ""}  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------------- advice
@@ -177,11 +182,9 @@ def folder(tmp_path: Path) -> Path:
         for i in range(80)
     ])  # fmt: skip
     lines(run / "epoch_metrics.jsonl", epochs([0.5, 0.7, 0.8, 0.85, 0.88, 0.9, 0.9, 0.901, 0.9, 0.9]))
-    gate = {"rows": "C4", "title": "eight samples are learnt", "measured": "loss 2.30 -> 0.01", "needed": "loss <= 0.1",
-            "remedy": "", "seconds": 1.25, "reason": "", "remembered": ""}  # fmt: skip
     put(run / "gates.json", {"enabled": True, "seconds": 2.5, "gates": [
-        {**gate, "id": "schema", "verdict": "pass", "evidence": {}},
-        {**gate, "id": "overfit", "verdict": "pass", "evidence": {"curve": [[10, 1.0, None], [20, 0.1, 1.0]], "note": "<i>"}},
+        {**GATE, "id": "schema", "verdict": "pass", "evidence": {}},
+        {**GATE, "id": "overfit", "verdict": "pass", "evidence": {"curve": [[10, 1.0, None], [20, 0.1, 1.0]], "note": "<i>"}},
     ]})  # fmt: skip
     field = {"role": "target", "dtype": "int64", "non_finite_samples": 0, "shape": {"min": [], "median": [], "max": []},
              "min": 0, "max": 1, "mean": [0.5], "std": [0.5], "classes": {"<b>": 37, "cat": 3},
@@ -316,12 +319,133 @@ def test_waived_and_remembered_gates_show_it(folder: Path):
     assert "proved 2026-01-01 10:00" in text
 
 
+def test_monitors_have_their_own_table_and_their_advice_comes_among_the_next_steps(folder: Path):
+    watched = {**GATE, "rows": "C9", "needed": "at most 50%", "remedy": "--optim.clip 3.1"}
+    put(folder / "monitors.json", {"monitors": [
+        {**watched, "id": "spikes", "title": "no loss spikes", "measured": "0 spikes"},
+        {**watched, "id": "clipped", "title": "clipping is the exception", "verdict": "advice", "measured": "62% of steps clipped"},
+    ]})  # fmt: skip
+    text = page(folder)
+    table = text[text.index('id="monitors"') :]
+    assert table.index("clipped") < table.index("spikes"), "advice before passes"
+    assert "--optim.clip 3.1" in table
+    assert "62% of steps clipped" in text[: text.index('id="curves"')], "among the next steps"
+    assert "2 of 2 gates passed" in text, "advice is no failed gate"
+    watched.update(id="collapse", title="predictions vary", verdict="fail", measured="one class")
+    put(folder / "monitors.json", {"monitors": [watched]})
+    assert "collapse failed while training" in page(folder)
+
+
+def test_evidence_is_drawn_where_its_shape_is_known(folder: Path):
+    gates = json.loads((folder / "gates.json").read_text())
+    rates = list(np.geomspace(1e-6, 1, 40))
+    losses = [*np.linspace(2.3, 0.5, 30), *np.linspace(0.6, 50, 9), "nan"]
+    gates["gates"] += [{**GATE, "id": "range-test", "evidence": {"rates": rates, "losses": losses}},
+                       {**GATE, "id": "tiny-data", "evidence": {"curve": [0.1, 0.5, 0.9]}}]  # fmt: skip
+    put(folder / "gates.json", gates)
+    text = page(folder)
+    assert "Loss while the rate rises from 1.0e-06 to 1.0e+00, lowest at" in text
+    assert "Probe, 0.1000 to 0.9000 at 3." in text
+    assert "1e-06, 1.4" not in text, "what is drawn is not printed as numbers too"
+
+
 def test_long_runs_stay_small_and_end_where_the_run_ended(folder: Path):
-    x, y = charts.thin(np.arange(100_000.0), np.arange(100_000.0))
-    assert len(x) <= charts.POINTS
+    x, y = bands.thin(np.arange(100_000.0), np.arange(100_000.0))
+    assert len(x) <= bands.POINTS
     assert (x[0], y[-1]) == (0, 99_999)
     lines(
         folder / "step_metrics.jsonl",
         [{"step": i, "step/loss": 1 + (i % 7), "step/grad_norm": 1.0} for i in range(20_000)],
     )
     assert len(page(folder)) < 400_000
+
+
+# --------------------------------------------------------------------------------------------- the band of healthy runs
+def trained(
+    out: Path, recipe: Path, seed: int, *, loss: float = 0, accuracy: float = 0, until: int = 20, epochs=20
+) -> Path:
+    """A run folder of `until` epochs of 10 steps that learns as its seed says; from epoch 8 on off by `loss` and `accuracy`."""
+    noise, run = np.random.default_rng(seed), out / f"seed-{seed}"
+    run.mkdir(parents=True)
+    step, epoch = np.arange(1, 10 * until + 1), np.arange(1, until + 1)
+    losses = 2.3 * np.exp(-step / 40) + 0.05 * noise.standard_normal(len(step)) + loss * (step >= 80)
+    right = 1 - 0.9 * np.exp(-epoch / 4) + 0.005 * noise.standard_normal(until) + accuracy * (epoch >= 8)
+    rows = [{"step": int(s), "step/loss": v, "step/grad_norm": 1.0} for s, v in zip(step, losses, strict=True)]
+    lines(run / "step_metrics.jsonl", rows)
+    rows = [
+        {"step": 10 * int(e), "epoch": int(e), "val/accuracy": v, "train/loss": 1.0}
+        for e, v in zip(epoch, right, strict=True)
+    ]
+    lines(run / "epoch_metrics.jsonl", rows)
+    overfit = [[s, 2.3 * math.exp(-s / 10) + 0.02 * noise.random(), None] for s in range(0, 50, 10)]
+    put(run / "gates.json", {"enabled": True, "gates": [{**GATE, "id": "overfit", "evidence": {"curve": overfit}}]})
+    put(run / "data.json", {"splits": {}, "fingerprint": "f"})
+    put(run / "environment.json", {"versions": {"torch": "2.14"}})
+    settings = {"train": {"epochs": epochs, "batch_size": 8}, "run": {"seed": seed}, "optim": {"lr": 1e-3}}
+    put(run / "args.json", {"recipe": str(recipe), "preset": "tiny", "settings": settings})
+    reported = {"weights": "final", "step": 200, "accuracy": right[-1]}
+    put(run / "summary.json", {**SUMMARY, "reported": reported, "steps": 200, "epochs": 20, "train_seconds": 1.0})
+    return run
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe file with the band of five healthy runs beside it, made by the command."""
+    path = tmp_path / "toy.py"
+    path.write_text("STAGES = []\n")
+    monkeypatch.setattr(command, "run_seed", lambda recipe, seed, settings, out: trained(out, path, seed))
+    command.main(["reference", str(path)])
+    return path
+
+
+def test_a_healthy_run_stays_within_the_band_and_is_drawn_over_it(recipe: Path, tmp_path: Path):
+    assert recipe.with_suffix(".reference.json").stat().st_size < 20_000
+    for seed in range(10, 30):
+        run = read(trained(tmp_path / "runs", recipe, seed))
+        assert not bands.healthy(run).departures(run), seed
+    text = page(run.path)
+    assert "Within the band of healthy runs (5 seeds" in text
+    assert text.count("healthy runs, 5 seeds</text>") == 4, "loss, metric, gradient norm, overfit gate"
+
+
+def test_leaving_the_band_is_told_with_place_and_direction(recipe: Path, tmp_path: Path):
+    text = page(trained(tmp_path / "runs", recipe, 9, loss=0.3, accuracy=-0.1))
+    told = re.search(r"Left the band of healthy runs \(.*?\): training loss above the band from step (\d+) on; "
+                     r"accuracy below the band from epoch 8 on", text)  # fmt: skip
+    assert told, text[text.index("Left the band") :][:300]
+    assert 70 <= int(told[1]) <= 85
+    assert text.index("It left the band of healthy runs") < text.index("</li>"), "the most urgent advice"
+    better = page(trained(tmp_path / "better", recipe, 9, accuracy=0.1))
+    assert "accuracy above the band from epoch 8 on" in better
+    assert "It left the band" not in better
+
+
+def test_half_a_run_is_compared_as_far_as_it_came(recipe: Path, tmp_path: Path):
+    run = trained(tmp_path / "runs", recipe, 9, until=7)
+    (run / "summary.json").unlink()
+    assert "Within the band of healthy runs" in (text := page(run))
+    assert "so far" in text
+
+
+def test_the_band_is_drawn_only_over_runs_of_the_same_length_and_data(recipe: Path, tmp_path: Path):
+    longer = page(trained(tmp_path / "a", recipe, 9, epochs=40))
+    assert "is not drawn: train.epochs 40 (band: 20)" in longer
+    assert "healthy runs, 5 seeds</text>" not in longer
+    other = trained(tmp_path / "b", recipe, 9)
+    put(other / "data.json", {"splits": {}, "fingerprint": "g"})
+    assert "is not drawn: other data" in page(other)
+    recipe.with_suffix(".reference.json").unlink()
+    assert "the band" not in page(other)
+
+
+def test_other_settings_than_the_bands_are_named(recipe: Path, tmp_path: Path):
+    run = trained(tmp_path / "runs", recipe, 9, loss=0.3)
+    args = json.loads((run / "args.json").read_text())
+    args["settings"]["optim"]["lr"] = 1e-5
+    put(run / "args.json", args)
+    assert "Set otherwise than there: optim.lr 1e-05 (band: 0.001)." in page(run)
+
+
+def test_a_band_of_two_runs_is_refused():
+    with pytest.raises(UserError, match="3 or more"):
+        command.main(["reference", "vision/classify", "--seeds", "2"])

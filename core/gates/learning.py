@@ -165,7 +165,10 @@ def overfit(proof: Proof) -> Finding:
         closed and reached,
         f"loss {found['initial']:.2f} -> {found['loss']:.3f}, {name} {metric} on 8 samples in {found['steps']} steps",
         f"loss <= {found['needed_loss']:.3f} and {name} {sign} {found['goal']:g}",
-        remedy, evidence={"curve": found["curve"], "samples": found["indices"]}, batch=found["batch"],
+        remedy,
+        evidence={"curve": [(0, found["initial"], None), *found["curve"]], "needed_loss": found["needed_loss"],
+                  "samples": found["indices"]},
+        batch=found["batch"],
     )  # fmt: skip
 
 

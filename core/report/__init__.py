@@ -6,6 +6,7 @@ Nothing on the page is fetched from anywhere: pictures are data URIs, curves inl
 import re
 from pathlib import Path
 
+from core.report.bands import healthy
 from core.report.charts import curves
 from core.report.folder import read
 from core.report.html import esc, section, tag
@@ -17,6 +18,7 @@ from core.report.sections import (
     gate_section,
     hero,
     inputs,
+    monitor_section,
     name_of,
     next_steps,
     predictions,
@@ -30,11 +32,13 @@ STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
 def write(folder: Path) -> Path:
     """Write `folder`/report.html and plots/*.png from whatever is in the folder."""
     f = read(Path(folder))
+    band = healthy(f)
     seconds = f.gates.get("seconds", 0)
     best = "✓ the prediction is the truth; below it the probability given to the truth, also as shade."
     parts = [
         ("What next", next_steps(f), ""),
-        ("Curves", curves(f), ""),
+        ("Curves", curves(f), band.words(f) if band and f.steps else ""),
+        ("Monitors", monitor_section(f), "What was watched while it trained."),
         ("Gates", gate_section(f), f"What had to be proved before the budget was spent. Together {seconds:.1f} s."),
         ("What the net saw", inputs(f), "Decoded back from the tensors just before the net."),
         ("Predictions on a fixed batch over time", predictions(f), best),

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from core.report.bands import healthy
+from core.report.folder import Folder
 from core.report.html import num
 
 WINDOW = 5  # evaluations in the trend
@@ -17,6 +19,7 @@ class Advice:
 
     title: str
     evidence: str
+    urgent: bool = False
 
 
 @dataclass
@@ -154,6 +157,22 @@ def _against_baselines(t: Trend, summary: dict[str, Any]) -> Advice:
         return Advice("Do not use it yet: not clearly better than a baseline", text)
     errors = f", {lead / t.error:,.0f} standard errors" if t.error else ""
     return Advice("It beats every baseline", f"{text}{num(lead, '+')}{errors}.")
+
+
+def against_healthy(f: Folder) -> Advice | None:
+    """Is this run worse than the healthy runs of its recipe, and since when? Urgent if its newest metric is."""
+    known = healthy(f)
+    worse = [d for d in known.departures(f) if d.worse] if known else []
+    if not worse:
+        return None
+    text = "; ".join(d.words for d in worse) + f". {known.seeds} healthy runs of {known.date}."
+    text += (
+        f" Set otherwise than there: {known.differs}."
+        if known.differs
+        else (" Every setting is as it was there: look at what changed in the recipe, the data or the libraries.")
+    )
+    urgent = any(d.lasts and d.tag == f"val/{f.summary['metric']}" for d in worse)
+    return Advice("It left the band of healthy runs", text[0].upper() + text[1:], urgent)
 
 
 def _which_weights(t: Trend) -> Advice:

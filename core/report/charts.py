@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from core.report.bands import Band, healthy, smooth, thin
 from core.report.folder import Folder, references, series
 from core.report.html import esc, num, tag
 
 SMALL = (3.4, 2.0)  # inches: a third of the page
-POINTS = 1500  # kept per line
 
 
 LIGHT = {
@@ -31,26 +31,6 @@ class Chart:
     draw: Callable[[Any, dict[str, str]], None]
     note: str = ""
     size: tuple[float, float] = (4.2, 2.3)
-
-
-def thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """At most POINTS points, the last one among them."""
-    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), POINTS)).round().astype(int)) if len(x) else []
-    return x[keep], y[keep]
-
-
-def smooth(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Centred (so without lag) Gaussian mean over about 2% of the run; a step that is not finite does not enter. Long runs
-    are averaged in POINTS blocks first: a million steps must not take a minute."""
-    starts = np.unique(np.linspace(0, len(y), min(len(y), POINTS), endpoint=False).astype(int))
-    finite = np.isfinite(y)
-    count, total = np.add.reduceat(finite.astype(float), starts), np.add.reduceat(np.where(finite, y, 0.0), starts)
-    width = max(1.0, len(starts) / 120)
-    reach = min(int(3 * width), (len(starts) - 1) // 2)
-    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
-    weight, mean = (np.convolve(v, kernel, "same") for v in (count, total))
-    middle = np.append(starts[1:], len(y)) - 1
-    return x[middle], np.divide(mean, weight, out=np.full(len(starts), math.nan), where=weight > 1e-9)
 
 
 def render(chart: Chart, colours: dict[str, str], kind: str) -> bytes:
@@ -100,9 +80,19 @@ def inline(svg: str, name: str, alt: str) -> str:
     return svg.replace("<svg ", f'<svg role="img" aria-label="{esc(alt)}" ', 1)
 
 
+def shade(axes: Any, c: dict[str, str], band: tuple[Band, int] | None) -> None:
+    """The band of so many healthy runs, behind the curve."""
+    if band:
+        b, seeds = band
+        label = f"healthy runs, {seeds} seeds"
+        axes.fill_between(b.x, b.low, b.high, color=c["good"], alpha=0.25, linewidth=0, label=label)
+
+
 def charts(f: Folder) -> list[Chart]:
     """The curves this folder has numbers for."""
-    made = [_loss_chart(f), _metric_chart(f), _rate_chart(f), _norm_chart(f)]
+    known = healthy(f)
+    bands = {k: (b, known.seeds) for k, b in known.bands.items()} if known else {}
+    made = [_loss_chart(f, bands), _metric_chart(f, bands), _rate_chart(f), _norm_chart(f, bands)]
     x, y = series(f.steps, "step/samples_per_sec")
     if len(x) > 1:
         rate = float(np.nanmedian(y))
@@ -111,15 +101,19 @@ def charts(f: Folder) -> list[Chart]:
     return [m for m in made if m]
 
 
-def _loss_chart(f: Folder) -> Chart | None:
+Bands = dict[str, tuple[Band, int]]
+
+
+def _loss_chart(f: Folder, bands: Bands) -> Chart | None:
     x, y = series(f.steps, "step/loss")
     if len(x) < 2:
         return None
-    val = next((k for k in ("val/loss", "val/nll") if f.rows and k in f.rows[-1]), None)
+    val = f.val_loss
     terms = [k for k in f.steps[-1] if k.startswith("step/") and k not in ("step/loss", "step/grad_norm", "step/samples_per_sec")
              and not k.startswith("step/lr")][:3]  # fmt: skip
 
     def draw(axes: Any, c: dict[str, str]) -> None:
+        shade(axes, c, bands.get("step/loss"))
         axes.plot(*thin(x, y), color=c["line"], alpha=0.22, linewidth=0.5)
         axes.plot(*smooth(x, y), color=c["line"], label="training, smoothed")
         for term, style in zip(terms, ("--", ":", "-."), strict=False):
@@ -136,7 +130,7 @@ def _loss_chart(f: Folder) -> Chart | None:
     return Chart("loss", "Loss", draw, note)
 
 
-def _metric_chart(f: Folder) -> Chart | None:
+def _metric_chart(f: Folder, bands: Bands) -> Chart | None:
     s = f.summary
     x, y = series(f.rows, f"val/{s.get('metric')}")
     if not np.isfinite(y).any():
@@ -161,6 +155,7 @@ def _metric_chart(f: Folder) -> Chart | None:
                           va="top" if below else "bottom", color=c["muted"])  # fmt: skip
             for _, v in group:
                 axes.axhline(v, color=c["muted"], linestyle=(0, (4, 3)), linewidth=0.8)
+        shade(axes, c, bands.get(f"val/{s['metric']}"))
         axes.plot(*thin(x, y), "-o", color=c["line"], markersize=2.4)
         axes.plot([x[best]], [y[best]], "o", color=c["good"], markersize=7, fillstyle="none", markeredgewidth=1.4)
         axes.annotate(f"best {num(float(y[best]))}", (x[best], y[best]), xytext=(0, 7), textcoords="offset points", ha="center",
@@ -187,13 +182,14 @@ def _rate_chart(f: Folder) -> Chart | None:
     return Chart("rate", "Learning rate", draw, f"{optim.get('schedule', '')}, highest {peak:g}.".lstrip(", "), SMALL)
 
 
-def _norm_chart(f: Folder) -> Chart | None:
+def _norm_chart(f: Folder, bands: Bands) -> Chart | None:
     x, y = series(f.steps, "step/grad_norm")
     if len(x) < 2:
         return None
     clip = float(f.settings.get("optim", {}).get("clip", "inf"))
 
     def draw(axes: Any, c: dict[str, str]) -> None:
+        shade(axes, c, bands.get("step/grad_norm"))
         axes.plot(*thin(x, y), color=c["line"], alpha=0.22, linewidth=0.5)
         axes.plot(*smooth(x, y), color=c["line"])
         if math.isfinite(clip):

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from core.errors import UserError
 from core.metrics import read_rows
+from core.registry import find
 
 
 @dataclass
@@ -22,6 +24,9 @@ class Folder:
     summary: dict[str, Any]
     steps: list[dict[str, Any]]
     rows: list[dict[str, Any]]
+    monitors: list[dict[str, Any]]
+    reference: dict[str, Any]
+    """What the recipe's own NAME.reference.json holds: the band of its healthy runs."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -32,10 +37,18 @@ class Folder:
         return self.data.get("splits", {}).get("val", {}).get("samples", 0)
 
     @property
+    def finished(self) -> bool:
+        return bool(self.summary) and not self.summary.get("unfinished")
+
+    @property
+    def val_loss(self) -> str:
+        """Tag of the loss on held-out data, if the recipe reports one."""
+        return next((k for k in ("val/loss", "val/nll") if self.rows and k in self.rows[-1]), "")
+
+    @property
     def verdicts(self) -> list[dict[str, Any]]:
         """Failures first, then in the order they were proved."""
-        rank = {"fail": 0, "waived": 1}
-        return sorted(self.gates.get("gates", []), key=lambda v: rank.get(v["verdict"], 2))
+        return worst_first(self.gates.get("gates", []))
 
     @property
     def failed(self) -> list[str]:
@@ -44,6 +57,11 @@ class Folder:
     @property
     def only_checked(self) -> bool:
         return self.path.absolute().parent.name == "checks"
+
+
+def worst_first(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    rank = {"fail": 0, "waived": 1, "advice": 1}
+    return sorted(verdicts, key=lambda v: rank.get(v["verdict"], 2))
 
 
 def read_json(path: Path) -> Any:
@@ -57,7 +75,9 @@ def read(path: Path) -> Folder:
     """Read what exists. Without a summary.json the metric's name and direction come from the best checkpoint."""
     names = ("args", "environment", "data", "gates", "summary")
     steps, rows = (read_rows(path / f"{n}_metrics.jsonl") for n in ("step", "epoch"))
-    found = Folder(path, *(read_json(path / f"{n}.json") for n in names), steps, rows)
+    args, *others = (read_json(path / f"{n}.json") for n in names)
+    monitors = worst_first(read_json(path / "monitors.json").get("monitors", []))
+    found = Folder(path, args, *others, steps, rows, monitors, beside_recipe(args.get("recipe", "")))
     if not found.summary:
         best = [read_json(p) for p in path.glob("checkpoints/*/best_val_*/info.json")]
         tags = [k.removeprefix("val/") for k in (rows[-1] if rows else {}) if k.startswith("val/")]
@@ -67,6 +87,14 @@ def read(path: Path) -> Folder:
             higher = not best or not len(values) or best[0]["value"] >= np.nanmax(values) > np.nanmin(values)
             found.summary = {"metric": name, "higher_is_better": bool(higher), "unfinished": True}
     return found
+
+
+def beside_recipe(target: str) -> dict[str, Any]:
+    """The reference beside the recipe that was run; none if there is no such recipe here."""
+    try:
+        return read_json(find(target).reference)
+    except UserError:
+        return {}
 
 
 def series(rows: list[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:

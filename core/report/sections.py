@@ -1,6 +1,5 @@
 """The sections of the page, each from the run folder alone."""
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -9,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from core.metrics import read_rows
-from core.report.advice import Advice, advise
-from core.report.charts import SENTINEL, SMALL, Chart, inline, render, thin
+from core.report.advice import Advice, advise, against_healthy
+from core.report.evidence import verdict_table
 from core.report.folder import Folder, read_json, references
 from core.report.html import SECRET_NAME, bars, card, code, details, esc, note, num, picture, said, table, tag
 
@@ -69,6 +68,9 @@ def hero(f: Folder) -> str:
     now = state(f)
     if now.startswith("Not finished"):
         left += tag("p", tag("span", "!", aria_hidden="true") + "Not finished", class_="pill warn")
+    if broken := [v["id"] for v in f.monitors if v["verdict"] == "fail"]:
+        words = f"{' and '.join(broken)} failed while training"
+        left += tag("p", tag("span", "✕", aria_hidden="true") + esc(words), class_="pill bad")
     number, right = result(f) if "metric" in f.summary and (f.rows or "reported" in f.summary) else ("", "")
     left += number + tag("p", esc(now), class_="state")
     return tag("header", tag("div", left) + right, class_="hero" if right else "hero alone")
@@ -112,6 +114,13 @@ def next_steps(f: Folder) -> str:
         if skipped := f.summary.get("skipped_steps"):
             why = "Their loss or gradient was not finite; weights were not touched. The batches are in postmortem/."
             todo.append(Advice(f"Look at {len(skipped)} skipped steps", why))
+        told = [v for v in f.monitors if v["verdict"] in ("fail", "advice")]
+        todo += [
+            Advice(f"Monitor {v['id']}: {v['title']}", " ".join([v["measured"] + ".", *v["remedy"].splitlines()]))
+            for v in told
+        ]
+        if outside := against_healthy(f):
+            todo.insert(0 if outside.urgent else len(todo), outside)
     else:
         return ""
     cards = "".join(tag("li", tag("h3", esc(a.title)) + tag("p", esc(a.evidence)), class_="card") for a in todo)
@@ -119,52 +128,15 @@ def next_steps(f: Folder) -> str:
 
 
 def gate_section(f: Folder) -> str:
-    """One row per gate, failures first; below a failure, over the whole width, its causes and evidence."""
-    if not f.verdicts:
-        return tag("p", "This run was started with --gates.no-enabled.", class_="card") if f.gates else ""
-    head = "".join(tag("th", h, scope="col") for h in ("Verdict", "Gate", "Measured", "Needed", "Cost"))
-    rows = []
-    for v in f.verdicts:
-        kind = {"pass": "good", "fail": "bad"}.get(v["verdict"], "warn")
-        title = f"{tag('span', esc(v['id']), class_='id')} {tag('span', esc(v['rows']), class_='dim')}{tag('p', esc(v['title']))}"
-        why = tag("p", esc(f"{v['verdict']}: {v['reason']}"), class_="warn") if v["reason"] else ""
-        broken, shown = v["verdict"] in ("fail", "waived"), evidence(f, v)
-        measured = tag("p", esc(v["measured"])) + why + ("" if broken else details("Evidence", shown) if shown else "")
-        cost = f"proved {v['remembered']}" if v.get("remembered") else f"{v['seconds']:.1f} s"
-        cells = "".join(tag("td", c) for c in (title, measured, esc(v["needed"]), esc(cost)))
-        rows.append(tag("tr", tag("th", tag("span", esc(v["verdict"]), class_=f"pill {kind}"), scope="row") + cells))
-        if broken:
-            causes = tag("ul", "".join(tag("li", esc(x)) for x in v["remedy"].splitlines()), class_="causes")
-            causes = tag("p", "Likely causes, in order", class_="dim") + causes if v["remedy"] else ""
-            fold = causes + (details("Evidence", shown, is_open=True) if shown else "")
-            fold = fold and tag("td", tag("div", fold, class_=f"card failure {kind}"), colspan=5)
-            rows.append(fold and tag("tr", fold))
-    return tag("table", f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>", class_="gates")
+    """Every gate, failures first."""
+    if f.verdicts:
+        return verdict_table(f, f.verdicts)
+    return tag("p", "This run was started with --gates.no-enabled.", class_="card") if f.gates else ""
 
 
-def evidence(f: Folder, v: dict[str, Any]) -> str:
-    """What a gate saw: its picture, its curve, its numbers."""
-    parts = []
-    image = f.path / "gates" / v["id"] / "batch.png"
-    if image.is_file():
-        shown = picture(image.read_bytes(), f"the batch that {v['id']} was judged on", side=900)
-        parts.append(tag("figure", shown + tag("figcaption", "The batch it was judged on")))
-    found = dict(v.get("evidence") or {})
-    curve = [(s, x) for s, x, *_ in found.pop("curve", None) or [] if isinstance(x, (int, float))]
-    if len(curve) > 1:
-        x, y = np.array(curve, float).T
-        words = f"Loss of the probe, {num(float(y[0]))} to {num(float(y[-1]))} at step {x[-1]:.0f}"
-        draw = lambda a, c: a.plot(*thin(x, y), "-o", color=c["line"], markersize=2.4)  # noqa: E731
-        chart = Chart(f"gate-{v['id']}", "Probe over steps", draw, size=SMALL)
-        svg = inline(render(chart, SENTINEL, "svg").decode(), chart.name, words)
-        parts.append(tag("figure", svg + tag("figcaption", esc(words))))
-    if found:
-        plain = json.loads(json.dumps(found, default=str), parse_float=lambda x: float(f"{float(x):.4g}"))
-        text = json.dumps(plain)
-        parts.append(
-            tag("pre", esc(text if len(text) < 4000 else text[:4000] + " ... (all of it in gates.json)"), tabindex="0")
-        )
-    return tag("div", "".join(parts), class_="evidence") if parts else ""
+def monitor_section(f: Folder) -> str:
+    """What was watched while training, with the same verdicts; advice never blocks."""
+    return verdict_table(f, f.monitors, of="Monitor") if f.monitors else ""
 
 
 def tiles(f: Folder, split: str) -> list[tuple[bytes | None, str]]:

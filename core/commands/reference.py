@@ -1,0 +1,57 @@
+"""`trainworthy reference`: the band of a recipe's healthy runs, made from real ones and kept beside the recipe."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from core.errors import DONE, UserError
+from core.registry import find
+
+HELP = """\
+Run a recipe once per seed, gates proved afresh, and keep the band that its curves stay in beside it, as
+NAME.reference.json. Reports of later runs draw their curves over it. Settings are those of `trainworthy run`."""
+
+
+def main(argv: list[str]) -> None:
+    """`trainworthy reference RECIPE [--seeds N] [--at-once N] [--to FILE] [settings]`."""
+    parser = argparse.ArgumentParser(prog="trainworthy reference", description=HELP, allow_abbrev=False)
+    parser.add_argument("recipe", help="an id, or the path of a fork")
+    parser.add_argument("--seeds", type=int, default=5, help="how many healthy runs (default 5)")
+    parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="runs side by side (default: one per core)")
+    parser.add_argument("--to", type=Path, help="file to write (default: beside the recipe)")
+    args, settings = parser.parse_known_args(argv[1:])
+    if args.seeds < 3:
+        raise UserError("a band needs more runs", got=f"--seeds {args.seeds}", needed="3 or more")
+    target = args.to or find(args.recipe).reference
+    from core.report.bands import reference
+    from core.report.folder import read
+
+    with tempfile.TemporaryDirectory() as out, ThreadPoolExecutor(args.at_once) as pool:
+        folders = []
+        for done in pool.map(
+            lambda seed: run_seed(args.recipe, seed, settings, Path(out) / str(seed)), range(args.seeds)
+        ):
+            folders.append(read(done))
+            s = folders[-1].summary
+            print(f"seed {len(folders) - 1}: {s['metric']} {s['reported'][s['metric']]:.4f}", flush=True)
+        kept = reference(folders)
+    lines = ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in kept.items() if k != "bands")
+    bands = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in kept["bands"].items())
+    target.write_text(f'{{\n{lines},\n "bands": {{\n{bands}\n }}\n}}\n')
+    print(f"{target}: the band of {args.seeds} healthy runs")
+
+
+def run_seed(recipe: str, seed: int, settings: list[str], out: Path) -> Path:
+    """One run of the real command in a process of its own; its run folder."""
+    command = [sys.executable, "-m", "core.launch", "run", recipe, *settings, "--run.seed", str(seed), "--run.out", str(out),
+               "--gates.no-remember"]  # fmt: skip
+    done = subprocess.run(command, env={**os.environ, "PYTHONSAFEPATH": "1"}, capture_output=True, text=True)
+    if done.returncode != DONE:
+        last = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+        raise UserError(f"seed {seed} ended with exit {done.returncode}: nothing is written", got=last)
+    return next(out.rglob("summary.json")).parent

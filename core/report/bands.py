@@ -1,0 +1,193 @@
+"""The band of a recipe's healthy runs: how it is made from run folders, and where another run leaves it."""
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from core.report.folder import Folder, series
+from core.report.html import num
+
+POINTS = 1500  # kept per line
+KEPT = 100  # points of a band
+PATIENCE = 0.1  # of a band's places: outside for so long counts as having left it
+OVERFIT = "gates/overfit"
+
+
+def thin(x: np.ndarray, y: np.ndarray, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
+    """At most `points` points, the last one among them."""
+    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), points)).round().astype(int)) if len(x) else []
+    return x[keep], y[keep]
+
+
+def smooth(x: np.ndarray, y: np.ndarray, total: float = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Centred (so without lag) Gaussian mean over about 2% of the `total` steps of the run (default: those there are); a step
+    that is not finite does not enter. Long runs are averaged in POINTS blocks first: a million steps must not take a minute."""
+    done = len(y) / max(total, len(y), 1)
+    blocks = math.ceil(min(len(y), POINTS * done))
+    starts = np.unique(np.linspace(0, len(y), blocks, endpoint=False).astype(int))
+    finite = np.isfinite(y)
+    count, mass = np.add.reduceat(finite.astype(float), starts), np.add.reduceat(np.where(finite, y, 0.0), starts)
+    width = max(1.0, blocks / done / 120)
+    reach = min(int(3 * width), (len(starts) - 1) // 2)
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
+    weight, mean = (np.convolve(v, kernel, "same") for v in (count, mass))
+    middle = np.append(starts[1:], len(y)) - 1
+    return x[middle], np.divide(mean, weight, out=np.full(len(starts), math.nan), where=weight > 1e-9)
+
+
+@dataclass
+class Band:
+    """Lowest, middle and highest of the healthy runs at the steps `x`."""
+
+    x: np.ndarray
+    low: np.ndarray
+    median: np.ndarray
+    high: np.ndarray
+
+    @classmethod
+    def of(cls, lines: list[tuple[np.ndarray, np.ndarray]]) -> "Band":
+        """Of one (x, y) per run, at KEPT places at most; a run that ended early stays at its last value."""
+        longest = max((x for x, _ in lines), key=lambda x: x[-1])
+        x = thin(longest, longest, KEPT)[0]
+        y = np.array([np.interp(x, *line) for line in lines])
+        return cls(x, y.min(0), np.median(y, axis=0), y.max(0))
+
+    @classmethod
+    def read(cls, kept: dict[str, list[float]]) -> "Band":
+        return cls(**{k: np.array(v, float) for k, v in kept.items()})
+
+    def kept(self) -> dict[str, list[float]]:
+        """What the file holds: five digits."""
+        return {k: [float(f"{v:.5g}") for v in values] for k, values in vars(self).items()}
+
+    def left(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float, int] | None:
+        """(first step outside, last step outside or inf if it did not come back, +1 above or -1 below) of the line (x, y).
+
+        Outside is further from the band than the band is wide around there, for PATIENCE of its places in a row: a sixth
+        healthy run crosses the range of five all the time.
+        """
+        at = self.x[self.x <= x[-1]]
+        y, n = np.interp(at, x, y), len(at)
+        width = _around(self.high - self.low)[:n]
+        side = np.where(y > self.high[:n] + width, 1, np.where(y < self.low[:n] - width, -1, 0))
+        patience = max(2, math.ceil(PATIENCE * len(self.x)))
+        for i in range(n - patience + 1):
+            if side[i] and (side[i : i + patience] == side[i]).all():
+                back = next((j for j in range(i, n) if side[j] != side[i]), n)
+                return float(at[i]), float(at[back - 1]) if back < n else math.inf, int(side[i])
+        return None
+
+
+def _around(width: np.ndarray) -> np.ndarray:
+    """The mean width over a tenth of the run around each place: at one place five runs may meet by chance."""
+    reach = max(1, len(width) // 20)
+    return np.array([width[max(0, i - reach) : i + reach + 1].mean() for i in range(len(width))])
+
+
+def lines(f: Folder, total: float = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """{tag: (steps, values)} of what a band is made of; steps smoothed as of a run of `total` steps."""
+    found = {k: series(f.steps, k) for k in ("step/loss", "step/grad_norm")}
+    found = {k: smooth(*v, total) for k, v in found.items() if len(v[0]) > 1}
+    found |= {k: series(f.rows, k) for k in (f"val/{f.summary.get('metric')}", f.val_loss)}
+    overfit = next((v for v in f.verdicts if v["id"] == "overfit"), {})
+    curve = [(step, loss) for step, loss, *_ in overfit.get("evidence", {}).get("curve", [])]
+    found[OVERFIT] = tuple(np.array(curve, float).reshape(-1, 2).T)
+    return {k: (x, y) for k, (x, y) in found.items() if len(x) > 1}
+
+
+@dataclass
+class Departure:
+    """A curve that left the band of the healthy runs."""
+
+    tag: str
+    words: str
+    worse: bool
+    lasts: bool
+
+
+@dataclass
+class Healthy:
+    """The band of a recipe's healthy runs as one run folder sees it."""
+
+    bands: dict[str, Band]
+    seeds: int
+    date: str
+    unlike: str
+    """Why the band is not drawn; empty: it is."""
+    differs: str
+    """Settings that are not the band's, where it is drawn nevertheless."""
+
+    def words(self, f: Folder) -> str:
+        """In one line, whether this run left the band, where first and in which direction."""
+        name = f"the band of healthy runs ({self.seeds} seeds, {self.date})"
+        if self.unlike:
+            return f"{name[0].upper()}{name[1:]} is not drawn: {self.unlike}."
+        left = "; ".join(d.words for d in self.departures(f))
+        first = f"Left {name}: {left}." if left else f"Within {name}{'' if f.finished else ' so far'}."
+        return first + (f" Set otherwise than there: {self.differs}." if self.differs else "")
+
+    def departures(self, f: Folder) -> list[Departure]:
+        """Every curve that left its band, worst kinds first."""
+        found = []
+        total = self.bands["step/loss"].x[-1] if self.bands else 0
+        for tag, line in lines(f, total).items():
+            if tag in self.bands and (left := self.bands[tag].left(*line)):
+                found.append(_departure(f, tag, *left))
+        return sorted(found, key=lambda d: not d.worse)
+
+
+def _departure(f: Folder, tag: str, first: float, last: float, side: int) -> Departure:
+    metric = f"val/{f.summary.get('metric')}"
+    name = {"step/loss": "training loss", "step/grad_norm": "gradient norm", OVERFIT: "loss of the overfit gate"}.get(
+        tag
+    )
+    unit, place = "step", num
+    if tag.startswith("val/"):  # evaluations are spoken of by their epoch
+        x, epochs = series(f.rows, "epoch")
+        name, unit, place = tag.removeprefix("val/"), "epoch", lambda step: f"{np.interp(step, x, epochs):.4g}"
+    good = 1 if tag == metric and f.summary.get("higher_is_better", True) else -1
+    span = f"from {unit} {place(first)} on" if math.isinf(last) else f"from {unit} {place(first)} to {place(last)}"
+    words = f"{name} {'above' if side > 0 else 'below'} the band {span}"
+    return Departure(tag, words, worse=side != good and tag != "step/grad_norm", lasts=math.isinf(last))
+
+
+def healthy(f: Folder) -> Healthy | None:
+    """The band beside the recipe of this run; None if it has none. Drawn where the steps mean the same: as many epochs and
+    samples per step, of the same data."""
+    r = f.reference
+    if not r:
+        return None
+    mine = flat(f.settings)
+    other = {k: f"{k} {mine[k]} (band: {v})" for k, v in r["settings"].items() if k in mine and mine[k] != v}
+    unlike = [other[k] for k in ("train.epochs", "train.batch_size") if k in other]
+    if f.data.get("fingerprint") != r["data"]:
+        unlike.append("other data")
+    bands = {} if unlike else {k: Band.read(v) for k, v in r["bands"].items()}
+    return Healthy(bands, len(r["seeds"]), r["date"], ", ".join(unlike), ", ".join(other.values()))
+
+
+def flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """{"optim.lr": 0.003, ...} of the settings that change what is learnt, and not only where or how fast."""
+    found = {}
+    for group, value in settings.items():
+        if isinstance(value, dict) and group not in ("run", "gates", "loader"):
+            found |= {f"{group}.{k}": v for k, v in value.items()}
+        elif not isinstance(value, dict) and group not in ("track", "trust_pickle"):
+            found[group] = value
+    return found
+
+
+def reference(folders: list[Folder]) -> dict[str, Any]:
+    """What NAME.reference.json holds, from the folders of healthy runs of one recipe with one group of settings."""
+    first = folders[0]
+    each = [lines(f) for f in folders]
+    tags = [tag for tag in each[0] if all(tag in found for found in each)]
+    return {
+        "recipe": first.args["recipe"], "preset": first.args["preset"], "date": time.strftime("%Y-%m-%d"),
+        "versions": first.environment["versions"], "seeds": [f.settings["run"]["seed"] for f in folders],
+        "settings": flat(first.settings), "data": first.data["fingerprint"],
+        "bands": {tag: Band.of([found[tag] for found in each]).kept() for tag in tags},
+    }  # fmt: skip

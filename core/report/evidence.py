@@ -1,0 +1,109 @@
+"""Gates and monitors on the page: a table of verdicts, and what each was judged on, drawn where a picture helps."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from core.report.bands import OVERFIT, healthy
+from core.report.charts import SENTINEL, SMALL, Chart, inline, render, shade, thin
+from core.report.folder import Folder
+from core.report.html import details, esc, num, picture, tag
+
+KIND = {"pass": "good", "fail": "bad"}
+
+
+def verdict_table(f: Folder, verdicts: list[dict[str, Any]], *, of: str = "Gate") -> str:
+    """One row per verdict; below one that is no pass, over the whole width, its causes and evidence."""
+    head = "".join(tag("th", h, scope="col") for h in ("Verdict", of, "Measured", "Needed", "Cost"))
+    rows = []
+    for v in verdicts:
+        kind = KIND.get(v["verdict"], "warn")
+        title = f"{tag('span', esc(v['id']), class_='id')} {tag('span', esc(v['rows']), class_='dim')}{tag('p', esc(v['title']))}"
+        why = tag("p", esc(f"{v['verdict']}: {v['reason']}"), class_="warn") if v["reason"] else ""
+        broken, shown = v["verdict"] in ("fail", "waived", "advice"), evidence(f, v)
+        measured = tag("p", esc(v["measured"])) + why + ("" if broken else details("Evidence", shown) if shown else "")
+        cost = f"proved {v['remembered']}" if v.get("remembered") else f"{v['seconds']:.1f} s"
+        cells = "".join(tag("td", c) for c in (title, measured, esc(v["needed"]), esc(cost)))
+        rows.append(tag("tr", tag("th", tag("span", esc(v["verdict"]), class_=f"pill {kind}"), scope="row") + cells))
+        if broken:
+            causes = tag("ul", "".join(tag("li", esc(x)) for x in v["remedy"].splitlines()), class_="causes")
+            causes = tag("p", "Likely causes, in order", class_="dim") + causes if v["remedy"] else ""
+            fold = causes + (details("Evidence", shown, is_open=v["verdict"] == "fail") if shown else "")
+            fold = fold and tag("td", tag("div", fold, class_=f"card failure {kind}"), colspan=5)
+            rows.append(fold and tag("tr", fold))
+    return tag("table", f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>", class_="gates")
+
+
+def evidence(f: Folder, v: dict[str, Any]) -> str:
+    """What a gate saw: its picture, its curves, its numbers."""
+    parts = []
+    image = f.path / "gates" / v["id"] / "batch.png"
+    if image.is_file():
+        shown = picture(image.read_bytes(), f"the batch that {v['id']} was judged on", side=900)
+        parts.append(tag("figure", shown + tag("figcaption", "The batch it was judged on")))
+    found = dict(v.get("evidence") or {})
+    for keys, draw in DRAWN:
+        if all(k in found for k in keys):
+            parts.append(draw(f, v, *(found.pop(k) for k in keys)))
+    if found:
+        plain = json.loads(json.dumps(found, default=str), parse_float=lambda x: float(f"{float(x):.4g}"))
+        text = json.dumps(plain)
+        text = text if len(text) < 4000 else text[:4000] + " ... (all of it in gates.json)"
+        parts.append(tag("pre", esc(text), tabindex="0"))
+    return tag("div", "".join(parts), class_="evidence") if any(parts) else ""
+
+
+def drawn(chart: Chart, words: str) -> str:
+    """A chart among the evidence, with a sentence that says what it shows."""
+    svg = inline(render(chart, SENTINEL, "svg").decode(), chart.name, words)
+    return tag("figure", svg + tag("figcaption", esc(words)))
+
+
+def finite(values: list[Any]) -> np.ndarray:
+    """Numbers as floats; whatever is none becomes nan."""
+    return np.array([v if isinstance(v, (int, float)) else math.nan for v in values], float)
+
+
+def _curve(f: Folder, v: dict[str, Any], curve: list[Any]) -> str:
+    """The probe over its steps, [(step, value, ...)] or [value]; the overfit gate's over the band of healthy runs."""
+    pairs = [c[:2] if isinstance(c, (list, tuple)) else (i + 1, c) for i, c in enumerate(curve)]
+    x, y = finite([p[0] for p in pairs]), finite([p[1] for p in pairs])
+    if len(x) < 2:
+        return ""
+    known = healthy(f) if v["id"] == "overfit" else None
+    band = known.bands.get(OVERFIT) if known else None
+    words = f"Probe, {num(y[0])} to {num(y[-1])} at {num(int(x[-1]))}."
+    if band:
+        left = next((d for d in known.departures(f) if d.tag == OVERFIT), None)
+        words += f" {left.words[:1].upper()}{left.words[1:]}." if left else " Within the band of healthy runs."
+
+    def draw(axes: Any, c: dict[str, str]) -> None:
+        shade(axes, c, band and (band, known.seeds))
+        axes.plot(*thin(x, y), "-o", color=c["line"], markersize=2.4)
+
+    return drawn(Chart(f"gate-{v['id']}", "Probe over steps", draw, size=SMALL), words)
+
+
+def _range_test(f: Folder, v: dict[str, Any], rates: list[float], losses: list[float]) -> str:
+    """Loss against the rate it was met at, and the rate this run is set to."""
+    x, y = finite(rates), finite(losses)
+    if len(x) < 2:
+        return ""
+    lr = f.settings.get("optim", {}).get("lr")
+
+    def draw(axes: Any, c: dict[str, str]) -> None:
+        axes.plot(*thin(x, y), color=c["line"])
+        axes.set_xscale("log")
+        axes.set_xlabel("learning rate")
+        if lr:
+            axes.axvline(lr, color=c["second"], linestyle=(0, (4, 3)), linewidth=0.9, label=f"set: {lr:g}")
+        top = np.nanpercentile(y, 90) + 0.5 * np.ptp(y[np.isfinite(y)][: max(2, len(y) // 2)])
+        axes.set_ylim(top=min(float(np.nanmax(y)), float(top)) if np.isfinite(top) else None)
+
+    words = f"Loss while the rate rises from {x[0]:.1e} to {x[-1]:.1e}, lowest at {x[int(np.nanargmin(y))]:.1e}."
+    return drawn(Chart(f"gate-{v['id']}", "Range test", draw, size=SMALL), words)
+
+
+DRAWN = [(("curve",), _curve), (("rates", "losses"), _range_test)]
