@@ -8,7 +8,7 @@ from importlib import import_module
 _EXPORTS = {
     "Config": "config", "Train": "config", "Optim": "config",
     "Data": "stage", "Expect": "stage", "Field": "stage", "Matrix": "stage", "Metric": "stage", "Stage": "stage", "Tile": "stage",
-    "UserError": "errors", "TrainworthyWarning": "errors",
+    "GateFailed": "errors", "UserError": "errors", "TrainworthyWarning": "errors",
     "Gate": "gates", "Verdict": "gates",
     "LRFinder": "lr_finder",
     "MetricsTracker": "metrics",
@@ -16,6 +16,7 @@ _EXPORTS = {
     "fetch_member": "assets",
     "main": "launch",
     "make_optimizer": "optim",
+    "Script": "script", "check": "script",
 }  # fmt: skip
 __all__ = sorted(_EXPORTS)
 

@@ -18,6 +18,7 @@ SIDE = 32  # pictures are pooled to at most SIDE x SIDE before they are compared
 NEAR = (
     0.985  # cosine of centred contents; highest seen between different MNIST digits: 0.980, lowest with 5% noise: 0.981
 )
+NEAR_SHORT = 0.993  # for fewer than 256 entries: between different 8x8 digits (64) up to 0.992 is common
 
 
 @dataclass
@@ -62,6 +63,7 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
                 digest.update(value.encode() if isinstance(value, str) else value.contiguous().numpy().tobytes())
             elif spec.role in ("target", "group"):
                 plain = value if isinstance(value, str) else value.item() if value.ndim == 0 else None
+                plain = None if spec.role == "target" and isinstance(plain, float) else plain  # no classes to count
                 (found.targets if spec.role == "target" else found.groups).setdefault(key, []).append(plain)
         found.hashes.append(digest.hexdigest())
         parts = [
@@ -173,8 +175,9 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
     if comparable and train.contents.shape[1] >= 32:  # the angle between short rows says nothing
         best = [(block @ train.contents.T).max(1) for block in val.contents.split(1024)]
         score, at = torch.cat([b.values for b in best]), torch.cat([b.indices for b in best])
-        near = (score >= NEAR).nonzero().flatten().tolist()
-        out |= {"near": len(near), "largest_similarity": round(score.max().item(), 4),
+        limit = NEAR if train.contents.shape[1] >= 256 else NEAR_SHORT
+        near = (score >= limit).nonzero().flatten().tolist()
+        out |= {"near": len(near), "limit": limit, "largest_similarity": round(score.max().item(), 4),
                 "near_pairs": [(val.indices[i], train.indices[at[i]]) for i in near[:20]]}  # fmt: skip
     for key, groups in val.groups.items():
         shared = set(groups) & set(train.groups.get(key, []))

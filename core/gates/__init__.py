@@ -95,6 +95,8 @@ class Proof:
     deep: bool = False
     half_in: Path | None = None
     """Set in the process that a deep resume gate starts: train the first half into this folder, no more."""
+    again: Callable[[str], str] | None = None
+    """Gate id -> the lines of its repro that prove it again; default: `check` of `argv`."""
     memo: dict[str, Any] = field(default_factory=dict)
 
     def build(self, plan: Plan) -> tuple[Run, Stage]:
@@ -237,7 +239,11 @@ def _keep_repro(verdict: Verdict, finding: Finding, proof: Proof) -> None:
         _, stage = proof.build(Plan(steps=1))
         if stage.preview:
             contact_sheet(stage.preview({k: v.cpu() for k, v in tensors.items()}), folder / "batch.png")
-    again = ["check", *proof.argv, "--only", verdict.id]
+    command = ["check", *proof.argv, "--only", verdict.id]
+    again = (
+        f'command = [sys.executable, "-m", "core.launch", *{command!r}]\n'
+        'sys.exit(subprocess.run(command, env={**os.environ, "PYTHONSAFEPATH": "1"}).returncode)'
+    )
     (folder / "repro.py").write_text(
         f'"""{verdict.title}: {verdict.measured} (needed: {verdict.needed})."""\n'
         "import os\nimport subprocess\nimport sys\nfrom pathlib import Path\n\n"
@@ -245,8 +251,7 @@ def _keep_repro(verdict: Verdict, finding: Finding, proof: Proof) -> None:
         'batch = Path(__file__).with_name("batch.safetensors")\n'
         "for name, tensor in (load_file(batch) if batch.exists() else {}).items():\n"
         "    print(name, tuple(tensor.shape), tensor.dtype, tensor.float().min().item(), tensor.float().max().item())\n"
-        f'command = [sys.executable, "-m", "core.launch", *{again!r}]\n'
-        'sys.exit(subprocess.run(command, env={**os.environ, "PYTHONSAFEPATH": "1"}).returncode)\n'
+        f"{proof.again(verdict.id) if proof.again else again}\n"
     )
 
 

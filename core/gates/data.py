@@ -183,7 +183,7 @@ def leakage(proof: Proof) -> Finding:
     batch = fetch(stage.data["val"], [v for v, _ in pairs], None, run.device) if pairs else None
     return Finding(
         found["exact"] == 0 and near <= allowed and not shared, measured,
-        f"0 exact, at most {allowed} near (similarity {inventory.NEAR}), no group on both sides",
+        f"0 exact, at most {allowed} near (similarity {found.get('limit', inventory.NEAR)}), no group on both sides",
         "the training loader reads the unsplit data\nthe split was drawn after augmenting or after duplicating\n"
         "frames, tiles or sentences of one source were split sample by sample: split by group", evidence=found, batch=batch,
     )  # fmt: skip
