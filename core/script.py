@@ -72,7 +72,7 @@ class Script:
     """Loss of the untrained model, where theory gives it (ln of the number of classes)."""
     loss_floor: float = 0.0
     """Lowest loss the objective allows (label smoothing)."""
-    overfit_steps: int = 300
+    overfit_steps: int = 500
     """Steps within which eight fixed samples must be learnt."""
     frozen: tuple[str, ...] = ()
     """Prefixes of parameter names that are frozen on purpose."""
@@ -447,7 +447,8 @@ REMEDIES = {
     "a (B, 1) against (B,) broadcast in the loss\nthe loss is a sum, or a mean over something else than samples: say count=",
     "overfit": "wrong formula or target: softmax before cross-entropy, labels that do not belong to their inputs\n"
     "gradients do not arrive (see wiring), or the rate is far too low or too high for 8 samples\n"
-    "metric() reads other labels or inputs than loss()\na floor of the loss that is not told (loss_floor=)",
+    "metric() reads other labels or inputs than loss()\n"
+    "a floor of the loss that is not told (loss_floor=), or too few steps (overfit_steps=)",
     "evaluation": "metric() does not call model.eval(), or dropout ignores the mode\nthe validation set draws at random\n"
     "model.eval() in metric() without model.train() at the start of train_loop()\na mean over batch means",
     "accumulation": "the loss is a mean over something else than samples (tokens): say what with count=\n"

@@ -49,14 +49,14 @@ def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, batches) -> 
         optimizer.step()
 
 
-def script(model: Callable[[], nn.Module] = net, **parts) -> Callable[[], trainworthy.Script]:
+def script(model: Callable[[], nn.Module] = net, *, lr: float = 2e-3, **parts) -> Callable[[], trainworthy.Script]:
     """A factory of the healthy script, with some of its parts replaced."""
 
     def factory() -> trainworthy.Script:
         built = model()
         whole = {"train": TRAIN, "val": VAL, "loss": loss, "metric": accuracy, "train_loop": train_epoch, "classes": 10}
-        optimizer = torch.optim.AdamW(built.parameters(), lr=2e-3)
-        return trainworthy.Script(model=built, **{"optimizer": optimizer, **whole, **parts})
+        optimizer = torch.optim.AdamW(built.parameters(), lr=lr)
+        return trainworthy.Script(model=built, optimizer=optimizer, **{**whole, **parts})
 
     return factory
 
@@ -216,7 +216,7 @@ def tokens(**parts) -> Callable:
         "floor": 0.5,
     }
     model = lambda: nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 2))  # noqa: E731
-    return script(model, **{**common, "classes": None, "train_loop": None, "overfit_steps": 600, **parts})
+    return script(model, lr=1e-2, **{**common, "classes": None, "train_loop": None, **parts})
 
 
 PLANTS = {
@@ -296,8 +296,9 @@ def conv() -> trainworthy.Script:
 
     return trainworthy.Script(
         model=model, optimizer=optimizer, train=DataLoader(Jittered(), batch_size=64, shuffle=True),
-        val=TensorDataset(X[HELD_OUT].view(-1, 1, 8, 8), Y[HELD_OUT]), loss=loss, metric=accuracy, classes=10, train_loop=train_epoch,
-        save=lambda path: torch.save([part.state_dict() for part in (model, optimizer, scheduler)], path), load=load,
+        val=TensorDataset(X[HELD_OUT].view(-1, 1, 8, 8), Y[HELD_OUT]), loss=loss, metric=accuracy, classes=10,
+        train_loop=train_epoch, load=load,
+        save=lambda path: torch.save([part.state_dict() for part in (model, optimizer, scheduler)], path),
     )  # fmt: skip
 
 
@@ -331,10 +332,7 @@ def by_name() -> trainworthy.Script:
         with torch.no_grad():
             return sum((model(b["pixels"]).argmax(1) == b["label"]).sum().item() for b in loader) / len(loader.dataset)
 
-    fields = {
-        "pixels": trainworthy.Field("input", low=0, high=1),
-        "label": trainworthy.Field("target", classes=list("0123456789")),
-    }
+    label = trainworthy.Field("target", classes="0123456789")
     return trainworthy.Script(
         model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=2e-3), train=data(LEARN), val=data(HELD_OUT), metric=score,
         loss=lambda model, b: F.cross_entropy(model(b["pixels"]), b["label"]), initial_loss=2.303,
@@ -349,7 +347,7 @@ HEALTHY = {
     "dicts": by_name,
     "core-loop": script(train_loop=None),
     "dropout": script(with_dropout),
-    "frozen-and-said": script(head_frozen_by_flag, frozen=("0.",), overfit_steps=1200),
+    "frozen-and-said": script(head_frozen_by_flag, frozen=("0.",), lr=2e-2),
     "tokens-counted": tokens(count=lambda batch: batch[2].sum()),
     "checkpoint": lambda: checkpointed(True),
 }
