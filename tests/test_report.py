@@ -205,6 +205,7 @@ def folder(tmp_path: Path) -> Path:
     put(run / "summary.json", {**SUMMARY, "recipe": "toy", "question": "is it a <b>?",
         "best_known": "0.97, seen at hf_abcdefghijklmnopqrst", "reported": {"weights": "final", "step": 80, "accuracy": 0.9},
         "metrics": {"accuracy": 0.9, "recall/<b>": 0.95, "recall/cat": 0.4321},
+        "final": {"step": 80, "val/accuracy": 0.9}, "n_best": [{"step": 64, "accuracy": 0.901}, {"step": 48, "accuracy": 0.9}],
         "seeds": [0], "steps": 80, "epochs": 10, "train_seconds": 3.2, "skipped_steps": [6], "figures": {
             "Confusion": {"values": [[36, 1], [0, 3]], "rows": ["<b>", "cat"], "columns": ["<b>", "cat"],
                           "axes": ["truth", "prediction"]},
@@ -276,7 +277,7 @@ def test_an_interrupted_run_says_so_and_how_to_resume(folder: Path):
     with (folder / "step_metrics.jsonl").open("a") as file:
         file.write('{"step": 41, "st')  # killed while writing
     text = page(folder)
-    assert "Not finished: step 40 of about 1,250" in text
+    assert "Not finished: step 40 of 1,250" in text
     assert "newest weights, step 40 (unfinished)" in text
     assert f"trainworthy resume {folder}" in text
 
@@ -336,16 +337,56 @@ def test_monitors_have_their_own_table_and_their_advice_comes_among_the_next_ste
     assert "collapse failed while training" in page(folder)
 
 
+def test_what_else_the_data_report_knows_is_shown(folder: Path):
+    data = json.loads((folder / "data.json").read_text())
+    for split in data["splits"].values():
+        split.update(
+            notes={"unreadable files": "3 of 1,003 left out"}, repeats={"exact": 2, "near": 5, "near_pairs": []}
+        )
+        made_up = {"mean": 0.25, "min": 0.0, "max": 0.75, "words": "padding"}
+        split["fields"]["text"] = {"role": "input", "dtype": "str", "non_finite_samples": 0, "fabricated": made_up,
+                                   "lengths": {"words": {"min": 1, "95%": 77}}}  # fmt: skip
+    shared = {"exact": 4, "near": 6, "chunks": 8, "longest_chunks": ["the cat sat on the mat"]}
+    data["overlap"] |= {"near": 7, "texts": {"text": shared}}
+    data["overlaps"] = {"test in train": {"exact": 11, "near": None, "groups": {}}}
+    put(folder / "data.json", data)
+    text = page(folder)
+    for shown in ("train: unreadable files: 3 of 1,003 left out.", "near copies", "padding, 0% to 75% of a sample", "77",
+                  "8 shared chunks", "the cat sat on the mat", "test in train: 11 exact, near ones not comparable"):  # fmt: skip
+        assert shown in text, shown
+
+
+def test_every_set_of_weights_is_told_apart(folder: Path):
+    text = page(folder)
+    assert "Exported: the final weights, not chosen on the validation set" in text
+    assert "2. best" in text
+    assert "Stopped early: after 80 of 1,250 planned steps." in text
+    args, summary = (json.loads((folder / f"{n}.json").read_text()) for n in ("args", "summary"))
+    start = {"file": "base.safetensors", "share": 0.993, "missing": ["head.weight"], "mismatched": []}
+    put(folder / "args.json", {**args, "start": start})
+    put(folder / "summary.json", {**summary, "reported": {"weights": "best", "step": 64, "accuracy": 0.901}})
+    text = page(folder)
+    assert "Exported: the best weights, chosen on the same validation set, so it flatters" in text
+    assert "Fine-tuned from base.safetensors: 99.3% of the parameters loaded, 1 tensors left fresh." in text
+
+
 def test_evidence_is_drawn_where_its_shape_is_known(folder: Path):
     gates = json.loads((folder / "gates.json").read_text())
     rates = list(np.geomspace(1e-6, 1, 40))
     losses = [*np.linspace(2.3, 0.5, 30), *np.linspace(0.6, 50, 9), "nan"]
-    gates["gates"] += [{**GATE, "id": "range-test", "evidence": {"rates": rates, "losses": losses}},
-                       {**GATE, "id": "tiny-data", "evidence": {"curve": [0.1, 0.5, 0.9]}}]  # fmt: skip
+    found = {
+        "range-test": {"rates": rates, "losses": losses},
+        "tiny-data": {"curve": [0.1, 0.5, 0.9]},
+        "schedule": {"steps": [[0, "main", [0.1]], [1, "main", [0.2]]], "planned": [0.1, 0.2]},
+        "terms": {"gradient": {"ce": 0.9, "z": 0.1}, "loss": {"ce": 1.0, "z": 0.0}},
+    }
+    gates["gates"] += [{**GATE, "id": k, "evidence": v} for k, v in found.items()]
     put(folder / "gates.json", gates)
     text = page(folder)
     assert "Loss while the rate rises from 1.0e-06 to 1.0e+00, lowest at" in text
     assert "Probe, 0.1000 to 0.9000 at 3." in text
+    assert "Rate of each of 2 optimiser steps in a rehearsal of 2, highest 0.2." in text
+    assert "Share of the gradient" in text
     assert "1e-06, 1.4" not in text, "what is drawn is not printed as numbers too"
 
 
@@ -383,8 +424,8 @@ def trained(
     put(run / "environment.json", {"versions": {"torch": "2.14"}})
     settings = {"train": {"epochs": epochs, "batch_size": 8}, "run": {"seed": seed}, "optim": {"lr": 1e-3}}
     put(run / "args.json", {"recipe": str(recipe), "preset": "tiny", "settings": settings})
-    reported = {"weights": "final", "step": 200, "accuracy": right[-1]}
-    put(run / "summary.json", {**SUMMARY, "reported": reported, "steps": 200, "epochs": 20, "train_seconds": 1.0})
+    ends = {"reported": {"weights": "final", "step": 200, "accuracy": right[-1]}, "final": rows[-1]}
+    put(run / "summary.json", {**SUMMARY, **ends, "steps": 200, "epochs": 20, "train_seconds": 1.0})
     return run
 
 

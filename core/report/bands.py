@@ -13,6 +13,7 @@ from core.report.html import num
 POINTS = 1500  # kept per line
 KEPT = 100  # points of a band
 PATIENCE = 0.1  # of a band's places: outside for so long counts as having left it
+MARGIN = 2.0  # widths of a band of five beyond its edge: 5.8 standard deviations from its middle, 0.6% of single healthy runs
 OVERFIT = "gates/overfit"
 
 
@@ -66,12 +67,12 @@ class Band:
     def left(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float, int] | None:
         """(first step outside, last step outside or inf if it did not come back, +1 above or -1 below) of the line (x, y).
 
-        Outside is further from the band than the band is wide around there, for PATIENCE of its places in a row: a sixth
-        healthy run crosses the range of five all the time.
+        Outside is further than MARGIN times the band's width there, for PATIENCE of its places in a row: a sixth healthy run
+        is out of the range of five for 25-80% of its length (measured), and late places are one draw, not many.
         """
         at = self.x[self.x <= x[-1]]
         y, n = np.interp(at, x, y), len(at)
-        width = _around(self.high - self.low)[:n]
+        width = MARGIN * _around(self.high - self.low)[:n]
         side = np.where(y > self.high[:n] + width, 1, np.where(y < self.low[:n] - width, -1, 0))
         patience = max(2, math.ceil(PATIENCE * len(self.x)))
         for i in range(n - patience + 1):

@@ -9,7 +9,7 @@ import numpy as np
 from core.report.bands import OVERFIT, healthy
 from core.report.charts import SENTINEL, SMALL, Chart, inline, render, shade, thin
 from core.report.folder import Folder
-from core.report.html import details, esc, num, picture, tag
+from core.report.html import bars, details, esc, num, picture, tag
 
 KIND = {"pass": "good", "fail": "bad"}
 
@@ -87,23 +87,62 @@ def _curve(f: Folder, v: dict[str, Any], curve: list[Any]) -> str:
 
 
 def _range_test(f: Folder, v: dict[str, Any], rates: list[float], losses: list[float]) -> str:
-    """Loss against the rate it was met at, and the rate this run is set to."""
+    """Loss against the rate it was met at, what is usable, and the rate this run is set to."""
     x, y = finite(rates), finite(losses)
-    if len(x) < 2:
+    if np.isfinite(y).sum() < 2:
         return ""
-    lr = f.settings.get("optim", {}).get("lr")
+    found, lr = v["evidence"], f.settings.get("optim", {}).get("lr")
+    smoothed = finite(found.get("smoothed", []))
 
     def draw(axes: Any, c: dict[str, str]) -> None:
-        axes.plot(*thin(x, y), color=c["line"])
+        axes.plot(x, y, color=c["line"], alpha=0.35 if len(smoothed) else 1)
+        axes.plot(x[: len(smoothed)], smoothed, color=c["line"])
         axes.set_xscale("log")
-        axes.set_xlabel("learning rate")
+        axes.set_xlabel("learning rate", color=c["muted"])
+        if "low" in found:
+            axes.axvspan(
+                found["low"],
+                min(found["high"], x[-1]),
+                color=c["good"],
+                alpha=0.18,
+                linewidth=0,
+                label="the loss falls",
+            )
         if lr:
             axes.axvline(lr, color=c["second"], linestyle=(0, (4, 3)), linewidth=0.9, label=f"set: {lr:g}")
-        top = np.nanpercentile(y, 90) + 0.5 * np.ptp(y[np.isfinite(y)][: max(2, len(y) // 2)])
-        axes.set_ylim(top=min(float(np.nanmax(y)), float(top)) if np.isfinite(top) else None)
+        low, start = float(np.nanmin(y)), float(y[np.isfinite(y)][0])
+        axes.set_ylim(low - 0.1 * (start - low), start + 0.5 * (start - low) if start > low else None)
 
     words = f"Loss while the rate rises from {x[0]:.1e} to {x[-1]:.1e}, lowest at {x[int(np.nanargmin(y))]:.1e}."
     return drawn(Chart(f"gate-{v['id']}", "Range test", draw, size=SMALL), words)
 
 
-DRAWN = [(("curve",), _curve), (("rates", "losses"), _range_test)]
+def _schedule(f: Folder, v: dict[str, Any], steps: list[list[Any]], planned: list[float]) -> str:
+    """The rate of every optimiser step of the rehearsal, over the rate its schedule says."""
+    x, y = finite([s[0] + 1 for s in steps]), finite([max(s[2]) for s in steps])
+    if not len(x):
+        return ""
+
+    def draw(axes: Any, c: dict[str, str]) -> None:
+        axes.plot(np.arange(1, len(planned) + 1), planned, color=c["good"], linewidth=4, alpha=0.35, label="planned")
+        axes.plot(x, y, "o", color=c["line"], markersize=2.6, label="seen")
+
+    words = f"Rate of each of {len(x)} optimiser steps in a rehearsal of {len(planned)}, highest {y.max():.3g}."
+    return drawn(Chart(f"gate-{v['id']}", "Schedule", draw, size=SMALL), words)
+
+
+def _shares(f: Folder, v: dict[str, Any], *shares: dict[str, float]) -> str:
+    """Each term's part, as bars."""
+    titles = ("Share of the gradient", "Share of the loss")[-len(shares) :]
+    return "".join(
+        bars([(k, x, "other") for k, x in s.items()], high=1.0, caption=t) for t, s in zip(titles, shares, strict=True)
+    )
+
+
+DRAWN = [
+    (("curve",), _curve),
+    (("rates", "losses"), _range_test),
+    (("steps", "planned"), _schedule),
+    (("gradient", "loss"), _shares),
+    (("shares",), _shares),
+]

@@ -1,5 +1,6 @@
 """The sections of the page, each from the run folder alone."""
 
+import math
 import re
 import shlex
 from pathlib import Path
@@ -14,6 +15,7 @@ from core.report.folder import Folder, read_json, references
 from core.report.html import SECRET_NAME, bars, card, code, details, esc, note, num, picture, said, table, tag
 
 COLUMNS = 12  # evaluations shown side by side
+CHOSEN = {"best": "chosen on the same validation set, so it flatters", "final": "not chosen on the validation set"}
 
 
 def name_of(f: Folder) -> str:
@@ -50,8 +52,7 @@ def state(f: Folder) -> str:
         return "No training step was made, so there is no result yet."
     if not step:
         return "Not trained yet: no step was logged."
-    train, n = f.settings.get("train", {}), f.data.get("splits", {}).get("train", {}).get("samples")
-    total = f" of about {train['epochs'] * n / train['batch_size']:,.0f}" if n and train.get("batch_size") else ""
+    total = f" of {n:,}" if (n := total_steps(f)) else ""
     return f"Not finished: step {step:,}{total}. It was interrupted, stopped itself, or is still running; it can be resumed."
 
 
@@ -84,10 +85,9 @@ def result(f: Folder) -> tuple[str, str]:
         "step": newest["step"],
         name: float(newest.get("val/" + name, "nan")),
     }
-    chosen = {"best": "chosen on the same validation set, so it flatters", "final": "not chosen on the validation set"}
     seeds = len(s.get("seeds", [0]))
     fine = [
-        f"{shown['weights']} weights, step {shown['step']:,} ({chosen.get(shown['weights'], 'unfinished')})",
+        f"{shown['weights']} weights, step {shown['step']:,} ({CHOSEN.get(shown['weights'], 'unfinished')})",
         *([f"{f.n_val:,} held-out samples"] if f.n_val else []),
         "one seed: differences between single seeds are not results" if seeds == 1 else f"{seeds} seeds",
     ]
@@ -182,9 +182,39 @@ def predictions(f: Folder) -> str:
     return table(("truth", *(f"step {r['step']:,}" for r in shown)), body, class_="predictions")
 
 
+def weights(f: Folder) -> str:
+    """Every set of weights this run kept, which of them was exported and why; what it started from, where it ended."""
+    if not f.finished:
+        return ""
+    s, name = f.summary, f.summary["metric"]
+    chosen, final = s["reported"]["weights"], s["final"]
+    rows = [("final", final["step"], final.get(f"val/{name}"), chosen == "final")]
+    for i, b in enumerate(s.get("n_best", [])):
+        of = f" of {s['evaluations']} evaluations" if "evaluations" in s else ""
+        rows.append((f"{'best' if i == 0 else f'{i + 1}. best'}{of}", b["step"], b[name], i == 0 and chosen == "best"))
+    mark = tag("span", "exported", class_="pill accent")
+    body = [[esc(k), esc(num(step)), esc(num(v)) + mark * on] for k, step, v, on in rows]
+    said = [f"Exported: the {chosen} weights, {CHOSEN[chosen]} (--run.export)."]
+    if start := f.args.get("start"):
+        fresh = len(start["missing"]) + len(start["mismatched"])
+        said.append(
+            f"Fine-tuned from {start['file']}: {start['share']:.1%} of the parameters loaded, {fresh} tensors left fresh."
+        )
+    if s["steps"] < (planned := total_steps(f)):
+        said.append(f"Stopped early: after {s['steps']:,} of {planned:,} planned steps.")
+    table_ = table(("weights", "step", esc(name)), body, class_="plain")
+    return card("Which weights", table_ + note(" ".join(said)))
+
+
+def total_steps(f: Folder) -> int:
+    """Planned steps; 0 if the folder does not say."""
+    train, n = f.settings.get("train", {}), f.data.get("splits", {}).get("train", {}).get("samples", 0)
+    return max(1, math.ceil(train["epochs"] * n / train["batch_size"])) if n and train.get("batch_size") else 0
+
+
 def figures(f: Folder) -> str:
-    """Figures of the recipe, and its per-class metrics."""
-    parts = []
+    """Which weights there are, figures of the recipe, and its per-class metrics."""
+    parts = [weights(f)]
     for title, figure in f.summary.get("figures", {}).items():
         if isinstance(figure, list):
             images = [None if t.get("image") is None else np.array(t["image"], float) for t in figure]
@@ -208,7 +238,7 @@ def figures(f: Folder) -> str:
         kept = rows if len(rows) <= 40 else sorted(rows, key=lambda r: r[1])[:30]
         words = f"Lowest: {worst[0]}, {num(worst[1])}." + ("" if kept is rows else f" The 30 lowest of {len(rows)}.")
         parts.append(card(f"{group}, one by one", bars(kept) + note(words)))
-    return tag("div", "".join(parts), class_="figures") if parts else ""
+    return tag("div", "".join(parts), class_="figures") if any(parts) else ""
 
 
 def matrix(figure: dict[str, Any]) -> str:
@@ -234,24 +264,56 @@ def data_section(f: Folder) -> str:
     splits, o = f.data.get("splits", {}), f.data.get("overlap", {})
     if not splits:
         return ""
-    size = []
+    size, near = [], any("repeats" in s for s in splits.values())
     for name, s in splits.items():
-        counts = (s["samples"], s["read"], s["unique_contents"], s["read"] - s["unique_contents"])
-        size.append([esc(name), *(esc(num(n)) for n in counts)])
-    parts = [table(("split", "samples", "read", "unique", "repeated"), size, class_="plain")]
-    if o:
-        near = (
-            f"{o['near']:,} near (closest pair {num(o.get('largest_similarity'))})" if o.get("near") is not None else ""
-        )
-        shared = "".join(f"; {len(v)} shared values of {k}" for k, v in o.get("groups", {}).items())
-        near = near or "near ones not comparable"
-        parts.append(
-            note(f"Validation samples that stand in the training set: {o.get('exact', 0):,} exact, {near}{shared}.")
-        )
+        counts = [s["samples"], s["read"], s["unique_contents"], s["read"] - s["unique_contents"]]
+        counts += [s.get("repeats", {}).get("near")] if near else []
+        size.append([esc(name), *(esc(num(n)) if n is not None else "not comparable" for n in counts)])
+    head = ("split", "samples", "read", "unique", "repeated", *(["near copies"] if near else []))
+    parts = [table(head, size, class_="plain")]
+    parts += [note(f"{name}: {k}: {v}.") for name, s in splits.items() for k, v in s.get("notes", {}).items()]
+    for of, found in {"val in train": o, **f.data.get("overlaps", {})}.items():
+        parts += [note(shared(of, found))] if found else []
     head = ("field", "role", "type", "shape", "range", "mean", "std", "not finite")
-    fields = [field_row(f"{split}: {k}", x) for split, s in splits.items() for k, x in s["fields"].items()]
-    parts.append(table(head, fields, class_="plain"))
-    return "".join(parts) + tag("div", "".join(histograms(splits)), class_="figures")
+    each = [(f"{split}: {k}", x) for split, s in splits.items() for k, x in s["fields"].items()]
+    parts.append(table(head, [field_row(*x) for x in each], class_="plain"))
+    cards = [*histograms(splits), fabricated(each), lengths(each), texts(o.get("texts", {}))]
+    return "".join(parts) + tag("div", "".join(cards), class_="figures")
+
+
+def shared(of: str, o: dict[str, Any]) -> str:
+    """Samples of one split that stand in another."""
+    near = "near ones not comparable"
+    if o.get("near") is not None:
+        near = f"{o['near']:,} near (closest pair {num(o.get('largest_similarity'))})"
+    groups = "".join(f"; {len(v)} shared values of {k}" for k, v in o.get("groups", {}).items())
+    texts = "".join(f"; {k}: {t['exact']:,} exact and {t['near']:,} near texts, {t['chunks']:,} shared chunks"
+                    for k, t in o.get("texts", {}).items())  # fmt: skip
+    return f"Samples of {of}: {o.get('exact', 0):,} exact, {near}{groups}{texts}."
+
+
+def fabricated(fields: list[tuple[str, dict[str, Any]]]) -> str:
+    """How much of each field was made up (padded, interpolated, synthetic), where the recipe says."""
+    told = [(k, x["fabricated"]) for k, x in fields if x.get("fabricated")]
+    if not told:
+        return ""
+    rows = [(f"{k}", float(x["mean"]), "worst" if x["mean"] > 0.5 else "other") for k, x in told]
+    words = "; ".join(f"{k}: {x['words']}, {x['min']:.0%} to {x['max']:.0%} of a sample" for k, x in told)
+    return card("Fabricated share, mean over samples", bars(rows, high=1.0) + note(f"{words}."))
+
+
+def lengths(fields: list[tuple[str, dict[str, Any]]]) -> str:
+    """Percentiles of whatever differs in length."""
+    rows = [[esc(f"{k}, {unit}"), *(esc(num(n)) for n in spread.values())]
+            for k, x in fields for unit, spread in x.get("lengths", {}).items()]  # fmt: skip
+    head = next((list(spread) for _, x in fields for spread in x.get("lengths", {}).values()), [])
+    return card("Lengths", table(("field", *map(esc, head)), rows, class_="plain")) if rows else ""
+
+
+def texts(found: dict[str, Any]) -> str:
+    """What the texts of validation share with training: the longest runs of words."""
+    rows = [[esc(key), esc(chunk)] for key, t in found.items() for chunk in t["longest_chunks"][:10]]
+    return card("Longest shared chunks", table((), rows, class_="plain")) if rows else ""
 
 
 def field_row(name: str, x: dict[str, Any]) -> list[str]:
