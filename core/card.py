@@ -1,33 +1,40 @@
 """card.md: what this model is, which weights these are, against which baseline, over how many seeds."""
 
 import json
+import math
 from pathlib import Path
+
+from core.errors import UserError
+from core.registry import find
+from core.spread import noise
 
 
 def write_card(folder: Path) -> Path:
     """Write card.md from the files of a finished run folder."""
-    summary, args, gates = (json.loads((folder / f"{n}.json").read_text()) for n in ("summary", "args", "gates"))
+    summary, args, gates, data = (
+        json.loads((folder / f"{n}.json").read_text()) for n in ("summary", "args", "gates", "data")
+    )
     name, reported = summary["metric"], summary["reported"]
     lines = [
         f"# {summary['recipe']}: {summary['question']}",
         "",
-        f"**{name} {reported[name]:.4f}** on held-out data: the {reported['weights']} weights, step {reported['step']:,}, "
-        f"seed {args['settings']['run']['seed']}.",
+        f"**{name} {reported[name]:.4f}** on {data['splits']['val']['samples']:,} held-out samples: the {reported['weights']} "
+        f"weights, step {reported['step']:,}, seed {args['settings']['run']['seed']}.",
         "",
-        "This is one seed: differences between single seeds are not results."
-        + (" The weights were chosen on the same validation set that gives the number, so it flatters."
-           if reported["weights"] == "best" else " The weights were not chosen on the validation set."),
+        one_seed(args["recipe"], summary, name),
         "",
-        "| | " + name + " |",
+        f"| weights | step | {name} | where |",
+        "|---|---|---|---|",
+        *_weights(summary, name),
+        "",
+        f"| against | {name} |",
         "|---|---|",
-        f"| final weights, step {summary['final']['step']:,} | {summary['final']['val/' + name]:.4f} |",
-        *(f"| {'best' if i == 0 else f'{i + 1}. best'} of the evaluations, step {b['step']:,} | {b[name]:.4f} |"
-          for i, b in enumerate(summary["n_best"])),
         *(f"| {k} | {v[name]:.4f} |" for k, v in summary["baselines"].items() if name in v),
         f"| chance | {summary['floor']:.4f} |",
         "",
         f"Best known: {summary['best_known'] or 'not stated'}.",
         "",
+        *_origin(args, summary, data),
         f"{summary['parameters']:,} parameters, {summary['trained_parameters']:,} trained "
         f"({summary['parameters_per_sample']} per training sample), {summary['steps']:,} steps, "
         f"{summary['train_seconds']:.0f} s of training, {len(summary['skipped_steps'])} non-finite steps skipped.",
@@ -43,3 +50,47 @@ def write_card(folder: Path) -> Path:
     path = folder / "card.md"
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def one_seed(recipe: str, summary: dict, name: str) -> str:
+    """What a difference to another single seed is worth: a number only where several seeds of this very length were run."""
+    try:
+        known = find(recipe).measured
+    except UserError:  # the fork has moved
+        known = {}
+    values = [r[name] for r in known.get("per_seed", []) if name in r]
+    if len(values) < 2 or known["steps"] != summary["steps"]:
+        return "One seed: differences between single seeds are not results (`--seeds 5` runs several)."
+    return (f"One seed: differences below {noise(values):.4f} between two single runs are noise ({len(values)} seeds of this "
+            f"recipe ranged from {min(values):.4f} to {max(values):.4f}).")  # fmt: skip
+
+
+def _weights(summary: dict, name: str) -> list[str]:
+    """A row for each set of weights there is, and what was done with it."""
+    chosen, final, stage = summary["reported"]["weights"], summary["final"], summary["stage"]
+    how = {
+        "final": "not chosen on the validation set",
+        "best": "chosen on the validation set itself: the number flatters",
+    }
+    mine, home = f"exported and reported ({how[chosen]}): export/", f"checkpoints/{stage}"
+    last = mine if chosen == "final" else ""
+    rows = [f"| final: after the last step | {final['step']:,} | {final['val/' + name]:.4f} | {last} |"]
+    for i, b in enumerate(summary["n_best"]):
+        where = f"{home}/best_val_{name}" if i == 0 else f"{home}/best-step-{b['step']}"
+        rows.append(f"| {'best' if i == 0 else f'{i + 1}. best'} of {summary['evaluations']} evaluations | {b['step']:,} "
+                    f"| {b[name]:.4f} | {where}{'; ' + mine if i == 0 and chosen == 'best' else ''} |")  # fmt: skip
+    rows.append(f"| latest: complete state, to resume from | {summary['steps']:,} | | {home}/latest |")
+    return rows
+
+
+def _origin(args: dict, summary: dict, data: dict) -> list[str]:
+    """What the run started from, and whether it came to its planned end."""
+    found, t = [], args["settings"]["train"]
+    if start := args.get("start"):
+        fresh = len(start["missing"]) + len(start["mismatched"])
+        found += [f"Fine-tuned from {start['file']} (sha256 {start['sha256'][:12]}): {start['share']:.1%} of the parameters were "
+                  f"loaded, {fresh} tensors left fresh, {len(start['unexpected'])} of the file not used.", ""]  # fmt: skip
+    planned = max(1, math.ceil(t["epochs"] * data["splits"]["train"]["samples"] / t["batch_size"]))
+    if summary["steps"] < planned:
+        found += [f"Stopped early: after {summary['steps']:,} of {planned:,} planned steps.", ""]
+    return found

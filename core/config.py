@@ -116,6 +116,13 @@ class Config:
     loader: Loader = field(default_factory=Loader)
     run: RunSettings = field(default_factory=RunSettings)
     gates: GateSettings = field(default_factory=GateSettings)
+    init_from: str | None = None
+    """Start from these weights (a .safetensors file, a run folder, a folder with model.safetensors): weights only, a fresh
+    optimiser and schedule. Without --optim.lr a seventh of the preset's peak rate, without --optim.warmup 0.03."""
+    trust_pickle: bool = False
+    """Let --init-from open a .pt, .pth or .bin file; a pickle runs code when it is opened."""
+    track: str = ""
+    """Also log to these, beside our own files: wandb, mlflow, trackio (several with commas)."""
 
 
 def to_dict(cfg: Config) -> dict[str, Any]:
@@ -214,6 +221,11 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str) -> tuple[Conf
     if preset not in presets:
         raise unknown(f"preset '{preset}'", preset, presets)
     default = read_args(Path(file), module.Config) if file else presets[preset]()
+    argv, start = take([w.replace("--init_from", "--init-from", 1) for w in argv], "--init-from")
+    if start is not None:
+        default.init_from = str(Path(start).absolute())  # a resume may stand in another folder
+        if not file:  # fine-tuning: 5 to 10 times less than from scratch; the command line still wins
+            default.optim.lr, default.optim.warmup = float(f"{default.optim.lr / 7:.2g}"), 0.03
 
     known = flags(module.Config)
     for word in argv:

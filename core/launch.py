@@ -150,6 +150,7 @@ def prove(session: Session, *, only: tuple[str, ...], deep: bool) -> None:
                 gates.write(s.folder / "gates.json", [], enabled=False)
             continue
         mark = recipes.fingerprint(s.recipe, cfg, report["fingerprint"], processes=s.accelerator.num_processes, stage=stage.name,
+                                   start=s.start and s.start.sha256,
                                    device=str(s.accelerator.device.type), precision=precision(cfg, s.accelerator))  # fmt: skip
         use_ledger = cfg.gates.remember and s.folder.parent.name != "checks"
         mark, known = gates.agreed(s.accelerator, (mark, ledger.read(mark) if use_ledger else {}))

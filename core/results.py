@@ -88,7 +88,7 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         "floor": metric.floor, "ceiling": metric.ceiling, "best_known": metric.best_known,
         "reported": {"weights": cfg.run.export, "step": chosen_step, metric.name: final[metric.name]},
         "final": run.history[-1], "best": {"step": best_step, metric.name: best_value},
-        "n_best": [{"step": st, metric.name: v} for v, st in run.best],
+        "n_best": [{"step": st, metric.name: v} for v, st in run.best], "evaluations": len(run.history),
         "metrics": final, "baselines": baselines, "seeds": [cfg.run.seed],
         "steps": run.step, "epochs": cfg.train.epochs, "train_seconds": round(run.seconds, 1), "skipped_steps": run.skipped,
         "parameters": sum(p.numel() for p in stage.model.parameters()),

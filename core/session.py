@@ -7,13 +7,13 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 
-from core import config, environment, gates, report
+from core import config, environment, gates, pretrained, report
 from core import recipe as recipes
 from core.console import Console
 from core.errors import Interrupted, Stop, UserError
@@ -36,6 +36,7 @@ class Session:
     console: Console
     folder: Path
     argv: list[str]
+    start: pretrained.Start | None = None
 
     @property
     def main(self) -> bool:
@@ -49,7 +50,7 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     accelerator = Accelerator()
     environment.assert_processes(accelerator.num_processes)
     console = Console(quiet=not accelerator.is_main_process)
-    check_settings(loaded, cfg, accelerator, (*cfg.gates.waive, *only))
+    start = check_settings(loaded, cfg, accelerator, (*cfg.gates.waive, *only))
     if folder is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         folder = cfg.run.out / loaded.slug / kind / f"{stamp}-{secrets.token_hex(2)}"
@@ -69,18 +70,23 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
         else str(accelerator.device)
     )
     console.say(f"{loaded.id} · {preset} · seed {cfg.run.seed} · {devices} · {precision(cfg, accelerator)}")
-    return Session(loaded, cfg, preset, accelerator, console, folder, argv)
+    if start:
+        console.say(f"{start.lines()}\n       fine-tuning: fresh optimiser, peak rate {cfg.optim.lr:g}, warm-up "
+                    f"{cfg.optim.warmup:g} (unless given: a seventh of the preset's rate, 0.03)")  # fmt: skip
+    return Session(loaded, cfg, preset, accelerator, console, folder, argv, start)
 
 
 def check_settings(
     loaded: recipes.Recipe, cfg: config.Config, accelerator: Accelerator, names: tuple[str, ...]
-) -> None:
-    """Values that cannot work and gates that nobody knows, told before a folder is made."""
+) -> pretrained.Start | None:
+    """Values that cannot work and gates that nobody knows, told before a folder is made; what --init-from loaded."""
     config.check_values(cfg, processes=accelerator.num_processes)
-    known = [g.id for g in gates.ORDER]
+    known, start = [g.id for g in gates.ORDER], None
     for make_stage in loaded.module.STAGES:
         stage = gates.build(Run(cfg, accelerator, plan=Plan(steps=1)), lambda run, m=make_stage: m(cfg, run))
         known += [g.id for g in stage.gates]
+        if cfg.init_from:
+            start = pretrained.report(stage, Path(cfg.init_from), trust_pickle=cfg.trust_pickle)
         if len(stage.data["train"]) < 2:
             raise UserError(
                 "the training set is too small", got=f"{len(stage.data['train'])} sample(s)", needed="2 or more"
@@ -88,6 +94,7 @@ def check_settings(
     for name in names:
         if name not in known:
             raise config.unknown(f"gate '{name}'", name, known, next=f"trainworthy check {loaded.target}")
+    return start
 
 
 def together(accelerator: Accelerator, problem: Stop | None) -> None:
@@ -155,7 +162,7 @@ def write_start(session: Session) -> None:
         return
     s = session
     args = {"recipe": s.recipe.target, "preset": s.preset, "argv": s.argv, "processes": s.accelerator.num_processes,
-            "settings": config.to_dict(s.cfg)}  # fmt: skip
+            "settings": config.to_dict(s.cfg), "start": s.start and asdict(s.start)}  # fmt: skip
     args["settings"]["train"]["precision"] = precision(
         s.cfg, s.accelerator
     )  # what the launcher decided holds on resume

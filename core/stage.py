@@ -118,6 +118,8 @@ class Expect:
     """Prefixes of parameter names that are frozen on purpose."""
     no_gradient: tuple[str, ...] = ()
     """Prefixes of trainable parameters that may stay without a gradient for a few steps (an unused head, an idle expert)."""
+    fresh: tuple[str, ...] = ()
+    """Prefixes of parameters that are new on purpose when a stage starts from pretrained weights (another task's head)."""
     couplings: str = ""
     """Why samples of a batch legitimately influence each other (contrastive loss); empty: they must not."""
     random_loss: str = ""
@@ -177,6 +179,9 @@ class Stage:
     """(model, batch) -> the prediction for each sample."""
     figures: Callable[[nn.Module, Data], dict[str, Any]] | None = None
     """(model, data) -> {title: list of Tiles, or a Matrix} for the report."""
+    pretrained: dict[str, Tensor] | None = None
+    """The state dict that `model` was started from, names as in the file; `--init-from` fills it, a recipe that loads by
+    itself says so here. A gate compares; it is dropped before the full run trains."""
     export: Callable[[Path], None] | None = None
     """Write what the ecosystem can load; default: model.safetensors."""
     gates: list = field(default_factory=list)

@@ -19,6 +19,7 @@ from accelerate import Accelerator
 from core import config, inventory, seeds
 from core.console import Console
 from core.errors import Stop
+from core.pretrained import read_weights, start_from
 from core.run import Plan, Run, denominator
 from core.stage import Data, Stage
 
@@ -115,6 +116,11 @@ def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
     """A stage from the run's seed alone, on the run's device."""
     seeds.seed_global(run.cfg.run.seed, "build")
     stage = make(run)
+    if run.cfg.init_from:
+        start_from(stage, Path(run.cfg.init_from), trust_pickle=run.cfg.trust_pickle)
+    if run.plan is None:  # the full run: what only gates compare with is not held in memory
+        stage.pretrained = None
+        read_weights.cache_clear()
     stage.model.to(run.device)
     return stage
 
@@ -279,10 +285,11 @@ def write(path: Path, verdicts: list[Verdict], **more: Any) -> None:
 
 def __getattr__(name: str):
     if name == "ORDER":
-        from core.gates import data, learning, rehearsal
+        from core.gates import data, learning, pretrained, rehearsal
 
         return [
-            data.schema, data.inventory_gate, data.leakage, learning.initial_loss, rehearsal.wiring, learning.dependency,
+            data.schema, data.inventory_gate, data.leakage, learning.initial_loss,
+            pretrained.init, rehearsal.wiring, learning.dependency,
             learning.overfit, learning.baseline, rehearsal.evaluation, rehearsal.accumulation, rehearsal.resume,
         ]  # fmt: skip
     raise AttributeError(name)

@@ -1,0 +1,59 @@
+"""Gate on fine-tuning: the weights it starts from are really in the model, and nothing else of that run is."""
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from core.gates import Finding, Proof, Skip, gate
+from core.pretrained import equal, few, holds_state, match
+from core.run import Plan
+
+NEEDED = 0.9
+
+
+@gate("init", rows="C14", title="fine-tuning starts from the weights of the file, and from nothing else of it")
+def init(proof: Proof) -> Finding:
+    """Looked at in `train()` itself, just before its first optimiser step, so that whatever happens to the weights after they
+    were loaded counts. Buffers do not: statistics may be the recipe's own."""
+    run, stage = proof.build(Plan(steps=1, batch_size=4 * proof.accelerator.num_processes))
+    if stage.pretrained is None:
+        raise Skip("trained from scratch")
+    fresh, fits, seen = stage.expect.fresh, match(stage.model, stage.pretrained), []
+
+    def look(optimizer: torch.optim.Optimizer, _args, _kwargs) -> None:
+        if not seen:
+            old = {k for o in (optimizer, *stage.optimizers.values()) for k in holds_state(o)}
+            seen.append((*equal(stage.model, fits.pairs, fresh=fresh), sorted(old)))
+
+    hook = register_optimizer_step_pre_hook(look)
+    try:
+        proof.train(proof.cfg, run, stage)
+    finally:
+        hook.remove()
+    if not seen:
+        raise Skip("train() made no optimiser step (see wiring)")
+    share, changed, old = seen[0]
+    missing = [n for n in fits.missing if not n.startswith(fresh or ("\0",))]
+    wrong, remedy = [], []
+    if changed:
+        wrong.append(f"{len(changed)} tensors stand in the file and differ from it, e.g. {few(changed)}")
+        remedy.append(f"the names only fit with their {fits.prefix}: strict=False loaded nothing" if fits.prefix
+                      else "initialised again after loading (a new head: declare expect.fresh), or never loaded")  # fmt: skip
+    if share < NEEDED:
+        for what, names in (("not in the file", missing), ("of another shape", fits.mismatched)):
+            if names:
+                wrong.append(f"{len(names)} {what}: {few(names)}")
+        if fits.unexpected:
+            wrong.append(f"{len(fits.unexpected)} in the file without a place: {few(fits.unexpected)}")
+        remedy.append("names that differ (key prefix) under strict=False, a file of another model or of a part of it")
+    if old:
+        wrong.append(f"the optimiser holds {', '.join(old)} before its first step")
+        remedy.append(
+            "the old run's optimiser was loaded too: fine-tuning takes weights only; to go on, use trainworthy resume"
+        )
+    return Finding(
+        not wrong, "; ".join([f"{share:.1%} of the parameters are the file's", *wrong]),
+        f"{NEEDED:.0%} of those not declared fresh, every one that stands in the file, an optimiser without a past",
+        "\n".join(remedy),
+        evidence={"share": share, "changed": changed, "missing": missing, "unexpected": fits.unexpected,
+                  "mismatched": fits.mismatched, "prefix": fits.prefix, "optimiser": old},
+    )  # fmt: skip

@@ -1,0 +1,56 @@
+"""What several seeds say about one number: mean, interval, and how far apart two single runs are by chance."""
+
+import math
+import statistics
+from dataclasses import dataclass
+
+import numpy as np
+
+
+def student(freedom: float) -> float:
+    """Two-sided 95% quantile of Student's t, for any degrees of freedom >= 1.
+
+    With x = sqrt(freedom) tan(a) the density is cos(a) ** (freedom - 1), which is summed up to its quantile.
+    """
+    angle = np.linspace(0, np.pi / 2, 200_001)
+    height = np.cos(angle) ** (freedom - 1)
+    below = np.concatenate([[0.0], np.cumsum((height[1:] + height[:-1]) / 2)])
+    return math.sqrt(freedom) * math.tan(np.interp(0.95 * below[-1], below, angle))
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """95% interval of the mean of two or more values."""
+    mean = statistics.fmean(values)
+    half = student(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean - half, mean + half
+
+
+def noise(values: list[float]) -> float:
+    """How far apart two more single runs are in 95 of 100 cases, from two or more runs that differ in the seed alone."""
+    return student(len(values) - 1) * statistics.stdev(values) * math.sqrt(2)
+
+
+@dataclass
+class Difference:
+    """Mean of `b` minus mean of `a` with its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+    freedom: float
+
+    @property
+    def real(self) -> bool:
+        """Does the interval leave zero out?"""
+        return self.low > 0 or self.high < 0
+
+
+def welch(a: list[float], b: list[float]) -> Difference:
+    """Difference of two means without the assumption of equal variances (Welch 1947), two or more values each."""
+    va, vb = statistics.variance(a) / len(a), statistics.variance(b) / len(b)
+    value, error = statistics.fmean(b) - statistics.fmean(a), math.sqrt(va + vb)
+    if error == 0:  # every seed gave the same number
+        return Difference(value, value, value, math.inf)
+    freedom = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
+    half = student(freedom) * error
+    return Difference(value, value - half, value + half, freedom)
