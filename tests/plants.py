@@ -280,10 +280,6 @@ OVERFIT = [
     Plant("adafactor-crawls", "overfit", "C4", NORMALISE, NORMALISE + " + 0", ("rate is far too low",), batch=True,
           argv=("--optim.name", "adafactor", "--optim.lr", "0.01"),
           harm="its rate is relative to the weights and the head starts at zero: accuracy 0.20 after 3 epochs, AdamW 0.69"),
-    Plant("labels-shuffled", "overfit", "C4", SPLIT, "labels = labels[torch.randperm(len(labels))]\n    " + SPLIT,
-          ("labels that do not belong",), harm="chance accuracy: eight samples are learnt by heart all the same",
-          missed="eight samples with wrong labels are memorised; only a gate that looks at unseen samples can tell "
-                 "(tiny-data, or the neighbours' labels in the data report)"),
 ]  # fmt: skip
 
 BASELINE = [

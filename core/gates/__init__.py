@@ -7,7 +7,7 @@ the likely causes in order and the next command.
 import json
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -125,15 +125,18 @@ def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
     return stage
 
 
-def pick(data: Data, n: int, seed: int) -> list[int]:
-    """Indices of `n` samples, spread over the classes of a categorical target (round robin), else at random."""
+def pick(data: Data, n: int, seed: int, *, only: Collection[int] | None = None) -> list[int]:
+    """Indices of `n` samples, spread over the classes of a categorical target (round robin; of the classes in `only`, if
+    given), else at random."""
     order = seeds.permutation(len(data), seed, "pick").tolist()
-    key = next((k for k, f in data.fields.items() if f.role == "target" and f.classes), None)
+    key = categorical(data)
     if key is None:
         return order[:n]
     queues: dict[int, list[int]] = {}
-    for i in order[: 64 * n]:
-        queues.setdefault(int(data.get(i, None)[key]), []).append(i)
+    for i in order[: min(64 * n, max(8 * n, 4096))]:
+        label = int(data.get(i, None)[key])
+        if only is None or label in only:
+            queues.setdefault(label, []).append(i)
     found: list[int] = []
     while len(found) < min(n, len(order)):
         for queue in queues.values():
@@ -142,6 +145,11 @@ def pick(data: Data, n: int, seed: int) -> list[int]:
         if not any(queues.values()):
             break
     return found
+
+
+def categorical(data: Data) -> str | None:
+    """Name of the first target that is a class, if there is one."""
+    return next((k for k, f in data.fields.items() if f.role == "target" and f.classes), None)
 
 
 def agreed(accelerator: Accelerator, value: Any) -> Any:
@@ -288,8 +296,8 @@ def __getattr__(name: str):
         from core.gates import data, learning, pretrained, rehearsal
 
         return [
-            data.schema, data.inventory_gate, data.leakage, learning.initial_loss,
-            pretrained.init, rehearsal.wiring, learning.dependency,
-            learning.overfit, learning.baseline, rehearsal.evaluation, rehearsal.accumulation, rehearsal.resume,
+            data.schema, data.inventory_gate, data.leakage, learning.initial_loss, pretrained.init,
+            rehearsal.wiring, learning.dependency, learning.overfit, learning.baseline, rehearsal.evaluation,
+            rehearsal.accumulation, learning.tiny_data, rehearsal.resume,
         ]  # fmt: skip
     raise AttributeError(name)

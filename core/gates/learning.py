@@ -1,16 +1,27 @@
-"""Gates on learning: initial loss, dependency, overfit-then-evaluate, input-independent baseline."""
+"""Gates on learning: initial loss, dependency, overfit-then-evaluate, input-independent baseline, tiny data."""
+
+import math
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 
 import math
 
 import torch
 from torch import Tensor
 
-from core.gates import Finding, Proof, Skip, agreed, fetch, gate, pick, total_loss
+from core import seeds
+from core.gates import Finding, Proof, Skip, agreed, categorical, fetch, gate, pick, total_loss
 from core.gates.recorder import rehearsed
 from core.run import Plan, Run, evaluating
-from core.stage import Metric, Stage, View
+from core.stage import Data, Metric, Stage, View
 
 OVERFIT_SAMPLES = 8
+TINY, HELD_OUT, FEWEST = 256, 250, 32  # samples to learn from, to score on, and what is too few of either
+PERMUTATIONS = 10
+TINY_STEPS = 120
+SECONDS = 60.0  # of this process; a tiny-data run that takes more ends there
 
 
 @gate("initial-loss", rows="C1", title="the untrained loss is what the output head implies")
@@ -209,3 +220,131 @@ def baseline(proof: Proof) -> Finding:
 
 def _reaches(metric: Metric, value: float, bar: float) -> bool:
     return value >= bar if metric.higher_is_better else value <= bar
+
+
+@dataclass
+class Skill:
+    """The metric on some samples with their own inputs, against the same samples with the inputs of others."""
+
+    own: float
+    others: float
+    """Mean over the permutations."""
+    spread: float
+    """Standard deviation over the permutations."""
+    gap: float
+    """How much better `own` is than `others`."""
+    needed: float
+
+    @property
+    def clear(self) -> bool:
+        return self.gap > self.needed
+
+    def __str__(self) -> str:
+        return f"{self.own:.3f} ({self.others:.3f} +- {self.spread:.3f} with each other's inputs)"
+
+
+def skill(run: Run, stage: Stage, data: Data, indices: list[int], seed: int) -> Skill:
+    """Does the model answer from the input? Inputs are permuted over the samples, so that what it knows of the targets'
+    distribution alone scores the same on both sides, whatever the metric."""
+    metric, views = stage.metric, [View(data, indices)]
+    for i in range(PERMUTATIONS):
+        views.append(View(data, indices, swap=seeds.permutation(len(indices), seed, "others", i).tolist()))
+    own, *others = (run.measure(stage, view)[metric.name] for view in views)
+    mean, spread = statistics.mean(others), statistics.stdev(others)
+    return Skill(own, mean, spread, gap=own - mean if metric.higher_is_better else mean - own,
+                 needed=max(3 * spread, 0.05 * abs(metric.ceiling - metric.floor)))  # fmt: skip
+
+
+def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int) -> dict:
+    """The recipe's own `train()`, its draws, rates and schedule, on `n` samples; every `every` steps the held-out metric. In
+    budget it ends when that metric has come a third of the way from floor to ceiling."""
+    started, seed = time.process_time(), proof.cfg.run.seed
+    _, stage = proof.build(Plan(steps=1))
+    train, val = stage.data["train"], stage.data["val"]
+    key, only = categorical(train), None
+    if key:  # a thousand classes: sixteen of them, so that each has samples to learn from
+        seen = [int(train.get(i, None)[key]) for i in pick(train, n, seed)]
+        only = sorted(set(seen), key=lambda c: (-seen.count(c), c))[:16]
+    learn, held_out = pick(train, n, seed, only=only), pick(val, HELD_OUT, seed, only=only)
+    if min(len(learn), len(held_out)) < FEWEST:
+        raise Skip(f"{len(learn)} training and {len(held_out)} held-out samples: too few to tell skill from luck")
+    found: dict = {"samples": len(learn), "held_out_curve": [], "steps": 0, "in_time": True}
+
+    def watch(stage: Stage, step: int) -> bool:
+        found["steps"], ended = step, False
+        if step % every == 0:
+            value, m = run.measure(stage, View(val, held_out))[stage.metric.name], stage.metric
+            found["held_out_curve"].append(value)
+            ended = _reaches(m, value, m.floor + (m.ceiling - m.floor) / 3)
+        found["in_time"] = time.process_time() - started <= SECONDS
+        return agreed(proof.accelerator, not proof.deep and (ended or not found["in_time"]))
+
+    run, stage = proof.build(Plan(steps=steps, samples=learn, batch_size=batch, watch=watch))
+    proof.train(proof.cfg, run, stage)
+    found |= {"train": skill(run, stage, stage.data["train"], learn, seed),
+              "held_out": skill(run, stage, stage.data["val"], held_out, seed)}  # fmt: skip
+    return found
+
+
+@gate("tiny-data", rows="C19", title="a few hundred samples are learnt, and what is learnt carries to unseen ones")
+def tiny_data(proof: Proof) -> Finding:
+    """A short run of `train()` on 256 samples, judged on them and on 250 held-out ones: on both the metric must be clearly better
+    with a sample's own input than with another's. A pretrained model overfits by design: no distance between the two is judged.
+    What is not clear gets four times as many steps. Deep: 250 samples, 30 epochs, and a plateau."""
+    probe_run, probe = proof.build(Plan(steps=1))
+    metric, cfg = probe.metric, proof.cfg
+    span = abs(metric.ceiling - metric.floor)
+    if not 0 < span < math.inf:
+        raise Skip(f"the metric has no range: floor {metric.floor:g}, ceiling {metric.ceiling:g}")
+    batch = max(min(max(cfg.train.batch_size, 64), TINY), 4 * probe_run.world)
+    if proof.deep:
+        per_epoch = math.ceil(250 / 32)
+        found = _train_on_few(proof, n=250, steps=30 * per_epoch, batch=max(32, 4 * probe_run.world), every=per_epoch)
+    else:
+        found = _train_on_few(proof, n=TINY, steps=TINY_STEPS, batch=batch, every=20)
+        if found["in_time"] and not (found["train"].clear and found["held_out"].clear):
+            found = _train_on_few(proof, n=TINY, steps=4 * TINY_STEPS, batch=batch, every=20)
+    learnt, carried, steps = found["train"], found["held_out"], found["steps"]
+    if not found["in_time"] and not (learnt.clear and carried.clear):
+        raise Skip(
+            f"nothing to see after {steps} steps in {SECONDS:.0f} s: `check --deep --only tiny-data` has the time"
+        )
+    measured = f"{metric.name} after {steps} steps on {found['samples']} samples: {learnt}; on held-out ones: {carried}"
+    needed = f"both better by more than {learnt.needed:.3f} and {carried.needed:.3f} (3 sd, 5% of floor to ceiling)"
+    flat = True
+    if proof.deep:
+        gain, allowed = _still_gains(found["held_out_curve"], metric)
+        flat = gain <= allowed
+        measured += (
+            f"; last ten of 30 epochs: {'a plateau' if flat else 'still better'} ({gain:+.3f}) at {carried.own:.3f}"
+        )
+        needed += f"; a plateau: no gain above {allowed:.3f} within the last third"
+    shuffled = (
+        "labels shuffled before the split, or read in another order than their inputs: they do not belong together\n"
+    )
+    if learnt.clear and not carried.clear:
+        remedy = ("an absurd generalisation gap: what was learnt does not carry to unseen samples\n" + shuffled
+                  + "val is read differently: another order of classes, other labels, scale or transform")  # fmt: skip
+    elif not learnt.clear:
+        remedy = (shuffled + "the rate is far off, or the schedule of a short run never leaves its warm-up\n"
+                  "the augmentation leaves nothing of the input")  # fmt: skip
+    else:
+        remedy = "more epochs are needed than the schedule gives, or the rate is too low"
+    return Finding(
+        learnt.clear and carried.clear and flat, measured, needed, remedy,
+        evidence={**found, "train": asdict(learnt), "held_out": asdict(carried)},
+        batch=fetch(probe.data["val"], pick(probe.data["val"], 16, cfg.run.seed), None, probe_run.device),
+    )  # fmt: skip
+
+
+def _still_gains(curve: list[float], metric: Metric) -> tuple[float, float]:
+    """(how much better the second half of the last third of the evaluations is than its first half, what a plateau allows: noise,
+    or a tenth of all that was learnt; a straight climb gives a sixth). Noise is taken from differences of neighbours, which a
+    trend hardly changes."""
+    last = curve[-(len(curve) // 3) :]
+    half = len(last) // 2
+    late = statistics.mean(last[-half:])
+    gain = late - statistics.mean(last[:half])
+    noise = statistics.pstdev(b - a for a, b in pairwise(last)) / math.sqrt(2)
+    allowed = max(3 * noise * math.sqrt(2 / half), 0.1 * abs(late - metric.floor))
+    return gain if metric.higher_is_better else -gain, allowed
