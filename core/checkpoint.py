@@ -4,7 +4,6 @@ Layout of `checkpoints/<stage>/`: `step-<n>/` complete states (the last `keep`),
 `best-step-<n>/` weights only, `best_val_<metric>` a link to the best of them.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -18,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from core.errors import Stop, UserError
+from core.errors import DISK_FULL, Stop, UserError
 
 MANIFEST = "manifest.json"
 
@@ -130,7 +129,7 @@ class Checkpoints:
             pending.result()
         except (OSError, RuntimeError, SafetensorError) as error:  # the writers wrap a full disk each in their own way
             number = getattr(error, "errno", None)
-            full = number in (errno.ENOSPC, errno.EDQUOT) or shutil.disk_usage(self.folder).free < 2**20
+            full = number in DISK_FULL or shutil.disk_usage(self.folder).free < 2**20
             raise Stop(
                 f"cannot write a checkpoint to {self.folder}: {'the disk is full' if full else error}\n"
                 f"  the last complete checkpoint is {self.newest() or 'none yet'}\n"

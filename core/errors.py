@@ -1,6 +1,12 @@
 """What stops a run, and the exit code that says which of the four ways it was."""
 
+import errno
+
 DONE, USAGE, GATE_FAILED, STOPPED_ITSELF, INTERRUPTED = 0, 2, 3, 4, 5
+
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a device, a quota or a file that can take no more."""
 
 
 class TrainworthyWarning(UserWarning):

@@ -3,7 +3,6 @@
 settings -> data report -> gates -> training -> evaluation -> export -> report
 """
 
-import errno
 import json
 import os
 import shlex
@@ -15,11 +14,11 @@ import torch.distributed as dist
 from core import config, environment, gates, inventory, ledger
 from core import recipe as recipes
 from core.console import table
-from core.errors import DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
+from core.errors import DISK_FULL, DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
 from core.metrics import MetricsTracker
 from core.results import Watcher, finish
 from core.run import Plan, Run, precision
-from core.session import Interrupts, Session, open_session, reported, session_lock, write_start
+from core.session import Interrupts, Session, open_session, reported, session_lock, told, write_start
 from core.stage import Stage
 
 USAGE = """usage: python -m core.launch [run] RECIPE [settings]    train RECIPE (an id, or a path to a fork) behind its gates
@@ -32,32 +31,39 @@ def main(target: str | None = None, argv: list[str] | None = None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     if target is not None:
         argv = ["run", target, *argv]
+    note = os.environ.get("TRAINWORTHY_EXIT")  # `trainworthy -n` passes our code on; launchers would make it 1
+    rank_0 = os.environ.get("RANK", "0") == "0"
     try:
-        command(argv)
-        code = DONE
-    except Stop as stop:
-        if os.environ.get("RANK", "0") == "0":
-            kind = {2: "error", 3: "stopped before training", 4: "stopped", 5: "interrupted"}[stop.exit_code]
-            print(f"\n{kind}: {stop}" if kind != "error" else f"{kind}: {stop}", file=sys.stderr, flush=True)
-        code = stop.exit_code
-    except SystemExit as asked:  # the parser's own exits: help, a wrong type
-        code = int(asked.code or DONE)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        print(
-            f"\nstopped: the disk is full ({error.filename or 'run folder'}): free some space, then resume",
-            file=sys.stderr,
-        )
-        code = STOPPED_ITSELF
+        code = outcome(argv, rank_0)
+        if note and rank_0:
+            Path(note).write_text(str(code))
+    except Exception:
+        if rank_0 or not note or not Path(note).exists():
+            raise  # else rank 0 has said why it ended, and that the others lost it is no news
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-    if note := os.environ.get("TRAINWORTHY_EXIT"):  # `trainworthy -n` passes our code on; launchers would make it 1
-        if os.environ.get("RANK", "0") == "0":
-            Path(note).write_text(str(code))
-        code = DONE
-    sys.exit(code)
+    sys.exit(DONE if note else code)
+
+
+def outcome(argv: list[str], rank_0: bool) -> int:
+    """Obey `argv`; the exit code, and on rank 0 the message of what stopped it."""
+    try:
+        command(argv)
+    except Stop as stop:
+        if rank_0:
+            kind = {2: "error", 3: "stopped before training", 4: "stopped", 5: "interrupted"}[stop.exit_code]
+            print(f"\n{kind}: {stop}" if kind != "error" else f"{kind}: {stop}", file=sys.stderr, flush=True)
+        return stop.exit_code
+    except SystemExit as asked:  # the parser's own exits: help, a wrong type
+        return int(asked.code or DONE)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        where = error.filename or "run folder"
+        print(f"\nstopped: the disk is full ({where}): free some space, then resume", file=sys.stderr)
+        return STOPPED_ITSELF
+    return DONE
 
 
 def command(argv: list[str]) -> None:
@@ -115,15 +121,20 @@ def resume(argv: list[str]) -> None:
     if (folder / "summary.json").exists():
         raise UserError(f"{folder} has finished", got="a summary.json", needed="a run that was interrupted",
                         next=f"open {folder / 'report.html'}, or start a new run")  # fmt: skip
-    saved = json.loads(args.read_text())
-    loaded = recipes.load(saved["recipe"])
+    try:
+        saved = json.loads(args.read_text())
+        target, preset, words = saved["recipe"], saved["preset"], saved["argv"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{args} cannot be read", got=f"{type(error).__name__}: {error}", needed="the file this run began with",
+                        cause="it was edited, or the run was killed while it began", next="start a new run") from None  # fmt: skip
+    loaded = recipes.load(target)
     cfg = config.read_args(args, loaded.module.Config)
     changed = environment.changed_sources(folder, loaded)
     if changed and not force:
         raise UserError("the recipe is not the one this run was started with", got="changed: " + ", ".join(changed),
                         needed="the same sources, or your word that it does not matter",
                         next=f"trainworthy resume {folder} --force")  # fmt: skip
-    session = open_session(loaded, cfg, saved["preset"], saved["argv"], folder=folder)
+    session = open_session(loaded, cfg, preset, words, folder=folder)
     with session_lock(session), Interrupts(session.folder) as interrupts, reported(session):
         prove(session, only=(), deep=False)
         train(session, interrupts)
@@ -138,7 +149,8 @@ def prove(session: Session, *, only: tuple[str, ...], deep: bool) -> None:
         maker = lambda run, make_stage=make_stage: make_stage(cfg, run)  # noqa: E731
         probe = Run(cfg, s.accelerator, plan=Plan(steps=1))
         stage = gates.build(probe, maker)
-        scans = {name: inventory.scan(name, data, everything=deep) for name, data in stage.data.items()}
+        with told(s.recipe):
+            scans = {name: inventory.scan(name, data, everything=deep) for name, data in stage.data.items()}
         report = inventory.report(scans)
         if s.main:
             (s.folder / "data.json").write_text(json.dumps(report, indent=1))
@@ -202,7 +214,7 @@ def train(session: Session, interrupts: Interrupts) -> None:
         one.end(stage)
         interrupts.run = None
         one.console.end_bar()
-        one.checkpoints.wait()
+        one.settle()
         previous = stage
     result = finish(s, one, stage)
     one.close()

@@ -1,5 +1,6 @@
 """Passes remembered under a fingerprint: an unchanged recipe starts at once, a changed one proves itself again."""
 
+import contextlib
 import json
 import os
 import time
@@ -26,7 +27,8 @@ def write(fingerprint: str, verdicts: list) -> None:
     stamp = time.strftime("%Y-%m-%d %H:%M")
     rows = {v.id: {**asdict(v), "remembered": v.remembered or stamp} for v in verdicts if v.verdict in ("pass", "skip")}
     path = _path(fingerprint)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(rows, default=str))
-    os.replace(part, path)
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs a second proof, not the run
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(rows, default=str))
+        os.replace(part, path)

@@ -339,11 +339,15 @@ class Run:
         sign = -1 if stage.metric.higher_is_better else 1
         ranked = sorted([*self.best, (value, step)], key=lambda b: (math.isnan(b[0]), sign * b[0], b[1]))
         self.best = ranked[: self.cfg.run.n_best]
-        if self.checkpoints and (value, step) in self.best and self.rank == 0:
-            info = {"metric": stage.metric.name, "value": value, "epoch": epoch}
-            self.checkpoints.save_best(
-                step, stage.model, info, metric=stage.metric.name, best=[s for _, s in self.best]
-            )
+
+        def keep_best() -> None:
+            if (value, step) in self.best:
+                info = {"metric": stage.metric.name, "value": value, "epoch": epoch}
+                best = [s for _, s in self.best]
+                self.checkpoints.save_best(step, stage.model, info, metric=stage.metric.name, best=best)
+
+        if self.checkpoints:
+            self._on_rank_0(keep_best)
         mark = "  best so far" if self.best[0][1] == step else ""
         shown = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items() if "/" not in k)
         if self.after_eval:
@@ -453,7 +457,8 @@ class Run:
         """A complete state by rank 0. What is a pure function of seed and step (order, draws, rates) needs no saving."""
         if self.checkpoints is None:
             return
-        if self.rank == 0:
+
+        def save() -> None:
             state = {
                 "optimizers": {k: o.state_dict() for k, o in stage.optimizers.items()},
                 "stateful": {k: s.state_dict() for k, s in stage.state.items()},
@@ -464,9 +469,30 @@ class Run:
             if self.tracker:
                 self.tracker.flush()
             self.checkpoints.save(self.step, stage.model, state, info)
+
+        self._on_rank_0(save)
         if self.plan:  # a rehearsal reads it back at once, on every rank
             self.checkpoints.wait()
             self.accelerator.wait_for_everyone()
+
+    def settle(self) -> None:
+        """Until every checkpoint is on disk."""
+        self._on_rank_0(self.checkpoints.wait)
+
+    def _on_rank_0(self, job: Callable[[], None]) -> None:
+        """Do what only rank 0 does; what stops it (a full disk) stops every rank: alone it would leave them in a collective."""
+        problem = None
+        if self.rank == 0:
+            try:
+                job()
+            except Stop as stop:
+                problem = stop
+        if self.world > 1:
+            box = [problem]
+            dist.broadcast_object_list(box, src=0)
+            problem = box[0]
+        if problem:
+            raise problem
 
     def _restore(self, stage: Stage) -> int:
         """Load the newest complete checkpoint of this stage, if there is one; returns the steps already done."""

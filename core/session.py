@@ -6,6 +6,7 @@ import secrets
 import shutil
 import signal
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -83,7 +84,8 @@ def check_settings(
     config.check_values(cfg, processes=accelerator.num_processes)
     known, start = [g.id for g in gates.ORDER], None
     for make_stage in loaded.module.STAGES:
-        stage = gates.build(Run(cfg, accelerator, plan=Plan(steps=1)), lambda run, m=make_stage: m(cfg, run))
+        with told(loaded):
+            stage = gates.build(Run(cfg, accelerator, plan=Plan(steps=1)), lambda run, m=make_stage: m(cfg, run))
         known += [g.id for g in stage.gates]
         if cfg.init_from:
             start = pretrained.report(stage, Path(cfg.init_from), trust_pickle=cfg.trust_pickle)
@@ -95,6 +97,23 @@ def check_settings(
         if name not in known:
             raise config.unknown(f"gate '{name}'", name, known, next=f"trainworthy check {loaded.target}")
     return start
+
+
+@contextlib.contextmanager
+def told(loaded: recipes.Recipe) -> Iterator[None]:
+    """Data that are not there, or not what they should be, are the user's to mend: an OSError or ValueError inside becomes one
+    message that names the recipe's line. Anything else (TypeError, KeyError, ...) is a bug and keeps its traceback."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = next((f for f in reversed(frames) if f.filename == str(loaded.entry.path)), None)
+        if frame is None:
+            raise
+        raise UserError(
+            f"{loaded.id} cannot read its data or build its model", got=f"{type(error).__name__}: {error}",
+            cause=f"{frame.filename}:{frame.lineno}: {frame.line}", next=f"mend it, then: trainworthy check {loaded.target}",
+        ) from None  # fmt: skip
 
 
 def together(accelerator: Accelerator, problem: Stop | None) -> None:
