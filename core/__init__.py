@@ -13,6 +13,7 @@ _EXPORTS = {
     "LRFinder": "lr_finder",
     "MetricsTracker": "metrics",
     "Run": "run",
+    "exclusions": "texts",
     "fetch_member": "assets",
     "main": "launch",
     "make_optimizer": "optim",

@@ -1,6 +1,7 @@
 """The `trainworthy` command. It reads files and starts processes; torch is imported only by what it starts."""
 
 import argparse
+import ast
 import os
 import re
 import signal
@@ -18,11 +19,13 @@ trainworthy: training recipes that must prove themselves before they run
   trainworthy list                          every recipe: what it trains, how long, what it reached
   trainworthy run RECIPE [-n N] [settings]  prove RECIPE, train it, report; RECIPE is an id or a path to a fork
   trainworthy check RECIPE [--only ID,...] [--deep] [settings]    the gates alone
+  trainworthy data RECIPE [--sample N] [settings]    what is in its data: uniques, classes, ranges, overlap of the splits
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy resume RUN_FOLDER [--force]   go on where a run stopped
   trainworthy report RUN_FOLDER             write report.html again
   trainworthy reference RECIPE [--seeds 5] [settings]    the band of RECIPE's healthy runs, drawn in every later report
 
+  trainworthy COMMAND --help                more about a command
   trainworthy run RECIPE --help             all settings of a recipe
   -n N, --accelerate-config FILE            processes and accelerate's own config file (run, check, resume)
 
@@ -44,15 +47,28 @@ def main() -> None:
             "check": launch,
             "resume": launch,
             "reference": elsewhere,
+            "data": launch,
         }
         if argv[0] not in commands:
             from core.config import unknown
 
             raise unknown(f"command '{argv[0]}'", argv[0], commands, next="trainworthy --help")
+        if argv[1:] in (["-h"], ["--help"]) and argv[0] not in ("fork", "reference"):  # they have parsers of their own
+            print(page(argv[0]))
+            return
         commands[argv[0]](argv)
     except Stop as stop:
         print(f"error: {stop}", file=sys.stderr)
         sys.exit(stop.exit_code)
+
+
+def page(command: str) -> str:
+    """What `trainworthy COMMAND --help` prints: the docstring of its module, which is read and not imported."""
+    path = Path(__file__).parent / "commands" / f"{command}.py"
+    if path.exists():
+        return ast.get_docstring(ast.parse(path.read_text()))
+    lines = [line.strip() for line in HELP.splitlines() if re.match(rf"  trainworthy {command}\b", line)]
+    return "\n".join(lines)
 
 
 def list_recipes(argv: list[str]) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import torch.distributed as dist
@@ -21,9 +22,11 @@ from core.run import Plan, Run, precision
 from core.session import Interrupts, Session, open_session, reported, session_lock, told, write_start
 from core.stage import Stage
 
+BESIDE = ("data",)  # verbs that need a stage and have a module of their own, core/commands/<verb>.py
 USAGE = """usage: python -m core.launch [run] RECIPE [settings]    train RECIPE (an id, or a path to a fork) behind its gates
        python -m core.launch check RECIPE [--only ID,...] [--deep] [settings]    the gates alone
-       python -m core.launch resume RUN_FOLDER [--force]    go on where a run stopped"""
+       python -m core.launch resume RUN_FOLDER [--force]    go on where a run stopped
+       python -m core.launch data RECIPE [--sample N] [--json] [settings]    what is in its data"""
 
 
 def main(target: str | None = None, argv: list[str] | None = None) -> None:
@@ -71,11 +74,15 @@ def command(argv: list[str]) -> None:
     if argv and argv[0] in ("-h", "--help"):
         print(USAGE)
         return
-    verb = argv[0] if argv[:1] and argv[0] in ("run", "check", "resume") else "run"
+    own = {"run": run, "check": check, "resume": resume}
+    verb = argv[0] if argv[:1] and argv[0] in (*own, *BESIDE) else "run"
     rest = argv[1:] if argv[:1] == [verb] else argv
     if not rest:
         raise UserError(f"{verb} what?", next=USAGE)
-    {"run": run, "check": check, "resume": resume}[verb](rest)
+    if verb in BESIDE:
+        import_module(f"core.commands.{verb}").main(argv)
+    else:
+        own[verb](rest)
 
 
 # -------------------------------------------------------------------------------------------------------------- commands

@@ -54,7 +54,7 @@ class View(Data):
     data: Data
     indices: Sequence[int]
     blank: tuple[str, ...] = ()
-    """Fields replaced by zeros."""
+    """Fields replaced by zeros, texts by nothing."""
     swap: Sequence[int] | None = None
     """Positions (into `indices`) whose input fields each sample gets instead of its own."""
     draws: int | None = None
@@ -71,7 +71,7 @@ class View(Data):
         if self.swap is not None:
             other = self._read(self.swap[index], generator)
             sample = {**sample, **{k: other[k] for k, f in self.fields.items() if f.role == "input"}}
-        return {k: torch.zeros_like(torch.as_tensor(v)) if k in self.blank else v for k, v in sample.items()}
+        return {k: _blank(v) if k in self.blank else v for k, v in sample.items()}
 
     def _read(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
         if self.draws is not None and generator is None:
@@ -80,6 +80,10 @@ class View(Data):
 
     def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         return self.data.collate(samples)
+
+
+def _blank(value: Any) -> Any:
+    return "" if isinstance(value, str) else torch.zeros_like(torch.as_tensor(value))
 
 
 @dataclass

@@ -1,0 +1,15 @@
+"""Commands with a module of their own. Its docstring is what `trainworthy COMMAND --help` prints; `main(argv)` runs it.
+
+Those that need a stage (data, batch, lr) are started by `core.launch`, so that they run under accelerate like a run.
+"""
+
+from core.config import take
+from core.errors import UserError
+
+
+def take_number(argv: list[str], flag: str) -> tuple[list[str], int | None]:
+    """`argv` without `flag N`, and the number, which must be positive."""
+    rest, value = take(argv, flag)
+    if value is not None and (not value.isdigit() or int(value) < 1):
+        raise UserError(f"{flag} needs a number", got=value, needed="1 or more")
+    return rest, None if value is None else int(value)

@@ -5,7 +5,7 @@ import json
 import torch
 from torch import Tensor
 
-from core import inventory
+from core import inventory, texts
 from core.gates import Finding, Proof, fetch, gate, pick
 from core.run import Plan, Run, evaluating
 from core.stage import Stage
@@ -166,24 +166,29 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[str]:
 
 @gate("leakage", rows="C6", title="no validation sample stands in the training set")
 def leakage(proof: Proof) -> Finding:
-    """Exact and near duplicates by content, and group ids on both sides. A few near duplicates are tolerated: two people do
-    write the same 1."""
+    """Exact and near duplicates by content or by text (core/texts.py), and group ids on both sides. A few near duplicates are
+    tolerated: two people do write the same 1. Texts with a group field are judged by their groups alone."""
     found = proof.data_report["overlap"]
     n = len(proof.scans["val"].indices)
     shared = {k: v for k, v in found["groups"].items() if v}
-    near = (found["near"] or 0) - found["exact"]
+    text = next((t for t in found.get("texts", {}).values() if t["whole_input"]), None)
+    near = max(0, ((text or found)["near"] or 0) - found["exact"])
     allowed = max(1, n // 200)
     measured = f"{found['exact']} exact, {near} near duplicates of {n:,} validation samples"
     if "largest_similarity" in found:
         measured += f" (closest pair {found['largest_similarity']:.3f})"
+    if text:
+        measured += f" (the closest has {text['closest']:.0%} of its rare chunks of {texts.MIN}+ words in one training text)"
+    by_key = text and found["groups"]  # the recipe says itself what is one source
     if shared:
         measured += "; shared groups " + ", ".join(f"{k}: {' '.join(v[:5])}" for k, v in shared.items())
+    limit = f"{texts.KNOWN:.0%} of its rare chunks" if text else f"similarity {found.get('limit', inventory.NEAR)}"
     run, stage = proof.build(Plan(steps=1))
-    pairs = found["exact_pairs"] or found["near_pairs"]
+    pairs = found["exact_pairs"] or [p[:2] for p in (text or found)["near_pairs"]]
     batch = fetch(stage.data["val"], [v for v, _ in pairs], None, run.device) if pairs else None
     return Finding(
-        found["exact"] == 0 and near <= allowed and not shared, measured,
-        f"0 exact, at most {allowed} near (similarity {found.get('limit', inventory.NEAR)}), no group on both sides",
+        found["exact"] == 0 and (near <= allowed or by_key) and not shared, measured,
+        f"0 exact, at most {allowed} near ({limit}), no group on both sides",
         "the training loader reads the unsplit data\nthe split was drawn after augmenting or after duplicating\n"
         "frames, tiles or sentences of one source were split sample by sample: split by group", evidence=found, batch=batch,
     )  # fmt: skip

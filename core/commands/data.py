@@ -1,0 +1,228 @@
+"""trainworthy data RECIPE [settings] [--sample N] [--json]
+
+What is in the data of a recipe, before anything is trained on it: samples and uniques, classes, types, ranges, lengths, what
+the splits share. Everything is read, through the evaluation path; --sample N reads N samples of each split, evenly spaced.
+
+Kept in runs/<recipe>/checks/<time>/: data.json, report.html and, where the data are text, the lists of what validation asks
+about and training knows: exclude_texts.json (equal texts) and exclude_chunks_min4.json (runs of four and more words that at most
+three training texts have). A recipe honours them with `skip = core.exclusions(FOLDER)`: train on what `skip(text)` lets through.
+
+Nothing is judged here; `trainworthy check RECIPE --only data,leakage` does that."""
+
+import contextlib
+import json
+import shutil
+import sys
+from typing import Any
+
+from core import config, gates, inventory
+from core import recipe as recipes
+from core.commands import take_number
+from core.console import Console, table
+from core.errors import Stop, UserError
+from core.run import Plan, Run
+from core.session import open_session, reported, session_lock, write_start
+from core.stage import Data
+from core.texts import LISTS, Exclusions, write_exclusions
+
+
+def main(argv: list[str]) -> None:
+    """`data RECIPE ...`, in the process that core.launch started."""
+    rest, samples = take_number(argv[1:], "--sample")
+    as_json = "--json" in rest
+    rest = [a for a in rest if a != "--json"]
+    loaded = recipes.load(rest[0])
+    cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy data {rest[0]}")
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        session = open_session(loaded, cfg, preset, rest, kind="checks")
+        s = session
+        with session_lock(s), reported(s):
+            write_start(s)
+            stage = gates.build(
+                Run(cfg, s.accelerator, plan=Plan(steps=1)), lambda run: loaded.module.STAGES[0](cfg, run)
+            )
+            if not s.main:  # one process reads
+                return
+            scans = {name: read(name, data, samples, s.console) for name, data in stage.data.items()}
+            found = inventory.report(scans)
+            for name, scan in scans.items():
+                found["splits"][name]["repeats"] = inventory.repeats(scan)
+            lists = None
+            if scans["train"].texts:
+                shared = [one for scan in scans.values() if scan is not scans["train"]
+                          for one in inventory.shared_texts(scans["train"], scan).values()]  # fmt: skip
+                lists = write_exclusions(s.folder, shared)
+                found["exclusions"] = excluded(lists, scans["train"])
+            (s.folder / "data.json").write_text(json.dumps(found, indent=1))
+            show(found, s.console, lists)
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    kept = [f"{s.folder}/{name}" for name in ("data.json", "report.html", *(LISTS.values() if lists else ()))]
+    s.console.say("\nkept   " + "\n       ".join(kept) + f"\nnext   trainworthy check {rest[0]} --only data,leakage")
+
+
+def read(name: str, data: Data, samples: int | None, console: Console) -> inventory.Scan:
+    """One split, with a bar; a sample that cannot be read is named."""
+    done = 0
+
+    def tick(n: int) -> None:
+        nonlocal done
+        done = n
+        console.tick(n, lambda: "")
+
+    count = min(len(data), samples or len(data))
+    console.start_bar(f"reading {name}", count, 0)
+    try:
+        return inventory.scan(name, data, samples=count, tick=tick)
+    except (Stop, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        where = done * len(data) // count
+        raise UserError(f"sample {where} of {name} cannot be read", got=f"{type(error).__name__}: {error}",
+                        needed="get(index, None) to return every field") from error  # fmt: skip
+    finally:
+        console.end_bar()
+
+
+def excluded(lists: Exclusions, train: inventory.Scan) -> dict[str, int]:
+    """How long the lists are, and how many training samples they would take out."""
+    rows = zip(*train.texts.values(), strict=True)
+    return {"texts": len(lists.texts), "chunks": sum(map(len, lists.chunks.values())),
+            "training_samples": sum(any(map(lists, row)) for row in rows)}  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------------- to look at
+def show(found: dict[str, Any], console: Console, lists: Exclusions | None) -> None:
+    """Tables, at the width of the terminal."""
+    splits = found["splits"]
+    rows = [("", *splits)]
+    for label, value in (
+        ("samples", lambda s: f"{s['samples']:,}"),
+        ("read", lambda s: f"{s['read']:,}"),
+        ("unique inputs", lambda s: f"{s['unique_contents']:,}"),
+        ("near copies inside", lambda s: number(s["repeats"]["near"])),
+        ("constant entries", lambda s: percent(s["constant_input_share"])),
+    ):
+        rows.append((label, *(value(s) for s in splits.values())))
+    console.say(table(rows))
+    for key in next(iter(splits.values()))["fields"]:
+        show_field(key, {name: s["fields"][key] for name, s in splits.items()}, console)
+    if "overlap" in found:
+        show_overlap("val", "train", found["overlap"], splits["val"]["read"], console)
+    for (a, b), o in ((tuple(k.split(" in ")), o) for k, o in found.get("overlaps", {}).items()):
+        show_overlap(a, b, o, splits[a]["read"], console)
+    best = found.get("best_single_input")
+    if best:
+        console.say(f"\nbest single input entry: {best['entry']} gives the target of {best['accuracy']:.0%} of val "
+                    f"(majority class {best['majority']:.0%})")  # fmt: skip
+    if lists is not None:
+        e = found["exclusions"]
+        console.say(f"\nexclusion lists: {e['texts']:,} texts and {e['chunks']:,} chunks; honoured, they take "
+                    f"{e['training_samples']:,} of {splits['train']['read']:,} training samples out")  # fmt: skip
+
+
+def show_field(key: str, found: dict[str, dict[str, Any]], console: Console) -> None:
+    """One field, a column for each split."""
+    first = next(iter(found.values()))
+    classes = f" · {len(first['classes'])} classes" if "classes" in first else ""
+    console.say(f"\n{key} · {first['role']}{classes}")
+    rows = [("", *found)]
+    for label, value in (
+        ("type", lambda f: f["dtype"]),
+        ("shape", shape),
+        ("range", lambda f: f"{f['min']:g} to {f['max']:g}" if "min" in f else None),
+        ("mean", lambda f: " ".join(f"{v:.3g}" for v in f["mean"]) if "mean" in f and "classes" not in f else None),
+        ("std", lambda f: " ".join(f"{v:.3g}" for v in f["std"]) if "std" in f and "classes" not in f else None),
+        ("not finite", lambda f: f"{f['non_finite_samples']:,}" if f["non_finite_samples"] else None),
+        ("distinct values", lambda f: f"{f['unique']:,}"),
+        ("valid labels", lambda f: percent(f["valid_share"]) if "valid_share" in f else None),
+        ("no class", lambda f: " ".join(f"{k} ({n:,})" for k, n in list(f["invalid"].items())[:5]) if f.get("invalid") else None),
+        ("per class: min · median · max", lambda f: spread(f.get("per_class"))),
+        *((f"{name}: min · 5% · median · 95% · max", lambda f, n=name: spread(f.get("lengths", {}).get(n)))
+          for name in dict.fromkeys(n for f in found.values() for n in f.get("lengths", {}))),
+    ):  # fmt: skip
+        cells = [value(f) for f in found.values()]
+        if any(cells):
+            rows.append((label, *(c or "-" for c in cells)))
+    console.say(table(rows))
+    if "classes" in first:
+        show_classes({name: f["classes"] for name, f in found.items()}, console)
+
+
+def show_classes(counts: dict[str, dict[str, int]], console: Console, most: int = 24) -> None:
+    """Samples per class as bars, one column for each split; of many classes the largest and the smallest."""
+    first = next(iter(counts.values()))
+    names = list(first)
+    if len(names) > most:
+        names = sorted(names, key=lambda n: -first[n])
+        names = [*names[: most // 2], None, *names[-most // 2 :]]
+    label = min(20, max(len(n) for n in names if n))
+    digits = max(len(f"{n:,}") for c in counts.values() for n in c.values())
+    room = shutil.get_terminal_size().columns - 2 - label - len(counts) * (digits + 4)
+    room = max(4, min(30, room // len(counts)))
+    head = "  ".join(f"{'':>{digits}} {split:<{room}}" for split in counts)
+    console.say(f"\n  {'class':<{label}}  {head}".rstrip())
+    for name in names:
+        if name is None:
+            console.say(f"  ... {len(first) - most:,} classes between them: data.json has all")
+            continue
+        cells = (
+            f"{c.get(name, 0):>{digits},} {bar(c.get(name, 0) / max(1, *c.values()), room):<{room}}"
+            for c in counts.values()
+        )
+        console.say(f"  {name[:label]:<{label}}  {'  '.join(cells)}".rstrip())
+
+
+def show_overlap(a: str, b: str, found: dict[str, Any], n: int, console: Console) -> None:
+    """What of split `a` stands in split `b`."""
+    rows = [("same input", f"{found['exact']:,} of {n:,}")]
+    if found["near"] is None:
+        rows.append(("near copies", "inputs cannot be compared by their values"))
+    else:
+        closest = f"closest {found['largest_similarity']}, a copy from {found['limit']} on"
+        rows.append(("near copies", f"{found['near']:,} ({closest})"))
+    for key, shared in found["groups"].items():
+        count = "20 or more" if len(shared) == 20 else len(shared) or "none"  # the report names twenty
+        rows.append((f"groups of {key}", f"{count} on both sides {' '.join(shared[:5])}"))
+    for key, t in found.get("texts", {}).items():
+        rows.append((f"{key}: same text", f"{t['exact']:,} samples"))
+        closest = f"closest {t['closest']:.0%} of its rare chunks"
+        rows.append((f"{key}: near duplicates", f"{t['near']:,} samples ({closest})"))
+        rows.append(
+            (
+                f"{key}: shared chunks",
+                f"{t['chunks']:,} of 4+ words ({t['common_chunks']:,} common phrases not counted)",
+            )
+        )
+        rows += [("", f'"{c if len(c) < 60 else c[:57] + "..."}"') for c in t["longest_chunks"][:3]]
+    console.say(f"\n{a} in {b}")
+    width = max(len(r[0]) for r in rows)
+    for label, text in rows:
+        console.say(f"  {label:<{width}}  {text}")
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of eighths; what is not zero is seen."""
+    eighths = max(1, round(share * width * 8)) if share else 0
+    return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
+
+
+def shape(found: dict[str, Any]) -> str | None:
+    """Smallest and largest shape, if the field is a tensor with axes."""
+    if "str" in found["dtype"] or not found.get("shape", {}).get("max"):
+        return None
+    low, high = ("x".join(map(str, found["shape"][k])) for k in ("min", "max"))
+    return low if low == high else f"{low} to {high}"
+
+
+def spread(lengths: dict[str, int] | None) -> str | None:
+    return " · ".join(f"{v:,}" for v in lengths.values()) if lengths else None
+
+
+def number(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
