@@ -48,7 +48,7 @@ class Verdict:
     id: str
     rows: str
     title: str
-    verdict: Literal["pass", "fail", "skip", "waived"]
+    verdict: Literal["pass", "fail", "skip", "waived", "advice"]
     measured: str
     needed: str
     remedy: str
