@@ -194,7 +194,9 @@ class Run:
             last = tired or self.step == total
             self._after_step(stage, last=last, save=crosses(self.step, size, n * cfg.run.save_every))
             if tired:
-                self.console.say(f"  stopped early at step {self.step} of {total}: no new best for {cfg.train.patience:g} epochs")
+                self.console.say(
+                    f"  stopped early at step {self.step} of {total}: no new best for {cfg.train.patience:g} epochs"
+                )
                 break
         self.console.end_bar()
 

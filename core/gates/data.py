@@ -178,7 +178,9 @@ def leakage(proof: Proof) -> Finding:
     if "largest_similarity" in found:
         measured += f" (closest pair {found['largest_similarity']:.3f})"
     if text:
-        measured += f" (the closest has {text['closest']:.0%} of its rare chunks of {texts.MIN}+ words in one training text)"
+        measured += (
+            f" (the closest has {text['closest']:.0%} of its rare chunks of {texts.MIN}+ words in one training text)"
+        )
     by_key = text and found["groups"]  # the recipe says itself what is one source
     if shared:
         measured += "; shared groups " + ", ".join(f"{k}: {' '.join(v[:5])}" for k, v in shared.items())

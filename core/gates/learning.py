@@ -6,8 +6,6 @@ import time
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-import math
-
 import torch
 from torch import Tensor
 
