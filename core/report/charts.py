@@ -227,7 +227,7 @@ def _against_chart(f: Folder, known: Healthy) -> Chart:
             axes.axhline(edge, color=c["muted"], linestyle=(0, (4, 3)), linewidth=0.8)
         most = max(float(np.nanmax(np.abs(y))) for _, y in found.values())
         axes.set_ylim(*(sign * min(max(1.5 * OUTSIDE, 1.1 * most), 4 * OUTSIDE) for sign in (-1, 1)))
-        axes.set_yticks([-OUTSIDE, -1, 1, OUTSIDE])
+        axes.set_yticks([-OUTSIDE, -1, 1, OUTSIDE] if most < 2 * OUTSIDE else [-OUTSIDE, OUTSIDE])
         axes.legend(frameon=False, labelcolor=c["ink"], fontsize=8, handlelength=1.2, ncols=3, loc="lower left",
                     bbox_to_anchor=(0, 1))  # fmt: skip
 
