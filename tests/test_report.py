@@ -446,7 +446,9 @@ def test_a_healthy_run_stays_within_the_band_and_is_drawn_over_it(recipe: Path, 
         assert not bands.healthy(run).departures(run), seed
     text = page(run.path)
     assert "Within the band of healthy runs (5 seeds" in text
-    assert text.count("healthy runs, 5 seeds</text>") == 4, "loss, metric, gradient norm, overfit gate"
+    assert text.count("healthy runs, 5 seeds</text>") == 5, (
+        "loss, metric, gradient norm, all against the band, overfit gate"
+    )
 
 
 def test_leaving_the_band_is_told_with_place_and_direction(recipe: Path, tmp_path: Path):
@@ -485,6 +487,17 @@ def test_other_settings_than_the_bands_are_named(recipe: Path, tmp_path: Path):
     args["settings"]["optim"]["lr"] = 1e-5
     put(run / "args.json", args)
     assert "Set otherwise than there: optim.lr 1e-05 (band: 0.001)." in page(run)
+
+
+def test_the_band_that_ships_fits_the_recipe_it_lies_beside(launch):
+    run = read(launch("check", "vision/classify", "--only", "overfit").folder())
+    known = bands.healthy(run)
+    assert known is not None
+    assert (known.unlike, known.differs) == ("", ""), (
+        "made with other settings or data: trainworthy reference vision/classify"
+    )
+    assert not known.departures(run)
+    assert set(known.bands) == {"step/loss", "step/grad_norm", "val/accuracy", "val/nll", bands.OVERFIT}
 
 
 def test_a_band_of_two_runs_is_refused():

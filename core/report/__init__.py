@@ -37,7 +37,7 @@ def write(folder: Path) -> Path:
     best = "✓ the prediction is the truth; below it the probability given to the truth, also as shade."
     parts = [
         ("What next", next_steps(f), ""),
-        ("Curves", curves(f), band.words(f) if band and f.steps else ""),
+        ("Curves", curves(f), band.words(f) if band and band.unlike and f.steps else ""),
         ("Monitors", monitor_section(f), "What was watched while it trained."),
         ("Gates", gate_section(f), f"What had to be proved before the budget was spent. Together {seconds:.1f} s."),
         ("What the net saw", inputs(f), "Decoded back from the tensors just before the net."),

@@ -13,7 +13,9 @@ from core.report.html import num
 POINTS = 1500  # kept per line
 KEPT = 100  # points of a band
 PATIENCE = 0.1  # of a band's places: outside for so long counts as having left it
-MARGIN = 2.0  # widths of a band of five beyond its edge: 5.8 standard deviations from its middle, 0.6% of single healthy runs
+OUTSIDE = (
+    5.0  # half widths from the middle of a band of five: 5.8 standard deviations, one healthy run in 170 at one place
+)
 OVERFIT = "gates/overfit"
 
 
@@ -64,28 +66,29 @@ class Band:
         """What the file holds: five digits."""
         return {k: [float(f"{v:.5g}") for v in values] for k, values in vars(self).items()}
 
+    def place(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(steps, where the line (x, y) runs there: -1 at the band's lower edge, 1 at its upper one). The band's width is its
+        mean over a tenth of the run: at one place five runs may meet by chance."""
+        at = self.x[self.x <= x[-1]]
+        width, reach = self.high - self.low, max(1, len(self.x) // 20)
+        half = np.array([width[max(0, i - reach) : i + reach + 1].mean() / 2 for i in range(len(at))])
+        middle = ((self.low + self.high) / 2)[: len(at)]
+        return at, (np.interp(at, x, y) - middle) / np.maximum(half, 1e-4 * np.abs(middle) + 1e-12)
+
     def left(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float, int] | None:
         """(first step outside, last step outside or inf if it did not come back, +1 above or -1 below) of the line (x, y).
 
-        Outside is further than MARGIN times the band's width there, for PATIENCE of its places in a row: a sixth healthy run
-        is out of the range of five for 25-80% of its length (measured), and late places are one draw, not many.
+        Outside is beyond OUTSIDE for PATIENCE of the band's places in a row: a sixth healthy run is out of the range of five
+        for 25-80% of its length (measured).
         """
-        at = self.x[self.x <= x[-1]]
-        y, n = np.interp(at, x, y), len(at)
-        width = MARGIN * _around(self.high - self.low)[:n]
-        side = np.where(y > self.high[:n] + width, 1, np.where(y < self.low[:n] - width, -1, 0))
-        patience = max(2, math.ceil(PATIENCE * len(self.x)))
+        at, place = self.place(x, y)
+        side = np.where(np.abs(place) > OUTSIDE, np.sign(place), 0)
+        n, patience = len(at), max(2, math.ceil(PATIENCE * len(self.x)))
         for i in range(n - patience + 1):
             if side[i] and (side[i : i + patience] == side[i]).all():
                 back = next((j for j in range(i, n) if side[j] != side[i]), n)
                 return float(at[i]), float(at[back - 1]) if back < n else math.inf, int(side[i])
         return None
-
-
-def _around(width: np.ndarray) -> np.ndarray:
-    """The mean width over a tenth of the run around each place: at one place five runs may meet by chance."""
-    reach = max(1, len(width) // 20)
-    return np.array([width[max(0, i - reach) : i + reach + 1].mean() for i in range(len(width))])
 
 
 def lines(f: Folder, total: float = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -130,28 +133,35 @@ class Healthy:
         first = f"Left {name}: {left}." if left else f"Within {name}{'' if f.finished else ' so far'}."
         return first + (f" Set otherwise than there: {self.differs}." if self.differs else "")
 
+    @property
+    def total(self) -> float:
+        """Steps of a healthy run."""
+        return self.bands["step/loss"].x[-1] if self.bands else 0
+
     def departures(self, f: Folder) -> list[Departure]:
         """Every curve that left its band, worst kinds first."""
         found = []
-        total = self.bands["step/loss"].x[-1] if self.bands else 0
-        for tag, line in lines(f, total).items():
+        for tag, line in lines(f, self.total).items():
             if tag in self.bands and (left := self.bands[tag].left(*line)):
                 found.append(_departure(f, tag, *left))
         return sorted(found, key=lambda d: not d.worse)
 
 
+def name_of(f: Folder, tag: str) -> str:
+    """What a person calls the curve."""
+    names = {"step/loss": "training loss", "step/grad_norm": "gradient norm", OVERFIT: "loss of the overfit gate"}
+    return names.get(tag, tag if tag == f.val_loss else tag.removeprefix("val/"))
+
+
 def _departure(f: Folder, tag: str, first: float, last: float, side: int) -> Departure:
     metric = f"val/{f.summary.get('metric')}"
-    name = {"step/loss": "training loss", "step/grad_norm": "gradient norm", OVERFIT: "loss of the overfit gate"}.get(
-        tag
-    )
     unit, place = "step", num
     if tag.startswith("val/"):  # evaluations are spoken of by their epoch
         x, epochs = series(f.rows, "epoch")
-        name, unit, place = tag.removeprefix("val/"), "epoch", lambda step: f"{np.interp(step, x, epochs):.4g}"
+        unit, place = "epoch", lambda step: f"{np.interp(step, x, epochs):.4g}"
     good = 1 if tag == metric and f.summary.get("higher_is_better", True) else -1
     span = f"from {unit} {place(first)} on" if math.isinf(last) else f"from {unit} {place(first)} to {place(last)}"
-    words = f"{name} {'above' if side > 0 else 'below'} the band {span}"
+    words = f"{name_of(f, tag)} {'above' if side > 0 else 'below'} the band {span}"
     return Departure(tag, words, worse=side != good and tag != "step/grad_norm", lasts=math.isinf(last))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from core.report.bands import Band, healthy, smooth, thin
+from core.report.bands import OUTSIDE, OVERFIT, Band, Healthy, healthy, lines, name_of, smooth, thin
 from core.report.folder import Folder, references, series
 from core.report.html import esc, num, tag
 
@@ -54,7 +54,7 @@ def render(chart: Chart, colours: dict[str, str], kind: str) -> bytes:
         axes.tick_params(which="both", colors=colours["muted"])
         axes.set_xlabel("step", color=colours["muted"])
         chart.draw(axes, colours)
-        if axes.get_legend_handles_labels()[0]:
+        if axes.get_legend_handles_labels()[0] and axes.get_legend() is None:
             axes.legend(frameon=False, labelcolor=colours["ink"], fontsize=8, handlelength=1.2)
         out = io.BytesIO()
         if kind == "png":
@@ -88,16 +88,16 @@ def shade(axes: Any, c: dict[str, str], band: tuple[Band, int] | None) -> None:
         axes.fill_between(b.x, b.low, b.high, color=c["good"], alpha=0.25, linewidth=0, label=label)
 
 
-def charts(f: Folder) -> list[Chart]:
+def charts(f: Folder, known: Healthy | None) -> list[Chart]:
     """The curves this folder has numbers for."""
-    known = healthy(f)
     bands = {k: (b, known.seeds) for k, b in known.bands.items()} if known else {}
     made = [_loss_chart(f, bands), _metric_chart(f, bands), _rate_chart(f), _norm_chart(f, bands)]
     x, y = series(f.steps, "step/samples_per_sec")
     if len(x) > 1:
         rate = float(np.nanmedian(y))
+        top = 1.3 * float(np.nanpercentile(smooth(x, y)[1], 98))
         made.append(Chart("speed", "Samples per second", lambda a, c: (a.plot(*smooth(x, y), color=c["line"]),
-                          a.set_ylim(0, 1.6 * rate)), f"Median {rate:,.0f}.", SMALL))  # fmt: skip
+                          a.set_ylim(0, top)), f"Median {rate:,.0f}.", SMALL))  # fmt: skip
     return [m for m in made if m]
 
 
@@ -137,7 +137,9 @@ def _metric_chart(f: Folder, bands: Bands) -> Chart | None:
         return None
     best = int(np.nanargmax(y if s.get("higher_is_better", True) else -y))
     known = sorted(references(s), key=lambda r: -r[1])
+    band = bands.get(f"val/{s['metric']}")
     levels = [v for _, v in known] + [float(np.nanmin(y)), float(np.nanmax(y))]
+    levels += [float(band[0].low.min()), float(band[0].high.max())] if band else []
     near = 0.07 * (max(levels) - min(levels))
     groups: list[list[tuple[str, float]]] = []  # lines too close for a label each share one
     for label, v in known:
@@ -155,16 +157,27 @@ def _metric_chart(f: Folder, bands: Bands) -> Chart | None:
                           va="top" if below else "bottom", color=c["muted"])  # fmt: skip
             for _, v in group:
                 axes.axhline(v, color=c["muted"], linestyle=(0, (4, 3)), linewidth=0.8)
-        shade(axes, c, bands.get(f"val/{s['metric']}"))
+        shade(axes, c, band)
         axes.plot(*thin(x, y), "-o", color=c["line"], markersize=2.4)
         axes.plot([x[best]], [y[best]], "o", color=c["good"], markersize=7, fillstyle="none", markeredgewidth=1.4)
         axes.annotate(f"best {num(float(y[best]))}", (x[best], y[best]), xytext=(0, 7), textcoords="offset points", ha="center",
                       fontsize=8, color=c["good"])  # fmt: skip
         axes.margins(y=0.14)
+        if min(levels) > 0 and 0.9 < max(levels) < 1:
+            _stretch(axes, min(levels), max(levels))
 
     words = f"Ring: best, step {x[best]:,.0f}."
     words += f" Dashed: {', '.join(f'{label} {num(v)}' for label, v in known)}." if known else ""
     return Chart("metric", f"{s['metric']} on held-out data", draw, words)
+
+
+def _stretch(axes: Any, low: float, high: float) -> None:
+    """A scale on which 0.98 and 0.99 are as far apart as they matter, for shares that come near one."""
+    axes.set_yscale("logit")
+    ticks = [t for t in (0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999) if low / 2 < t < (1 + high) / 2]
+    axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    axes.set_yticks([], minor=True)
+    axes.set_ylim(low / 2, (2 + high) / 3)
 
 
 def _rate_chart(f: Folder) -> Chart | None:
@@ -200,14 +213,46 @@ def _norm_chart(f: Folder, bands: Bands) -> Chart | None:
     return Chart("norm", "Gradient norm, before clipping", draw, cut, SMALL)
 
 
+def _against_chart(f: Folder, known: Healthy) -> Chart:
+    """Where every curve runs in its band: a band is seldom wide enough to be seen at the scale of its curve."""
+    found = {name_of(f, k): known.bands[k].place(*line) for k, line in lines(f, known.total).items()
+             if k in known.bands and k != OVERFIT}  # fmt: skip
+    styles = (("line", "-"), ("muted", ":"), ("good", "-"), ("second", "-"))
+
+    def draw(axes: Any, c: dict[str, str]) -> None:
+        axes.axhspan(-1, 1, color=c["good"], alpha=0.25, linewidth=0, label=f"healthy runs, {known.seeds} seeds")
+        for (name, (x, y)), (colour, style) in zip(found.items(), styles, strict=False):
+            axes.plot(x, y, style, color=c[colour], linewidth=1.1, label=name)
+        for edge in (-OUTSIDE, OUTSIDE):
+            axes.axhline(edge, color=c["muted"], linestyle=(0, (4, 3)), linewidth=0.8)
+        most = max(float(np.nanmax(np.abs(y))) for _, y in found.values())
+        axes.set_ylim(*(sign * min(max(1.5 * OUTSIDE, 1.1 * most), 4 * OUTSIDE) for sign in (-1, 1)))
+        axes.set_yticks([-OUTSIDE, -1, 1, OUTSIDE] if most < 2 * OUTSIDE else [-OUTSIDE, OUTSIDE])
+        axes.legend(frameon=False, labelcolor=c["ink"], fontsize=8, handlelength=1.2, ncols=3, loc="lower left",
+                    bbox_to_anchor=(0, 1))  # fmt: skip
+
+    note = "The lowest and the highest healthy run lie at -1 and 1 all along. A curve has left the band beyond the dashed lines."
+    return Chart("healthy", "Against the healthy runs", draw, note)
+
+
 def curves(f: Folder) -> str:
     """Every chart inline, and as a PNG under plots/ for those who want files."""
+    known = healthy(f)
     parts = []
-    for chart in charts(f):
-        plots = f.path / "plots"
-        plots.mkdir(exist_ok=True)
-        (plots / f"{chart.name}.png").write_bytes(render(chart, LIGHT, "png"))
-        svg = inline(render(chart, SENTINEL, "svg").decode(), chart.name, f"{chart.title}, by step. {chart.note}")
-        words = tag("figcaption", esc(chart.note))
-        parts.append(tag("figure", tag("h3", esc(chart.title)) + svg + words, class_="card"))
+    for chart in charts(f, known):
+        title, words = tag("h3", esc(chart.title)), tag("figcaption", esc(chart.note))
+        parts.append(tag("figure", title + _both(f, chart) + words, class_="card"))
+    if known and known.bands and parts:
+        chart = _against_chart(f, known)
+        words = tag("p", esc(known.words(f))) + tag("figcaption", esc(chart.note))
+        title = tag("h3", esc(chart.title))
+        parts.insert(2, tag("figure", _both(f, chart) + tag("div", title + words), class_="card wide"))
     return tag("div", "".join(parts), class_="charts") if parts else ""
+
+
+def _both(f: Folder, chart: Chart) -> str:
+    """The chart as a file under plots/ and as a part of the page."""
+    plots = f.path / "plots"
+    plots.mkdir(exist_ok=True)
+    (plots / f"{chart.name}.png").write_bytes(render(chart, LIGHT, "png"))
+    return inline(render(chart, SENTINEL, "svg").decode(), chart.name, f"{chart.title}, by step. {chart.note}")
