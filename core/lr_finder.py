@@ -12,6 +12,7 @@ import copy
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,20 @@ from core.loader import to_device
 
 CLEAR = 8.0  # standard deviations of the smoothed loss; pure noise falls as far in one or two of 1,000 tests
 BLOW_UP = 3.0  # a rise above the best by so many times its size, to 4 x best, ends the test (fast.ai's rule)
+
+
+@dataclass
+class Band:
+    """Between which rates a range test saw the loss fall."""
+
+    low: float
+    """The rate at which the loss had first fallen clearly."""
+    high: float
+    """The first rate after that at which the loss was back where it began, or none; else the last rate tried."""
+    blew_up: bool
+    """Was it?"""
+    spent: float
+    """Sum of the rates of all steps up to `low`: how far that first fall was."""
 
 
 class LRFinder:
@@ -81,8 +96,25 @@ class LRFinder:
         steepest = self._steepest()
         return None if steepest is None else self.rates[steepest] / 3
 
-    def plot(self, path: str | Path) -> Path:
-        """The losses over the rates as a picture (its format is `path`'s ending), with the suggestion or the reason for none."""
+    def band(self) -> Band | None:
+        """The usable rates, or None where the loss never falls clearly.
+
+        Clearly: by `CLEAR` standard deviations and 5% of the largest such fall, so that the band does not depend on the loss's scale.
+        """
+        if self._steepest() is None:
+            return None
+        start, smoothed, noise = self._window, np.array(self.smoothed), self._noise()
+        fall = smoothed[start] - smoothed
+        clear = [i for i in range(start, len(fall)) if fall[i] > CLEAR * noise[i]]
+        low = next(i for i in clear if fall[i] >= 0.05 * fall[clear].max())
+        back = [i for i in range(low, len(smoothed)) if smoothed[i] >= smoothed[start]]
+        ended = len(self.rates) < self._steps
+        high = self.rates[back[0] if back else -1]
+        return Band(self.rates[low], high, bool(back) or ended, sum(self.rates[: low + 1]))
+
+    def plot(self, path: str | Path, *, configured: float | None = None) -> Path:
+        """The losses over the rates as a picture (its format is `path`'s ending), with the band and the suggestion or the reason
+        for none, and the rate that is `configured` where one is given."""
         from matplotlib.figure import Figure
 
         steepest = self._steepest()
@@ -94,9 +126,15 @@ class LRFinder:
             rate, suggested = self.rates[steepest], self.rates[steepest] / 3
             axes.plot([rate], [self.smoothed[steepest]], "o", color="tab:orange", label=f"steepest descent, {rate:.2g}")
             axes.axvline(suggested, color="tab:green", linestyle="--", label=f"suggestion, {suggested:.2g}")
+            band = self.band()
+            axes.axvspan(
+                band.low, band.high, color="tab:green", alpha=0.08, label=f"falls, {band.low:.2g} to {band.high:.2g}"
+            )
         else:
             axes.text(0.5, 0.5, f"no usable rate\n{self.verdict}", transform=axes.transAxes, ha="center", va="center",
                       color="tab:red", fontsize=12, wrap=True)  # fmt: skip
+        if configured is not None:
+            axes.axvline(configured, color="black", linestyle=":", label=f"configured, {configured:.2g}")
         if self.rates:
             axes.set_xscale("log")
         title = "Learning-rate range test" + (f" ({self._ended})" if self._ended else "")
@@ -153,9 +191,9 @@ class LRFinder:
     def _steepest(self) -> int | None:
         """Index of the steepest descent of the smoothed loss over log(rate), or None; sets `verdict`.
 
-        The loss at its lowest must lie clearly below where it began. Clearly is `CLEAR` standard deviations of the smoothed
-        loss, estimated from the differences of neighbouring losses up to the lowest point (where the trend hardly shows and
-        a later blow-up not at all): sd(smoothed) = sd(difference) / sqrt(2) * sqrt((1 - beta) / (1 + beta)).
+        At some step the loss must lie clearly below where it began. Clearly is `CLEAR` standard deviations of the smoothed
+        loss, estimated from the differences of neighbouring losses up to that step (where the trend hardly shows and a later
+        blow-up not at all): sd(smoothed) = sd(difference) / sqrt(2) * sqrt((1 - beta) / (1 + beta)).
         """
         if not self._steps:
             raise UserError("no range test was run", needed="range_test(loader) first")
@@ -163,19 +201,24 @@ class LRFinder:
         if len(self.smoothed) <= start + 2 * span:
             self.verdict = f"only {len(self.smoothed)} steps before the loss blew up"
             return None
-        smoothed, losses = np.array(self.smoothed), np.array(self.losses)
+        smoothed = np.array(self.smoothed)
         lowest = start + int(smoothed[start:].argmin())
-        fall = smoothed[start] - smoothed[lowest]
-        differences = np.diff(losses[: max(lowest, 2 * start) + 1])
-        noise = math.sqrt(float(np.mean(differences**2)) / 2 / (2 * self._window - 1))
-        needed = max(CLEAR * noise, 1e-3 * abs(smoothed[start]))
-        if fall <= needed:
-            self.verdict = f"the loss falls by {fall:.2g}; {needed:.2g} would stand out from its noise"
+        fall, noise = smoothed[start] - smoothed, self._noise()
+        needed = np.maximum(CLEAR * noise, 1e-3 * abs(smoothed[start]))
+        best = start + int((fall - needed)[start : lowest + 1].argmax())
+        if fall[best] <= needed[best]:
+            self.verdict = f"the loss falls by {fall[lowest]:.2g}; {needed[lowest]:.2g} would stand out from its noise"
             return None
-        self.verdict = f"the loss falls by {fall:.2g}, {fall / max(noise, 1e-12):.0f} times its noise"
+        self.verdict = f"the loss falls by {fall[best]:.2g}, {fall[best] / max(noise[best], 1e-12):.0f} times its noise"
         slope = np.full(len(smoothed), math.inf)  # rates are evenly spaced in log: differences are slopes
         slope[span:-span] = smoothed[2 * span :] - smoothed[: -2 * span]
         return start + int(slope[start : lowest + 1].argmin())
+
+    def _noise(self) -> np.ndarray:
+        """Standard deviation of the smoothed loss at each step, from the differences of neighbouring losses up to it."""
+        squares = np.diff(self.losses) ** 2
+        seen = np.maximum(np.arange(len(self.losses)), min(2 * self._window, len(squares)))  # too few say nothing
+        return np.sqrt(np.cumsum(squares)[seen - 1] / seen / 2 / (2 * self._window - 1))
 
 
 @contextlib.contextmanager

@@ -124,6 +124,15 @@ class Expect:
     """Why samples of a batch legitimately influence each other (contrastive loss); empty: they must not."""
     random_loss: str = ""
     """Why two forwards of one batch under one seed may differ; empty: they must not."""
+    schedule: str = ""
+    """Why the rates are not those of `--optim.schedule` or an optimiser does not step once per unit (an own schedule, a rollout
+    with its epochs); empty: they are, and it does."""
+    range_test: str = ""
+    """Why no band of usable rates can be measured on one batch (DPO, reinforcement learning); empty: it can."""
+    small_terms: tuple[str, ...] = ()
+    """Loss terms that may carry next to nothing of the gradient (a regulariser near its optimum)."""
+    loss_may_rise: str = ""
+    """Why the loss says nothing about progress (targets that move with the policy); empty: a lower one is better."""
 
 
 @dataclass

@@ -342,7 +342,8 @@ RESUME = [
     Plant("local-counter", "resume", "C13", LOOP,
           "    seen = 0\n    for step in run.steps(stage):\n        seen += 1\n"
           '        for group in stage.optimizers["main"].param_groups:\n            group["lr"] *= 0.995**seen\n' + UPDATE,
-          ("local variable",), source="GEN-09 ultralytics/yolov5#292", harm="the rate jumps up after a restart"),
+          ("local variable",), source="GEN-09 ultralytics/yolov5#292", harm="the rate jumps up after a restart",
+          before=("schedule",), why="the rates are not the schedule's"),
     Plant("own-noise", "resume", "C13", LOOP,
           "    noise = torch.Generator().manual_seed(0)\n    for step in run.steps(stage):\n        for b in step.batches:\n"
           '            b["image"] = b["image"] + 0.05 * torch.randn(b["image"].shape, generator=noise)\n' + UPDATE,
@@ -355,7 +356,8 @@ RESUME = [
     Plant("own-optimizer", "resume", "C13", LOOP,
           "    own = torch.optim.AdamW(stage.model.parameters(), lr=cfg.optim.lr)\n    for step in run.steps(stage):\n"
           "        own.zero_grad()\n        " + MEAN_LOSS + "\n        loss.backward()\n        own.step()\n",
-          ("tensors differ",), source="lightly-ai/lightly-train PR#301", harm="momentum is lost at every restart"),
+          ("tensors differ",), source="lightly-ai/lightly-train PR#301", harm="momentum is lost at every restart",
+          before=("schedule",), why="the stage's optimiser never steps"),
 ]  # fmt: skip
 
 PLANTS = [

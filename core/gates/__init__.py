@@ -285,11 +285,11 @@ def write(path: Path, verdicts: list[Verdict], **more: Any) -> None:
 
 def __getattr__(name: str):
     if name == "ORDER":
-        from core.gates import data, learning, pretrained, rehearsal
+        from core.gates import data, learning, pretrained, rates, rehearsal
 
         return [
-            data.schema, data.inventory_gate, data.leakage, learning.initial_loss,
-            pretrained.init, rehearsal.wiring, learning.dependency,
-            learning.overfit, learning.baseline, rehearsal.evaluation, rehearsal.accumulation, rehearsal.resume,
+            data.schema, data.inventory_gate, data.leakage, learning.initial_loss, pretrained.init, rehearsal.wiring,
+            rates.schedule, rates.terms, learning.dependency, learning.overfit, learning.baseline, rehearsal.evaluation,
+            rehearsal.accumulation, rates.range_test, rehearsal.resume,
         ]  # fmt: skip
     raise AttributeError(name)

@@ -1,0 +1,281 @@
+"""Gates on rates and weights: the schedule that optimisers really step with, each term's share of the gradient, the range test."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from core import config, loader, optim, seeds
+from core.gates import Finding, Proof, Skip, agreed, build, fetch, gate, pick, total_loss
+from core.gates.recorder import rehearsed
+from core.lr_finder import Band, LRFinder
+from core.run import Plan, Run, denominator, training_modes
+from core.stage import Stage
+
+UNITS = 20  # of the rehearsal: enough for a warm-up, a peak and an end
+CLIP = 1e-4  # its norm to clip to: every gradient that is not clipped is seen
+SMALL = 1e-3  # share of the gradient below which a term might as well not be there
+BELOW = 50.0  # a peak so many times below the first clear fall, or
+FALLS = 3.0  # a whole run that goes fewer times as far as the test had gone by then, is too low
+ABOVE = 2.0  # a peak so many times above the rate at which the test blew up is too high: a warm-up carries it a little further
+STEPS, TESTS, DEEP_STEPS = 40, 2, 200
+BATCH = (8, 64)  # samples of the range test's batch: the run's own number within these
+
+
+@dataclass
+class Seen:
+    """The rates of one rehearsal."""
+
+    peaks: dict[str, list[float]]
+    """Rate of every group as the recipe built it."""
+    steps: list[tuple[int, str, list[float]]] = field(default_factory=list)
+    """(unit, optimiser, rate of every group) for each step of an optimiser of the stage."""
+    longest: float = 0.0
+    """Largest gradient norm that an optimiser got."""
+
+    @property
+    def peak(self) -> float:
+        return max(max(rates) for _, _, rates in self.steps)
+
+    @property
+    def mean(self) -> float:
+        """Mean over the steps of the highest rate."""
+        return sum(max(rates) for _, _, rates in self.steps) / len(self.steps)
+
+
+def _seen(proof: Proof) -> Seen:
+    """Twenty units of `train()` on small batches with the schedule running and the gradient clipped to next to nothing: what each
+    optimiser step was made with."""
+
+    def rehearse() -> Seen:
+        cfg = replace(
+            proof.cfg, optim=replace(proof.cfg.optim, clip=CLIP if math.isfinite(proof.cfg.optim.clip) else math.inf)
+        )
+        size = max(8, proof.accelerator.num_processes * cfg.train.accumulate)
+        run = Run(cfg, proof.accelerator, plan=Plan(steps=UNITS, batch_size=size))
+        stage = build(run, proof.make)
+        names = {id(o): name for name, o in stage.optimizers.items()}
+        seen = Seen({n: [float(g["lr"]) for g in o.param_groups] for n, o in stage.optimizers.items()})
+
+        def keep(optimizer, _args, _kwargs) -> None:
+            if name := names.get(id(optimizer)):
+                seen.steps.append((run.step, name, [float(g["lr"]) for g in optimizer.param_groups]))
+                grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+                seen.longest = max(seen.longest, float(nn.utils.get_total_norm(grads)) if grads else 0.0)
+
+        hook = register_optimizer_step_pre_hook(keep)
+        try:
+            proof.train(cfg, run, stage)
+        finally:
+            hook.remove()
+        return seen
+
+    return proof.once("rates", rehearse)
+
+
+@gate(
+    "schedule",
+    rows="C9 C11",
+    title="every optimiser steps once per unit, at its schedule's rate and with a clipped gradient",
+)
+def schedule(proof: Proof) -> Finding:
+    """The rates of a rehearsal of twenty units against the arithmetic, and the arithmetic of the full run."""
+    _, stage = proof.build(Plan(steps=1))
+    own, settings = stage.expect.schedule, proof.cfg.optim
+    total = Run(proof.cfg, proof.accelerator).total_steps(stage)
+    seen = _seen(proof)
+    wrong = _own_faults(seen) if own else _faults(seen, settings) + _length_faults(total, settings)
+    clipped = False
+    if math.isfinite(settings.clip) and seen.longest > 1.05 * CLIP:
+        clipped = True
+        wrong.append(f"told to clip at {CLIP:g}, the optimiser steps with a gradient of norm {seen.longest:.3g}")
+    warmup = round(settings.warmup * total)
+    shown = f"peak {seen.peak:.3g}, declared: {own}" if own and not wrong else (
+        f"{len(seen.steps)} steps as scheduled; in the full run {warmup:,} of {total:,} steps of warm-up to {_peak(seen):.3g}, "
+        f"{settings.schedule} to {optim.schedule(total - 1, total, settings) * _peak(seen):.1e}")  # fmt: skip
+    return Finding(
+        not wrong, "; ".join(wrong) if wrong else shown,
+        "finite rates around the configured peak, gradients clipped as --optim.clip says" if own else
+        "one optimiser step per unit, each at peak x schedule(step) and with the gradient clipped as --optim.clip says; a peak that "
+        "is reached, an end near zero",
+        "clipping before the backward, after the step, or of the loss (no clipping on purpose: --optim.clip inf)\n" * clipped +
+        "a scheduler of your own ticks more than once per step (once per process, per micro-batch), or in epochs\n"
+        "the rate is set in train() although run.steps() sets it\nan optimiser steps twice per unit, or never\n"
+        "on purpose: say why in expect.schedule",
+        evidence={"steps": seen.steps, "peaks": seen.peaks},
+    )  # fmt: skip
+
+
+def _peak(seen: Seen) -> float:
+    return max(max(rates) for rates in seen.peaks.values())
+
+
+def _own_faults(seen: Seen) -> list[str]:
+    """What no schedule may do."""
+    rates = [r for _, _, row in seen.steps for r in row]
+    if not rates:
+        return ["no optimiser stepped"]
+    if bad := [r for r in rates if not 0 <= r < math.inf]:
+        return [f"a step was made at rate {bad[0]:g}"]
+    if not 0.5 * _peak(seen) <= max(rates) <= 2 * _peak(seen):
+        return [f"the highest rate is {max(rates):.3g}, the configured one {_peak(seen):.3g}"]
+    return []
+
+
+def _faults(seen: Seen, settings: config.Optim) -> list[str]:
+    """Units without exactly one step of each optimiser, and steps at another rate than the schedule's."""
+    wrong = []
+    for name, peaks in seen.peaks.items():
+        rows = [(unit, rates) for unit, owner, rates in seen.steps if owner == name]
+        counts = [sum(unit == u for unit, _ in rows) for u in range(UNITS)]
+        odd = next((u for u, n in enumerate(counts) if n != 1), None)
+        if odd is not None:
+            wrong.append(f"optimiser '{name}' stepped {counts[odd]} times in unit {odd + 1} of {UNITS}")
+        for unit, rates in rows:
+            due = [p * optim.schedule(unit, UNITS, settings) for p in peaks]
+            if len(rates) != len(due) or any(abs(r - d) > 1e-6 * max(peaks) for r, d in zip(rates, due, strict=True)):
+                top = [max(r) for _, r in rows]
+                after = top[top.index(max(top)) :]
+                rises = " and it rises again" if any(b > a for a, b in zip(after, after[1:], strict=False)) else ""
+                zero = next(
+                    (f"; it is zero from step {u + 1} on" for (u, _), r in zip(rows, top, strict=True) if r == 0), ""
+                )
+                wrong.append(
+                    f"step {unit + 1} of {UNITS} ran at {max(rates):.3g}, the schedule says {max(due):.3g}{rises}{zero}"
+                )
+                break
+    return wrong
+
+
+def _length_faults(total: int, settings: config.Optim) -> list[str]:
+    """What the settings alone say about the full run."""
+    factors = [optim.schedule(round(i * (total - 1) / 1000), total, settings) for i in range(1001)]
+    if max(factors) < 0.9:
+        return [f"in {total:,} steps the rate never gets above {max(factors):.0%} of its peak"]
+    if settings.warmup > 0.5:
+        return [f"the warm-up takes {settings.warmup:.0%} of {total:,} steps"]
+    return []
+
+
+@gate("terms", rows="C16", title="every term of the loss has a share of the gradient")
+def terms(proof: Proof) -> Finding:
+    """Norm of each term's own gradient on the rehearsed model, over the sum of the norms; the middle one of three batches."""
+    run, stage, _ = rehearsed(proof)
+    data, seed = stage.data["train"], proof.cfg.run.seed
+    picked = pick(data, 48, seed)
+    loss = run.used_loss or stage.loss
+    weights = list(stage.parameters().values())
+    norms: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
+    for start in range(0, len(picked), 16):
+        batch = fetch(data, picked[start : start + 16], seed, run.device)
+        seeds.seed_global(seed, "terms")
+        with run.autocast():
+            found = loss(stage.model, batch)
+        if len(found) == 1:
+            raise Skip("one term")
+        counts = stage.counts(batch)
+        for name, total in found.items():
+            mean = total / denominator(name, counts)
+            grads = (
+                torch.autograd.grad(mean, weights, retain_graph=True, allow_unused=True) if mean.requires_grad else []
+            )
+            norm = sum(g.double().square().sum() for g in grads if g is not None)
+            norms.setdefault(name, []).append(float(norm) ** 0.5)
+            values.setdefault(name, []).append(abs(mean.item()))
+    gradient, share = _shares(norms), _shares(values)
+    declared = stage.expect.small_terms
+    small = [t for t in gradient if gradient[t] < SMALL and t not in declared]
+    shown = ", ".join(f"{t} {share[t]:.1%} of the loss and {gradient[t]:.2%} of the gradient" for t in gradient)
+    top = max(gradient, key=gradient.get)
+    return Finding(
+        not small, f"{top} swamps {', '.join(small)}: {shown}" if small else shown,
+        f"every term has at least {SMALL:.1%} of the gradient",
+        "a mean over classes, pixels or positions where a sum is meant: the term is 1/N of what its weight says\n"
+        "a sum where a mean is meant, or a weight meant for another scale\na detach() in the term\n"
+        "small on purpose: name it in expect.small_terms",
+        evidence={"gradient": gradient, "loss": share},
+    )  # fmt: skip
+
+
+def _shares(numbers: dict[str, list[float]]) -> dict[str, float]:
+    """Each name's part of the sum over names, from the middle of its numbers."""
+    middle = {k: sorted(v)[len(v) // 2] for k, v in numbers.items()}
+    return {k: v / max(sum(middle.values()), 1e-30) for k, v in middle.items()}
+
+
+def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only: int | None = None) -> LRFinder:
+    """A range test of the stage's only optimiser on real training batches, gradients clipped as in the run; leaves no trace.
+
+    A new batch of the run's own size for every step; or `only` that one batch (by number), again and again: without the noise
+    between batches forty steps are enough (with it, one of seven tests of vision/classify saw a usable rate).
+    """
+    (optimizer,) = stage.optimizers.values()
+    data, cfg = stage.data["train"], run.cfg
+    fresh = only is None
+    size = cfg.train.batch_size if fresh else min(max(cfg.train.batch_size, BATCH[0]), BATCH[1], len(data))
+    stream = loader.Stream(len(data), cfg.run.seed)
+    cuts = (stream.keys(i * size, (i + 1) * size) for i in (range(steps) if fresh else [only]))
+    batches = loader.batches(data, cuts, seed=cfg.run.seed, settings=config.Loader(), device=run.device)
+    training_modes(stage)
+    weights = [p for g in optimizer.param_groups for p in g["params"]]
+
+    def clip(*_) -> None:
+        nn.utils.clip_grad_norm_(weights, cfg.optim.clip)
+
+    def loss(_model: nn.Module, batch: dict) -> torch.Tensor:
+        if not fresh:
+            seeds.seed_global(cfg.run.seed, "range-test")  # one dropout mask: no noise
+        return total_loss(run, stage, batch)
+
+    hook = optimizer.register_step_pre_hook(clip)
+    try:
+        finder = LRFinder(stage.model, optimizer, loss, run.device)
+        return finder.range_test(batches if fresh else list(batches), start, end, steps)
+    finally:
+        hook.remove()
+
+
+@gate("range-test", rows="C11", title="the peak rate lies where a range test on this data sees the loss fall")
+def range_test(proof: Proof) -> Finding:
+    """Forty rates, evenly spaced in log(rate), on one real batch and on another (`--deep`: also two hundred on fresh ones). Too high: well above
+    the rate at which the loss is back where it began. Too low: the whole run goes hardly further than the first clear fall."""
+    run, stage = proof.build(Plan(steps=1))
+    if stage.expect.range_test:
+        raise Skip(f"declared: {stage.expect.range_test}")
+    if len(stage.optimizers) > 1:
+        raise Skip("several optimisers: no single rate to test")
+    seen = _seen(proof)
+    if not seen.steps:
+        raise Skip("no optimiser stepped (see wiring)")
+    peak, total = seen.peak, Run(proof.cfg, proof.accelerator).total_steps(stage)
+    spread = {"start": min(peak / 100, 1e-5), "end": max(100 * peak, 10.0)}
+    finders = [sweep(run, stage, **spread, steps=STEPS, only=i) for i in range(TESTS)]
+    bands = [(band, f) for f in finders if (band := f.band())]
+    band, finder = min(bands, key=lambda b: b[0].high, default=(None, finders[0]))
+    if band:  # the most patient reading of what is too low, the least of what is too high
+        first = min((b for b, _ in bands), key=lambda b: b.low)
+        band = Band(first.low, band.high, band.blew_up, first.spent)
+    if proof.deep and band:
+        wide = sweep(run, stage, **spread, steps=DEEP_STEPS)
+        if (fresh := wide.band()) and fresh.blew_up:
+            finder, band = wide, Band(band.low, fresh.high, True, band.spent)
+    suggestion = finder.suggested_lr()
+    band, suggestion, verdict = agreed(proof.accelerator, (band, suggestion, finder.verdict))
+    if proof.accelerator.is_main_process:
+        finder.plot(proof.folder / "plots" / "range_test.png", configured=peak)
+    if band is None:
+        raise Skip(f"no usable rate to judge by: {verdict}")
+    lowest = max(band.low / BELOW, FALLS * band.spent / (total * seen.mean / peak))
+    highest = ABOVE * band.high if band.blew_up else math.inf
+    top = f"blows up at {band.high:.2g}" if band.blew_up else f"still falls at {band.high:.2g}"
+    return Finding(
+        lowest <= peak <= highest, f"peak {peak:.3g}; the loss falls from {band.low:.2g} on and {top}, suggestion {suggestion:.2g}",
+        f"a peak between {lowest:.2g} and {highest:.2g}",
+        ("the rate was carried over from another optimiser, batch size, data set or from eight samples\n"
+         f"try --optim.lr {suggestion:.1g} (a third of the rate of steepest descent)"),
+        evidence={"rates": finder.rates, "losses": finder.losses, "smoothed": finder.smoothed, "suggestion": suggestion,
+                  "low": band.low, "high": band.high, "plot": "plots/range_test.png"},
+    )  # fmt: skip
