@@ -36,8 +36,9 @@ def write_card(folder: Path) -> Path:
         "",
         *_origin(args, summary, data),
         f"{summary['parameters']:,} parameters, {summary['trained_parameters']:,} trained "
-        f"({summary['parameters_per_sample']} per training sample), {summary['steps']:,} steps, "
-        f"{summary['train_seconds']:.0f} s of training, {len(summary['skipped_steps'])} non-finite steps skipped.",
+        f"({summary['parameters_per_sample']} per training sample), {summary['steps']:,} "
+        + (f"of {summary['planned_steps']:,} steps (stopped early), " if summary["steps"] < summary["planned_steps"] else "steps, ")
+        + f"{summary['train_seconds']:.0f} s of training, {len(summary['skipped_steps'])} non-finite steps skipped.",
         "",
         "## Gates",
         "",

@@ -25,6 +25,9 @@ class Train:
     """Micro-batches each process cuts its share of the batch into (less memory, the same gradient)."""
     eval_every: float = 1.0
     """Epochs between two evaluations; the last step is always evaluated."""
+    patience: float = 0.0
+    """Epochs without a new best evaluation after which the run ends; 0: never. `--run.export best` chooses in retrospect, without
+    stopping."""
     eval_batch_size: int = 256
     """Samples per forward when evaluating; no metric may depend on it (a gate checks)."""
     precision: Literal["launcher", "fp32", "bf16", "fp16"] = "launcher"
@@ -274,6 +277,8 @@ def check_values(cfg: Config, *, processes: int) -> None:
     ):
         if not value > 0:
             raise UserError(f"--{name} must be positive", got=value, needed="> 0")
+    if t.patience < 0:
+        raise UserError("--train.patience must not be negative", got=t.patience, needed="0 (off) or epochs")
     if cfg.run.log_every < 1 or cfg.run.n_best < 1 or cfg.run.stop_after_bad < 1:
         raise UserError(
             "--run.log-every, --run.n-best and --run.stop-after-bad must be at least 1",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from core import config, environment, gates, inventory, ledger
+from core import config, environment, gates, inventory, ledger, monitors
 from core import recipe as recipes
 from core.console import table
 from core.errors import DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
@@ -198,8 +198,9 @@ def train(session: Session, interrupts: Interrupts) -> None:
         one.after_eval = watcher.look
         watcher.before()
         interrupts.run = one
-        s.recipe.module.train(cfg, one, stage)
-        one.end(stage)
+        with monitors.kept(one, stage):
+            s.recipe.module.train(cfg, one, stage)
+            one.end(stage)
         interrupts.run = None
         one.console.end_bar()
         one.checkpoints.wait()

@@ -99,7 +99,7 @@ class LRFinder:
     def band(self) -> Band | None:
         """The usable rates, or None where the loss never falls clearly.
 
-        Clearly: by `CLEAR` standard deviations and 5% of the largest such fall, so that the band does not depend on the loss's scale.
+        Clearly: by `CLEAR` standard deviations and 5% of the largest such fall; neither depends on the loss's scale.
         """
         if self._steepest() is None:
             return None

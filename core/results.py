@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from core import gates
+from core import gates, monitors, seeds
 from core.card import write_card
 from core.checkpoint import load_into, load_weights, save_weights, weights
 from core.pictures import contact_sheet, png
@@ -72,12 +72,17 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     inputs = tuple(k for k, f in stage.data["val"].fields.items() if f.role == "input")
     val = stage.data["val"]
     zeroed = run.measure(stage, View(val, range(len(val)), blank=inputs))
+    train = stage.data["train"]
+    some = View(train, seeds.permutation(len(train), cfg.run.seed, "gap").tolist()[: min(len(val), 1000)])
+    gap = monitors.Gap(metric, run.measure(stage, some)[metric.name], final[metric.name])
     shown: dict[str, Any] = {}
     if stage.figures:
         with evaluating(stage.model), run.autocast():
             shown = stage.figures(stage.model, val)
     if not s.main:
         return {}
+    run.tracker.flush()
+    monitors.write(run, monitors.of(run, stage, gap))
     baselines = {**stage.baselines(), "this model, input zeroed": {metric.name: zeroed[metric.name]}}
     export = s.folder / "export"
     export.mkdir(exist_ok=True)
@@ -90,7 +95,8 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         "final": run.history[-1], "best": {"step": best_step, metric.name: best_value},
         "n_best": [{"step": st, metric.name: v} for v, st in run.best], "evaluations": len(run.history),
         "metrics": final, "baselines": baselines, "seeds": [cfg.run.seed],
-        "steps": run.step, "epochs": cfg.train.epochs, "train_seconds": round(run.seconds, 1), "skipped_steps": run.skipped,
+        "steps": run.step, "planned_steps": run.total_steps(stage),
+        "epochs": cfg.train.epochs, "train_seconds": round(run.seconds, 1), "skipped_steps": run.skipped,
         "parameters": sum(p.numel() for p in stage.model.parameters()),
         "trained_parameters": sum(p.numel() for p in stage.parameters().values()),
         "parameters_per_sample": round(sum(p.numel() for p in stage.parameters().values()) / len(stage.data["train"]), 2),

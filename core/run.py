@@ -9,7 +9,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from accelerate import Accelerator
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from core import checkpoint, config, loader, optim, seeds
+from core import checkpoint, config, loader, monitors, optim, seeds
 from core.console import Console
 from core.errors import Interrupted, Stop, UserError
 from core.metrics import MetricsTracker
@@ -101,6 +101,7 @@ class Run:
         self._wrapped: tuple[nn.Module, nn.Module] | None = None
         self._pending: list[_Logged] = []
         self._epoch_sums: dict[str, tuple[float, int]] = {}  # (sum, count) since the last evaluation
+        self.live: monitors.Live | None = None
         self._bad_in_a_row = 0
         self._saw_bad = False  # on CPU a bad step is known at once
         self._shown = ""
@@ -153,6 +154,8 @@ class Run:
         size = plan.batch_size if plan and plan.batch_size else cfg.train.batch_size
         n = len(data)
         stream = loader.Stream(n, cfg.run.seed, fixed=bool(plan and plan.fixed))
+        if not plan and not stage.expect.loss_may_rise:
+            self.live = monitors.Live(cfg.train.batch_size, total)
         start = self.started = self._restore(stage)
         training_modes(stage)
         cuts = plan.sizes if plan and plan.sizes else cfg.train.accumulate
@@ -167,7 +170,7 @@ class Run:
 
         self.console.start_bar(stage.name, total, start)
         self._clock = self._since = time.monotonic()
-        for index in range(start, total):
+        for index in range(start, start if self.out_of_patience(stage) else total):
             micro = [next(fetched) for _ in range(per_step)]
             for optimizer in stage.optimizers.values():
                 optim.set_rates(optimizer, 1.0 if plan and plan.peak else optim.schedule(index, total, cfg.optim))
@@ -186,9 +189,25 @@ class Run:
             if plan:
                 if self._rehearsed(stage):
                     return
-            else:
-                self._after_step(stage, last=self.step == total, save=crosses(self.step, size, n * cfg.run.save_every))
+                continue
+            tired = self.step < total and self.out_of_patience(stage)
+            last = tired or self.step == total
+            self._after_step(stage, last=last, save=crosses(self.step, size, n * cfg.run.save_every))
+            if tired:
+                self.console.say(f"  stopped early at step {self.step} of {total}: no new best for {cfg.train.patience:g} epochs")
+                break
         self.console.end_bar()
+
+    def out_of_patience(self, stage: Stage) -> bool:
+        """Have `--train.patience` epochs passed since the best evaluation? A function of the history, so a resumed run agrees."""
+        patience, key = self.cfg.train.patience, f"val/{stage.metric.name}"
+        if not patience or self.plan or not self.history:
+            return False
+        best = self.history[0]
+        for row in self.history:
+            best = row if stage.metric.better(row[key], best[key]) or math.isnan(best[key]) else best
+        passed = (self.history[-1]["step"] - best["step"]) * self.cfg.train.batch_size / len(stage.data["train"])
+        return passed > patience - 1e-9
 
     def end(self, stage: Stage) -> None:
         """After `train()`: a loop that was left early gets the log and the checkpoint of its last step."""
@@ -406,6 +425,7 @@ class Run:
                     self._epoch_sums[k] = (total + v, n + 1)
             self._shown = f"loss {values['loss']:.4f}  {rate:.0f} samples/s"
             self._judge_finite(stage, logged, values)
+            self._judge_level(stage, logged, values["loss"])
         self._pending, self._saw_bad = [], False
 
     def _judge_finite(self, stage: Stage, logged: "_Logged", values: dict[str, float]) -> None:
@@ -430,6 +450,24 @@ class Run:
                 f"  the weights are those of the last finite step\n"
                 f"  likely cause: a rate too high, a division by zero or log(0) in the loss, non-finite values in the data\n"
                 f"  next:         look at the batch in {self.folder}/postmortem, then lower --optim.lr"
+            )
+
+    def _judge_level(self, stage: Stage, logged: "_Logged", loss: float) -> None:
+        """Name a spike and keep its batch; stop where nothing is left of what was learnt."""
+        seen = self.live.see(logged.step, loss) if self.live else ""
+        if seen == "spike" and len(self.live.spikes) <= 3:
+            where = self._keep_batch(stage, logged)
+            self.console.say(f"  step {logged.step}: the loss jumps to {self.live.window[-1]:.3g}{where}")
+        if seen == "collapse":
+            self._pending = []
+            self.close()
+            best = self.checkpoints.folder / f"best_val_{stage.metric.name}" if self.checkpoints else "none"
+            raise Stop(
+                f"collapse (C17): since step {self.live.lost_since} the loss is that of the untrained model, {self.live.first:.3g} "
+                f"(best {self.live.best:.3g}); the run stopped itself at step {logged.step}\n"
+                f"  best weights: {best}{f', step {self.best[0][1]}' if self.best else ': no evaluation yet'}\n"
+                f"  likely cause: a rate too high, or one bad batch: see {self.folder}/postmortem and step_metrics.jsonl\n"
+                f"  next:         a new run with --optim.lr {self.cfg.optim.lr / 3:.1g}"
             )
 
     def _keep_batch(self, stage: Stage, logged: "_Logged") -> str:
@@ -460,7 +498,8 @@ class Run:
                 "scaler": self.scaler.state_dict(),
             }
             info = {"stage": stage.name, "best": self.best, "history": self.history, "epoch_sums": self._epoch_sums,
-                    "skipped": self.skipped, "bad_in_a_row": self._bad_in_a_row, "seconds": self.seconds}  # fmt: skip
+                    "skipped": self.skipped, "bad_in_a_row": self._bad_in_a_row, "seconds": self.seconds,
+                    "live": self.live and asdict(self.live)}  # fmt: skip
             if self.tracker:
                 self.tracker.flush()
             self.checkpoints.save(self.step, stage.model, state, info)
@@ -494,6 +533,7 @@ class Run:
         self.best = [(value, step) for value, step in info["best"]]
         self.history, self._epoch_sums, self.skipped = info["history"], info["epoch_sums"], info["skipped"]
         self._bad_in_a_row, self.seconds, self.step = info["bad_in_a_row"], info["seconds"], info["step"]
+        self.live = monitors.Live(**info["live"]) if info["live"] else None
         if self.tracker:
             self.tracker.truncate(after_step=info["step"])
         self.console.say(f"  resumed from {newest.name} ({newest})")

@@ -49,7 +49,7 @@ class Verdict:
     id: str
     rows: str
     title: str
-    verdict: Literal["pass", "fail", "skip", "waived"]
+    verdict: Literal["pass", "fail", "skip", "waived", "advice"]
     measured: str
     needed: str
     remedy: str

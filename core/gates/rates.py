@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -87,9 +88,8 @@ def schedule(proof: Proof) -> Finding:
     total = Run(proof.cfg, proof.accelerator).total_steps(stage)
     seen = _seen(proof)
     wrong = _own_faults(seen) if own else _faults(seen, settings) + _length_faults(total, settings)
-    clipped = False
-    if math.isfinite(settings.clip) and seen.longest > 1.05 * CLIP:
-        clipped = True
+    loose = math.isfinite(settings.clip) and seen.longest > 1.05 * CLIP
+    if loose:
         wrong.append(f"told to clip at {CLIP:g}, the optimiser steps with a gradient of norm {seen.longest:.3g}")
     warmup = round(settings.warmup * total)
     shown = f"peak {seen.peak:.3g}, declared: {own}" if own and not wrong else (
@@ -98,10 +98,10 @@ def schedule(proof: Proof) -> Finding:
     return Finding(
         not wrong, "; ".join(wrong) if wrong else shown,
         "finite rates around the configured peak, gradients clipped as --optim.clip says" if own else
-        "one optimiser step per unit, each at peak x schedule(step) and with the gradient clipped as --optim.clip says; a peak that "
-        "is reached, an end near zero",
-        "clipping before the backward, after the step, or of the loss (no clipping on purpose: --optim.clip inf)\n" * clipped +
-        "a scheduler of your own ticks more than once per step (once per process, per micro-batch), or in epochs\n"
+        "one optimiser step per unit, each at peak x schedule(step), the gradient clipped as --optim.clip says; a peak that is "
+        "reached, an end near zero",
+        "clipping before the backward, after the step, or of the loss (no clipping on purpose: --optim.clip inf)\n" * loose
+        + "a scheduler of your own ticks more than once per step (once per process, per micro-batch), or in epochs\n"
         "the rate is set in train() although run.steps() sets it\nan optimiser steps twice per unit, or never\n"
         "on purpose: say why in expect.schedule",
         evidence={"steps": seen.steps, "peaks": seen.peaks},
@@ -138,7 +138,7 @@ def _faults(seen: Seen, settings: config.Optim) -> list[str]:
             if len(rates) != len(due) or any(abs(r - d) > 1e-6 * max(peaks) for r, d in zip(rates, due, strict=True)):
                 top = [max(r) for _, r in rows]
                 after = top[top.index(max(top)) :]
-                rises = " and it rises again" if any(b > a for a, b in zip(after, after[1:], strict=False)) else ""
+                rises = " and it rises again" if any(b > a for a, b in pairwise(after)) else ""
                 zero = next(
                     (f"; it is zero from step {u + 1} on" for (u, _), r in zip(rows, top, strict=True) if r == 0), ""
                 )
@@ -240,8 +240,9 @@ def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only:
 
 @gate("range-test", rows="C11", title="the peak rate lies where a range test on this data sees the loss fall")
 def range_test(proof: Proof) -> Finding:
-    """Forty rates, evenly spaced in log(rate), on one real batch and on another (`--deep`: also two hundred on fresh ones). Too high: well above
-    the rate at which the loss is back where it began. Too low: the whole run goes hardly further than the first clear fall."""
+    """Forty rates, evenly spaced in log(rate), on one real batch and on another (`--deep`: also two hundred on fresh ones). Too
+    high: well above the rate at which the loss is back where it began. Too low: the whole run goes hardly further than the first
+    clear fall, or its peak is far below that."""
     run, stage = proof.build(Plan(steps=1))
     if stage.expect.range_test:
         raise Skip(f"declared: {stage.expect.range_test}")
