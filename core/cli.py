@@ -18,13 +18,14 @@ trainworthy: training recipes that must prove themselves before they run
   trainworthy list                          every recipe: what it trains, how long, what it reached
   trainworthy run RECIPE [-n N] [settings]  prove RECIPE, train it, report; RECIPE is an id or a path to a fork
   trainworthy check RECIPE [--only ID,...] [--deep] [settings]    the gates alone
+  trainworthy lr RECIPE [--steps 200] [settings]    which peak rate? a range test on the real data, with its plot
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy resume RUN_FOLDER [--force]   go on where a run stopped
   trainworthy report RUN_FOLDER             write report.html again
   trainworthy reference RECIPE [--seeds 5] [settings]    the band of RECIPE's healthy runs, drawn in every later report
 
   trainworthy run RECIPE --help             all settings of a recipe
-  -n N, --accelerate-config FILE            processes and accelerate's own config file (run, check, resume)
+  -n N, --accelerate-config FILE            processes and accelerate's own config file (run, check, lr, resume)
 
 exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the run stopped itself · 5 interrupted but saved"""
 
@@ -42,6 +43,7 @@ def main() -> None:
             "report": report,
             "run": launch,
             "check": launch,
+            "lr": launch,
             "resume": launch,
             "reference": elsewhere,
         }

@@ -24,6 +24,7 @@ from core.stage import Stage
 
 USAGE = """usage: python -m core.launch [run] RECIPE [settings]    train RECIPE (an id, or a path to a fork) behind its gates
        python -m core.launch check RECIPE [--only ID,...] [--deep] [settings]    the gates alone
+       python -m core.launch lr RECIPE [--steps 200] [settings]    which peak rate? a range test
        python -m core.launch resume RUN_FOLDER [--force]    go on where a run stopped"""
 
 
@@ -65,11 +66,14 @@ def command(argv: list[str]) -> None:
     if argv and argv[0] in ("-h", "--help"):
         print(USAGE)
         return
-    verb = argv[0] if argv[:1] and argv[0] in ("run", "check", "resume") else "run"
+    from core.commands.lr import lr
+
+    verbs = {"run": run, "check": check, "resume": resume, "lr": lr}
+    verb = argv[0] if argv[:1] and argv[0] in verbs else "run"
     rest = argv[1:] if argv[:1] == [verb] else argv
     if not rest:
         raise UserError(f"{verb} what?", next=USAGE)
-    {"run": run, "check": check, "resume": resume}[verb](rest)
+    verbs[verb](rest)
 
 
 # -------------------------------------------------------------------------------------------------------------- commands

@@ -206,6 +206,11 @@ def _shares(numbers: dict[str, list[float]]) -> dict[str, float]:
     return {k: v / max(sum(middle.values()), 1e-30) for k, v in middle.items()}
 
 
+def spread(peak: float) -> dict[str, float]:
+    """First and last rate of a test: wide enough for a peak that is wrong by orders of magnitude."""
+    return {"start": min(peak / 100, 1e-5), "end": max(100 * peak, 10.0)}
+
+
 def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only: int | None = None) -> LRFinder:
     """A range test of the stage's only optimiser on real training batches, gradients clipped as in the run; leaves no trace.
 
@@ -252,15 +257,15 @@ def range_test(proof: Proof) -> Finding:
     if not seen.steps:
         raise Skip("no optimiser stepped (see wiring)")
     peak, total = seen.peak, Run(proof.cfg, proof.accelerator).total_steps(stage)
-    spread = {"start": min(peak / 100, 1e-5), "end": max(100 * peak, 10.0)}
-    finders = [sweep(run, stage, **spread, steps=STEPS, only=i) for i in range(TESTS)]
+    ends = spread(peak)
+    finders = [sweep(run, stage, **ends, steps=STEPS, only=i) for i in range(TESTS)]
     bands = [(band, f) for f in finders if (band := f.band())]
     band, finder = min(bands, key=lambda b: b[0].high, default=(None, finders[0]))
     if band:  # the most patient reading of what is too low, the least of what is too high
         first = min((b for b, _ in bands), key=lambda b: b.low)
         band = Band(first.low, band.high, band.blew_up, first.spent)
     if proof.deep and band:
-        wide = sweep(run, stage, **spread, steps=DEEP_STEPS)
+        wide = sweep(run, stage, **ends, steps=DEEP_STEPS)
         if (fresh := wide.band()) and fresh.blew_up:
             finder, band = wide, Band(band.low, fresh.high, True, band.spent)
     suggestion = finder.suggested_lr()
