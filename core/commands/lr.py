@@ -66,9 +66,7 @@ def tell(session: Session, name: str, finder: LRFinder, on: str) -> None:
     )
     if rate is None:
         say(f"  no usable rate: {finder.verdict}\n  plot          {plot}", style="yellow")
-        say(
-            "  next          a larger --train.batch-size or more --steps (less noise); trainworthy check, if nothing is learnt at all"
-        )
+        say("  next          a larger --train.batch-size or more --steps (less noise), or trainworthy check")
         return
     top = f"blows up at {band.high:.2g}" if band.blew_up else f"still falls at {band.high:.2g}, the last tried"
     again = ["trainworthy", "run", *session.argv, "--optim.lr", f"{rate:.1e}"]
