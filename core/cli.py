@@ -20,6 +20,7 @@ trainworthy: training recipes that must prove themselves before they run
   trainworthy run RECIPE [-n N] [settings]  prove RECIPE, train it, report; RECIPE is an id or a path to a fork
   trainworthy check RECIPE [--only ID,...] [--deep] [settings]    the gates alone
   trainworthy data RECIPE [--sample N] [settings]    what is in its data: uniques, classes, ranges, overlap of the splits
+  trainworthy lr RECIPE [--steps 200] [settings]    which peak rate? a range test on the real data, with its plot
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy resume RUN_FOLDER [--force]   go on where a run stopped
   trainworthy report RUN_FOLDER             write report.html again
@@ -27,7 +28,7 @@ trainworthy: training recipes that must prove themselves before they run
 
   trainworthy COMMAND --help                more about a command
   trainworthy run RECIPE --help             all settings of a recipe
-  -n N, --accelerate-config FILE            processes and accelerate's own config file (run, check, resume)
+  -n N, --accelerate-config FILE            processes and accelerate's own config file (run, check, lr, resume)
 
 exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the run stopped itself · 5 interrupted but saved"""
 
@@ -45,6 +46,7 @@ def main() -> None:
             "report": report,
             "run": launch,
             "check": launch,
+            "lr": launch,
             "resume": launch,
             "reference": elsewhere,
             "data": launch,

@@ -25,6 +25,7 @@ from core.stage import Stage
 BESIDE = ("data",)  # verbs that need a stage and have a module of their own, core/commands/<verb>.py
 USAGE = """usage: python -m core.launch [run] RECIPE [settings]    train RECIPE (an id, or a path to a fork) behind its gates
        python -m core.launch check RECIPE [--only ID,...] [--deep] [settings]    the gates alone
+       python -m core.launch lr RECIPE [--steps 200] [settings]    which peak rate? a range test
        python -m core.launch resume RUN_FOLDER [--force]    go on where a run stopped
        python -m core.launch data RECIPE [--sample N] [--json] [settings]    what is in its data"""
 
@@ -74,7 +75,9 @@ def command(argv: list[str]) -> None:
     if argv and argv[0] in ("-h", "--help"):
         print(USAGE)
         return
-    own = {"run": run, "check": check, "resume": resume}
+    from core.commands.lr import lr
+
+    own = {"run": run, "check": check, "resume": resume, "lr": lr}
     verb = argv[0] if argv[:1] and argv[0] in (*own, *BESIDE) else "run"
     rest = argv[1:] if argv[:1] == [verb] else argv
     if not rest:

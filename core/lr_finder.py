@@ -101,16 +101,13 @@ class LRFinder:
 
         Clearly: by `CLEAR` standard deviations and 5% of the largest such fall; neither depends on the loss's scale.
         """
-        if self._steepest() is None:
+        found = self._fall()
+        if found is None:
             return None
-        start, smoothed, noise = self._window, np.array(self.smoothed), self._noise()
-        fall = smoothed[start] - smoothed
-        clear = [i for i in range(start, len(fall)) if fall[i] > CLEAR * noise[i]]
-        low = next(i for i in clear if fall[i] >= 0.05 * fall[clear].max())
-        back = [i for i in range(low, len(smoothed)) if smoothed[i] >= smoothed[start]]
+        low, back = found
         ended = len(self.rates) < self._steps
-        high = self.rates[back[0] if back else -1]
-        return Band(self.rates[low], high, bool(back) or ended, sum(self.rates[: low + 1]))
+        high = self.rates[min(back, len(self.rates) - 1)]
+        return Band(self.rates[low], high, back < len(self.rates) or ended, sum(self.rates[: low + 1]))
 
     def plot(self, path: str | Path, *, configured: float | None = None) -> Path:
         """The losses over the rates as a picture (its format is `path`'s ending), with the band and the suggestion or the reason
@@ -188,8 +185,8 @@ class LRFinder:
         return loss
 
     # ---------------------------------------------------------------------------------------------------- its reading
-    def _steepest(self) -> int | None:
-        """Index of the steepest descent of the smoothed loss over log(rate), or None; sets `verdict`.
+    def _fall(self) -> tuple[int, int] | None:
+        """(index of the first clear fall, first index after it where the loss is back where it began), or None; sets `verdict`.
 
         At some step the loss must lie clearly below where it began. Clearly is `CLEAR` standard deviations of the smoothed
         loss, estimated from the differences of neighbouring losses up to that step (where the trend hardly shows and a later
@@ -197,22 +194,38 @@ class LRFinder:
         """
         if not self._steps:
             raise UserError("no range test was run", needed="range_test(loader) first")
-        start, span = self._window, max(1, self._window // 2)
-        if len(self.smoothed) <= start + 2 * span:
+        start = self._window
+        if len(self.smoothed) <= start + 2 * self._span:
             self.verdict = f"only {len(self.smoothed)} steps before the loss blew up"
             return None
-        smoothed = np.array(self.smoothed)
-        lowest = start + int(smoothed[start:].argmin())
-        fall, noise = smoothed[start] - smoothed, self._noise()
+        smoothed, noise = np.array(self.smoothed), self._noise()
+        fall = smoothed[start] - smoothed
         needed = np.maximum(CLEAR * noise, 1e-3 * abs(smoothed[start]))
-        best = start + int((fall - needed)[start : lowest + 1].argmax())
-        if fall[best] <= needed[best]:
+        clear = [i for i in range(start, len(fall)) if fall[i] > needed[i]]
+        if not clear:
+            lowest = start + int(fall[start:].argmax())
             self.verdict = f"the loss falls by {fall[lowest]:.2g}; {needed[lowest]:.2g} would stand out from its noise"
             return None
+        best = clear[int(fall[clear].argmax())]
         self.verdict = f"the loss falls by {fall[best]:.2g}, {fall[best] / max(noise[best], 1e-12):.0f} times its noise"
+        low = next(i for i in clear if fall[i] >= 0.05 * fall[best])
+        return low, next((i for i in range(low, len(fall)) if fall[i] <= 0), len(fall))
+
+    def _steepest(self) -> int | None:
+        """Index of the steepest descent of the smoothed loss over log(rate), before it is first back where it began."""
+        found = self._fall()
+        if found is None:
+            return None
+        start, span, smoothed = self._window, self._span, np.array(self.smoothed)
         slope = np.full(len(smoothed), math.inf)  # rates are evenly spaced in log: differences are slopes
         slope[span:-span] = smoothed[2 * span :] - smoothed[: -2 * span]
+        lowest = start + int(smoothed[start : found[1]].argmin())
         return start + int(slope[start : lowest + 1].argmin())
+
+    @property
+    def _span(self) -> int:
+        """Steps on either side of a slope."""
+        return max(1, self._window // 2)
 
     def _noise(self) -> np.ndarray:
         """Standard deviation of the smoothed loss at each step, from the differences of neighbouring losses up to it."""

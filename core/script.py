@@ -332,7 +332,8 @@ def _stage(factory: Callable[[], Script], folder: Path, run: Run) -> _ScriptStag
         name="script", model=script.model, optimizers={"main": script.optimizer}, data=data, loss=loss, evaluate=evaluate,
         metric=Metric(name, "", floor=floor, ceiling=ceiling, higher_is_better=script.higher_is_better), counts=counts,
         expect=Expect(initial_loss=script.initial_loss, loss_floor=script.loss_floor, overfit_steps=script.overfit_steps,
-                      overfit_metric=floor + 0.95 * (ceiling - floor), frozen=tuple(script.frozen), couplings=script.couplings),
+                      overfit_metric=floor + 0.95 * (ceiling - floor), frozen=tuple(script.frozen), couplings=script.couplings,
+                      schedule="train_loop is the script's own" if script.train_loop else ""),
         state={"checkpoint": _OwnCheckpoint(script, folder)} if script.save else {}, script=script,
     )  # fmt: skip
     return stage
@@ -443,6 +444,8 @@ REMEDIES = {
     "a detach(), no_grad() or argmax cuts the graph; requires_grad was switched off (on purpose: frozen=('prefix',))\n"
     "zero_grad() is missing, or loss= is not what train_loop calls backward() on\n"
     "the rate is too small for the weights' precision (bf16 weights without an fp32 copy)",
+    "schedule": "a scheduler that ends in zeros or non-finite rates",
+    "range-test": "the rate was carried over from another optimiser, batch size or data set",
     "dependency": "statistics over the batch axis (own normalisation, x.mean(0)), or a reshape that mixes samples\n"
     "a (B, 1) against (B,) broadcast in the loss\nthe loss is a sum, or a mean over something else than samples: say count=",
     "overfit": "wrong formula or target: softmax before cross-entropy, labels that do not belong to their inputs\n"
@@ -469,8 +472,7 @@ def _adapted(gate: Gate, script: Script) -> Gate:
     def prove(proof: Proof) -> Finding:
         if reason := skips.get(gate.id):
             raise Skip(reason)
-        if gate.id == "wiring" and script.train_loop:
-            proof.cfg.optim.clip = _clip(proof)
+        proof.cfg.optim.clip = _clip(proof) if gate.id == "wiring" and script.train_loop else float("inf")
         finding = gate.prove(proof)
         finding.remedy = REMEDIES.get(gate.id, finding.remedy)
         return finding

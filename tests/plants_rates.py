@@ -34,7 +34,7 @@ SCHEDULE = [
     Plant("scheduler-once-per-process", "schedule", "C11", LOOP,
           rate("0.5 * (1 + math.cos(math.pi * min(4 * step.index, total) / total))"),
           ("ticks more than once", "once per process"), source="GEN-03 huggingface/transformers PR#24088",
-          harm="the last three quarters of the run train nothing"),
+          harm="the last three quarters of the run train nothing", before=("wiring",), why="its four steps train nothing either"),
     Plant("cosine-too-short", "schedule", "C11", LOOP, rate("0.5 * (1 + math.cos(2 * math.pi * step.index / total))"),
           ("it rises again",), source="GEN-03 ContextualAI/HALOs PR#33"),
     Plant("no-schedule", "schedule", "C11", LOOP, rate("1.0"), ("the schedule says", "run.steps() sets it")),

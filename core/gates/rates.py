@@ -58,7 +58,7 @@ def _seen(proof: Proof) -> Seen:
         run = Run(cfg, proof.accelerator, plan=Plan(steps=UNITS, batch_size=size))
         stage = build(run, proof.make)
         names = {id(o): name for name, o in stage.optimizers.items()}
-        seen = Seen({n: [float(g["lr"]) for g in o.param_groups] for n, o in stage.optimizers.items()})
+        seen = Seen({n: [float(g.get("peak_lr", g["lr"])) for g in o.param_groups] for n, o in stage.optimizers.items()})
 
         def keep(optimizer, _args, _kwargs) -> None:
             if name := names.get(id(optimizer)):
@@ -119,7 +119,7 @@ def _own_faults(seen: Seen) -> list[str]:
         return ["no optimiser stepped"]
     if bad := [r for r in rates if not 0 <= r < math.inf]:
         return [f"a step was made at rate {bad[0]:g}"]
-    if not 0.5 * _peak(seen) <= max(rates) <= 2 * _peak(seen):
+    if not 0 < max(rates) <= 2 * _peak(seen):  # a long warm-up may be far below the peak
         return [f"the highest rate is {max(rates):.3g}, the configured one {_peak(seen):.3g}"]
     return []
 
@@ -206,6 +206,11 @@ def _shares(numbers: dict[str, list[float]]) -> dict[str, float]:
     return {k: v / max(sum(middle.values()), 1e-30) for k, v in middle.items()}
 
 
+def spread(peak: float) -> dict[str, float]:
+    """First and last rate of a test: wide enough for a peak that is wrong by orders of magnitude."""
+    return {"start": min(peak / 100, 1e-5), "end": max(100 * peak, 10.0)}
+
+
 def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only: int | None = None) -> LRFinder:
     """A range test of the stage's only optimiser on real training batches, gradients clipped as in the run; leaves no trace.
 
@@ -251,16 +256,18 @@ def range_test(proof: Proof) -> Finding:
     seen = _seen(proof)
     if not seen.steps:
         raise Skip("no optimiser stepped (see wiring)")
-    peak, total = seen.peak, Run(proof.cfg, proof.accelerator).total_steps(stage)
-    spread = {"start": min(peak / 100, 1e-5), "end": max(100 * peak, 10.0)}
-    finders = [sweep(run, stage, **spread, steps=STEPS, only=i) for i in range(TESTS)]
+    own = stage.expect.schedule  # twenty units of it may show neither its peak nor its mean
+    peak, mean = (_peak(seen), _peak(seen) / 2) if own else (seen.peak, seen.mean)
+    total = Run(proof.cfg, proof.accelerator).total_steps(stage)
+    ends = spread(peak)
+    finders = [sweep(run, stage, **ends, steps=STEPS, only=i) for i in range(TESTS)]
     bands = [(band, f) for f in finders if (band := f.band())]
     band, finder = min(bands, key=lambda b: b[0].high, default=(None, finders[0]))
     if band:  # the most patient reading of what is too low, the least of what is too high
         first = min((b for b, _ in bands), key=lambda b: b.low)
         band = Band(first.low, band.high, band.blew_up, first.spent)
     if proof.deep and band:
-        wide = sweep(run, stage, **spread, steps=DEEP_STEPS)
+        wide = sweep(run, stage, **ends, steps=DEEP_STEPS)
         if (fresh := wide.band()) and fresh.blew_up:
             finder, band = wide, Band(band.low, fresh.high, True, band.spent)
     suggestion = finder.suggested_lr()
@@ -269,7 +276,7 @@ def range_test(proof: Proof) -> Finding:
         finder.plot(proof.folder / "plots" / "range_test.png", configured=peak)
     if band is None:
         raise Skip(f"no usable rate to judge by: {verdict}")
-    lowest = max(band.low / BELOW, FALLS * band.spent / (total * seen.mean / peak))
+    lowest = max(band.low / BELOW, FALLS * band.spent / (total * mean / peak))
     highest = ABOVE * band.high if band.blew_up else math.inf
     top = f"blows up at {band.high:.2g}" if band.blew_up else f"still falls at {band.high:.2g}"
     return Finding(

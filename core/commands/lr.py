@@ -1,0 +1,75 @@
+"""`trainworthy lr`: a full learning-rate range test on the real data, with its plot and a suggestion, or none."""
+
+import json
+import shlex
+
+from core import config, gates
+from core import recipe as recipes
+from core.errors import UserError
+from core.gates import rates
+from core.lr_finder import LRFinder
+from core.run import Plan, Run
+from core.session import Session, open_session, session_lock, write_start
+
+STEPS = 200
+
+
+def lr(argv: list[str]) -> None:
+    """`trainworthy lr RECIPE [settings] [--steps 200]`: exit 0 also where no rate is usable, which is then said."""
+    argv, asked = config.take(argv, "--steps")
+    if asked is not None and not (asked.isdigit() and int(asked) >= 10):
+        raise UserError("--steps is a number of batches", got=asked, needed=f"10 or more (default {STEPS})")
+    loaded = recipes.load(argv[0])
+    cfg, preset = config.parse(loaded.module, argv[1:], prog=f"trainworthy lr {argv[0]}")
+    session = open_session(loaded, cfg, preset, argv, kind="checks")
+    with session_lock(session):
+        write_start(session)
+        for make_stage in loaded.module.STAGES:
+            run = Run(cfg, session.accelerator, plan=Plan(steps=1))
+            stage = gates.build(run, lambda run, make_stage=make_stage: make_stage(cfg, run))
+            if stage.expect.range_test or len(stage.optimizers) > 1:
+                why = stage.expect.range_test or "several optimisers: no single rate to test"
+                session.console.say(f"lr     {stage.name}: no range test: {why}")
+                continue
+            spread = rates.spread(cfg.optim.lr)
+            finder = rates.sweep(run, stage, **spread, steps=int(asked or STEPS))
+            tell(session, stage.name, finder, f"{len(finder.rates)} fresh batches of {cfg.train.batch_size}")
+            if finder.suggested_lr() is None:
+                one = rates.sweep(run, stage, **spread, steps=rates.STEPS, only=0)
+                tell(
+                    session,
+                    f"{stage.name}-one-batch",
+                    one,
+                    "one batch again and again, without the noise between batches",
+                )
+
+
+def tell(session: Session, name: str, finder: LRFinder, on: str) -> None:
+    """Print what a test saw and keep it: plot and numbers."""
+    rate, band, cfg = finder.suggested_lr(), finder.band(), session.cfg
+    if not session.main:
+        return
+    plot = finder.plot(session.folder / "plots" / f"range_test_{name}.png", configured=cfg.optim.lr)
+    found = {
+        "suggestion": rate,
+        "verdict": finder.verdict,
+        "rates": finder.rates,
+        "losses": finder.losses,
+        "smoothed": finder.smoothed,
+    }
+    plot.with_suffix(".json").write_text(json.dumps(found, indent=1))
+    say = session.console.say
+    say(
+        f"\nlr     {name}: {on}, {finder.rates[0]:.0e} to {finder.rates[-1]:.0e}"
+        if finder.rates
+        else f"\nlr     {name}: {on}"
+    )
+    if rate is None:
+        say(f"  no usable rate: {finder.verdict}\n  plot          {plot}", style="yellow")
+        say("  next          a larger --train.batch-size or more --steps (less noise), or trainworthy check")
+        return
+    top = f"blows up at {band.high:.2g}" if band.blew_up else f"still falls at {band.high:.2g}, the last tried"
+    again = ["trainworthy", "run", *session.argv, "--optim.lr", f"{rate:.1e}"]
+    say(f"  the loss      falls from {band.low:.2g} on and {top}; {finder.verdict}")
+    say(f"  suggestion    {rate:.1e}, a third of the rate of steepest descent (configured: {cfg.optim.lr:g})")
+    say(f"  plot          {plot}\n  next          {shlex.join(again)}")
