@@ -463,11 +463,15 @@ REMEDIES = {
 
 def _adapted(gate: Gate, script: Script) -> Gate:
     """The same proof, with what a script cannot be asked skipped and causes in a script's words."""
+    own_loop = "train_loop is the script's own: what its optimiser gets is judged by wiring"
     skips = {
         "initial-loss": "no initial_loss given" if script.initial_loss is None else "",
-        "accumulation": "train_loop is the script's own: what its optimiser gets is judged by wiring" if script.train_loop else "",
+        "init": "whether weights are loaded is the factory's own affair",
+        "schedule": "the script's schedule is not seen: rates are held at their peak",
+        "accumulation": own_loop if script.train_loop else "",
+        "range-test": "how long the script trains is not known: trainworthy.LRFinder tests the rate",
         "resume": "" if script.save else "no save and load given",
-    }  # fmt: skip
+    }
 
     def prove(proof: Proof) -> Finding:
         if reason := skips.get(gate.id):

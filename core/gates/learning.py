@@ -288,20 +288,28 @@ def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int) -
 def tiny_data(proof: Proof) -> Finding:
     """A short run of `train()` on 256 samples, judged on them and on 250 held-out ones: on both the metric must be clearly better
     with a sample's own input than with another's. A pretrained model overfits by design: no distance between the two is judged.
-    What is not clear gets four times as many steps. Deep: 250 samples, 30 epochs, and a plateau."""
+    What is not clear gets four times as many steps. Deep: 250 samples, 30 epochs (120 if need be), and a plateau."""
     probe_run, probe = proof.build(Plan(steps=1))
     metric, cfg = probe.metric, proof.cfg
     span = abs(metric.ceiling - metric.floor)
     if not 0 < span < math.inf:
         raise Skip(f"the metric has no range: floor {metric.floor:g}, ceiling {metric.ceiling:g}")
-    batch = max(min(max(cfg.train.batch_size, 64), TINY), 4 * probe_run.world)
-    if proof.deep:
-        per_epoch = math.ceil(250 / 32)
-        found = _train_on_few(proof, n=250, steps=30 * per_epoch, batch=max(32, 4 * probe_run.world), every=per_epoch)
-    else:
-        found = _train_on_few(proof, n=TINY, steps=TINY_STEPS, batch=batch, every=20)
-        if found["in_time"] and not (found["train"].clear and found["held_out"].clear):
-            found = _train_on_few(proof, n=TINY, steps=4 * TINY_STEPS, batch=batch, every=20)
+    world = probe_run.world
+    batch = max(min(max(cfg.train.batch_size, 64), TINY), 4 * world)
+    flat = True
+    for times in (1, 4):
+        if proof.deep:
+            epochs, per_epoch = 30 * times, math.ceil(250 / 32)
+            found = _train_on_few(
+                proof, n=250, steps=epochs * per_epoch, batch=max(32, 4 * world), every=times * per_epoch
+            )
+            gain, allowed = _still_gains(found["held_out_curve"], metric)
+            flat = gain <= allowed
+        else:
+            found = _train_on_few(proof, n=TINY, steps=times * TINY_STEPS, batch=batch, every=20)
+        done = found["train"].clear and found["held_out"].clear and flat
+        if done or not found["in_time"] or (not proof.deep and found["train"].gap > span / 2):
+            break
     learnt, carried, steps = found["train"], found["held_out"], found["steps"]
     if not found["in_time"] and not (learnt.clear and carried.clear):
         raise Skip(
@@ -309,13 +317,9 @@ def tiny_data(proof: Proof) -> Finding:
         )
     measured = f"{metric.name} after {steps} steps on {found['samples']} samples: {learnt}; on held-out ones: {carried}"
     needed = f"both better by more than {learnt.needed:.3f} and {carried.needed:.3f} (3 sd, 5% of floor to ceiling)"
-    flat = True
     if proof.deep:
-        gain, allowed = _still_gains(found["held_out_curve"], metric)
-        flat = gain <= allowed
-        measured += (
-            f"; last ten of 30 epochs: {'a plateau' if flat else 'still better'} ({gain:+.3f}) at {carried.own:.3f}"
-        )
+        late = f"last third of {epochs} epochs: {'a plateau' if flat else 'still better'} ({gain:+.3f})"
+        measured += f"; {late} at {carried.own:.3f}"
         needed += f"; a plateau: no gain above {allowed:.3f} within the last third"
     shuffled = (
         "labels shuffled before the split, or read in another order than their inputs: they do not belong together\n"

@@ -58,7 +58,9 @@ def _seen(proof: Proof) -> Seen:
         run = Run(cfg, proof.accelerator, plan=Plan(steps=UNITS, batch_size=size))
         stage = build(run, proof.make)
         names = {id(o): name for name, o in stage.optimizers.items()}
-        seen = Seen({n: [float(g.get("peak_lr", g["lr"])) for g in o.param_groups] for n, o in stage.optimizers.items()})
+        seen = Seen(
+            {n: [float(g.get("peak_lr", g["lr"])) for g in o.param_groups] for n, o in stage.optimizers.items()}
+        )
 
         def keep(optimizer, _args, _kwargs) -> None:
             if name := names.get(id(optimizer)):
