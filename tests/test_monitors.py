@@ -155,7 +155,8 @@ def test_a_collapse_stops_the_run(fork, launch):
 def test_a_spike_is_named_and_the_run_goes_on(fork, launch):
     """One batch with forty times the loss, late in the run: its step is told, its samples are kept."""
     fork((UPDATE, "        once = 40.0 if step.index == 199 and not run.plan else 1.0\n"
-          "        run.update(stage, step.batches, loss=lambda m, b: {k: v * once for k, v in stage.loss(m, b).items()})\n"))  # fmt: skip
+          "        scaled = lambda m, b: {k: v * once for k, v in stage.loss(m, b).items()}\n"
+          "        run.update(stage, step.batches, loss=scaled)\n"))  # fmt: skip
     done = launch("run", "mine.py", *FAST, "--train.epochs", "3.5", "--optim.lr", "0.01")
     assert done.returncode == 0, done.shown
     assert "step 200: the loss jumps to" in done.stdout
