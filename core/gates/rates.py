@@ -35,6 +35,8 @@ class Seen:
     """(unit, optimiser, rate of every group) for each step of an optimiser of the stage."""
     longest: float = 0.0
     """Largest gradient norm that an optimiser got."""
+    own: str = ""
+    """Why the rates are not those of --optim.schedule, if they are not."""
 
     @property
     def peak(self) -> float:
@@ -73,6 +75,7 @@ def _seen(proof: Proof) -> Seen:
             proof.train(cfg, run, stage)
         finally:
             hook.remove()
+        seen.own = stage.expect.schedule  # a loop of its own may be where it is declared
         return seen
 
     return proof.once("rates", rehearse)
@@ -86,9 +89,9 @@ def _seen(proof: Proof) -> Seen:
 def schedule(proof: Proof) -> Finding:
     """The rates of a rehearsal of twenty units against the arithmetic, and the arithmetic of the full run."""
     _, stage = proof.build(Plan(steps=1))
-    own, settings = stage.expect.schedule, proof.cfg.optim
     total = Run(proof.cfg, proof.accelerator).total_steps(stage)
     seen = _seen(proof)
+    own, settings = seen.own, proof.cfg.optim
     wrong = _own_faults(seen) if own else _faults(seen, settings) + _length_faults(total, settings)
     loose = math.isfinite(settings.clip) and seen.longest > 1.05 * CLIP
     if loose:
@@ -258,7 +261,7 @@ def range_test(proof: Proof) -> Finding:
     seen = _seen(proof)
     if not seen.steps:
         raise Skip("no optimiser stepped (see wiring)")
-    own = stage.expect.schedule  # twenty units of it may show neither its peak nor its mean
+    own = seen.own  # twenty units of it may show neither its peak nor its mean
     peak, mean = (_peak(seen), _peak(seen) / 2) if own else (seen.peak, seen.mean)
     total = Run(proof.cfg, proof.accelerator).total_steps(stage)
     ends = spread(peak)
