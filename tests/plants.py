@@ -328,7 +328,7 @@ ACCUMULATION = [
           why="a mean over the batch is not the sum over its rows: the dependency gate sees it first"),
     Plant("forgets-to-divide", "accumulation", "C10", UPDATE,
           own_loop("optimizer.zero_grad()", "for batch in step.batches:",
-                   '    (stage.loss(stage.model, batch)["ce"] / len(batch["label"])).backward()', "optimizer.step()"),
+                   '    (stage.loss(stage.model, batch)["ce"] / len(batch["label"])).backward()', CLIP, "optimizer.step()"),
           ("micro-batches are averaged",), source="GEN-01 huggingface/transformers#37766"),
     Plant("first-micro-batch-only", "accumulation", "C10", UPDATE, "        run.update(stage, step.batches[:1])\n",
           ("step.batches[1:]",), harm="most of every batch is thrown away"),
