@@ -21,6 +21,7 @@ trainworthy: training recipes that must prove themselves before they run
   trainworthy check RECIPE [--only ID,...] [--deep] [settings]    the gates alone
   trainworthy data RECIPE [--sample N] [settings]    what is in its data: uniques, classes, ranges, overlap of the splits
   trainworthy lr RECIPE [--steps 200] [settings]    which peak rate? a range test on the real data, with its plot
+  trainworthy doctor [--json]               is this machine fit, for which domains, and who shares it
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy resume RUN_FOLDER [--force]   go on where a run stopped
   trainworthy report RUN_FOLDER             write report.html again
@@ -49,6 +50,7 @@ def main() -> None:
             "lr": launch,
             "resume": launch,
             "reference": elsewhere,
+            "doctor": elsewhere,
             "data": launch,
         }
         if argv[0] not in commands:

@@ -1,9 +1,9 @@
 """Commands and bad input: exit code 2, one clear message, no traceback, nothing left behind."""
 
 import json
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -97,13 +97,13 @@ def test_list_is_instant_and_imports_no_torch(tmp_path: Path):
         [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True
     )
     assert inside.stdout.endswith("False\n")
-    started = time.process_time()
-    times = []
+    seconds = []  # of CPU, not of the clock: the machine may be busy
     for _ in range(5):
-        started = time.perf_counter()
+        before = os.times()
         trainworthy("list", cwd=tmp_path)
-        times.append(time.perf_counter() - started)
-    assert min(times) < 0.3
+        after = os.times()
+        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    assert min(seconds) < 0.3
 
 
 def test_help_shows_every_setting_with_its_docstring(tmp_path: Path):

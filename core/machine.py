@@ -1,0 +1,105 @@
+"""What this process may use of the machine: cores, memory, accelerators. Read from the system, without importing torch."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+GROUPS = Path("/proc/self/cgroup")
+
+
+@dataclass
+class Cores:
+    """CPU cores."""
+
+    present: int
+    affinity: int
+    """Those the scheduler may put this process on."""
+    quota: float | None
+    """Cores' worth of time that the control group may use."""
+
+    @property
+    def allowed(self) -> int:
+        """How many can work at once."""
+        return self.affinity if self.quota is None else max(1, min(self.affinity, int(self.quota)))
+
+
+@dataclass
+class Gpu:
+    """One accelerator, as the driver's own tool sees it; memory in bytes."""
+
+    name: str
+    driver: str
+    total: int
+    used: int
+    processes: list[str] = field(default_factory=list)
+    """`pid name, memory` of each process that computes on it."""
+
+
+def cores() -> Cores:
+    """Present, and allowed by affinity and control group."""
+    present = os.cpu_count() or 1
+    affinity = len(os.sched_getaffinity(0)) if sys.platform == "linux" else present
+    quotas = [int(q) / int(p) for q, p in map(str.split, _limits("cpu", "cpu.max")) if q != "max"]
+    periods = [int(p) for p in _limits("cpu", "cpu.cfs_period_us")]
+    quotas += [int(q) / p for q, p in zip(_limits("cpu", "cpu.cfs_quota_us"), periods, strict=True) if int(q) > 0]
+    return Cores(present, affinity, min(quotas, default=None))
+
+
+def free_memory() -> int:
+    """Bytes this process could still take: what the system has available, within every control group's limit."""
+    free = [psutil.virtual_memory().available]
+    for limit, used, detail in (("memory.max", "memory.current", "inactive_file"),
+                                ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")):  # fmt: skip
+        rows = zip(_limits("memory", limit), _limits("memory", used), _limits("memory", "memory.stat"), strict=False)
+        for most, now, stat in rows:
+            if most != "max":
+                cached = re.search(rf"^{detail} (\d+)", stat, re.M)  # given back when asked for
+                free.append(int(most) - int(now) + (int(cached[1]) if cached else 0))
+    return max(0, min(free))
+
+
+def _limits(controller: str, name: str) -> Iterator[str]:
+    """The file `name` of this process's control group and of those above it (versions 1 and 2)."""
+    for line in GROUPS.read_text().splitlines() if GROUPS.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            root = Path("/sys/fs/cgroup") / controllers
+            here = root / path.lstrip("/")
+            for folder in (here, *(p for p in here.parents if p == root or root in p.parents)):
+                if (folder / name).is_file():
+                    yield (folder / name).read_text().strip()
+
+
+def gpus() -> tuple[list[Gpu], str]:
+    """Accelerators with who computes on them, and the newest CUDA version the driver can run; ([], "") without the tool."""
+    if not shutil.which("nvidia-smi"):
+        return [], ""
+    found = {}
+    for uuid, name, driver, total, used in _ask("--query-gpu=uuid,name,driver_version,memory.total,memory.used"):
+        found[uuid] = Gpu(name, driver, *(int(float(x) * 2**20) if x[:1].isdigit() else 0 for x in (total, used)))
+    for uuid, pid, used, name in _ask("--query-compute-apps=gpu_uuid,pid,used_memory,process_name"):
+        if uuid in found:
+            found[uuid].processes.append(f"{pid} {Path(name).name}, {used} MiB")
+    version = re.search(r"CUDA Version: *([\d.]+)", _smi()) if found else None
+    return list(found.values()), version[1] if version else ""
+
+
+def _ask(query: str) -> list[list[str]]:
+    lines = _smi(query, "--format=csv,noheader,nounits").splitlines()
+    return [[cell.strip() for cell in line.split(",")] for line in lines if line.count(",") == query.count(",")]
+
+
+def _smi(*words: str) -> str:
+    """What nvidia-smi prints; nothing where it fails (a machine with the tool and without the driver)."""
+    try:
+        done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
