@@ -8,6 +8,11 @@ from core.errors import UserError
 from core.registry import find
 from core.spread import noise
 
+CHOSEN = {
+    "final": "not chosen on the validation set",
+    "best": "chosen on the validation set itself: the number flatters",
+}
+
 
 def write_card(folder: Path) -> Path:
     """Write card.md from the files of a finished run folder."""
@@ -69,11 +74,7 @@ def one_seed(recipe: str, summary: dict, name: str) -> str:
 def _weights(summary: dict, name: str) -> list[str]:
     """A row for each set of weights there is, and what was done with it."""
     chosen, final, stage = summary["reported"]["weights"], summary["final"], summary["stage"]
-    how = {
-        "final": "not chosen on the validation set",
-        "best": "chosen on the validation set itself: the number flatters",
-    }
-    mine, home = f"exported and reported ({how[chosen]}): export/", f"checkpoints/{stage}"
+    mine, home = f"exported and reported ({CHOSEN[chosen]}): export/", f"checkpoints/{stage}"
     last = mine if chosen == "final" else ""
     rows = [f"| final: after the last step | {final['step']:,} | {final['val/' + name]:.4f} | {last} |"]
     for i, b in enumerate(summary["n_best"]):

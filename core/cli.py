@@ -25,10 +25,13 @@ trainworthy: training recipes that must prove themselves before they run
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy resume RUN_FOLDER [--force]   go on where a run stopped
   trainworthy report RUN_FOLDER             write report.html again
+  trainworthy compare RUNS_A RUNS_B         two groups of seeds: the difference and its interval
   trainworthy reference RECIPE [--seeds 5] [settings]    the band of RECIPE's healthy runs, drawn in every later report
 
   trainworthy COMMAND --help                more about a command
   trainworthy run RECIPE --help             all settings of a recipe
+  --seeds 5, --seeds 0,1,2                  several seeds side by side: mean and interval (run)
+  --init-from PATH                          fine-tune: start from these weights (run, check)
   -n N, --accelerate-config FILE            processes and accelerate's own config file (run, check, lr, resume)
 
 exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the run stopped itself · 5 interrupted but saved"""
@@ -51,6 +54,7 @@ def main() -> None:
             "resume": launch,
             "reference": elsewhere,
             "doctor": elsewhere,
+            "compare": elsewhere,
             "data": launch,
         }
         if argv[0] not in commands:
@@ -131,7 +135,13 @@ def elsewhere(argv: list[str]) -> None:
 
 
 def report(argv: list[str]) -> None:
-    """Write report.html of a run folder again."""
+    """Write report.html of a run folder, or of a group of seeds, again."""
+    if len(argv) == 2 and (Path(argv[1]) / "seeds.json").is_file():
+        from core import many
+
+        many.write(Path(argv[1]))
+        print(Path(argv[1]) / "report.html")
+        return
     if len(argv) != 2 or not (Path(argv[1]) / "args.json").is_file():
         raise UserError("report needs a run folder", got=" ".join(argv[1:]) or "nothing", next="ls -d runs/*/*")
     from core.report import write
@@ -143,6 +153,7 @@ def launch(argv: list[str]) -> None:
     """Start the module, under accelerate where there are several processes or a config; never returns."""
     from core.config import take
 
+    asked = argv
     argv, n = take(argv, "-n")
     argv, file = take(argv, "--accelerate-config")
     if len(argv) > 1 and not argv[1].startswith("-") and argv[0] != "resume":
@@ -155,6 +166,8 @@ def launch(argv: list[str]) -> None:
         raise UserError("-n needs a number of processes", got=n, needed="1 or more")
     env = dict(os.environ, PYTHONSAFEPATH="1")  # a folder named core/ where the user stands must not shadow ours
     command = [sys.executable, "-m", "core.launch", *argv]
+    if argv[0] == "run" and any(w.split("=")[0] == "--seeds" for w in argv):  # each seed starts its own processes
+        os.execve(sys.executable, [*command[:3], *asked], env)
     if file is not None:
         if not Path(file).is_file():
             raise UserError(f"no accelerate config {file}", next="accelerate config --config_file FILE")

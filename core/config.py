@@ -294,8 +294,6 @@ def check_values(cfg: Config, *, processes: int) -> None:
             got=(cfg.optim.warmup, cfg.optim.decay),
             needed="[0, 1)",
         )
-    if cfg.track:
-        raise UserError("--track is not built yet", got=cfg.track, needed="our own files and TensorBoard, for now")
     if g.waive and not g.because.strip():
         raise UserError(
             "a waived gate needs a reason",

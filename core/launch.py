@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from core import config, environment, gates, inventory, ledger, monitors
+from core import config, environment, gates, inventory, ledger, many, monitors
 from core import recipe as recipes
 from core.console import table
 from core.errors import DISK_FULL, DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
@@ -21,9 +21,10 @@ from core.results import Watcher, finish
 from core.run import Plan, Run, precision
 from core.session import Interrupts, Session, open_session, reported, session_lock, told, write_start
 from core.stage import Stage
+from core.tracking import mirror, tracked
 
 BESIDE = ("data",)  # verbs that need a stage and have a module of their own, core/commands/<verb>.py
-USAGE = """usage: python -m core.launch [run] RECIPE [settings]    train RECIPE (an id, or a path to a fork) behind its gates
+USAGE = """usage: python -m core.launch [run] RECIPE [--seeds N] [settings]    train RECIPE (id, or path of a fork) behind its gates
        python -m core.launch check RECIPE [--only ID,...] [--deep] [settings]    the gates alone
        python -m core.launch lr RECIPE [--steps 200] [settings]    which peak rate? a range test
        python -m core.launch resume RUN_FOLDER [--force]    go on where a run stopped
@@ -91,10 +92,15 @@ def command(argv: list[str]) -> None:
 # -------------------------------------------------------------------------------------------------------------- commands
 def run(argv: list[str]) -> None:
     """Gates, then the full run."""
+    argv, asked = config.take(argv, "--seeds")
+    if asked is not None:
+        many.run(argv, asked)
     loaded = recipes.load(argv[0])
     cfg, preset = config.parse(loaded.module, argv[1:], prog=f"trainworthy run {argv[0]}")
-    session = open_session(loaded, cfg, preset, argv)
-    with session_lock(session), Interrupts(session.folder) as interrupts, reported(session):
+    folder = os.environ.get("TRAINWORTHY_FOLDER")  # one of several seeds
+    session = open_session(loaded, cfg, preset, argv, folder=Path(folder) if folder else None)
+    track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
+    with session_lock(session), Interrupts(session.folder) as interrupts, reported(session), track:
         write_start(session)
         prove(session, only=(), deep=False)
         train(session, interrupts)
@@ -124,6 +130,8 @@ def resume(argv: list[str]) -> None:
     if len(rest) != 1:
         raise UserError("resume takes one run folder and no settings", got=" ".join(argv), next=USAGE)
     folder = Path(rest[0])
+    if (folder / many.NAME).is_file():
+        many.resume(folder, force=force)
     args = folder / "args.json"
     if not args.is_file() or folder.resolve().parent.name == "checks":
         raise UserError(f"{folder} is no run folder", got="no args.json in it", needed="a folder under runs/<recipe>/",
@@ -145,7 +153,8 @@ def resume(argv: list[str]) -> None:
                         needed="the same sources, or your word that it does not matter",
                         next=f"trainworthy resume {folder} --force")  # fmt: skip
     session = open_session(loaded, cfg, preset, words, folder=folder)
-    with session_lock(session), Interrupts(session.folder) as interrupts, reported(session):
+    track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
+    with session_lock(session), Interrupts(session.folder) as interrupts, reported(session), track:
         prove(session, only=(), deep=False)
         train(session, interrupts)
 
@@ -209,7 +218,8 @@ def train(session: Session, interrupts: Interrupts) -> None:
     s, cfg = session, session.cfg
     previous: Stage | None = None
     for make_stage in s.recipe.module.STAGES:
-        tracker = MetricsTracker(s.folder, use_tensorboard=cfg.run.tensorboard) if s.main else None
+        also = mirror(s.accelerator, s.console)
+        tracker = MetricsTracker(s.folder, use_tensorboard=cfg.run.tensorboard, also=also) if s.main else None
         one = Run(cfg, s.accelerator, folder=s.folder, tracker=tracker, console=s.console)
         stage = gates.build(one, lambda run, m=make_stage, p=previous: m(cfg, run, p))
         steps = one.total_steps(stage)

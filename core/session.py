@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from core import config, environment, gates, pretrained, report
+from core import config, environment, gates, pretrained, report, tracking
 from core import recipe as recipes
 from core.console import Console
 from core.errors import Interrupted, Stop, UserError
@@ -48,7 +48,7 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
                  only: tuple[str, ...] = (), folder: Path | None = None) -> Session:  # fmt: skip
     """Devices, processes and the run folder; whatever can fail cheaply fails here."""
     torch.set_num_threads(cfg.run.threads or torch.get_num_threads())
-    accelerator = Accelerator()
+    accelerator = Accelerator(log_with=tracking.names(cfg))
     environment.assert_processes(accelerator.num_processes)
     console = Console(quiet=not accelerator.is_main_process)
     start = check_settings(loaded, cfg, accelerator, (*cfg.gates.waive, *only))

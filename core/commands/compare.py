@@ -1,0 +1,22 @@
+"""`trainworthy compare RUNS_A RUNS_B`: is the second better than the first, or is it the luck of the seeds?"""
+
+from pathlib import Path
+
+from core.console import table
+from core.errors import UserError
+from core.many import compare
+
+
+def main(argv: list[str]) -> None:
+    """Print both means and the difference with its interval."""
+    if len(argv) != 3:
+        raise UserError("compare needs two groups of seeds", got=" ".join(argv[1:]) or "nothing",
+                        needed="trainworthy compare RUNS_A RUNS_B", next="ls -d runs/*/seeds-*")  # fmt: skip
+    found = compare(Path(argv[1]), Path(argv[2]))
+    d = found.difference
+    each = [
+        (name, f"{len(g['values'])} seeds", f"{g['mean']:.4f}", f"sd {g['sd']:.4f}")
+        for name, g in zip(argv[1:], (found.a, found.b), strict=True)
+    ]
+    print(table([("", "", found.a["metric"], ""), *each]))
+    print(f"  difference {d.value:+.4f}, 95% interval {d.low:+.4f} to {d.high:+.4f} (Welch)\n  {found.words()}")

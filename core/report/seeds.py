@@ -1,0 +1,57 @@
+"""The page of a group of seeds: the numbers, and the curves of all of them over each other."""
+
+from pathlib import Path
+from typing import Any
+
+from core.many import rows, sentence
+from core.report import PAGE, STYLE
+from core.report.charts import SENTINEL, Chart, inline, render, smooth
+from core.report.folder import Folder, read, series
+from core.report.html import bars, esc, note, num, section, table, tag
+
+
+def page(folder: Path, found: dict[str, Any]) -> str:
+    """The whole HTML page, self-contained."""
+    runs = [(seed, read(folder / f"seed-{seed}")) for seed in found["values"]]
+    name, n = found["metric"], len(runs)
+    title = f"{Path(found['recipe']).stem}: {n} seeds"
+    number = tag(
+        "p", f"<strong>{esc(num(found['mean']))}</strong> <span>{esc(name)}, mean of {n} seeds</span>", class_="number"
+    )
+    hero = tag("p", esc(f"{title} · {folder.absolute().name}"), class_="eyebrow") + tag(
+        "h1", esc(found["question"][:1].upper() + found["question"][1:])
+    )
+    low, high = found.get("interval_95", (None, None))
+    between = f"95% interval of the mean {low:.4f} to {high:.4f}. " if low is not None else ""
+    hero += number + note(between + sentence(found))
+    known = [(f"seed {s}", v, "model") for s, v in found["values"].items()]
+    known += [(k, v, "other") for k, v in {**found["baselines"], "chance": found["floor"]}.items()]
+    drawn = bars(known, high=found["ceiling"], caption=f"{name}: every seed, and what it is measured against")
+    header = tag("header", tag("div", hero) + tag("div", drawn, class_="card"), class_="hero")
+    numbers = table(("", name), [[esc(k), esc(v)] for k, v in rows(found)])
+    links = "".join(tag("li", tag("a", f"seed {s}", href=f"seed-{s}/report.html")) for s, _ in runs)
+    body = section(
+        "Curves", tag("div", "".join(map(_figure, _charts(runs, name))), class_="charts"), "One line per seed."
+    )
+    body += section("Numbers", tag("div", numbers, class_="card"))
+    body += section("Each seed", tag("ul", links, class_="card"))
+    return PAGE.format(title=esc(title), style=STYLE, hero=header, nav="", body=body, name=esc(folder.absolute().name))
+
+
+def _charts(runs: list[tuple[str, Folder]], name: str) -> list[Chart]:
+    def over(tag_: str, steps: bool) -> Any:
+        def draw(axes: Any, c: dict[str, str]) -> None:
+            for _, f in runs:
+                x, y = series(f.steps if steps else f.rows, tag_)
+                x, y = smooth(x, y) if steps and len(x) else (x, y)
+                axes.plot(x, y, "-" if steps else "-o", color=c["line"], alpha=0.6, linewidth=1, markersize=2)
+
+        return draw
+
+    return [Chart("metric", f"{name} on held-out data", over(f"val/{name}", False)),
+            Chart("loss", "Training loss, smoothed", over("step/loss", True))]  # fmt: skip
+
+
+def _figure(chart: Chart) -> str:
+    svg = inline(render(chart, SENTINEL, "svg").decode(), chart.name, f"{chart.title}, by step, one line per seed")
+    return tag("figure", tag("h3", esc(chart.title)) + svg, class_="card")
