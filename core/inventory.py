@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from core import texts
+from core.errors import UserError
 from core.stage import Data
 from core.texts import exclusions as exclusions
 
@@ -47,6 +48,10 @@ class Scan:
     texts: dict[str, list[str]] = field(default_factory=dict)
     """Strings by field; those of the input joined, under their names joined by " + "."""
     fields: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sizes: dict[str, list[list[int]]] = field(default_factory=dict)
+    """Of each input field and sample: characters, or entries along each axis."""
+    fabricated: dict[str, list[float]] = field(default_factory=dict)
+    """Share of each sample's entry that was made up, for the fields that declare it."""
     whole: str = ""
     """Key in `texts` of what the model reads, where it reads nothing but text (and rows of integers made from it)."""
     fingerprint: str = ""
@@ -78,7 +83,10 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
         for key, spec in data.fields.items():
             value = torch.as_tensor(sample[key]) if not isinstance(sample[key], str) else sample[key]
             stats[key].add(value)
+            if spec.fabricated:
+                found.fabricated.setdefault(key, []).append(_share(key, i, name, spec.fabricated(sample)))
             if spec.role == "input":
+                found.sizes.setdefault(key, []).append([len(value)] if isinstance(value, str) else list(value.shape))
                 digest.update(value.encode() if isinstance(value, str) else value.contiguous().numpy().tobytes())
             elif spec.role in ("target", "group"):
                 plain = value if isinstance(value, str) else value.item() if value.ndim == 0 else None
@@ -105,7 +113,27 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
         values = set(found.targets.get(key, [None]))
         if spec.role == "target" and None not in values and (spec.classes or len(values) <= VALUES):
             found.fields[key] |= histogram(found.targets[key], spec.classes)
+    for key, shares in found.fabricated.items():
+        found.fields[key]["fabricated"] = _made_up(found, data, shares)
     return found
+
+
+def _share(key: str, index: int, split: str, share: float) -> float:
+    if not 0 <= float(share) <= 1:
+        raise UserError(f"the fabricated share of '{key}' is no share", got=f"{float(share):g} for sample {index} of {split}",
+                        needed="a number from 0 to 1", cause="a count that was not divided by the size of the entry")  # fmt: skip
+    return float(share)
+
+
+def _made_up(found: Scan, data: Data, shares: list[float]) -> dict[str, Any]:
+    """Mean and range of a declared fabricated share; its mean in each class of the first target that is one."""
+    out: dict[str, Any] = {"mean": sum(shares) / len(shares), "min": min(shares), "max": max(shares)}
+    key = next((k for k, f in data.fields.items() if f.role == "target" and f.classes), None)
+    for label, name in enumerate(data.fields[key].classes if key else ()):
+        mine = [share for share, target in zip(shares, found.targets[key], strict=True) if target == label]
+        if mine:
+            out.setdefault("classes", {})[name] = sum(mine) / len(mine)
+    return out
 
 
 def _units(data: Data) -> tuple[dict[str, list[str]], list[str], str]:

@@ -24,6 +24,10 @@ class Field:
     low: float | None = None
     high: float | None = None
     """Valid range of the values, both ends included."""
+    fabricated: Callable[[dict[str, Any]], float] | None = None
+    """sample -> share (0 to 1) of this entry that was not measured: interpolated, padded, resampled, synthetic. The sample is what
+    `get` returns, so a data set that knows it hands it along: `lambda s: s["padded"]`. It is counted, reported, and must not give
+    the target away."""
 
 
 class Data:
@@ -133,6 +137,9 @@ class Expect:
     with its epochs); empty: they are, and it does."""
     range_test: str = ""
     """Why no band of usable rates can be measured on one batch (DPO, reinforcement learning); empty: it can."""
+    sampling: str = ""
+    """Why a sample may come twice in an epoch or the order stay the same (drawn with replacement, a curriculum, rollouts);
+    empty: every sample once an epoch, in another order each time."""
     small_terms: tuple[str, ...] = ()
     """Loss terms that may carry next to nothing of the gradient (a regulariser near its optimum)."""
     loss_may_rise: str = ""

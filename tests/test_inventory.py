@@ -10,6 +10,8 @@ import torch
 import core
 from core import inventory, texts
 from tests.conftest import patched
+from tests.plants import STAGES
+from tests.plants_fabricated import made_up
 
 PROSE = (Path(__file__).parent / "fixtures" / "prose.py").read_text()
 VAL = "val_data = Paragraphs(val_rows)\n"
@@ -52,6 +54,19 @@ def test_data_of_pictures_is_printed_and_kept(launch):
     assert found["splits"]["train"]["fields"]["image"]["unique"] == 4000
     assert found["splits"]["val"]["repeats"] == {"exact": 0, "near": 0, "compared": 1000, "near_pairs": []}
     assert (done.folder() / "report.html").exists()
+
+
+def test_what_was_made_up_is_counted(launch, fork):
+    """A declared share is printed and kept by split and class; one that is no share is refused."""
+    fork((STAGES, made_up("image[:, :label] = 0", "label / 28")))
+    done = launch("data", "mine.py")
+    assert "fabricated: min · mean · max  0.0% · 16.1% · 32.1%  0.0% · 16.1% · 32.1%" in done.stdout, done.shown
+    found = json.loads((done.folder() / "data.json").read_text())["splits"]["val"]["fields"]["image"]["fabricated"]
+    assert found["classes"] == pytest.approx({str(i): i / 28 for i in range(10)})
+    fork((STAGES, made_up("image[:, :label] = 0", "label")))
+    done = launch("data", "mine.py", "--sample", "300")
+    assert done.returncode == 2, done.shown
+    assert "the fabricated share of 'image' is no share" in done.stderr
 
 
 def test_json_and_sample(launch):

@@ -343,7 +343,7 @@ def test_what_else_the_data_report_knows_is_shown(folder: Path):
         split.update(
             notes={"unreadable files": "3 of 1,003 left out"}, repeats={"exact": 2, "near": 5, "near_pairs": []}
         )
-        made_up = {"mean": 0.25, "min": 0.0, "max": 0.75, "words": "padding"}
+        made_up = {"mean": 0.25, "min": 0.0, "max": 0.75}
         split["fields"]["text"] = {"role": "input", "dtype": "str", "non_finite_samples": 0, "fabricated": made_up,
                                    "lengths": {"words": {"min": 1, "95%": 77}}}  # fmt: skip
     shared = {"exact": 4, "near": 6, "chunks": 8, "longest_chunks": ["the cat sat on the mat"]}
@@ -351,7 +351,7 @@ def test_what_else_the_data_report_knows_is_shown(folder: Path):
     data["overlaps"] = {"test in train": {"exact": 11, "near": None, "groups": {}}}
     put(folder / "data.json", data)
     text = page(folder)
-    for shown in ("train: unreadable files: 3 of 1,003 left out.", "near copies", "padding, 0% to 75% of a sample", "77",
+    for shown in ("train: unreadable files: 3 of 1,003 left out.", "near copies", "train: text: 0% to 75% of a sample", "77",
                   "8 shared chunks", "the cat sat on the mat", "test in train: 11 exact, near ones not comparable"):  # fmt: skip
         assert shown in text, shown
 

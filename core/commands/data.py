@@ -136,6 +136,7 @@ def show_field(key: str, found: dict[str, dict[str, Any]], console: Console) -> 
         ("std", lambda f: " ".join(f"{v:.3g}" for v in f["std"]) if "std" in f and "classes" not in f else None),
         ("not finite", lambda f: f"{f['non_finite_samples']:,}" if f["non_finite_samples"] else None),
         ("distinct values", lambda f: f"{f['unique']:,}"),
+        ("fabricated: min · mean · max", lambda f: made_up(f.get("fabricated"))),
         ("valid labels", lambda f: percent(f["valid_share"]) if "valid_share" in f else None),
         ("no class", lambda f: " ".join(f"{k} ({n:,})" for k, n in list(f["invalid"].items())[:5]) if f.get("invalid") else None),
         ("per class: min · median · max", lambda f: spread(f.get("per_class"))),
@@ -218,6 +219,10 @@ def shape(found: dict[str, Any]) -> str | None:
 
 def spread(lengths: dict[str, int] | None) -> str | None:
     return " · ".join(f"{v:,}" for v in lengths.values()) if lengths else None
+
+
+def made_up(share: dict[str, Any] | None) -> str | None:
+    return " · ".join(f"{share[k]:.1%}" for k in ("min", "mean", "max")) if share else None
 
 
 def number(value: int | None) -> str:

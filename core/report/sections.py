@@ -298,7 +298,7 @@ def fabricated(fields: list[tuple[str, dict[str, Any]]]) -> str:
     if not told:
         return ""
     rows = [(f"{k}", float(x["mean"]), "worst" if x["mean"] > 0.5 else "other") for k, x in told]
-    words = "; ".join(f"{k}: {x['words']}, {x['min']:.0%} to {x['max']:.0%} of a sample" for k, x in told)
+    words = "; ".join(f"{k}: {x['min']:.0%} to {x['max']:.0%} of a sample" for k, x in told)
     return card("Fabricated share, mean over samples", bars(rows, high=1.0) + note(f"{words}."))
 
 
