@@ -48,7 +48,7 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
                  only: tuple[str, ...] = (), folder: Path | None = None) -> Session:  # fmt: skip
     """Devices, processes and the run folder; whatever can fail cheaply fails here."""
     torch.set_num_threads(cfg.run.threads or torch.get_num_threads())
-    accelerator = Accelerator(log_with=tracking.names(cfg))
+    accelerator = Accelerator(log_with=tracking.names(cfg) or None)
     environment.assert_processes(accelerator.num_processes)
     console = Console(quiet=not accelerator.is_main_process)
     start = check_settings(loaded, cfg, accelerator, (*cfg.gates.waive, *only))

@@ -68,9 +68,9 @@ def page(stats: dict, caught: dict, quiet: dict, seconds: float) -> list[str]:
         f"- Planted bugs stopped by the right gate with the right words: {wilson(whole, len(caught))} at every seed that was run, "
         f"{wilson(hits, plants)} over single runs (95% Wilson intervals).",
         f"- False alarms on healthy runs: {wilson(alarms, healthy)}, over {len(quiet)} healthy variants.",
-        f"- All gates of one bugged run: median {statistics.median(costs):.1f} s." if costs else "", "",
+        f"- The gates of one bugged run, up to the one that stops it: median {statistics.median(costs):.1f} s." if costs else "", "",
         "## Misses first", "", *(missed + failed or ["None."]), "",
-        "## Every plant", "", "| plant | first gate that failed | caught, seeds | seconds of all gates |", "|---|---|---|---|",
+        "## Every plant", "", "| plant | first gate that failed | caught, seeds | seconds of its gates |", "|---|---|---|---|",
     ]  # fmt: skip
     for name, rows in sorted(caught.items()):
         first = ", ".join(sorted({p["first"] for _, p in rows if "first" in p})) or "none"
@@ -84,7 +84,7 @@ def page(stats: dict, caught: dict, quiet: dict, seconds: float) -> list[str]:
 
 @pytest.fixture
 def noted(record_property):
-    """Keep of a check which gate failed first and what all gates cost."""
+    """Keep of a check which gate failed first and what they cost."""
 
     def keep(verdicts: list[dict]) -> None:
         failed = [v["id"] for v in verdicts if v["verdict"] == "fail"]
