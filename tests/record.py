@@ -68,7 +68,7 @@ def page(stats: dict, caught: dict, quiet: dict, seconds: float) -> list[str]:
         f"- Planted bugs stopped by the right gate with the right words: {wilson(whole, len(caught))} at every seed that was run, "
         f"{wilson(hits, plants)} over single runs (95% Wilson intervals).",
         f"- False alarms on healthy runs: {wilson(alarms, healthy)}, over {len(quiet)} healthy variants.",
-        f"- The gates of one bugged run, up to the one that stops it: median {statistics.median(costs):.1f} s." if costs else "", "",
+        f"- Gates of one bugged run up to the one that stops it: median {statistics.median(costs):.1f} s." if costs else "", "",
         "## Misses first", "", *(missed + failed or ["None."]), "",
         "## Every plant", "", "| plant | first gate that failed | caught, seeds | seconds of its gates |", "|---|---|---|---|",
     ]  # fmt: skip
