@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from importlib import import_module
 from pathlib import Path
 
@@ -23,6 +24,7 @@ trainworthy: training recipes that must prove themselves before they run
   trainworthy lr RECIPE [--steps 200] [settings]    which peak rate? a range test on the real data, with its plot
   trainworthy doctor [--json]               is this machine fit, for which domains, and who shares it
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
+  trainworthy diff FORK.py                  what a fork changed, and which gates look at that
   trainworthy resume RUN_FOLDER [--force]   go on where a run stopped
   trainworthy report RUN_FOLDER             write report.html again
   trainworthy compare RUNS_A RUNS_B         two groups of seeds: the difference and its interval
@@ -55,6 +57,7 @@ def main() -> None:
             "reference": elsewhere,
             "doctor": elsewhere,
             "compare": elsewhere,
+            "diff": elsewhere,
             "data": launch,
         }
         if argv[0] not in commands:
@@ -98,6 +101,7 @@ def fork(argv: list[str]) -> None:
     parser.add_argument("recipe")
     parser.add_argument("file", type=Path)
     args = parser.parse_args(argv[1:])
+    from core.commands.diff import note, without_note
     from core.registry import find
 
     entry, target = find(args.recipe), args.file
@@ -109,7 +113,8 @@ def fork(argv: list[str]) -> None:
         raise UserError(f"{target} exists", needed="a new name: a fork never overwrites")
     target.parent.mkdir(parents=True, exist_ok=True)
     source = entry.path.read_text()
-    target.write_text(source)
+    today = time.strftime("on %Y-%m-%d")
+    target.write_text(without_note(source) + note(entry, source, today))
 
     def line(pattern: str) -> int:
         found = re.search(pattern, source, re.M)

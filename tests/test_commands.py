@@ -2,13 +2,16 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from core import gates
 from tests.commands import environment, trainworthy
+from tests.conftest import ROOT, patched
 
 
 # ---------------------------------------------------------------------------------------------------------------- doctor
@@ -76,15 +79,116 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(tmp_path: Path):
     assert "torchvision::nms" in facts["torchvision"]["meaning"]
 
 
+# ------------------------------------------------------------------------------------------------------------------ diff
+CHANGES = (
+    ("optim=Optim(lr=3e-3,", "optim=Optim(lr=1e-2,"),
+    ("label_smoothing: float = 0.1", "label_smoothing: float = 0.05"),
+    ("h = F.relu(self.norm1(self.conv1(x)))", "h = F.gelu(self.norm1(self.conv1(x)))"),
+    ('truth.append(batch["label"])', 'truth.append(batch["label"].long())'),
+    ("        run.update(stage, step.batches)", "        run.update(stage, step.batches[:1])"),
+    ("expect=core.Expect(", 'expect=core.Expect(couplings="contrastive", '),
+)
+"""One hunk in the settings, the model, the evaluation, the loop and the expectations of a recipe."""
+
+
+def forked(tmp_path: Path, *hunks: tuple[str, str], recipe: str = "vision/classify", name: str = "mine.py") -> Path:
+    """A fork by the real command, changed."""
+    assert trainworthy("fork", recipe, name, cwd=tmp_path).returncode == 0
+    path = tmp_path / name
+    path.write_text(patched(path.read_text(), *hunks))
+    return path
+
+
+def sections(shown: str) -> dict[str, str]:
+    """{heading: what stands under it} of what diff printed."""
+    blocks = [block.partition("\n") for block in shown.split("\n\n")]
+    return {head.partition(" (")[0]: body for head, _, body in blocks}
+
+
+def test_diff_groups_what_changed_and_names_the_gates_that_look_there(tmp_path: Path):
+    forked(tmp_path, *CHANGES)
+    done = trainworthy("diff", "mine.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = sections(done.stdout)
+    assert re.search(r"optim.lr +0.003 -> 0.01 .*optimizers", found["settings"])
+    assert re.search(r"label_smoothing +0.1 -> 0.05 .*loss", found["settings"])
+    assert "expect.couplings  - -> 'contrastive'" in found["told to the gates"]
+    block = next(body for head, body in found.items() if "model" in head)
+    assert "Block" in block
+    assert "+        h = F.gelu(self.norm1(self.conv1(x)))" in block
+    assert "confusion_matrix" in next(body for head, body in found.items() if "evaluate" in head)
+    assert "step.batches[:1]" in found["train"]
+    gates = found["gates that look at this"]
+    for gate, part in (
+        ("schedule", "optimizers"),
+        ("evaluation", "evaluate"),
+        ("accumulation", "train"),
+        ("dependency", "expect"),
+    ):
+        assert re.search(rf"{gate} .*{part}", gates), gate
+    assert "leakage" not in gates, "the data did not change"
+    only = re.search(r"next +trainworthy check mine.py --only (\S+)", done.stdout)[1].split(",")
+    assert only == [line.split()[0] for line in gates.splitlines() if "no gate looks" not in line]
+
+
+def test_diff_of_one_part_asks_only_the_gates_that_look_there(tmp_path: Path):
+    forked(
+        tmp_path,
+        ("rotation, shift", "turns, shift"),
+        ("        12, translate=(0.1, 0.1),", "        20, translate=(0.1, 0.1),"),
+    )
+    only = re.search(r"--only (\S+)", trainworthy("diff", "mine.py", cwd=tmp_path).stdout)[1].split(",")
+    assert {"data", "leakage"} <= set(only)
+    assert not {"schedule", "terms", "init"} & set(only)
+
+
+def test_diff_says_when_nothing_that_runs_changed(tmp_path: Path):
+    path = forked(tmp_path)
+    assert trainworthy("diff", "mine.py", cwd=tmp_path).stdout.endswith("nothing changed\n")
+    path.write_text(patched(path.read_text(), ("    def loss(model", "    # as it was\n    def loss(model")))
+    assert "only comments, docstrings or layout changed" in trainworthy("diff", "mine.py", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("in_git", [True, False])
+def test_diff_after_the_recipe_has_changed(tmp_path: Path, in_git: bool):
+    parent = forked(tmp_path, name="parent.py")
+    if in_git:
+        for words in (["init", "-q"], ["add", "parent.py"]):
+            subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    forked(tmp_path, CHANGES[0], recipe="parent.py", name="child.py")
+    parent.write_text(patched(parent.read_text(), CHANGES[2]))
+    done = trainworthy("diff", "child.py", cwd=tmp_path)
+    assert "the recipe has changed since this fork was made" in done.stdout, done.stdout + done.stderr
+    assert "0.003 -> 0.01" in done.stdout
+    assert ("gelu" in done.stdout, "cannot be had" in " ".join(done.stdout.split())) == (not in_git, not in_git)
+
+
+def test_every_gate_says_what_it_looks_at():
+    for gate in gates.ORDER:
+        assert gate.reads, gate.id
+        assert set(gate.reads) <= set(gates.PARTS), gate.id
+    assert gates.gate("new", rows="C0", title="says nothing")(lambda proof: None).reads == gates.PARTS
+
+
 # ------------------------------------------------------------------------------------------------------------- bad usage
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         (("doctor", "--jsn"), "doctor takes no arguments but --json"),
+        (("diff", "none.py"), "no recipe file none.py"),
+        (("diff", "copied.py"), "copied.py is not a fork"),
+        (("diff", "copied.py", "--against", "vision/clasify"), "unknown recipe"),
+        (("diff", "broken.py"), "broken.py is not valid Python"),
+        (("diff", "vision/classify"), "is a recipe"),
     ],
-    ids=" ".join,
+    ids=lambda v: " ".join(v) if isinstance(v, tuple) else "",
 )
 def test_bad_usage(argv: tuple[str, ...], words: str, tmp_path: Path):
+    source = (ROOT / "recipes" / "vision" / "classify.py").read_text()
+    (tmp_path / "copied.py").write_text(source)
+    (tmp_path / "broken.py").write_text(
+        f"{source}\ndef\n# forked from vision/classify, source {'0' * 40}, on 2026-11-21\n"
+    )
     done = trainworthy(*argv, cwd=tmp_path)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
     assert words in done.stderr

@@ -8,7 +8,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,9 @@ from core.errors import Stop
 from core.pretrained import read_weights, start_from
 from core.run import Plan, Run, denominator
 from core.stage import Data, Stage
+
+PARTS = (*(f.name for f in fields(Stage)), "train")
+"""Parts of a recipe: what it gives its stage, and its loop."""
 
 
 @dataclass
@@ -72,11 +75,15 @@ class Gate:
     rows: str
     title: str
     prove: Callable[["Proof"], Finding]
+    reads: tuple[str, ...] = PARTS
+    """Parts of a recipe whose change it may see."""
 
 
-def gate(id: str, *, rows: str, title: str) -> Callable[[Callable[["Proof"], Finding]], Gate]:
-    """Make a function a gate."""
-    return lambda prove: Gate(id, rows, title, prove)
+def gate(
+    id: str, *, rows: str, title: str, reads: str = " ".join(PARTS)
+) -> Callable[[Callable[["Proof"], Finding]], Gate]:
+    """Make a function a gate. `reads`: parts of a recipe that it looks at; every part unless said, so that none is forgotten."""
+    return lambda prove: Gate(id, rows, title, prove, tuple(reads.split()))
 
 
 @dataclass

@@ -11,7 +11,12 @@ from core.run import Plan, Run, evaluating
 from core.stage import Stage
 
 
-@gate("schema", rows="C7", title="two samples make a batch, the same each time, and the loss reads it")
+@gate(
+    "schema",
+    rows="C7",
+    title="two samples make a batch, the same each time, and the loss reads it",
+    reads="data model loss counts evaluate metric",
+)
 def schema(proof: Proof) -> Finding:
     """Shapes, dtypes and names agree over samples and splits; a sample depends on nothing but its key; loss, counts and
     evaluation return what core reads."""
@@ -84,7 +89,7 @@ def _few(stage: Stage):
     return View(stage.data["val"], range(min(16, len(stage.data["val"]))))
 
 
-@gate("data", rows="C7 V1", title="the data are what the recipe says they are")
+@gate("data", rows="C7 V1", title="the data are what the recipe says they are", reads="data")
 def inventory_gate(proof: Proof) -> Finding:
     """Invalid labels, missing classes, values outside the declared range or not finite, empty or constant inputs, and a single
     input entry that gives the target away."""
@@ -164,7 +169,7 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[str]:
     return wrong
 
 
-@gate("leakage", rows="C6", title="no validation sample stands in the training set")
+@gate("leakage", rows="C6", title="no validation sample stands in the training set", reads="data")
 def leakage(proof: Proof) -> Finding:
     """Exact and near duplicates by content or by text (core/texts.py), and group ids on both sides. A few near duplicates are
     tolerated: two people do write the same 1. Texts with a group field are judged by their groups alone."""

@@ -11,7 +11,7 @@ from core.inventory import Scan
 BINS, FEWEST = 32, 30
 
 
-@gate("fabricated", rows="C8", title="padding, interpolation and length do not give the target away")
+@gate("fabricated", rows="C8", title="padding, interpolation and length do not give the target away", reads="data")
 def fabricated(proof: Proof) -> Finding:
     """Naive Bayes that knows how long an input is and how much of it is declared fabricated, and nothing of its content: fitted on
     train, judged on val. A declared share has no reason to follow the target, so it is also asked how much of it the class

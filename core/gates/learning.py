@@ -22,7 +22,12 @@ TINY_STEPS = 120
 SECONDS = 60.0  # of this process; a tiny-data run that takes more ends there
 
 
-@gate("initial-loss", rows="C1", title="the untrained loss is what the output head implies")
+@gate(
+    "initial-loss",
+    rows="C1",
+    title="the untrained loss is what the output head implies",
+    reads="data model loss counts expect pretrained",
+)
 def initial_loss(proof: Proof) -> Finding:
     """Mean loss of the untrained model on 256 training samples, against the value the recipe derives from theory."""
     run, stage = proof.build(Plan(steps=1))
@@ -45,7 +50,7 @@ def initial_loss(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-@gate("dependency", rows="C2", title="samples of a batch do not see each other")
+@gate("dependency", rows="C2", title="samples of a batch do not see each other", reads="data model loss counts expect")
 def dependency(proof: Proof) -> Finding:
     """Backpropagation: the gradient of the batch's loss with respect to input j equals that of sample j's own loss, and the
     batch's loss is the sum over its rows. On the rehearsed model: a head that starts at zero hides everything."""
@@ -155,7 +160,12 @@ def overfitted(proof: Proof) -> tuple[Run, Stage, dict]:
     return proof.once("overfit", lambda: _train_on_eight(proof))
 
 
-@gate("overfit", rows="C4", title="eight fixed samples are learnt, through the real loop and the real evaluation")
+@gate(
+    "overfit",
+    rows="C4",
+    title="eight fixed samples are learnt, through the real loop and the real evaluation",
+    reads="data model loss counts evaluate metric optimizers state expect train",
+)
 def overfit(proof: Proof) -> Finding:
     """Loss near its floor AND the metric at its ceiling on the same samples, read again through the evaluation path: the loss
     alone cannot tell a shifted label or a wrong transform."""
@@ -189,7 +199,12 @@ def overfit(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-@gate("baseline", rows="C5", title="without its input the model knows nothing")
+@gate(
+    "baseline",
+    rows="C5",
+    title="without its input the model knows nothing",
+    reads="data model loss counts evaluate metric optimizers state train",
+)
 def baseline(proof: Proof) -> Finding:
     """The overfit model on the inputs of other samples, and a model trained on blank inputs: both must be clearly worse."""
     run, stage, found = overfitted(proof)
@@ -284,7 +299,12 @@ def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int) -
     return found
 
 
-@gate("tiny-data", rows="C19", title="a few hundred samples are learnt, and what is learnt carries to unseen ones")
+@gate(
+    "tiny-data",
+    rows="C19",
+    title="a few hundred samples are learnt, and what is learnt carries to unseen ones",
+    reads="data model loss counts evaluate metric optimizers state train",
+)
 def tiny_data(proof: Proof) -> Finding:
     """A short run of `train()` on 256 samples, judged on them and on 250 held-out ones: on both the metric must be clearly better
     with a sample's own input than with another's. A pretrained model overfits by design: no distance between the two is judged.

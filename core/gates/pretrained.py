@@ -10,7 +10,12 @@ from core.run import Plan
 NEEDED = 0.9
 
 
-@gate("init", rows="C14", title="fine-tuning starts from the weights of the file, and from nothing else of it")
+@gate(
+    "init",
+    rows="C14",
+    title="fine-tuning starts from the weights of the file, and from nothing else of it",
+    reads="model optimizers expect pretrained train",
+)
 def init(proof: Proof) -> Finding:
     """Looked at in `train()` itself, just before its first optimiser step, so that whatever happens to the weights after they
     were loaded counts. Buffers do not: statistics may be the recipe's own."""

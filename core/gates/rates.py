@@ -85,6 +85,7 @@ def _seen(proof: Proof) -> Seen:
     "schedule",
     rows="C9 C11",
     title="every optimiser steps once per unit, at its schedule's rate and with a clipped gradient",
+    reads="optimizers expect train",
 )
 def schedule(proof: Proof) -> Finding:
     """The rates of a rehearsal of twenty units against the arithmetic, and the arithmetic of the full run."""
@@ -164,7 +165,7 @@ def _length_faults(total: int, settings: config.Optim) -> list[str]:
     return []
 
 
-@gate("terms", rows="C16", title="every term of the loss has a share of the gradient")
+@gate("terms", rows="C16", title="every term of the loss has a share of the gradient", reads="model loss counts expect")
 def terms(proof: Proof) -> Finding:
     """Norm of each term's own gradient on the rehearsed model, over the sum of the norms; the middle one of three batches."""
     run, stage, _ = rehearsed(proof)
@@ -248,7 +249,12 @@ def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only:
         hook.remove()
 
 
-@gate("range-test", rows="C11", title="the peak rate lies where a range test on this data sees the loss fall")
+@gate(
+    "range-test",
+    rows="C11",
+    title="the peak rate lies where a range test on this data sees the loss fall",
+    reads="data model loss counts optimizers expect train",
+)
 def range_test(proof: Proof) -> Finding:
     """Forty rates, evenly spaced in log(rate), on one real batch and on another (`--deep`: also two hundred on fresh ones). Too
     high: well above the rate at which the loss is back where it began. Too low: the whole run goes hardly further than the first

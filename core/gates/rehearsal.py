@@ -40,7 +40,12 @@ def _tolerance(run: Run) -> float:
     return 0.01 if run.precision == "fp32" else 0.05
 
 
-@gate("wiring", rows="C3 C9", title="what should train gets the loss's gradient and moves, what is frozen does not")
+@gate(
+    "wiring",
+    rows="C3 C9",
+    title="what should train gets the loss's gradient and moves, what is frozen does not",
+    reads="model loss counts optimizers expect train",
+)
 def wiring(proof: Proof) -> Finding:
     """Judged over several steps at the peak rate, so that a zero-initialised head or a warm-up is no false alarm."""
     run, stage, record = rehearsed(proof)
@@ -96,7 +101,12 @@ def wiring(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-@gate("evaluation", rows="C12 V2", title="evaluation repeats itself and leaves no trace")
+@gate(
+    "evaluation",
+    rows="C12 V2",
+    title="evaluation repeats itself and leaves no trace",
+    reads="data model evaluate metric state train",
+)
 def evaluation(proof: Proof) -> Finding:
     """The same weights evaluated twice under different seeds, then in other batch sizes: one result; weights, buffers, modes
     unchanged; and after the evaluation inside `train()` the model trains on in train mode."""
@@ -151,7 +161,12 @@ def evaluation(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-@gate("accumulation", rows="C10", title="how the batch is cut does not change the gradient")
+@gate(
+    "accumulation",
+    rows="C10",
+    title="how the batch is cut does not change the gradient",
+    reads="data model loss counts expect train",
+)
 def accumulation(proof: Proof) -> Finding:
     """One step of `train()` on the same global batch cut evenly, unevenly and not at all: the optimiser must get the gradient of
     the whole batch each time."""
@@ -248,7 +263,12 @@ def _quiet(model: nn.Module) -> None:
             module.register_forward_pre_hook(_stay_in_eval)  # the loop puts it back into train mode
 
 
-@gate("resume", rows="C13", title="stopped and resumed is the same run, bit for bit")
+@gate(
+    "resume",
+    rows="C13",
+    title="stopped and resumed is the same run, bit for bit",
+    reads="data model loss optimizers state train",
+)
 def resume(proof: Proof) -> Finding:
     """Six steps straight against three, a checkpoint, everything built anew, and three more: weights, optimiser and losses."""
     steps, half = 6, 3

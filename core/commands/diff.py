@@ -1,0 +1,207 @@
+"""trainworthy diff FORK.py [--against RECIPE]
+
+What a fork changed against the recipe it was made from: settings (by their values), code (by its syntax: comments, docstrings and
+layout do not count) under the part of the stage that it belongs to, what the gates were told, and which gates look at what changed.
+
+`trainworthy fork` notes at the end of the file where it came from. If the recipe is no longer what it was then, the version of that
+time is taken from git where it can be had. --against compares with another recipe, or a file without that note."""
+
+import argparse
+import difflib
+import hashlib
+import re
+import subprocess
+import tempfile
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from core.errors import UserError
+from core.registry import HOME, Entry, find
+
+if TYPE_CHECKING:
+    from core.recipe import Recipe
+
+NOTE = re.compile(r"\n*^# forked from (?P<recipe>.+), source (?P<blob>[0-9a-f]{40}), (?P<when>.+)\n*", re.M)
+
+
+def note(entry: Entry, source: str, when: str) -> str:
+    """The line at the end of a fork: its recipe, and git's name for the source it had."""
+    recipe = entry.id if HOME in entry.path.parents else entry.path
+    return f"\n# forked from {recipe}, source {blob(source)}, {when}\n"
+
+
+def blob(source: str) -> str:
+    """Git's name for a file's content: the content can be asked for by it."""
+    data = source.encode()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def without_note(source: str) -> str:
+    return NOTE.sub("\n", source)
+
+
+def main(argv: list[str]) -> None:
+    """`trainworthy diff FORK.py [--against RECIPE]`."""
+    parser = argparse.ArgumentParser(prog="trainworthy diff", description=__doc__.split("\n\n")[1], allow_abbrev=False)
+    parser.add_argument("fork", help="the path of a fork")
+    parser.add_argument("--against", metavar="RECIPE", help="compare with this recipe (an id or a path)")
+    args = parser.parse_args(argv[1:])
+    fork = find(args.fork)
+    source = fork.path.read_text()
+    found = NOTE.search(source)
+    if not found and not args.against:
+        ours = HOME in fork.path.parents
+        raise UserError(f"{args.fork} is {'a recipe' if ours else 'not a fork'}: it does not say what it was made from",
+                        got="no note at its end", needed="a file that `trainworthy fork` made",
+                        next=f"trainworthy diff {args.fork} --against RECIPE")  # fmt: skip
+    called = args.against or found["recipe"]
+    base = find(called)
+    old, since = origin(base, None if args.against else found, f"trainworthy diff {args.fork} --against {called}")
+    head = f"{args.fork}: " + (f"compared with {called}" if args.against else f"forked from {called} {found['when']}")
+    if since:
+        head += "\n" + textwrap.fill(since, 100, initial_indent="  ", subsequent_indent="  ")
+    source, old = without_note(source), without_note(old)
+    if source == old:
+        print(f"{head}\nnothing changed")
+        return
+    from core import recipe
+
+    loaded = recipe.load(args.fork)  # a file that is no recipe is told before anything is said
+    print(head)
+    compare(loaded, args.fork, source, base, old)
+
+
+def origin(base: Entry, found: re.Match | None, again: str) -> tuple[str, str]:
+    """(source to compare with, what to say where the recipe is no longer what was forked)."""
+    today = base.path.read_text()
+    if found is None or blob(today) == found["blob"]:
+        return today, ""
+    said = "the recipe has changed since this fork was made; this compares with "
+    git = ["git", "-C", str(base.path.parent), "cat-file", "blob", found["blob"]]
+    done = subprocess.run(git, capture_output=True, text=True)
+    if done.returncode:
+        return today, said + "today's, as the version of that time cannot be had: what changed there shows, too"
+    return done.stdout, said + f"the version of that time. With today's: {again}"
+
+
+def compare(loaded: "Recipe", name: str, source: str, base: Entry, old: str) -> None:
+    """Print what differs, the gates concerned, the next command."""
+    from core import gates
+    from core.anatomy import OF_GROUP, expectations, pieces
+
+    after = presets(loaded.module)
+    before = values(base, old)
+    a, b = pieces(old), pieces(source)
+    touched: dict[str, None] = {}
+
+    rows = []
+    for setting, was, now, where in changed_settings(before, after):
+        group = setting.split(".")[0]
+        readers = dict.fromkeys(p for x in {**a, **b}.values() if group in x.settings for p in x.parts)
+        readers = OF_GROUP.get(group, tuple(readers))
+        touched |= dict.fromkeys(readers)
+        rows.append((setting, was, now, "; ".join(filter(None, (where, ", ".join(readers))))))
+    section("settings", rows)
+
+    told, was = expectations(b), expectations(a)
+    rules = [
+        (f"expect.{k}", was.get(k, "-"), told.get(k, "-"), "") for k in {**was, **told} if was.get(k) != told.get(k)
+    ]
+    rules += changed_settings(before, after, "gates.")
+    section("told to the gates", rules)
+
+    moved = [k for k in {**a, **b} if k not in a or k not in b or a[k].meaning != b[k].meaning]
+    for part, keys in by_part(moved, a, b).items():
+        print(f"\n{part}")
+        for key in keys:
+            print_diff(key, a.get(key), b.get(key), Path(name).name)
+            touched |= dict.fromkeys((b.get(key) or a[key]).parts)
+    if not (moved or rows or rules):
+        print("only comments, docstrings or layout changed: nothing that runs")
+        return
+
+    every = [*gates.ORDER, *(g for g in vars(loaded.module).values() if isinstance(g, gates.Gate))]
+    concerned = [g for g in every if touched.keys() & set(g.reads)]
+    unseen = sorted(touched.keys() - {part for g in every for part in g.reads})
+    print(f"\ngates that look at this ({len(concerned)} of {len(every)})")
+    if concerned:
+        width = max(len(g.id) for g in concerned)
+        for g in concerned:
+            print(f"  {g.id:<{width}}  {', '.join(p for p in touched if p in g.reads)}")
+    if unseen:
+        print(f"  no gate looks at: {', '.join(unseen)}")
+    only = "" if len(concerned) in (0, len(every)) else f" --only {','.join(g.id for g in concerned)}"
+    print(f"\nnext   trainworthy {'check' if concerned else 'run'} {name}{only}")
+
+
+def values(base: Entry, old: str) -> dict[str, dict[str, Any]]:
+    """The settings of the recipe's presets, as of the source `old`."""
+    from core import recipe
+
+    if old == without_note(base.path.read_text()):
+        return presets(recipe.load(str(base.path)).module)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / base.path.name
+        path.write_text(old)
+        return presets(recipe.load(str(path)).module)
+
+
+def presets(module: Any) -> dict[str, dict[str, Any]]:
+    """{preset: {name of a setting: its default}}."""
+    from core.config import to_dict
+
+    def flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+        found = {}
+        for key, value in nested.items():
+            found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        return found
+
+    return {name: flat(to_dict(getattr(module, name)())) for name in ("tiny", "full") if name in vars(module)}
+
+
+def changed_settings(before: dict, after: dict, group: str = "") -> list[tuple[str, str, str, str]]:
+    """(name, was, is, preset) of what differs; those of the gates only if `group` asks for them."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for preset in {**before, **after}:
+        a, b = before.get(preset, {}), after.get(preset, {})
+        if bool(a) != bool(b):
+            rows[f"preset {preset}", "-" if b else "there", "there" if b else "-"] = []
+            continue
+        for name in {**a, **b}:
+            if name.startswith("gates.") == (group == "gates.") and a.get(name, "-") != b.get(name, "-"):
+                rows.setdefault((name, *(str(x.get(name, "-")) or "-" for x in (a, b))), []).append(preset)
+    return [(*key, "" if len(found) == len(after) else ", ".join(found)) for key, found in rows.items()]
+
+
+def by_part(keys: list[str], a: dict, b: dict) -> dict[str, list[str]]:
+    """{part, or parts: keys of the pieces that belong to it}; what belongs to every part comes last, as "elsewhere"."""
+    from core.gates import PARTS
+
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        parts = (b.get(key) or a[key]).parts
+        found.setdefault("elsewhere (any part may depend on it)" if parts == PARTS else ", ".join(parts), []).append(
+            key
+        )
+    return dict(sorted(found.items(), key=lambda item: item[0].startswith("elsewhere")))
+
+
+def print_diff(key: str, old: Any, new: Any, name: str) -> None:
+    """The piece's name, where it stands, its unified diff."""
+    how = "added" if old is None else "removed" if new is None else "changed"
+    where = f"{name}:{new.line}" if new else "gone"
+    print(f"  {key}  [{how}, {where}]")
+    lines = [textwrap.dedent(x.text).splitlines() if x else [] for x in (old, new)]
+    for line in list(difflib.unified_diff(*lines, lineterm="", n=2))[2:]:
+        print(f"    {line}")
+
+
+def section(title: str, rows: list[tuple[str, str, str, str]]) -> None:
+    """`name  was -> is  (where)`, aligned."""
+    if not rows:
+        return
+    print(f"\n{title}")
+    width = max(len(row[0]) for row in rows)
+    for name, was, now, where in rows:
+        print(f"  {name:<{width}}  {was} -> {now}{f'  ({where})' if where else ''}")
