@@ -22,6 +22,7 @@ trainworthy: training recipes that must prove themselves before they run
   trainworthy check RECIPE [--only ID,...] [--deep] [settings]    the gates alone
   trainworthy data RECIPE [--sample N] [settings]    what is in its data: uniques, classes, ranges, overlap of the splits
   trainworthy lr RECIPE [--steps 200] [settings]    which peak rate? a range test on the real data, with its plot
+  trainworthy batch RECIPE [settings]       how many samples at once: what fits, throughput, the knee, the settings
   trainworthy doctor [--json]               is this machine fit, for which domains, and who shares it
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy diff FORK.py                  what a fork changed, and which gates look at that
@@ -59,6 +60,7 @@ def main() -> None:
             "compare": elsewhere,
             "diff": elsewhere,
             "data": launch,
+            "batch": launch,
         }
         if argv[0] not in commands:
             from core.config import unknown

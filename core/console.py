@@ -66,3 +66,9 @@ def table(rows: list[tuple[str, ...]], *, indent: int = 2) -> str:
         cells = [row[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)]
         lines.append(" " * indent + "  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of eighths; what is not zero is seen."""
+    eighths = max(1, round(share * width * 8)) if share else 0
+    return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]

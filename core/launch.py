@@ -23,12 +23,13 @@ from core.session import Interrupts, Session, open_session, reported, session_lo
 from core.stage import Stage
 from core.tracking import mirror, tracked
 
-BESIDE = ("data",)  # verbs that need a stage and have a module of their own, core/commands/<verb>.py
+BESIDE = ("data", "batch")  # verbs that need a stage and have a module of their own, core/commands/<verb>.py
 USAGE = """usage: python -m core.launch [run] RECIPE [--seeds N] [settings]    train RECIPE (id, or path of a fork) behind its gates
        python -m core.launch check RECIPE [--only ID,...] [--deep] [settings]    the gates alone
        python -m core.launch lr RECIPE [--steps 200] [settings]    which peak rate? a range test
        python -m core.launch resume RUN_FOLDER [--force]    go on where a run stopped
-       python -m core.launch data RECIPE [--sample N] [--json] [settings]    what is in its data"""
+       python -m core.launch data RECIPE [--sample N] [--json] [settings]    what is in its data
+       python -m core.launch batch RECIPE [--largest N] [--memory 0.5] [settings]    how many samples at once"""
 
 
 def main(target: str | None = None, argv: list[str] | None = None) -> None:

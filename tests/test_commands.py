@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from core import gates
-from tests.commands import environment, trainworthy
-from tests.conftest import ROOT, patched
+from core.commands.batch import Measured, Trial
+from tests.commands import environment, read, trainworthy
+from tests.conftest import ROOT, Done, patched
+from tests.plants import STAGES, staged
 
 
 # ---------------------------------------------------------------------------------------------------------------- doctor
@@ -170,10 +172,71 @@ def test_every_gate_says_what_it_looks_at():
     assert gates.gate("new", rows="C0", title="says nothing")(lambda proof: None).reads == gates.PARTS
 
 
+# ----------------------------------------------------------------------------------------------------------------- batch
+OUT_OF_MEMORY = """shown = stage.loss
+def loss(model, batch):
+    if len(batch["label"]) > 40:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+    return shown(model, batch)
+stage.loss = loss"""
+
+
+def test_batch_measures_and_keeps_the_global_batch(launch):
+    done: Done = launch("batch", "vision/classify", "--largest", "24", "--no-augment")
+    assert done.returncode == 0, done.shown
+    folder = done.folder()
+    found = read(folder / "plots" / "batch_classify.json")
+    trials = found["trials"]
+    assert [t["size"] for t in trials] == [1, 2, 4, 8, 16, 24]
+    best = max(t["samples_per_sec"] for t in trials)
+    assert found["knee"] == min(t["size"] for t in trials if t["samples_per_sec"] >= 0.9 * best)
+    assert found["largest"] == 24
+    assert found["accumulate"] >= 3, "64 samples do not go into micro-batches of 24"
+    assert (folder / "plots" / "batch_classify.png").read_bytes().startswith(b"\x89PNG")
+    assert done.stdout.count("█") > 6
+    assert re.search(rf"next +trainworthy run vision/classify .*--train.accumulate {found['accumulate']}", done.stdout)
+    assert "trainworthy lr vision/classify" in done.stdout
+    assert {p.name for p in folder.iterdir()} <= {"args.json", "environment.json", "recipe.py", "plots", ".lock"}
+
+
+def test_batch_finds_where_the_device_runs_out_of_memory(launch, fork):
+    fork((STAGES, staged(OUT_OF_MEMORY)))
+    done = launch("batch", "mine.py", "--no-augment")
+    assert done.returncode == 0, done.shown
+    found = read(done.folder() / "plots" / "batch_classify.json")
+    assert 36 < found["largest"] <= 40, "within a tenth of what fits"
+    assert found["accumulate"] == 2, "two of 32 fit with room to spare"
+    assert "64 run out of the device's memory" in done.stdout
+    nothing = launch("batch", fork((STAGES, staged(OUT_OF_MEMORY.replace("> 40", "> 0"))), name="none.py").name)
+    assert (nothing.returncode, "not even one sample fits" in nothing.stderr) == (2, True), nothing.shown
+
+
+def test_batch_leaves_the_memory_of_the_machine_alone(launch):
+    done = launch("batch", "vision/classify", "--memory", "0.0001", "--no-augment")  # 0.01%: a few megabytes
+    assert done.returncode == 0, done.shown
+    assert re.search(r"largest +\d+: \d+ could take more than 0.01% of the [\d.]+ GiB of main memory", done.stdout), (
+        done.shown
+    )
+
+
+def test_the_cut_of_a_global_batch():
+    """A device that takes 10 ms for up to 32 samples, and as much again for every 32 more, has its knee at 32."""
+    trials = [Trial(2**i, 0.01 * max(1, 2**i / 32), memory=0) for i in range(9)]
+    found = Measured(trials, ended="", short=False)
+    assert (found.knee.size, found.largest) == (32, 256)
+    assert found.cut(256)[0] == 1
+    assert found.cut(1000)[0] == 4
+    assert Measured(trials, ended="", short=True).cut(256)[0] == 2, "a tenth of the memory stays free"
+    assert found.rate(48) == pytest.approx(3200)
+
+
 # ------------------------------------------------------------------------------------------------------------- bad usage
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
+        (("batch", "vision/classify", "--memory", "2"), "--memory is the share"),
+        (("batch", "vision/classify", "--largest", "none"), "--largest needs a number"),
+        (("batch", "vision/clasify"), "unknown recipe"),
         (("doctor", "--jsn"), "doctor takes no arguments but --json"),
         (("diff", "none.py"), "no recipe file none.py"),
         (("diff", "copied.py"), "copied.py is not a fork"),

@@ -18,7 +18,7 @@ from typing import Any
 from core import config, gates, inventory
 from core import recipe as recipes
 from core.commands import take_number
-from core.console import Console, table
+from core.console import Console, bar, table
 from core.errors import Stop, UserError
 from core.run import Plan, Run
 from core.session import open_session, reported, session_lock, write_start
@@ -201,12 +201,6 @@ def show_overlap(a: str, b: str, found: dict[str, Any], n: int, console: Console
     width = max(len(r[0]) for r in rows)
     for label, text in rows:
         console.say(f"  {label:<{width}}  {text}")
-
-
-def bar(share: float, width: int) -> str:
-    """A bar of eighths; what is not zero is seen."""
-    eighths = max(1, round(share * width * 8)) if share else 0
-    return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
 
 
 def shape(found: dict[str, Any]) -> str | None:

@@ -1,0 +1,350 @@
+"""trainworthy batch RECIPE [--largest N] [--memory 0.5] [settings]
+
+How many samples at once? The recipe's own train() on real samples, with micro-batches of 1, 2, 4, ... : samples per second of
+forward, backward and optimiser step (the loader's time is told apart), the memory they take, the largest that fits, the knee
+(the smallest size that reaches 90% of the best throughput), and the settings that keep the global batch as configured.
+
+On an accelerator the largest is found by running out of memory (accelerate's find_executable_batch_size shrinks by a tenth until
+it fits). The host's memory is never filled: no size is tried that could take more than --memory (default 0.5) of what is free.
+Sizes end at --largest, at the whole training set, or where one step takes more than ten seconds.
+
+Kept in runs/<recipe>/checks/<time>/: plots/batch_<stage>.png and .json."""
+
+import json
+import math
+import os
+import shlex
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from accelerate.utils import find_executable_batch_size
+
+from core import config, gates, seeds
+from core import recipe as recipes
+from core.commands import take_number
+from core.console import bar
+from core.errors import UserError
+from core.machine import cores, free_memory
+from core.run import Plan, Run, Step
+from core.session import Session, open_session, session_lock, told, write_start
+from core.stage import Data, Stage
+
+WARM, LEAST, MOST = 2, 3, 20  # steps before the clock counts, and those it counts
+ENOUGH, SLOW = 0.3, 10.0  # seconds of steps that are enough; of one step that are too many
+KNEE = 0.9  # share of the best throughput
+ROOM = 0.9  # share of the largest size that is safe: batches differ, and evaluation wants its part
+
+
+@dataclass
+class Trial:
+    """One size of micro-batch."""
+
+    size: int
+    seconds: float
+    """Median time of a step."""
+    memory: int
+    """Bytes: what the device had at most; on the CPU, what the process had more than before the first trial."""
+
+    @property
+    def rate(self) -> float:
+        """Samples per second."""
+        return self.size / self.seconds
+
+
+def main(argv: list[str]) -> None:
+    """`batch RECIPE ...`, in the process that core.launch started."""
+    rest, largest = take_number(argv[1:], "--largest")
+    rest, asked = config.take(rest, "--memory")
+    share = _share(asked)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("batch measures one process", got="several", needed="no -n: a micro-batch is one process's own",
+                        next=shlex.join(["trainworthy", "batch", *rest]))  # fmt: skip
+    loaded = recipes.load(rest[0])
+    cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy batch {rest[0]}")
+    session = open_session(loaded, cfg, preset, rest, kind="checks")
+    load, allowed = os.getloadavg()[0], cores().allowed
+    if load > allowed / 2:
+        session.console.say(
+            f"       the machine is busy (load {load:.1f} on {allowed} cores): these timings are not yours alone",
+            style="yellow",
+        )
+    with session_lock(session):
+        write_start(session)
+        make_stage = loaded.module.STAGES[0]
+        with told(loaded):
+            stage = gates.build(Run(cfg, session.accelerator, plan=Plan(steps=1)), lambda run: make_stage(cfg, run))
+        kept = stage.data["train"] = Kept(stage.data["train"])
+        tell(session, stage, measure(session, stage, largest, share), kept)
+
+
+def _share(asked: str | None) -> float:
+    try:
+        share = float(asked or 0.5)
+    except ValueError:
+        share = math.nan
+    if not 0 < share <= 0.9:
+        raise UserError(
+            "--memory is the share of the free memory that may be taken", got=asked, needed="above 0, up to 0.9"
+        )
+    return share
+
+
+# ------------------------------------------------------------------------------------------------------------- measuring
+class Kept(Data):
+    """Training samples that are read once: reading is timed here, and steps are timed without it."""
+
+    def __init__(self, data: Data):
+        self.data, self.fields = data, data.fields
+        self.samples: dict[int, dict[str, Any]] = {}
+        self.seconds = 0.0
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+        if index not in self.samples:
+            started = time.perf_counter()
+            self.samples[index] = self.data.get(index, generator)
+            self.seconds += time.perf_counter() - started
+        return self.samples[index]
+
+    def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return self.data.collate(samples)
+
+
+class Timed(Run):
+    """Times what the loop does with each step it is handed."""
+
+    times: tuple[float, ...] = ()
+
+    def steps(self, stage: Stage) -> Iterator[Step]:
+        for step in super().steps(stage):
+            self._wait()
+            started = time.perf_counter()
+            yield step
+            self._wait()
+            self.times += (time.perf_counter() - started,)
+
+    def _wait(self) -> None:
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+
+class Resident:
+    """The most memory this process had inside: looked at every twenty milliseconds."""
+
+    def __enter__(self) -> "Resident":
+        self.most, self._over = resident(), threading.Event()
+        self._watch = threading.Thread(target=self._look, daemon=True)
+        self._watch.start()
+        return self
+
+    def _look(self) -> None:
+        while not self._over.wait(0.02):
+            self.most = max(self.most, resident())
+
+    def __exit__(self, *_) -> None:
+        self._over.set()
+        self._watch.join()
+        self.most = max(self.most, resident())
+
+
+def resident() -> int:
+    """Bytes of main memory that this process has."""
+    return psutil.Process().memory_info().rss
+
+
+@dataclass
+class Measured:
+    """What was tried."""
+
+    trials: list[Trial]
+    """Those that fit, smallest first."""
+    ended: str
+    """Why no larger one."""
+    short: bool
+    """Did the device run out of memory?"""
+
+    @property
+    def largest(self) -> int:
+        """Samples of the largest that fits."""
+        return self.trials[-1].size
+
+    @property
+    def best(self) -> Trial:
+        """The fastest."""
+        return max(self.trials, key=lambda t: t.rate)
+
+    @property
+    def knee(self) -> Trial:
+        """The smallest that reaches 90% of the best throughput."""
+        return next(t for t in self.trials if t.rate >= KNEE * self.best.rate)
+
+    def cut(self, batch: int) -> tuple[int, float]:
+        """(fewest micro-batches of a global batch that train within a tenth of the best cut's speed, samples per second)."""
+        most = max(1, int(ROOM * self.largest)) if self.short else self.largest
+        sizes = {k: math.ceil(batch / k) for k in range(1, batch + 1) if math.ceil(batch / k) <= most}
+        rates = {k: self.rate(size) for k, size in sizes.items()}
+        return next((k, rate) for k, rate in rates.items() if rate >= KNEE * max(rates.values()))
+
+    def rate(self, size: int) -> float:
+        """Samples per second; between two sizes that were timed, from the line through their seconds."""
+        seconds = np.interp(size, [t.size for t in self.trials], [t.seconds for t in self.trials])
+        return size / float(seconds)
+
+
+def measure(session: Session, stage: Stage, largest: int | None, share: float) -> Measured:
+    """Doubled sizes up to the first limit."""
+    samples = len(stage.data["train"])
+    order = seeds.permutation(samples, session.cfg.run.seed, "batch").tolist()
+    before, free = resident(), free_memory()
+    trials: list[Trial] = []
+    most = min(largest or samples, samples)
+    size, grown, ended, short = 1, 0, "", False
+    session.console.start_bar("micro-batch", math.ceil(math.log2(most)) + 1, 0)
+    while not ended:
+        if trials and grown * size / trials[-1].size > share * free:
+            ended = f"{size:,} could take more than {100 * share:g}% of the {gib(free)} of main memory that were free (--memory)"
+            break
+        with Resident() as now:
+            trial = fitting(session, stage, order, size)
+        grown = max(grown, now.most - before)
+        if session.accelerator.device.type == "cpu":
+            trial.memory = max(0, now.most - before)
+        trials.append(trial)
+        session.console.tick(len(trials), lambda: "")
+        if short := trial.size < size:
+            ended = f"{size:,} run out of the device's memory"
+        elif size == most:
+            ended = "the whole training set" if size == samples else f"--largest {largest}"
+        elif trial.seconds > SLOW:
+            ended = f"a step takes {trial.seconds:.0f} s"
+        size = min(2 * size, most)
+    session.console.end_bar()
+    fit = sorted({t.size: t for t in trials}.values(), key=lambda t: t.size)
+    return Measured(fit, ended, short)
+
+
+def fitting(session: Session, stage: Stage, order: list[int], size: int) -> Trial:
+    """A trial of `size`, or of the largest below it that fits, within a tenth."""
+
+    def attempt(batch_size: int) -> Trial:
+        return timed(session, stage, order[:batch_size])
+
+    try:
+        return find_executable_batch_size(attempt, starting_batch_size=size)()
+    except RuntimeError as error:
+        if "reached zero" not in str(error):
+            raise
+        raise UserError(f"not even one sample fits into the memory of {session.accelerator.device}", needed="a smaller model or "
+                        "sample, --train.precision bf16, a device with more", next="trainworthy doctor") from None  # fmt: skip
+
+
+def timed(session: Session, stage: Stage, indices: list[int]) -> Trial:
+    """`train()` on batches of these samples until the median of a step's time is known."""
+    size, device = len(indices), session.accelerator.device
+    cfg = replace(session.cfg, loader=config.Loader(), train=replace(session.cfg.train, batch_size=size, accumulate=1))
+
+    def enough(_stage: Stage, steps: int) -> bool:
+        counted = run.times[WARM:]
+        return len(counted) >= LEAST and sum(counted) > ENOUGH
+
+    if device.type != "cpu":
+        torch.accelerator.reset_peak_memory_stats()
+    plan = Plan(steps=WARM + MOST, samples=indices, fixed=True, batch_size=size, watch=enough)
+    run = Timed(cfg, session.accelerator, plan=plan)
+    session.recipe.module.train(cfg, run, stage)
+    if len(run.times) <= WARM:
+        raise UserError(
+            "train() makes no steps to time", got=f"{len(run.times)} steps", needed="a loop over run.steps(stage)"
+        )
+    memory = 0 if device.type == "cpu" else torch.accelerator.max_memory_allocated()
+    return Trial(size, statistics.median(run.times[WARM:]), memory)
+
+
+# --------------------------------------------------------------------------------------------------------------- telling
+def tell(session: Session, stage: Stage, found: Measured, kept: Kept) -> None:
+    """Print what was measured and what follows; keep plot and numbers."""
+    s, say, batch = session, session.console.say, session.cfg.train.batch_size
+    best, knee, (pieces, rate) = found.best, found.knee, found.cut(batch)
+    reader = len(kept.samples) / max(kept.seconds, 1e-9)
+    plot = draw(s.folder / "plots" / f"batch_{stage.name}.png", found, batch)
+    numbers = {"trials": [{**asdict(t), "samples_per_sec": t.rate} for t in found.trials], "largest": found.largest,
+               "ended": found.ended, "knee": knee.size, "batch_size": batch, "accumulate": pieces,
+               "reader_samples_per_sec": reader}  # fmt: skip
+    plot.with_suffix(".json").write_text(json.dumps(numbers, indent=1))
+
+    where = "main memory" if s.accelerator.device.type == "cpu" else "device memory"
+    say(f"\nbatch  {stage.name}: forward, backward and step on real samples, one process")
+    say(f"  micro-batch  samples/s       step  {where}")
+    for t in found.trials:
+        marks = " knee" * (t is knee) + " best" * (t is best)
+        row = f"  {t.size:>11,}  {t.rate:>9,.0f}  {ms(t.seconds):>9}  {gib(t.memory):>{len(where)}}"
+        say(f"{row}  {bar(t.rate / best.rate, 20)}{marks}")
+    say(f"  largest      {found.largest:,}: {found.ended}")
+    say(
+        f"  knee         {knee.size:,}: the smallest with {KNEE:.0%} of the best throughput ({best.rate:,.0f} samples/s)"
+    )
+    workers = math.ceil(rate / reader)
+    say(
+        f"  loader       one reader brings {reader:,.0f} samples/s: --loader.workers {workers} keep{'s' * (workers == 1)} up"
+    )
+    say(f"  settings     the global batch stays {batch:,}, and so the rate: {pieces:,} x {math.ceil(batch / pieces):,} samples, "
+        f"{rate:,.0f} samples/s")  # fmt: skip
+    if pieces > 1:
+        say("               (several processes share it: divide --train.accumulate by their number)")
+    other = str(knee.size) if knee.size > batch and knee.rate > 1.1 * rate else "N"
+    faster = f" ({other} samples: {knee.rate / rate:.1f} times as fast)" if other != "N" else ""
+    say(f"  larger       another global batch is another training: fewer steps, another rate{faster}. Then first\n"
+        f"               {shlex.join(['trainworthy', 'lr', *s.argv, '--train.batch-size', other])}")  # fmt: skip
+    again = ["trainworthy", "run", *s.argv, "--train.accumulate", str(pieces)]
+    say(f"  plot         {plot}\n  next         {shlex.join(again)}")
+
+
+def draw(path: Path, found: Measured, batch: int) -> Path:
+    """Samples per second and memory over the size of the micro-batch."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    trials, knee, best = found.trials, found.knee.size, found.best.rate
+    sizes = [t.size for t in trials]
+    axes.plot(sizes, [t.rate for t in trials], "o-", color="tab:blue", linewidth=2, label="samples per second")
+    axes.axhline(
+        KNEE * best, color="tab:blue", linestyle=":", linewidth=1, label=f"{KNEE:.0%} of the best, {best:,.0f}"
+    )
+    axes.axvline(knee, color="tab:green", linestyle="--", label=f"knee, {knee:,}")
+    axes.axvline(batch, color="black", linestyle=":", label=f"global batch as configured, {batch:,}")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.tick_params(axis="x", labelrotation=45)
+    axes.set(xlabel="micro-batch (samples)", ylabel="samples / s", ylim=(0, 1.15 * best))
+    axes.set_title(f"Throughput by micro-batch; largest: {found.largest:,}, {found.ended}", fontsize=9, wrap=True)
+    memory = axes.twinx()
+    memory.plot(sizes, [t.memory / 2**30 for t in trials], ".-", color="tab:orange", alpha=0.6, label="memory")
+    memory.set_ylabel("memory (GiB)")
+    memory.set_ylim(bottom=0)
+    lines = [*axes.get_legend_handles_labels()[0], *memory.get_legend_handles_labels()[0]]
+    axes.legend(handles=lines, loc="upper left", fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"
+
+
+def gib(n: float) -> str:
+    return f"{n / 2**30:.2f} GiB"
