@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from tests.server import server
+
 BIN = Path(sys.executable).parent
 QUICK = ("--train.epochs", "0.32", "--train.batch-size", "64", "--gates.no-enabled", "--run.no-tensorboard")  # 20 steps
 
@@ -20,9 +22,15 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def trainworthy(*argv: object, cwd: Path, timeout: float = 600, **env: str) -> subprocess.CompletedProcess:
-    """`trainworthy ...` in `cwd`, output captured."""
+    """`trainworthy ...` in `cwd`, output captured; forked from a process that has done the imports (tests/server.py)."""
+    settings = environment(**env)
+    return server(settings).run([str(a) for a in argv], cwd=cwd, env=settings, timeout=timeout)
+
+
+def installed(*argv: object, cwd: Path, **env: str) -> subprocess.CompletedProcess:
+    """The same by the installed command, imports and all."""
     return subprocess.run([str(BIN / "trainworthy"), *map(str, argv)], cwd=cwd, env=environment(**env), capture_output=True,
-                          text=True, timeout=timeout)  # fmt: skip
+                          text=True, timeout=600)  # fmt: skip
 
 
 def start(*argv: object, cwd: Path, **env: str) -> subprocess.Popen:

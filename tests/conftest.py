@@ -1,7 +1,6 @@
 """Fixtures every test file may use: the real command in a process of its own, and forks of a recipe to break."""
 
 import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -9,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import environment
-from tests.server import server
+from tests.commands import trainworthy
 
 pytest_plugins = ["tests.record"]
 
@@ -50,13 +48,9 @@ def collected(pattern: str, name: str) -> list:
 
 
 def run_module(*argv: str, cwd: Path, timeout: float = 300, **env: str) -> Done:
-    """`python -m core.launch ARGV` on the CPU, from `cwd`; forked from a process that has done the imports (tests/server.py)."""
-    settings = environment(COLUMNS="200", **env)
-    settings.pop("PYTEST_CURRENT_TEST", None)
-    with tempfile.TemporaryDirectory() as name:
-        out, err = Path(name) / "out", Path(name) / "err"
-        code = server(tuple(sorted(settings.items()))).run(list(argv), cwd=cwd, timeout=timeout, out=out, err=err)
-        return Done(code, out.read_text(), err.read_text(), cwd)
+    """`trainworthy ARGV` on the CPU, from `cwd`, its lines as wide as they come."""
+    done = trainworthy(*argv, cwd=cwd, timeout=timeout, COLUMNS="200", **env)
+    return Done(done.returncode, done.stdout, done.stderr, cwd)
 
 
 def patched(source: str, *hunks: Hunk) -> str:

@@ -1,13 +1,17 @@
-"""A process that has imported everything and forks one child per command: the launcher without its five seconds of imports.
+"""A process that has imported everything and forks one child per command: `trainworthy` without its five seconds of imports.
 
 A child is a process of its own, with the working directory, environment, output files and arguments of the command; it runs
-`core.launch.main`, as `python -m core.launch` does. The command line itself, with its imports, is tested in test_cli and test_life.
+`core.cli.main`, and where that becomes `python -m core.launch`, what this module runs. The installed command, with its imports,
+is tested in test_cli, and wherever a test starts it in the background or with several processes.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from functools import cache
 from pathlib import Path
 
@@ -16,35 +20,39 @@ class Server:
     """The parent's side: one request at a time."""
 
     def __init__(self, env: dict[str, str]):
-        self.env = env
         self._process = subprocess.Popen([sys.executable, "-m", "tests.server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                          env=env, cwd=Path(__file__).parent.parent, text=True)  # fmt: skip
 
-    def run(self, argv: list[str], *, cwd: Path, timeout: float, out: Path, err: Path) -> int:
-        """Exit code of `python -m core.launch ARGV` in `cwd`; its output is in the files `out` and `err`."""
-        request = {"argv": argv, "cwd": str(cwd), "timeout": timeout, "out": str(out), "err": str(err)}
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        code = int(self._process.stdout.readline())
-        if code == TIMED_OUT:
-            raise subprocess.TimeoutExpired(argv, timeout)
-        return code
+    def run(self, argv: list[str], *, cwd: Path, env: dict[str, str], timeout: float) -> subprocess.CompletedProcess:
+        """`trainworthy ARGV` in `cwd`, output captured."""
+        with tempfile.TemporaryDirectory() as name:
+            out, err = Path(name) / "out", Path(name) / "err"
+            request = {"argv": argv, "cwd": str(cwd), "env": env, "timeout": timeout, "out": str(out), "err": str(err)}
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            code = int(self._process.stdout.readline())
+            if code == TIMED_OUT:
+                raise subprocess.TimeoutExpired(argv, timeout)
+            return subprocess.CompletedProcess(argv, code, out.read_text(), err.read_text())
 
 
 TIMED_OUT = 1000
+AT_IMPORT = ("PYTHONPATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")  # read once, so each value needs a server of its own
+
+
+def server(env: dict[str, str]) -> Server:
+    """A server whose imports saw this environment, started on first use; it ends with its standard input."""
+    return _server(tuple((k, env[k]) for k in AT_IMPORT if k in env))
 
 
 @cache
-def server(env: tuple[tuple[str, str], ...]) -> Server:
-    """One server for each environment, started on first use; it ends with its standard input."""
-    return Server(dict(env))
+def _server(seen: tuple[tuple[str, str], ...]) -> Server:
+    rest = {k: v for k, v in os.environ.items() if k not in AT_IMPORT}
+    return Server({**rest, "PYTHONSAFEPATH": "1", **dict(seen)})
 
 
 def serve() -> None:
     """The server's side: answer each line of JSON with an exit code."""
-    import signal
-    import time
-
     import torchvision  # noqa: F401
 
     import core.gates.rehearsal
@@ -55,12 +63,7 @@ def serve() -> None:
         request = json.loads(line)
         child = os.fork()
         if child == 0:
-            os.setsid()
-            for number, path in ((1, request["out"]), (2, request["err"])):
-                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.chdir(request["cwd"])
-            core.launch.main(argv=request["argv"])
+            obey(request)
         deadline = time.monotonic() + request["timeout"]
         while True:
             done, status = os.waitpid(child, os.WNOHANG)
@@ -73,6 +76,36 @@ def serve() -> None:
                 print(TIMED_OUT, flush=True)
                 break
             time.sleep(0.01)
+
+
+def obey(request: dict) -> None:
+    """Be the command; never returns."""
+    import core.cli
+    import core.launch
+
+    os.setsid()
+    for number, path in ((1, request["out"]), (2, request["err"])):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.chdir(request["cwd"])
+    execute = os.execve
+
+    def become(path: str, command: list[str], env: dict[str, str]) -> None:
+        if command[1:3] != ["-m", "core.launch"]:
+            execute(path, command, env)
+        environ(env)
+        core.launch.main(argv=command[3:])
+
+    os.execve = become
+    environ(request["env"])
+    sys.argv = ["trainworthy", *request["argv"]]
+    core.cli.main()
+    sys.exit()
+
+
+def environ(env: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(env)
 
 
 if __name__ == "__main__":

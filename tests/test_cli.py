@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import BIN, QUICK, environment, read, run_folder, trainworthy
+from tests.commands import BIN, QUICK, environment, installed, read, run_folder, trainworthy
 
 FORK_WITHOUT = {
     "a syntax error": ("def train(cfg", "def train(cfg:::", "is not valid Python"),
@@ -88,7 +88,7 @@ def test_config_files_are_read_and_checked(tmp_path: Path):
 
 
 def test_list_is_instant_and_imports_no_torch(tmp_path: Path):
-    done = trainworthy("list", cwd=tmp_path)
+    done = installed("list", cwd=tmp_path)
     assert done.returncode == 0
     assert "vision/classify" in done.stdout
     assert "accuracy" in done.stdout
@@ -100,14 +100,14 @@ def test_list_is_instant_and_imports_no_torch(tmp_path: Path):
     seconds = []  # of CPU, not of the clock: the machine may be busy
     for _ in range(5):
         before = os.times()
-        trainworthy("list", cwd=tmp_path)
+        installed("list", cwd=tmp_path)
         after = os.times()
         seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
     assert min(seconds) < 0.3
 
 
 def test_help_shows_every_setting_with_its_docstring(tmp_path: Path):
-    done = trainworthy("run", "vision/classify", "--help", cwd=tmp_path)
+    done = installed("run", "vision/classify", "--help", cwd=tmp_path)
     assert done.returncode == 0
     for words in ("--optim.lr", "Peak learning rate", "--label-smoothing", "--preset", "Classify images"):
         assert words in done.stdout, words
@@ -128,7 +128,7 @@ def test_a_fork_runs_from_any_folder_and_imports_its_neighbours(tmp_path: Path):
     (home / "mine.py").write_text(
         source.replace("label_smoothing: float = 0.1", "label_smoothing: float = neighbour.SMOOTHING")
     )
-    done = trainworthy("run", "../home/mine.py", *QUICK, cwd=elsewhere)
+    done = installed("run", "../home/mine.py", *QUICK, cwd=elsewhere)
     assert done.returncode == 0, done.stderr
     folder = run_folder(elsewhere)
     assert folder.parent.name == "mine"
