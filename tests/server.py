@@ -37,7 +37,8 @@ class Server:
 
 
 TIMED_OUT = 1000
-AT_IMPORT = ("PYTHONPATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")  # read once, so each value needs a server of its own
+# Read once, so that each value needs a server of its own:
+AT_IMPORT = ("PYTHONPATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
 
 def server(env: dict[str, str]) -> Server:
@@ -57,7 +58,7 @@ def serve() -> None:
 
     import core.gates.rehearsal
     import core.launch
-    import core.report
+    import core.report  # noqa: F401
 
     for line in sys.stdin:
         request = json.loads(line)
