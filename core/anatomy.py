@@ -2,7 +2,7 @@
 
 A part is a field of `Stage` (`data`, `model`, `loss`, ...) or `train`, the loop. A piece (a class, a function, an assignment)
 belongs to the part from which it is reached over the fewest names: `Stage(data={"train": train_data})`, `train_data = Images(...)`,
-`class Images`.
+`class Images`. What the data are made of is theirs, although a model that is fitted to them reaches it, too.
 """
 
 import ast
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from core.gates import PARTS
 
+UPSTREAM = ("data", "model")  # what these are made of, others only use
 SETTINGS = ("Config", "tiny", "full")  # compared by their values
 OF_GROUP = {"train": ("train",), "optim": ("optimizers", "train"), "loader": ("data",), "run": (), "gates": (), "track": (),
             "init_from": ("model",), "trust_pickle": ()}  # fmt: skip
@@ -36,7 +37,9 @@ class Piece:
     takes: set[str] = field(default_factory=set)
     """Names it reads."""
     parts: tuple[str, ...] = PARTS
-    """Where it belongs, the nearest; every part if that cannot be told."""
+    """Those it may change: the nearest and those one name further; every part if that cannot be told."""
+    home: tuple[str, ...] = ()
+    """Where it belongs: the nearest; what several share is upstream's. Empty if that cannot be told."""
 
     @property
     def line(self) -> int:
@@ -99,7 +102,7 @@ def pieces(source: str) -> dict[str, Piece]:
 
 
 def _place(every: list[Piece]) -> None:
-    """Fill `parts`: the roots from which a piece is reached in the fewest steps."""
+    """Fill `parts` and `home` by the number of names between each root and a piece."""
     makers: dict[tuple[str, str], list[Piece]] = {}
     for piece in every:
         for name in piece.gives:
@@ -107,22 +110,25 @@ def _place(every: list[Piece]) -> None:
     for piece in every:  # nn.init.zeros_(model.head.weight), model.head = ...: what changes a thing belongs to it
         if not piece.gives and not piece.root and not _is_return(piece):
             for name in piece.takes:
-                if (piece.scope, name) in makers and not isinstance(
-                    makers[piece.scope, name][0].nodes[0], (ast.Import, ast.ImportFrom)
-                ):
-                    makers[piece.scope, name].append(piece)
+                owners = makers.get((piece.scope, name), [])
+                if owners and not isinstance(owners[0].nodes[0], (ast.Import, ast.ImportFrom)):
+                    owners.append(piece)
     steps: dict[str, dict[str, int]] = {piece.key: {} for piece in every}
     for part in PARTS:
-        queue = deque((piece, 0) for piece in every if piece.root == part)
-        while queue:
-            piece, n = queue.popleft()
+        waiting = deque((piece, 0) for piece in every if piece.root == part)
+        while waiting:
+            piece, n = waiting.popleft()
             if part not in steps[piece.key]:
                 steps[piece.key][part] = n
                 for name in piece.takes:
-                    queue += [(p, n + 1) for p in makers.get((piece.scope, name)) or makers.get(("", name), [])]
+                    waiting += ((p, n + 1) for p in makers.get((piece.scope, name)) or makers.get(("", name), []))
     for piece in every:
-        if found := steps[piece.key]:
-            piece.parts = tuple(part for part, n in found.items() if n == min(found.values()))
+        found = {piece.root: 0} if piece.root else steps[piece.key]
+        if found:
+            piece.parts = tuple(part for part, n in found.items() if n <= min(found.values()) + 1)
+            nearest = tuple(part for part, n in found.items() if n == min(found.values()))
+            shared = len(nearest) > 1 and next((part for part in UPSTREAM if part in piece.parts), None)
+            piece.home = (shared,) if shared else nearest
 
 
 def expectations(every: dict[str, Piece]) -> dict[str, str]:

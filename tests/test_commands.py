@@ -115,9 +115,8 @@ def test_diff_groups_what_changed_and_names_the_gates_that_look_there(tmp_path: 
     assert re.search(r"optim.lr +0.003 -> 0.01 .*optimizers", found["settings"])
     assert re.search(r"label_smoothing +0.1 -> 0.05 .*loss", found["settings"])
     assert "expect.couplings  - -> 'contrastive'" in found["told to the gates"]
-    block = next(body for head, body in found.items() if "model" in head)
-    assert "Block" in block
-    assert "+        h = F.gelu(self.norm1(self.conv1(x)))" in block
+    assert "Block" in found["model"]
+    assert "+        h = F.gelu(self.norm1(self.conv1(x)))" in found["model"]
     assert "confusion_matrix" in next(body for head, body in found.items() if "evaluate" in head)
     assert "step.batches[:1]" in found["train"]
     gates = found["gates that look at this"]
@@ -139,7 +138,9 @@ def test_diff_of_one_part_asks_only_the_gates_that_look_there(tmp_path: Path):
         ("rotation, shift", "turns, shift"),
         ("        12, translate=(0.1, 0.1),", "        20, translate=(0.1, 0.1),"),
     )
-    only = re.search(r"--only (\S+)", trainworthy("diff", "mine.py", cwd=tmp_path).stdout)[1].split(",")
+    done = trainworthy("diff", "mine.py", cwd=tmp_path)
+    assert "stage: augment" in sections(done.stdout)["data"]
+    only = re.search(r"--only (\S+)", done.stdout)[1].split(",")
     assert {"data", "leakage"} <= set(only)
     assert not {"schedule", "terms", "init"} & set(only)
 

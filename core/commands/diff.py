@@ -94,6 +94,7 @@ def compare(loaded: "Recipe", name: str, source: str, base: Entry, old: str) -> 
     before = values(base, old)
     a, b = pieces(old), pieces(source)
     touched: dict[str, None] = {}
+    homes: set[str] = set()
 
     rows = []
     for setting, was, now, where in changed_settings(before, after):
@@ -116,14 +117,16 @@ def compare(loaded: "Recipe", name: str, source: str, base: Entry, old: str) -> 
         print(f"\n{part}")
         for key in keys:
             print_diff(key, a.get(key), b.get(key), Path(name).name)
-            touched |= dict.fromkeys((b.get(key) or a[key]).parts)
+            piece = b.get(key) or a[key]
+            touched |= dict.fromkeys(piece.parts)
+            homes |= set(piece.home)
     if not (moved or rows or rules):
         print("only comments, docstrings or layout changed: nothing that runs")
         return
 
     every = [*gates.ORDER, *(g for g in vars(loaded.module).values() if isinstance(g, gates.Gate))]
     concerned = [g for g in every if touched.keys() & set(g.reads)]
-    unseen = sorted(touched.keys() - {part for g in every for part in g.reads})
+    unseen = sorted(homes - {part for g in every for part in g.reads})
     print(f"\ngates that look at this ({len(concerned)} of {len(every)})")
     if concerned:
         width = max(len(g.id) for g in concerned)
@@ -175,16 +178,12 @@ def changed_settings(before: dict, after: dict, group: str = "") -> list[tuple[s
 
 
 def by_part(keys: list[str], a: dict, b: dict) -> dict[str, list[str]]:
-    """{part, or parts: keys of the pieces that belong to it}; what belongs to every part comes last, as "elsewhere"."""
-    from core.gates import PARTS
-
+    """{part, or parts: keys of the pieces that belong to it}; what belongs nowhere comes last."""
     found: dict[str, list[str]] = {}
     for key in keys:
-        parts = (b.get(key) or a[key]).parts
-        found.setdefault("elsewhere (any part may depend on it)" if parts == PARTS else ", ".join(parts), []).append(
-            key
-        )
-    return dict(sorted(found.items(), key=lambda item: item[0].startswith("elsewhere")))
+        found.setdefault(", ".join((b.get(key) or a[key]).home), []).append(key)
+    rest = found.pop("", [])
+    return {**found, **({"elsewhere (any part may depend on it)": rest} if rest else {})}
 
 
 def print_diff(key: str, old: Any, new: Any, name: str) -> None:
