@@ -9,6 +9,7 @@ _EXPORTS = {
     "Config": "config", "Train": "config", "Optim": "config",
     "Data": "stage", "Expect": "stage", "Field": "stage", "Matrix": "stage", "Metric": "stage", "Stage": "stage", "Tile": "stage",
     "GateFailed": "errors", "UserError": "errors", "TrainworthyWarning": "errors",
+    "Ema": "ema",
     "Gate": "gates", "Verdict": "gates",
     "LRFinder": "lr_finder",
     "MetricsTracker": "metrics",

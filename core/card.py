@@ -44,6 +44,7 @@ def write_card(folder: Path) -> Path:
         f"({summary['parameters_per_sample']} per training sample), {summary['steps']:,} "
         + (f"of {summary['planned_steps']:,} steps (stopped early), " if summary["steps"] < summary["planned_steps"] else "steps, ")
         + f"{summary['train_seconds']:.0f} s of training, {len(summary['skipped_steps'])} non-finite steps skipped.",
+        *(f"Data, {split}: {k}: {v}." for split, d in data["splits"].items() for k, v in d["notes"].items()),
         "",
         "## Gates",
         "",

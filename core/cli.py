@@ -133,7 +133,7 @@ Edit first
   line {line(r"^    def loss"):<4} the loss: return SUMS; core divides them over the whole global batch
   line {line(r"^    def evaluate"):<4} the evaluation: the number you will be asked for
   line {line(r"^        metric=core.Metric"):<4} the question, chance, ceiling and best known result
-  line {line(r"^        expect=core.Expect"):<4} what a healthy run does (initial loss, loss floor), where theory says so""")
+  line {line(r"^    expect = core.Expect"):<4} what a healthy run does (initial loss, loss floor), where theory says so""")
 
 
 def elsewhere(argv: list[str]) -> None:

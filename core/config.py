@@ -32,6 +32,8 @@ class Train:
     """Samples per forward when evaluating; no metric may depend on it (a gate checks)."""
     precision: Literal["launcher", "fp32", "bf16", "fp16"] = "launcher"
     """Autocast type of the forward; `launcher` takes what `accelerate launch --mixed_precision` says, else fp32."""
+    compile: bool = False
+    """torch.compile the loss in the full run; the gates prove it uncompiled (a compilation each would cost minutes)."""
 
 
 @dataclass
@@ -44,6 +46,8 @@ class Optim:
     """Peak learning rate."""
     weight_decay: float = 1e-4
     """Decoupled weight decay; never applied to norms and biases."""
+    layer_decay: float = 1.0
+    """Each layer below the last learns at this factor of the rate of the one above it (fine-tuning: 0.65-0.9); 1: one rate."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's moment decays."""
     momentum: float = 0.9
@@ -64,6 +68,8 @@ class Loader:
 
     workers: int = 0
     """Worker processes; 0 reads in the training process (best for data in memory)."""
+    eval_workers: int = 0
+    """Worker processes while evaluating; worth it where reading a sample costs more than a forward (pictures in files)."""
     pin_memory: bool = True
     """Page-locked host memory for faster copies; only used with an accelerator."""
     prefetch: int = 4
@@ -279,6 +285,10 @@ def check_values(cfg: Config, *, processes: int) -> None:
             raise UserError(f"--{name} must be positive", got=value, needed="> 0")
     if t.patience < 0:
         raise UserError("--train.patience must not be negative", got=t.patience, needed="0 (off) or epochs")
+    if not 0 < cfg.optim.layer_decay <= 1:
+        raise UserError(
+            "--optim.layer-decay is a factor from layer to layer", got=cfg.optim.layer_decay, needed="(0, 1]"
+        )
     if cfg.run.log_every < 1 or cfg.run.n_best < 1 or cfg.run.stop_after_bad < 1:
         raise UserError(
             "--run.log-every, --run.n-best and --run.stop-after-bad must be at least 1",

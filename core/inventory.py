@@ -54,6 +54,8 @@ class Scan:
     """Share of each sample's entry that was made up, for the fields that declare it."""
     whole: str = ""
     """Key in `texts` of what the model reads, where it reads nothing but text (and rows of integers made from it)."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """What the data set says of itself."""
     fingerprint: str = ""
     """Of every field of 512 evenly spaced samples: what the ledger knows the data by."""
 
@@ -72,7 +74,7 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
     cost = (time.monotonic() - started) / max(1, min(8, len(data)))
     count = len(data) if everything else min(len(data), samples or max(2000, int(seconds / max(cost, 1e-6))))
     indices = [i * len(data) // count for i in range(count)]
-    found = Scan(name, len(data), indices, fingerprint=_fingerprint(data))
+    found = Scan(name, len(data), indices, notes=dict(data.notes), fingerprint=_fingerprint(data))
     stats = {k: _Stats() for k in data.fields}
     contents: list[Tensor] = []
     columns: list[Tensor] = []
@@ -358,7 +360,7 @@ def report(scans: dict[str, Scan]) -> dict[str, Any]:
     """What data.json holds."""
     splits = {
         name: {"samples": s.total, "read": len(s.indices), "unique_contents": len(set(s.hashes)),
-               "constant_input_share": constant_columns(s), "fields": s.fields}
+               "constant_input_share": constant_columns(s), "notes": s.notes, "fields": s.fields}
         for name, s in scans.items()
     }  # fmt: skip
     out: dict[str, Any] = {"splits": splits}

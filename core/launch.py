@@ -175,6 +175,7 @@ def prove(session: Session, *, only: tuple[str, ...], deep: bool) -> None:
         if s.main:
             (s.folder / "data.json").write_text(json.dumps(report, indent=1))
         counts = " / ".join(f"{x.total:,} {name}" for name, x in scans.items())
+        counts += "".join(f"\n       {k}: {v}" for x in scans.values() for k, v in x.notes.items())
         stage_gates = [*chosen, *([g for g in stage.gates if not only or g.id in only])]
         if not cfg.gates.enabled and not only:
             s.console.say(f"data   {counts}\ngates  OFF (--gates.no-enabled): nothing is proved", style="yellow")

@@ -5,8 +5,9 @@ end that would weigh more. Step s of a run with batch size G holds positions s*G
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -25,6 +26,8 @@ class Stream:
     seed: int
     fixed: bool = False
     """Gates: the same draws for a sample in every epoch (its key says epoch 0)."""
+    order: Callable[..., torch.Tensor] | None = None
+    """(seed, "order", epoch) -> permutation (n,); default: all are equally likely."""
     _orders: dict[int, list[int]] = field(default_factory=dict)
 
     def keys(self, start: int, stop: int) -> list[Key]:
@@ -34,7 +37,9 @@ class Stream:
             epoch, i = divmod(start, self.n)
             if epoch not in self._orders:
                 self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}  # two epochs at most
-                self._orders[epoch] = seeds.permutation(self.n, self.seed, "order", epoch).tolist()
+                self._orders[epoch] = (self.order or partial(seeds.permutation, self.n))(
+                    self.seed, "order", epoch
+                ).tolist()
             part = self._orders[epoch][i : i + stop - start]
             found += zip([0 if self.fixed else epoch] * len(part), part, strict=True)
             start += len(part)

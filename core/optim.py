@@ -1,6 +1,8 @@
 """Optimiser, groups and schedule. The schedule is a function of the step, so it has no state to lose and cannot tick twice."""
 
 import math
+import re
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -21,6 +23,22 @@ def decay_groups(parameters: dict[str, nn.Parameter], weight_decay: float) -> li
     return [{"name": name, "params": list(ps.values()), "weight_decay": wd} for name, ps, wd in groups if ps]
 
 
+def layer_rates(names: Iterable[str], decay: float) -> dict[str, float]:
+    """{layer: factor on the peak rate}, first layer first; the last learns at the full rate (ELECTRA, Clark 2020; BEiT, Bao 2022).
+
+    A parameter's layer is its name up to the first part with a number in it, where models number their blocks (`layer1`,
+    `encoder.layers.encoder_layer_0`); a name without one is its module's.
+    """
+    layers = list(dict.fromkeys(map(layer_of, names)))
+    return {layer: decay ** (len(layers) - 1 - i) for i, layer in enumerate(layers)}
+
+
+def layer_of(name: str) -> str:
+    """The layer a parameter belongs to, by its name."""
+    numbered = re.match(r"[^\d]*\d[^.]*(?=\.)", name)
+    return numbered.group() if numbered else name.rpartition(".")[0] or name
+
+
 def make_optimizer(model: nn.Module, settings: config.Optim) -> Optimizer:
     """The optimiser over every parameter of `model` that requires a gradient; freeze what must not train first.
 
@@ -29,7 +47,16 @@ def make_optimizer(model: nn.Module, settings: config.Optim) -> Optimizer:
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise UserError("nothing to train", got="no parameter requires a gradient", cause="the whole model was frozen")
-    groups = decay_groups(trainable, settings.weight_decay)
+    if settings.layer_decay == 1:
+        groups = decay_groups(trainable, settings.weight_decay)
+    else:
+        groups = []
+        for layer, factor in layer_rates(trainable, settings.layer_decay).items():
+            own = {n: p for n, p in trainable.items() if layer_of(n) == layer}
+            groups += [
+                {**g, "name": f"{layer}.{g['name']}", "lr": settings.lr * factor}
+                for g in decay_groups(own, settings.weight_decay)
+            ]
     if settings.name == "sgd":
         nesterov = settings.momentum > 0
         return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=nesterov, fused=True)

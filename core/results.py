@@ -46,8 +46,8 @@ class Watcher:
         """Predictions on the fixed batch, one row per evaluation; a resumed run writes its rows again."""
         if self.run.rank or not self.stage.predict:
             return
-        with evaluating(self.stage.model), self.run.autocast():
-            tiles: list[Tile] = self.stage.predict(self.stage.model, self.batch)
+        with evaluating(self.stage.judged), self.run.autocast():
+            tiles: list[Tile] = self.stage.predict(self.stage.judged, self.batch)
         path = self.path / "predictions.jsonl"
         rows = [r for r in path.read_text().splitlines() if json.loads(r)["step"] < step] if path.exists() else []
         rows.append(json.dumps({"step": step, "captions": [t.caption for t in tiles], "good": [t.good for t in tiles]}))
@@ -67,7 +67,7 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         run.checkpoints.wait()
         run.accelerator.wait_for_everyone()
         folder = run.checkpoints.folder / f"best_val_{metric.name}"
-        load_into(stage.model, load_weights(folder / "model.safetensors"), where=str(folder))
+        load_into(stage.judged, load_weights(folder / "model.safetensors"), where=str(folder))
         final, chosen_step = run.measure(stage, stage.data["val"]), best_step
     inputs = tuple(k for k, f in stage.data["val"].fields.items() if f.role == "input")
     val = stage.data["val"]
@@ -77,8 +77,8 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     gap = monitors.Gap(metric, run.measure(stage, some)[metric.name], final[metric.name])
     shown: dict[str, Any] = {}
     if stage.figures:
-        with evaluating(stage.model), run.autocast():
-            shown = stage.figures(stage.model, val)
+        with evaluating(stage.judged), run.autocast():
+            shown = stage.figures(stage.judged, val)
     if not s.main:
         return {}
     run.tracker.flush()
@@ -86,7 +86,7 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     baselines = {**stage.baselines(), "this model, input zeroed": {metric.name: zeroed[metric.name]}}
     export = s.folder / "export"
     export.mkdir(exist_ok=True)
-    stage.export(export) if stage.export else save_weights(export / "model.safetensors", *weights(stage.model))
+    stage.export(export) if stage.export else save_weights(export / "model.safetensors", *weights(stage.judged))
     summary = {
         "recipe": s.recipe.id, "stage": stage.name, "question": metric.question,
         "metric": metric.name, "higher_is_better": metric.higher_is_better,

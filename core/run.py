@@ -9,7 +9,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,8 @@ class Run:
         n = len(data)
         mine = range(self.rank * n // self.world, (self.rank + 1) * n // self.world)
         keys = [[(-1, i) for i in mine[s : s + size]] for s in range(0, len(mine), size)]
-        return loader.batches(data, keys, seed=0, settings=config.Loader(workers=0), device=self.device)
+        settings = replace(self.cfg.loader, workers=0 if self.plan else self.cfg.loader.eval_workers)
+        return loader.batches(data, keys, seed=0, settings=settings, device=self.device)
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Rows (n_rank, ...) of all ranks, in the order of the data set."""
@@ -153,7 +154,7 @@ class Run:
         data, total = self.train_data(stage), self.total_steps(stage)
         size = plan.batch_size if plan and plan.batch_size else cfg.train.batch_size
         n = len(data)
-        stream = loader.Stream(n, cfg.run.seed, fixed=bool(plan and plan.fixed))
+        stream = loader.Stream(n, cfg.run.seed, fixed=bool(plan and plan.fixed), order=data.order)
         if not plan and not stage.expect.loss_may_rise:
             self.live = monitors.Live(cfg.train.batch_size, total)
         start = self.started = self._restore(stage)
@@ -329,8 +330,12 @@ class Run:
 
     def measure(self, stage: Stage, data: Data) -> dict[str, float]:
         """`stage.evaluate` on `data` in eval mode, without gradients, every mode as it was afterwards."""
-        with evaluating(stage.model), self.autocast():
-            return stage.evaluate(stage.model, data)
+        model = stage.judged
+        if self.world > 1:  # each rank's batch norm saw its own batches; what is saved and exported is rank 0's
+            for buffer in model.buffers():
+                dist.broadcast(buffer, 0)
+        with evaluating(model), self.autocast():
+            return stage.evaluate(model, data)
 
     def log_eval(self, stage: Stage, metrics: dict[str, float]) -> None:
         """Record an evaluation of the weights as they are: files, line, best and N best."""
@@ -365,7 +370,7 @@ class Run:
             if (value, step) in self.best:
                 info = {"metric": stage.metric.name, "value": value, "epoch": epoch}
                 best = [s for _, s in self.best]
-                self.checkpoints.save_best(step, stage.model, info, metric=stage.metric.name, best=best)
+                self.checkpoints.save_best(step, stage.judged, info, metric=stage.metric.name, best=best)
 
         if self.checkpoints:
             self._on_rank_0(keep_best)
@@ -398,6 +403,8 @@ class Run:
             module: nn.Module = _Objective(self, stage.model, stage.loss)
             if self.world > 1:
                 module = self.accelerator.prepare_model(module)
+            if self.cfg.train.compile and not self.plan:
+                module.compile()
             self._wrapped = (stage.model, module)
         return self._wrapped[1]
 

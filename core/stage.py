@@ -1,8 +1,9 @@
 """What core and its gates touch of a recipe: a `Stage` and the `Data` it reads. A recipe fills these and shows its loop."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ class Data:
     """
 
     fields: dict[str, Field]
+    notes: Mapping[str, str] = MappingProxyType({})
+    """What the data report and the card say of this set beyond its numbers: what was left out, what converted."""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -45,6 +48,14 @@ class Data:
         """Sample `index`. With a generator: the training path, augmented by draws from it (or from torch's global generator,
         which is seeded the same). With None: the evaluation path, no randomness at all."""
         raise NotImplementedError
+
+    def peek(self, index: int, key: str) -> Any:
+        """One entry of a sample on the evaluation path; worth overriding where a target can be had without reading its input."""
+        return self.get(index, None)[key]
+
+    def order(self, *parts: int | str) -> Tensor:
+        """A permutation (n,) of the samples that depends on `parts` alone; worth overriding where far jumps are dear."""
+        return seeds.permutation(len(self), *parts)
 
     def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """Samples to a batch; tensors are stacked along a new first axis."""
@@ -116,11 +127,12 @@ class Expect:
 
     initial_loss: float | None = None
     """Loss per sample of the untrained model (softmax over N balanced classes: ln N)."""
-    loss_floor: float = 0.0
-    """Lowest loss the objective allows on the overfit batch (label smoothing's entropy)."""
+    loss_floor: float | Callable[[dict], float] = 0.0
+    """Lowest loss the objective allows on the overfit batch (label smoothing's entropy); a function of the batch where draws
+    decide it (mixup)."""
     overfit_steps: int = 120
     """Steps within which eight fixed samples must be learnt."""
-    overfit_metric: float | None = None
+    overfit_metric: float | Callable[[dict], float] | None = None
     """Value of the metric that the overfit batch must reach through the real evaluation (default: its ceiling)."""
     frozen: tuple[str, ...] = ()
     """Prefixes of parameter names that are frozen on purpose."""
@@ -188,6 +200,8 @@ class Stage:
     counts: Callable[[dict], dict[str, float]] = lambda batch: {"*": batch_size(batch)}
     """batch -> {term: denominator}, known BEFORE the forward; they are summed over the whole global batch. `"*"` stands for
     every term not named. Default: samples."""
+    average: nn.Module | None = None
+    """What is evaluated, kept as best and exported instead of `model`, where that is not the same (its EMA)."""
     state: dict[str, Any] = field(default_factory=dict)
     """Saved, not optimised: anything with state_dict() and load_state_dict() (EMA, normaliser, replay)."""
     expect: Expect = field(default_factory=Expect)
@@ -206,6 +220,11 @@ class Stage:
     """Write what the ecosystem can load; default: model.safetensors."""
     gates: list = field(default_factory=list)
     """The domain's own gates, beside the core's."""
+
+    @property
+    def judged(self) -> nn.Module:
+        """The module whose answers count: the average where there is one, else the model."""
+        return self.model if self.average is None else self.average
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trained parameters by name: those in some optimiser."""

@@ -125,23 +125,26 @@ def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
     stage = make(run)
     if run.cfg.init_from:
         start_from(stage, Path(run.cfg.init_from), trust_pickle=run.cfg.trust_pickle)
+        if stage.average is not None:  # it was copied from the model before that
+            stage.average.load_state_dict(stage.model.state_dict())
     if run.plan is None:  # the full run: what only gates compare with is not held in memory
         stage.pretrained = None
         read_weights.cache_clear()
     stage.model.to(run.device)
+    stage.judged.to(run.device)
     return stage
 
 
 def pick(data: Data, n: int, seed: int, *, only: Collection[int] | None = None) -> list[int]:
     """Indices of `n` samples, spread over the classes of a categorical target (round robin; of the classes in `only`, if
     given), else at random."""
-    order = seeds.permutation(len(data), seed, "pick").tolist()
+    order = data.order(seed, "pick").tolist()
     key = categorical(data)
     if key is None:
         return order[:n]
     queues: dict[int, list[int]] = {}
     for i in order[: min(64 * n, max(8 * n, 4096))]:
-        label = int(data.get(i, None)[key])
+        label = int(data.peek(i, key))
         if only is None or label in only:
             queues.setdefault(label, []).append(i)
     found: list[int] = []

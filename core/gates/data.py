@@ -63,9 +63,9 @@ def schema(proof: Proof) -> Finding:
 
 def _loss_schema(run, stage: Stage, batch: dict) -> list[str]:
     wrong = []
-    with evaluating(stage.model), run.autocast():
+    with evaluating(stage.model), evaluating(stage.judged), run.autocast():
         terms = stage.loss(stage.model, batch)
-        metrics = stage.evaluate(stage.model, _few(stage))
+        metrics = stage.evaluate(stage.judged, _few(stage))
     counts = stage.counts(batch)
     for name, value in terms.items():
         if not isinstance(value, Tensor) or value.ndim:

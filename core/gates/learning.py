@@ -1,5 +1,8 @@
 """Gates on learning: initial loss, dependency, overfit-then-evaluate, input-independent baseline, tiny data."""
 
+import contextlib
+import copy
+import dataclasses
 import math
 import statistics
 import time
@@ -7,7 +10,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from core import seeds
 from core.gates import Finding, Proof, Skip, agreed, categorical, fetch, gate, pick, total_loss
@@ -57,25 +60,13 @@ def dependency(proof: Proof) -> Finding:
     run, stage, _ = rehearsed(proof)
     if stage.expect.couplings:
         raise Skip(f"declared: {stage.expect.couplings}")
-    data, seed = stage.data["train"], proof.cfg.run.seed
     limit = 1e-3 if run.precision == "fp32" else 5e-2
-    picked = pick(data, 12, seed)
-    trials = []
-    for indices in (picked[0:4], picked[4:8], picked[8:12]):
-        batch = fetch(data, indices, seed, run.device)
-        together = _input_gradients(run, stage, batch)
-        if _apart(together[1], _input_gradients(run, stage, batch)[1]) > limit:
-            raise Skip(
-                "the loss of one batch differs from call to call in eval mode (see evaluation): nothing to compare"
-            )
-        alone = [_input_gradients(run, stage, fetch(data, [i], seed, run.device)) for i in indices]
-        loss, rows = together[0], sum(a[0] for a in alone)
-        gap = abs(loss - rows) / max(abs(loss), 1e-8)
-        leak = _apart(together[1], {k: torch.cat([a[1][k] for a in alone]) for k in together[1]})
-        mean = gap > limit and abs(loss * len(indices) - rows) <= limit * abs(rows)
-        trials.append((max(gap, leak), gap, leak, mean))
-    # The middle one of three: rounding can flip one ReLU of one sample (seen: 1.6e-3), a mixture shows in every draw.
-    _, gap, leak, mean = sorted(trials)[1]
+    gap, leak, mean = _mixture(run, stage, proof.cfg.run.seed, limit)
+    if max(gap, leak) > limit and run.precision == "fp32" and run.device.type != "mps":
+        # Rounding flips a ReLU that stands at zero, and in a flat region many at once (seen: 2e-2); in double only a mixture stays.
+        with contextlib.suppress(RuntimeError):  # a loss that holds fp32 tensors of its own: the verdict in fp32 stands
+            exact = dataclasses.replace(stage, model=copy.deepcopy(stage.model).double())
+            gap, leak, mean = _mixture(run, exact, proof.cfg.run.seed, limit, double=True)
     return Finding(
         gap <= limit and leak <= limit,
         f"loss of a batch differs from the sum over its samples by {gap:.1e}, input gradients by {leak:.1e} (relative)",
@@ -85,6 +76,33 @@ def dependency(proof: Proof) -> Finding:
         "a (B, 1) against (B,) broadcast in the loss\nthe batch is flattened before a shift",
         evidence={"loss_gap": gap, "gradient_gap": leak},
     )  # fmt: skip
+
+
+def _mixture(run: Run, stage: Stage, seed: int, limit: float, *, double: bool = False) -> tuple[float, float, bool]:
+    """(gap of the loss, gap of the input gradients, is the loss a mean?) of the middle one of three draws of four samples."""
+    data = stage.data["train"]
+
+    def read(indices: list[int]) -> dict:
+        batch = fetch(data, indices, seed, run.device)
+        floating = lambda v: double and isinstance(v, Tensor) and v.is_floating_point()  # noqa: E731
+        return {k: v.double() if floating(v) else v for k, v in batch.items()}
+
+    picked = pick(data, 12, seed)
+    trials = []
+    for indices in (picked[0:4], picked[4:8], picked[8:12]):
+        batch = read(indices)
+        together = _input_gradients(run, stage, batch)
+        if _apart(together[1], _input_gradients(run, stage, batch)[1]) > limit:
+            raise Skip(
+                "the loss of one batch differs from call to call in eval mode (see evaluation): nothing to compare"
+            )
+        alone = [_input_gradients(run, stage, read([i])) for i in indices]
+        loss, rows = together[0], sum(a[0] for a in alone)
+        gap = abs(loss - rows) / max(abs(loss), 1e-8)
+        leak = _apart(together[1], {k: torch.cat([a[1][k] for a in alone]) for k in together[1]})
+        mean = gap > limit and abs(loss * len(indices) - rows) <= limit * abs(rows)
+        trials.append((max(gap, leak), gap, leak, mean))
+    return sorted(trials)[1][1:]  # a mixture shows in every draw
 
 
 def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
@@ -113,8 +131,7 @@ def _train_on_eight(proof: Proof, blank: tuple[str, ...] = ()) -> tuple[Run, Sta
     expect, metric = probe.expect, probe.metric
     expect.overfit_steps *= 1 if probe.pretrained is None else 2  # the rate of fine-tuning is 5 to 10 times smaller
     indices = pick(probe.data["train"], OVERFIT_SAMPLES, proof.cfg.run.seed)
-    goal = metric.ceiling if expect.overfit_metric is None else expect.overfit_metric
-    found: dict = {"indices": indices, "curve": [], "goal": goal, "blank": blank}
+    found: dict = {"indices": indices, "curve": [], "blank": blank}
 
     def check(stage: Stage, step: int) -> bool:
         if step % 10 and step != expect.overfit_steps:
@@ -124,7 +141,7 @@ def _train_on_eight(proof: Proof, blank: tuple[str, ...] = ()) -> tuple[Run, Sta
         untrained = max(
             found["initial"], expect.initial_loss or -math.inf
         )  # pretrained weights start part of the way down
-        found["needed_loss"] = expect.loss_floor + 0.03 * abs(untrained - expect.loss_floor)
+        found["needed_loss"] = floor + 0.03 * abs(untrained - floor)
         value = (
             run.measure(stage, view)[metric.name]
             if loss <= found["needed_loss"] or step == expect.overfit_steps
@@ -148,6 +165,14 @@ def _train_on_eight(proof: Proof, blank: tuple[str, ...] = ()) -> tuple[Run, Sta
     # The evaluation path reads the very inputs that were trained on: eight pictures do not teach that a shifted 7 is a 7.
     view = View(stage.data["train"], indices, blank=blank, draws=proof.cfg.run.seed)
     batch = fetch(view, list(range(len(indices))), proof.cfg.run.seed, run.device)
+    floor = expect.loss_floor(batch) if callable(expect.loss_floor) else expect.loss_floor
+    goal = expect.overfit_metric(batch) if callable(expect.overfit_metric) else expect.overfit_metric
+    goal = found["goal"] = metric.ceiling if goal is None else goal
+    for module in stage.model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is not None:
+            module.momentum = max(
+                module.momentum, 0.1
+            )  # at 0.01 the running statistics follow for longer than this trains
     with evaluating(stage.model):
         found["initial"] = total_loss(run, stage, batch).item()
     proof.train(proof.cfg, run, stage)

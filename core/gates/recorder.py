@@ -80,10 +80,11 @@ class Recorder:
             if size != size or size == float("inf"):
                 self.record.nonfinite.append(name)
             self.record.received[name] = max(self.record.received.get(name, 0.0), size)
-            spots = _spots(p)
-            grad = p.grad.flatten()[spots].abs()
-            if size > 0:
-                live = spots[grad > 1e-3 * grad.max()]
+            if (
+                size > 0
+            ):  # the largest: a regular grid can fall on the corner of every kernel, which a 1x1 map never reaches
+                grad, spots = p.grad.flatten().abs().topk(min(SPOTS, p.numel()))
+                live = spots[grad > 1e-3 * grad[0]]
                 self._before[name] = (live, p.detach().flatten()[live].clone())
         if not self.stage.expect.random_loss and self.run.current is not None:
             given = {n: p for n, p in mine.items() if p.grad is not None}
@@ -127,10 +128,6 @@ class Recorder:
         got = sum(p.grad.double().square().sum() for p in params.values()).sqrt().item()
         want = sum(f.double().square().sum() for f in fresh).sqrt().item()
         return {"cosine": dot / max(got * want, 1e-30), "norm": got, "own_norm": want}
-
-
-def _spots(p: Tensor) -> Tensor:
-    return torch.arange(0, p.numel(), max(1, p.numel() // SPOTS), device=p.device)
 
 
 def rehearse(proof: Proof, plan: Plan) -> tuple[Run, Stage, Record]:

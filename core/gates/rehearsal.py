@@ -116,8 +116,8 @@ def evaluation(proof: Proof) -> Finding:
     )  # weights that say something: an untrained model scores the same whatever is wrong
     val = stage.data["val"]
     view = View(val, pick(val, min(len(val), 250), proof.cfg.run.seed))
-    before = {n: t.detach().clone() for n, t in stage.model.state_dict().items()}
-    modes = {n: m.training for n, m in stage.model.named_modules()}
+    before = {n: t.detach().clone() for n, t in stage.judged.state_dict().items()}
+    modes = {n: m.training for n, m in stage.judged.named_modules()}
 
     def measure(seed: int, size: int) -> dict[str, float]:
         seeds.seed_global(seed)
@@ -142,10 +142,10 @@ def evaluation(proof: Proof) -> Finding:
             wrong.append(
                 f"{k} depends on the evaluation batch size: {first[k]:.5f} at {size}, {cut_other[k]:.5f} at {other}"
             )
-    changed = [n for n, t in stage.model.state_dict().items() if not torch.equal(t, before[n])]
+    changed = [n for n, t in stage.judged.state_dict().items() if not torch.equal(t, before[n])]
     if changed:
         wrong.append(f"evaluation changed {len(changed)} tensors, e.g. {changed[0]}")
-    if any(modes[n] != m.training for n, m in stage.model.named_modules()):
+    if any(modes[n] != m.training for n, m in stage.judged.named_modules()):
         wrong.append("evaluation left modules in another mode")
     if record.evaluating:
         wrong.append(
@@ -336,6 +336,7 @@ def _tensors(stage: Stage) -> dict[str, Tensor]:
     from torch.utils._pytree import tree_leaves
 
     out = {f"model.{n}": t for n, t in stage.model.state_dict().items()}
+    out |= {f"judged.{n}": t for n, t in stage.judged.state_dict().items()}
     for kind, group in (("optimizer", stage.optimizers), ("state", stage.state)):
         for key, one in group.items():
             leaves = [x for x in tree_leaves(one.state_dict()) if isinstance(x, Tensor)]

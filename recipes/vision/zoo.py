@@ -1,0 +1,136 @@
+"""Torchvision's classifiers by name, with their own weights and preprocessing, and a head for other classes."""
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torchvision import models
+from torchvision.transforms import v2
+
+from core import UserError
+from core.config import unknown
+
+NAMES = [
+    n for n in models.list_models(module=models) if n not in ("googlenet", "inception_v3")
+]  # those answer with three heads
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How a net wants its pictures: one object for both paths, the model's normalisation and the exported config.
+
+    Called with (1 or 3, H, W) in [0, 1], it gives (3, crop, crop) in [0, 1]: the evaluation path.
+    """
+
+    resize: int
+    """The shorter side becomes so many pixels."""
+    crop: int
+    """Then so many from the middle."""
+    interpolation: v2.InterpolationMode
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, image: Tensor) -> Tensor:
+        image = v2.functional.resize(image, [self.resize], interpolation=self.interpolation, antialias=True)
+        return self.coloured(v2.functional.center_crop(image, [self.crop]))
+
+    def augmented(self) -> nn.Module:
+        """The training path: a random part of the picture, mirrored or not (Szegedy 2015), and one of fourteen changes of colour or
+        shape (TrivialAugment, Mueller & Hutter 2021), to the same size by the same interpolation."""
+        return v2.Compose([
+            v2.RandomResizedCrop(self.crop, interpolation=self.interpolation, antialias=True), v2.Lambda(self.coloured),
+            v2.RandomHorizontalFlip(), v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR),
+        ])  # fmt: skip
+
+    @staticmethod
+    def coloured(image: Tensor) -> Tensor:
+        """Three channels; bicubic interpolation runs over the edges of [0, 1], which is cut off."""
+        return image.expand(3, -1, -1).clamp(0, 1)
+
+
+class Normalised(nn.Module):
+    """A net that owns its normalisation: pictures come in as [0, 1]."""
+
+    def __init__(self, net: nn.Module, prepare: Preprocessing):
+        super().__init__()
+        self.net = net
+        self.register_buffer("mean", torch.tensor(prepare.mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(prepare.std).view(-1, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.net((images - self.mean) / self.std)
+
+
+def find(model: str, weights: str) -> models.WeightsEnum:
+    """The weights `weights` of `model` (a member's name or DEFAULT); their metadata, nothing is fetched."""
+    if model not in NAMES:
+        raise unknown(
+            f"model '{model}'", model, NAMES, cause="--model is `small` or the name of a torchvision classifier"
+        )
+    offered = models.get_model_weights(model)
+    if weights not in ("none", "DEFAULT", *offered.__members__):
+        raise unknown(f"weights '{weights}' of {model}", weights, ["none", "DEFAULT", *offered.__members__])
+    return offered.DEFAULT if weights in ("none", "DEFAULT") else offered[weights]
+
+
+def preprocessing(model: str, weights: str, image_size: int = 0) -> Preprocessing:
+    """What the weights were trained with; at `image_size` pixels, in proportion, where that is not 0. The `small` net has no
+    weights and sees 64 pixels."""
+    p = find("resnet18" if model == "small" else model, weights).transforms()
+    crop, resize = (64, 72) if model == "small" else (p.crop_size[0], p.resize_size[0])
+    if image_size:
+        crop, resize = image_size, round(image_size * resize / crop)
+    return Preprocessing(resize, crop, p.interpolation, tuple(p.mean), tuple(p.std))
+
+
+class Start(NamedTuple):
+    """A model, the tensors it was started from (None: from scratch) and the names of those that are new (its head)."""
+
+    model: nn.Module
+    pretrained: dict[str, Tensor] | None = None
+    fresh: tuple[str, ...] = ()
+
+
+def build(model: str, weights: str, n_classes: int, prepare: Preprocessing) -> Start:
+    """The net with a head for `n_classes` that starts at zero: every class equally likely. Fetches only where weights are asked
+    for and not yet cached ($TORCH_HOME)."""
+    sized = {}
+    if model.startswith("vit_"):
+        sized = {"image_size": prepare.crop}
+    elif model == "maxvit_t":
+        sized = {"input_size": (prepare.crop, prepare.crop)}
+    net = models.get_model(model, weights=None, num_classes=n_classes, **sized)
+    with torch.device("meta"):
+        other = models.get_model(model, weights=None, num_classes=n_classes + 1, **sized).state_dict()
+    head = [
+        n for n, t in net.state_dict().items() if t.shape != other[n].shape
+    ]  # what depends on the number of classes
+    started = None
+    if weights != "none":
+        found = find(model, weights)
+        try:
+            state = found.get_state_dict(progress=False, check_hash=True, weights_only=True)
+        except (OSError, RuntimeError) as error:
+            raise UserError(f"cannot get the weights {model} {found.name}", got=str(error).splitlines()[0], needed=found.url,
+                            cause="no network, or a damaged file in the cache",
+                            next=f"put the file into {torch.hub.get_dir()}/checkpoints, or start from scratch with --weights none",
+                            ) from None  # fmt: skip
+        state = {re.sub(r"(denselayer\d+\.(?:norm|conv))\.(\d\.)", r"\1\2", k): v for k, v in state.items()}
+        wanted = {
+            n: t.shape for n, t in net.state_dict().items() if n not in head and not n.endswith("num_batches_tracked")
+        }
+        wrong = [n for n in wanted if n not in state or state[n].shape != wanted[n]]
+        wrong += [n for n in state if n not in net.state_dict()]
+        if wrong:
+            raise UserError(f"the weights {found.name} do not fit {model}", got=f"{len(wrong)} tensors differ, e.g. {wrong[0]}",
+                            needed="every tensor but the head's, of its shape",
+                            cause="another --image-size than the weights' own, for a net that cannot do without, or another file "
+                            f"under that name in {torch.hub.get_dir()}/checkpoints")  # fmt: skip
+        net.load_state_dict({n: state[n] for n in wanted}, strict=False)
+        started = {f"net.{n}": state[n] for n in wanted}
+    for name, parameter in net.named_parameters():
+        if name in head and net.get_submodule(name.rpartition(".")[0]).__class__ is nn.Linear:
+            nn.init.zeros_(parameter)  # squeezenet's head is a convolution before a ReLU, which would stay at zero
+    return Start(Normalised(net, prepare), started, tuple(f"net.{n}" for n in head))

@@ -1,0 +1,86 @@
+"""Small sets of real pictures on disk: the embedded digits as files of many kinds, and in the hub's layout."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from recipes.shared import digits
+
+
+def chosen(per_class: int, classes: int = 10) -> list[tuple[Image.Image, int]]:
+    """The first `per_class` digits of each class, grey, 28x28."""
+    images, labels = digits.load()
+    rows = [i for c in range(classes) for i in (labels == c).nonzero().flatten()[:per_class].tolist()]
+    return [(Image.fromarray(images[i, 0].numpy()), int(labels[i])) for i in rows]
+
+
+def varied(image: Image.Image, i: int) -> Image.Image:
+    """The same picture in one of six sizes and modes."""
+    side = 28 + 2 * (i % 5)
+    image = image.resize((side, side + i % 3))
+    kinds = [
+        lambda: image,
+        lambda: image.convert("RGB"),
+        lambda: Image.merge("RGBA", (image, image, image, Image.new("L", image.size, 255))),
+        lambda: image.convert("P"),
+        lambda: Image.fromarray(np.asarray(image).astype(np.uint16) * 257),
+        lambda: image.convert("LA"),
+    ]
+    return kinds[i % 6]()
+
+
+def write_folder(root: Path, *, per_class: int = 40, held_out: int = 10, splits: Sequence[str] = ("train", "val"),
+                 classes: int = 10) -> Path:  # fmt: skip
+    """train/<digit>/*.png and val/<digit>/*.jpg, or one folder of classes where `splits` is ("",)."""
+    seen: dict[int, int] = {}
+    for i, (image, label) in enumerate(chosen(per_class, classes)):
+        seen[label] = seen.get(label, 0) + 1
+        split = splits[-1] if seen[label] <= held_out else splits[0]
+        folder = root / split / f"digit {label}"
+        folder.mkdir(parents=True, exist_ok=True)
+        if i % 7 == 6:
+            image.save(folder / f"{i}.jpg", quality=95)
+        else:
+            varied(image, i).save(folder / f"{i}.png")
+    return root
+
+
+def encoded(image: Image.Image) -> bytes:
+    """PNG bytes."""
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
+
+
+def write_hub(
+    root: Path, *, per_class: int = 40, held_out: int = 10, wrong: int | None = None, group: int = 40
+) -> Path:
+    """data/train-*.parquet and data/validation-*.parquet with the features `image` and `label`; `wrong` is put into one label."""
+    import datasets
+    import pyarrow.parquet as pq
+
+    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=list(digits.CLASSES)))
+    rows: dict[str, list[dict]] = {"train": [], "validation": []}
+    seen: dict[int, int] = {}
+    for i, (image, label) in enumerate(chosen(per_class)):
+        seen[label] = seen.get(label, 0) + 1
+        split = "validation" if seen[label] <= held_out else "train"
+        rows[split].append({"image": {"bytes": encoded(varied(image, i)), "path": f"{i}.png"}, "label": label})
+    (root / "data").mkdir(parents=True)
+    order = torch.randperm(len(rows["train"]), generator=torch.Generator().manual_seed(0)).tolist()
+    rows["train"] = [rows["train"][i] for i in order]
+    if wrong is not None:
+        rows["train"][3]["label"] = wrong
+    for split, found in rows.items():
+        shards = [found[0::2], found[1::2]] if split == "train" else [found]
+        for i, shard in enumerate(shards):
+            import pyarrow as pa
+
+            table = pa.table({"image": [r["image"] for r in shard], "label": [r["label"] for r in shard]},
+                             schema=features.arrow_schema)  # fmt: skip
+            pq.write_table(table, root / "data" / f"{split}-{i:05d}-of-{len(shards):05d}.parquet", row_group_size=group)
+    return root
