@@ -1,7 +1,7 @@
 """Classify images: a small GroupNorm ResNet from scratch, or any of torchvision's nets on your own pictures, proved first.
 
 tiny  real handwritten digits (MNIST-5k: 4,000 to learn from, 1,000 held out), two CPU cores, about a minute.
-full  ResNet-50 from its ImageNet weights on `--data FOLDER` or `--data hub:owner/name`; an accelerator. The same code path.
+full  ResNet-50 from its ImageNet weights on `--data.path FOLDER` or `hub:owner/name`; an accelerator. The same code path.
 
 What this recipe gets right without being asked: one normalisation, inside the model, fitted on the training images alone;
 augmentation on the training path only; an output layer that starts at "I do not know" (loss ln N); GroupNorm, so that no
@@ -10,7 +10,7 @@ sample's prediction depends on its neighbours; per-class recall beside accuracy,
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -31,34 +31,22 @@ from recipes.vision import mixing, zoo
 class Config(core.Config):
     """Settings of vision/classify."""
 
-    data: str = "digits"
-    """`digits` (embedded), a folder (train/<class>/.. and val/<class>/.., or <class>/.., or parquet files), or hub:owner/name."""
-    streaming: bool = False
-    """Read parquet files by row group instead of copying the set to this disk; the shuffle is then by groups of row groups."""
-    max_bad: float = 0.01
-    """Share of pictures that may be unreadable; they are left out, counted and named. More is an error."""
+    data: pictures.Source = field(default_factory=pictures.Source)
+    mix: mixing.Mix = field(default_factory=mixing.Mix)
     model: str = "small"
     """`small` (the net below), or any classifier of torchvision by name (resnet50, vit_b_16, convnext_tiny, ...)."""
     weights: str = "none"
     """What a torchvision net starts from: DEFAULT or a name of its weights (fetched and cached), or `none`."""
     image_size: int = 0
-    """Pixels of a side just before the net; 0 takes what the weights were trained with (digits: 28)."""
+    """Pixels of a side just before the net; 0 takes what the weights were trained with (small: 64; the digits have 28)."""
     ema: float = 0.0
     """Decay of an average of the weights that is then evaluated and exported (0.999 or so); 0 keeps none."""
-    mixup: float = 0.0
-    """Alpha of mixup (Zhang 2018; 0.2 is usual); 0 mixes nothing."""
-    cutmix: float = 0.0
-    """Alpha of CutMix (Yun 2019; 1.0 is usual); with mixup too, each sample draws which of the two it gets."""
     widths: tuple[int, ...] = (16, 32, 64)
     """Channels of each stage of the net; every stage after the first halves the resolution."""
     label_smoothing: float = 0.1
     """Share of the target spread over all classes (Szegedy 2016); its loss floor is known to the gates."""
     augment: bool = True
     """Digits: random rotation, shift, scale and shear; other pictures: random crop, flip and TrivialAugment. Training only."""
-
-    def __post_init__(self):
-        if self.data != "digits" and Path(self.data).exists():
-            self.data = str(Path(self.data).resolve())  # resumable from any folder
 
 
 def tiny() -> Config:
@@ -74,13 +62,12 @@ def tiny() -> Config:
 def full() -> Config:
     """Fine-tune a larger net on pictures of your own; bf16, all of the usual regularisation. No early stopping."""
     return Config(
-        data="hub:ethz/food101",
+        data=pictures.Source(path="hub:ethz/food101"),
+        mix=mixing.Mix(mixup=0.2, cutmix=1.0),
         model="resnet50",
         weights="DEFAULT",
-        mixup=0.2,
-        cutmix=1.0,
         ema=0.999,
-        train=Train(epochs=30, batch_size=256, precision="bf16"),
+        train=Train(epochs=20, batch_size=256, precision="bf16"),
         optim=Optim(lr=5e-4, weight_decay=0.05, warmup=0.05, layer_decay=0.75),
         loader=Loader(workers=8, eval_workers=8),
     )
@@ -89,12 +76,12 @@ def full() -> Config:
 # ----------------------------------------------------------------------------------------------------------------- data
 def read(cfg: Config) -> pictures.Labelled:
     """Every picture with its label, and which of them to learn from."""
-    if cfg.data != "digits":
-        return pictures.load(cfg.data, streaming=cfg.streaming, max_bad=cfg.max_bad)
+    if cfg.data.path != "digits":
+        return pictures.load(cfg.data)
     images, labels = digits.load()
     learn, held_out = digits.split(labels)
     classes = digits.CLASSES
-    return pictures.Labelled(images, labels, classes, learn, held_out, notes={})
+    return pictures.Labelled(images, labels, classes, learn, held_out)
 
 
 class Images(core.Data):
@@ -105,10 +92,7 @@ class Images(core.Data):
     def __init__(self, images: Tensor | pictures.Pictures, labels: Tensor, classes: tuple[str, ...],
                  augment: nn.Module | None = None):  # fmt: skip
         self.images, self.labels, self.augment = images, labels, augment
-        self.fields = {
-            "image": core.Field("input", low=0.0, high=1.0),
-            "label": core.Field("target", classes=classes),
-        }
+        self.fields = {"image": core.Field("input", low=0.0, high=1.0), "label": core.Field("target", classes=classes)}
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -181,23 +165,15 @@ def make_model(cfg: Config, train_data: Images, classes: tuple[str, ...]) -> zoo
 def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
     images, labels, classes, learn, held_out, notes = read(cfg)
-    if cfg.streaming and (cfg.mixup > 0 or cfg.cutmix > 0):
-        raise core.UserError("mixing draws a partner from the whole set, streaming reads it in stretches", got="both",
-                             next="--mixup 0 --cutmix 0, or leave --streaming out")  # fmt: skip
-    embedded, mixed = cfg.data == "digits", cfg.mixup > 0 or cfg.cutmix > 0
-    fit = zoo.preprocessing(cfg.model, cfg.weights, cfg.image_size) if not embedded or cfg.model != "small" else None
-    augment = (
-        fit.augmented()
-        if fit
-        else v2.RandomAffine(
-            12, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=10, interpolation=v2.InterpolationMode.BILINEAR
-        )
-    )
+    embedded = cfg.data.path == "digits"
+    fit = None if embedded and cfg.model == "small" else zoo.preprocessing(cfg.model, cfg.weights, cfg.image_size)
+    affine = v2.RandomAffine(12, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=10,
+                             interpolation=v2.InterpolationMode.BILINEAR)  # fmt: skip
+    augment = fit.augmented() if fit else affine
     train_data = Images(images[learn], labels[learn], classes, augment if cfg.augment else None)
     val_data = Images(images[held_out], labels[held_out], classes)
-    train_data.fit = val_data.fit = fit
-    train_data.notes = notes
-    if cfg.streaming:
+    train_data.fit, val_data.fit, train_data.notes = fit, fit, notes
+    if cfg.data.streaming:  # near neighbours lie in one row group: shuffled together, mixed together
         train_data.order, val_data.order = train_data.images.order, val_data.images.order
 
     model, started_from, fresh = make_model(cfg, train_data, classes)
@@ -211,10 +187,8 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
     def mixed_loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         """The same where pictures are mixed: the target is spread over both classes as the picture is."""
-        target = mixing.soft(batch, len(classes))  # (B, n_classes)
-        return {
-            "ce": F.cross_entropy(model(batch["image"]), target, label_smoothing=cfg.label_smoothing, reduction="sum")
-        }
+        logits, target = model(batch["image"]), mixing.soft(batch, len(classes))  # (B, n_classes) both
+        return {"ce": F.cross_entropy(logits, target, label_smoothing=cfg.label_smoothing, reduction="sum")}
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         confusion, nll = confusion_matrix(model, data)
@@ -245,11 +219,8 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         if not embedded:
             return {"majority class": {"accuracy": majority}}
         pixels = LogisticRegression(max_iter=200).fit(train_data.images.flatten(1) / 255, train_data.labels)
-        score = pixels.score(val_data.images.flatten(1) / 255, val_data.labels)
-        return {
-            "majority class": {"accuracy": majority},
-            "logistic regression on pixels": {"accuracy": float(score)},
-        }
+        score = float(pixels.score(val_data.images.flatten(1) / 255, val_data.labels))
+        return {"majority class": {"accuracy": majority}, "logistic regression on pixels": {"accuracy": score}}
 
     def preview(batch: dict) -> list[core.Tile]:
         shown = (batch["image"] * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)  # (B, H, W, C)
@@ -263,27 +234,21 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
     def figures(model: nn.Module, data: core.Data) -> dict:
         confusion, _ = confusion_matrix(model, data)
-        return {
-            "Confusion matrix": core.Matrix(
-                confusion.long(), rows=classes, columns=classes, axes=("truth", "prediction")
-            )
-        }
+        matrix = core.Matrix(confusion.long(), rows=classes, columns=classes, axes=("truth", "prediction"))
+        return {"Confusion matrix": matrix}
 
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
         net = (ema.model if ema else model).eval().cpu()
-        shape = val_data.get(0, None)["image"].shape
+        shape = tuple(val_data.get(0, None)["image"].shape)
+        said = f"float32 (B, {', '.join(map(str, shape))}) in [0, 1]; normalised inside the model"
+        config = {"classes": classes, "input": said, "preprocessing": fit and fit.plain()}
         if cfg.model == "small":
             save_file(net.state_dict(), folder / "model.safetensors")
-            config = {"architecture": "ResNet", "widths": cfg.widths}
+            config |= {"architecture": "ResNet", "widths": cfg.widths}
         else:  # torchvision's own names: models.get_model(architecture, num_classes=...) loads it
             save_file(net.net.state_dict(), folder / "model.safetensors")
-            config = {"architecture": cfg.model, "library": "torchvision", "num_classes": len(classes)}
-        config |= {
-            "classes": classes,
-            "input": f"float32 (B, {', '.join(map(str, shape))}) in [0, 1]; normalised inside the model",
-        }
-        config |= {"preprocessing": fit and {**asdict(fit), "interpolation": fit.interpolation.value}}
+            config |= {"architecture": cfg.model, "library": "torchvision", "num_classes": len(classes)}
         (folder / "config.json").write_text(json.dumps(config, indent=1))
         example = (torch.zeros(2, *shape),)
         program = torch.export.export(net, example, dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
@@ -291,12 +256,12 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
     n, eps = len(classes), cfg.label_smoothing
     smoothed = [1 - eps + eps / n, *[eps / n] * (n - 1)]  # the target; its entropy is the lowest loss there is
-    expect = core.Expect(
-        initial_loss=math.log(n), loss_floor=-sum(p * math.log(p) for p in smoothed if p > 0), fresh=fresh
-    )
+    floor = -sum(p * math.log(p) for p in smoothed if p > 0)
+    expect = core.Expect(initial_loss=math.log(n), loss_floor=floor, fresh=fresh)
     data = {"train": train_data, "val": val_data}
-    if mixed:
-        data = {split: mixing.Mixed(d, mixup=cfg.mixup, cutmix=cfg.cutmix) for split, d in data.items()}
+    if cfg.mix.on:  # every draw lies in the sample; the floor is that of the very batch
+        near = train_data.images.near if cfg.data.streaming else None
+        data = {"train": mixing.Mixed(train_data, cfg.mix, near), "val": mixing.Mixed(val_data, cfg.mix)}
         expect.loss_floor, expect.overfit_metric = (lambda batch: mixing.floor(batch, n, eps)), mixing.sure
     question = "which digit was written?" if embedded else "which class does the picture show?"
     best_known = "about 99.8% with all 60,000 training images of MNIST" if embedded else ""
@@ -305,7 +270,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
         data=data,
-        loss=mixed_loss if mixed else loss,
+        loss=mixed_loss if cfg.mix.on else loss,
         evaluate=evaluate,
         metric=core.Metric("accuracy", question, floor=1 / n, ceiling=1.0, best_known=best_known),
         average=ema.model if ema else None,

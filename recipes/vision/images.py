@@ -12,10 +12,12 @@ import json
 import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +27,23 @@ from torch import Tensor
 
 from core import UserError, seeds
 from core.assets import cache_dir
+
+
+@dataclass
+class Source:
+    """Which pictures."""
+
+    path: str = "digits"
+    """`digits` (embedded), a folder (train/<class>/.. and val/<class>/.., or <class>/.., or parquet files), or hub:owner/name."""
+    streaming: bool = False
+    """Read parquet files by row group instead of copying the set to this disk; the shuffle is then by groups of row groups."""
+    max_bad: float = 0.01
+    """Share of pictures that may be unreadable; they are left out, counted and named. More is an error."""
+
+    def __post_init__(self):
+        if self.path != "digits" and Path(self.path).exists():
+            self.path = str(Path(self.path).resolve())  # resumable from any folder
+
 
 VALIDATION = ("val", "valid", "validation", "test")  # names of the held-out part, the first that is there
 WINDOW = 8  # row groups that are shuffled together when streaming
@@ -50,27 +69,34 @@ def decode(image: Image.Image) -> Tensor:
 class Pictures:
     """Pictures read when asked for: `[i]` is one, `[rows]` with a tensor of indices is a part of them."""
 
-    def __init__(self, source: "Source", rows: Tensor):
-        self.source, self.rows = source, rows
+    def __init__(self, encoded: "Encoded", rows: Tensor):
+        self.encoded, self.rows = encoded, rows
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: "int | Tensor") -> "Tensor | Pictures":
         if isinstance(index, Tensor):
-            return Pictures(self.source, self.rows[index])
+            return Pictures(self.encoded, self.rows[index])
         row = int(self.rows[index])
         try:
-            return decode(Image.open(io.BytesIO(self.source.read(row))))
+            return decode(Image.open(io.BytesIO(self.encoded.read(row))))
         except (OSError, ValueError, SyntaxError) as error:
-            raise UserError(f"cannot read the picture {self.source.name(row)}", got=_said(error), needed="a picture",
+            raise UserError(f"cannot read the picture {self.encoded.name(row)}", got=_said(error), needed="a picture",
                             cause="changed or removed since the data set was checked, or streamed, which is not checked before",
-                            next="start again, without --streaming: what cannot be read is left out") from None  # fmt: skip
+                            next="start again, without --data.streaming: what cannot be read is left out") from None  # fmt: skip
+
+    def near(self, index: int) -> range:
+        """Indices of the pictures in the row group of `index`."""
+        group = self.encoded.group(int(self.rows[index]))
+        ends = torch.tensor(self.encoded.starts[group : group + 2])  # the last group has no next one
+        first, *last = torch.searchsorted(self.rows, ends).tolist()
+        return range(first, last[0] if last else len(self))
 
     def order(self, *parts: int | str) -> Tensor:
         """Row groups in random order, their rows shuffled together `WINDOW` groups at a time: a permutation that reads each
         group once."""
-        group = torch.tensor([self.source.group(int(r)) for r in self.rows])
+        group = torch.bucketize(self.rows, torch.tensor(self.encoded.starts), right=True) - 1
         present = group.unique()
         drawn = present[seeds.permutation(len(present), *parts, "groups")]
         windows = [torch.isin(group, some).nonzero().flatten() for some in drawn.split(WINDOW)]
@@ -78,7 +104,7 @@ class Pictures:
 
 
 # -------------------------------------------------------------------------------------------------------------- sources
-class Source:
+class Encoded:
     """Encoded pictures by row."""
 
     key: str
@@ -96,7 +122,7 @@ class Source:
         return ""
 
 
-class Files(Source):
+class Files(Encoded):
     """Files under `root`."""
 
     def __init__(self, root: Path, paths: list[Path]):
@@ -113,7 +139,7 @@ class Files(Source):
         return f"{found.st_size} {found.st_mtime_ns}"
 
 
-class Rows(Source):
+class Rows(Encoded):
     """A column of a `datasets.Dataset` on disk (Arrow, random access)."""
 
     def __init__(self, data, column: str, key: str):
@@ -127,7 +153,7 @@ class Rows(Source):
         return f"row {row:,}"
 
 
-class RowGroups(Source):
+class RowGroups(Encoded):
     """A column of parquet files wherever fsspec reads, a row group at a time: nothing is copied to this disk."""
 
     def __init__(self, urls: list[str], column: str):
@@ -178,12 +204,17 @@ class Labelled(NamedTuple):
     classes: tuple[str, ...]
     learn: Tensor
     held_out: Tensor
-    notes: dict[str, str]
+    notes: Mapping[str, str] = MappingProxyType({})
     """What was left out or converted, for the data report."""
 
 
+def load(source: Source) -> Labelled:
+    """The data set, read once a process."""
+    return _load(source.path, source.streaming, source.max_bad)
+
+
 @cache
-def load(where: str, *, streaming: bool = False, max_bad: float = 0.01) -> Labelled:
+def _load(where: str, streaming: bool, max_bad: float) -> Labelled:
     """The data set `where`: a folder `train/<class>/..` with `val/<class>/..`, or `<class>/..` that is split here; a folder of
     parquet files in the hub's layout; or `hub:owner/name`. More than `max_bad` of unreadable pictures is an error."""
     root = Path(where)
@@ -191,12 +222,12 @@ def load(where: str, *, streaming: bool = False, max_bad: float = 0.01) -> Label
         return from_parquet(where.removeprefix("hub:"), streaming=streaming, max_bad=max_bad)
     if not root.is_dir():
         raise UserError(f"there is no data folder {where}", got="a file" if root.exists() else "nothing there", needed=LAYOUT,
-                        next="--data FOLDER, --data hub:owner/name, or --data digits")  # fmt: skip
+                        next="--data.path FOLDER, --data.path hub:owner/name, or leave it out for the digits")  # fmt: skip
     if any(root.rglob("*.parquet")):
         return from_parquet(where, streaming=streaming, max_bad=max_bad)
     if streaming:
-        raise UserError("--streaming reads parquet files", got=f"no *.parquet under {where}", needed="the hub's layout",
-                        cause="the pictures are files: they are read one by one anyway", next="leave --streaming out")  # fmt: skip
+        raise UserError("--data.streaming reads parquet files", got=f"no *.parquet under {where}", needed="the hub's layout",
+                        cause="the pictures are files: they are read one by one anyway", next="leave --data.streaming out")  # fmt: skip
     return from_folder(root, max_bad=max_bad)
 
 
@@ -299,18 +330,18 @@ def _columns(features, where: str) -> tuple[str, str]:
 
 
 # ------------------------------------------------------------------------------------------------------------- checking
-def _checked(source: Source, labels: Tensor, classes: tuple[str, ...], parts: list[Tensor] | None, *, where: str,
+def _checked(encoded: Encoded, labels: Tensor, classes: tuple[str, ...], parts: list[Tensor] | None, *, where: str,
              max_bad: float) -> Labelled:  # fmt: skip
     """The data set without what cannot be read."""
-    facts = _examine(source, len(labels))
+    facts = _examine(encoded, len(labels))
     bad = [i for i, (problem, _, _) in enumerate(facts) if problem]
     good = torch.tensor([i for i, (problem, _, _) in enumerate(facts) if not problem], dtype=torch.long)
-    named = "; ".join(f"{source.name(i)} ({facts[i][0]})" for i in bad[:5]) + ("; ..." if len(bad) > 5 else "")
+    named = "; ".join(f"{encoded.name(i)} ({facts[i][0]})" for i in bad[:5]) + ("; ..." if len(bad) > 5 else "")
     left_out = f"{len(bad):,} of {len(facts):,} pictures: {named}"
     if len(bad) > max_bad * len(facts):
         raise UserError(f"too many pictures of {where} cannot be read", got=left_out, needed=f"at most {max_bad:.1%}",
                         cause="an unfinished download or copy, or files that are no pictures among them",
-                        next=f"remove or replace them, or accept it: --max-bad {len(bad) / len(facts) + 0.005:.2f}")  # fmt: skip
+                        next=f"remove or replace them, or accept it: --data.max-bad {len(bad) / len(facts) + 0.005:.2f}")  # fmt: skip
     notes = {"left out": left_out} if bad else {}
     kinds = Counter(kind for problem, kind, _ in facts if not problem)
     if set(kinds) != {"RGB"}:
@@ -318,7 +349,7 @@ def _checked(source: Source, labels: Tensor, classes: tuple[str, ...], parts: li
     where_now = torch.full((len(facts),), -1).index_put((good,), torch.arange(len(good)))
     parts = [p[p >= 0] for p in (where_now[p] for p in parts)] if parts else None
     digests = [digest for problem, _, digest in facts if not problem]
-    return _split(Pictures(source, good), labels[good], classes, parts, where=where, digests=digests, notes=notes)
+    return _split(Pictures(encoded, good), labels[good], classes, parts, where=where, digests=digests, notes=notes)
 
 
 def _split(images: Pictures, labels: Tensor, classes: tuple[str, ...], parts: list[Tensor] | None, *, where: str,
@@ -345,17 +376,17 @@ def _split(images: Pictures, labels: Tensor, classes: tuple[str, ...], parts: li
 Fact = tuple[str, str, str]  # (problem or "", kind, digest of the bytes)
 
 
-def _examine(source: Source, n: int) -> list[Fact]:
+def _examine(encoded: Encoded, n: int) -> list[Fact]:
     """What reading every picture to its end showed; from the cache where it has not changed since."""
-    path = cache_dir() / "pictures" / f"{hashlib.blake2b(source.key.encode(), digest_size=12).hexdigest()}.json"
+    path = cache_dir() / "pictures" / f"{hashlib.blake2b(encoded.key.encode(), digest_size=12).hexdigest()}.json"
     known = json.loads(path.read_text()) if path.exists() else {}
-    names = [(source.name(i), source.stamp(i)) for i in range(n)]
+    names = [(encoded.name(i), encoded.stamp(i)) for i in range(n)]
     new = [i for i, (name, stamp) in enumerate(names) if known.get(name, [None])[0] != stamp]
     if new:
         if len(new) > 20_000:
             print(f"  reading {len(new):,} pictures once, to leave out what is damaged", flush=True)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            facts = pool.map(lambda i: examine(lambda: source.read(i)), new)
+            facts = pool.map(lambda i: examine(lambda: encoded.read(i)), new)
             known |= {names[i][0]: [names[i][1], *fact] for i, fact in zip(new, facts, strict=True)}
         path.parent.mkdir(parents=True, exist_ok=True)
         spare = path.with_suffix(f".{os.getpid()}")

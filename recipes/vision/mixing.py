@@ -5,6 +5,8 @@ always has the larger share `lam` >= 1/2: a pair (a, b, lam) is the pair (b, a, 
 hard answer, and gates and metrics need not know of mixing.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,19 +17,36 @@ import core
 SURE = 0.6  # from this share on, a model that has learnt the mixture surely names its own picture's class
 
 
-class Mixed(core.Data):
-    """`data` with, on the training path, each picture mixed with another one drawn from the whole set.
+@dataclass
+class Mix:
+    """Pictures mixed in pairs while training."""
 
-    Adds `label2` (the partner's class) and `lam` (the own share, 1 on the evaluation path). `mixup` and `cutmix` are the alphas of
-    Beta(alpha, alpha); with both above 0 each sample draws which of the two it gets.
+    mixup: float = 0.0
+    """Alpha of mixup (Zhang 2018; 0.2 is usual); 0 mixes nothing."""
+    cutmix: float = 0.0
+    """Alpha of CutMix (Yun 2019; 1.0 is usual); with mixup too, each sample draws which of the two it gets."""
+
+    @property
+    def on(self) -> bool:
+        return self.mixup > 0 or self.cutmix > 0
+
+    def __post_init__(self):
+        if self.mixup < 0 or self.cutmix < 0:
+            raise core.UserError(
+                "--mix.mixup and --mix.cutmix are alphas of a Beta distribution",
+                got=(self.mixup, self.cutmix),
+                needed=">= 0",
+            )
+
+
+class Mixed(core.Data):
+    """`data` with, on the training path, each picture mixed with another one: of the whole set, or of `near(index)`.
+
+    Adds `label2` (the partner's class) and `lam` (the own share, 1 on the evaluation path).
     """
 
-    def __init__(self, data: core.Data, *, mixup: float, cutmix: float):
-        if mixup < 0 or cutmix < 0:
-            raise core.UserError(
-                "--mixup and --cutmix are alphas of a Beta distribution", got=(mixup, cutmix), needed=">= 0"
-            )
-        self.data, self.mixup, self.cutmix = data, mixup, cutmix
+    def __init__(self, data: core.Data, mix: Mix, near: Callable[[int], range] | None = None):
+        self.data, self.mix, self.near = data, mix, near
         self.fields, self.notes = data.fields, data.notes
 
     def __len__(self) -> int:
@@ -37,12 +56,13 @@ class Mixed(core.Data):
         own = self.data.get(index, generator)
         if generator is None:
             return {**own, "label2": own["label"], "lam": torch.ones(())}
-        other = self.data.get(int(torch.randint(len(self), (), generator=generator)), generator)
-        cut = self.mixup == 0 or (self.cutmix > 0 and torch.rand((), generator=generator) < 0.5)
-        alpha = torch.tensor(self.cutmix if cut else self.mixup)
+        among = self.near(index) if self.near else range(len(self))
+        other = self.data.get(among[int(torch.randint(len(among), (), generator=generator))], generator)
+        cut = self.mix.mixup == 0 or (self.mix.cutmix > 0 and torch.rand((), generator=generator) < 0.5)
+        alpha = torch.tensor(self.mix.cutmix if cut else self.mix.mixup)
         lam = torch.distributions.Beta(
             alpha, alpha
-        ).sample()  # from torch's global generator, which is the one we are handed
+        ).sample()  # draws from torch's global generator, which is the one we are handed
         lam = torch.maximum(lam, 1 - lam)
         if cut:
             image, lam = pasted(own["image"], other["image"], lam, generator)

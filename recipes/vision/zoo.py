@@ -1,7 +1,7 @@
 """Torchvision's classifiers by name, with their own weights and preprocessing, and a head for other classes."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import torch
@@ -43,6 +43,10 @@ class Preprocessing:
             v2.RandomResizedCrop(self.crop, interpolation=self.interpolation, antialias=True), v2.Lambda(self.coloured),
             v2.RandomHorizontalFlip(), v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR),
         ])  # fmt: skip
+
+    def plain(self) -> dict:
+        """For the exported config: what to do to a picture before this model sees it."""
+        return {**asdict(self), "interpolation": self.interpolation.value}
 
     @staticmethod
     def coloured(image: Tensor) -> Tensor:
