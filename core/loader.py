@@ -4,6 +4,7 @@ Epochs are laid end to end and cut into global batches: every sample once an epo
 end that would weigh more. Step s of a run with batch size G holds positions s*G .. (s+1)*G of that stream.
 """
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -103,7 +104,7 @@ def batches(data: Data, keys, *, seed: int, settings: config.Loader, device: tor
         pin_memory=settings.pin_memory and device.type == "cuda",
         # A fork run by path cannot be imported again in a fresh process, so workers are forked where the system can.
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
-        worker_init_fn=_one_thread if workers else None,
+        worker_init_fn=_quiet if workers else None,
         generator=torch.Generator().manual_seed(
             0
         ),  # torch draws a base seed for its workers; ours are seeded per sample
@@ -112,8 +113,11 @@ def batches(data: Data, keys, *, seed: int, settings: config.Loader, device: tor
         yield to_device(batch, device)
 
 
-def _one_thread(_: int) -> None:
+def _quiet(_: int) -> None:
+    """One thread; a signal to the whole process group is the trainer's to answer, which then ends its workers."""
     torch.set_num_threads(1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def to_device(batch, device: torch.device):

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 from core.ema import Ema
 from core.optim import layer_rates
-from recipes.vision import images as pictures
-from recipes.vision import mixing, zoo
+from recipes.vision import mixing, pictures, zoo
 from recipes.vision.classify import Images
 from tests.commands import final_weights, losses, read, run_folder, same, trainworthy
 from tests.pictures import write_folder, write_hub
@@ -245,8 +244,8 @@ def test_weights_are_loaded_and_the_head_is_new(tmp_path, monkeypatch):
 
 def test_no_network_is_one_message(launch, folder, tmp_path):
     """Weights that cannot be fetched: exit 2, what to do, nothing left behind."""
-    done = launch("run", "vision/classify", *NET, "--weights", "DEFAULT", "--data.path", str(folder), TORCH_HOME=str(tmp_path / "none"),
-                  https_proxy="http://127.0.0.1:9")  # fmt: skip
+    done = launch("run", "vision/classify", *NET, "--weights", "DEFAULT", "--data.path", str(folder),
+                  TORCH_HOME=str(tmp_path / "none"), https_proxy="http://127.0.0.1:9")  # fmt: skip
     assert done.returncode == 2, done.shown
     assert "cannot get the weights shufflenet_v2_x0_5" in done.stderr
     assert "--weights none" in done.stderr

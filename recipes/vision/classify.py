@@ -22,8 +22,7 @@ from torchvision.transforms import v2
 import core
 from core.config import Loader, Optim, RunSettings, Train
 from recipes.shared import digits
-from recipes.vision import images as pictures
-from recipes.vision import mixing, zoo
+from recipes.vision import mixing, pictures, zoo
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -165,7 +164,7 @@ def make_model(cfg: Config, train_data: Images, classes: tuple[str, ...]) -> zoo
 def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
     images, labels, classes, learn, held_out, notes = read(cfg)
-    embedded = cfg.data.path == "digits"
+    embedded, n, eps = cfg.data.path == "digits", len(classes), cfg.label_smoothing
     fit = None if embedded and cfg.model == "small" else zoo.preprocessing(cfg.model, cfg.weights, cfg.image_size)
     affine = v2.RandomAffine(12, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=10,
                              interpolation=v2.InterpolationMode.BILINEAR)  # fmt: skip
@@ -187,7 +186,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
     def mixed_loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         """The same where pictures are mixed: the target is spread over both classes as the picture is."""
-        logits, target = model(batch["image"]), mixing.soft(batch, len(classes))  # (B, n_classes) both
+        logits, target = model(batch["image"]), mixing.soft(batch, n)  # (B, n_classes) both
         return {"ce": F.cross_entropy(logits, target, label_smoothing=cfg.label_smoothing, reduction="sum")}
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
@@ -208,7 +207,6 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
             logits.append(model(batch["image"]).float())
             truth.append(batch["label"])
         logits, truth = run.gather(torch.cat(logits)), run.gather(torch.cat(truth))
-        n = len(classes)
         counts = torch.bincount(truth * n + logits.argmax(1), minlength=n * n).view(n, n).double()
         return counts, F.cross_entropy(logits, truth).item()
 
@@ -241,20 +239,19 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
         net = (ema.model if ema else model).eval().cpu()
         shape = tuple(val_data.get(0, None)["image"].shape)
-        said = f"float32 (B, {', '.join(map(str, shape))}) in [0, 1]; normalised inside the model"
-        config = {"classes": classes, "input": said, "preprocessing": fit and fit.plain()}
+        config = {"classes": classes, "preprocessing": fit and fit.plain()}
+        config["input"] = f"float32 (B, {str(shape)[1:]} in [0, 1]; normalised inside the model"
         if cfg.model == "small":
             save_file(net.state_dict(), folder / "model.safetensors")
             config |= {"architecture": "ResNet", "widths": cfg.widths}
         else:  # torchvision's own names: models.get_model(architecture, num_classes=...) loads it
             save_file(net.net.state_dict(), folder / "model.safetensors")
-            config |= {"architecture": cfg.model, "library": "torchvision", "num_classes": len(classes)}
+            config |= {"architecture": cfg.model, "library": "torchvision", "num_classes": n}
         (folder / "config.json").write_text(json.dumps(config, indent=1))
-        example = (torch.zeros(2, *shape),)
-        program = torch.export.export(net, example, dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+        batch = {0: torch.export.Dim("batch", min=1)}
+        program = torch.export.export(net, (torch.zeros(2, *shape),), dynamic_shapes=(batch,))
         torch.export.save(program, folder / "model.pt2")
 
-    n, eps = len(classes), cfg.label_smoothing
     smoothed = [1 - eps + eps / n, *[eps / n] * (n - 1)]  # the target; its entropy is the lowest loss there is
     floor = -sum(p * math.log(p) for p in smoothed if p > 0)
     expect = core.Expect(initial_loss=math.log(n), loss_floor=floor, fresh=fresh)

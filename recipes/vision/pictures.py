@@ -9,6 +9,7 @@ size and time of change.
 import hashlib
 import io
 import json
+import math
 import os
 from bisect import bisect_right
 from collections import Counter
@@ -227,7 +228,8 @@ def _load(where: str, streaming: bool, max_bad: float) -> Labelled:
         return from_parquet(where, streaming=streaming, max_bad=max_bad)
     if streaming:
         raise UserError("--data.streaming reads parquet files", got=f"no *.parquet under {where}", needed="the hub's layout",
-                        cause="the pictures are files: they are read one by one anyway", next="leave --data.streaming out")  # fmt: skip
+                        cause="the pictures are files, which are read one by one anyway",
+                        next="leave --data.streaming out")  # fmt: skip
     return from_folder(root, max_bad=max_bad)
 
 
@@ -337,11 +339,12 @@ def _checked(encoded: Encoded, labels: Tensor, classes: tuple[str, ...], parts: 
     bad = [i for i, (problem, _, _) in enumerate(facts) if problem]
     good = torch.tensor([i for i, (problem, _, _) in enumerate(facts) if not problem], dtype=torch.long)
     named = "; ".join(f"{encoded.name(i)} ({facts[i][0]})" for i in bad[:5]) + ("; ..." if len(bad) > 5 else "")
+    share = math.ceil(100 * len(bad) / len(facts)) / 100
     left_out = f"{len(bad):,} of {len(facts):,} pictures: {named}"
     if len(bad) > max_bad * len(facts):
         raise UserError(f"too many pictures of {where} cannot be read", got=left_out, needed=f"at most {max_bad:.1%}",
                         cause="an unfinished download or copy, or files that are no pictures among them",
-                        next=f"remove or replace them, or accept it: --data.max-bad {len(bad) / len(facts) + 0.005:.2f}")  # fmt: skip
+                        next=f"remove or replace them, or accept it: --data.max-bad {share:.2f}")  # fmt: skip
     notes = {"left out": left_out} if bad else {}
     kinds = Counter(kind for problem, kind, _ in facts if not problem)
     if set(kinds) != {"RGB"}:
