@@ -88,7 +88,7 @@ CHANGES = (
     ("h = F.relu(self.norm1(self.conv1(x)))", "h = F.gelu(self.norm1(self.conv1(x)))"),
     ('truth.append(batch["label"])', 'truth.append(batch["label"].long())'),
     ("        run.update(stage, step.batches)", "        run.update(stage, step.batches[:1])"),
-    ("expect=core.Expect(", 'expect=core.Expect(couplings="contrastive", '),
+    ("expect = core.Expect(", 'expect = core.Expect(couplings="contrastive", '),
 )
 """One hunk in the settings, the model, the evaluation, the loop and the expectations of a recipe."""
 
@@ -136,7 +136,7 @@ def test_diff_of_one_part_asks_only_the_gates_that_look_there(tmp_path: Path):
     forked(
         tmp_path,
         ("rotation, shift", "turns, shift"),
-        ("        12, translate=(0.1, 0.1),", "        20, translate=(0.1, 0.1),"),
+        ("RandomAffine(12, translate=(0.1, 0.1),", "RandomAffine(20, translate=(0.1, 0.1),"),
     )
     done = trainworthy("diff", "mine.py", cwd=tmp_path)
     assert "stage: augment" in sections(done.stdout)["data"]

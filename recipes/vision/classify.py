@@ -166,9 +166,8 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     images, labels, classes, learn, held_out, notes = read(cfg)
     embedded, n, eps = cfg.data.path == "digits", len(classes), cfg.label_smoothing
     fit = None if embedded and cfg.model == "small" else zoo.preprocessing(cfg.model, cfg.weights, cfg.image_size)
-    affine = v2.RandomAffine(12, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=10,
-                             interpolation=v2.InterpolationMode.BILINEAR)  # fmt: skip
-    augment = fit.augmented() if fit else affine
+    augment = fit.augmented() if fit else v2.RandomAffine(12, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=10,
+                                                          interpolation=v2.InterpolationMode.BILINEAR)  # fmt: skip
     train_data = Images(images[learn], labels[learn], classes, augment if cfg.augment else None)
     val_data = Images(images[held_out], labels[held_out], classes)
     train_data.fit, val_data.fit, train_data.notes = fit, fit, notes
@@ -213,11 +212,11 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     def baselines() -> dict[str, dict[str, float]]:
         from sklearn.linear_model import LogisticRegression
 
-        majority = (val_data.labels == train_data.labels.mode().values).float().mean().item()
+        majority = (labels[held_out] == labels[learn].mode().values).float().mean().item()
         if not embedded:
             return {"majority class": {"accuracy": majority}}
-        pixels = LogisticRegression(max_iter=200).fit(train_data.images.flatten(1) / 255, train_data.labels)
-        score = float(pixels.score(val_data.images.flatten(1) / 255, val_data.labels))
+        pixels = LogisticRegression(max_iter=200).fit(images[learn].flatten(1) / 255, labels[learn])
+        score = float(pixels.score(images[held_out].flatten(1) / 255, labels[held_out]))
         return {"majority class": {"accuracy": majority}, "logistic regression on pixels": {"accuracy": score}}
 
     def preview(batch: dict) -> list[core.Tile]:
@@ -255,10 +254,9 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     smoothed = [1 - eps + eps / n, *[eps / n] * (n - 1)]  # the target; its entropy is the lowest loss there is
     floor = -sum(p * math.log(p) for p in smoothed if p > 0)
     expect = core.Expect(initial_loss=math.log(n), loss_floor=floor, fresh=fresh)
-    data = {"train": train_data, "val": val_data}
     if cfg.mix.on:  # every draw lies in the sample; the floor is that of the very batch
         near = train_data.images.near if cfg.data.streaming else None
-        data = {"train": mixing.Mixed(train_data, cfg.mix, near), "val": mixing.Mixed(val_data, cfg.mix)}
+        train_data, val_data = mixing.Mixed(train_data, cfg.mix, near), mixing.Mixed(val_data, cfg.mix)
         expect.loss_floor, expect.overfit_metric = (lambda batch: mixing.floor(batch, n, eps)), mixing.sure
     question = "which digit was written?" if embedded else "which class does the picture show?"
     best_known = "about 99.8% with all 60,000 training images of MNIST" if embedded else ""
@@ -266,7 +264,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         name="classify",
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
-        data=data,
+        data={"train": train_data, "val": val_data},
         loss=mixed_loss if cfg.mix.on else loss,
         evaluate=evaluate,
         metric=core.Metric("accuracy", question, floor=1 / n, ceiling=1.0, best_known=best_known),
