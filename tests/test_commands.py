@@ -11,7 +11,7 @@ import pytest
 
 from core import gates
 from core.commands.batch import Measured, Trial
-from tests.commands import environment, read, trainworthy
+from tests.commands import environment, installed, read, trainworthy
 from tests.conftest import ROOT, Done, patched
 from tests.plants import STAGES, staged
 
@@ -31,13 +31,13 @@ esac
 """)
         tool.chmod(0o755)
         env["PATH"] = f"{tool.parent}{os.pathsep}{os.environ['PATH']}"
-    done = trainworthy("doctor", "--json", cwd=tmp_path, **env)
+    done = installed("doctor", "--json", cwd=tmp_path, **env)
     assert done.returncode == 0, done.stdout + done.stderr
     return {fact["name"]: fact for fact in json.loads(done.stdout)["facts"]}
 
 
 def test_doctor_reads_at_once_and_imports_nothing_heavy(tmp_path: Path):
-    done = trainworthy("doctor", cwd=tmp_path, TRAINWORTHY_CACHE="/tmp")
+    done = installed("doctor", cwd=tmp_path, TRAINWORTHY_CACHE="/tmp")
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(len(line) <= 80 for line in done.stdout.splitlines() if "next:" not in line and "/" not in line)
     for words in ("torch ", "vision/classify", "cores", "/dev/shm", "disk: runs", "the core can run"):
@@ -69,7 +69,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(tmp_path: Path):
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     path = os.pathsep.join([str(packages), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = trainworthy("doctor", "--json", cwd=tmp_path, PYTHONPATH=path, OMP_NUM_THREADS="4096")
+    done = installed("doctor", "--json", cwd=tmp_path, PYTHONPATH=path, OMP_NUM_THREADS="4096")
     assert done.returncode == 2, done.stdout + done.stderr
     found = json.loads(done.stdout)
     facts = {fact["name"]: fact for fact in found["facts"]}
