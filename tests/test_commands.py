@@ -12,7 +12,7 @@ import pytest
 from core import gates
 from core.commands.batch import Measured, Trial
 from tests.commands import environment, installed, read, trainworthy
-from tests.conftest import ROOT, Done, patched
+from tests.conftest import ROOT, Done, Hunk, patched
 from tests.plants import STAGES, staged
 
 
@@ -119,30 +119,41 @@ def test_diff_groups_what_changed_and_names_the_gates_that_look_there(tmp_path: 
     assert "+        h = F.gelu(self.norm1(self.conv1(x)))" in found["model"]
     assert "confusion_matrix" in next(body for head, body in found.items() if "evaluate" in head)
     assert "step.batches[:1]" in found["train"]
-    gates = found["gates that look at this"]
     for gate, part in (
         ("schedule", "optimizers"),
         ("evaluation", "evaluate"),
         ("accumulation", "train"),
         ("dependency", "expect"),
     ):
-        assert re.search(rf"{gate} .*{part}", gates), gate
-    assert "leakage" not in gates, "the data did not change"
-    only = re.search(r"next +trainworthy check mine.py --only (\S+)", done.stdout)[1].split(",")
-    assert only == [line.split()[0] for line in gates.splitlines() if "no gate looks" not in line]
+        assert re.search(rf"{gate} .*{part}", found["gates that look at this"]), gate
 
 
-def test_diff_of_one_part_asks_only_the_gates_that_look_there(tmp_path: Path):
-    forked(
-        tmp_path,
-        ("rotation, shift", "turns, shift"),
-        ("RandomAffine(12, translate=(0.1, 0.1),", "RandomAffine(20, translate=(0.1, 0.1),"),
-    )
+@pytest.mark.parametrize(
+    ("hunk", "part", "asked", "not_asked"),
+    [
+        (
+            ("learn, held_out = digits.split(labels)", "held_out, learn = digits.split(labels)"),
+            "data",
+            {"data", "leakage"},
+            set(),
+        ),
+        (CHANGES[4], "train", {"wiring", "accumulation", "resume"}, {"data", "leakage", "terms", "initial-loss"}),
+        (CHANGES[3], "evaluate, figures", {"evaluation", "schema"}, {"data", "leakage", "schedule", "wiring"}),
+    ],
+    ids=("data", "loop", "evaluation"),
+)
+def test_diff_of_one_part_asks_the_gates_that_look_there(
+    hunk: Hunk, part: str, asked: set, not_asked: set, tmp_path: Path
+):
+    forked(tmp_path, hunk)
     done = trainworthy("diff", "mine.py", cwd=tmp_path)
-    assert "stage: augment" in sections(done.stdout)["data"]
-    only = re.search(r"--only (\S+)", done.stdout)[1].split(",")
-    assert {"data", "leakage"} <= set(only)
-    assert not {"schedule", "terms", "init"} & set(only)
+    assert hunk[1].strip() in sections(done.stdout)[part]
+    listed = sections(done.stdout)["gates that look at this"].splitlines()
+    named = [line.split()[0] for line in listed if "no gate looks" not in line]
+    assert asked <= set(named)
+    assert not set(named) & not_asked
+    only = "" if len(named) == len(gates.ORDER) else f" --only {','.join(named)}"
+    assert done.stdout.endswith(f"next   trainworthy check mine.py{only}\n")
 
 
 def test_diff_says_when_nothing_that_runs_changed(tmp_path: Path):
