@@ -1,6 +1,7 @@
 """doctor, diff and batch through the real command: what they say, and their exit codes."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -217,7 +218,7 @@ def test_batch_finds_where_the_device_runs_out_of_memory(launch, fork):
     assert done.returncode == 0, done.shown
     found = read(done.folder() / "plots" / "batch_classify.json")
     assert 36 < found["largest"] <= 40, "within a tenth of what fits"
-    assert found["accumulate"] == 2, "two of 32 fit with room to spare"
+    assert math.ceil(64 / found["accumulate"]) <= 36, "a tenth of what fits is left"
     assert "64 run out of the device's memory" in done.stdout
     nothing = launch("batch", fork((STAGES, staged(OUT_OF_MEMORY.replace("> 40", "> 0"))), name="none.py").name)
     assert (nothing.returncode, "not even one sample fits" in nothing.stderr) == (2, True), nothing.shown

@@ -27,7 +27,7 @@ import psutil
 import torch
 from accelerate.utils import find_executable_batch_size
 
-from core import config, gates, seeds
+from core import config, gates
 from core import recipe as recipes
 from core.commands import take_number
 from core.console import bar
@@ -115,6 +115,9 @@ class Kept(Data):
             self.samples[index] = self.data.get(index, generator)
             self.seconds += time.perf_counter() - started
         return self.samples[index]
+
+    def order(self, *parts: int | str) -> torch.Tensor:
+        return self.data.order(*parts)
 
     def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         return self.data.collate(samples)
@@ -204,7 +207,7 @@ class Measured:
 def measure(session: Session, stage: Stage, largest: int | None, share: float) -> Measured:
     """Doubled sizes up to the first limit."""
     samples = len(stage.data["train"])
-    order = seeds.permutation(samples, session.cfg.run.seed, "batch").tolist()
+    order = stage.data["train"].order(session.cfg.run.seed, "batch").tolist()
     before, free = resident(), free_memory()
     trials: list[Trial] = []
     most = min(largest or samples, samples)
@@ -224,7 +227,7 @@ def measure(session: Session, stage: Stage, largest: int | None, share: float) -
         if short := trial.size < size:
             ended = f"{size:,} run out of the device's memory"
         elif size == most:
-            ended = "the whole training set" if size == samples else f"--largest {largest}"
+            ended = "the whole training set" if size == samples else "as asked for by --largest"
         elif trial.seconds > SLOW:
             ended = f"a step takes {trial.seconds:.0f} s"
         size = min(2 * size, most)
@@ -287,18 +290,18 @@ def tell(session: Session, stage: Stage, found: Measured, kept: Kept) -> None:
     say(f"  micro-batch  samples/s       step  {where}")
     for t in found.trials:
         marks = " knee" * (t is knee) + " best" * (t is best)
-        row = f"  {t.size:>11,}  {t.rate:>9,.0f}  {ms(t.seconds):>9}  {gib(t.memory):>{len(where)}}"
+        row = f"  {t.size:>11,}  {per_second(t.rate):>9}  {ms(t.seconds):>9}  {gib(t.memory):>{len(where)}}"
         say(f"{row}  {bar(t.rate / best.rate, 20)}{marks}")
     say(f"  largest      {found.largest:,}: {found.ended}")
     say(
-        f"  knee         {knee.size:,}: the smallest with {KNEE:.0%} of the best throughput ({best.rate:,.0f} samples/s)"
+        f"  knee         {knee.size:,}: the smallest with {KNEE:.0%} of the best throughput ({per_second(best.rate)} samples/s)"
     )
     workers = math.ceil(rate / reader)
     say(
-        f"  loader       one reader brings {reader:,.0f} samples/s: --loader.workers {workers} keep{'s' * (workers == 1)} up"
+        f"  loader       one reader brings {per_second(reader)} samples/s: --loader.workers {workers} keep{'s' * (workers == 1)} up"
     )
     say(f"  settings     the global batch stays {batch:,}, and so the rate: {pieces:,} x {math.ceil(batch / pieces):,} samples, "
-        f"{rate:,.0f} samples/s")  # fmt: skip
+        f"{per_second(rate)} samples/s")  # fmt: skip
     if pieces > 1:
         say("               (several processes share it: divide --train.accumulate by their number)")
     other = str(knee.size) if knee.size > batch and knee.rate > 1.1 * rate else "N"
@@ -340,6 +343,10 @@ def draw(path: Path, found: Measured, batch: int) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return path
+
+
+def per_second(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def ms(seconds: float) -> str:
