@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from tests.commands import losses, read, run_folder
+from tests.conftest import patched
+from tests.plants import STAGES, staged
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 QUICK = ("--train.epochs", "1", "--run.no-tensorboard")
@@ -70,3 +72,29 @@ def test_a_step_does_not_wait_for_the_device():
             run.update(stage, [batch])
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_batch_sees_the_devices_memory(tmp_path: Path):
+    done = launch("batch", "vision/classify", "--largest", "256", "--no-augment", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = tmp_path.glob("runs/*/checks/*/plots/batch_classify.json")
+    trials = read(found)["trials"]
+    assert trials[-1]["memory"] > 2 * trials[0]["memory"] > 0
+    assert trials[-1]["samples_per_sec"] > 10 * trials[0]["samples_per_sec"], "256 take hardly longer than one"
+
+
+def test_batch_ends_where_the_device_does(tmp_path: Path):
+    """A loss that asks for 1/40 of the device's memory per sample."""
+    share = torch.cuda.mem_get_info()[1] // 40
+    greedy = staged(f"""shown = stage.loss
+def loss(model, batch):
+    held = torch.empty({share} * len(batch["label"]), dtype=torch.uint8, device=batch["label"].device)
+    return {{k: v + 0 * held[0] for k, v in shown(model, batch).items()}}
+stage.loss = loss""")
+    source = (Path(__file__).parent.parent / "recipes" / "vision" / "classify.py").read_text()
+    (tmp_path / "mine.py").write_text(patched(source, (STAGES, greedy)))
+    done = launch("batch", "mine.py", "--no-augment", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = tmp_path.glob("runs/*/checks/*/plots/batch_classify.json")
+    assert 32 <= read(found)["largest"] < 40
+    assert "run out of the device's memory" in done.stdout

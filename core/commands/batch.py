@@ -64,6 +64,8 @@ def main(argv: list[str]) -> None:
     rest, largest = take_number(argv[1:], "--largest")
     rest, asked = config.take(rest, "--memory")
     share = _share(asked)
+    if not rest:
+        raise UserError("batch what?", needed="a recipe", next="trainworthy list")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("batch measures one process", got="several", needed="no -n: a micro-batch is one process's own",
                         next=shlex.join(["trainworthy", "batch", *rest]))  # fmt: skip

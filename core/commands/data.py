@@ -31,6 +31,8 @@ def main(argv: list[str]) -> None:
     rest, samples = take_number(argv[1:], "--sample")
     as_json = "--json" in rest
     rest = [a for a in rest if a != "--json"]
+    if not rest:
+        raise UserError("data what?", needed="a recipe", next="trainworthy list")
     loaded = recipes.load(rest[0])
     cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy data {rest[0]}")
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():

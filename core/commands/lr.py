@@ -19,6 +19,8 @@ def lr(argv: list[str]) -> None:
     argv, asked = config.take(argv, "--steps")
     if asked is not None and not (asked.isdigit() and int(asked) >= 10):
         raise UserError("--steps is a number of batches", got=asked, needed=f"10 or more (default {STEPS})")
+    if not argv:
+        raise UserError("lr what?", needed="a recipe", next="trainworthy list")
     loaded = recipes.load(argv[0])
     cfg, preset = config.parse(loaded.module, argv[1:], prog=f"trainworthy lr {argv[0]}")
     session = open_session(loaded, cfg, preset, argv, kind="checks")
