@@ -456,6 +456,9 @@ REMEDIES = {
     "model.eval() in metric() without model.train() at the start of train_loop()\na mean over batch means",
     "accumulation": "the loss is a mean over something else than samples (tokens): say what with count=\n"
     "samples of a batch influence each other (see dependency)",
+    "loader": "the data set keeps a generator of its own: every loader worker has a copy and repeats its draws\n"
+    "the data set seeds a generator by itself (manual_seed in __getitem__), or keeps what it has once augmented\n"
+    "the factory splits the data by process",
     "resume": "save() leaves something out, or load() does not put it back: weights, optimiser, what train_loop counts",
 }
 """Likely causes as a script's author knows them, where a recipe's differ."""

@@ -152,6 +152,11 @@ def own_draws() -> Callable:
     return lambda x, y: (x + float(draws.normal(0, 0.1)), y)
 
 
+def seeded(x: Tensor, y: Tensor) -> tuple:
+    torch.manual_seed(0)
+    return x + 0.05 * torch.randn(64), y
+
+
 def with_label(x: Tensor, y: Tensor) -> tuple:
     return torch.cat([y[None] / 9, x[1:]]), y
 
@@ -239,6 +244,7 @@ PLANTS = {
     "wrong-broadcast": ("dependency", ("broadcast",), script(loss=broadcast, train_loop=None)),
     "augmented-validation": ("schema", ("draws at random",), script(val=Changed(VAL, lambda x, y: (x + torch.rand(()), y)))),
     "own-generator": ("schema", ("differs between two reads", "repeats its draws"), script(train=Changed(TRAIN, own_draws()))),
+    "seeded-in-getitem": ("loader", ("same in both epochs", "__getitem__"), script(train=Changed(TRAIN, seeded))),
     "checkpoint-without-optimiser": ("resume", ("tensors differ", "save() leaves"), lambda: checkpointed(False)),
     "mean-over-tokens-uncounted": ("accumulation", ("count=",), tokens()),
     "tokens-accumulated-as-means": ("wiring", ("own",), tokens(train_loop=two_by_two, accumulate=2, count=lambda b: b[2].sum())),

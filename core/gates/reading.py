@@ -1,0 +1,315 @@
+"""Gate on how samples are read: once an epoch, in another order each time, with draws of their own, in whichever process."""
+
+import json
+import os
+import random
+import tempfile
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from core import config, loader, seeds
+from core.gates import Finding, Proof, Skip, build, gate
+from core.gates.rehearsal import over_two_processes
+from core.run import Plan, Run
+from core.stage import Data, Stage, View
+
+SAMPLES, FEWEST, REREAD, WORKERS = 32, 8, 16, 2
+
+
+@dataclass
+class Read:
+    """One call of `get`."""
+
+    worker: int
+    """-1: the main process."""
+    index: int
+    """Position among the samples that are read."""
+    seed: int
+    """Of the generator it was handed."""
+    output: str
+    """Digest of what came out."""
+    drew: dict[str, str]
+    """State afterwards of each generator that is not what it was before."""
+
+
+@dataclass
+class Watched(View):
+    """Some samples of a data set; every read is noted in the file `log`, in whichever process it happens."""
+
+    log: str = ""
+    bare: bool = False
+    """Batches are empty: only reading is watched."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.data, name)
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+        if generator is None:
+            return super().get(index, generator)
+        seed, before = generator.initial_seed(), _states(generator)
+        sample = super().get(index, generator)
+        drew = {name: state for name, state in _states(generator).items() if state != before[name]}
+        info = get_worker_info()
+        read = [info.id if info else -1, index, seed, _digest([sample[k] for k in self.fields]), drew]
+        file = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # one write is one line, whoever else writes
+        os.write(file, (json.dumps(read) + "\n").encode())
+        os.close(file)
+        return sample
+
+    def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return {} if self.bare else super().collate(samples)
+
+    def reads(self) -> list[Read]:
+        """All reads so far, in the order in which they ended."""
+        return [Read(*json.loads(line)) for line in Path(self.log).read_text().splitlines()]
+
+
+def _states(handed: torch.Generator) -> dict[str, str]:
+    numpy = np.random.get_state()
+    return {
+        "torch": _digest([torch.default_generator.get_state()]),
+        "handed": _digest([handed.get_state()]),
+        "numpy": _digest([torch.from_numpy(numpy[1].astype(np.int64)), str(numpy[2:])]),
+        "random": str(hash(random.getstate())),
+    }
+
+
+def _digest(entries: list[Any]) -> str:
+    digest = blake2b(digest_size=12)
+    for value in entries:
+        if isinstance(value, str):
+            digest.update(value.encode())
+            continue
+        tensor = torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else torch.as_tensor(value)
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@gate(
+    "loader",
+    rows="C15",
+    title="every sample once an epoch, each time with draws of its own, in another order",
+    reads="data loss expect train",
+)
+def reading(proof: Proof) -> Finding:
+    """Two epochs of `train()` over a few samples with two loader workers: what `get` is asked for and returns, and which samples
+    reach the loss. Then the same keys are read twice, the second time in the other worker and in reverse: a sample must depend on
+    its key alone. Then the data set as a second process would build it, and what two processes would read of it."""
+    with tempfile.TemporaryDirectory() as name:
+        return _judged(proof, Path(name))
+
+
+def _judged(proof: Proof, folder: Path) -> Finding:
+    world, seed = proof.accelerator.num_processes, proof.cfg.run.seed
+    run = Run(proof.cfg, proof.accelerator, plan=Plan(steps=1))
+    stage = build(run, proof.make)
+    data = stage.data.get("train")
+    if data is None or len(data) < FEWEST * world:
+        raise Skip("no training set to read" if data is None else f"{len(data)} training samples are too few to tell")
+    size = world * (min(SAMPLES * world, len(data)) // (4 * world))
+    indices = seeds.permutation(len(data), seed, "read").tolist()[: 4 * size]
+    n, wrong = len(indices), []
+
+    watched = Watched(data, indices, log=str(folder / "rehearsal"))
+    workers = _workers(proof.cfg, data)
+    steps = _rehearse(proof, run, stage, watched, size, workers)
+    sampling = stage.expect.sampling  # train() may have declared it
+    order = [i for step in _joined(steps, world) for i in step]
+    once = _until_a_repeat(order)
+    again = order[len(once) : 2 * len(once)]
+    if not sampling and len(once) < min(0.9 * n, len(order)):
+        wrong.append(f"a sample comes again after {len(once)} others: an epoch has {n}")
+    elif not sampling and len(again) >= FEWEST and once[: len(again)] == again:
+        wrong.append("the second epoch has the order of the first")
+
+    twice = _first_and_second(watched.reads())
+    fresh = sum(a.output != b.output for a, b in twice)
+    same = [{name: state for name, state in a.drew.items() if b.drew.get(name) == state} for a, b in twice]
+    if same and not fresh and all(same):
+        everyone = len(set(map(str, same))) == 1
+        wrong.append("a sample's draws are the same in both epochs" + (", and those of every other sample" * everyone))
+    drawn = [str(a.drew) for a, _ in twice if a.drew]
+    if fresh and len(set(drawn)) < 0.9 * len(drawn):
+        wrong.append(f"{len(drawn)} samples of one epoch share {len(set(drawn))} random streams")
+
+    differ, total, repeated = _read_twice(folder, proof, data, indices[:REREAD], workers)
+    if differ:
+        wrong.append(
+            f"{differ} of {total} samples differ when read again under the same key{' in another worker' * bool(workers)}"
+            + "; both workers repeat one sequence of draws" * repeated
+        )
+    wrong += _processes(proof, data, indices, size)
+    if proof.deep and world == 1 and not wrong:
+        over_two_processes(proof, "loader")
+    told = f"{n} samples once an epoch, in another order the second time" if not sampling else f"declared: {sampling}"
+    random_part = f"drawn anew for {fresh} of {len(twice)}" if fresh else "no random part"
+    read_by = f"{workers} workers" if workers else "one process"
+    return Finding(
+        not wrong, "; ".join(wrong) or f"{told}; {random_part}; the same from {read_by} and for two processes",
+        "each sample once an epoch, in another order each time; its draws a function of (seed, epoch, index) alone, never those "
+        "of another epoch or sample; every process sees the same data set and reads its own part",
+        "get() draws from a generator of its own (made in __init__ or at import, numpy's): every worker has a copy and repeats it\n"
+        "get() seeds a generator by itself, or keeps what it has once augmented\n"
+        "the loop reads by itself: no new order each epoch (set_epoch), one batch again and again, every process the same\n"
+        "the data set is split by process, and core splits it again\n"
+        "meant so (drawn with replacement, a curriculum): say why in expect.sampling",
+        evidence={"order": order[: 2 * n], "drawn_anew": fresh, "read_twice": len(twice), "differ": differ, "reread": total},
+    )  # fmt: skip
+
+
+def _workers(cfg: config.Config, data: Data) -> int:
+    """Two at least; none where samples lie on an accelerator, which a forked process cannot reach."""
+    sample = data.get(0, None)
+    far = any(isinstance(v, Tensor) and v.device.type != "cpu" for v in sample.values())
+    return 0 if far else max(WORKERS, cfg.loader.workers)
+
+
+def _rehearse(proof: Proof, run: Run, stage: Stage, watched: Watched, size: int, workers: int) -> list[list[int]]:
+    """Two epochs of `train()` over the watched samples: which of them reached the loss at each step; where collate leaves no
+    trace of single samples, which were handed out."""
+    run.cfg = replace(
+        run.cfg, loader=replace(run.cfg.loader, workers=workers), train=replace(run.cfg.train, batch_size=size)
+    )
+    handed: list[list[int]] = []
+
+    def watch(_: Stage, step: int) -> bool:
+        handed.append([i for micro in run.current.keys for _, i in micro])
+        return False
+
+    run.plan = Plan(steps=2 * len(watched) // size, batch_size=size, watch=watch)
+    stage.data = {**stage.data, "train": watched}
+    learnt: list[dict[str, None]] = [{} for _ in range(run.plan.steps)]
+    own = stage.loss
+
+    def loss(model: torch.nn.Module, batch: dict) -> dict[str, Tensor]:
+        if torch.is_grad_enabled():
+            learnt[run.current.index] |= dict.fromkeys(_rows(batch, watched))
+        return own(model, batch)
+
+    stage.loss = loss
+    proof.train(run.cfg, run, stage)
+    known: dict[str, list[int]] = {}
+    for read in watched.reads():
+        if read.index not in known.setdefault(read.output, []):
+            known[read.output].append(read.index)
+    if not any(learnt) or any(row not in known for step in learnt for row in step):
+        return handed
+    for same in known.values():  # copies of one sample cannot be told apart: they take turns
+        same.reverse()
+    return [[_next(known[row]) for row in step] for step in learnt]
+
+
+def _next(turns: list[int]) -> int:
+    turns.insert(0, turns.pop())
+    return turns[0]
+
+
+def _rows(batch: dict, data: Data) -> list[str]:
+    """Digest of each sample in a batch, as `Watched` notes it."""
+    entries = [batch.get(k) for k in data.fields]
+    entries = [v.detach().cpu() if isinstance(v, Tensor) else v for v in entries]
+    if any(not isinstance(v, (Tensor, list)) or len(v) != len(entries[0]) for v in entries):
+        return ["?"]
+    return [_digest(list(row)) for row in zip(*entries, strict=True)]
+
+
+def _joined(steps: list[list[int]], world: int) -> list[list[int]]:
+    """The samples of each step over all processes."""
+    if world == 1:
+        return steps
+    everyone: list = [None] * world
+    dist.all_gather_object(everyone, steps)
+    return [[i for rank in step for i in rank] for step in zip(*everyone, strict=True)]
+
+
+def _until_a_repeat(order: list[int]) -> list[int]:
+    seen: set[int] = set()
+    for place, index in enumerate(order):
+        if index in seen:
+            return order[:place]
+        seen.add(index)
+    return order
+
+
+def _first_and_second(reads: list[Read]) -> list[tuple[Read, Read]]:
+    by_index: dict[int, list[Read]] = {}
+    for read in reads:
+        by_index.setdefault(read.index, []).append(read)
+    return [(rows[0], rows[1]) for rows in by_index.values() if len(rows) > 1]
+
+
+def _read_twice(folder: Path, proof: Proof, data: Data, indices: list[int], workers: int) -> tuple[int, int, bool]:
+    """(keys whose two reads differ, keys, do both workers get the same sequence when they read one key again and again). Two epochs
+    are read forwards, then backwards, so that each batch goes to the other worker."""
+
+    def read(name: str, batches: list[list[loader.Key]]) -> list[Read]:
+        watched = Watched(data, indices, log=str(folder / name), bare=True)
+        settings = replace(proof.cfg.loader, workers=workers)
+        for _ in loader.batches(
+            watched, batches, seed=proof.cfg.run.seed, settings=settings, device=torch.device("cpu")
+        ):
+            pass
+        return watched.reads()
+
+    keys = [(epoch, i) for epoch in (0, 1) for i in range(len(indices))]
+    batches = [keys[s : s + 4] for s in range(0, len(keys), 4)]
+    outputs: dict[int, set[str]] = {}
+    for one in read("twice", [*batches, *reversed(batches)]):
+        outputs.setdefault(one.seed, set()).add(one.output)
+    differ = sum(len(found) > 1 for found in outputs.values())
+    repeated = False
+    if differ and workers:
+        reads = read("one-key", [keys[:1] * 4] * 8)
+        first, second = ([r.output for r in reads if r.worker == w] for w in (0, 1))
+        repeated = first == second and len(set(first)) > 1
+    return differ, len(outputs), repeated
+
+
+def _processes(proof: Proof, data: Data, indices: list[int], size: int) -> list[str]:
+    """What is wrong with the data sets and the shares of several processes: the real ones, or two that are played one after the
+    other."""
+    world = proof.accelerator.num_processes
+
+    def shown(data: Data) -> tuple[int, list[str]]:
+        found = [data.get(i, None) for i in indices if i < len(data)]
+        return len(data), [_digest([s[k] for k in data.fields]) for s in found]
+
+    if world > 1:
+        seen: list = [None] * world
+        dist.all_gather_object(seen, shown(data))
+    else:
+        cfg = replace(proof.cfg, loader=replace(proof.cfg.loader, workers=0))
+        run = Run(cfg, proof.accelerator, plan=Plan(steps=len(indices) // size, batch_size=size))
+        run.rank, run.world = 1, 2
+        try:
+            stage = build(run, proof.make)
+        except (RuntimeError, ValueError) as error:
+            if "process group" not in str(error):
+                raise
+            return []  # it talks to the others while it builds
+        seen = [shown(data), shown(stage.data["train"])]
+    if any(one != seen[0] for one in seen):
+        rank = next(r for r, one in enumerate(seen) if one != seen[0])
+        return [
+            f"process {rank + 1} of {len(seen)} sees another data set: {seen[rank][0]:,} samples, the first {seen[0][0]:,}"
+        ]
+    if world > 1:
+        return []
+    stage.data = {**stage.data, "train": View(stage.data["train"], indices)}
+    shares = []
+    for rank in range(run.world):
+        run.rank = rank
+        shares += [i for step in run.steps(stage) for micro in step.keys for _, i in micro]
+    return (
+        []
+        if sorted(shares) == list(range(len(indices)))
+        else ["two processes do not share an epoch: samples twice or never"]
+    )
