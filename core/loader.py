@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from core import config, seeds
+from core.errors import Stop
 from core.stage import Data
 
 Key = tuple[int, int]  # (epoch, index); epoch -1 is the evaluation path
@@ -77,11 +78,21 @@ class Keyed(Dataset):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[Key]) -> list[dict]:
-        """What torch's loader calls for a batch."""
+        """Samples of a batch."""
         get, seed = self.data.get, self.seed
         return [
             get(index, None if epoch < 0 else seeds.seed_sample(seed, "sample", epoch, index)) for epoch, index in keys
         ]
+
+
+class _Worker(Keyed):
+    """What torch's loader reads: collated, or the planned end that a sample asks for, which torch would wrap in a traceback."""
+
+    def __getitems__(self, keys: list[Key]) -> dict | Stop:
+        try:
+            return self.data.collate(super().__getitems__(keys))
+        except Stop as stop:
+            return stop
 
 
 class _Batches(Sampler):
@@ -96,9 +107,9 @@ def batches(data: Data, keys, *, seed: int, settings: config.Loader, device: tor
     """One collated batch on `device` for each list of keys in `keys` (an iterable, read ahead by the workers)."""
     workers = settings.workers
     loader = DataLoader(
-        Keyed(data, seed),
+        _Worker(data, seed),
         batch_sampler=_Batches(keys),
-        collate_fn=data.collate,
+        collate_fn=_as_it_is,
         num_workers=workers,
         prefetch_factor=settings.prefetch if workers else None,
         pin_memory=settings.pin_memory and device.type == "cuda",
@@ -110,7 +121,13 @@ def batches(data: Data, keys, *, seed: int, settings: config.Loader, device: tor
         ),  # torch draws a base seed for its workers; ours are seeded per sample
     )
     for batch in loader:
+        if isinstance(batch, Stop):
+            raise batch
         yield to_device(batch, device)
+
+
+def _as_it_is(batch: dict | Stop) -> dict | Stop:
+    return batch
 
 
 def _quiet(_: int) -> None:

@@ -14,7 +14,7 @@ from core.ema import Ema
 from core.optim import layer_rates
 from recipes.vision import mixing, pictures, zoo
 from recipes.vision.classify import Images
-from tests.commands import final_weights, losses, read, run_folder, same, trainworthy
+from tests.commands import QUICK, final_weights, losses, read, run_folder, same, trainworthy
 from tests.pictures import write_folder, write_hub
 from tests.test_life import _stop_at
 
@@ -47,7 +47,7 @@ def own_caches(tmp_path_factory):
 
 
 # ----------------------------------------------------------------------------------------------------------- the whole way
-@pytest.mark.slow
+@pytest.mark.verify
 def test_full_proves_itself_on_a_folder(launch, folder):
     """Every gate, with a batch-norm net, mixing, an average of the weights: nothing cries wolf, in bounded time."""
     done = launch("check", "vision/classify", *NET, "--data.path", str(folder), timeout=550)
@@ -88,6 +88,7 @@ def test_full_learns_and_exports_for_torchvision(launch, folder):
     assert "converted to RGB" in (out / "card.md").read_text()
 
 
+@pytest.mark.verify
 def test_the_hubs_layout_over_two_processes(hub, tmp_path):
     """Parquet files and a batch-norm net over two processes: evaluated with one set of statistics, exit 0."""
     argv = ("run", "vision/classify", *NET, *BARE, "--data.path", hub, "--train.epochs", "1", "--image-size", "32")
@@ -114,7 +115,7 @@ def test_streaming_reads_the_same_pictures(hub):
     assert not torch.equal(order, train.order(0, "order", 2))
 
 
-@pytest.mark.slow
+@pytest.mark.verify
 def test_streaming_resumes_bitwise(launch, hub, tmp_path):
     """A streamed run with an average of the weights, stopped by a signal and resumed, is the run that was not."""
     argv = ("run", "vision/classify", *SMALL, *BARE, "--data.path", hub, "--data.streaming", "--ema", "0.99", "--mix.mixup", "0.2",
@@ -344,6 +345,17 @@ def test_values_that_use_a_sliver_of_their_range(launch, tmp_path):
     done = launch("check", "vision/classify", *SMALL, "--data.path", "data", "--only", "data")
     assert done.returncode == 3, done.shown
     assert "of its declared range" in done.stdout
+
+
+def test_what_a_worker_cannot_read_is_one_message(launch, fork):
+    """Told by the process that trains, without the worker's traceback."""
+    line = "        image = self.images[index].float() / 255\n"
+    told = 'core.UserError("cannot read 7.png", next="look")'
+    fork((line, f"        if torch.utils.data.get_worker_info():\n            raise {told}\n{line}"))
+    done = launch("run", "mine.py", *QUICK, "--loader.workers", "1")
+    assert done.returncode == 2, done.shown
+    assert done.stderr.startswith("error: cannot read 7.png\n  next:")
+    assert "Traceback" not in done.stderr
 
 
 def test_an_unreadable_data_set_file(launch, tmp_path):

@@ -205,8 +205,13 @@ def overfit(proof: Proof) -> Finding:
     closed = found["loss"] <= found["needed_loss"]
     reached = found["metric"] is not None and not stage.metric.better(found["goal"], found["metric"])
     metric = "-" if found["metric"] is None else f"{found['metric']:.3f}"
+    average = (
+        ""
+        if stage.average is None
+        else "the average that is evaluated is not updated, or lags too far behind the weights\n"
+    )
     remedy = (
-        "evaluation reads other inputs, labels or classes than training (order, shift, transform)"
+        average + "evaluation reads other inputs, labels or classes than training (order, shift, transform)"
         if closed
         else "wrong formula or target: softmax before cross-entropy, labels that do not belong to their inputs\n"
         "gradients do not arrive (see wiring), or the rate is far too low or too high for 8 samples\n"

@@ -85,11 +85,9 @@ def wiring(proof: Proof) -> Finding:
     fault = _gradient_fault(record, proof.cfg.optim.clip, tolerance=_tolerance(run))
     if fault:
         wrong.append(fault)
-    groups = ", ".join(
-        f"{g.get('name', k)} {sum(p.numel() for p in g['params']):,}"
-        for k, o in stage.optimizers.items()
-        for g in o.param_groups
-    )
+    named = [(g.get("name", k), g["params"]) for k, o in stage.optimizers.items() for g in o.param_groups]
+    groups = ", ".join(f"{name} {sum(p.numel() for p in some):,}" for name, some in named)
+    groups = groups if len(named) <= 4 else f"{len(named)} groups, {named[0][0]} to {named[-1][0]}"
     return Finding(
         not wrong, "; ".join(wrong) if wrong else f"{count:,} of {total:,} parameters train ({groups}), all moved in {STEPS} steps",
         "every parameter trains or is declared frozen; gradients present, finite, the loss's own; weights move, frozen ones do not",

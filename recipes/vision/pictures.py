@@ -262,9 +262,12 @@ def _class_folders(split: Path) -> dict[str, list[Path]]:
 def from_parquet(where: str, *, streaming: bool, max_bad: float) -> Labelled:
     """A data set in the hub's layout, on this disk or on the hub. Streamed sets are not checked before: that would be reading
     them."""
-    import datasets
-    import pyarrow.parquet as pq
-
+    try:
+        import datasets
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise UserError(f"{where} is a data set in the hub's layout, which needs a package", got=error, needed="datasets",
+                        next="pip install 'trainworthy[hub]', or pip install datasets") from None  # fmt: skip
     datasets.disable_progress_bars()
     try:
         builder = datasets.load_dataset_builder(where)
@@ -294,7 +297,7 @@ def from_parquet(where: str, *, streaming: bool, max_bad: float) -> Labelled:
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UserError(f"cannot read the data set {where}", got=_said(error.__cause__ or error), needed="parquet files as the hub "
                         "keeps them", cause="a damaged or unfinished download, no network, or a private data set",
-                        next="huggingface-cli download --repo-type dataset OWNER/NAME") from None  # fmt: skip
+                        next="with a network: hf download --repo-type dataset OWNER/NAME --local-dir FOLDER") from None  # fmt: skip
     found = [v for c in columns.values() for v in c]
     if isinstance(features[label], datasets.ClassLabel):
         classes = tuple(features[label].names)
