@@ -153,6 +153,9 @@ def test_sixteen_bits_are_kept(tmp_path):
     assert values.flatten().tolist() == pytest.approx([i / 15 for i in range(16)], abs=1e-6)
     clear = Image.new("RGBA", (2, 2), (0, 0, 0, 0))
     assert pictures.decode(clear).min() == 255
+    for unknown in (Image.new("F", (2, 2)), Image.new("I", (2, 2), 70_000)):  # nothing says what white is
+        with pytest.raises(ValueError, match="range|beyond 16 bits"):
+            pictures.decode(unknown)
 
 
 def test_own_split_is_stratified_and_not_the_seeds(tmp_path):
