@@ -154,7 +154,7 @@ def test_sixteen_bits_are_kept(tmp_path):
     clear = Image.new("RGBA", (2, 2), (0, 0, 0, 0))
     assert pictures.decode(clear).min() == 255
     for unknown in (Image.new("F", (2, 2)), Image.new("I", (2, 2), 70_000)):  # nothing says what white is
-        with pytest.raises(ValueError, match="range|beyond 16 bits"):
+        with pytest.raises(ValueError, match=r"range|beyond 16 bits"):
             pictures.decode(unknown)
 
 
