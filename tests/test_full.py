@@ -377,3 +377,10 @@ def test_unknown_names_get_the_nearest(launch, folder):
         launch("run", "vision/classify", *NET, "--data.path", str(folder), "--weights", "IMAGENET1K_V9"),
         "IMAGENET1K_V1",
     )
+
+
+def test_a_size_that_a_net_cannot_take():
+    with pytest.raises(zoo.UserError, match="multiple of their patches"):
+        zoo.build("vit_b_16", "none", 5, zoo.preprocessing("vit_b_16", "none", 30))
+    with pytest.raises(zoo.UserError, match="number of pixels"):
+        zoo.preprocessing("resnet18", "none", -4)

@@ -84,6 +84,8 @@ def preprocessing(model: str, weights: str, image_size: int = 0) -> Preprocessin
     weights and sees 64 pixels."""
     p = find("resnet18" if model == "small" else model, weights).transforms()
     crop, resize = (64, 72) if model == "small" else (p.crop_size[0], p.resize_size[0])
+    if image_size < 0:
+        raise UserError("--image-size is a number of pixels", got=image_size, needed="> 0, or 0 for the weights' own")
     if image_size:
         crop, resize = image_size, round(image_size * resize / crop)
     return Preprocessing(resize, crop, p.interpolation, tuple(p.mean), tuple(p.std))
@@ -105,7 +107,11 @@ def build(model: str, weights: str, n_classes: int, prepare: Preprocessing) -> S
         sized = {"image_size": prepare.crop}
     elif model == "maxvit_t":
         sized = {"input_size": (prepare.crop, prepare.crop)}
-    net = models.get_model(model, weights=None, num_classes=n_classes, **sized)
+    try:
+        net = models.get_model(model, weights=None, num_classes=n_classes, **sized)
+    except (AssertionError, ValueError) as error:
+        raise UserError(f"{model} cannot be built for pictures of {prepare.crop} pixels", got=error,
+                        next="another --image-size (vision transformers: a multiple of their patches)") from None  # fmt: skip
     with torch.device("meta"):
         other = models.get_model(model, weights=None, num_classes=n_classes + 1, **sized).state_dict()
     head = [
