@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from core import config, seeds
-from core.errors import Stop
+from core.errors import Stop, UserError
 from core.stage import Data
 
 Key = tuple[int, int]  # (epoch, index); epoch -1 is the evaluation path
@@ -39,9 +39,11 @@ class Stream:
             epoch, i = divmod(start, self.n)
             if epoch not in self._orders:
                 self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}  # two epochs at most
-                self._orders[epoch] = (self.order or partial(seeds.permutation, self.n))(
-                    self.seed, "order", epoch
-                ).tolist()
+                order = (self.order or partial(seeds.permutation, self.n))(self.seed, "order", epoch).tolist()
+                if len(order) != self.n:
+                    raise UserError("the order of an epoch has another length than the data set", got=len(order),
+                                    needed=f"{self.n} places", cause="order() of the training set")  # fmt: skip
+                self._orders[epoch] = order
             part = self._orders[epoch][i : i + stop - start]
             found += zip([0 if self.fixed else epoch] * len(part), part, strict=True)
             start += len(part)

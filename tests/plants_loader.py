@@ -1,6 +1,6 @@
 """Bugs planted in how samples are read: by workers, over epochs, by processes; most show in no single read of a sample."""
 
-from tests.plants import INIT, LOOP, SAMPLE, TRAIN_DATA, UPDATE, Plant
+from tests.plants import INIT, LOOP, SAMPLE, STAGES, TRAIN_DATA, UPDATE, Plant, staged
 
 AUGMENT = "image = self.augment(image)  # torchvision draws from torch's global generator, which is seeded per sample\n"
 OWN_LOOP = """    data = stage.data["train"]
@@ -14,8 +14,16 @@ OWN_DRAWS = """self.images, self.labels = images, labels
         draws = __import__("numpy").random.default_rng(0)
         self.augment = augment and (lambda x: x.roll(int(draws.integers(-3, 4)), 2))
 """
+REPLACEMENT = "torch.randint(n, (n,), generator=torch.Generator().manual_seed(core.seeds.derive(*parts)))"
 SCHEMA = "a sample read twice in one process differs as well"
 WIRING = "what does not train on step.batches is stopped by whatever compares the gradient with theirs"
+
+
+def ordered(expression: str, *more: str) -> str:
+    """The training set in an order of its own."""
+    return staged("\n".join(["data, n = stage.data['train'], len(stage.data['train'])",
+                             f"data.order = lambda *parts: {expression}", *more]))  # fmt: skip
+
 
 PLANTS = [
     Plant("generator-in-constructor", "loader", "C15", INIT, OWN_DRAWS, ("both workers repeat one sequence", "made in __init__"),
@@ -45,12 +53,15 @@ PLANTS = [
           '        return {"image": self.images[index].float() / 255, "label": self.labels[index]}',
           ("both workers repeat one sequence",), source="GEN-13 huggingface/datasets#3423", before=("schema",), why=SCHEMA,
           harm="an epoch is two copies of one half"),
-    Plant("same-order", "loader", "C15", LOOP,
-          OWN_LOOP.replace("ROWS", "[order[(step.index * size + i) % n] for i in range(size)]"),
-          ("the order of the first", "set_epoch"), source="GEN-05 pytorch/pytorch#31771", before=("wiring",), why=WIRING),
-    Plant("drawn-with-replacement", "loader", "C15", LOOP, OWN_LOOP.replace("ROWS", "torch.randint(n, (size,)).tolist()"),
-          ("comes again after", "expect.sampling"), before=("wiring",), why=WIRING,
+    Plant("order-without-epoch", "loader", "C15", STAGES,
+          ordered("torch.randperm(n, generator=torch.Generator().manual_seed(cfg.run.seed))"),
+          ("the order of the first", "set_epoch"), source="GEN-05 pytorch/pytorch#31771", harm="worse mixing"),
+    Plant("drawn-with-replacement", "loader", "C15", STAGES, ordered(REPLACEMENT),
+          ("comes again after", "expect.sampling"),
           harm="a third of the samples left out each epoch"),
+    Plant("same-order-in-the-loop", "loader", "C15", LOOP,
+          OWN_LOOP.replace("ROWS", "[order[(step.index * size + i) % n] for i in range(size)]"),
+          ("the order of the first", "set_epoch"), source="GEN-05 KAIR PR#106", before=("wiring",), why=WIRING),
     Plant("first-batch-again", "loader", "C15", UPDATE,
           "        run.first = getattr(run, 'first', step.batches)\n        run.update(stage, run.first)\n",
           ("comes again after 8 others", "one batch again and again"), before=("wiring",), why=WIRING,
@@ -59,4 +70,4 @@ PLANTS = [
           ("process 2 of 2 sees another data set", "2,000 samples", "core splits it again"),
           harm="on two processes an epoch reads half of the data"),
 ]  # fmt: skip
-RELATIVES = ("numpy-global", "seeded-for-all", "drawn-with-replacement", "stream-in-every-worker")
+RELATIVES = ("numpy-global", "seeded-for-all", "same-order-in-the-loop", "stream-in-every-worker")

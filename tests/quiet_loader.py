@@ -1,7 +1,7 @@
 """Ways to read and augment that look like repeated samples or draws, and are none."""
 
-from tests.plants import IMAGE, SAMPLE, TRAIN_DATA
-from tests.plants_loader import AUGMENT
+from tests.plants import IMAGE, SAMPLE, STAGES, TRAIN_DATA
+from tests.plants_loader import AUGMENT, REPLACEMENT, ordered
 from tests.quiet import Healthy
 
 LOOKALIKES = [
@@ -21,7 +21,12 @@ LOOKALIKES = [
             hunk=(SAMPLE, "order = torch.randperm(28, generator=torch.Generator().manual_seed(0))\n"
                   '        return {"image": image[:, order], "label": self.labels[index]}'),
             naive="every sample draws the same numbers"),
+    Healthy("declared-sampler", hunk=(STAGES, ordered(REPLACEMENT, "stage.expect.sampling = 'drawn with replacement'")),
+            naive="samples repeat in an epoch"),
+    Healthy("shuffled-in-windows",
+            hunk=(STAGES, ordered("torch.cat([i + core.seeds.permutation(500, *parts, i) for i in range(0, n, 500)])")),
+            naive="the order hardly changes"),
     Healthy("copies-not-augmented", ("--no-augment",), hunk=(TRAIN_DATA, "learn = torch.cat([learn, learn[:400].repeat(5)])\n    "
                                                              + TRAIN_DATA), naive="samples repeat in an epoch"),
 ]  # fmt: skip
-SAMPLED = ("rarely-augmented", "copies-not-augmented")
+SAMPLED = ("rarely-augmented", "copies-not-augmented", "declared-sampler")

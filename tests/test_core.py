@@ -32,6 +32,12 @@ def test_a_stream_is_the_same_wherever_it_is_entered():
         assert loader.Stream(7, seed=1).keys(start, 40) == whole[start:]
 
 
+def test_an_order_that_is_too_short_is_refused():
+    """It would never fill an epoch."""
+    with pytest.raises(UserError, match="another length"):
+        loader.Stream(7, seed=1, order=lambda *parts: torch.arange(6)).keys(0, 40)
+
+
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("sizes", [1, 2, 3])
 def test_cuts_hold_every_sample_exactly_once(world: int, sizes: int):

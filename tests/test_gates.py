@@ -87,16 +87,6 @@ def test_repro_fails_again_from_any_folder(gate: str, launch, fork, tmp_path: Pa
     assert f"FAIL   {gate}" in again.stdout
 
 
-def test_a_declared_sampler_may_repeat(launch, fork):
-    """What `expect.sampling` explains is no finding of the loader gate."""
-    plant = next(p for p in PLANTS if p.id == "drawn-with-replacement")
-    declared = "stage.expect.sampling = 'drawn with replacement'\n    for step in run.steps(stage):"
-    fork((plant.old, plant.new.replace("for step in run.steps(stage):", declared)))
-    done = launch("check", "mine.py", "--only", "loader")
-    assert done.returncode == 0, done.shown
-    assert "declared: drawn with replacement" in done.verdicts()[0]["measured"]
-
-
 # ------------------------------------------------------------------------------------------------ the finite check (C17)
 LOGITS = 'logits = model(batch["image"])\n        return {"ce"'
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from core import config, loader, seeds
+from core import config, loader
 from core.gates import Finding, Proof, Skip, build, gate
 from core.gates.rehearsal import over_two_processes
 from core.run import Plan, Run
@@ -63,6 +63,12 @@ class Watched(View):
         os.write(file, (json.dumps(read) + "\n").encode())
         os.close(file)
         return sample
+
+    def order(self, *parts: int | str) -> Tensor:
+        """As the whole set orders them; what it names too seldom comes again."""
+        place = {index: i for i, index in enumerate(self.indices)}
+        found = [place[i] for i in self.data.order(*parts).tolist() if i in place] or list(place.values())
+        return torch.tensor((found * len(place))[: len(place)])
 
     def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         return {} if self.bare else super().collate(samples)
@@ -115,7 +121,7 @@ def _judged(proof: Proof, folder: Path) -> Finding:
     if data is None or len(data) < FEWEST * world:
         raise Skip("no training set to read" if data is None else f"{len(data)} training samples are too few to tell")
     size = world * (min(SAMPLES * world, len(data)) // (4 * world))
-    indices = seeds.permutation(len(data), seed, "read").tolist()[: 4 * size]
+    indices = list(dict.fromkeys(data.order(seed, "read").tolist()))[: 4 * size]
     n, wrong = len(indices), []
 
     watched = Watched(data, indices, log=str(folder / "rehearsal"))
@@ -158,7 +164,7 @@ def _judged(proof: Proof, folder: Path) -> Finding:
         "of another epoch or sample; every process sees the same data set and reads its own part",
         "get() draws from a generator of its own (made in __init__ or at import, numpy's): every worker has a copy and repeats it\n"
         "get() seeds a generator by itself, or keeps what it has once augmented\n"
-        "the loop reads by itself: no new order each epoch (set_epoch), one batch again and again, every process the same\n"
+        "order() ignores the epoch (set_epoch), or the loop reads by itself: one batch again and again, every process the same\n"
         "the data set is split by process, and core splits it again\n"
         "meant so (drawn with replacement, a curriculum): say why in expect.sampling",
         evidence={"order": order[: 2 * n], "drawn_anew": fresh, "read_twice": len(twice), "differ": differ, "reread": total},
