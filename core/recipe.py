@@ -4,9 +4,11 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import sys
 import traceback
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -80,14 +82,20 @@ def load(name: str) -> Recipe:
 def sources(recipe: Recipe) -> dict[str, str]:
     """{file: hash} of the recipe, of what it imports from its own folder or from recipes/, and of the core."""
     files = {recipe.entry.path, *(Path(__file__).parent.rglob("*.py"))}
-    for module in list(sys.modules.values()):
+    own = recipe.entry.path.parent
+    for module in list(sys.modules.values()):  # thousands: only those near by become paths
         file = getattr(module, "__file__", None)
-        if file and file.endswith(".py") and Path(file).is_absolute():  # torch.ops says "_ops.py"
-            path = Path(file).resolve()
-            beside = recipe.entry.path.parent in path.parents and "site-packages" not in path.parts
-            if HOME in path.parents or beside:
-                files.add(path)
+        if file and file.endswith(".py") and os.path.isabs(file):  # torch.ops says "_ops.py"
+            folder = _resolved(os.path.dirname(file))
+            beside = (folder == own or own in folder.parents) and "site-packages" not in folder.parts
+            if folder == HOME or HOME in folder.parents or beside:
+                files.add(folder / os.path.basename(file))
     return {str(p): hashlib.blake2b(p.read_bytes(), digest_size=12).hexdigest() for p in sorted(files)}
+
+
+@cache
+def _resolved(folder: str) -> Path:
+    return Path(folder).resolve()
 
 
 def versions() -> dict[str, str]:
