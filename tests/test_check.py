@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import trainworthy
+from core import gates
 from core.errors import GateFailed, UserError
 from tests.commands import environment
 
@@ -259,7 +260,8 @@ BEFORE = {
 @pytest.mark.parametrize("name", PLANTS)
 def test_caught(name: str):
     gate, words, factory = PLANTS[name]
-    result = trainworthy.check(factory, raises=False)
+    ids = [g.id for g in gates.ORDER]
+    result = trainworthy.check(factory, only=ids[: ids.index(gate) + 1], raises=False)
     assert not result.ok
     assert result.failed[0].id in (gate, *BEFORE.get(name, ())), result.table()
     verdict = next((v for v in result.failed if v.id == gate), None)

@@ -3,13 +3,14 @@
 import json
 import math
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from core import checkpoint, config, inventory, loader, optim, seeds
+from core import checkpoint, config, inventory, loader, optim, recipe, seeds
 from core.config import Optim
 from core.errors import Stop, UserError
 from core.metrics import MetricsTracker, read_rows
@@ -268,3 +269,12 @@ def test_a_log_file_gets_a_line_per_hundred_steps_unless_something_was_said(caps
         shown.tick(step, lambda step=step: f"loss {step}")
     said = [f"  step     {n}  loss {n}" for n in (100, 200, 300, 400)]
     assert capsys.readouterr().out.splitlines() == [*said[:3], "epoch 1", said[3]]
+
+
+def test_a_verdict_stands_for_one_recipe_with_its_settings_and_data():
+    loaded = recipe.load("vision/classify")
+    cfg = loaded.module.tiny()
+    proved = recipe.fingerprint(loaded, cfg, "data")
+    assert proved == recipe.fingerprint(loaded, replace(cfg, run=replace(cfg.run, out=Path("elsewhere"))), "data")
+    others = (replace(cfg, optim=replace(cfg.optim, lr=0.002)), "data"), (cfg, "other data")
+    assert proved not in [recipe.fingerprint(loaded, *other) for other in others]

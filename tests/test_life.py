@@ -317,7 +317,7 @@ CHOICES = [
     ("--optim.name", "sgd", "--optim.lr", "0.1"),
     ("--optim.name", "adafactor", "--optim.lr", "0.1"),
     ("--train.precision", "bf16"),
-    ("--train.precision", "fp16"),
+    pytest.param(("--train.precision", "fp16"), marks=pytest.mark.verify),  # a minute: processors emulate it
     ("--optim.schedule", "wsd", "--run.export", "best"),
 ]
 
