@@ -28,6 +28,10 @@ def batch_norm(module: nn.Module) -> nn.Module:
 
 """
 
+DROPOUT_BY_FUNCTION = (
+    "return self.head(x.mean((2, 3)))",
+    "x = F.dropout(x, 0.1, self.training)\n        return self.head(F.dropout(x.mean((2, 3)), 0.1, self.training))",
+)
 LOOKALIKES = [
     Healthy("ok-05-no-smoothing", ("--label-smoothing", "0")),
     Healthy("ok-05-much-smoothing", ("--label-smoothing", "0.3"), naive="the loss does not reach zero"),
@@ -68,6 +72,8 @@ LOOKALIKES = [
                   "keep = float(torch.rand(()) > 0.2) if self.training else 0.8\n"
                   "        return F.relu(self.shortcut(x) + keep * self.norm2(self.conv2(h)))"),
             naive="parameter without gradient"),
+    Healthy("dropout-by-function",
+            hunk=DROPOUT_BY_FUNCTION, naive="the gradient depends on how the batch is cut"),
     Healthy("ok-24-balanced-sampling",
             hunk=(TRAIN_DATA, "rare = learn[(labels[learn] > 4) | (torch.arange(len(learn)) % 10 == 0)]\n"
                   "    often = rare[labels[rare] < 5].repeat(10)\n    learn = torch.cat([rare[labels[rare] > 4], often])\n    "

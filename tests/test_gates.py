@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from core import gates
 from tests.commands import environment
 from tests.conftest import Done, collected
-from tests.plants import Plant
+from tests.plants import UPDATE, Plant
+from tests.quiet import DROPOUT_BY_FUNCTION
 
 PLANTS: list[Plant] = collected("plants*.py", "PLANTS")
 RELATIVES: list[str] = collected("plants*.py", "RELATIVES")
@@ -85,6 +86,16 @@ def test_repro_fails_again_from_any_folder(gate: str, launch, fork, tmp_path: Pa
     again = subprocess.run(command, cwd=elsewhere, env=environment(), capture_output=True, text=True, timeout=300)
     assert again.returncode == 3, again.stdout + again.stderr
     assert f"FAIL   {gate}" in again.stdout
+
+
+def test_a_lost_micro_batch_is_seen_behind_draws_of_the_model(launch, fork):
+    """Dropout that no module announces changes with the cut; judged without it, what the loop loses still shows."""
+    fork(DROPOUT_BY_FUNCTION)
+    assert "in eval mode" in launch("check", "mine.py", "--only", "accumulation").stdout
+    fork(DROPOUT_BY_FUNCTION, (UPDATE, UPDATE.replace("batches)", "batches[:1])")))
+    done = launch("check", "mine.py", "--only", "accumulation")
+    assert done.returncode == 3, done.shown
+    assert "in eval mode" in done.stdout
 
 
 # ------------------------------------------------------------------------------------------------ the finite check (C17)
