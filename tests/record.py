@@ -84,7 +84,7 @@ def page(stats: dict, caught: dict, quiet: dict, seconds: float) -> list[str]:
         "## Every plant", "", "| plant | first gate that failed | caught, seeds | seconds of its gates |", "|---|---|---|---|",
     ]  # fmt: skip
     for name, rows in sorted(caught.items()):
-        first = ", ".join(sorted({p["first"] for _, p in rows if "first" in p})) or "none"
+        first = ", ".join(sorted({p["first"] for _, p in rows if "first" in p}))
         spent = [p["seconds"] for _, p in rows if "seconds" in p]
         cost = f"{statistics.median(spent):.1f}" if spent else ""
         lines.append(f"| `{name}` | {first} | {sum(ok for ok, _ in rows)} of {len(rows)} | {cost} |")
