@@ -372,6 +372,16 @@ PLANTS = [
 
 # Close relatives of other plants: `make verify` runs them, `make test` (a few minutes) does not.
 RELATIVES = [
+    "nan-pixels",
+    "bytes",
+    "thawed-batch-norm",
+    "divided-twice-in-loop",
+    "off-by-one-in-evaluation",
+    "evaluation-moves-buffer",
+    "normaliser-not-saved",
+    "own-optimizer",
+    "rolled-in-loss",
+    "noisy-copies",
     "python-random",
     "background-class",
     "darker-copies",
