@@ -178,10 +178,12 @@ def accumulation(proof: Proof) -> Finding:
         raise Skip(f"declared: {probe.expect.couplings}")
     limit = 1e-3 if probe_run.precision == "fp32" else 5e-2
 
+    def gradient(name: str, **how) -> list[Tensor]:
+        plan = Plan(steps=1, batch_size=size, sizes=cuts[name], peak=True, fixed=True)
+        return _first_gradient(proof, plan, **how)
+
     def measure(**how) -> dict[str, float]:
-        for name, sizes in cuts.items():
-            plan = Plan(steps=1, batch_size=size, sizes=sizes, peak=True, fixed=True)
-            seen[name] = _first_gradient(proof, plan, **how)
+        seen.update({name: gradient(name, **how) for name in cuts})
         whole = seen["1x8"]
         faults[:] = [
             f"{k}: {len(g)} gradients instead of {len(whole)}" for k, g in seen.items() if len(g) != len(whole)
@@ -190,9 +192,7 @@ def accumulation(proof: Proof) -> Finding:
 
     gaps, draws = measure(), False
     if not faults and max(gaps.values()) > limit:
-        whole = seen["1x8"]
-        plan = Plan(steps=1, batch_size=size, sizes=[size], peak=True, fixed=True)
-        draws = any(_gap(_first_gradient(proof, plan, draws=k), whole) > limit for k in range(16))
+        draws = any(_gap(gradient("1x8", draws=k), seen["1x8"]) > limit for k in range(16))
         gaps = measure(still=True) if draws else gaps
     ok = not faults and max(gaps.values()) <= limit
     shown = ", ".join(f"{k} {v:.1e}" for k, v in gaps.items() if k != "1x8")
