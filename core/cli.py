@@ -182,9 +182,11 @@ def launch(argv: list[str]) -> None:
         n = n or (asked.group(1) if asked else None)
         words = ["--config_file", file]
     elif n is not None and int(n) > 1:
+        from core.machine import cores
+
         # On CPU accelerate quietly runs one process unless it is told --multi_gpu AND this variable (see docs/architecture.md).
         env.setdefault("ACCELERATE_USE_CPU", "false" if accelerators() >= int(n) else "true")
-        env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(n))))
+        env.setdefault("OMP_NUM_THREADS", str(max(1, cores().allowed // int(n))))
         words = ["--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
     else:
         os.execve(sys.executable, command, env)

@@ -19,6 +19,7 @@ from core import config, spread
 from core.card import CHOSEN
 from core.console import Console, table
 from core.errors import DONE, Interrupted, UserError
+from core.machine import cores
 
 NAME = "seeds.json"
 LUCK = "a difference between single seeds is mostly luck: it has no interval"
@@ -65,7 +66,7 @@ def run(argv: list[str], asked: str) -> None:
     except OSError as error:
         raise UserError(f"the folder {folder} cannot be written", got=error.strerror,
                         next="choose another place with --run.out FOLDER") from None  # fmt: skip
-    plan["at_once"] = 1 if torch.cuda.is_available() else max(1, (os.cpu_count() or 1) // threads)
+    plan["at_once"] = 1 if torch.cuda.is_available() else max(1, cores().allowed // threads)
     (folder / NAME).write_text(json.dumps(plan, indent=1))
     _run(folder, plan, force=False)
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from core.errors import DONE, UserError
+from core.machine import cores
 from core.registry import find
 
 HELP = """\
@@ -22,7 +23,9 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="trainworthy reference", description=HELP, allow_abbrev=False)
     parser.add_argument("recipe", help="an id, or the path of a fork")
     parser.add_argument("--seeds", type=int, default=5, help="how many healthy runs (default 5)")
-    parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="runs side by side (default: one per core)")
+    parser.add_argument(
+        "--at-once", type=int, default=cores().allowed, help="runs side by side (default: one per core)"
+    )
     parser.add_argument("--to", type=Path, help="file to write (default: beside the recipe)")
     args, settings = parser.parse_known_args(argv[1:])
     if args.seeds < 3:
