@@ -31,7 +31,7 @@ bench: .venv/.all
 	@touch $@
 
 .venv/.all: .venv/.vision
-	$(PIP) -e '.[all,dev,bench]'
+	$(PIP) -e '.[all,dev]'
 	@touch $@
 
 clean:

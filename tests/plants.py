@@ -1,4 +1,4 @@
-"""Bugs planted in a fork of vision/classify, one textual replacement each, and the gate that must stop them.
+"""Bugs planted in a fork of a recipe, here of vision/classify, one textual replacement each, and the gate that must stop them.
 
 `words` and `row` were fixed before the gates were run on them. `source` is a public project that had the bug.
 """
@@ -25,6 +25,7 @@ class Plant:
     why: str = ""
     harm: str = ""
     argv: tuple[str, ...] = ()
+    recipe: str = "vision/classify"
     batch: bool = False
     """The gate must leave the batch and its picture."""
     missed: str = ""
