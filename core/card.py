@@ -1,7 +1,6 @@
 """card.md: what this model is, which weights these are, against which baseline, over how many seeds."""
 
 import json
-import math
 from pathlib import Path
 
 from core.errors import UserError
@@ -39,9 +38,10 @@ def write_card(folder: Path) -> Path:
         "",
         f"Best known: {summary['best_known'] or 'not stated'}.",
         "",
-        *_origin(args, summary, data),
+        *_origin(args, summary),
         f"{summary['parameters']:,} parameters, {summary['trained_parameters']:,} trained "
-        f"({summary['parameters_per_sample']} per training sample), {summary['steps']:,} "
+        + (f"({summary['parameters_per_sample']} per training sample), " if summary["parameters_per_sample"] else "")
+        + f"{summary['steps']:,} "
         + (f"of {summary['planned_steps']:,} steps (stopped early), " if summary["steps"] < summary["planned_steps"] else "steps, ")
         + f"{summary['train_seconds']:.0f} s of training, {len(summary['skipped_steps'])} non-finite steps skipped.",
         *(f"Data, {split}: {k}: {v}." for split, d in data["splits"].items() for k, v in d["notes"].items()),
@@ -86,14 +86,13 @@ def _weights(summary: dict, name: str) -> list[str]:
     return rows
 
 
-def _origin(args: dict, summary: dict, data: dict) -> list[str]:
+def _origin(args: dict, summary: dict) -> list[str]:
     """What the run started from, and whether it came to its planned end."""
-    found, t = [], args["settings"]["train"]
+    found = []
     if start := args.get("start"):
         fresh = len(start["missing"]) + len(start["mismatched"])
         found += [f"Fine-tuned from {start['file']} (sha256 {start['sha256'][:12]}): {start['share']:.1%} of the parameters were "
                   f"loaded, {fresh} tensors left fresh, {len(start['unexpected'])} of the file not used.", ""]  # fmt: skip
-    planned = max(1, math.ceil(t["epochs"] * data["splits"]["train"]["samples"] / t["batch_size"]))
-    if summary["steps"] < planned:
-        found += [f"Stopped early: after {summary['steps']:,} of {planned:,} planned steps.", ""]
+    if summary["steps"] < summary["planned_steps"]:
+        found += [f"Stopped early: after {summary['steps']:,} of {summary['planned_steps']:,} planned steps.", ""]
     return found

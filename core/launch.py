@@ -225,9 +225,9 @@ def train(session: Session, interrupts: Interrupts) -> None:
         one = Run(cfg, s.accelerator, folder=s.folder, tracker=tracker, console=s.console)
         stage = gates.build(one, lambda run, m=make_stage, p=previous: m(cfg, run, p))
         steps = one.total_steps(stage)
-        s.console.say(
-            f"train  {steps:,} steps of {cfg.train.batch_size} samples, {cfg.train.epochs:g} epochs, into {s.folder}"
-        )
+        what = f"steps of {cfg.train.batch_size} samples, {cfg.train.epochs:g} epochs" if "train" in stage.data else (
+            f"units that make their own samples, {cfg.train.batch_size} to an update")  # fmt: skip
+        s.console.say(f"train  {steps:,} {what}, into {s.folder}")
         watcher = Watcher(one, stage)
         one.after_eval = watcher.look
         watcher.before()

@@ -209,7 +209,11 @@ def clipped(rows: list[dict[str, Any]], settings: dict[str, Any], total: int) ->
 def terms(rows: list[dict[str, Any]], small: tuple[str, ...]) -> "Verdict":
     """Each term's share of the loss over the last tenth of the run."""
     own = {"loss", "grad_norm", "samples_per_sec", "lr"}
-    names = [k for k in (rows[-1] if rows else {}) if k.startswith("step/") and k.split("/")[1] not in own]
+    names = [
+        k
+        for k in (rows[-1] if rows else {})
+        if k.startswith("step/") and k.count("/") == 1 and k.split("/")[1] not in own
+    ]
     if not names:
         return _skip("one term", TERMS)[0]
     tail = rows[-max(1, len(rows) // 10) :]

@@ -25,14 +25,14 @@ class Watcher:
         self.path = run.folder / "previews"
         seed = run.cfg.run.seed
         self.batch = gates.fetch(val, gates.pick(val, min(n, len(val)), seed), None, run.device)
-        train = stage.data["train"]
-        self.seen = gates.fetch(train, gates.pick(train, min(2 * n, len(train)), seed), seed, run.device)
+        train = stage.data.get("train")
+        self.seen = train and gates.fetch(train, gates.pick(train, min(2 * n, len(train)), seed), seed, run.device)
 
     def before(self) -> None:
         """What the net sees just before the net: training path and evaluation path."""
         if self.run.rank or not self.stage.preview:
             return
-        for name, batch in (("train", self.seen), ("val", self.batch)):
+        for name, batch in (("train", self.seen), ("val", self.batch)) if self.seen else (("val", self.batch),):
             tiles = self.stage.preview({k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in batch.items()})
             contact_sheet(tiles, self.path / f"inputs_{name}.png")
             folder = self.path / name
@@ -71,10 +71,11 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         final, chosen_step = run.measure(stage, stage.data["val"]), best_step
     inputs = tuple(k for k, f in stage.data["val"].fields.items() if f.role == "input")
     val = stage.data["val"]
-    zeroed = run.measure(stage, View(val, range(len(val)), blank=inputs))
-    train = stage.data["train"]
-    some = View(train, seeds.permutation(len(train), cfg.run.seed, "gap").tolist()[: min(len(val), 1000)])
-    gap = monitors.Gap(metric, run.measure(stage, some)[metric.name], final[metric.name])
+    zeroed = run.measure(stage, View(val, range(len(val)), blank=inputs)) if inputs else None
+    gap, train = None, stage.data.get("train")
+    if train:
+        some = View(train, seeds.permutation(len(train), cfg.run.seed, "gap").tolist()[: min(len(val), 1000)])
+        gap = monitors.Gap(metric, run.measure(stage, some)[metric.name], final[metric.name])
     shown: dict[str, Any] = {}
     if stage.figures:
         with evaluating(stage.judged), run.autocast():
@@ -83,7 +84,9 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         return {}
     run.tracker.flush()
     monitors.write(run, monitors.of(run, stage, gap))
-    baselines = {**stage.baselines(), "this model, input zeroed": {metric.name: zeroed[metric.name]}}
+    baselines = stage.baselines()
+    if zeroed:
+        baselines |= {"this model, input zeroed": {metric.name: zeroed[metric.name]}}
     export = s.folder / "export"
     export.mkdir(exist_ok=True)
     stage.export(export) if stage.export else save_weights(export / "model.safetensors", *weights(stage.judged))
@@ -99,7 +102,7 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         "epochs": cfg.train.epochs, "train_seconds": round(run.seconds, 1), "skipped_steps": run.skipped,
         "parameters": sum(p.numel() for p in stage.model.parameters()),
         "trained_parameters": sum(p.numel() for p in stage.parameters().values()),
-        "parameters_per_sample": round(sum(p.numel() for p in stage.parameters().values()) / len(stage.data["train"]), 2),
+        "parameters_per_sample": train and round(sum(p.numel() for p in stage.parameters().values()) / len(train), 2),
         "figures": {k: _plain_figure(v) for k, v in shown.items()},
     }  # fmt: skip
     spare = s.folder / ".summary.json"

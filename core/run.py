@@ -23,7 +23,7 @@ from core import checkpoint, config, loader, monitors, optim, seeds
 from core.console import Console
 from core.errors import Interrupted, Stop, UserError
 from core.metrics import MetricsTracker
-from core.stage import Data, Stage, View
+from core.stage import Data, Stage, View, batch_size
 
 REHEARSED = 512  # validation samples that an evaluation inside a gate's rehearsal reads
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -109,6 +109,8 @@ class Run:
         self._last_rates: dict[str, float] = {}
         self.current: Step | None = None
         self.used_loss: Callable | None = None  # of the last update, where it was not the stage's own
+        self.used_batches: list[dict] = []  # of the last update
+        self._told: dict[int, dict[str, float | Tensor]] = {}  # by unit: what log() was given
         self.after_eval: Callable[[int], None] | None = None
 
     # ---------------------------------------------------------------- data
@@ -139,22 +141,35 @@ class Run:
             return View(data, plan.samples if plan.samples is not None else range(len(data)), blank=plan.blank)
         return data
 
+    def epoch(self, stage: Stage) -> int:
+        """Samples of an epoch; where the loop makes its own, an epoch is a unit of it and counts as one batch."""
+        return len(stage.data["train"]) if "train" in stage.data else self.cfg.train.batch_size
+
     def total_steps(self, stage: Stage) -> int:
-        """Optimiser steps of the whole stage."""
+        """Units of the whole stage: optimiser steps, unless a unit has several."""
         if self.plan:
             return self.plan.steps
         t = self.cfg.train
-        return max(1, math.ceil(t.epochs * len(stage.data["train"]) / t.batch_size))
+        return max(1, math.ceil(t.epochs * self.epoch(stage) / t.batch_size))
+
+    def cut(self, batch: dict) -> list[dict]:
+        """This process's part of a batch that the loop made, in its micro-batches."""
+        sizes = self.plan.sizes if self.plan and self.plan.sizes else [1] * self.cfg.train.accumulate
+        n = batch_size(batch)
+        ends = [n * sum(sizes[: i + 1]) // sum(sizes) for i in range(len(sizes))]
+        parts = [{k: v[a:b] for k, v in batch.items()} for a, b in zip([0, *ends], ends, strict=False) if b > a]
+        return parts or [batch]
 
     # ---------------------------------------------------------------- the loop
 
     def steps(self, stage: Stage) -> Iterator[Step]:
         """Optimiser steps from where the last checkpoint ends: order, seeds, rates, bar, logging, saving, clean stop."""
         cfg, plan = self.cfg, self.plan
-        data, total = self.train_data(stage), self.total_steps(stage)
-        size = plan.batch_size if plan and plan.batch_size else cfg.train.batch_size
-        n = len(data)
-        stream = loader.Stream(n, cfg.run.seed, fixed=bool(plan and plan.fixed), order=data.order)
+        reads, total = "train" in stage.data, self.total_steps(stage)
+        size = plan.batch_size if plan and plan.batch_size and reads else cfg.train.batch_size
+        data = self.train_data(stage) if reads else None
+        n = len(data) if reads else size
+        stream = loader.Stream(n, cfg.run.seed, fixed=bool(plan and plan.fixed), order=data.order) if reads else None
         if not plan and not stage.expect.loss_may_rise:
             self.live = monitors.Live(cfg.train.batch_size, total)
         start = self.started = self._restore(stage)
@@ -162,11 +177,15 @@ class Run:
         cuts = plan.sizes if plan and plan.sizes else cfg.train.accumulate
 
         def cut(step: int) -> list:
+            if not reads:
+                return []
             keys = stream.keys(step * size, (step + 1) * size)
             return loader.micro_batches(keys, rank=self.rank, world=self.world, sizes=cuts)
 
         flat = (micro for step in range(start, total) for micro in cut(step))
-        fetched = loader.batches(data, flat, seed=cfg.run.seed, settings=cfg.loader, device=self.device)
+        fetched = (
+            loader.batches(data, flat, seed=cfg.run.seed, settings=cfg.loader, device=self.device) if reads else flat
+        )
         per_step = len(cut(0))
 
         self.console.start_bar(stage.name, total, start)
@@ -209,7 +228,7 @@ class Run:
         best = self.history[0]
         for row in self.history:
             best = row if stage.metric.better(row[key], best[key]) or math.isnan(best[key]) else best
-        passed = (self.history[-1]["step"] - best["step"]) * self.cfg.train.batch_size / len(stage.data["train"])
+        passed = (self.history[-1]["step"] - best["step"]) * self.cfg.train.batch_size / self.epoch(stage)
         return passed > patience - 1e-9
 
     def end(self, stage: Stage) -> None:
@@ -256,7 +275,7 @@ class Run:
         for p in parameters:
             p.grad = None
 
-        self.used_loss = loss  # what a gate must compare the gradient with
+        self.used_loss, self.used_batches = loss, batches  # what a gate must compare the gradient with
         counts = self._global(summed([stage.counts(b) for b in batches]))
         objective = self._objective(stage, loss)
         ranks = self.world if loss is None else 1  # DDP averages over ranks: undo it
@@ -293,10 +312,14 @@ class Run:
             if len(set(rates.values())) == 1
             else {f"lr/{k}": v for k, v in rates.items()}
         )
-        self._pending.append(
-            _Logged(self.step + 1, self.current.keys if self.current else [], list(values), stacked, rates)
-        )
+        keys = self.current.keys if self.current else []
+        made = [] if keys else batches
+        self._pending.append(_Logged(self.step + 1, keys, made, list(values), stacked, rates))
         return values
+
+    def log(self, group: str, values: dict[str, float | Tensor]) -> None:
+        """More about the present unit than its losses: each value is tagged `step/<group>/<name>`, in the row of that unit."""
+        self._told.setdefault(self.step + 1, {}).update({f"{group}/{k}": v for k, v in values.items()})
 
     def _guarded_step(self, opt: torch.optim.Optimizer, values: Tensor) -> None:
         """Step if all `values` are finite. Zeroed gradients would still decay weights and move moments, so the step is skipped."""
@@ -350,7 +373,7 @@ class Run:
         value = metrics[stage.metric.name]
         train = {k: total / n for k, (total, n) in self._epoch_sums.items()}
         self._epoch_sums = {}
-        passed = step * self.cfg.train.batch_size / len(stage.data["train"])
+        passed = step * self.cfg.train.batch_size / self.epoch(stage)
         epoch = round(passed, 1 if passed >= 1 else 3)
         row = {
             "epoch": epoch,
@@ -427,19 +450,30 @@ class Run:
         now = time.monotonic()
         rate = len(rows) * self.cfg.train.batch_size / max(now - self._clock, 1e-9)
         self._clock = now
+        units: dict[int, dict[str, list[float]]] = {}  # several updates of a unit: one row with their means
+        for logged, numbers in zip(self._pending, rows, strict=True):
+            for k, v in zip(logged.names, numbers, strict=True):
+                units.setdefault(logged.step, {}).setdefault(k, []).append(v)
         for logged, numbers in zip(self._pending, rows, strict=True):
             values = dict(zip(logged.names, numbers, strict=True))
             self._last_rates = logged.rates
-            if self.tracker:
-                self.tracker.log_step(logged.step, **values, **logged.rates, samples_per_sec=rate)
-            for k, v in values.items():
-                if math.isfinite(v):
-                    total, n = self._epoch_sums.get(k, (0.0, 0))
-                    self._epoch_sums[k] = (total + v, n + 1)
-            self._shown = f"loss {values['loss']:.4f}  {rate:.0f} samples/s"
+            if all_of_it := units.pop(logged.step, None):
+                row = {k: sum(v) / len(v) for k, v in all_of_it.items()}
+                row |= {k: float(v) for k, v in self._told.pop(logged.step, {}).items()}
+                self._write_row(logged, row, rate)
             self._judge_finite(stage, logged, values)
             self._judge_level(stage, logged, values["loss"])
         self._pending, self._saw_bad = [], False
+
+    def _write_row(self, logged: "_Logged", row: dict[str, float], rate: float) -> None:
+        """The metrics of one unit: to the files, and to the means of its epoch."""
+        if self.tracker:
+            self.tracker.log_step(logged.step, **row, **logged.rates, samples_per_sec=rate)
+        for k, v in row.items():
+            if math.isfinite(v):
+                total, n = self._epoch_sums.get(k, (0.0, 0))
+                self._epoch_sums[k] = (total + v, n + 1)
+        self._shown = f"loss {row['loss']:.4f}  {rate:.0f} samples/s"
 
     def _judge_finite(self, stage: Stage, logged: "_Logged", values: dict[str, float]) -> None:
         """Count a step that was skipped, keep its batch, stop after too many in a row."""
@@ -485,10 +519,12 @@ class Run:
 
     def _keep_batch(self, stage: Stage, logged: "_Logged") -> str:
         """Write the samples of a bad step, read again (they are a function of their keys), and say where and which."""
-        if not self.folder or self.rank or not logged.keys:
+        if not self.folder or self.rank or not (logged.keys or logged.made):
             return ""
-        keyed = loader.Keyed(self.train_data(stage), self.cfg.run.seed)
+        keyed = loader.Keyed(self.train_data(stage), self.cfg.run.seed) if logged.keys else None
         tensors, suspects = {}, []
+        for i, batch in enumerate(logged.made):
+            tensors |= {f"{i}/{k}": v.contiguous() for k, v in batch.items() if isinstance(v, Tensor)}
         for i, keys in enumerate(logged.keys):
             samples = keyed.__getitems__(keys)
             suspects += [k[1] for k, s in zip(keys, samples, strict=True) if any(_spoilt(v) for v in s.values())]
@@ -505,10 +541,14 @@ class Run:
         if self.checkpoints is None:
             return
 
+        stateful = {
+            k: s.state_dict() for k, s in stage.state.items()
+        }  # on every rank: it may gather what each has its part of
+
         def save() -> None:
             state = {
                 "optimizers": {k: o.state_dict() for k, o in stage.optimizers.items()},
-                "stateful": {k: s.state_dict() for k, s in stage.state.items()},
+                "stateful": stateful,
                 "scaler": self.scaler.state_dict(),
             }
             info = {"stage": stage.name, "best": self.best, "history": self.history, "epoch_sums": self._epoch_sums,
@@ -599,6 +639,8 @@ class _Logged:
 
     step: int
     keys: list[list[loader.Key]]
+    made: list[dict]
+    """The batches themselves, where the loop made them."""
     names: list[str]
     values: Tensor
     rates: dict[str, float]

@@ -89,7 +89,7 @@ def check_settings(
         known += [g.id for g in stage.gates]
         if cfg.init_from:
             start = pretrained.report(stage, Path(cfg.init_from), trust_pickle=cfg.trust_pickle)
-        if len(stage.data["train"]) < 2:
+        if "train" in stage.data and len(stage.data["train"]) < 2:
             raise UserError(
                 "the training set is too small", got=f"{len(stage.data['train'])} sample(s)", needed="2 or more"
             )

@@ -191,7 +191,8 @@ class Stage:
     """Bare. Parameters in no optimiser are frozen."""
     optimizers: dict[str, Optimizer]
     data: dict[str, Data]
-    """`train` and `val`."""
+    """`train` and `val`. Without `train` the loop makes its own samples (a rollout in every unit of `run.steps`, say): an epoch is
+    then one unit, and `--train.batch-size` the samples of one update."""
     loss: Callable[[nn.Module, dict], dict[str, Tensor]]
     """(model, batch) -> {term: SUM over the batch}; pure given the batch: every draw is already in it."""
     evaluate: Callable[[nn.Module, Data], dict[str, float]]

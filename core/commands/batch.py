@@ -83,6 +83,9 @@ def main(argv: list[str]) -> None:
         make_stage = loaded.module.STAGES[0]
         with told(loaded):
             stage = gates.build(Run(cfg, session.accelerator, plan=Plan(steps=1)), lambda run: make_stage(cfg, run))
+        if "train" not in stage.data:
+            raise UserError("batch measures samples of a training set", got=f"{stage.name}, whose loop makes its own",
+                            next="choose by trial: --train.batch-size, --train.accumulate")  # fmt: skip
         kept = stage.data["train"] = Kept(stage.data["train"])
         tell(session, stage, measure(session, stage, largest, share), kept)
 

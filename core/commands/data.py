@@ -50,7 +50,7 @@ def main(argv: list[str]) -> None:
             for name, scan in scans.items():
                 found["splits"][name]["repeats"] = inventory.repeats(scan)
             lists = None
-            if scans["train"].texts:
+            if "train" in scans and scans["train"].texts:
                 shared = [one for scan in scans.values() if scan is not scans["train"]
                           for one in inventory.shared_texts(scans["train"], scan).values()]  # fmt: skip
                 lists = write_exclusions(s.folder, shared)

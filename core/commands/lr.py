@@ -29,8 +29,9 @@ def lr(argv: list[str]) -> None:
         for make_stage in loaded.module.STAGES:
             run = Run(cfg, session.accelerator, plan=Plan(steps=1))
             stage = gates.build(run, lambda run, make_stage=make_stage: make_stage(cfg, run))
-            if stage.expect.range_test or len(stage.optimizers) > 1:
-                why = stage.expect.range_test or "several optimisers: no single rate to test"
+            made = "" if "train" in stage.data else "no training set: the loop makes its own samples"
+            if stage.expect.range_test or made or len(stage.optimizers) > 1:
+                why = stage.expect.range_test or made or "several optimisers: no single rate to test"
                 session.console.say(f"lr     {stage.name}: no range test: {why}")
                 continue
             spread = rates.spread(cfg.optim.lr)

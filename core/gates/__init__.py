@@ -180,6 +180,13 @@ def fetch(data: Data, indices: list[int], generator_seed: int | None, device: to
     return to_device(data.collate([keyed[(epoch, i)] for i in indices]), device)
 
 
+def train_set(stage: Stage) -> Data:
+    """The training set; a gate that needs one has nothing to judge where the loop makes its own samples."""
+    if "train" not in stage.data:
+        raise Skip("no training set: the loop makes its own samples")
+    return stage.data["train"]
+
+
 def total_loss(run: Run, stage: Stage, batch: dict) -> torch.Tensor:
     """Mean loss of one batch on this process: every term's sum over its denominator, in the run's precision."""
     counts = stage.counts(batch)

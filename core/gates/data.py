@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from core import inventory, texts
-from core.gates import Finding, Proof, fetch, gate, pick
+from core.gates import Finding, Proof, fetch, gate, pick, train_set
+from core.gates.recorder import learnt_from
 from core.run import Plan, Run, evaluating
 from core.stage import Stage
 
@@ -51,6 +52,9 @@ def schema(proof: Proof) -> Finding:
         for key in data.fields.keys() & batch.keys() & first.keys():
             if isinstance(first[key], Tensor) and first[key].dtype != batch[key].dtype:
                 wrong.append(f"{name}: '{key}' is {first[key].dtype}, in the other split {batch[key].dtype}")
+    if "train" not in stage.data:
+        made = learnt_from(proof)
+        batch = fetch(made, list(range(min(2, len(made)))), None, run.device)
     wrong += _loss_schema(run, stage, batch)
     shapes = ", ".join(f"{k} {tuple(v.shape)} {str(v.dtype)[6:]}" for k, v in batch.items() if isinstance(v, Tensor))
     return Finding(
@@ -95,6 +99,7 @@ def inventory_gate(proof: Proof) -> Finding:
     input entry that gives the target away."""
     wrong: list[str] = []
     run, stage = proof.build(Plan(steps=1))
+    train_set(stage)
     for name, scan in proof.scans.items():
         for key, found in scan.fields.items():
             spec = stage.data[name].fields[key]
@@ -173,6 +178,8 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[str]:
 def leakage(proof: Proof) -> Finding:
     """Exact and near duplicates by content or by text (core/texts.py), and group ids on both sides. A few near duplicates are
     tolerated: two people do write the same 1. Texts with a group field are judged by their groups alone."""
+    run, stage = proof.build(Plan(steps=1))
+    train_set(stage)
     found = proof.data_report["overlap"]
     n = len(proof.scans["val"].indices)
     shared = {k: v for k, v in found["groups"].items() if v}
@@ -190,7 +197,6 @@ def leakage(proof: Proof) -> Finding:
     if shared:
         measured += "; shared groups " + ", ".join(f"{k}: {' '.join(v[:5])}" for k, v in shared.items())
     limit = f"{texts.KNOWN:.0%} of its rare chunks" if text else f"similarity {found.get('limit', inventory.NEAR)}"
-    run, stage = proof.build(Plan(steps=1))
     pairs = found["exact_pairs"] or [p[:2] for p in (text or found)["near_pairs"]]
     batch = fetch(stage.data["val"], [v for v, _ in pairs], None, run.device) if pairs else None
     return Finding(

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from core import seeds
-from core.gates import Finding, Proof, Skip, agreed, categorical, fetch, gate, pick, total_loss
-from core.gates.recorder import rehearsed
+from core.gates import Finding, Proof, Skip, agreed, categorical, fetch, gate, pick, total_loss, train_set
+from core.gates.recorder import learnt_from, rehearsed
 from core.run import Plan, Run, evaluating
 from core.stage import Data, Metric, Stage, View
 
@@ -39,9 +39,8 @@ def initial_loss(proof: Proof) -> Finding:
         raise Skip("the recipe expects no particular initial loss")
     if stage.pretrained is not None and not stage.expect.fresh:
         raise Skip("started from trained weights: the head is not an untrained one")
-    batch = fetch(
-        stage.data["train"], pick(stage.data["train"], 256, proof.cfg.run.seed), proof.cfg.run.seed, run.device
-    )
+    data = train_set(stage)
+    batch = fetch(data, pick(data, 256, proof.cfg.run.seed), proof.cfg.run.seed, run.device)
     with evaluating(stage.model):
         measured = total_loss(run, stage, batch).item()
     tolerance = 0.1 * expected
@@ -61,12 +60,13 @@ def dependency(proof: Proof) -> Finding:
     if stage.expect.couplings:
         raise Skip(f"declared: {stage.expect.couplings}")
     limit = 1e-3 if run.precision == "fp32" else 5e-2
-    gap, leak, mean = _mixture(run, stage, proof.cfg.run.seed, limit)
+    data = learnt_from(proof)
+    gap, leak, mean = _mixture(run, stage, data, proof.cfg.run.seed, limit)
     if max(gap, leak) > limit and run.precision == "fp32" and run.device.type != "mps":
         # Rounding flips a ReLU that stands at zero, and in a flat region many at once (seen: 2e-2); in double only a mixture stays.
         with contextlib.suppress(RuntimeError):  # a loss that holds fp32 tensors of its own: the verdict in fp32 stands
             exact = dataclasses.replace(stage, model=copy.deepcopy(stage.model).double())
-            gap, leak, mean = _mixture(run, exact, proof.cfg.run.seed, limit, double=True)
+            gap, leak, mean = _mixture(run, exact, data, proof.cfg.run.seed, limit, double=True)
     return Finding(
         gap <= limit and leak <= limit,
         f"loss of a batch differs from the sum over its samples by {gap:.1e}, input gradients by {leak:.1e} (relative)",
@@ -78,9 +78,10 @@ def dependency(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-def _mixture(run: Run, stage: Stage, seed: int, limit: float, *, double: bool = False) -> tuple[float, float, bool]:
+def _mixture(
+    run: Run, stage: Stage, data: Data, seed: int, limit: float, *, double: bool = False
+) -> tuple[float, float, bool]:
     """(gap of the loss, gap of the input gradients, is the loss a mean?) of the middle one of three draws of four samples."""
-    data = stage.data["train"]
 
     def read(indices: list[int]) -> dict:
         batch = fetch(data, indices, seed, run.device)
@@ -91,12 +92,12 @@ def _mixture(run: Run, stage: Stage, seed: int, limit: float, *, double: bool = 
     trials = []
     for indices in (picked[0:4], picked[4:8], picked[8:12]):
         batch = read(indices)
-        together = _input_gradients(run, stage, batch)
-        if _apart(together[1], _input_gradients(run, stage, batch)[1]) > limit:
+        together = _input_gradients(run, stage, data, batch)
+        if _apart(together[1], _input_gradients(run, stage, data, batch)[1]) > limit:
             raise Skip(
                 "the loss of one batch differs from call to call in eval mode (see evaluation): nothing to compare"
             )
-        alone = [_input_gradients(run, stage, read([i])) for i in indices]
+        alone = [_input_gradients(run, stage, data, read([i])) for i in indices]
         loss, rows = together[0], sum(a[0] for a in alone)
         gap = abs(loss - rows) / max(abs(loss), 1e-8)
         leak = _apart(together[1], {k: torch.cat([a[1][k] for a in alone]) for k in together[1]})
@@ -115,9 +116,9 @@ def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max(gaps)
 
 
-def _input_gradients(run: Run, stage: Stage, batch: dict) -> tuple[float, dict[str, Tensor]]:
+def _input_gradients(run: Run, stage: Stage, data: Data, batch: dict) -> tuple[float, dict[str, Tensor]]:
     """(sum of the loss terms, gradient with respect to every floating-point input) in eval mode."""
-    inputs = {k: batch[k].detach().clone().requires_grad_() for k, f in stage.data["train"].fields.items()
+    inputs = {k: batch[k].detach().clone().requires_grad_() for k, f in data.fields.items()
               if f.role == "input" and isinstance(batch[k], Tensor) and batch[k].is_floating_point()}  # fmt: skip
     with evaluating(stage.model), torch.enable_grad(), run.autocast():
         loss = sum(stage.loss(stage.model, {**batch, **inputs}).values())
@@ -130,7 +131,7 @@ def _train_on_eight(proof: Proof, blank: tuple[str, ...] = ()) -> tuple[Run, Sta
     _, probe = proof.build(Plan(steps=1))
     expect, metric = probe.expect, probe.metric
     expect.overfit_steps *= 1 if probe.pretrained is None else 2  # the rate of fine-tuning is 5 to 10 times smaller
-    indices = pick(probe.data["train"], OVERFIT_SAMPLES, proof.cfg.run.seed)
+    indices = pick(train_set(probe), OVERFIT_SAMPLES, proof.cfg.run.seed)
     found: dict = {"indices": indices, "curve": [], "blank": blank}
 
     def check(stage: Stage, step: int) -> bool:
@@ -340,6 +341,7 @@ def tiny_data(proof: Proof) -> Finding:
     with a sample's own input than with another's. A pretrained model overfits by design: no distance between the two is judged.
     What is not clear gets four times as many steps. Deep: 250 samples, 30 epochs (120 if need be), and a plateau."""
     probe_run, probe = proof.build(Plan(steps=1))
+    train_set(probe)
     metric, cfg = probe.metric, proof.cfg
     span = abs(metric.ceiling - metric.floor)
     if not 0 < span < math.inf:

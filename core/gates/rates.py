@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from core import config, loader, optim, seeds
-from core.gates import Finding, Proof, Skip, agreed, build, fetch, gate, pick, total_loss
-from core.gates.recorder import rehearsed
+from core.gates import Finding, Proof, Skip, agreed, build, fetch, gate, pick, total_loss, train_set
+from core.gates.recorder import learnt_from, rehearsed
 from core.lr_finder import Band, LRFinder
 from core.run import Plan, Run, denominator, training_modes
 from core.stage import Stage
@@ -35,6 +35,8 @@ class Seen:
     """(unit, optimiser, rate of every group) for each step of an optimiser of the stage."""
     longest: float = 0.0
     """Largest gradient norm that an optimiser got."""
+    made: bool = False
+    """Does the loop make its own samples? A unit may then have several updates."""
     own: str = ""
     """Why the rates are not those of --optim.schedule, if they are not."""
 
@@ -75,6 +77,7 @@ def _seen(proof: Proof) -> Seen:
             proof.train(cfg, run, stage)
         finally:
             hook.remove()
+        seen.made = "train" not in stage.data
         seen.own = stage.expect.schedule  # a loop of its own may be where it is declared
         return seen
 
@@ -136,7 +139,7 @@ def _faults(seen: Seen, settings: config.Optim) -> list[str]:
     for name, peaks in seen.peaks.items():
         rows = [(unit, rates) for unit, owner, rates in seen.steps if owner == name]
         counts = [sum(unit == u for unit, _ in rows) for u in range(UNITS)]
-        odd = next((u for u, n in enumerate(counts) if n != 1), None)
+        odd = next((u for u, n in enumerate(counts) if n != 1 and (n < 1 or not seen.made)), None)
         if odd is not None:
             wrong.append(f"optimiser '{name}' stepped {counts[odd]} times in unit {odd + 1} of {UNITS}")
         for unit, rates in rows:
@@ -169,7 +172,7 @@ def _length_faults(total: int, settings: config.Optim) -> list[str]:
 def terms(proof: Proof) -> Finding:
     """Norm of each term's own gradient on the rehearsed model, over the sum of the norms; the middle one of three batches."""
     run, stage, _ = rehearsed(proof)
-    data, seed = stage.data["train"], proof.cfg.run.seed
+    data, seed = learnt_from(proof), proof.cfg.run.seed
     picked = pick(data, 48, seed)
     loss = run.used_loss or stage.loss
     weights = list(stage.parameters().values())
@@ -264,6 +267,7 @@ def range_test(proof: Proof) -> Finding:
         raise Skip(f"declared: {stage.expect.range_test}")
     if len(stage.optimizers) > 1:
         raise Skip("several optimisers: no single rate to test")
+    train_set(stage)
     seen = _seen(proof)
     if not seen.steps:
         raise Skip("no optimiser stepped (see wiring)")

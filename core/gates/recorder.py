@@ -9,9 +9,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from core import seeds
-from core.gates import Proof
+from core.gates import Proof, Skip
 from core.run import Plan, Run, denominator, summed
-from core.stage import Stage
+from core.stage import Data, Field, Stage, batch_size
 
 STEPS, BATCH, SPOTS = 4, 16, 4096
 
@@ -28,6 +28,8 @@ class Record:
     """Share of the entries with a gradient that really changed, best step."""
     evaluating: list[int] = field(default_factory=list)
     """Steps (from 1) with a training forward while the model was in eval mode."""
+    batch: dict = field(default_factory=dict)
+    """What the last update learnt from, where the loop made it."""
     frozen_moved: list[str] = field(default_factory=list)
     nonfinite: list[str] = field(default_factory=list)
 
@@ -86,7 +88,10 @@ class Recorder:
                 grad, spots = p.grad.flatten().abs().topk(min(SPOTS, p.numel()))
                 live = spots[grad > 1e-3 * grad[0]]
                 self._before[name] = (live, p.detach().flatten()[live].clone())
-        if not self.stage.expect.random_loss and self.run.current is not None:
+        batches = self.run.current and (self.run.current.batches or self.run.used_batches)
+        if "train" not in self.stage.data and batches:
+            self.record.batch = batches[0]
+        if not self.stage.expect.random_loss and batches:
             given = {n: p for n, p in mine.items() if p.grad is not None}
             if given:
                 self.record.gradients.append(self._compare(given))
@@ -103,14 +108,15 @@ class Recorder:
     def _compare(self, params: dict[str, nn.Parameter]) -> dict[str, float]:
         """The gradient in the optimiser against a fresh one of the same loss on the same global batch with the same draws."""
         run, stage, step = self.run, self.stage, self.run.current
+        batches = step.batches or run.used_batches
         self._busy = True
         buffers = {n: b.clone() for n, b in stage.model.named_buffers()}
         try:
             seeds.seed_global(run.cfg.run.seed, "model", step.index, run.rank)
-            counts = run._global(summed([stage.counts(b) for b in step.batches]))
+            counts = run._global(summed([stage.counts(b) for b in batches]))
             fresh = [torch.zeros_like(p) for p in params.values()]
             with torch.enable_grad():
-                for batch in step.batches:
+                for batch in batches:
                     with run.autocast():
                         terms = (run.used_loss or stage.loss)(stage.model, batch)
                     mean = sum(s / denominator(t, counts) for t, s in terms.items())
@@ -143,3 +149,25 @@ def rehearsed(proof: Proof) -> tuple[Run, Stage, Record]:
     world = proof.accelerator.num_processes
     plan = Plan(steps=STEPS, batch_size=max(BATCH, 4 * world), peak=True, due=(2,))
     return proof.once("rehearsal", lambda: rehearse(proof, plan))
+
+
+class Made(Data):
+    """Samples that the loop made and learnt from, to be read again; every floating-point entry counts as input."""
+
+    def __init__(self, batch: dict):
+        self.batch = batch
+        self.fields = {k: Field("input") for k, v in batch.items() if isinstance(v, Tensor) and v.is_floating_point()}
+
+    def __len__(self) -> int:
+        return batch_size(self.batch)
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict:
+        return {k: v[index] for k, v in self.batch.items()}
+
+
+def learnt_from(proof: Proof) -> Data:
+    """What the loss reads: the training set, or what the rehearsed loop made for its last update."""
+    _, stage, record = rehearsed(proof)
+    if "train" not in stage.data and not record.batch:
+        raise Skip("the loop makes its own samples and updates by itself: nothing to read (see wiring)")
+    return stage.data["train"] if "train" in stage.data else Made(record.batch)

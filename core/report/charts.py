@@ -98,7 +98,18 @@ def charts(f: Folder, known: Healthy | None) -> list[Chart]:
         top = 1.3 * float(np.nanpercentile(smooth(x, y)[1], 98))
         made.append(Chart("speed", "Samples per second", lambda a, c: (a.plot(*smooth(x, y), color=c["line"]),
                           a.set_ylim(0, top)), f"Median {rate:,.0f}.", SMALL))  # fmt: skip
+    for key in f.steps[-1] if f.steps else {}:  # what the loop logs beside its losses: step/<group>/<name>
+        if key.count("/") == 2 and not key.startswith("step/lr/"):
+            made.append(_more(f, key))
     return [m for m in made if m]
+
+
+def _more(f: Folder, key: str) -> Chart:
+    x, y = series(f.steps, key)
+    name = key.removeprefix("step/")
+    return Chart(
+        name.replace("/", "-"), name, lambda a, c: a.plot(*smooth(x, y), color=c["line"]), f"Newest {y[-1]:.4g}.", SMALL
+    )
 
 
 Bands = dict[str, tuple[Band, int]]
@@ -110,7 +121,7 @@ def _loss_chart(f: Folder, bands: Bands) -> Chart | None:
         return None
     val = f.val_loss
     terms = [k for k in f.steps[-1] if k.startswith("step/") and k not in ("step/loss", "step/grad_norm", "step/samples_per_sec")
-             and not k.startswith("step/lr")][:3]  # fmt: skip
+             and k.count("/") == 1 and k != "step/lr"][:3]  # fmt: skip
 
     def draw(axes: Any, c: dict[str, str]) -> None:
         shade(axes, c, bands.get("step/loss"))

@@ -208,7 +208,9 @@ def weights(f: Folder) -> str:
 
 def total_steps(f: Folder) -> int:
     """Planned steps; 0 if the folder does not say."""
-    train, n = f.settings.get("train", {}), f.data.get("splits", {}).get("train", {}).get("samples", 0)
+    train, splits = f.settings.get("train", {}), f.data.get("splits", {})
+    made = train.get("batch_size", 0) if splits else 0  # no training set: an epoch is a unit that makes its own samples
+    n = splits.get("train", {}).get("samples", made)
     return max(1, math.ceil(train["epochs"] * n / train["batch_size"])) if n and train.get("batch_size") else 0
 
 
