@@ -6,7 +6,7 @@ Names are loaded on first use, so that `trainworthy list` and `--help` never imp
 from importlib import import_module
 
 _EXPORTS = {
-    "Config": "config", "Train": "config", "Optim": "config",
+    "Config": "config", "Train": "config", "Optim": "config", "Phase": "config",
     "Data": "stage", "Expect": "stage", "Field": "stage", "Matrix": "stage", "Metric": "stage", "Stage": "stage", "Tile": "stage",
     "GateFailed": "errors", "UserError": "errors", "TrainworthyWarning": "errors",
     "Ema": "ema",

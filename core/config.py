@@ -63,6 +63,28 @@ class Optim:
 
 
 @dataclass
+class Phase:
+    """What one of several stages sets for itself; what is left out (None) is the whole recipe's --train.* or --optim.*."""
+
+    epochs: float | None = None
+    """--train.epochs of this stage."""
+    batch_size: int | None = None
+    """--train.batch-size of this stage."""
+    eval_every: float | None = None
+    """--train.eval-every of this stage."""
+    lr: float | None = None
+    """--optim.lr of this stage."""
+    weight_decay: float | None = None
+    """--optim.weight-decay of this stage."""
+    schedule: Literal["cosine", "wsd", "linear", "constant"] | None = None
+    """--optim.schedule of this stage."""
+    warmup: float | None = None
+    """--optim.warmup of this stage."""
+    hand_on: Literal["final", "best"] = "final"
+    """Which of its weights the next stage starts from: those of the last step, or of the best evaluation."""
+
+
+@dataclass
 class Loader:
     """Reading the data; none of these changes what is trained on, only how fast it arrives."""
 
@@ -204,6 +226,32 @@ def unknown(what: str, name: str, known: typing.Iterable[str], **more: Any) -> U
     )
 
 
+def phases(cfg: Config) -> dict[str, Phase]:
+    """{stage: what it sets for itself} of a recipe with several stages."""
+    return {f.name: p for f in dataclasses.fields(cfg) if isinstance(p := getattr(cfg, f.name), Phase)}
+
+
+def of_stage(cfg: Config, name: str, index: int) -> Config:
+    """`cfg` as the stage `name` sees it: its own settings in cfg.train and cfg.optim. Weights given by --init-from are the first
+    stage's; a later one starts from the one before."""
+    if name not in (known := phases(cfg)):
+        raise UserError(f"the stage '{name}' has no settings of its own", got=", ".join(known) or "none of type Phase",
+                        needed=f"`{name}: Phase` in Config: the function of a stage and its settings have one name")  # fmt: skip
+    own = {k: v for k, v in vars(known[name]).items() if v is not None}
+    groups = {g: dataclasses.replace(value, **{k: v for k, v in own.items() if k in vars(value)})
+              for g, value in (("train", cfg.train), ("optim", cfg.optim))}  # fmt: skip
+    return dataclasses.replace(cfg, **groups, init_from=cfg.init_from if index == 0 else None)
+
+
+def _idle(cfg: Config, words: list[str]) -> None:
+    """A setting of the whole recipe that every stage sets for itself would do nothing: refused."""
+    for word in (w[2:].split("=")[0].replace("_", "-") for w in words if w.startswith(("--train.", "--optim."))):
+        name, mine = word.split(".")[1].replace("-", "_"), phases(cfg).values()
+        if mine and all(getattr(p, name, None) is not None for p in mine):
+            raise UserError(f"--{word} does nothing here", got="every stage sets its own",
+                            needed=" or ".join(f"--{stage}.{name.replace('_', '-')}" for stage in phases(cfg)))  # fmt: skip
+
+
 def flags(cls: type, prefix: str = "") -> list[str]:
     """Every `--group.name` that `cls` accepts, without the dashes."""
     hints = typing.get_type_hints(cls)
@@ -246,7 +294,9 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str) -> tuple[Conf
     help_text = (
         module.__doc__ or ""
     ).strip() + f"\n\nPresets: --preset {' | '.join(presets)} (default tiny). --config FILE reads an args.json."
-    return tyro.cli(module.Config, default=default, args=argv, prog=prog, description=help_text), preset
+    cfg = tyro.cli(module.Config, default=default, args=argv, prog=prog, description=help_text)
+    _idle(cfg, argv)
+    return cfg, preset
 
 
 def read_args(path: Path, cls: type) -> Any:

@@ -3,17 +3,22 @@
 settings -> data report -> gates -> training -> evaluation -> export -> report
 """
 
+import hashlib
 import json
 import os
 import shlex
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from core import config, environment, gates, inventory, ledger, many, monitors
+from core import config, environment, gates, inventory, ledger, many, monitors, parts
 from core import recipe as recipes
+from core.checkpoint import load_into, load_weights
 from core.console import table
 from core.errors import DISK_FULL, DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
 from core.metrics import MetricsTracker
@@ -25,7 +30,7 @@ from core.tracking import mirror, tracked
 
 BESIDE = ("data", "batch")  # verbs that need a stage and have a module of their own, core/commands/<verb>.py
 USAGE = """usage: python -m core.launch [run] RECIPE [--seeds N] [settings]    train RECIPE (id, or path of a fork) behind its gates
-       python -m core.launch check RECIPE [--only ID,...] [--deep] [settings]    the gates alone
+       python -m core.launch check RECIPE [--only ID,...] [--stage NAME] [--deep] [settings]    the gates alone
        python -m core.launch lr RECIPE [--steps 200] [settings]    which peak rate? a range test
        python -m core.launch resume RUN_FOLDER [--force]    go on where a run stopped
        python -m core.launch data RECIPE [--sample N] [--json] [settings]    what is in its data
@@ -110,6 +115,7 @@ def run(argv: list[str]) -> None:
 def check(argv: list[str]) -> None:
     """The gates alone, always proved afresh."""
     rest, only = config.take(argv, "--only")
+    rest, stage = config.take(rest, "--stage")
     deep = "--deep" in rest
     rest = [a for a in rest if a != "--deep"]
     if not rest:
@@ -120,7 +126,7 @@ def check(argv: list[str]) -> None:
     session = open_session(loaded, cfg, preset, rest, kind="checks", only=chosen)
     with session_lock(session), Interrupts(session.folder), reported(session):
         write_start(session)
-        prove(session, only=chosen, deep=deep)
+        prove(session, only=chosen, deep=deep, stage=stage or "")
     session.console.say(f"  evidence in {session.folder}/gates.json and report.html")
 
 
@@ -134,6 +140,9 @@ def resume(argv: list[str]) -> None:
     if (folder / many.NAME).is_file():
         many.resume(folder, force=force)
     args = folder / "args.json"
+    if folder.resolve().parent.name == "stages":
+        raise UserError(f"{folder} is one stage of a run", needed="the run's folder",
+                        next=f"trainworthy resume {folder.parent.parent}")  # fmt: skip
     if not args.is_file() or folder.resolve().parent.name == "checks":
         raise UserError(f"{folder} is no run folder", got="no args.json in it", needed="a folder under runs/<recipe>/",
                         next="ls -d runs/*/*")  # fmt: skip
@@ -161,94 +170,135 @@ def resume(argv: list[str]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- proving
-def prove(session: Session, *, only: tuple[str, ...], deep: bool) -> None:
-    """The data report, then every gate; raises GateFailed before the budget is spent."""
-    s, cfg = session, session.cfg
-    chosen = [g for g in gates.ORDER if not only or g.id in only]
-    for make_stage in s.recipe.module.STAGES:
-        maker = lambda run, make_stage=make_stage: make_stage(cfg, run)  # noqa: E731
-        probe = Run(cfg, s.accelerator, plan=Plan(steps=1))
-        stage = gates.build(probe, maker)
-        with told(s.recipe):
-            scans = {name: inventory.scan(name, data, everything=deep) for name, data in stage.data.items()}
-        report = inventory.report(scans)
+def prove(session: Session, *, only: tuple[str, ...], deep: bool, stage: str = "") -> None:
+    """Every stage's data report and gates, in order; a later one starts from the one before as its gates trained it on eight
+    samples. Raises GateFailed before the budget is spent. `stage`: that one alone."""
+    for part, proof in parts.proofs(session, deep=deep):
+        if stage in ("", part.name):
+            prove_stage(session, part, proof, only)
+    if stage and stage not in (known := [p.name for p in parts.parts(session.recipe, session.cfg)]):
+        raise config.unknown(f"stage '{stage}'", stage, known)
+
+
+def prove_stage(session: Session, part: parts.Part, proof: gates.Proof, only: tuple[str, ...], mark: str = "") -> None:
+    """The data report of one stage, then its gates. `mark` tells one start from another where the settings do not."""
+    s, cfg = session, part.cfg
+    _, stage = proof.build(Plan(steps=1))
+    with told(s.recipe):
+        proof.scans = {name: inventory.scan(name, data, everything=proof.deep) for name, data in stage.data.items()}
+    proof.data_report = inventory.report(proof.scans)
+    if s.main:
+        (proof.folder / "data.json").write_text(json.dumps(proof.data_report, indent=1))
+    counts = " / ".join(f"{x.total:,} {name}" for name, x in proof.scans.items())
+    counts += "".join(f"\n       {k}: {v}" for x in proof.scans.values() for k, v in x.notes.items())
+    title = f"\nstage  {part.name}, {part.index + 1} of {part.of}\n" if part.of > 1 else ""
+    chosen = [g for g in (*gates.ORDER, *stage.gates) if not only or g.id in only]
+    if not cfg.gates.enabled and not only:
+        s.console.say(f"{title}data   {counts}\ngates  OFF (--gates.no-enabled): nothing is proved", style="yellow")
         if s.main:
-            (s.folder / "data.json").write_text(json.dumps(report, indent=1))
-        counts = " / ".join(f"{x.total:,} {name}" for name, x in scans.items())
-        counts += "".join(f"\n       {k}: {v}" for x in scans.values() for k, v in x.notes.items())
-        stage_gates = [*chosen, *([g for g in stage.gates if not only or g.id in only])]
-        if not cfg.gates.enabled and not only:
-            s.console.say(f"data   {counts}\ngates  OFF (--gates.no-enabled): nothing is proved", style="yellow")
-            if s.main:
-                gates.write(s.folder / "gates.json", [], enabled=False)
-            continue
-        mark = recipes.fingerprint(s.recipe, cfg, report["fingerprint"], processes=s.accelerator.num_processes, stage=stage.name,
-                                   start=s.start and s.start.sha256,
-                                   device=str(s.accelerator.device.type), precision=precision(cfg, s.accelerator))  # fmt: skip
-        use_ledger = cfg.gates.remember and s.folder.parent.name != "checks"
-        mark, known = gates.agreed(s.accelerator, (mark, ledger.read(mark) if use_ledger else {}))
-        s.console.say(f"data   {counts}\ngates  before the budget is spent")
-        half = os.environ.get("TRAINWORTHY_HALF")
-        argv = [s.recipe.target, *s.argv[1:]]  # a fork by its full path: a repro runs from anywhere
-        proof = gates.Proof(cfg, s.accelerator, maker, s.recipe.module.train, s.folder, scans, report, argv, deep,
-                            Path(half) if half else None)  # fmt: skip
-        verdicts = gates.run_gates(stage_gates, proof, known=known, console=s.console)
-        s.accelerator.free_memory()  # it keeps every model it wrapped
-        failed = [v for v in verdicts if v.blocks]
-        if s.main:
-            gates.write(s.folder / "gates.json", verdicts, enabled=True, fingerprint=mark)
-            if not failed and not only:
-                ledger.write(mark, verdicts)
-        passed, skipped = (sum(v.verdict == k for v in verdicts) for k in ("pass", "skip"))
-        waived = sum(v.verdict == "waived" for v in verdicts)
-        extra = "".join(f", {n} {word}" for n, word in ((skipped, "skipped"), (waived, "waived")) if n)
-        seconds = sum(v.seconds for v in verdicts)
-        if failed:
-            first = failed[0]
-            raise GateFailed(
-                f"{len(failed)} of {len(verdicts)} gates failed, first: {first.id} ({first.rows})\n"
-                f"  evidence:     {s.folder / 'report.html'} and {s.folder / 'gates' / first.id}/\n"
-                f"  try again:    {shlex.join(['trainworthy', 'check', *s.argv, '--only', first.id])}"
-            )
-        if not all(v.remembered for v in verdicts):
-            s.console.say(f"       {passed} of {len(verdicts)} gates passed{extra}, {seconds:.1f} s")
+            keep(s, part, [], enabled=False)
+        return
+    mark = recipes.fingerprint(s.recipe, cfg, proof.data_report["fingerprint"], processes=s.accelerator.num_processes,
+                               stage=part.name, start=s.start and s.start.sha256, before=mark,
+                               device=str(s.accelerator.device.type), precision=precision(cfg, s.accelerator))  # fmt: skip
+    use_ledger = cfg.gates.remember and s.folder.parent.name != "checks"
+    mark, known = gates.agreed(s.accelerator, (mark, ledger.read(mark) if use_ledger else {}))
+    from_it = {"none": "", "rehearsed": ", from the stage before as eight samples trained it"}
+    s.console.say(
+        f"{title}data   {counts}\ngates  before the budget is spent"
+        + from_it.get(proof.follows, ", from the stage before as it is now")
+    )
+    verdicts = gates.run_gates(chosen, proof, known=known, console=s.console)
+    s.accelerator.free_memory()  # it keeps every model it wrapped
+    failed = [v for v in verdicts if v.blocks]
+    if s.main:
+        keep(s, part, verdicts, enabled=True, fingerprint=mark)
+        if not failed and not only:
+            ledger.write(mark, verdicts)
+    passed, skipped = (sum(v.verdict == k for v in verdicts) for k in ("pass", "skip"))
+    waived = sum(v.verdict == "waived" for v in verdicts)
+    extra = "".join(f", {n} {word}" for n, word in ((skipped, "skipped"), (waived, "waived")) if n)
+    seconds = sum(v.seconds for v in verdicts)
+    if failed:
+        first = failed[0]
+        raise GateFailed(
+            f"{len(failed)} of {len(verdicts)} gates failed, first: {first.id} ({first.rows})\n"
+            f"  evidence:     {s.folder / 'report.html'} and {proof.folder / 'gates' / first.id}/\n"
+            f"  try again:    {shlex.join(['trainworthy', 'check', *s.argv, *proof.argv[len(s.argv) :], '--only', first.id])}"
+        )
+    if not all(v.remembered for v in verdicts):
+        s.console.say(f"       {passed} of {len(verdicts)} gates passed{extra}, {seconds:.1f} s")
+
+
+def keep(s: Session, part: parts.Part, verdicts: list[gates.Verdict], **more: Any) -> None:
+    """gates.json: of the stage in its folder, of all stages in the run folder."""
+    for folder in {part.folder(s.folder), s.folder}:
+        gates.write(folder / "gates.json", verdicts, stage=part.name, **more)
 
 
 # ------------------------------------------------------------------------------------------------------------- training
 def train(session: Session, interrupts: Interrupts) -> None:
     """Every stage from its seed or its newest checkpoint; then evaluation, export, report."""
-    s, cfg = session, session.cfg
     previous: Stage | None = None
-    for make_stage in s.recipe.module.STAGES:
-        also = mirror(s.accelerator, s.console)
-        tracker = MetricsTracker(s.folder, use_tensorboard=cfg.run.tensorboard, also=also) if s.main else None
-        one = Run(cfg, s.accelerator, folder=s.folder, tracker=tracker, console=s.console)
-        stage = gates.build(one, lambda run, m=make_stage, p=previous: m(cfg, run, p))
-        steps = one.total_steps(stage)
-        what = f"steps of {cfg.train.batch_size} samples, {cfg.train.epochs:g} epochs" if "train" in stage.data else (
-            f"units that make their own samples, {cfg.train.batch_size} to an update")  # fmt: skip
-        s.console.say(f"train  {steps:,} {what}, into {s.folder}")
-        watcher = Watcher(one, stage)
-        one.after_eval = watcher.look
-        watcher.before()
-        interrupts.run = one
-        with monitors.kept(one, stage):
-            s.recipe.module.train(cfg, one, stage)
-            one.end(stage)
-        interrupts.run = None
-        one.console.end_bar()
-        one.settle()
-        previous = stage
-    result = finish(s, one, stage)
+    done = 0
+    for part in parts.parts(session.recipe, session.cfg):
+        if previous is not None:
+            trained = previous
+            proof = parts.proof(session, part, lambda trained=trained: trained, follows="trained", deep=False)
+            prove_stage(session, part, proof, (), mark=digest(trained))
+        previous, done = train_stage(session, part, previous, done, interrupts)
+
+
+def train_stage(
+    session: Session, part: parts.Part, previous: Stage | None, done: int, interrupts: Interrupts
+) -> tuple[Stage, int]:
+    """One stage to its end: (the stage with the weights it hands on, steps of all stages so far). `done`: those before it."""
+    cfg, folder = part.cfg, part.folder(session.folder)
+    s = replace(session, cfg=cfg, folder=folder)
+    log = mirror(s.accelerator, s.console)
+    also = log and (lambda row, step: log(row, done + step))  # one axis over all stages
+    tracker = MetricsTracker(folder, use_tensorboard=cfg.run.tensorboard, also=also) if s.main else None
+    one = Run(cfg, s.accelerator, folder=folder, home=session.folder, tracker=tracker, console=s.console)
+    stage = part.build(one, previous)
+    steps = one.total_steps(stage)
+    named = f"{part.name}: " if part.of > 1 else ""
+    what = f"steps of {cfg.train.batch_size} samples, {cfg.train.epochs:g} epochs" if "train" in stage.data else (
+        f"units that make their own samples, {cfg.train.batch_size} to an update")  # fmt: skip
+    s.console.say(f"train  {named}{steps:,} {what}, into {folder}")
+    watcher = Watcher(one, stage)
+    one.after_eval = watcher.look
+    watcher.before()
+    interrupts.run = one
+    with monitors.kept(one, stage):
+        s.recipe.module.train(cfg, one, stage)
+        one.end(stage)
+    interrupts.run = None
+    one.console.end_bar()
+    one.settle()
+    ended = part.last or not (folder / "summary.json").exists()  # a resumed run has looked back at its earlier stages
+    result = finish(s, one, stage) if gates.agreed(s.accelerator, ended) else {}
+    if not part.last and config.phases(cfg)[part.name].hand_on == "best":
+        best = one.checkpoints.folder / f"best_val_{stage.metric.name}"
+        load_into(stage.judged, load_weights(best / "model.safetensors"), where=str(best))
     one.close()
-    if s.main:
+    if s.main and result:
         s.console.say(
             f"\nresult {stage.metric.question}  ({cfg.run.export} weights, {len(stage.data['val']):,} held-out samples)"
         )
         s.console.say(table(result["table"]))
+    if s.main and part.last:
         s.console.say(
             f"\nreport {s.folder / 'report.html'}\ncard   {s.folder / 'card.md'}\nexport {s.folder / 'export'}"
         )
+    return stage, done + one.step
+
+
+def digest(stage: Stage) -> str:
+    """A hash of the weights a stage ended with."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, tensor in stage.judged.state_dict().items():
+        found.update(name.encode() + tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 if __name__ == "__main__":

@@ -73,9 +73,6 @@ def load(name: str) -> Recipe:
         raise UserError(f"{path} is not a recipe", got="nothing in STAGES" if not missing else f"no {', '.join(missing)}",
                         needed=", ".join(NEEDED) + " at the top level",
                         next="trainworthy fork vision/classify ./mine.py  (a file to start from)")  # fmt: skip
-    if len(module.STAGES) > 1:
-        raise UserError(f"{path} has several stages", got=f"{len(module.STAGES)} in STAGES", needed="one",
-                        cause="training several stages in a row is not built yet")  # fmt: skip
     return Recipe(entry, module)
 
 

@@ -82,11 +82,13 @@ class Run:
         accelerator: Accelerator,
         *,
         folder: Path | None = None,
+        home: Path | None = None,
         plan: Plan | None = None,
         tracker: MetricsTracker | None = None,
         console: Console | None = None,
     ):
         self.cfg, self.accelerator, self.folder, self.plan, self.tracker = cfg, accelerator, folder, plan, tracker
+        self.home = home or folder  # the run folder, where that of one of several stages lies in it
         self.console = console or Console(quiet=True)
         self.device, self.rank, self.world = accelerator.device, accelerator.process_index, accelerator.num_processes
         self.precision = precision(cfg, accelerator)
@@ -102,6 +104,7 @@ class Run:
         self._pending: list[_Logged] = []
         self._epoch_sums: dict[str, tuple[float, int]] = {}  # (sum, count) since the last evaluation
         self.live: monitors.Live | None = None
+        self.finished = False  # the last step was made: a resumed run of a later stage makes no more
         self._bad_in_a_row = 0
         self._saw_bad = False  # on CPU a bad step is known at once
         self._shown = ""
@@ -190,7 +193,7 @@ class Run:
 
         self.console.start_bar(stage.name, total, start)
         self._clock = self._since = time.monotonic()
-        for index in range(start, start if self.out_of_patience(stage) else total):
+        for index in range(start, start if self.finished or self.out_of_patience(stage) else total):
             micro = [next(fetched) for _ in range(per_step)]
             for optimizer in stage.optimizers.values():
                 optim.set_rates(optimizer, 1.0 if plan and plan.peak else optim.schedule(index, total, cfg.optim))
@@ -239,7 +242,7 @@ class Run:
 
     def _after_step(self, stage: Stage, *, last: bool, save: bool) -> None:
         """Read metrics back, save, stop, where it is time to."""
-        stop = self._stop_asked()
+        stop, self.finished = self._stop_asked(), last
         save = bool(self.folder) and (stop or last or save)
         if save or stop or last or self._saw_bad or self.step % self.cfg.run.log_every == 0:
             self._flush(stage)
@@ -249,7 +252,7 @@ class Run:
             self._save(stage)
         if stop:
             self.close()
-            raise Interrupted(f"{stop} at step {self.step}: saved\n  next:         trainworthy resume {self.folder}")
+            raise Interrupted(f"{stop} at step {self.step}: saved\n  next:         trainworthy resume {self.home}")
 
     def _rehearsed(self, stage: Stage) -> bool:
         """Has the gate seen enough?"""
@@ -552,7 +555,7 @@ class Run:
                 "scaler": self.scaler.state_dict(),
             }
             info = {"stage": stage.name, "best": self.best, "history": self.history, "epoch_sums": self._epoch_sums,
-                    "skipped": self.skipped, "bad_in_a_row": self._bad_in_a_row, "seconds": self.seconds,
+                    "skipped": self.skipped, "finished": self.finished, "bad_in_a_row": self._bad_in_a_row, "seconds": self.seconds,
                     "live": self.live and asdict(self.live)}  # fmt: skip
             if self.tracker:
                 self.tracker.flush()
@@ -584,7 +587,7 @@ class Run:
 
     def _restore(self, stage: Stage) -> int:
         """Load the newest complete checkpoint of this stage, if there is one; returns the steps already done."""
-        folder = self.plan.keep_in if self.plan else self.folder
+        folder = self.plan.keep_in if self.plan else self.home
         if folder is None:
             return 0
         self.checkpoints = checkpoint.Checkpoints(
@@ -607,6 +610,7 @@ class Run:
             self.scaler.load_state_dict(state["scaler"])
         self.best = [(value, step) for value, step in info["best"]]
         self.history, self._epoch_sums, self.skipped = info["history"], info["epoch_sums"], info["skipped"]
+        self.finished = info["finished"]
         self._bad_in_a_row, self.seconds, self.step = info["bad_in_a_row"], info["seconds"], info["step"]
         self.live = monitors.Live(**info["live"]) if info["live"] else None
         if self.tracker:

@@ -8,17 +8,17 @@ import signal
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 
-from core import config, environment, gates, pretrained, report, tracking
+from core import config, environment, gates, parts, pretrained, report, tracking
 from core import recipe as recipes
 from core.console import Console
 from core.errors import Interrupted, Stop, UserError
-from core.run import Plan, Run, precision
+from core.run import Run, precision
 
 try:
     import fcntl
@@ -81,14 +81,15 @@ def check_settings(
     loaded: recipes.Recipe, cfg: config.Config, accelerator: Accelerator, names: tuple[str, ...]
 ) -> pretrained.Start | None:
     """Values that cannot work and gates that nobody knows, told before a folder is made; what --init-from loaded."""
-    config.check_values(cfg, processes=accelerator.num_processes)
     known, start = [g.id for g in gates.ORDER], None
-    for make_stage in loaded.module.STAGES:
-        with told(loaded):
-            stage = gates.build(Run(cfg, accelerator, plan=Plan(steps=1)), lambda run, m=make_stage: m(cfg, run))
+    for part in parts.parts(loaded, cfg):
+        config.check_values(part.cfg, processes=accelerator.num_processes)
+    with told(loaded):
+        built = parts.untrained(loaded, cfg, accelerator)
+    for part, stage in built:
         known += [g.id for g in stage.gates]
-        if cfg.init_from:
-            start = pretrained.report(stage, Path(cfg.init_from), trust_pickle=cfg.trust_pickle)
+        if part.cfg.init_from:
+            start = pretrained.report(stage, Path(part.cfg.init_from), trust_pickle=cfg.trust_pickle)
         if "train" in stage.data and len(stage.data["train"]) < 2:
             raise UserError(
                 "the training set is too small", got=f"{len(stage.data['train'])} sample(s)", needed="2 or more"
@@ -176,15 +177,25 @@ class Interrupts:
 
 
 def write_start(session: Session) -> None:
-    """args.json, environment.json and the recipe's source, before anything is spent."""
-    if not session.main:
-        return
+    """args.json, environment.json and the recipe's source, before anything is spent; a stage's folder has its own settings."""
     s = session
+    if not s.main:
+        return
+    *earlier, last = parts.parts(s.recipe, s.cfg)
+    for part in earlier:
+        stage_folder = part.folder(s.folder)
+        stage_folder.mkdir(parents=True, exist_ok=True)
+        _write_args(replace(s, cfg=part.cfg), stage_folder, stage=part.name)
+    own = config.to_dict(last.cfg)
+    _write_args(s, s.folder, **({"last_stage": {k: own[k] for k in ("train", "optim")}} if earlier else {}))
+    (s.folder / "environment.json").write_text(json.dumps(environment.collect(s.recipe, s.accelerator), indent=1))
+    shutil.copy(s.recipe.entry.path, s.folder / "recipe.py")
+
+
+def _write_args(s: Session, folder: Path, **more: object) -> None:
     args = {"recipe": s.recipe.target, "preset": s.preset, "argv": s.argv, "processes": s.accelerator.num_processes,
-            "settings": config.to_dict(s.cfg), "start": s.start and asdict(s.start)}  # fmt: skip
+            "settings": config.to_dict(s.cfg), "start": s.start and asdict(s.start), **more}  # fmt: skip
     args["settings"]["train"]["precision"] = precision(
         s.cfg, s.accelerator
     )  # what the launcher decided holds on resume
-    (s.folder / "args.json").write_text(json.dumps(args, indent=1))
-    (s.folder / "environment.json").write_text(json.dumps(environment.collect(s.recipe, s.accelerator), indent=1))
-    shutil.copy(s.recipe.entry.path, s.folder / "recipe.py")
+    (folder / "args.json").write_text(json.dumps(args, indent=1))

@@ -32,7 +32,7 @@ class Done:
 
     def folder(self) -> Path:
         """The newest run (or check) folder under its working directory."""
-        found = [p.parent for p in self.cwd.glob("runs/**/args.json")]
+        found = [p.parent for p in self.cwd.glob("runs/**/args.json") if p.parent.parent.name != "stages"]
         assert found, self.shown
         return max(found, key=lambda p: p.stat().st_mtime_ns)
 

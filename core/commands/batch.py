@@ -27,7 +27,7 @@ import psutil
 import torch
 from accelerate.utils import find_executable_batch_size
 
-from core import config, gates
+from core import config, parts
 from core import recipe as recipes
 from core.commands import take_number
 from core.console import bar
@@ -80,9 +80,8 @@ def main(argv: list[str]) -> None:
         )
     with session_lock(session):
         write_start(session)
-        make_stage = loaded.module.STAGES[0]
         with told(loaded):
-            stage = gates.build(Run(cfg, session.accelerator, plan=Plan(steps=1)), lambda run: make_stage(cfg, run))
+            _, stage = parts.untrained(loaded, cfg, session.accelerator)[0]
         if "train" not in stage.data:
             raise UserError("batch measures samples of a training set", got=f"{stage.name}, whose loop makes its own",
                             next="choose by trial: --train.batch-size, --train.accumulate")  # fmt: skip

@@ -15,12 +15,11 @@ import shutil
 import sys
 from typing import Any
 
-from core import config, gates, inventory
+from core import config, inventory, parts
 from core import recipe as recipes
 from core.commands import take_number
 from core.console import Console, bar, table
 from core.errors import Stop, UserError
-from core.run import Plan, Run
 from core.session import open_session, reported, session_lock, write_start
 from core.stage import Data
 from core.texts import LISTS, Exclusions, write_exclusions
@@ -40,9 +39,7 @@ def main(argv: list[str]) -> None:
         s = session
         with session_lock(s), reported(s):
             write_start(s)
-            stage = gates.build(
-                Run(cfg, s.accelerator, plan=Plan(steps=1)), lambda run: loaded.module.STAGES[0](cfg, run)
-            )
+            _, stage = parts.untrained(loaded, cfg, s.accelerator)[0]
             if not s.main:  # one process reads
                 return
             scans = {name: read(name, data, samples, s.console) for name, data in stage.data.items()}

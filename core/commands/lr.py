@@ -3,12 +3,13 @@
 import json
 import shlex
 
-from core import config, gates
+from core import config, parts
 from core import recipe as recipes
 from core.errors import UserError
 from core.gates import rates
 from core.lr_finder import LRFinder
-from core.run import Plan, Run
+from core.parts import Part
+from core.run import Plan
 from core.session import Session, open_session, session_lock, write_start
 
 STEPS = 200
@@ -26,30 +27,30 @@ def lr(argv: list[str]) -> None:
     session = open_session(loaded, cfg, preset, argv, kind="checks")
     with session_lock(session):
         write_start(session)
-        for make_stage in loaded.module.STAGES:
-            run = Run(cfg, session.accelerator, plan=Plan(steps=1))
-            stage = gates.build(run, lambda run, make_stage=make_stage: make_stage(cfg, run))
+        for part, proof in parts.proofs(session):
+            run, stage = proof.build(Plan(steps=1))
             made = "" if "train" in stage.data else "no training set: the loop makes its own samples"
             if stage.expect.range_test or made or len(stage.optimizers) > 1:
                 why = stage.expect.range_test or made or "several optimisers: no single rate to test"
                 session.console.say(f"lr     {stage.name}: no range test: {why}")
                 continue
-            spread = rates.spread(cfg.optim.lr)
+            spread = rates.spread(part.cfg.optim.lr)
             finder = rates.sweep(run, stage, **spread, steps=int(asked or STEPS))
-            tell(session, stage.name, finder, f"{len(finder.rates)} fresh batches of {cfg.train.batch_size}")
+            tell(session, part, stage.name, finder, f"{len(finder.rates)} fresh batches of {part.cfg.train.batch_size}")
             if finder.suggested_lr() is None:
                 one = rates.sweep(run, stage, **spread, steps=rates.STEPS, only=0)
                 tell(
                     session,
+                    part,
                     f"{stage.name}-one-batch",
                     one,
                     "one batch again and again, without the noise between batches",
                 )
 
 
-def tell(session: Session, name: str, finder: LRFinder, on: str) -> None:
+def tell(session: Session, part: Part, name: str, finder: LRFinder, on: str) -> None:
     """Print what a test saw and keep it: plot and numbers."""
-    rate, band, cfg = finder.suggested_lr(), finder.band(), session.cfg
+    rate, band, cfg = finder.suggested_lr(), finder.band(), part.cfg
     if not session.main:
         return
     plot = finder.plot(session.folder / "plots" / f"range_test_{name}.png", configured=cfg.optim.lr)
@@ -72,7 +73,7 @@ def tell(session: Session, name: str, finder: LRFinder, on: str) -> None:
         say("  next          a larger --train.batch-size or more --steps (less noise), or trainworthy check")
         return
     top = f"blows up at {band.high:.2g}" if band.blew_up else f"still falls at {band.high:.2g}, the last tried"
-    again = ["trainworthy", "run", *session.argv, "--optim.lr", f"{rate:.1e}"]
+    again = ["trainworthy", "run", *session.argv, f"--{part.name}.lr" if part.of > 1 else "--optim.lr", f"{rate:.1e}"]
     say(f"  the loss      falls from {band.low:.2g} on and {top}; {finder.verdict}")
     say(f"  suggestion    {rate:.1e}, a third of the rate of steepest descent (configured: {cfg.optim.lr:g})")
     say(f"  plot          {plot}\n  next          {shlex.join(again)}")

@@ -60,6 +60,8 @@ class Verdict:
     reason: str = ""
     remembered: str = ""
     """When an identical recipe passed, if it was not proved again now."""
+    stage: str = ""
+    """The stage it was proved of."""
     evidence: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -105,6 +107,10 @@ class Proof:
     """Set in the process that a deep resume gate starts: train the first half into this folder, no more."""
     again: Callable[[str], str] | None = None
     """Gate id -> the lines of its repro that prove it again; default: `check` of `argv`."""
+    stage: str = ""
+    """Name of the stage that is proved."""
+    follows: Literal["none", "rehearsed", "trained"] = "none"
+    """What it starts from: no stage before; one that the gates trained on eight samples; the one this run has trained."""
     memo: dict[str, Any] = field(default_factory=dict)
 
     def build(self, plan: Plan) -> tuple[Run, Stage]:
@@ -213,6 +219,7 @@ def run_gates(gates: list[Gate], proof: Proof, *, known: dict[str, dict], consol
         else:
             verdict = _prove(one, proof)
             verdict.seconds = round(time.monotonic() - started, 2)
+        verdict.stage = proof.stage
         if verdict.verdict == "fail" and one.id in cfg.gates.waive:
             verdict.verdict, verdict.reason = "waived", cfg.gates.because
         verdicts.append(verdict)
@@ -300,12 +307,12 @@ def _show(v: Verdict, console: Console) -> None:
         console.say(f"         {'waived':<13} {v.reason}")
 
 
-def write(path: Path, verdicts: list[Verdict], **more: Any) -> None:
-    """gates.json."""
-    cost = round(sum(v.seconds for v in verdicts), 2)
-    path.write_text(
-        json.dumps({"gates": [asdict(v) for v in verdicts], "seconds": cost, **more}, indent=1, default=str)
-    )
+def write(path: Path, verdicts: list[Verdict], *, stage: str = "", **more: Any) -> None:
+    """gates.json: these verdicts, behind those of other stages that stand there already."""
+    before = json.loads(path.read_text())["gates"] if stage and path.exists() else []
+    rows = [v for v in before if v["stage"] != stage] + [asdict(v) for v in verdicts]
+    cost = round(sum(v["seconds"] for v in rows), 2)
+    path.write_text(json.dumps({"gates": rows, "seconds": cost, **more}, indent=1, default=str))
 
 
 def __getattr__(name: str):

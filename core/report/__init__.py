@@ -12,6 +12,7 @@ from core.report.folder import read
 from core.report.html import esc, section, tag
 from core.report.sections import (
     data_section,
+    earlier,
     environment_section,
     figures,
     files_section,
@@ -32,11 +33,14 @@ STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
 def write(folder: Path) -> Path:
     """Write `folder`/report.html and plots/*.png from whatever is in the folder."""
     f = read(Path(folder))
+    for stage in f.stages:
+        write(stage.path)
     band = healthy(f)
     seconds = f.gates.get("seconds", 0)
     best = "✓ the prediction is the truth; below it the probability given to the truth, also as shade."
     parts = [
         ("What next", next_steps(f), ""),
+        ("Earlier stages", earlier(f), "What this stage started from; each has a page of its own."),
         ("Curves", curves(f), band.words(f) if band and band.unlike and f.steps else ""),
         ("Monitors", monitor_section(f), "What was watched while it trained."),
         ("Gates", gate_section(f), f"What had to be proved before the budget was spent. Together {seconds:.1f} s."),

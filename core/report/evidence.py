@@ -17,10 +17,11 @@ KIND = {"pass": "good", "fail": "bad"}
 def verdict_table(f: Folder, verdicts: list[dict[str, Any]], *, of: str = "Gate") -> str:
     """One row per verdict; below one that is no pass, over the whole width, its causes and evidence."""
     head = "".join(tag("th", h, scope="col") for h in ("Verdict", of, "Measured", "Needed", "Cost"))
-    rows = []
+    rows, several = [], len({v.get("stage") for v in verdicts}) > 1
     for v in verdicts:
         kind = KIND.get(v["verdict"], "warn")
-        title = f"{tag('span', esc(v['id']), class_='id')} {tag('span', esc(v['rows']), class_='dim')}{tag('p', esc(v['title']))}"
+        name = f"{v['stage']} · {v['id']}" if several else v["id"]
+        title = f"{tag('span', esc(name), class_='id')} {tag('span', esc(v['rows']), class_='dim')}{tag('p', esc(v['title']))}"
         why = tag("p", esc(f"{v['verdict']}: {v['reason']}"), class_="warn") if v["reason"] else ""
         broken, shown = v["verdict"] in ("fail", "waived", "advice"), evidence(f, v)
         measured = tag("p", esc(v["measured"])) + why + ("" if broken else details("Evidence", shown) if shown else "")
@@ -39,7 +40,8 @@ def verdict_table(f: Folder, verdicts: list[dict[str, Any]], *, of: str = "Gate"
 def evidence(f: Folder, v: dict[str, Any]) -> str:
     """What a gate saw: its picture, its curves, its numbers."""
     parts = []
-    image = f.path / "gates" / v["id"] / "batch.png"
+    stage = f.path / "stages" / (v.get("stage") or "")
+    image = (stage if stage.is_dir() and v.get("stage") else f.path) / "gates" / v["id"] / "batch.png"
     if image.is_file():
         shown = picture(image.read_bytes(), f"the batch that {v['id']} was judged on", side=900)
         parts.append(tag("figure", shown + tag("figcaption", "The batch it was judged on")))

@@ -30,7 +30,8 @@ class Folder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self.args.get("settings", {})
+        """Those of the stage whose curves these are."""
+        return {**self.args.get("settings", {}), **self.args.get("last_stage", {})}
 
     @property
     def n_val(self) -> int:
@@ -58,6 +59,13 @@ class Folder:
     def only_checked(self) -> bool:
         return self.path.absolute().parent.name == "checks"
 
+    @property
+    def stages(self) -> "list[Folder]":
+        """Earlier stages, in order; each has a folder like this one."""
+        found = [read(p.parent) for p in self.path.glob("stages/*/args.json")]
+        order = [v["stage"] for v in self.gates.get("gates", [])]
+        return sorted(found, key=lambda f: order.index(f.path.name) if f.path.name in order else len(order))
+
 
 def worst_first(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rank = {"fail": 0, "waived": 1, "advice": 1}
@@ -77,7 +85,8 @@ def read(path: Path) -> Folder:
     steps, rows = (read_rows(path / f"{n}_metrics.jsonl") for n in ("step", "epoch"))
     args, *others = (read_json(path / f"{n}.json") for n in names)
     monitors = worst_first(read_json(path / "monitors.json").get("monitors", []))
-    found = Folder(path, args, *others, steps, rows, monitors, beside_recipe(args.get("recipe", "")))
+    band = {} if "stage" in args else beside_recipe(args.get("recipe", ""))  # the band is that of the last stage
+    found = Folder(path, args, *others, steps, rows, monitors, band)
     if not found.summary:
         best = [read_json(p) for p in path.glob("checkpoints/*/best_val_*/info.json")]
         tags = [k.removeprefix("val/") for k in (rows[-1] if rows else {}) if k.startswith("val/")]

@@ -127,6 +127,16 @@ def next_steps(f: Folder) -> str:
     return tag("ol", cards, class_="advice") + tail
 
 
+def earlier(f: Folder) -> str:
+    """The stages before this one: how far each came, and its number."""
+    cards = []
+    for stage in f.stages:
+        number = result(stage)[0] if "metric" in stage.summary and (stage.rows or "reported" in stage.summary) else ""
+        link = tag("a", esc(stage.path.name), href=f"stages/{stage.path.name}/report.html")
+        cards.append(tag("li", tag("h3", link) + number + tag("p", esc(state(stage)), class_="state"), class_="card"))
+    return tag("ol", "".join(cards), class_="advice") if cards else ""
+
+
 def gate_section(f: Folder) -> str:
     """Every gate, failures first."""
     if f.verdicts:
