@@ -1,0 +1,134 @@
+"""Every recipe on disk, by existing: found, healthy, stopped and resumed bit for bit, told about. One more touches nothing."""
+
+import ast
+import signal
+import time
+from functools import cache
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from core.registry import HOME, Entry, recipes
+from tests.commands import losses, read, run_folder, same, start, trainworthy
+from tests.conftest import ROOT
+
+OURS = [e for e in recipes() if HOME in e.path.parents]
+SHORT: dict[str, tuple[str, ...]] = {}
+"""Settings under which a stage of the recipe takes some ten to thirty steps, where `--train.epochs 0.5` is not that."""
+ALWAYS = ("--gates.no-enabled", "--run.no-tensorboard", "--run.keep", "1000")
+
+
+def stages(entry: Entry) -> list[str]:
+    """Names in STAGES, read without importing the recipe."""
+    tree = ast.parse(entry.path.read_text())
+    found = next(
+        n.value for n in tree.body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "STAGES"
+    )
+    return [n.id for n in found.elts]
+
+
+def argv(entry: Entry) -> tuple[str, ...]:
+    return ("run", entry.id, *ALWAYS, *SHORT.get(entry.id, ("--train.epochs", "0.5", "--run.save-every", "0.1")))
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory):
+    """`straight(entry)`: the folder of a short run that nobody stopped, made once."""
+
+    @cache
+    def made(recipe: str) -> Path:
+        cwd = tmp_path_factory.mktemp("straight")
+        done = trainworthy(*argv(next(e for e in OURS if e.id == recipe)), cwd=cwd)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return run_folder(cwd)
+
+    return lambda entry: made(entry.id)
+
+
+@pytest.mark.parametrize(("entry", "stage"), [pytest.param(e, s, id=f"{e.id}-{s}") for e in OURS for s in stages(e)])
+def test_stopped_in_any_stage_and_resumed_is_the_same_run(entry: Entry, stage: str, straight, tmp_path: Path):
+    whole = straight(entry)
+    process = start(*argv(entry), cwd=tmp_path)
+    until = time.monotonic() + 400
+    while not list(tmp_path.glob(f"runs/*/*/checkpoints/{stage}/step-*/manifest.json")):
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < until, "no checkpoint came"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=200)[0]
+    assert process.returncode == 5, said
+    folder = run_folder(tmp_path)
+    assert len(losses(home(folder, entry, stage))) < len(losses(home(whole, entry, stage))), "it was stopped too late"
+    done = trainworthy("resume", folder, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in stages(entry):
+        assert same(*(load_file(f / "checkpoints" / name / "latest" / "model.safetensors") for f in (folder, whole)))
+        assert losses(home(folder, entry, name)) == losses(home(whole, entry, name))
+    kept = [read(f / "summary.json")["metrics"] for f in (folder, whole)]
+    assert kept[0] == kept[1]
+
+
+def home(folder: Path, entry: Entry, stage: str) -> Path:
+    """Where the files of a stage lie."""
+    return folder if stage == stages(entry)[-1] else folder / "stages" / stage
+
+
+@pytest.mark.parametrize("entry", OURS, ids=lambda e: e.id)
+def test_a_short_run_leaves_what_a_run_leaves(entry: Entry, straight):
+    """The files of DESIGN, an export, a page, pictures or words to look at."""
+    folder = straight(entry)
+    names = ("args", "environment", "data", "gates", "monitors", "summary")
+    assert not [n for n in names if not (folder / f"{n}.json").is_file()]
+    summary = read(folder / "summary.json")
+    assert summary["baselines"]
+    assert summary["question"].endswith("?")
+    assert list((folder / "export").iterdir())
+    assert (folder / "card.md").is_file()
+    assert "<html" in (folder / "report.html").read_text()
+    assert any((folder / "previews").rglob("*")) or summary["figures"]
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.verify) for s in (1, 2))])
+@pytest.mark.parametrize("entry", [e for e in OURS if e.id != "vision/classify"], ids=lambda e: e.id)
+def test_no_gate_fails_a_healthy_recipe(entry: Entry, seed: int, launch):
+    """vision/classify has tests/test_quiet.py."""
+    done = launch("check", entry.id, "--run.seed", str(seed), timeout=600)
+    assert done.returncode == 0, done.shown
+    assert {v["verdict"] for v in done.verdicts()} == {"pass", "skip"}, done.shown
+    assert not [v for v in done.verdicts() if v["verdict"] == "skip" and not v["reason"]]
+
+
+@pytest.mark.parametrize("entry", OURS, ids=lambda e: e.id)
+def test_it_is_told_about(entry: Entry):
+    """A page with its result, linked from the README; one file of a length that can be read."""
+    page = ROOT / "docs" / "recipes" / f"{entry.id.replace('/', '-')}.md"
+    assert page.is_file()
+    assert f"docs/recipes/{page.name}" in (ROOT / "README.md").read_text()
+    assert 100 <= len(entry.path.read_text().splitlines()) <= 300
+    assert entry.summary
+
+
+def test_a_seventh_domain_touches_nothing_outside_its_folder(tmp_path: Path, launch):
+    """A package that brings `sound/tones` through the entry point is listed, explained, checked and run like ours."""
+    site = tmp_path / "site"
+    domain = site / "other_recipes" / "sound"
+    domain.mkdir(parents=True)
+    source = (HOME / "vision" / "classify.py").read_text().splitlines(keepends=True)
+    (domain / "tones.py").write_text('"""Tell tones apart.\n' + "".join(source[1:]))
+    (site / "other_recipes" / "__init__.py").touch()
+    info = site / "other_recipes-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-recipes\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[trainworthy.recipes]\nother = other_recipes\n")
+    env = {"PYTHONPATH": f"{ROOT}:{site}"}
+    listed = launch("list", **env)
+    assert "sound/tones" in listed.stdout
+    assert "Tell tones apart" in listed.stdout
+    done = launch("check", "sound/tones", "--only", "schema,initial-loss", **env)
+    assert done.returncode == 0, done.shown
+    ran = launch("run", "sound/tones", "--train.epochs", "0.1", *ALWAYS, **env)
+    assert ran.returncode == 0, ran.shown
+    assert done.folder().relative_to(tmp_path).parts[1] == "sound-tones"
+    copy = launch("fork", "sound/tones", "./mine.py", **env)
+    assert copy.returncode == 0, copy.shown
