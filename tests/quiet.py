@@ -117,5 +117,5 @@ LOOKALIKES = [
     Healthy("low-contrast", hunk=(IMAGE, "image = 0.25 + 0.5 * self.images[index].float() / 255\n"),
             naive="half of the declared range is not used"),
 ]  # fmt: skip
-SAMPLED = ("ok-05-no-smoothing", "ok-11-batch-of-two", "sgd", "bf16", "ok-02-declared-frozen-block", "ok-03-batch-norm", "dropout",
+SAMPLED = ("ok-11-batch-of-two", "bf16", "ok-02-declared-frozen-block", "ok-03-batch-norm", "dropout",
            "own-right-loop", "loss-given-to-update", "accumulate")  # fmt: skip

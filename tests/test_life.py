@@ -93,7 +93,7 @@ def test_two_processes_pass_the_gates_and_keep_exit_codes(tmp_path: Path):
     assert "Traceback" not in refused.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.verify
 def test_deep_check_uses_new_processes(tmp_path: Path):
     done = trainworthy("check", "vision/classify", "--deep", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -314,8 +314,8 @@ def test_tiny_reaches_its_result_and_its_export_stands_alone(tmp_path: Path):
 
 
 CHOICES = [
-    ("--optim.name", "sgd", "--optim.lr", "0.1"),
-    ("--optim.name", "adafactor", "--optim.lr", "0.1"),
+    pytest.param(("--optim.name", "sgd", "--optim.lr", "0.1"), marks=pytest.mark.verify),
+    pytest.param(("--optim.name", "adafactor", "--optim.lr", "0.1"), marks=pytest.mark.verify),
     ("--train.precision", "bf16"),
     pytest.param(("--train.precision", "fp16"), marks=pytest.mark.verify),  # a minute: processors emulate it
     ("--optim.schedule", "wsd", "--run.export", "best"),
