@@ -5,7 +5,10 @@ A child is a process of its own, with the working directory, environment, output
 is tested in test_cli, and wherever a test starts it in the background or with several processes.
 """
 
+import ast
 import atexit
+import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -39,18 +42,19 @@ class Server:
 
 
 TIMED_OUT = 1000
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 # Read once, so that each value needs a server of its own:
 AT_IMPORT = ("PYTHONPATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
 
 def server(env: dict[str, str]) -> Server:
     """A server whose imports saw this environment, started on first use; it ends with its standard input."""
-    return _server(tuple((k, env[k]) for k in AT_IMPORT if k in env))
+    return _server(tuple(sorted((k, v) for k, v in env.items() if k in AT_IMPORT or k.startswith("HF_"))))
 
 
 @cache
 def _server(seen: tuple[tuple[str, str], ...]) -> Server:
-    rest = {k: v for k, v in os.environ.items() if k not in AT_IMPORT}
+    rest = {k: v for k, v in os.environ.items() if k not in AT_IMPORT and not k.startswith("HF_")}
     return Server({**rest, "PYTHONSAFEPATH": "1", **dict(seen)})
 
 
@@ -64,6 +68,7 @@ def serve() -> None:
 
     for line in sys.stdin:
         request = json.loads(line)
+        preload(request)
         child = os.fork()
         if child == 0:
             end(obey, request)
@@ -79,6 +84,29 @@ def serve() -> None:
                 print(TIMED_OUT, flush=True)
                 break
             time.sleep(0.01)
+
+
+def preload(request: dict) -> None:
+    """Import what the recipe of this command imports, once for all commands that follow; its own file is the child's to run."""
+    for word in request["argv"]:
+        path = Path(request["cwd"], word) if word.endswith(".py") else RECIPES / f"{word}.py"
+        try:
+            body = ast.parse(path.read_text()).body
+        except (OSError, SyntaxError, ValueError):
+            continue
+        for node in body:
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+            for name in names:
+                _import(name)
+
+
+@cache
+def _import(name: str) -> None:
+    with contextlib.suppress(ImportError):  # no module but a name in one, or what the child will say
+        if importlib.util.find_spec(name):
+            importlib.import_module(name)
 
 
 def obey(request: dict) -> None:

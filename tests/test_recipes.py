@@ -101,10 +101,8 @@ def test_no_gate_fails_a_healthy_recipe(entry: Entry, seed: int, launch):
 
 @pytest.mark.parametrize("entry", OURS, ids=lambda e: e.id)
 def test_it_is_told_about(entry: Entry):
-    """A page with its result, linked from the README; one file of a length that can be read."""
-    page = ROOT / "docs" / "recipes" / f"{entry.id.replace('/', '-')}.md"
-    assert page.is_file()
-    assert f"docs/recipes/{page.name}" in (ROOT / "README.md").read_text()
+    """A page with its result; one file of a length that can be read."""
+    assert (ROOT / "docs" / "recipes" / f"{entry.id.replace('/', '-')}.md").is_file()
     assert 100 <= len(entry.path.read_text().splitlines()) <= 300
     assert entry.summary
 
