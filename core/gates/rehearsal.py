@@ -113,7 +113,7 @@ def evaluation(proof: Proof) -> Finding:
         run, stage, _ = overfitted(proof)
     val = stage.data["val"]
     view = View(val, pick(val, min(len(val), 250), proof.cfg.run.seed))
-    before = {n: t.detach().clone() for n, t in stage.judged.state_dict().items()}
+    before = {n: t.detach().clone() for n, t in _tensors(stage, ("state",)).items()}
     modes = {n: m.training for n, m in stage.judged.named_modules()}
 
     def measure(seed: int, size: int) -> dict[str, float]:
@@ -139,7 +139,8 @@ def evaluation(proof: Proof) -> Finding:
             wrong.append(
                 f"{k} depends on the evaluation batch size: {first[k]:.5f} at {size}, {cut_other[k]:.5f} at {other}"
             )
-    changed = [n for n, t in stage.judged.state_dict().items() if not torch.equal(t, before[n])]
+    after = _tensors(stage, ("state",))
+    changed = [n for n, t in before.items() if n not in after or not torch.equal(t, after[n])]
     if changed:
         wrong.append(f"evaluation changed {len(changed)} tensors, e.g. {changed[0]}")
     if any(modes[n] != m.training for n, m in stage.judged.named_modules()):
@@ -313,13 +314,14 @@ def resume(proof: Proof) -> Finding:
         resumed_run, resumed = go(folder, None)
         resumed_run.close()
     differ = _differences(straight, resumed)
-    losses = straight_run.plan.losses[half:]
     again = resumed_run.plan.losses
+    losses = straight_run.plan.losses[-len(again) :]  # a unit may have several
     wrong = []
     if differ:
         wrong.append(f"{len(differ)} tensors differ, e.g. {differ[0]}")
     if losses != again:
-        wrong.append(f"losses differ: straight {_short(losses)}, resumed {_short(again)}")
+        i = next((i for i, (a, b) in enumerate(zip(losses, again, strict=False)) if a != b), 0)
+        wrong.append(f"losses differ: straight {_short(losses[i : i + 3])}, resumed {_short(again[i : i + 3])}")
     bitwise = proof.accelerator.device.type == "cpu"
     if not bitwise:  # kernels that are not deterministic: no further apart than two straight runs
         noise = _apart(straight, go(None, None)[1])
@@ -353,13 +355,14 @@ def _from_main(name: str, proof: Proof) -> str:
     return box[0]
 
 
-def _tensors(stage: Stage) -> dict[str, Tensor]:
+def _tensors(stage: Stage, kinds: tuple[str, ...] = ("optimizers", "state")) -> dict[str, Tensor]:
     from torch.utils._pytree import tree_leaves
 
     out = {f"model.{n}": t for n, t in stage.model.state_dict().items()}
-    out |= {f"judged.{n}": t for n, t in stage.judged.state_dict().items()}
-    for kind, group in (("optimizer", stage.optimizers), ("state", stage.state)):
-        for key, one in group.items():
+    if stage.average is not None:
+        out |= {f"average.{n}": t for n, t in stage.average.state_dict().items()}
+    for kind in kinds:
+        for key, one in getattr(stage, kind).items():
             leaves = [x for x in tree_leaves(one.state_dict()) if isinstance(x, Tensor)]
             out |= {f"{kind}.{key}.{i}": t for i, t in enumerate(leaves)}
     return out

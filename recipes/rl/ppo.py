@@ -1,0 +1,312 @@
+"""Proximal policy optimisation (Schulman 2017): learn to act in a gymnasium environment with discrete actions, proved first.
+
+tiny  CartPole-v1, two CPU cores, less than a minute of training.
+full  LunarLander-v3 (needs gymnasium[box2d]), or any id by `--env`; more environments, more steps. The same code path.
+
+What this recipe gets right without being asked: a time limit is no end of the world (the value of the last observation is
+bootstrapped where an episode is truncated, never where it terminated); advantages have mean 0 and standard deviation 1 in every
+minibatch; observations and returns are brought to scale by statistics that lie in the model, move once per rollout and never in an
+evaluation; the result is the return of episodes that were not trained on, every action the likeliest one.
+"""
+
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import core
+from core import seeds
+from core.config import Optim, RunSettings, Train
+from core.errors import UserError
+from recipes.rl import environments, gates
+from recipes.rl.environments import Environments, Episodes
+from recipes.rl.running import Running
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+@dataclass
+class Config(core.Config):
+    """Settings of rl/ppo. A unit of training, and an epoch, is one rollout and what is learnt from it: --train.epochs counts
+    rollouts, --train.batch-size the samples of one update, --train.eval-batch-size the episodes that are evaluated side by side."""
+
+    env: str = "CartPole-v1"
+    """Id of a gymnasium environment with discrete actions (`module:Name-v0` imports the module first)."""
+    envs: int = 16
+    """Environments side by side, over all processes."""
+    rollout: int = 128
+    """Steps of every environment in a rollout."""
+    passes: int = 4
+    """How often each rollout is learnt from."""
+    gamma: float = 0.99
+    """Discount of a reward one step later."""
+    gae_lambda: float = 0.95
+    """Advantages: 0 trusts the value function, 1 the rewards alone (Schulman 2016)."""
+    clip: float = 0.2
+    """How far the probability of an action may move, as a ratio, before a rollout has no more to say about it."""
+    value_clip: float = 0.2
+    """The same for the value, in units of the returns' size; `inf` switches it off."""
+    value_weight: float = 0.5
+    """Weight of the value's squared error beside the policy's term."""
+    entropy: float = 0.01
+    """Bonus for undecided policies."""
+    widths: tuple[int, ...] = (64, 64)
+    """Hidden units of the policy's net and of the value's."""
+    episodes: int = 100
+    """Episodes of an evaluation."""
+
+
+def tiny() -> Config:
+    """CartPole-v1 on two CPU cores: one thread is fastest for a net this small."""
+    return Config(
+        train=Train(epochs=60, batch_size=256, eval_every=10),
+        optim=Optim(lr=1e-3, weight_decay=0.0, clip=0.5, schedule="linear", warmup=0.0),
+        run=RunSettings(threads=1, save_every=10),
+    )
+
+
+def full() -> Config:
+    """LunarLander-v3, solved at a return of 200."""
+    return Config(
+        env="LunarLander-v3",
+        envs=64,
+        rollout=256,
+        gamma=0.999,
+        gae_lambda=0.98,
+        train=Train(epochs=300, batch_size=2048, eval_every=20),
+        optim=Optim(lr=1e-3, weight_decay=0.0, clip=0.5, schedule="linear", warmup=0.0),
+        run=RunSettings(save_every=20),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- rollouts
+@torch.no_grad()
+def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, unit: int) -> dict[str, Tensor]:
+    """One rollout of the policy as it is: (rollout, envs of this process, ...) each. Its draws depend on (seed, unit) alone."""
+    draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", unit))
+    uniform = torch.rand(cfg.rollout, envs.n, policy.n_actions, generator=draws)[:, envs.mine.start : envs.mine.stop]
+    gumbel = (
+        -(-uniform.clamp_min(1e-20).log()).log().to(run.device)
+    )  # argmax(logits + gumbel) draws from softmax(logits)
+    steps = []
+    for t in range(cfg.rollout):
+        observation = envs.observation.to(run.device)
+        logits = policy(observation)[0]
+        action = (logits + gumbel[t]).argmax(-1)
+        log_prob = logits.log_softmax(-1).gather(-1, action[:, None]).squeeze(-1)
+        followed = {k: v.to(run.device) for k, v in envs.step(action).items()}
+        steps.append({"observation": observation, "action": action, "log_prob": log_prob, **followed})
+    rollout = {k: torch.stack([s[k] for s in steps]) for k in steps[0]}
+    value, next_value = policy.value(rollout["observation"]), policy.value(rollout["next_observation"])
+    done = rollout["terminated"] | rollout["truncated"]
+    advantage = gae(rollout["reward"], value, next_value, rollout["terminated"], done, cfg.gamma, cfg.gae_lambda)
+    return rollout | {"advantage": advantage, "return": advantage + value, "value": value}
+
+
+def gae(
+    reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, done: Tensor, gamma: float, lam: float
+) -> Tensor:
+    """Generalised advantage estimates (Schulman 2016), everything (steps, envs). What follows is worth nothing after a termination,
+    and its value after a truncation; no estimate reaches from one episode into the next."""
+    delta = reward + gamma * next_value * ~terminated - value
+    advantage, later = torch.zeros_like(delta), torch.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        later = delta[t] + gamma * lam * ~done[t] * later
+        advantage[t] = later
+    return advantage
+
+
+def minibatches(
+    cfg: Config, run: core.Run, policy: "Policy", envs: Environments, rollout: dict, unit: int
+) -> Iterator[dict]:
+    """The rollout in minibatches, in another order each pass; advantages whitened in each, values in units of the returns' size."""
+    size = policy.returns.rms
+    rows = {k: rollout[k].flatten(0, 1) for k in ("observation", "action", "log_prob", "advantage")}
+    rows |= {k: rollout[k].flatten() / size for k in ("return", "value")}
+    for i in range(cfg.passes):
+        order = seeds.permutation(cfg.rollout * cfg.envs, cfg.run.seed, "minibatches", unit, i)
+        for chosen in order.split(cfg.train.batch_size):
+            batch = {k: v[envs.rows(chosen)] for k, v in rows.items()}
+            everyone = run.gather(batch["advantage"])  # the minibatch over all processes
+            batch["advantage"] = (batch["advantage"] - everyone.mean()) / (everyone.std() + 1e-8)
+            yield batch
+
+
+# ---------------------------------------------------------------------------------------------------------------- model
+class Policy(nn.Module):
+    """Two nets of tanh layers: observations (B, n_obs) as they come -> logits (B, n_actions), value (B,) in units of the
+    returns' size. It owns the statistics that bring observations and returns to scale; only `observe` moves them."""
+
+    def __init__(self, n_obs: int, n_actions: int, widths: tuple[int, ...]):
+        super().__init__()
+        self.n_actions = n_actions
+        self.observations, self.returns = Running(n_obs), Running(1)
+        self.actor, self.critic = mlp(n_obs, *widths, n_actions), mlp(n_obs, *widths, 1)
+        nn.init.orthogonal_(self.actor[-1].weight, 0.01)  # nearly every action equally likely
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        x = ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)
+        return self.actor(x), self.critic(x).squeeze(-1)
+
+    def value(self, observation: Tensor) -> Tensor:
+        """Expected return, in units of the reward."""
+        return self(observation)[1] * self.returns.rms
+
+    def observe(self, observation: Tensor, returned: Tensor) -> None:
+        """Take in what one rollout saw and earned, over all processes: (n, n_obs) and (n,)."""
+        self.observations.update(observation)
+        self.returns.update(returned[:, None])
+
+
+def mlp(*sizes: int) -> nn.Sequential:
+    """Tanh layers, orthogonal weights (Andrychowicz 2021), biases 0."""
+    layers: list[nn.Module] = []
+    for a, b in pairwise(sizes):
+        linear = nn.Linear(a, b)
+        nn.init.orthogonal_(linear.weight, 2**0.5 if b != sizes[-1] else 1.0)
+        nn.init.zeros_(linear.bias)
+        layers += [linear, nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+# ---------------------------------------------------------------------------------------------------------------- stage
+def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    """The one stage of this recipe."""
+    if cfg.rollout * cfg.envs % cfg.train.batch_size:
+        raise UserError("a rollout is not cut evenly into minibatches", needed="--train.batch-size that divides --rollout x --envs",
+                        got=f"{cfg.rollout} steps x {cfg.envs} environments, {cfg.train.batch_size} to an update")  # fmt: skip
+    n_obs, n_actions = environments.sizes(cfg.env)
+    solved, ceiling = environments.limits(cfg.env)
+    policy = Policy(n_obs, n_actions, cfg.widths)
+    untrained = copy.deepcopy(policy).eval()
+    envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, rank=run.rank, world=run.world)
+
+    def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+        logits, value = model(batch["observation"])
+        log_p = logits.log_softmax(-1)  # (B, n_actions)
+        ratio = (log_p.gather(-1, batch["action"][:, None]).squeeze(-1) - batch["log_prob"]).exp()
+        gain = torch.min(ratio * batch["advantage"], ratio.clamp(1 - cfg.clip, 1 + cfg.clip) * batch["advantage"])
+        near = batch["value"] + (value - batch["value"]).clamp(-cfg.value_clip, cfg.value_clip)
+        error = torch.max((value - batch["return"]).square(), (near - batch["return"]).square())
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        return {
+            "policy": -gain.sum(),
+            "value": cfg.value_weight * 0.5 * error.sum(),
+            "entropy": -cfg.entropy * entropy.sum(),
+        }
+
+    def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
+        returns, lengths = [], []
+        for batch in run.batches(data):
+            returned, seen = environments.play(cfg.env, batch["seed"], lambda o: act(model, o))
+            returns.append(returned)
+            lengths += map(len, seen)
+        returned, length = (
+            run.gather(torch.cat(returns).to(run.device)),
+            run.gather(torch.tensor(lengths, device=run.device)),
+        )
+        return {
+            "return": returned.mean().item(),
+            "return_sd": returned.std(correction=0).item(),
+            "worst_return": returned.min().item(),
+            "solved_share": (returned >= solved).double().mean().item(),
+            "length": length.double().mean().item(),
+        }
+
+    def act(model: nn.Module, observation: Tensor) -> Tensor:
+        """The likeliest action (n,)."""
+        return model(observation.to(run.device))[0].argmax(-1).cpu()
+
+    def baselines() -> dict[str, dict[str, float]]:
+        starts = torch.stack([val_data.get(i, None)["seed"] for i in range(len(val_data))])
+        returned, _ = environments.play(cfg.env, starts, lambda o: act(untrained.to(run.device), o))
+        chance = environments.at_random(cfg.env, starts)
+        return {
+            "random actions": {"return": chance.mean().item()},
+            "untrained policy": {"return": returned.mean().item()},
+        }
+
+    def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
+        returned, seen = environments.play(cfg.env, batch["seed"], lambda o: act(model, o))
+        return [core.Tile(f"{r:g} in {len(o)} steps", environments.trace(o), good=min(max((r - floor) / (ceiling - floor), 0), 1))
+                for r, o in zip(returned.tolist(), seen, strict=True)]  # fmt: skip
+
+    def figures(model: nn.Module, data: core.Data) -> dict:
+        starts = torch.stack([data.get(i, None)["seed"] for i in range(min(8, len(data)))])
+        return {"Episodes: each number of the observation over time": predict(model, {"seed": starts})}
+
+    def export(folder: Path) -> None:
+        """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
+        net = policy.eval().cpu()
+        save_file(net.state_dict(), folder / "model.safetensors")
+        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "n_actions": n_actions, "widths": cfg.widths,
+                  "first_action": envs.first_action, "input": f"float32 (B, {n_obs}): observations as the environment gives them",
+                  "output": f"logits (B, {n_actions}): act by argmax; value (B,) in units of the returns' size"}  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(config, indent=1))
+        program = torch.export.export(
+            net, (torch.zeros(2, n_obs),), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},)
+        )
+        torch.export.save(program, folder / "model.pt2")
+
+    val_data = Episodes(cfg.episodes)
+    floor = environments.floor(cfg.env)
+    return core.Stage(
+        name="ppo",
+        model=policy,
+        optimizers={"main": core.make_optimizer(policy, cfg.optim)},
+        data={"val": val_data},
+        loss=loss,
+        evaluate=evaluate,
+        metric=core.Metric("return", f"what does the policy earn in an episode of {cfg.env}?", floor=floor, ceiling=ceiling,
+                           best_known=environments.FIRST.get(cfg.env, "")),
+        state={"environments": envs},
+        expect=core.Expect(loss_may_rise="its targets move with the policy", small_terms=("entropy",)),
+        baselines=baselines,
+        predict=predict,
+        figures=figures,
+        export=export,
+        gates=gates.gates(ppo),
+    )  # fmt: skip
+
+
+STAGES = [ppo]
+
+
+# ----------------------------------------------------------------------------------------------------------------- loop
+def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
+    """The loop; the gates rehearse this very function."""
+    policy, envs = stage.model, stage.state["environments"]
+    for step in run.steps(stage):
+        rollout = collect(cfg, run, policy, envs, step.index)
+        for minibatch in minibatches(cfg, run, policy, envs, rollout, step.index):
+            run.update(stage, run.cut(minibatch))
+        run.log("policy", moved(cfg, run, policy, rollout))
+        policy.observe(run.gather(rollout["observation"].flatten(0, 1)), run.gather(rollout["return"].flatten()))
+        if step.due(cfg.train.eval_every):
+            run.evaluate(stage)
+
+
+@torch.no_grad()
+def moved(cfg: Config, run: core.Run, policy: Policy, rollout: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What a rollout's updates did to the policy, and what the rollout earned."""
+    log_p = policy(rollout["observation"])[0].log_softmax(-1)
+    log_ratio = log_p.gather(-1, rollout["action"][..., None]).squeeze(-1) - rollout["log_prob"]
+    ratio, finished = log_ratio.exp(), run.gather(rollout["finished"].flatten())
+    rows = {"approx_kl": ratio - 1 - log_ratio,  # Schulman, "Approximating KL divergence", 2020: the k3 estimate
+            "clip_fraction": ((ratio - 1).abs() > cfg.clip).float(),
+            "entropy": -(log_p.exp() * log_p).sum(-1)}  # fmt: skip
+    unexplained = run.gather((rollout["return"] - rollout["value"]).flatten()).var()
+    told = {k: run.gather(v.flatten()).mean() for k, v in rows.items()}
+    told["explained_variance"] = 1 - unexplained / run.gather(rollout["return"].flatten()).var().clamp_min(1e-12)
+    if not finished.isnan().all():
+        told["training_return"] = finished.nanmean()
+    return told
+
+
+if __name__ == "__main__":
+    core.main(__file__)

@@ -1,0 +1,57 @@
+"""Environments so small that their values and best actions are known by hand (after Andy Jones, "Debugging RL, without the
+agonizing pain", 2021). Each needs one more piece of an agent than the one before, so the first that fails names the piece.
+"""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+
+class Probe(gym.Env):
+    """An episode of `length` steps. `rule(signal, action, step)` gives the reward; the observation is (signal, step), shifted and
+    scaled. It ends by termination, or by truncation where `limited`."""
+
+    def __init__(self, rule, *, length: int = 1, actions: int = 1, limited: bool = False, random: bool = False,
+                 shift: float = 0.0, scale: float = 1.0, render_mode: str | None = None):  # fmt: skip
+        self.rule, self.length, self.limited, self.random = rule, length, limited, random
+        self.shift, self.scale, self.render_mode = shift, scale, render_mode
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(actions)
+
+    def _look(self) -> np.ndarray:
+        shown = 0 if self.limited else self.time  # a time limit is no part of the world: it is not seen
+        return (self.shift + self.scale * np.array([self.signal, shown])).astype(np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self.time = 0
+        self.signal = int(self.np_random.integers(2)) * 2 - 1 if self.random else 0
+        return self._look(), {}
+
+    def step(self, action: int):
+        reward = float(self.rule(self.signal, int(action), self.time))
+        self.time += 1
+        over = self.time >= self.length
+        return self._look(), reward, over and not self.limited, over and self.limited, {}
+
+
+PROBES: dict[str, dict[str, Any]] = {
+    "constant": {"rule": lambda signal, action, step: 1},
+    "observation": {"rule": lambda signal, action, step: signal, "random": True},
+    "delay": {"rule": lambda signal, action, step: step == 1, "length": 2},
+    "action": {"rule": lambda signal, action, step: 2 * action - 1, "actions": 2},
+    "both": {"rule": lambda signal, action, step: signal * (2 * action - 1), "actions": 2, "random": True},
+    "scale": {"rule": lambda signal, action, step: 1000 * signal * (2 * action - 1), "actions": 2, "random": True,
+              "shift": 300.0, "scale": 3.0},
+    "loud": {"rule": lambda signal, action, step: 1e3 * signal * (2 * action - 1), "actions": 2, "random": True},
+    "louder": {"rule": lambda signal, action, step: 1e6 * signal * (2 * action - 1), "actions": 2, "random": True},
+    "limit": {"rule": lambda signal, action, step: signal > 0, "length": 2, "limited": True, "random": True},
+}  # fmt: skip
+
+
+def register() -> None:
+    """Make them known to gymnasium as probe/constant-v0 and so on; twice does no harm."""
+    for name, settings in PROBES.items():
+        if f"probe/{name}-v0" not in gym.registry:
+            gym.register(f"probe/{name}-v0", entry_point=Probe, kwargs=settings, order_enforce=False)

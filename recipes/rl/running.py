@@ -1,0 +1,36 @@
+"""Statistics that go on for a whole run and are saved with the weights."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Running(nn.Module):
+    """Mean and variance of all rows (n, size) it was ever given (Chan 1983). Reading never moves them; 0 and 1 before the first."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("var", torch.ones(size))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def update(self, rows: Tensor) -> None:
+        """Take in rows (n, size)."""
+        rows, n, seen = rows.double(), len(rows), self.count.item()
+        mean, var = rows.mean(0), rows.var(0, correction=0)
+        apart, total = mean - self.mean.double(), n + seen
+        together = (self.var.double() * seen + var * n + apart.square() * seen * n / total) / total
+        self.mean.add_((apart * n / total).to(self.mean))
+        self.var.copy_(together)
+        self.count.add_(n)
+
+    @property
+    def std(self) -> Tensor:
+        """(size,); 1 where nothing varies."""
+        return torch.where(self.var > 1e-8, self.var, torch.ones_like(self.var)).sqrt()
+
+    @property
+    def rms(self) -> Tensor:
+        """Root of the mean square (size,); 1 before the first rows, and where all were 0."""
+        square = self.var + self.mean.square()
+        return torch.where(square > 1e-8, square, torch.ones_like(square)).sqrt()
