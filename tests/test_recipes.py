@@ -14,7 +14,9 @@ from tests.commands import losses, read, run_folder, same, start, trainworthy
 from tests.conftest import ROOT
 
 OURS = [e for e in recipes() if HOME in e.path.parents]
-SHORT: dict[str, tuple[str, ...]] = {}
+SHORT: dict[str, tuple[str, ...]] = {
+    "rl/ppo": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1")
+}
 """Settings under which a stage of the recipe takes some ten to thirty steps, where `--train.epochs 0.5` is not that."""
 ALWAYS = ("--gates.no-enabled", "--run.no-tensorboard", "--run.keep", "1000")
 

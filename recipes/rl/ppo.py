@@ -13,7 +13,6 @@ import copy
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -26,7 +25,7 @@ from core.config import Optim, RunSettings, Train
 from core.errors import UserError
 from recipes.rl import environments, gates
 from recipes.rl.environments import Environments, Episodes
-from recipes.rl.running import Running
+from recipes.rl.nets import Running, mlp
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -161,17 +160,6 @@ class Policy(nn.Module):
         """Take in what one rollout saw and earned, over all processes: (n, n_obs) and (n,)."""
         self.observations.update(observation)
         self.returns.update(returned[:, None])
-
-
-def mlp(*sizes: int) -> nn.Sequential:
-    """Tanh layers, orthogonal weights (Andrychowicz 2021), biases 0."""
-    layers: list[nn.Module] = []
-    for a, b in pairwise(sizes):
-        linear = nn.Linear(a, b)
-        nn.init.orthogonal_(linear.weight, 2**0.5 if b != sizes[-1] else 1.0)
-        nn.init.zeros_(linear.bias)
-        layers += [linear, nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage

@@ -1,4 +1,6 @@
-"""Statistics that go on for a whole run and are saved with the weights."""
+"""Parts of policies: plain nets, and statistics that go on for a whole run and are saved with the weights."""
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -34,3 +36,14 @@ class Running(nn.Module):
         """Root of the mean square (size,); 1 before the first rows, and where all were 0."""
         square = self.var + self.mean.square()
         return torch.where(square > 1e-8, square, torch.ones_like(square)).sqrt()
+
+
+def mlp(*sizes: int) -> nn.Sequential:
+    """Tanh layers, orthogonal weights (Andrychowicz 2021), biases 0."""
+    layers: list[nn.Module] = []
+    for a, b in pairwise(sizes):
+        linear = nn.Linear(a, b)
+        nn.init.orthogonal_(linear.weight, 2**0.5 if b != sizes[-1] else 1.0)
+        nn.init.zeros_(linear.bias)
+        layers += [linear, nn.Tanh()]
+    return nn.Sequential(*layers[:-1])

@@ -1,0 +1,68 @@
+"""Bugs planted in a fork of rl/ppo. `words` and `row` were fixed before the gates were run on them."""
+
+from tests.plants import Plant
+
+RECIPE = "rl/ppo"
+DELTA = "delta = reward + gamma * next_value * ~terminated - value\n"
+LATER = "later = delta[t] + gamma * lam * ~done[t] * later\n"
+STEPS = '"observation": observation, "action": action, "log_prob": log_prob, **followed'
+WHITEN = '(batch["advantage"] - everyone.mean()) / (everyone.std() + 1e-8)'
+OBSERVE = "x = ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)\n"
+OWNED = "self.observations, self.returns = Running(n_obs), Running(1)\n"
+ACT = "return model(observation.to(run.device))[0].argmax(-1).cpu()\n"
+STATE = 'state={"environments": envs},\n'
+RATIO = '- batch["log_prob"]).exp()\n'
+
+
+def plant(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ...], **more) -> Plant:
+    return Plant(id, gate, row, old, new, words, recipe=RECIPE, **more)
+
+
+PLANTS = [
+    plant("rl-time-limit-is-an-end", "probe-limit", "R5", DELTA, DELTA.replace("~terminated", "~done"),
+          ("truncation", "treated as termination"), source="RL-02 Toni-SM/skrl#449", harm="values too low near the limit"),
+    plant("rl-bootstraps-past-the-end", "probe-constant", "R5", DELTA, DELTA.replace(" * ~terminated", ""),
+          ("terminated", "bootstrapped past the end"), source="RL-02 google-deepmind/mujoco_playground#305",
+          before=("targets",), why="a first rollout's targets already hold what was added",
+          harm="failing costs nothing"),
+    plant("rl-value-of-the-reset-state", "probe-limit", "R5", STEPS, STEPS + ', "next_observation": envs.observation.to(run.device)',
+          ("after the reset",), source="RL-02 instadeepai/flashbax#3", harm="values of another episode at every time limit"),
+    plant("rl-no-mask", "targets", "R5", LATER, "later = delta[t] + gamma * lam * later\n", ("from one episode into the next", "mask"),
+          harm="credit for what happened in the next episode"),
+    plant("rl-mask-one-off", "targets", "R5", LATER, "later = delta[t] + gamma * lam * ~done[max(t - 1, 0)] * later\n",
+          ("mask", "one step off"), harm="credit for what happened in the next episode"),
+    plant("rl-no-discount", "targets", "R5", "delta = reward + gamma * next_value", "delta = reward + next_value",
+          ("the discount is missing",), harm="values without a bound"),
+    plant("rl-observation-after-the-step", "probe-observation", "R5", '"observation": observation, "action"',
+          '"observation": envs.observation.to(run.device), "action"', ("before or after the step",),
+          harm="learns what to do one step too late"),
+    plant("rl-rows-shuffled-apart", "probe-observation", "R5", "batch = {k: v[envs.rows(chosen)] for k, v in rows.items()}\n",
+          'batch = {k: v[envs.rows(chosen if k != "return" else order[: len(chosen)])] for k, v in rows.items()}\n',
+          ("shuffled apart",), harm="the value of another moment"),
+    plant("rl-policy-sign", "probe-action", "R5", '"policy": -gain.sum(),', '"policy": gain.sum(),', ("sign",),
+          harm="learns the worst action"),
+    plant("rl-ratio-upside-down", "probe-action", "R5", RATIO, RATIO.replace(".exp()", ".neg().exp()"), ("ratio",),
+          source="", harm="learns the worst action"),
+    plant("rl-policy-blind", "probe-both", "R5", "return self.actor(x), self", "return self.actor(torch.zeros_like(x)), self",
+          ("observations do not reach the policy",), before=("wiring",), why="a layer that reads zeros gets no gradient",
+          harm="one action for every observation"),
+    plant("rl-no-whitening", "whitening", "R3", WHITEN, 'batch["advantage"]', ("not whitened",),
+          source="seed 003 R3", harm="the size of the rewards is the size of the step"),
+    plant("rl-centred-only", "whitening", "R3", WHITEN, '(batch["advantage"] - everyone.mean())', ("not whitened",),
+          harm="the size of the rewards is the size of the step"),
+    plant("rl-no-normaliser", "probe-scale", "R3", OBSERVE, "x = observation\n", ("not brought to scale", "observations"),
+          before=("whitening",), why="", source="seed 003 R4", harm="saturated layers"),
+    plant("rl-evaluation-moves-the-normaliser", "evaluation", "R4 C12".split()[1], ACT,
+          "model.observations.update(observation)\n        " + ACT, ("evaluation changed", "observations"),
+          source="RL-05 DLR-RM/rl-baselines3-zoo#275", harm="statistics of the evaluation drift into training"),
+    plant("rl-normaliser-not-saved", "resume", "C13", OWNED,
+          OWNED + "        for one in (self.observations, self.returns):\n"
+          "            one._non_persistent_buffers_set.update(one._buffers)\n",
+          ("losses differ", "tensors differ"), source="RL-06 isaac-sim/IsaacLab#2635", harm="a resumed policy sees other inputs"),
+    plant("rl-environments-not-saved", "resume", "C13", STATE, "state={},\n", ("differ", "stage.state"),
+          source="seed 003 R4", before=(), harm="a resumed run begins new episodes"),
+    plant("rl-every-sample-with-every-other", "dependency", "C2", "self.critic(x).squeeze(-1)\n", "self.critic(x)\n",
+          ("(B, 1) against (B,)",), source="RL-03 thu-ml/tianshou#40", harm="every value is drawn towards the mean"),
+]  # fmt: skip
+RELATIVES = ("rl-mask-one-off", "rl-centred-only", "rl-value-of-the-reset-state", "rl-no-discount", "rl-ratio-upside-down",
+             "rl-rows-shuffled-apart", "rl-policy-sign", "rl-environments-not-saved", "rl-observation-after-the-step")  # fmt: skip
