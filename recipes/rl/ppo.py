@@ -61,9 +61,10 @@ class Config(core.Config):
 
 
 def tiny() -> Config:
-    """CartPole-v1 on two CPU cores: one thread is fastest for a net this small."""
+    """CartPole-v1 on two CPU cores. The discount sees 333 steps ahead: a cart that drifts off its track takes 250."""
     return Config(
-        train=Train(epochs=60, batch_size=256, eval_every=10),
+        gamma=0.997,
+        train=Train(epochs=50, batch_size=256, eval_every=10),
         optim=Optim(lr=1e-3, weight_decay=0.0, clip=0.5, schedule="linear", warmup=0.0),
         run=RunSettings(threads=1, save_every=10),
     )

@@ -1,0 +1,222 @@
+"""rl/ppo by what can be computed by hand, and through the real command: estimates, statistics, environments, bad input, export."""
+
+import json
+import math
+
+import gymnasium as gym
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from core.errors import UserError
+from recipes.rl import environments, ppo
+from recipes.rl.environments import Environments
+from recipes.rl.nets import Running
+from tests.commands import losses, read
+
+SHORT = (
+    "--train.epochs",
+    "4",
+    "--train.eval-every",
+    "2",
+    "--episodes",
+    "6",
+    "--gates.no-enabled",
+    "--run.no-tensorboard",
+)
+
+
+# ------------------------------------------------------------------------------------------------------------- by hand
+def test_gae_by_hand():
+    """Against the definition: sum over the episode of (gamma lambda)^k delta, one row of six steps with both kinds of end."""
+    draws = torch.Generator().manual_seed(0)
+    reward, value, following = torch.randn(3, 6, 1, generator=draws)
+    terminated = torch.tensor([0, 0, 1, 0, 0, 0]).bool()[:, None]
+    done = torch.tensor([0, 0, 1, 0, 1, 0]).bool()[:, None]
+    gamma, lam = 0.9, 0.8
+    found = ppo.gae(reward, value, following, terminated, done, gamma, lam)
+    for t in range(6):
+        total, weight = 0.0, 1.0
+        for k in range(t, 6):
+            alive = 0.0 if terminated[k] else 1.0
+            total += weight * float(reward[k] + gamma * alive * following[k] - value[k])
+            weight *= gamma * lam
+            if done[k]:
+                break
+        assert found[t].item() == pytest.approx(total, abs=1e-6)
+
+
+def test_running_statistics_are_those_of_all_rows():
+    draws = torch.Generator().manual_seed(0)
+    rows = 5 + 3 * torch.randn(1000, 4, generator=draws)
+    running = Running(4)
+    assert running.std.tolist() == [1.0] * 4
+    for part in rows.split([1, 9, 500, 490]):
+        running.update(part)
+    torch.testing.assert_close(running.mean, rows.mean(0))
+    torch.testing.assert_close(running.var, rows.var(0, correction=0))
+    torch.testing.assert_close(running.rms, rows.square().mean(0).sqrt())
+
+
+def test_a_constant_observation_does_not_explode():
+    running = Running(1)
+    running.update(torch.full((100, 1), 7.0))
+    assert running.std.item() == 1.0
+
+
+# --------------------------------------------------------------------------------------------------------- environments
+@pytest.mark.parametrize("name", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0", "Taxi-v4", "probe/limit-v0"])
+def test_environments_go_on_where_they_were_saved(name: str):
+    """Seven steps after a save are bitwise those of fresh environments that replay what was saved, in one process or as two."""
+    draws = torch.Generator().manual_seed(1)
+    envs = Environments(name, 5, seed=3)
+    actions = torch.randint(environments.sizes(name)[1], (230, 5), generator=draws)
+    for row in actions[:223]:
+        envs.step(row)
+    saved = envs.state_dict()
+    straight = [envs.step(row) for row in actions[223:]]
+    parts = [Environments(name, 5, seed=3, rank=r, world=2) for r in range(2)]
+    for whole in (Environments(name, 5, seed=3), *parts):
+        whole.load_state_dict(saved)
+        for row, expected in zip(actions[223:], straight, strict=True):
+            found = whole.step(row[whole.mine.start : whole.mine.stop])
+            for key, value in found.items():
+                torch.testing.assert_close(
+                    value, expected[key][whole.mine.start : whole.mine.stop], rtol=0, atol=0, equal_nan=True
+                )
+
+
+def test_the_end_of_an_episode_is_its_own_last_observation():
+    """The observation of the step that ends an episode is not that of the reset; the returns are those of whole episodes."""
+    envs = Environments("CartPole-v1", 3, seed=0)
+    lengths = torch.zeros(3)
+    ended = 0
+    for _ in range(200):
+        followed = envs.step(torch.ones(3, dtype=torch.int64))
+        lengths += 1
+        done = followed["terminated"] | followed["truncated"]
+        for i in done.nonzero().flatten().tolist():
+            assert followed["next_observation"][i].abs().max() > 0.2  # fallen
+            assert envs.observation[i].abs().max() <= 0.05  # begun again
+            assert followed["finished"][i] == lengths[i]
+            lengths[i] = 0
+            ended += 1
+        assert followed["finished"][~done].isnan().all()
+    assert ended > 30
+
+
+def test_rows_of_two_processes_are_the_rows_of_one():
+    order = torch.randperm(4 * 6, generator=torch.Generator().manual_seed(0))
+    whole = torch.arange(24).view(4, 6)  # (steps, environments)
+    for chosen in order.split(8):
+        found = []
+        for rank in range(2):
+            part = Environments("CartPole-v1", 6, seed=0, rank=rank, world=2)
+            found += whole[:, part.mine.start : part.mine.stop].flatten()[part.rows(chosen)].tolist()
+        assert sorted(found) == sorted(chosen.tolist())
+
+
+def test_an_episode_depends_on_its_seed_alone():
+    starts = torch.tensor([11, 12, 13, 14])
+    act = lambda observation: (observation[:, 2] > 0).long()  # noqa: E731
+    together, _ = environments.play("CartPole-v1", starts, act)
+    alone = [environments.play("CartPole-v1", starts[i : i + 1], act)[0].item() for i in range(4)]
+    assert together.tolist() == alone
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("CartPol-v1", ("CartPol-v1", "CartPole-v1")),
+        ("CartPole-v9", ("CartPole-v9", "CartPole-v1")),
+        ("Pendulum-v1", ("Pendulum-v1", "Box(-2.0, 2.0", "Discrete")),
+        ("LunarLander-v3", ("LunarLander-v3", "not installed")),
+        ("nowhere:CartPole-v1", ("nowhere",)),
+    ],
+)
+def test_environments_that_cannot_be_used(name: str, words: tuple[str, ...]):
+    if name == "LunarLander-v3" and gym.envs.registration.importlib.util.find_spec("Box2D"):
+        pytest.skip("box2d is installed")
+    with pytest.raises(UserError) as error:
+        environments.make(name)
+    assert all(w in str(error.value) for w in words), str(error.value)
+
+
+# -------------------------------------------------------------------------------------------------- by the real command
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--env", "CartPol-v1"), ("knows no environment 'CartPol-v1'", "CartPole-v1")),
+        (("--env", "Pendulum-v1"), ("takes actions that this policy does not give", "Discrete")),
+        (("--train.batch-size", "300"), ("cut evenly", "--train.batch-size")),
+    ],
+)
+def test_bad_input_is_one_message(argv: tuple[str, ...], words: tuple[str, ...], launch):
+    done = launch("run", "rl/ppo", *argv)
+    assert done.returncode == 2, done.shown
+    assert all(w in done.stderr for w in words), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_leaves_what_the_ecosystem_loads(launch):
+    """The export alone, without this project, acts as the recipe says it does; the tags of a policy are in the metrics."""
+    done = launch("run", "rl/ppo", *SHORT)
+    assert done.returncode == 0, done.shown
+    folder = done.folder()
+    row = read(folder / "step_metrics.jsonl")[-1]
+    assert {
+        "step/policy",
+        "step/value",
+        "step/entropy",
+        "step/policy/approx_kl",
+        "step/policy/clip_fraction",
+    } <= row.keys()
+    assert [r["step"] for r in read(folder / "step_metrics.jsonl")] == [1, 2, 3, 4]
+    config = json.loads((folder / "export" / "config.json").read_text())
+    program = torch.export.load(folder / "export" / "model.pt2").module()
+    env = gym.make(config["env"])
+    returns = []
+    for i in range(6):
+        observation, _ = env.reset(seed=environments.Episodes(6).get(i, None)["seed"].item())
+        total, over = 0.0, False
+        while not over:
+            logits, _ = program(torch.from_numpy(observation)[None])
+            observation, reward, terminated, truncated, _ = env.step(int(logits.argmax()) + config["first_action"])
+            total, over = total + reward, terminated or truncated
+        returns.append(total)
+    assert sum(returns) / 6 == pytest.approx(read(folder / "summary.json")["metrics"]["return"], rel=0.02)
+    weights = load_file(folder / "export" / "model.safetensors")
+    assert weights["observations.count"] == 4 * 128 * 16
+
+
+def test_two_processes_learn_like_one(launch, tmp_path):
+    """The same episodes, draws and minibatches: equal to rounding as long as rounding has turned no action."""
+    one, two = (tmp_path / name for name in ("one", "two"))
+    for cwd in (one, two):
+        cwd.mkdir()
+    argv = ("run", "rl/ppo", *SHORT, "--train.epochs", "2")
+    first, second = launch(*argv, cwd=one), launch(*argv, "-n", "2", cwd=two)
+    assert first.returncode == second.returncode == 0, first.shown + second.shown
+    for a, b in zip(losses(first.folder()), losses(second.folder()), strict=True):
+        assert math.isclose(a, b, rel_tol=1e-3), (a, b)
+
+
+def test_accumulation_changes_nothing_but_rounding(launch, tmp_path):
+    found = []
+    for n in (1, 3):
+        cwd = tmp_path / str(n)
+        cwd.mkdir()
+        done = launch("run", "rl/ppo", *SHORT, "--train.epochs", "2", "--train.accumulate", str(n), cwd=cwd)
+        assert done.returncode == 0, done.shown
+        found.append(losses(done.folder()))
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+
+
+@pytest.mark.verify
+def test_tiny_is_solved(launch):
+    """At least 475 over 100 episodes, in under two minutes of training, far above what knows nothing."""
+    done = launch("run", "rl/ppo", "--gates.no-enabled", timeout=600)
+    assert done.returncode == 0, done.shown
+    summary = read(done.folder() / "summary.json")
+    assert summary["metrics"]["return"] >= 475
+    assert summary["baselines"]["random actions"]["return"] < 50
