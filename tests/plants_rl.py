@@ -10,7 +10,7 @@ WHITEN = '(batch["advantage"] - everyone.mean()) / (everyone.std() + 1e-8)'
 OBSERVE = "x = ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)\n"
 OWNED = "self.observations, self.returns = Running(n_obs), Running(1)\n"
 ACT = "return model(observation.to(run.device))[0].argmax(-1).cpu()\n"
-STATE = 'state={"environments": envs},\n'
+ENVS = "envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, rank=run.rank, world=run.world)\n"
 RATIO = '- batch["log_prob"]).exp()\n'
 
 
@@ -61,10 +61,12 @@ PLANTS = [
           OWNED + "        for one in (self.observations, self.returns):\n"
           "            one._non_persistent_buffers_set.update(one._buffers)\n",
           ("losses differ", "tensors differ"), source="RL-06 isaac-sim/IsaacLab#2635", harm="a resumed policy sees other inputs"),
-    plant("rl-environments-not-saved", "resume", "C13", STATE, "state={},\n", ("differ", "stage.state"),
+    plant("rl-environments-not-saved", "resume", "C13", ENVS, ENVS + "    envs.load_state_dict = lambda state: None\n",
+          ("differ", "stage.state"),
           source="seed 003 R4", harm="a resumed run begins new episodes"),
-    plant("rl-every-sample-with-every-other", "dependency", "C2", "self.critic(x).squeeze(-1)\n", "self.critic(x)\n",
-          ("(B, 1) against (B,)",), source="RL-03 thu-ml/tianshou#40", harm="every value is drawn towards the mean"),
+    plant("rl-every-sample-with-every-other", "dependency", "C2", '(value - batch["return"]).square(), (near',
+          '(value[:, None] - batch["return"]).square().mean(1), (near', ("(B, 1) against (B,)",), source="RL-03 thu-ml/tianshou#40",
+          harm="every value is drawn towards the mean"),
 ]  # fmt: skip
 RELATIVES = ("rl-mask-one-off", "rl-centred-only", "rl-value-of-the-reset-state", "rl-no-discount", "rl-ratio-upside-down",
              "rl-rows-shuffled-apart", "rl-policy-sign", "rl-environments-not-saved", "rl-observation-after-the-step")  # fmt: skip

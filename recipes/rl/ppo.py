@@ -77,7 +77,6 @@ def full() -> Config:
         envs=64,
         rollout=256,
         gamma=0.999,
-        gae_lambda=0.98,
         train=Train(epochs=300, batch_size=2048, eval_every=20),
         optim=Optim(lr=1e-3, weight_decay=0.0, clip=0.5, schedule="linear", warmup=0.0),
         run=RunSettings(save_every=20),
