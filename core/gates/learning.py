@@ -100,10 +100,18 @@ def _mixture(
         alone = [_input_gradients(run, stage, data, read([i])) for i in indices]
         loss, rows = together[0], sum(a[0] for a in alone)
         gap = abs(loss - rows) / max(abs(loss), 1e-8)
-        leak = _apart(together[1], {k: torch.cat([a[1][k] for a in alone]) for k in together[1]})
+        leak = _apart(together[1], {k: _rows([a[1][k] for a in alone], whole) for k, whole in together[1].items()})
         mean = gap > limit and abs(loss * len(indices) - rows) <= limit * abs(rows)
         trials.append((max(gap, leak), gap, leak, mean))
     return sorted(trials)[1][1:]  # a mixture shows in every draw
+
+
+def _rows(alone: list[Tensor], whole: Tensor) -> Tensor:
+    """Gradients of batches of one as rows of the whole batch's; a shorter sample was padded there, which is no part of its own."""
+    rows = torch.zeros_like(whole)
+    for row, own in zip(rows, alone, strict=True):
+        row[tuple(map(slice, own.shape[1:]))] = own[0]
+    return rows
 
 
 def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
