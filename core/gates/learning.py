@@ -320,6 +320,8 @@ def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int) -
     learn, held_out = pick(train, n, seed, only=only), pick(val, HELD_OUT, seed, only=only)
     if min(len(learn), len(held_out)) < FEWEST:
         raise Skip(f"{len(learn)} training and {len(held_out)} held-out samples: too few to tell skill from luck")
+    if not proof.deep:
+        _afford(proof, (PERMUTATIONS + 1) * (len(learn) + len(held_out)))
     found: dict = {"samples": len(learn), "held_out_curve": [], "steps": 0, "in_time": True}
 
     def watch(stage: Stage, step: int) -> bool:
@@ -336,6 +338,17 @@ def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int) -
     found |= {"train": skill(run, stage, stage.data["train"], learn, seed),
               "held_out": skill(run, stage, stage.data["val"], held_out, seed)}  # fmt: skip
     return found
+
+
+def _afford(proof: Proof, samples: int) -> None:
+    """Skip where evaluating so many samples takes longer than the whole gate may (a metric read from generated sequences)."""
+    run, stage = proof.build(Plan(steps=1))
+    few = View(stage.data["val"], range(min(16, len(stage.data["val"]))))
+    started = time.process_time()
+    run.measure(stage, few)
+    needed = agreed(proof.accelerator, (time.process_time() - started) / len(few) * samples)
+    if needed > SECONDS:
+        raise Skip(f"evaluating {samples:,} samples takes {needed:.0f} s: `check --deep --only tiny-data` has the time")
 
 
 @gate(
