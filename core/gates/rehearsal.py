@@ -66,6 +66,10 @@ def wiring(proof: Proof) -> Finding:
     ]
     if empty:
         wrong.append(f"empty optimiser groups: {', '.join(empty)}")
+    inside = {id(p) for p in stage.model.parameters()}
+    foreign = sum(id(p) not in inside for o in stage.optimizers.values() for g in o.param_groups for p in g["params"])
+    if foreign:
+        wrong.append(f"{foreign} tensors in an optimiser are no part of the model: they train, but are neither saved nor exported")
     if not record.gradients and not record.received:
         wrong.append("no optimiser stepped")
     deaf = [n for n in trained if record.received.get(n, 0.0) == 0 and not n.startswith(expect.no_gradient or ("\0",))]
@@ -91,7 +95,7 @@ def wiring(proof: Proof) -> Finding:
     return Finding(
         not wrong, "; ".join(wrong) if wrong else f"{count:,} of {total:,} parameters train ({groups}), all moved in {STEPS} steps",
         "every parameter trains or is declared frozen; gradients present, finite, the loss's own; weights move, frozen ones do not",
-        "the optimiser was built over a part of the model, or before it was replaced\n"
+        "the optimiser was built over a part of the model, before it was replaced, or over more than the model (a frozen teacher)\n"
         "a detach(), no_grad() or argmax cuts the graph\nzero_grad() is missing: gradients of earlier steps are added\n"
         "the rate is too small for the weights' precision (bf16 weights without an fp32 copy)",
         evidence={"gradients": record.gradients, "moved": {n: record.moved.get(n, 0.0) for n in trained},
