@@ -80,11 +80,12 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     if stage.figures:
         with evaluating(stage.judged), run.autocast():
             shown = stage.figures(stage.judged, val)
+    with evaluating(stage.judged), run.autocast():
+        baselines = stage.baselines()  # on every rank: what is measured with a model is gathered over all of them
     if not s.main:
         return {}
     run.tracker.flush()
     monitors.write(run, monitors.of(run, stage, gap))
-    baselines = stage.baselines()
     if zeroed:
         baselines |= {"this model, input zeroed": {metric.name: zeroed[metric.name]}}
     export = s.folder / "export"
