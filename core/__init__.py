@@ -13,7 +13,7 @@ _EXPORTS = {
     "Gate": "gates", "Verdict": "gates",
     "LRFinder": "lr_finder",
     "MetricsTracker": "metrics",
-    "Run": "run",
+    "Run": "run", "Step": "run",
     "exclusions": "texts",
     "fetch_member": "assets",
     "main": "launch",

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ from core.errors import DISK_FULL, Stop, UserError
 MANIFEST = "manifest.json"
 
 
-def weights(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+def weights(module: nn.Module, *, without: Collection[str] = ()) -> tuple[dict[str, Tensor], dict[str, str]]:
     """(tensors by name, aliases): tied parameters are kept once, `aliases` says which names share them."""
     tensors, aliases, seen = {}, {}, {}
     for name, tensor in module.state_dict().items():
+        if name in without:
+            continue
         key = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name
         if key in seen:
             aliases[name] = seen[key]
@@ -83,12 +86,15 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1)
         self._pending: Future | None = None
 
-    def save(self, step: int, model: nn.Module, state: dict[str, Any], info: dict[str, Any]) -> None:
+    def save(
+        self, step: int, model: nn.Module, state: dict[str, Any], info: dict[str, Any], *, without: Collection[str] = ()
+    ) -> None:
         """A complete state. Blocks for the copy to the host only; a thread writes it, the next save waits for it.
 
-        `state` is loaded with weights_only=True: tensors, numbers, strings, lists and dicts. `info` goes to JSON.
+        `state` is loaded with weights_only=True: tensors, numbers, strings, lists and dicts. `info` goes to JSON. `without` names
+        weights that are not the run's own: whoever builds the model again has them.
         """
-        tensors, aliases = weights(model)
+        tensors, aliases = weights(model, without=without)
         tensors, state = snapshot(tensors), snapshot(state)
 
         def write(folder: Path) -> None:
@@ -103,9 +109,18 @@ class Checkpoints:
         self.wait()
         self._pending = self._writer.submit(job)
 
-    def save_best(self, step: int, model: nn.Module, info: dict[str, Any], *, metric: str, best: list[int]) -> None:
+    def save_best(
+        self,
+        step: int,
+        model: nn.Module,
+        info: dict[str, Any],
+        *,
+        metric: str,
+        best: list[int],
+        without: Collection[str] = (),
+    ) -> None:
         """Weights only. `best` lists the steps worth keeping, best first (this one among them)."""
-        tensors, aliases = weights(model)
+        tensors, aliases = weights(model, without=without)
         tensors = snapshot(tensors)
 
         def write(folder: Path) -> None:
@@ -198,9 +213,10 @@ class Checkpoints:
             shutil.rmtree(trash, ignore_errors=True)
 
 
-def load_into(module: nn.Module, state: dict[str, Tensor], *, where: str) -> None:
-    """Load a full state dict; a name too many or too few is fatal."""
+def load_into(module: nn.Module, state: dict[str, Tensor], *, where: str, without: Collection[str] = ()) -> None:
+    """Load a full state dict, but for what was saved `without`; a name too many or too few is fatal."""
     missing, unexpected = module.load_state_dict(state, strict=False)
+    missing = [name for name in missing if name not in without]
     if missing or unexpected:
         raise UserError(f"the weights in {where} are not those of this model",
                         got=f"{len(unexpected)} unexpected names, e.g. {unexpected[:3]}",

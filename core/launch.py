@@ -279,7 +279,7 @@ def train_stage(
     result = finish(s, one, stage) if gates.agreed(s.accelerator, ended) else {}
     if not part.last and config.phases(cfg)[part.name].hand_on == "best":
         best = one.checkpoints.folder / f"best_val_{stage.metric.name}"
-        load_into(stage.judged, load_weights(best / "model.safetensors"), where=str(best))
+        load_into(stage.judged, load_weights(best / "model.safetensors"), where=str(best), without=stage.rebuilt)
     one.close()
     if s.main and result:
         s.console.say(

@@ -309,6 +309,12 @@ class Run:
         stacked = torch.stack([v.float() for v in values.values()])
         self._guarded_step(opt, stacked)
 
+        self.note(opt, batches, list(values), stacked)
+        return values
+
+    def note(self, opt: torch.optim.Optimizer, batches: list[dict], names: list[str], values: Tensor) -> None:
+        """Keep the metrics (len(names),) of an update on `batches` for the log, still on the device; `update` does, and a loop that
+        makes its updates otherwise calls it."""
         rates = {g.get("name", str(i)): g["lr"] for i, g in enumerate(opt.param_groups)}
         rates = (
             {"lr": next(iter(rates.values()))}
@@ -316,9 +322,7 @@ class Run:
             else {f"lr/{k}": v for k, v in rates.items()}
         )
         keys = self.current.keys if self.current else []
-        made = [] if keys else batches
-        self._pending.append(_Logged(self.step + 1, keys, made, list(values), stacked, rates))
-        return values
+        self._pending.append(_Logged(self.step + 1, keys, [] if keys else batches, names, values, rates))
 
     def log(self, group: str, values: dict[str, float | Tensor]) -> None:
         """More about the present unit than its losses: each value is tagged `step/<group>/<name>`, in the row of that unit."""
@@ -348,8 +352,9 @@ class Run:
         if not self.plan:
             self._flush(stage)  # before the clock runs on through the evaluation
         val = stage.data["val"]
-        if self.plan and len(val) > REHEARSED:  # a rehearsal shows the path, not the number
-            val = View(val, [i * len(val) // REHEARSED for i in range(REHEARSED)])
+        shown = stage.expect.few(REHEARSED, times=8)
+        if self.plan and len(val) > shown:  # a rehearsal shows the path, not the number
+            val = View(val, [i * len(val) // shown for i in range(shown)])
         metrics = self.measure(stage, val)
         self.log_eval(stage, metrics)
         return metrics
@@ -396,7 +401,8 @@ class Run:
             if (value, step) in self.best:
                 info = {"metric": stage.metric.name, "value": value, "epoch": epoch}
                 best = [s for _, s in self.best]
-                self.checkpoints.save_best(step, stage.judged, info, metric=stage.metric.name, best=best)
+                self.checkpoints.save_best(step, stage.judged, info, metric=stage.metric.name, best=best,
+                                           without=stage.rebuilt)  # fmt: skip
 
         if self.checkpoints:
             self._on_rank_0(keep_best)
@@ -559,7 +565,7 @@ class Run:
                     "live": self.live and asdict(self.live)}  # fmt: skip
             if self.tracker:
                 self.tracker.flush()
-            self.checkpoints.save(self.step, stage.model, state, info)
+            self.checkpoints.save(self.step, stage.model, state, info, without=stage.rebuilt)
 
         self._on_rank_0(save)
         if self.plan:  # a rehearsal reads it back at once, on every rank
@@ -601,7 +607,7 @@ class Run:
         if newest is None:
             return 0
         model, state, info = self.checkpoints.load(newest)
-        checkpoint.load_into(stage.model, model, where=str(newest))
+        checkpoint.load_into(stage.model, model, where=str(newest), without=stage.rebuilt)
         for name, optimizer in stage.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         for name, stateful in stage.state.items():

@@ -132,6 +132,9 @@ class Expect:
     decide it (mixup)."""
     overfit_steps: int = 120
     """Steps within which eight fixed samples must be learnt."""
+    dear: int = 0
+    """Where a sample costs a good part of a second: how many of them a gate's step has at most (twice as many are overfit, eight
+    times as many evaluated). The range test and tiny-data need hundreds: `check --deep` has the time. 0: the gates' own numbers."""
     overfit_metric: float | Callable[[dict], float] | None = None
     """Value of the metric that the overfit batch must reach through the real evaluation (default: its ceiling)."""
     frozen: tuple[str, ...] = ()
@@ -156,6 +159,10 @@ class Expect:
     """Loss terms that may carry next to nothing of the gradient (a regulariser near its optimum)."""
     loss_may_rise: str = ""
     """Why the loss says nothing about progress (targets that move with the policy); empty: a lower one is better."""
+
+    def few(self, n: int, *, times: int = 1) -> int:
+        """`n` samples, or as many as can be afforded."""
+        return min(n, times * self.dear) if self.dear else n
 
 
 @dataclass
@@ -226,6 +233,12 @@ class Stage:
     def judged(self) -> nn.Module:
         """The module whose answers count: the average where there is one, else the model."""
         return self.model if self.average is None else self.average
+
+    @property
+    def rebuilt(self) -> set[str]:
+        """Names of the parameters that no optimiser holds: they come from their own source again, and are not saved."""
+        trained = {id(p) for p in self.parameters().values()}
+        return {n for n, p in self.model.named_parameters(remove_duplicate=False) if id(p) not in trained}
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trained parameters by name: those in some optimiser."""
