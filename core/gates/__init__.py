@@ -21,7 +21,7 @@ from core.console import Console
 from core.errors import Stop
 from core.pretrained import read_weights, start_from
 from core.run import Plan, Run, denominator
-from core.stage import Data, Stage
+from core.stage import Data, Expect, Stage
 
 PARTS = (*(f.name for f in fields(Stage)), "train")
 """Parts of a recipe: what it gives its stage, and its loop."""
@@ -117,6 +117,15 @@ class Proof:
         """A fresh run and stage, as the full run will build them."""
         run = Run(self.cfg, self.accelerator, plan=plan)
         return run, build(run, self.make)
+
+    def look(self) -> tuple[Run, Stage]:
+        """A fresh run and stage to look at, built once for all gates: nobody trains, changes or evaluates it with gradients."""
+        return self.once("look", lambda: self.build(Plan(steps=1)))
+
+    @property
+    def expect(self) -> Expect:
+        """What a fresh stage expects."""
+        return self.look()[1].expect
 
     def once(self, key: str, make: Callable[[], Any]) -> Any:
         """What `make` returns, computed once for all gates."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from core import inventory, texts
 from core.gates import Finding, Proof, fetch, gate, pick, train_set
 from core.gates.recorder import learnt_from
-from core.run import Plan, Run, evaluating
+from core.run import Run, evaluating
 from core.stage import Stage
 
 
@@ -21,7 +21,7 @@ from core.stage import Stage
 def schema(proof: Proof) -> Finding:
     """Shapes, dtypes and names agree over samples and splits; a sample depends on nothing but its key; loss, counts and
     evaluation return what core reads."""
-    run, stage = proof.build(Plan(steps=1))
+    run, stage = proof.look()
     wrong: list[str] = []
     batch = None
     for name, data in stage.data.items():
@@ -98,7 +98,7 @@ def inventory_gate(proof: Proof) -> Finding:
     """Invalid labels, missing classes, values outside the declared range or not finite, empty or constant inputs, and a single
     input entry that gives the target away."""
     wrong: list[str] = []
-    run, stage = proof.build(Plan(steps=1))
+    run, stage = proof.look()
     train_set(stage)
     for name, scan in proof.scans.items():
         for key, found in scan.fields.items():
@@ -178,7 +178,7 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[str]:
 def leakage(proof: Proof) -> Finding:
     """Exact and near duplicates by content or by text (core/texts.py), and group ids on both sides. A few near duplicates are
     tolerated: two people do write the same 1. Texts with a group field are judged by their groups alone."""
-    run, stage = proof.build(Plan(steps=1))
+    run, stage = proof.look()
     train_set(stage)
     found = proof.data_report["overlap"]
     n = len(proof.scans["val"].indices)

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from core.gates import Finding, Proof, Skip, gate, train_set
 from core.inventory import Scan
-from core.run import Plan
 
 BINS, FEWEST = 32, 30
 
@@ -17,7 +16,7 @@ def fabricated(proof: Proof) -> Finding:
     """Naive Bayes that knows how long an input is and how much of it is declared fabricated, and nothing of its content: fitted on
     train, judged on val. A declared share has no reason to follow the target, so it is also asked how much of it the class
     explains."""
-    train_set(proof.build(Plan(steps=1))[1])
+    train_set(proof.look()[1])
     train, val = proof.scans["train"], proof.scans["val"]
     told = "; ".join(f"{k} {_mean(train, k)} of train and {_mean(val, k)} of val fabricated" for k in train.fabricated)
     key = next((k for k, f in train.fields.items() if f.get("classes")), None)

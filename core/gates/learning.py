@@ -33,7 +33,7 @@ SECONDS = 60.0  # of this process; a tiny-data run that takes more ends there
 )
 def initial_loss(proof: Proof) -> Finding:
     """Mean loss of the untrained model on 256 training samples, against the value the recipe derives from theory."""
-    run, stage = proof.build(Plan(steps=1))
+    run, stage = proof.look()
     expected = stage.expect.initial_loss
     if expected is None:
         raise Skip("the recipe expects no particular initial loss")
@@ -134,12 +134,13 @@ def _input_gradients(run: Run, stage: Stage, data: Data, batch: dict) -> tuple[f
     return loss.item(), {k: torch.zeros_like(batch[k]) if g is None else g for k, g in zip(inputs, grads, strict=True)}
 
 
-def _train_on_eight(proof: Proof, blank: tuple[str, ...] = ()) -> tuple[Run, Stage, dict]:
+def _train_on_eight(proof: Proof, blank: tuple[str, ...] = (), steps: int = 0) -> tuple[Run, Stage, dict]:
     """The recipe's own `train()` on eight fixed samples with fixed draws at the peak rate, until loss and metric close."""
-    _, probe = proof.build(Plan(steps=1))
-    expect, metric = probe.expect, probe.metric
+    _, probe = proof.look()
+    expect, metric = dataclasses.replace(probe.expect), probe.metric
     expect.overfit_steps *= 1 if probe.pretrained is None else 2  # the rate of fine-tuning is 5 to 10 times smaller
-    indices = pick(train_set(probe), OVERFIT_SAMPLES, proof.cfg.run.seed)
+    indices = pick(train_set(probe), expect.few(OVERFIT_SAMPLES, times=2), proof.cfg.run.seed)
+    expect.overfit_steps = steps or expect.overfit_steps
     found: dict = {"indices": indices, "curve": [], "blank": blank}
 
     def check(stage: Stage, step: int) -> bool:
@@ -229,7 +230,8 @@ def overfit(proof: Proof) -> Finding:
     name, sign = stage.metric.name, ">=" if stage.metric.higher_is_better else "<="
     return Finding(
         closed and reached,
-        f"loss {found['initial']:.2f} -> {found['loss']:.3f}, {name} {metric} on 8 samples in {found['steps']} steps",
+        f"loss {found['initial']:.2f} -> {found['loss']:.3f}, {name} {metric} on {len(found['indices'])} samples "
+        f"in {found['steps']} steps",
         f"loss <= {found['needed_loss']:.3f} and {name} {sign} {found['goal']:g}",
         remedy,
         evidence={"curve": [(0, found["initial"], None), *found["curve"]], "needed_loss": found["needed_loss"],
@@ -253,7 +255,7 @@ def baseline(proof: Proof) -> Finding:
     indices, metric = found["indices"], stage.metric
     turned = [(i + 1) % len(indices) for i in range(len(indices))]  # a derangement: no sample keeps its own input
     swapped = run.measure(stage, View(stage.data["train"], indices, swap=turned, draws=proof.cfg.run.seed))[metric.name]
-    _, _, blind = _train_on_eight(proof, blank=inputs)
+    _, _, blind = _train_on_eight(proof, blank=inputs, steps=found["steps"] if stage.expect.dear else 0)
     blind_metric = blind["metric"] if blind["metric"] is not None else metric.floor
     # The mean of eight real values is a better guess on those eight than on the data (var8 < 0.5 var: one draw in five).
     counted = any(f.role == "target" and f.classes for f in stage.data["train"].fields.values())
@@ -311,7 +313,7 @@ def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int) -
     """The recipe's own `train()`, its draws, rates and schedule, on `n` samples; every `every` steps the held-out metric. In
     budget it ends when that metric has come a third of the way from floor to ceiling."""
     started, seed = time.process_time(), proof.cfg.run.seed
-    _, stage = proof.build(Plan(steps=1))
+    _, stage = proof.look()
     train, val = stage.data["train"], stage.data["val"]
     key, only = categorical(train), None
     if key:  # a thousand classes: sixteen of them, so that each has samples to learn from
@@ -361,8 +363,10 @@ def tiny_data(proof: Proof) -> Finding:
     """A short run of `train()` on 256 samples, judged on them and on 250 held-out ones: on both the metric must be clearly better
     with a sample's own input than with another's. A pretrained model overfits by design: no distance between the two is judged.
     What is not clear gets four times as many steps. Deep: 250 samples, 30 epochs (120 if need be), and a plateau."""
-    probe_run, probe = proof.build(Plan(steps=1))
+    probe_run, probe = proof.look()
     train_set(probe)
+    if probe.expect.dear and not proof.deep:
+        raise Skip("a sample is declared dear: `check --deep --only tiny-data` has the time")
     metric, cfg = probe.metric, proof.cfg
     span = abs(metric.ceiling - metric.floor)
     if not 0 < span < math.inf:

@@ -58,7 +58,7 @@ def _seen(proof: Proof) -> Seen:
         cfg = replace(
             proof.cfg, optim=replace(proof.cfg.optim, clip=CLIP if math.isfinite(proof.cfg.optim.clip) else math.inf)
         )
-        size = max(8, proof.accelerator.num_processes * cfg.train.accumulate)
+        size = max(proof.expect.few(8), proof.accelerator.num_processes * cfg.train.accumulate)
         run = Run(cfg, proof.accelerator, plan=Plan(steps=UNITS, batch_size=size))
         stage = build(run, proof.make)
         names = {id(o): name for name, o in stage.optimizers.items()}
@@ -92,7 +92,7 @@ def _seen(proof: Proof) -> Seen:
 )
 def schedule(proof: Proof) -> Finding:
     """The rates of a rehearsal of twenty units against the arithmetic, and the arithmetic of the full run."""
-    _, stage = proof.build(Plan(steps=1))
+    _, stage = proof.look()
     total = Run(proof.cfg, proof.accelerator).total_steps(stage)
     seen = _seen(proof)
     own, settings = seen.own, proof.cfg.optim
@@ -262,11 +262,14 @@ def range_test(proof: Proof) -> Finding:
     """Forty rates, evenly spaced in log(rate), on one real batch and on another (`--deep`: also two hundred on fresh ones). Too
     high: well above the rate at which the loss is back where it began. Too low: the whole run goes hardly further than the first
     clear fall, or its peak is far below that."""
-    run, stage = proof.build(Plan(steps=1))
-    if stage.expect.range_test:
-        raise Skip(f"declared: {stage.expect.range_test}")
-    if len(stage.optimizers) > 1:
+    expect = proof.expect
+    if expect.range_test:
+        raise Skip(f"declared: {expect.range_test}")
+    if expect.dear and not proof.deep:
+        raise Skip("a sample is declared dear: `check --deep --only range-test` has the time")
+    if len(proof.look()[1].optimizers) > 1:
         raise Skip("several optimisers: no single rate to test")
+    run, stage = proof.build(Plan(steps=1))
     train_set(stage)
     seen = _seen(proof)
     if not seen.steps:

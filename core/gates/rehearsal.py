@@ -116,7 +116,7 @@ def evaluation(proof: Proof) -> Finding:
     if "train" in stage.data:  # weights that say something: an untrained model scores the same whatever is wrong
         run, stage, _ = overfitted(proof)
     val = stage.data["val"]
-    view = View(val, pick(val, min(len(val), 250), proof.cfg.run.seed))
+    view = View(val, pick(val, min(len(val), stage.expect.few(250, times=8)), proof.cfg.run.seed))
     before = {n: t.detach().clone() for n, t in _tensors(stage, ("state",)).items()}
     modes = {n: m.training for n, m in stage.judged.named_modules()}
 
@@ -177,7 +177,7 @@ def accumulation(proof: Proof) -> Finding:
     cuts = {"1x8": [8], "2x4": [4, 4], "5+3": [5, 3]}
     seen: dict[str, list[Tensor]] = {}
     faults: list[str] = []
-    probe_run, probe = proof.build(Plan(steps=1))
+    probe_run, probe = proof.look()
     if probe.expect.couplings:
         raise Skip(f"declared: {probe.expect.couplings}")
     limit = 1e-3 if probe_run.precision == "fp32" else 5e-2
@@ -298,7 +298,7 @@ def _quiet(model: nn.Module, still: bool) -> None:
 def resume(proof: Proof) -> Finding:
     """Six steps straight against three, a checkpoint, everything built anew, and three more: weights, optimiser and losses."""
     steps, half = 6, 3
-    size = min(proof.cfg.train.batch_size, 32 * proof.accelerator.num_processes)
+    size = min(proof.cfg.train.batch_size, proof.expect.few(32) * proof.accelerator.num_processes)
 
     def go(folder: Path | None, stop: int | None) -> tuple[Run, Stage]:
         run, stage = proof.build(Plan(steps=steps, batch_size=size, due=(2,), stop_after=stop, keep_in=folder))
