@@ -8,6 +8,7 @@ import contextlib
 import copy
 import inspect
 import random
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -148,14 +149,12 @@ def _prove(
     factory: Callable[[], Script], only: list[str], waive: dict[str, str], seed: int, folder: Path, *, written: bool
 ) -> list[Verdict]:
     console = Console()
-    probe = _fresh(factory)
-    cfg = _settings(probe, seed)
-    alone = _Alone(next(probe.model.parameters()).device)
-    make = partial(_stage, factory, folder)
+    subject = _subject(factory, seed, folder)
+    cfg, make, alone = subject.cfg, subject.make, _Alone(subject.device)
     stage = gates.build(Run(cfg, alone, plan=Plan(steps=1)), make)
     scans = {name: inventory.scan(name, data) for name, data in stage.data.items()}
     report = inventory.report(scans)
-    proof = Proof(cfg, alone, make, _train, folder, scans, report, again=partial(_again, factory, seed))
+    proof = Proof(cfg, alone, make, subject.train, folder, scans, report, again=partial(_again, factory, seed))
     place = inspect.getsourcefile(factory) if inspect.isfunction(factory) else None
     counts = " / ".join(f"{s.total:,} {name}" for name, s in scans.items())
     console.say(f"{place or type(factory).__name__} · seed {seed} · {alone.device}\ndata   {counts}\ngates")
@@ -163,7 +162,7 @@ def _prove(
     for gate in gates.ORDER:
         if not only or gate.id in only:
             cfg.gates.waive, cfg.gates.because = (gate.id,) if gate.id in waive else (), waive.get(gate.id, "")
-            verdicts += gates.run_gates([_adapted(gate, stage.script)], proof, known={}, console=console)
+            verdicts += gates.run_gates([_adapted(gate, subject)], proof, known={}, console=console)
     if written:
         gates.write(folder / "gates.json", verdicts, enabled=True)
         (folder / "data.json").write_text(gates.json.dumps(report, indent=1))
@@ -174,6 +173,31 @@ def _prove(
 
 
 # ------------------------------------------------------------------------------------------------------------- the stage
+@dataclass
+class Subject:
+    """What is proved, a script or a library's trainer: how its stage is built and trained."""
+
+    cfg: config.Config
+    device: torch.device
+    make: Callable[[Run], Stage]
+    train: Callable[[config.Config, Run, Stage], None]
+    skips: dict[str, str]
+    """Gate id -> why it has nothing to judge here."""
+    own_loop: bool
+    """Gradients are clipped where its own loop clips them: at a norm that nobody told."""
+
+
+def _subject(factory: Callable[[], Any], seed: int, folder: Path) -> Subject:
+    first = factory()
+    if (library := sys.modules.get("transformers")) and isinstance(first, library.Trainer):
+        from core.host import subject
+
+        return subject(factory, seed)
+    probe = _fresh(first, factory())
+    device, own = next(probe.model.parameters()).device, probe.train_loop is not None
+    return Subject(_settings(probe, seed), device, partial(_stage, factory, folder), _train, _skips(probe), own)
+
+
 @dataclass
 class _Alone:
     """One process on the script's own device. Accelerate's state is global, and the script may want it for itself."""
@@ -275,11 +299,10 @@ def _loader(cfg: config.Config, stage: _ScriptStage, data: Data) -> DataLoader:
     return DataLoader(_Plain(data, own._sample), batch_size=cfg.train.eval_batch_size, collate_fn=own._collate)
 
 
-def _fresh(factory: Callable[[], Script]) -> Script:
+def _fresh(one: Script, two: Script) -> Script:
     """One script, after a look at whether two calls share nothing that trains."""
-    one, two = factory(), factory()
     if not isinstance(one, Script):
-        raise UserError("the factory must return a trainworthy.Script", got=type(one).__name__)
+        raise UserError("the factory must return a trainworthy.Script or a transformers Trainer", got=type(one).__name__)
     if {id(p) for p in one.model.parameters()} & {id(p) for p in two.model.parameters()}:
         raise UserError("the factory returns the same model twice", needed="a new model and a new optimiser at every call",
                         cause="the model is built outside the factory")  # fmt: skip
@@ -464,10 +487,10 @@ REMEDIES = {
 """Likely causes as a script's author knows them, where a recipe's differ."""
 
 
-def _adapted(gate: Gate, script: Script) -> Gate:
-    """The same proof, with what a script cannot be asked skipped and causes in a script's words."""
+def _skips(script: Script) -> dict[str, str]:
+    """What a script cannot be asked."""
     own_loop = "train_loop is the script's own: what its optimiser gets is judged by wiring"
-    skips = {
+    return {
         "initial-loss": "no initial_loss given" if script.initial_loss is None else "",
         "init": "whether weights are loaded is the factory's own affair",
         "schedule": "the script's schedule is not seen: rates are held at their peak",
@@ -476,10 +499,15 @@ def _adapted(gate: Gate, script: Script) -> Gate:
         "resume": "" if script.save else "no save and load given",
     }
 
+
+def _adapted(gate: Gate, subject: Subject) -> Gate:
+    """The same proof, with what cannot be asked skipped and causes in a script's words."""
+
     def prove(proof: Proof) -> Finding:
-        if reason := skips.get(gate.id):
+        if reason := subject.skips.get(gate.id):
             raise Skip(reason)
-        proof.cfg.optim.clip = _clip(proof) if gate.id == "wiring" and script.train_loop else float("inf")
+        if subject.own_loop:
+            proof.cfg.optim.clip = _clip(proof) if gate.id == "wiring" else float("inf")
         finding = gate.prove(proof)
         finding.remedy = REMEDIES.get(gate.id, finding.remedy)
         return finding
