@@ -15,7 +15,8 @@ from tests.conftest import ROOT
 
 OURS = [e for e in recipes() if HOME in e.path.parents]
 SHORT: dict[str, tuple[str, ...]] = {
-    "rl/ppo": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1")
+    "llm/sft": ("--train.batch-size", "2", "--train.epochs", "0.006", "--run.save-every", "0.001", "--data.held-out", "4"),
+    "rl/ppo": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1"),
 }
 """Settings under which a stage of the recipe takes some ten to thirty steps, where `--train.epochs 0.5` is not that."""
 ALWAYS = ("--gates.no-enabled", "--run.no-tensorboard", "--run.keep", "1000")

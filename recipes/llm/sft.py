@@ -1,0 +1,236 @@
+"""Supervised fine-tuning of a chat model on prompts and completions, with TRL's SFTTrainer behind the gates.
+
+tiny  SmolLM2-135M learns to name Python functions from the first sentence of their docstring; LoRA, two CPU cores, minutes.
+full  SmolLM2-360M on `--data.path FILE` or `hub:owner/name`; an accelerator. The same code path.
+
+What this recipe gets right without being asked: the chat template is applied once, by the tokenizer itself; only the completion and
+the token that ends its turn are scored, though that token is also the pad; batches are padded right for training and left for
+generation; what is too long is left out and counted, never cut; the number that counts is taken from generated text, beside the
+untrained model and its 4-shot prompt.
+"""
+
+import contextlib
+import re
+import tempfile
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import core
+from core import host
+from core.config import Optim, RunSettings, Train
+from core.run import evaluating
+from core.stage import View
+from recipes.llm import gates, models, pairs
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+@dataclass
+class Config(core.Config):
+    """Settings of llm/sft."""
+
+    data: pairs.Source = field(default_factory=pairs.Source)
+    model: str = "smollm2"
+    """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
+    lora: int = 8
+    """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32."""
+    max_new_tokens: int = 10
+    """Longest answer when generating; what has not ended by then has not stopped by itself."""
+    merge: bool = False
+    """Also export the whole model with the adapters merged into it."""
+
+
+def tiny() -> Config:
+    """SmolLM2-135M on two CPU cores: 120 steps of 8 docstrings."""
+    return Config(
+        train=Train(epochs=0.2, batch_size=8, eval_batch_size=32),
+        optim=Optim(lr=1e-3, warmup=0.05, weight_decay=0.0),
+        run=RunSettings(threads=1, save_every=0.05),
+    )
+
+
+def full() -> Config:
+    """Fine-tune a larger model on pairs of your own."""
+    return Config(
+        data=pairs.Source(path="hub:trl-lib/tldr", system="", max_length=1024, max_bad=0.05),
+        model="HuggingFaceTB/SmolLM2-360M-Instruct",
+        lora=16,
+        max_new_tokens=128,
+        train=Train(epochs=1, batch_size=64, accumulate=4, eval_every=0.25, precision="bf16"),
+        optim=Optim(lr=2e-4, warmup=0.03, weight_decay=0.0),
+        run=RunSettings(save_every=0.1),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+def read(cfg: Config, chat: pairs.Chat) -> dict[str, pairs.Pairs]:
+    """Both splits, without what is too long."""
+    data = {}
+    for name, rows in zip(("train", "val"), pairs.read(cfg.data), strict=True):
+        kept, told = pairs.short_enough(rows, chat, cfg.data, name)
+        data[name] = pairs.Pairs(kept, chat)
+        data[name].notes = {f"too long in {name}": told} if told else {}
+    return data
+
+
+# ---------------------------------------------------------------------------------------------------------------- model
+def make_trainer(cfg: Config, run: core.Run, path: str):
+    """TRL's trainer, as its documentation builds it: model, settings, data that are tokenised already."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    whole = (
+        run.precision == "fp32" or not cfg.lora
+    )  # frozen weights may be bf16, trained ones not: small updates would be lost
+    model = models.adapted(models.load(path, torch.float32 if whole else torch.bfloat16), cfg.lora)
+    args = SFTConfig(
+        output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
+        per_device_train_batch_size=cfg.train.batch_size,
+        bf16=False,  # core's autocast: --train.precision
+        use_cpu=run.device.type == "cpu",
+        gradient_checkpointing=False,
+        ddp_find_unused_parameters=False,
+        report_to="none",
+        disable_tqdm=True,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        accelerator_config={"use_configured_state": True},
+    )
+    shape = Dataset.from_dict({"input_ids": [[0, 0]], "labels": [[0, 0]]})  # core's stream brings the samples
+    return SFTTrainer(model=model, args=args, train_dataset=shape, processing_class=models.tokenizer(path))
+
+
+# ---------------------------------------------------------------------------------------------------------------- stage
+def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    """The one stage of this recipe."""
+    path = models.locate(cfg.model)
+    tokenizer = models.tokenizer(path)
+    chat = pairs.Chat(tokenizer, cfg.data.system)
+    data = read(cfg, chat)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
+        trainer = make_trainer(cfg, run, path)
+    trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)
+    for split in data.values():
+        split.collator = trainer.data_collator
+    shots = chat.shots(data["train"].rows, 4)
+
+    def generate(model: nn.Module, prompts: list[str], before: list[dict] = ()) -> list[tuple[str, bool]]:
+        """(answer, did it stop by itself?) to each prompt, greedily; padded left: every prompt ends where its answer begins."""
+        system = chat.turns("")[:-1]
+        asked = [chat.ask([*system, *before, *chat.turns(p)[-1:]]) for p in prompts]
+        width = max(map(len, asked))
+        ids = torch.tensor([[tokenizer.pad_token_id] * (width - len(a)) + a for a in asked], device=run.device)
+        mask = torch.tensor([[0] * (width - len(a)) + [1] * len(a) for a in asked], device=run.device)
+        out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=cfg.max_new_tokens, do_sample=False,
+                             eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)  # fmt: skip
+        out = out[:, width:].tolist()
+        ends = [row.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in row else None for row in out]
+        return [(tokenizer.decode(row[:end]).strip(), end is not None) for row, end in zip(out, ends, strict=True)]
+
+    def nll(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor]:
+        """(negative log-likelihood of each completion in nats, its scored tokens), (B,) both; plain logits, no fused head."""
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits[
+            :, :-1
+        ]
+        labels = batch["labels"][:, 1:]
+        each = F.cross_entropy(
+            logits.float().transpose(1, 2), labels, ignore_index=pairs.IGNORED, reduction="none"
+        )  # (B, T - 1)
+        return each.sum(1), (labels != pairs.IGNORED).sum(1)
+
+    def scores(model: nn.Module, data: core.Data, before: list[dict] = ()) -> dict[str, float]:
+        rows = []
+        for batch in run.batches(data):
+            answers = generate(model, batch["prompt"], before)
+            said = zip(answers, batch["completion"], strict=True)
+            told = torch.tensor([[stopped, token_f1(text, wanted), text == wanted] for (text, stopped), wanted in said])
+            rows.append(torch.cat([told.double(), *(x[:, None].double().cpu() for x in nll(model, batch))], 1))
+        table = run.gather(torch.cat(rows).to(run.device, torch.float32)).double()  # (N, 5)
+        stops, f1, exact = table[:, :3].mean(0).tolist()
+        return {
+            "f1": f1,
+            "perplexity": (table[:, 3].sum() / table[:, 4].sum()).exp().item(),
+            "stops": stops,
+            "exact": exact,
+        }
+
+    def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
+        return scores(model, data)
+
+    def baselines() -> dict[str, dict[str, float]]:
+        untrained = trainer.model if cfg.lora else models.load(path, torch.bfloat16).to(run.device)
+        off = untrained.disable_adapter() if cfg.lora else contextlib.nullcontext()
+        with off, evaluating(untrained), run.autocast():
+            return {
+                "untrained": scores(untrained, data["val"]),
+                "untrained, 4-shot prompt": scores(untrained, data["val"], shots),
+            }
+
+    def preview(batch: dict) -> list[core.Tile]:
+        rows = zip(batch["input_ids"], batch["labels"], strict=True)
+        return [core.Tile(gates.shown(tokenizer, ids, labels)) for ids, labels in rows]
+
+    def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
+        answers = generate(model, batch["prompt"])
+        return [core.Tile(f"{p} -> {text}{'' if stopped else ' ...'} ({wanted})", good=token_f1(text, wanted))
+                for (text, stopped), p, wanted in zip(answers, batch["prompt"], batch["completion"], strict=True)]  # fmt: skip
+
+    def figures(model: nn.Module, data: core.Data) -> dict:
+        some = View(data, range(min(24, len(data))))
+        return {"Answers to held-out prompts": [tile for batch in run.batches(some) for tile in predict(model, batch)]}
+
+    def export(folder: Path) -> None:
+        """The adapter (or the model) as `from_pretrained` of peft (or transformers) reads it, and the tokenizer."""
+        trainer.model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        if cfg.lora and cfg.merge:
+            models.merged(path, folder).save_pretrained(folder / "merged")
+            tokenizer.save_pretrained(folder / "merged")
+
+    new = tuple(n for n, p in trainer.model.named_parameters() if "lora_" in n) if cfg.lora else ()
+    return host.host(
+        trainer,
+        run,
+        name="sft",
+        data=data,
+        evaluate=evaluate,
+        metric=core.Metric("f1", "which words are in the name of the function?", floor=0.0, ceiling=1.0),
+        expect=core.Expect(fresh=new, frozen=("base_model.",) if cfg.lora else (), overfit_steps=40, dear=2),
+        pretrained=models.from_file(trainer.model, path),
+        gates=gates.of(chat),
+        baselines=baselines,
+        preview=preview,
+        predict=predict,
+        figures=figures,
+        export=export,
+    )  # fmt: skip
+
+
+def token_f1(said: str, wanted: str) -> float:
+    """F1 over words; a name's words are what underscores, capitals and digits set apart (SQuAD's F1, Rajpurkar 2016)."""
+    a, b = (Counter(w.lower() for w in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", text)) for text in (said, wanted))
+    shared = (a & b).total()
+    return 2 * shared / (a.total() + b.total()) if shared else float(said == wanted)
+
+
+STAGES = [sft]
+
+
+# ----------------------------------------------------------------------------------------------------------------- loop
+def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
+    """TRL's own loop over core's steps; the gates rehearse this very function."""
+
+    def after(step: core.Step) -> None:
+        if step.due(cfg.train.eval_every):
+            run.evaluate(stage)
+
+    host.train(run, stage, after)
+
+
+if __name__ == "__main__":
+    core.main(__file__)

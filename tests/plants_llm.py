@@ -1,0 +1,82 @@
+"""Bugs of supervised fine-tuning, planted in a fork of llm/sft; the words were fixed before the gates were run on them.
+
+Most are overrides of the trainer's or the collator's methods, as a user would write them.
+"""
+
+from tests.plants import Plant
+
+SFT = "llm/sft"
+TRAINER = "    return SFTTrainer(model=model,"
+MODEL = "    model = models.adapted(models.load(path, torch.float32 if whole else torch.bfloat16), cfg.lora)\n"
+COLLATOR = "        split.collator = trainer.data_collator\n"
+PADDED_LEFT = """[[tokenizer.pad_token_id] * (width - len(a)) + a for a in asked], device=run.device)
+        mask = torch.tensor([[0] * (width - len(a)) + [1] * len(a) for a in asked]"""
+PADDED_RIGHT = """[a + [tokenizer.pad_token_id] * (width - len(a)) for a in asked], device=run.device)
+        mask = torch.tensor([[1] * len(a) + [0] * (width - len(a)) for a in asked]"""
+ASKED = "asked = [chat.ask([*system, *before, *chat.turns(p)[-1:]]) for p in prompts]"
+
+
+def override(method: str, *body: str) -> str:
+    """TRAINER, as a subclass with one method of its own."""
+    lines = "".join(f"            {line}\n" for line in body)
+    return f"    class Own(SFTTrainer):\n        def {method}:\n{lines}\n    return Own(model=model,"
+
+
+def collated(*body: str) -> str:
+    """COLLATOR, with `body` between it and the trainer; `batch` is what it made."""
+    lines = "".join(f"            {line}\n" for line in body)
+    return f"""        def own(examples, collate=trainer.data_collator):
+            batch = collate(examples)
+{lines}            return batch
+
+        split.collator = own
+"""
+
+
+LOSS = "compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None)"
+SUPER = 'return super().compute_loss(model, {**inputs, "labels": moved}, return_outputs, num_items_in_batch)'
+TWICE = override(LOSS, 'moved = F.pad(inputs["labels"][:, 1:], (0, 1), value=-100)', SUPER)
+
+PLANTS = [
+    Plant("labels-shifted-twice", "scored", "L2", TRAINER, TWICE, ("shifted", "unscored"), recipe=SFT,
+          source="LLM-01 huggingface/transformers#47394", harm="the model learns token t+2; its loss looks normal"),
+    Plant("labels-shifted-twice-decoded", "overfit", "C4", TRAINER, TWICE, ("f1", "evaluation"), recipe=SFT,
+          source="LLM-01 huggingface/transformers#47394", harm="decoded match on eight overfit samples 1.00 -> 0.01"),
+    Plant("labels-not-shifted", "scored", "L2", TRAINER,
+          override(LOSS, 'moved = F.pad(inputs["labels"][:, :-1], (1, 0), value=-100)', SUPER),
+          ("shifted", "or not at all"), recipe=SFT, source="LLM-02 KempnerInstitute/KempnerForge#154",
+          harm="the model learns to copy its input"),
+    Plant("eos-masked-as-pad", "scored", "L3", COLLATOR,
+          collated('batch["labels"][batch["input_ids"] == tokenizer.pad_token_id] = -100'),
+          ("unscored", "the one that ends it", "pad"), recipe=SFT, source="LLM-03 huggingface/trl PR#6357",
+          harm="generations run to the length limit"),
+    Plant("prompt-mask-lost", "scored", "L2", COLLATOR,
+          collated('batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)'),
+          ("tokens of the prompt", "copy of the ids"), recipe=SFT, source="LLM-04 nanochat PR#582",
+          harm="prompts are trained on; ChatCORE 0.355 -> 0.315"),
+    Plant("cut-at-a-limit", "scored", "L2", COLLATOR, collated("batch = {k: v[:, :32] for k, v in batch.items()}"),
+          ("unscored", "length limit"), recipe=SFT, source="LLM-06 huggingface/trl#6668",
+          harm="rows whose answer is cut off teach nothing"),
+    Plant("second-bos-in-training", "template", "L8", "    data = read(cfg, chat)\n",
+          "    object.__setattr__(chat, 'example', lambda p, c: {k: [tokenizer.bos_token_id if k == 'input_ids' else -100, *v]\n"
+          "                                                      for k, v in pairs.Chat.example(chat, p, c).items()})\n"
+          "    data = read(cfg, chat)\n",
+          ("bos", "template"), recipe=SFT, source="LLM-08 OpenRLHF/OpenRLHF#393", harm="prompts of training and inference differ"),
+    Plant("template-did-not-fire-in-evaluation", "prompts", "L8", ASKED,
+          "asked = [tokenizer(p)['input_ids'] for p in prompts]", ("no prompt of the evaluation", "template"), recipe=SFT,
+          source="LLM-08 huggingface/open-r1 PR#462", harm="the model is asked what it never learnt to answer"),
+    Plant("generation-padded-right", "prompts", "L1", PADDED_LEFT, PADDED_RIGHT,
+          ("padded on the right",), recipe=SFT, source="LLM-09 huggingface/trl#6800", harm="answers continue the padding"),
+    Plant("head-initialised-again", "init", "C14", MODEL,
+          "    model = models.load(path, torch.float32)\n    nn.init.normal_(model.get_output_embeddings().weight, std=0.02)\n"
+          "    model = models.adapted(model, cfg.lora)\n",
+          ("differ from it", "initialised again"), recipe=SFT, source="LLM-10 huggingface/transformers PR#45079",
+          harm="the pretraining of the head is lost"),
+    Plant("micro-batch-means", "accumulation", "C10", TRAINER,
+          override("training_step(self, model, inputs, num_items_in_batch=None)",
+                   "return super().training_step(model, inputs, None)"),
+          ("gradient against the whole batch", "micro-batches"), recipe=SFT,
+          source="huggingface/transformers#34191", harm="short answers weigh more than long ones"),
+]  # fmt: skip
+RELATIVES = ["labels-shifted-twice-decoded", "labels-not-shifted", "prompt-mask-lost", "cut-at-a-limit", "head-initialised-again",
+             "micro-batch-means", "template-did-not-fire-in-evaluation", "second-bos-in-training"]  # fmt: skip

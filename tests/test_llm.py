@@ -1,0 +1,208 @@
+"""llm/sft through the real command, on a language model small enough for a test: results, exports, stops, bad input."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests import language
+from tests.commands import losses, read, run_folder, same, trainworthy
+from tests.plants_llm import TRAINER, override
+
+SMALL = (
+    "--lora",
+    "0",
+    "--optim.lr",
+    "3e-3",
+    "--data.held-out",
+    "8",
+    "--data.max-length",
+    "256",
+    "--train.batch-size",
+    "4",
+)
+QUICK = (*SMALL, "--gates.no-enabled", "--run.no-tensorboard", "--train.epochs", "0.02")  # 24 steps
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return language.write(tmp_path_factory.mktemp("net"))
+
+
+@pytest.fixture(scope="module")
+def straight(net: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cwd = tmp_path_factory.mktemp("straight")
+    done = trainworthy("run", "llm/sft", "--model", net, *QUICK, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
+    return run_folder(cwd)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoints" / "sft" / "latest" / "model.safetensors")
+
+
+def test_the_trainer_s_own_log_stands_beside_core_s(straight: Path):
+    rows = read(straight / "step_metrics.jsonl")
+    assert len(rows) == len(losses(straight)) == 24
+    assert {
+        "step/loss",
+        "step/grad_norm",
+        "step/lr",
+        "step/trainer/entropy",
+        "step/trainer/mean_token_accuracy",
+    } <= rows[-1].keys()
+    assert sum(losses(straight)[-6:]) < sum(losses(straight)[:6])
+    lr = [row["step/lr"] for row in rows]
+    assert max(lr) == pytest.approx(3e-3, rel=0.2)
+    assert lr[-1] < lr[12] / 10  # core's schedule, to its end
+    summary = read(straight / "summary.json")
+    assert {"untrained", "untrained, 4-shot prompt"} <= summary["baselines"].keys()
+    assert {"f1", "perplexity", "stops", "exact"} <= summary["metrics"].keys()
+
+
+def test_the_export_loads_with_transformers_alone(straight: Path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(straight / "export")
+    assert same({k: v for k, v in model.state_dict().items() if k in weights(straight)}, weights(straight))
+    assert AutoTokenizer.from_pretrained(straight / "export").chat_template == language.TEMPLATE
+
+
+def test_an_adapter_and_the_merged_model_load_and_agree(net: Path, tmp_path: Path):
+    """Only the adapters are saved while training; merged into the model they are the same function."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    done = trainworthy("run", "llm/sft", "--model", net, *QUICK, "--lora", "4", "--merge", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = run_folder(tmp_path)
+    assert all("lora_" in name for name in weights(folder))
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(net), folder / "export").eval()
+    merged = AutoModelForCausalLM.from_pretrained(folder / "export" / "merged", dtype=torch.float32).eval()
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        base = AutoModelForCausalLM.from_pretrained(net)(ids).logits
+        assert torch.allclose(adapted(ids).logits, merged(ids).logits, atol=0.05)
+        assert not torch.allclose(adapted(ids).logits, base, atol=0.05)
+
+
+def test_two_processes_are_one_to_rounding(net: Path, straight: Path, tmp_path: Path):
+    done = trainworthy("run", "llm/sft", "--model", net, *QUICK, "-n", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert losses(run_folder(tmp_path)) == pytest.approx(losses(straight), rel=1e-4)
+
+
+def test_accumulation_is_one_batch_to_rounding(net: Path, straight: Path, tmp_path: Path):
+    done = trainworthy("run", "llm/sft", "--model", net, *QUICK, "--train.accumulate", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert losses(run_folder(tmp_path)) == pytest.approx(losses(straight), rel=1e-4)
+
+
+def test_a_step_that_is_not_finite_never_reaches_the_weights(net: Path, fork, launch):
+    fork((TRAINER, override(
+        "compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None)",
+        "loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)",
+        "return loss * float('nan') if self.state.global_step == 7 else loss",
+    )), recipe="llm/sft")  # fmt: skip
+    done = launch("run", "mine.py", "--model", str(net), *QUICK)
+    assert done.returncode == 0, done.shown
+    assert "step 8: loss nan" in done.stdout
+    assert json.loads((done.folder() / "summary.json").read_text())["skipped_steps"] == [8]
+    assert all(torch.isfinite(t).all() for t in weights(done.folder()).values())
+
+
+# ------------------------------------------------------------------------------------------------------------- bad input
+def pairs(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(("rows", "words"), [
+    ([{"question": "a", "answer": "b"}], ("question (str), answer (str)", "prompt: missing", "completion (str)")),
+    ([{"prompt": "a", "completion": 3}], ("completion (int)", "completion: int")),
+    ([{"prompt": "a", "completion": " "}], ("completion is empty",)),
+    ([{"prompt": "a", "chosen": "b", "rejected": "c"}], ("preferences (DPO)",)),
+    ([{"messages": [{"role": "user", "content": "a"}]}], ("whole conversations",)),
+], ids=["other-names", "other-type", "empty", "preferences", "conversations"])  # fmt: skip
+def test_rows_that_are_no_pairs(rows: list[dict], words: tuple[str, ...], net: Path, launch, tmp_path: Path):
+    done = launch("check", "llm/sft", "--model", str(net), "--data.path", str(pairs(tmp_path / "rows.jsonl", rows)))
+    assert done.returncode == 2, done.shown
+    assert not [w for w in words if w not in done.stderr], done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_pair_that_is_too_long_is_told_and_left_out_if_that_is_allowed(net: Path, launch, tmp_path: Path):
+    rows = [{"prompt": f"number {i}", "completion": str(i)} for i in range(60)] + [
+        {"prompt": "word " * 200, "completion": "x"}
+    ]
+    path = str(pairs(tmp_path / "rows.jsonl", rows))
+    asked = (
+        "check",
+        "llm/sft",
+        "--model",
+        str(net),
+        "--data.path",
+        path,
+        "--data.max-length",
+        "200",
+        "--only",
+        "template",
+    )
+    done = launch(*asked)
+    assert done.returncode == 2, done.shown
+    assert "1 of " in done.stderr
+    assert "--data.max-bad" in done.stderr
+    done = launch(*asked, "--data.max-bad", "0.05")
+    assert done.returncode == 0, done.shown
+    assert "left out" in done.stdout
+
+
+@pytest.mark.parametrize(("missing", "words"), [
+    ("model.safetensors", ("a file is missing", "model.safetensors")),
+    ("config.json", ("a file is missing", "config.json")),
+    ("tokenizer.json", ("a file is missing", "tokenizer.json")),
+    ("chat_template.jinja", ("no chat template", "instruct")),
+])  # fmt: skip
+def test_a_model_folder_that_is_not_whole(missing: str, words: tuple[str, ...], launch, tmp_path: Path):
+    folder = language.write(tmp_path / "net")
+    (folder / missing).unlink()
+    done = launch("check", "llm/sft", "--model", str(folder))
+    assert done.returncode == 2, done.shown
+    assert not [w for w in words if w not in done.stderr], done.stderr
+    assert "Traceback" not in done.stderr
+
+
+class Gated(BaseHTTPRequestHandler):
+    """The hub's answer to who may not read a gated model."""
+
+    def do_GET(self):
+        self.send_response(403)
+        self.send_header("X-Error-Code", "GatedRepo")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+        """Nothing."""
+
+
+def test_a_gated_model_without_access_is_refused_before_anything_is_built(launch):
+    hub = HTTPServer(("127.0.0.1", 0), Gated)
+    threading.Thread(target=hub.serve_forever, daemon=True).start()
+    env = {
+        "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
+        "HF_TOKEN": "hf_secretsecretsecret",
+        "HF_HUB_OFFLINE": "0",
+    }
+    done = launch("check", "llm/sft", "--model", "owner/gated-model", **env)
+    hub.shutdown()
+    assert done.returncode == 2, done.shown
+    assert "owner/gated-model is gated" in done.stderr
+    assert "HF_TOKEN" in done.stderr
+    assert "hf_secret" not in done.stdout + done.stderr
+    assert not list(done.cwd.glob("runs/**/args.json"))
