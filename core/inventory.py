@@ -23,7 +23,7 @@ SIDE = 32  # pictures are pooled to at most SIDE x SIDE before they are compared
 NEAR = (
     0.985  # cosine of centred contents; highest seen between different MNIST digits: 0.980, lowest with 5% noise: 0.981
 )
-NEAR_SHORT = 0.993  # for fewer than 256 entries: between different 8x8 digits (64) up to 0.992 is common
+NEAR_SHORT = 0.993  # for up to 256 entries: between different 8x8 digits (64) up to 0.992 is common
 COMPARED = 20_000  # samples of a split that are kept to be compared by content
 VALUES = 200  # a target with more values than these, and no names for them, is no category
 
@@ -36,13 +36,13 @@ class Scan:
     total: int
     indices: list[int]
     hashes: list[str] = field(default_factory=list)
-    """Content of the input fields of each sample."""
+    """Content of the compared fields of each sample: its sources, else its inputs."""
     kept: list[int] = field(default_factory=list)
     """Positions (into `indices`) of the rows of `contents` and `columns`."""
     contents: Tensor | None = None
-    """(N, D) centred, unit-norm inputs, pooled; None where inputs differ in size."""
+    """(N, D) centred, unit-norm content, pooled; None where samples differ in size."""
     columns: Tensor | None = None
-    """(N, D') raw inputs, flattened, first 4,096 entries."""
+    """(N, D') raw content, flattened, first 4,096 entries."""
     targets: dict[str, list] = field(default_factory=dict)
     groups: dict[str, list] = field(default_factory=dict)
     texts: dict[str, list[str]] = field(default_factory=dict)
@@ -79,6 +79,7 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
     contents: list[Tensor] = []
     columns: list[Tensor] = []
     strings, tensors, found.whole = _units(data)
+    compared = compared_fields(data)
     for position, i in enumerate(indices):
         sample = data.get(i, None)
         digest = hashlib.blake2b(digest_size=12)
@@ -87,7 +88,7 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
             stats[key].add(value)
             if spec.fabricated:
                 found.fabricated.setdefault(key, []).append(_share(key, i, name, spec.fabricated(sample)))
-            if spec.role == "input":
+            if key in compared:
                 found.sizes.setdefault(key, []).append([len(value)] if isinstance(value, str) else list(value.shape))
                 digest.update(value.encode() if isinstance(value, str) else value.contiguous().numpy().tobytes())
             elif spec.role in ("target", "group"):
@@ -120,6 +121,12 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
     return found
 
 
+def compared_fields(data: Data) -> list[str]:
+    """The fields by which samples are told apart: those that inputs are drawn from, where there are any, else the inputs."""
+    roles = [f.role for f in data.fields.values()]
+    return [k for k, f in data.fields.items() if f.role == ("source" if "source" in roles else "input")]
+
+
 def _share(key: str, index: int, split: str, share: float) -> float:
     if not 0 <= float(share) <= 1:
         raise UserError(f"the fabricated share of '{key}' is no share", got=f"{float(share):g} for sample {index} of {split}",
@@ -142,7 +149,7 @@ def _units(data: Data) -> tuple[dict[str, list[str]], list[str], str]:
     """({name: string fields that are one text}, input fields that are tensors, the name of the text that is the whole input).
     What the model reads is one text: a question is compared together with its paragraph."""
     first = data.get(0, None)
-    inputs = [k for k, f in data.fields.items() if f.role == "input"]
+    inputs = compared_fields(data)
     read = [k for k in inputs if isinstance(first[k], str)]
     units = {" + ".join(read): read} if read else {}
     units |= {k: [k] for k, f in data.fields.items() if f.role == "target" and isinstance(first[k], str)}
@@ -282,7 +289,7 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
 
 def limit(scan: Scan) -> float:
     """Similarity from which two samples are near duplicates."""
-    return NEAR if scan.contents.shape[1] >= 256 else NEAR_SHORT
+    return NEAR if scan.contents.shape[1] > 256 else NEAR_SHORT
 
 
 def _nearest(a: Scan, b: Scan) -> tuple[Tensor, Tensor] | None:

@@ -359,14 +359,15 @@ class Run:
         self.log_eval(stage, metrics)
         return metrics
 
-    def measure(self, stage: Stage, data: Data) -> dict[str, float]:
-        """`stage.evaluate` on `data` in eval mode, without gradients, every mode as it was afterwards."""
+    def measure(self, stage: Stage, data: Data, *, probe: bool = False) -> dict[str, float]:
+        """`stage.evaluate` (or what stands for it in a `probe`) on `data` in eval mode, without gradients, every mode as it was
+        afterwards."""
         model = stage.judged
         if self.world > 1:  # each rank's batch norm saw its own batches; what is saved and exported is rank 0's
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
         with evaluating(model), self.autocast():
-            return stage.evaluate(model, data)
+            return (stage.probed if probe else stage).evaluate(model, data)
 
     def log_eval(self, stage: Stage, metrics: dict[str, float]) -> None:
         """Record an evaluation of the weights as they are: files, line, best and N best."""

@@ -19,7 +19,9 @@ class Field:
     """What one entry of a sample is, so that data can be counted, checked for leaks and blanked without knowing the domain."""
 
     role: str
-    """`input` (what the model reads), `target` (what it must predict), `group` (ids that must not be on both sides of a split)."""
+    """`input` (what the model reads), `target` (what it must predict), `group` (ids that must not be on both sides of a split),
+    `source` (what inputs are drawn from, where they are: the clean picture under the noise, the whole text of a crop; splits are
+    compared by it instead of by their inputs)."""
     classes: Sequence[str] | None = None
     """Names of a categorical target's values, by index."""
     low: float | None = None
@@ -122,6 +124,15 @@ class Metric:
 
 
 @dataclass
+class Probe:
+    """What gates judge by that train for seconds, where the stage's metric says something after a whole run only (the samples of a
+    generator): another metric, and its evaluation."""
+
+    metric: Metric
+    evaluate: Callable[[nn.Module, Data], dict[str, float]]
+
+
+@dataclass
 class Expect:
     """What a healthy recipe does, where theory or measurement says so. A gate without its expectation skips and says so."""
 
@@ -205,6 +216,8 @@ class Stage:
     evaluate: Callable[[nn.Module, Data], dict[str, float]]
     """(model, data) -> metrics over all ranks, through the path the user's number comes from."""
     metric: Metric
+    probe: Probe | None = None
+    """Stands for `metric` and `evaluate` where a gate trains on a few samples; default: those themselves."""
     counts: Callable[[dict], dict[str, float]] = lambda batch: {"*": batch_size(batch)}
     """batch -> {term: denominator}, known BEFORE the forward; they are summed over the whole global batch. `"*"` stands for
     every term not named. Default: samples."""
@@ -228,6 +241,8 @@ class Stage:
     """Write what the ecosystem can load; default: model.safetensors."""
     gates: list = field(default_factory=list)
     """The domain's own gates, beside the core's."""
+    monitors: list = field(default_factory=list)
+    """The domain's own monitors, beside the core's: what only the evaluations of a whole run can show."""
 
     @property
     def judged(self) -> nn.Module:
@@ -239,6 +254,11 @@ class Stage:
         """Names of the parameters that no optimiser holds: they come from their own source again, and are not saved."""
         trained = {id(p) for p in self.parameters().values()}
         return {n for n, p in self.model.named_parameters(remove_duplicate=False) if id(p) not in trained}
+
+    @property
+    def probed(self) -> "Stage | Probe":
+        """Whose metric and evaluation count after a short training."""
+        return self.probe or self
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trained parameters by name: those in some optimiser."""

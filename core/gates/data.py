@@ -16,7 +16,7 @@ from core.stage import Stage
     "schema",
     rows="C7",
     title="two samples make a batch, the same each time, and the loss reads it",
-    reads="data model loss counts evaluate metric",
+    reads="data model loss counts evaluate metric probe",
 )
 def schema(proof: Proof) -> Finding:
     """Shapes, dtypes and names agree over samples and splits; a sample depends on nothing but its key; loss, counts and
@@ -70,6 +70,7 @@ def _loss_schema(run, stage: Stage, batch: dict) -> list[str]:
     with evaluating(stage.model), evaluating(stage.judged), run.autocast():
         terms = stage.loss(stage.model, batch)
         metrics = stage.evaluate(stage.judged, _few(stage))
+        probed = stage.probed.evaluate(stage.judged, _few(stage)) if stage.probe else metrics
     counts = stage.counts(batch)
     for name, value in terms.items():
         if not isinstance(value, Tensor) or value.ndim:
@@ -78,10 +79,11 @@ def _loss_schema(run, stage: Stage, batch: dict) -> list[str]:
             wrong.append(f"loss term '{name}' is {value.item()}")
         if name not in counts and "*" not in counts:
             wrong.append(f"loss term '{name}' has no denominator (counts: {', '.join(counts)})")
-    if stage.metric.name not in metrics:
-        wrong.append(f"evaluate() returns {', '.join(metrics)}, not '{stage.metric.name}'")
+    for found, name in ((metrics, stage.metric.name), (probed, stage.probed.metric.name)):
+        if name not in found:
+            wrong.append(f"evaluate() returns {', '.join(found)}, not '{name}'")
     try:
-        json.dumps({k: float(v) for k, v in metrics.items()})
+        json.dumps({k: float(v) for k, v in (metrics | probed).items()})
     except (TypeError, ValueError) as error:
         wrong.append(f"evaluate() must return numbers: {error}")
     return wrong
@@ -111,7 +113,7 @@ def inventory_gate(proof: Proof) -> Finding:
                 wrong.append(f"{name}: '{key}' goes up to {found['max']:g}, above {spec.high:g}")
             if spec.low is not None and spec.high is not None and "max" in found:
                 used = (found["max"] - found["min"]) / (spec.high - spec.low)
-                if used < 0.1 and spec.role == "input":
+                if used < 0.1 and spec.role in ("input", "source"):
                     wrong.append(f"{name}: '{key}' uses {used:.1%} of its declared range {spec.low:g} to {spec.high:g}")
             if found.get("invalid"):
                 wrong.append(f"{name}: '{key}' has values that are no class: {found['invalid']}")

@@ -137,7 +137,7 @@ def _input_gradients(run: Run, stage: Stage, data: Data, batch: dict) -> tuple[f
 def _train_on_eight(proof: Proof, blank: tuple[str, ...] = (), steps: int = 0) -> tuple[Run, Stage, dict]:
     """The recipe's own `train()` on eight fixed samples with fixed draws at the peak rate, until loss and metric close."""
     _, probe = proof.look()
-    expect, metric = dataclasses.replace(probe.expect), probe.metric
+    expect, metric = dataclasses.replace(probe.expect), probe.probed.metric
     expect.overfit_steps *= 1 if probe.pretrained is None else 2  # the rate of fine-tuning is 5 to 10 times smaller
     indices = pick(train_set(probe), expect.few(OVERFIT_SAMPLES, times=2), proof.cfg.run.seed)
     expect.overfit_steps = steps or expect.overfit_steps
@@ -153,7 +153,7 @@ def _train_on_eight(proof: Proof, blank: tuple[str, ...] = (), steps: int = 0) -
         )  # pretrained weights start part of the way down
         found["needed_loss"] = floor + 0.03 * abs(untrained - floor)
         value = (
-            run.measure(stage, view)[metric.name]
+            run.measure(stage, view, probe=True)[metric.name]
             if loss <= found["needed_loss"] or step == expect.overfit_steps
             else None
         )
@@ -199,7 +199,7 @@ def overfitted(proof: Proof) -> tuple[Run, Stage, dict]:
     "overfit",
     rows="C4",
     title="eight fixed samples are learnt, through the real loop and the real evaluation",
-    reads="data model loss counts evaluate metric optimizers state expect train",
+    reads="data model loss counts evaluate metric probe optimizers state expect train",
 )
 def overfit(proof: Proof) -> Finding:
     """Loss near its floor AND the metric at its ceiling on the same samples, read again through the evaluation path: the loss
@@ -213,7 +213,8 @@ def overfit(proof: Proof) -> Finding:
             "train() does not iterate over run.steps(stage)",
         )
     closed = found["loss"] <= found["needed_loss"]
-    reached = found["metric"] is not None and not stage.metric.better(found["goal"], found["metric"])
+    used = stage.probed.metric
+    reached = found["metric"] is not None and not used.better(found["goal"], found["metric"])
     metric = "-" if found["metric"] is None else f"{found['metric']:.3f}"
     average = (
         ""
@@ -227,7 +228,7 @@ def overfit(proof: Proof) -> Finding:
         "gradients do not arrive (see wiring), or the rate is far too low or too high for 8 samples\n"
         "a loss floor that the recipe does not declare (expect.loss_floor)"
     )
-    name, sign = stage.metric.name, ">=" if stage.metric.higher_is_better else "<="
+    name, sign = used.name, ">=" if used.higher_is_better else "<="
     return Finding(
         closed and reached,
         f"loss {found['initial']:.2f} -> {found['loss']:.3f}, {name} {metric} on {len(found['indices'])} samples "
@@ -244,7 +245,7 @@ def overfit(proof: Proof) -> Finding:
     "baseline",
     rows="C5",
     title="without its input the model knows nothing",
-    reads="data model loss counts evaluate metric optimizers state train",
+    reads="data model loss counts evaluate metric probe optimizers state train",
 )
 def baseline(proof: Proof) -> Finding:
     """The overfit model on the inputs of other samples, and a model trained on blank inputs: both must be clearly worse."""
@@ -252,9 +253,10 @@ def baseline(proof: Proof) -> Finding:
     if "loss" not in found or found["metric"] is None:
         raise Skip("the overfit gate did not get far enough to compare")
     inputs = tuple(k for k, f in stage.data["train"].fields.items() if f.role == "input")
-    indices, metric = found["indices"], stage.metric
+    indices, metric = found["indices"], stage.probed.metric
     turned = [(i + 1) % len(indices) for i in range(len(indices))]  # a derangement: no sample keeps its own input
-    swapped = run.measure(stage, View(stage.data["train"], indices, swap=turned, draws=proof.cfg.run.seed))[metric.name]
+    others = View(stage.data["train"], indices, swap=turned, draws=proof.cfg.run.seed)
+    swapped = run.measure(stage, others, probe=True)[metric.name]
     _, _, blind = _train_on_eight(proof, blank=inputs, steps=found["steps"] if stage.expect.dear else 0)
     blind_metric = blind["metric"] if blind["metric"] is not None else metric.floor
     # The mean of eight real values is a better guess on those eight than on the data (var8 < 0.5 var: one draw in five).
@@ -300,10 +302,10 @@ class Skill:
 def skill(run: Run, stage: Stage, data: Data, indices: list[int], seed: int) -> Skill:
     """Does the model answer from the input? Inputs are permuted over the samples, so that what it knows of the targets'
     distribution alone scores the same on both sides, whatever the metric."""
-    metric, views = stage.metric, [View(data, indices)]
+    metric, views = stage.probed.metric, [View(data, indices)]
     for i in range(PERMUTATIONS):
         views.append(View(data, indices, swap=seeds.permutation(len(indices), seed, "others", i).tolist()))
-    own, *others = (run.measure(stage, view)[metric.name] for view in views)
+    own, *others = (run.measure(stage, view, probe=True)[metric.name] for view in views)
     mean, spread = statistics.mean(others), statistics.stdev(others)
     return Skill(own, mean, spread, gap=own - mean if metric.higher_is_better else mean - own,
                  needed=max(3 * spread, 0.05 * abs(metric.ceiling - metric.floor)))  # fmt: skip
@@ -329,7 +331,8 @@ def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int) -
     def watch(stage: Stage, step: int) -> bool:
         found["steps"], ended = step, False
         if step % every == 0:
-            value, m = run.measure(stage, View(val, held_out))[stage.metric.name], stage.metric
+            m = stage.probed.metric
+            value = run.measure(stage, View(val, held_out), probe=True)[m.name]
             found["held_out_curve"].append(value)
             ended = _reaches(m, value, m.floor + (m.ceiling - m.floor) / 3)
         found["in_time"] = time.process_time() - started <= SECONDS
@@ -357,7 +360,7 @@ def _afford(proof: Proof, samples: int) -> None:
     "tiny-data",
     rows="C19",
     title="a few hundred samples are learnt, and what is learnt carries to unseen ones",
-    reads="data model loss counts evaluate metric optimizers state train",
+    reads="data model loss counts evaluate metric probe optimizers state train",
 )
 def tiny_data(proof: Proof) -> Finding:
     """A short run of `train()` on 256 samples, judged on them and on 250 held-out ones: on both the metric must be clearly better
@@ -367,7 +370,7 @@ def tiny_data(proof: Proof) -> Finding:
     train_set(probe)
     if probe.expect.dear and not proof.deep:
         raise Skip("a sample is declared dear: `check --deep --only tiny-data` has the time")
-    metric, cfg = probe.metric, proof.cfg
+    metric, cfg = probe.probed.metric, proof.cfg
     span = abs(metric.ceiling - metric.floor)
     if not 0 < span < math.inf:
         raise Skip(f"the metric has no range: floor {metric.floor:g}, ceiling {metric.ceiling:g}")
