@@ -4,7 +4,7 @@ to verdicts; `advice` never blocks. `Live` is the part that watches while it hap
 import contextlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from core.metrics import read_rows
 from core.stage import Metric, Stage
 
 if TYPE_CHECKING:
-    from core.gates import Verdict
+    from core.gates import Finding, Verdict
     from core.run import Run
 
 WINDOW = 50  # blocks of the trailing window that a spike is judged by
@@ -250,9 +250,35 @@ class Gap:
         )  # fmt: skip
 
 
+@dataclass
+class Monitor:
+    """A domain's own judgement of a whole run."""
+
+    id: str
+    rows: str
+    title: str
+    judge: "Callable[[list[dict[str, float]]], Finding]"
+    """Rows of epoch_metrics (`epoch`, `step`, `train/...`, `val/...`), at least one -> finding; advice where it is not ok."""
+
+
+def monitor(id: str, *, rows: str, title: str) -> "Callable[[Callable[[list[dict]], Finding]], Monitor]":
+    """Make a function of the evaluations so far a monitor."""
+    return lambda judge: Monitor(id, rows, title, judge)
+
+
+def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
+    which = (one.id, one.rows, one.title)
+    if not history:
+        return _skip("no evaluation yet", which)[0]
+    found = one.judge(history)
+    kind, remedy = ("pass", "") if found.ok else ("advice", found.remedy)
+    return _verdict(which, kind, found.measured, found.needed, remedy, **found.evidence)
+
+
 def of(run: "Run", stage: Stage, gap: Gap | None = None) -> "list[Verdict]":
     """Every monitor of a run as it stands, from its files."""
-    return judge(
+    own = [_own(one, run.history) for one in stage.monitors]
+    return own + judge(
         read_rows(run.folder / "step_metrics.jsonl"), config.to_dict(run.cfg), total=run.total_steps(stage),
         small_terms=stage.expect.small_terms, loss_may_rise=stage.expect.loss_may_rise, gap=gap,
     )  # fmt: skip

@@ -48,6 +48,8 @@ class Watcher:
             return
         with evaluating(self.stage.judged), self.run.autocast():
             tiles: list[Tile] = self.stage.predict(self.stage.judged, self.batch)
+        if any(t.image is not None for t in tiles):
+            contact_sheet(tiles, self.path / "predictions" / f"step-{step}.png")
         path = self.path / "predictions.jsonl"
         rows = [r for r in path.read_text().splitlines() if json.loads(r)["step"] < step] if path.exists() else []
         rows.append(json.dumps({"step": step, "captions": [t.caption for t in tiles], "good": [t.good for t in tiles]}))
@@ -110,8 +112,11 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     spare.write_text(json.dumps(summary, indent=1, default=str))
     os.replace(spare, s.folder / "summary.json")  # its presence says that the run has finished
     write_card(s.folder)
-    rows = [("", metric.name), (f"{s.recipe.id}, step {chosen_step}", f"{final[metric.name]:.4f}")]
-    rows += [(name, f"{m[metric.name]:.4f}") for name, m in baselines.items() if metric.name in m]
+    columns = list(dict.fromkeys([metric.name, *(k for m in baselines.values() for k in m if k in final)]))
+    rows = [("", *columns)]
+    for name, m in {f"{s.recipe.id}, step {chosen_step}": final, **baselines}.items():
+        if metric.name in m:
+            rows.append((name, *(f"{m[c]:.4f}" if c in m else "" for c in columns)))
     return {"table": rows}
 
 
