@@ -6,6 +6,7 @@ from functools import cache
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from core import seeds
 from core.assets import fetch_member
@@ -37,3 +38,11 @@ def split(labels: Tensor, *, held_out: int = 100) -> tuple[Tensor, Tensor]:
         val.append(mine[:held_out])
         train.append(mine[held_out:])
     return torch.cat(train), torch.cat(val)
+
+
+def small(images: Tensor, side: int) -> Tensor:
+    """Digits (N, 1, 28, 28) uint8 as (N, 1, side, side) float32 in [-1, 1]."""
+    images = images.float() / 127.5 - 1
+    if side == images.shape[-1]:
+        return images
+    return F.interpolate(images, size=side, mode="bilinear", antialias=True, align_corners=False).clamp(-1, 1)

@@ -168,6 +168,8 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     fit = None if embedded and cfg.model == "small" else zoo.preprocessing(cfg.model, cfg.weights, cfg.image_size)
     augment = fit.augmented() if fit else v2.RandomAffine(12, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=10,
                                                           interpolation=v2.InterpolationMode.BILINEAR)  # fmt: skip
+    if cfg.data.through:
+        augment = pictures.through(augment, cfg.data.through, images.shape[-1])
     train_data = Images(images[learn], labels[learn], classes, augment if cfg.augment else None)
     val_data = Images(images[held_out], labels[held_out], classes)
     train_data.fit, val_data.fit, train_data.notes = fit, fit, notes

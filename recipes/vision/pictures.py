@@ -24,7 +24,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
-from torch import Tensor
+from torch import Tensor, nn
+from torchvision.transforms import v2
 
 from core import UserError, seeds
 from core.assets import cache_dir
@@ -40,14 +41,23 @@ class Source:
     """Read parquet files by row group instead of copying the set to this disk; the shuffle is then by groups of row groups."""
     max_bad: float = 0.01
     """Share of pictures that may be unreadable; they are left out, counted and named. More is an error."""
+    through: int = 0
+    """Digits: a third of the training pictures are shrunk to so many pixels a side and enlarged again; 0: none."""
 
     def __post_init__(self):
+        if self.through and self.path != "digits":
+            raise UserError("--data.through is for the digits", got=self.path, needed="--data.path digits")
         if self.path != "digits" and Path(self.path).exists():
             self.path = str(Path(self.path).resolve())  # resumable from any folder
 
 
 VALIDATION = ("val", "valid", "validation", "test")  # names of the held-out part, the first that is there
 WINDOW = 8  # row groups that are shuffled together when streaming
+
+
+def through(augment: nn.Module, small: int, side: int) -> nn.Module:
+    """`augment`, and for a third of the pictures down to `small` pixels a side and back, so that the net reads small ones, too."""
+    return v2.Compose([augment, v2.RandomApply([v2.Resize(small), v2.Resize(side)], p=1 / 3)])
 
 
 # ------------------------------------------------------------------------------------------------------------- pictures

@@ -1,0 +1,127 @@
+"""A judge of generated digits that never saw the generator: the export of vision/classify, trained to read small pictures, too.
+
+It is a built asset: made by the real recipe behind its own gates on first use, then cached under what it depends on.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from core import assets
+from core.errors import DONE, UserError
+from core.registry import find
+from recipes.shared import digits
+
+EPOCHS = 24
+NEEDED = 0.98  # a judge that is wrong more often cannot tell 99% from 97%
+LAUNCHER = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "GROUP_",
+    "ROLE_",
+    "MASTER_",
+    "TORCHELASTIC_",
+    "ACCELERATE_",
+    "TRAINWORTHY_EXIT",
+)
+
+
+@dataclass
+class Judge:
+    """Says which class pictures (B, C, H, W) in [-1, 1], of any size, show."""
+
+    body: nn.Module
+    """Images (B, C, side, side) in [0, 1] -> features (B, D)."""
+    head: nn.Module
+    """Features -> (B, n_classes)."""
+    shape: tuple[int, int]
+    """Channels and side that `body` reads."""
+    told: str
+    """Where it comes from and how good it is itself."""
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(class (B,), features (B, D))."""
+        channels, side = self.shape
+        images = F.interpolate((images.float().clamp(-1, 1) + 1) / 2, size=side, mode="bilinear", align_corners=False)
+        features = self.body.to(images.device)(images.expand(-1, channels, -1, -1))
+        return self.head.to(images.device)(features).argmax(1), features
+
+
+@cache
+def load(side: int) -> Judge:
+    """The judge of digits of `side` pixels; its features are what its last layer reads."""
+    from recipes.vision.classify import ResNet
+
+    folder = assets.built(f"judge-{side}", _key(side), lambda folder: _build(folder, side))
+    config, state = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    net = ResNet(state["mean"], state["std"], config["widths"], len(config["classes"])).eval().requires_grad_(False)
+    net.load_state_dict(state)
+    head, net.head = net.head, nn.Identity()
+    judge = Judge(net, head, (1, 28), "")
+    images, labels = digits.load()
+    _, held_out = digits.split(labels)
+    right = (judge(digits.small(images[held_out], side))[0] == labels[held_out]).float().mean().item()
+    if right < NEEDED:
+        raise UserError("the judge of generated digits is not good enough", got=f"{right:.1%} of real ones right",
+                        needed=f"{NEEDED:.0%}", next=f"remove {folder}; it is then built anew")  # fmt: skip
+    seconds = json.loads((folder / "seconds.json").read_text())
+    judge.told = (
+        f"vision/classify, itself right on {right:.1%} of held-out digits at {side} pixels; built once, {seconds:.0f} s"
+    )
+    return judge
+
+
+@cache
+def of(export: Path) -> Judge:
+    """The judge in the export folder of a vision/classify run; its features are its logits."""
+    try:
+        config = json.loads((export / "config.json").read_text())
+        program = torch.export.load(export / "model.pt2").module()
+    except FileNotFoundError as error:
+        raise UserError("no judge there", got=f"no {error.filename}", needed="the export folder of a vision/classify run",
+                        next="trainworthy run vision/classify --data.path FOLDER; its run folder has it") from None  # fmt: skip
+    fit = config["preprocessing"]
+    return Judge(program, nn.Identity(), (3, fit["crop"]) if fit else (1, 28), f"the export in {export}")
+
+
+def _key(side: int) -> dict:
+    """The recipe's sources, the digits and the settings. Core is left out: a change of it that changed what vision/classify trains
+    to would fail that recipe's own tests, and the judge is measured at every use."""
+    recipe = find("vision/classify").path
+    sources = [recipe, recipe.with_name("pictures.py"), Path(digits.__file__)]
+    return {
+        "sources": [hashlib.sha256(p.read_bytes()).hexdigest() for p in sources],
+        "settings": _settings(side),
+        "torch": torch.__version__,
+    }
+
+
+def _settings(side: int) -> list[str]:
+    return ["--data.through", str(side), "--train.epochs", str(EPOCHS), "--train.eval-every", str(EPOCHS)]
+
+
+def _build(folder: Path, side: int) -> None:
+    """`trainworthy run vision/classify` in a process of its own, whoever launched this one; its export is kept."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER)}
+    with tempfile.TemporaryDirectory() as out:
+        command = [sys.executable, "-m", "core.launch", "run", "vision/classify", *_settings(side), "--run.out", out]
+        done = subprocess.run(command, env={**env, "PYTHONSAFEPATH": "1"}, capture_output=True, text=True)
+        if done.returncode != DONE:
+            raise UserError("the judge of generated digits could not be trained", got=done.stderr.strip()[-300:],
+                            next="trainworthy run vision/classify")  # fmt: skip
+        (export,) = Path(out).glob("*/*/export")
+        for file in ("config.json", "model.safetensors"):
+            os.replace(export / file, folder / file)
