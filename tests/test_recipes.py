@@ -15,9 +15,10 @@ from tests.conftest import ROOT
 
 OURS = [e for e in recipes() if HOME in e.path.parents]
 SHORT: dict[str, tuple[str, ...]] = {
+    "diffusion/pixel": ("--train.epochs", "0.3", "--run.save-every", "0.1", "--sampling.every", "50", "--sampling.steps", "4"),
     "llm/sft": ("--train.batch-size", "2", "--train.epochs", "0.006", "--run.save-every", "0.001", "--data.held-out", "4"),
     "rl/ppo": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1"),
-}
+}  # fmt: skip
 """Settings under which a stage of the recipe takes some ten to thirty steps, where `--train.epochs 0.5` is not that."""
 ALWAYS = ("--gates.no-enabled", "--run.no-tensorboard", "--run.keep", "1000")
 

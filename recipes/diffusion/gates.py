@@ -1,0 +1,395 @@
+"""Gates of class-conditional diffusion: what the loss asks for and the sampler undoes (DF4), the average (DF2), the hidden class
+(DF5), the weight of each timestep (DF7), the sampler (DF6); and monitors of what only a trained net shows (DF1, DF6).
+
+They read the objective off the loss itself: a net that says a constant gets the loss's gradient, and where that gradient is zero,
+and how steep it is, is what the loss asks for at that timestep and how much it weighs.
+"""
+
+import math
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor, nn
+
+from core.gates import Finding, Proof, Skip, fetch, gate, pick
+from core.monitors import monitor
+from core.run import Plan, Run, evaluating
+from core.stage import Stage, View
+
+LEVELS = 512  # training samples whose timesteps stand for the schedule
+EXACT = 0.02  # rms of a picture in [-1, 1] that is undone in one step
+SHORT = 60  # steps after which a net denoises at all
+EARLY = 0.05  # rms between two samplers then: 0.015 healthy, 0.133 with clipping at guidance 2
+LATE = 0.25  # at the end of a run
+INHERITED = (
+    "an option the sampler inherits from the training scheduler (clip_sample: it clips the picture and keeps the noise that "
+    "belonged to the unclipped one)\ntoo few steps for one of them\na scheduler of another objective"
+)
+
+
+class Constant(nn.Module):
+    """A net that says one number everywhere."""
+
+    def __init__(self, value: float):
+        super().__init__()
+        self.value = value
+
+    def forward(self, sample: Tensor, timestep: Tensor, class_labels: Tensor | None = None) -> SimpleNamespace:
+        self.said = torch.full_like(sample, self.value, requires_grad=True)
+        return SimpleNamespace(sample=self.said)
+
+
+@dataclass
+class Objective:
+    """What the loss asks of the net, sample by sample."""
+
+    batch: dict
+    target: Tensor
+    """(B, C, H, W) the prediction at which the gradient is zero."""
+    weight: Tensor
+    """(B,) how much a mean square error of 1 adds to the loss."""
+    alpha: Tensor
+    sigma: Tensor
+    """(B,) noisy = alpha image + sigma noise, as fitted."""
+    of_image: Tensor
+    of_noise: Tensor
+    """(B,) target = of_image image + of_noise noise, as fitted."""
+
+
+def objective(proof: Proof) -> Objective:
+    """Read off the loss, on samples of the training path."""
+
+    def read() -> Objective:
+        run, stage = proof.build(Plan(steps=1))
+        data = stage.data["train"]
+        batch = fetch(data, pick(data, min(LEVELS, len(data)), proof.cfg.run.seed), proof.cfg.run.seed, run.device)
+        slopes = []
+        for value in (0.0, 1.0):
+            net = Constant(value)
+            total = sum(stage.loss(net, batch).values())
+            slopes.append(torch.autograd.grad(total, net.said)[0])
+        steep = slopes[1] - slopes[0]
+        target = torch.where(steep > 0, -slopes[0] / steep, 0.0)
+        weight = steep.flatten(1).mean(1) * steep[0].numel() / 2
+        basis = torch.stack([batch["image"].flatten(1), batch["noise"].flatten(1)], 2).double()  # (B, CHW, 2)
+
+        def fitted(y: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.linalg.lstsq(basis, y.flatten(1)[..., None].double()).solution[..., 0].unbind(1)
+
+        return Objective(batch, target, weight, *fitted(batch["noisy"]), *fitted(target))
+
+    return proof.once("diffusion objective", read)
+
+
+class Knowing(nn.Module):
+    """A net that knows the answer: one picture per class, and the mean of them where no class is asked for. It speaks the loss's
+    own language, whichever that is."""
+
+    def __init__(self, asked: Objective, pictures: Tensor):
+        super().__init__()
+        order = asked.batch["timestep"].argsort()
+        self.at = asked.batch["timestep"][order].double()
+        self.curves = torch.stack([asked.alpha, asked.sigma, asked.of_image, asked.of_noise])[:, order]
+        self.pictures = torch.cat([pictures, pictures.mean(0, keepdim=True)])
+
+    def forward(self, sample: Tensor, timestep: Tensor, class_labels: Tensor) -> SimpleNamespace:
+        t = timestep.double()
+        right = torch.searchsorted(self.at, t).clamp(1, len(self.at) - 1)
+        share = ((t - self.at[right - 1]) / (self.at[right] - self.at[right - 1]).clamp_min(1e-9)).clamp(0, 1)
+        level = torch.lerp(self.curves[:, right - 1], self.curves[:, right], share).float()[..., None, None, None]
+        alpha, sigma, of_image, of_noise = level.unbind(0)
+        picture = self.pictures[class_labels]
+        return SimpleNamespace(sample=of_image * picture + of_noise * (sample - alpha * picture) / sigma)
+
+
+@gate(
+    "noise-process",
+    rows="DF4",
+    title="what training asks for, sampling turns back into the picture at every noise level",
+    reads="data model loss counts evaluate export train",
+)
+def noise_process(proof: Proof) -> Finding:
+    """The loss's own target, fed to the exported scheduler, must give the clean picture back in one step, at 512 noise levels. Then
+    a net that knows one picture per class is evaluated: sampling with it must show those pictures. And train() must draw a
+    timestep for each sample, over the whole schedule."""
+    asked, run, stage = objective(proof), *proof.build(Plan(steps=1))
+    with tempfile.TemporaryDirectory() as name:
+        stage.export(Path(name))
+        shipped = DiffusionPipeline.from_pretrained(name, trust_remote_code=True).scheduler
+    stage.model.to(run.device)
+    total = shipped.config.num_train_timesteps
+    shipped.set_timesteps(total)
+    image, noisy, t = (asked.batch[k].cpu() for k in ("image", "noisy", "timestep"))
+    wrong = [
+        shipped.step(p[None], int(i), x[None]).pred_original_sample[0].sub(clean).square().mean().sqrt().item()
+        for p, i, x, clean in zip(asked.target.cpu(), t, noisy, image, strict=True)
+    ]
+    worst = max(range(len(wrong)), key=wrong.__getitem__)
+    val, n = stage.data["val"], len(stage.data["val"].fields["label"].classes)
+    first = {int(val.peek(i, "label")): i for i in reversed(pick(val, 4 * n, proof.cfg.run.seed))}
+    one = fetch(val, [first[c] for c in range(n)], None, run.device)["image"]
+    with evaluating(stage.model):
+        known = stage.evaluate(Knowing(asked, one), View(val, pick(val, 10 * n, proof.cfg.run.seed)))[stage.metric.name]
+    seen = watched(proof)
+    spread = torch.histc(seen.timesteps.float(), bins=4, min=0, max=total) / len(seen.timesteps)
+    alone, spread_ok = seen.distinct >= 0.5, spread.min() > 0.1 and seen.timesteps.max() < total
+    floor = 0.75 * stage.metric.ceiling
+    return Finding(
+        wrong[worst] <= EXACT and known >= floor and alone and bool(spread_ok),
+        f"one step back: rms {wrong[worst]:.1e} at worst (t {int(t[worst])}); samples of a net that knows the answer: "
+        f"{stage.metric.name} {known:.2f}; {seen.distinct:.0%} of a batch's timesteps differ, "
+        f"{' '.join(f'{s:.0%}' for s in spread.tolist())} in each quarter of {total}",
+        f"rms at most {EXACT:g} at every level; {stage.metric.name} at least {floor:.2f}; timesteps of their own, at least "
+        "10% in each quarter of the sampler's schedule",
+        "the sampler is not built from the training scheduler's config: another schedule, number of timesteps or prediction type\n"
+        "the target has another sign or form than the scheduler undoes\n"
+        "one timestep for the whole batch, or a constant in its place\nthe sampler starts at another noise level than pure noise",
+        evidence={"levels": t.tolist(), "rms": wrong, "known": known, "quarters": spread.tolist()},
+    )  # fmt: skip
+
+
+@dataclass
+class Seen:
+    """What reached the net in a few steps of train()."""
+
+    timesteps: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    hidden: list[bool] = field(default_factory=list)
+    """Of each sample: is the class that the net gets not the sample's own?"""
+    null: set[int] = field(default_factory=set)
+    """What it got instead."""
+    distinct: float = 1.0
+    """Different timesteps of a batch over its size, worst step."""
+
+
+def watched(proof: Proof) -> Seen:
+    """A short run of train(), its net's inputs noted beside the labels of the batch."""
+    return trained(proof)[2]
+
+
+def trained(proof: Proof) -> tuple[Run, Stage, Seen]:
+    """The run and stage of that short run, too."""
+
+    def rehearse() -> tuple[Run, Stage, Seen]:
+        run, stage = proof.build(Plan(steps=SHORT, batch_size=max(32, proof.accelerator.num_processes)))
+        own, seen = stage.loss, Seen()
+
+        def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+            def note(_: nn.Module, args: tuple, kwargs: dict) -> None:
+                t = kwargs.get("timestep", args[1] if len(args) > 1 else None)
+                given = kwargs.get("class_labels", args[2] if len(args) > 2 else None)
+                t = torch.as_tensor(t).expand(len(batch["label"])).cpu()
+                seen.timesteps = torch.cat([seen.timesteps, t.long()])
+                if len(t) >= 8:
+                    seen.distinct = min(seen.distinct, len(t.unique()) / len(t))
+                if given is not None:
+                    other = (given != batch["label"]).tolist()
+                    seen.hidden += other
+                    seen.null |= {c for c, o in zip(given.tolist(), other, strict=True) if o}
+
+            hook = stage.model.register_forward_pre_hook(note, with_kwargs=True)
+            try:
+                return own(model, batch)
+            finally:
+                hook.remove()
+
+        stage.loss = loss
+        proof.train(proof.cfg, run, stage)
+        stage.loss = own
+        return run, stage, seen
+
+    return proof.once("diffusion short run", rehearse)
+
+
+@gate(
+    "hidden-class",
+    rows="DF5",
+    title="the class is hidden now and then, and the net denoises without it",
+    reads="data model loss counts optimizers train",
+)
+def hidden_class(proof: Proof) -> Finding:
+    """What reaches the net in sixty steps of train(): how often is the class not the sample's own, and by what is it replaced? Then
+    that net's predictions with the class, without it, and with another."""
+    cfg = proof.cfg
+    run, stage, seen = trained(proof)
+    if cfg.drop == 0 and cfg.sampling.guidance_scale == 1:
+        raise Skip("nothing is hidden, and nothing is guided: --drop 0 --sampling.guidance-scale 1")
+    share, n = sum(seen.hidden) / max(1, len(seen.hidden)), max(1, len(seen.hidden))
+    slack = 4 * math.sqrt(max(cfg.drop * (1 - cfg.drop), 0.01) / n)
+    data = stage.data["val"]
+    batch = fetch(data, pick(data, 128, cfg.run.seed), None, run.device)
+    null = next(iter(seen.null), len(data.fields["label"].classes))
+    with evaluating(stage.model), run.autocast():
+        losses, said = [], []
+        for condition in (batch["label"], torch.full_like(batch["label"], null)):
+            said.append(stage.model(batch["noisy"], batch["timestep"], condition).sample.float())
+            losses.append(
+                sum(stage.loss(stage.model, {**batch, "condition": condition}).values()).item() / len(condition)
+            )
+    apart = ((said[0] - said[1]).norm() / said[0].norm().clamp_min(1e-9)).item()
+    untrained = stage.expect.initial_loss
+    share_ok = share > 0 and abs(share - cfg.drop) <= slack and len(seen.null) == 1
+    denoises = losses[1] <= 0.7 * untrained
+    return Finding(
+        share_ok and apart > 1e-3 and denoises,
+        f"hidden from {share:.1%} of {n:,} samples at the net's input ({len(seen.null)} value(s) instead); after {SHORT} steps a "
+        f"loss of {losses[0]:.3f} with the class, {losses[1]:.3f} without, predictions {apart:.1%} apart",
+        f"hidden from {cfg.drop:.0%} +- {slack:.1%}, always by one value; without the class a loss below {0.7 * untrained:.3f}; "
+        "predictions that differ",
+        "the drop mask is drawn and not used, or used on something else than what the net gets\n"
+        "the class never reaches the net\nthe null class is one of the real ones",
+        evidence={"hidden": share, "null": sorted(seen.null), "with": losses[0], "without": losses[1], "apart": apart},
+    )  # fmt: skip
+
+
+@gate(
+    "average",
+    rows="DF2",
+    title="what is sampled and exported is an average of the weights that lags as its decay says",
+    reads="model evaluate optimizers average state export train",
+)
+def average(proof: Proof) -> Finding:
+    """Weights and average after each of six steps of train(): the decay that leads from one average to the next. Then the raw
+    weights are spoilt: neither the evaluation nor the export may notice."""
+    cfg, steps = proof.cfg, []
+    run, stage = proof.build(Plan(steps=6, batch_size=max(8, proof.accelerator.num_processes), peak=True))
+    if stage.average is None:
+        raise Skip("no average is kept (--ema 0): the raw weights are sampled")
+
+    def flat(net: nn.Module) -> Tensor:
+        return torch.cat([p.detach().flatten().double() for p in net.parameters()])
+
+    def watch(stage: Stage, _step: int) -> bool:
+        steps.append((flat(stage.model), flat(stage.average)))
+        return False
+
+    before = flat(stage.average)
+    run.plan.watch = watch
+    proof.train(cfg, run, stage)
+    decays, off = [], 0.0
+    for raw, now in steps:
+        gap = before - raw
+        decay = ((now - raw) @ gap / (gap @ gap).clamp_min(1e-30)).item()
+        off = max(off, ((now - raw - decay * gap).norm() / gap.norm().clamp_min(1e-30)).item())
+        decays.append(decay)
+        before = now
+    view = View(stage.data["val"], pick(stage.data["val"], 16, cfg.run.seed))
+    first = run.measure(stage, view)
+    with torch.no_grad():
+        for p in stage.model.parameters():
+            p.add_(1.0)
+    moved = [k for k, v in run.measure(stage, view).items() if v != first[k] and v == v]
+    with tempfile.TemporaryDirectory() as name:
+        stage.export(Path(name))
+        shipped = flat(DiffusionPipeline.from_pretrained(name, trust_remote_code=True).unet)
+    differs = (shipped - before.cpu()).abs().max().item()
+    wrong = []
+    if any(d >= 1 for d in decays) or off > 1e-2:
+        late = next((i + 1 for i, d in enumerate(decays) if d >= 1), None)
+        wrong.append(
+            f"the average is not updated at step {late}"
+            if late
+            else "the average does not lie between itself and the weights"
+        )
+    elif not all(0 <= d <= cfg.ema + 1e-3 for d in decays):
+        wrong.append("the average does not lag as --ema says")
+    if moved:
+        wrong.append(f"the evaluation reads the raw weights ({moved[0]} changed with them)")
+    if differs > 1e-6:
+        wrong.append(f"the exported weights are not the average (largest difference {differs:.2g})")
+    lag = f"decays {' '.join(f'{d:.2f}' for d in decays)} over six steps"
+    return Finding(
+        not wrong, f"{'; '.join(wrong)}; {lag}" if wrong else f"{lag}; evaluation and export are the average's",
+        f"each average between the last one and the weights, with a decay of at most {cfg.ema:g} (ramped at first); evaluated and "
+        "exported weights are the average",
+        "the update of the average is missing in train(), or stands before the optimiser's step\n"
+        "evaluate() or export() uses the model instead of the average",
+        evidence={"decays": decays, "off": off, "exported_differs": differs},
+    )  # fmt: skip
+
+
+@gate(
+    "weighting",
+    rows="DF7",
+    title="timesteps weigh what min-SNR says for this prediction type",
+    reads="data loss counts",
+)
+def weighting(proof: Proof) -> Finding:
+    """Curvature of the loss at 512 noise levels against min(SNR, gamma) over SNR (noise), over SNR + 1 (velocity), or over 1
+    (picture); which of them the net predicts is read off the target, the SNR off the noisy pictures."""
+    asked, gamma = objective(proof), proof.cfg.noise.snr_gamma
+    snr = (asked.alpha / asked.sigma).square()
+    kinds = {
+        "noise": (0.0, 1.0, snr),
+        "velocity": (-asked.sigma, asked.alpha, snr + 1),
+        "picture": (1.0, 0.0, torch.ones_like(snr)),
+    }
+    miss = {
+        kind: ((asked.of_image - x).abs() + (asked.of_noise - e).abs()).median().item()
+        for kind, (x, e, _) in kinds.items()
+    }
+    kind = min(miss, key=miss.get)
+    expected = (
+        torch.minimum(snr, torch.full_like(snr, gamma)) / kinds[kind][2]
+        if math.isfinite(gamma)
+        else torch.ones_like(snr)
+    )
+    gap = ((asked.weight - expected).abs() / expected.clamp_min(0.01)).cpu()
+    t, i = asked.batch["timestep"], int(gap.argmax())
+    return Finding(
+        gap[i].item() <= 0.02,
+        f"target: the {kind}; weights off by {gap[i]:.1%} at worst (t {int(t[i])}: {asked.weight[i]:.3f}, min-SNR {gamma:g} says "
+        f"{expected[i]:.3f})",
+        "at most 2% at every level",
+        "the weight is that of another prediction type: min(SNR, gamma) over SNR is for the noise, over SNR + 1 for the velocity\n"
+        "the weight is that of another sample's timestep, or of the schedule read backwards\non purpose: --noise.snr-gamma inf",
+        evidence={"kind": kind, "levels": t.tolist(), "weights": asked.weight.tolist(), "expected": expected.tolist()},
+    )  # fmt: skip
+
+
+@gate(
+    "samplers",
+    rows="DF6",
+    title="two samplers lead from the same noise to the same picture",
+    reads="data model loss counts evaluate train",
+)
+def two_samplers(proof: Proof) -> Finding:
+    """What evaluate() calls `samplers_apart`, after sixty steps of train(): such a net overshoots under guidance already."""
+    run, stage, _ = trained(proof)
+    val = stage.data["val"]
+    apart = run.measure(stage, View(val, pick(val, 32, proof.cfg.run.seed)))["samplers_apart"]
+    return Finding(
+        apart <= EARLY, f"rms {apart:.3f} apart after {SHORT} steps, pictures in [-1, 1]", f"at most {EARLY:g}", INHERITED,
+        evidence={"apart": apart},
+    )  # fmt: skip
+
+
+ALL = [noise_process, hidden_class, average, weighting, two_samplers]
+
+
+# ------------------------------------------------------------------------------------------------------------- monitors
+@monitor("samples", rows="DF1", title="the samples are as good as the loss is low")
+def samples(history: list[dict[str, float]]) -> Finding:
+    """One-step error and samples side by side, first and last evaluation."""
+    first, last = history[0], history[-1]
+    good = last["val/agreement"] >= 0.8
+    return Finding(
+        good,
+        f"one step sees {last['val/denoised']:.0%} of a picture's variance (at first {first['val/denoised']:.0%}); of the samples "
+        f"{last['val/agreement']:.1%} show the class asked for, Frechet distance {last['val/frechet']:.2f} "
+        f"({first['val/agreement']:.1%}, {first['val/frechet']:.2f})",
+        "an agreement of 80% or more",
+        "train longer; then look at the samples: blurred (a larger net), of other classes (more guidance), burnt (less guidance)",
+    )  # fmt: skip
+
+
+@monitor("samplers", rows="DF6", title="two samplers lead from the same noise to the same picture")
+def samplers(history: list[dict[str, float]]) -> Finding:
+    """Rms difference between DDIM's pictures and those of a second-order solver in fewer steps."""
+    apart = history[-1]["val/samplers_apart"]
+    return Finding(
+        apart <= LATE, f"rms {apart:.3f} apart, of pictures in [-1, 1]", f"at most {LATE:g}", INHERITED,
+    )  # fmt: skip

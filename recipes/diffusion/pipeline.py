@@ -1,0 +1,52 @@
+"""Sampling of a class-conditional diffusion model, and the diffusers pipeline around it.
+
+This file travels with every export: `DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)` finds it there and needs
+diffusers alone. It is also the path by which training evaluates, so that what is measured is what is shipped.
+"""
+
+import torch
+from diffusers import DiffusionPipeline, ImagePipelineOutput
+
+
+@torch.no_grad()
+def sample(unet, scheduler, class_labels, noise, *, null, guidance_scale, num_inference_steps):
+    """Pictures (B, C, H, W) in about [-1, 1] of `class_labels` (B,), from `noise` (B, C, H, W) of std 1.
+
+    Classifier-free guidance (Ho & Salimans 2022): unconditional + guidance_scale * (conditional - unconditional), where `null` is
+    the class that stands for none. At a scale of 1 the unconditional half is not computed.
+    """
+    scheduler.set_timesteps(num_inference_steps, device=noise.device)
+    sample, guided = noise * scheduler.init_noise_sigma, guidance_scale != 1
+    asked = torch.cat([class_labels, torch.full_like(class_labels, null)]) if guided else class_labels
+    for t in scheduler.timesteps:
+        known = scheduler.scale_model_input(sample, t)
+        prediction = unet(torch.cat([known, known]) if guided else known, t.expand(len(asked)), asked).sample
+        if guided:
+            conditional, unconditional = prediction.chunk(2)
+            prediction = unconditional + guidance_scale * (conditional - unconditional)
+        sample = scheduler.step(prediction, t, sample).prev_sample
+    return sample
+
+
+class ClassConditionalPipeline(DiffusionPipeline):
+    """`pipeline([3, 1, 4], guidance_scale=2.0).images`: a picture of each class asked for."""
+
+    def __init__(self, unet, scheduler):
+        super().__init__()
+        self.register_modules(unet=unet, scheduler=scheduler)
+
+    def __call__(self, class_labels, *, guidance_scale=2.0, num_inference_steps=30, generator=None, output_type="pil"):
+        """`output_type`: `pil`, `np` (B, H, W, C) or `pt` (B, C, H, W), the latter two in [0, 1]."""
+        config = self.unet.config
+        side = (config.sample_size, config.sample_size) if isinstance(config.sample_size, int) else config.sample_size
+        shape = (len(class_labels), config.in_channels, *side)
+        noise = torch.randn(shape, generator=generator, device=generator.device if generator else self.device)
+        images = sample(
+            self.unet, self.scheduler, torch.as_tensor(class_labels, device=self.device), noise.to(self.device, self.unet.dtype),
+            null=config.num_class_embeds - 1, guidance_scale=guidance_scale, num_inference_steps=num_inference_steps,
+        )  # fmt: skip
+        images = (images.float() / 2 + 0.5).clamp(0, 1)
+        if output_type == "pt":
+            return ImagePipelineOutput(images=images)
+        images = images.permute(0, 2, 3, 1).cpu().numpy()
+        return ImagePipelineOutput(images=self.numpy_to_pil(images) if output_type == "pil" else images)

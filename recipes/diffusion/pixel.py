@@ -1,0 +1,281 @@
+"""Generate pictures of a class: a small diffusion model in pixel space with classifier-free guidance, judged on its samples.
+
+tiny  real handwritten digits (MNIST-5k: 4,000 to learn from) at 16x16, one CPU core, about five minutes.
+full  64x64 pictures of your own classes, `--data.path FOLDER` or `hub:owner/name`; an accelerator. The same code path.
+
+What this recipe gets right without being asked: the result is measured on samples, by a judge that never saw the generator, not
+on the loss; an average of the weights is what is sampled and exported; the condition is dropped for one sample in ten, so that
+guidance has something to push away from; min-SNR weighting in the form that belongs to what the net predicts; sampling with the
+schedule of training, without clipping; noise, timestep and drop drawn per sample, so that every cut of a batch sees the same.
+"""
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import torch
+from diffusers import UNet2DModel
+from torch import Tensor, nn
+
+import core
+from core import seeds
+from core.config import Optim, RunSettings, Train
+from core.run import evaluating
+from core.stage import View
+from recipes.diffusion import gates, pipeline, scores, source
+from recipes.diffusion.noise import Noise, Process
+from recipes.shared import judge as judges
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+@dataclass
+class Sampling:
+    """How pictures are made when they are judged, and what the export starts with."""
+
+    guidance_scale: float = 2.0
+    """1: the conditional prediction alone; above: away from the unconditional one (Ho & Salimans 2022)."""
+    steps: int = 25
+    """Steps of DDIM (Song 2021)."""
+    every: int = 5
+    """An evaluation makes a picture for one of so many held-out ones: of its class, from its noise."""
+    scales: tuple[float, ...] = (1.0, 1.5, 2.0, 4.0)
+    """Guidance scales of the table at the end."""
+
+
+@dataclass
+class Config(core.Config):
+    """Settings of diffusion/pixel."""
+
+    data: source.Source = field(default_factory=source.Source)
+    noise: Noise = field(default_factory=Noise)
+    sampling: Sampling = field(default_factory=Sampling)
+    drop: float = 0.1
+    """Share of samples whose class is hidden, so that one net learns both predictions that guidance needs; 0: no guidance."""
+    ema: float = 0.999
+    """Decay of the average of the weights that is sampled and exported; 0 keeps none."""
+    widths: tuple[int, ...] = (16, 32)
+    """Channels at each resolution; every one after the first halves it. Multiples of 8."""
+    layers: int = 1
+    """Residual blocks at each resolution."""
+    attention: bool = False
+    """Self-attention at the lowest resolution."""
+
+
+def tiny() -> Config:
+    """MNIST-5k at 16x16 on one CPU core."""
+    return Config(
+        train=Train(epochs=24, batch_size=64, eval_every=6),
+        optim=Optim(lr=2e-3, warmup=0.05),
+        run=RunSettings(threads=1, save_every=4),
+    )
+
+
+def full() -> Config:
+    """Pictures of your own classes at 64x64 on an accelerator; guidance is judged by your own classifier's export."""
+    return Config(
+        data=source.Source(path="hub:ethz/food101", image_size=64, judge="runs/vision-classify/export"),
+        sampling=Sampling(steps=50),
+        widths=(128, 256, 256, 512),
+        layers=2,
+        attention=True,
+        ema=0.9999,
+        train=Train(epochs=400, batch_size=256, eval_every=20, precision="bf16"),
+        optim=Optim(lr=2e-4, weight_decay=0.0, warmup=0.02),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+class Noised(core.Data):
+    """Pictures (N, C, H, W) in [-1, 1] with labels (N,), each noised to a timestep; on the training path its class may be hidden.
+
+    The evaluation path has one noise and one timestep for each picture, always the same, and hides nothing.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, classes: tuple[str, ...], process: Process, drop: float):
+        self.images, self.labels, self.process, self.drop, self.null = images, labels, process, drop, len(classes)
+        self.fields = {
+            "image": core.Field("source", low=-1.0, high=1.0),
+            "noisy": core.Field("input"),
+            "timestep": core.Field("input", low=0, high=process.noise.timesteps - 1),
+            "condition": core.Field("input", low=0, high=self.null),
+            "label": core.Field("target", classes=classes),
+        }
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        training = generator is not None
+        generator = generator or torch.Generator().manual_seed(seeds.derive("noise", index))
+        image, label = self.images[index], self.labels[index]
+        timestep = torch.randint(self.process.noise.timesteps, (), generator=generator)
+        noise = torch.randn(image.shape, generator=generator)
+        hidden = torch.rand((), generator=generator) < self.drop and training
+        noisy = self.process.add(image[None], noise[None], timestep[None])[0]
+        condition = torch.tensor(self.null) if hidden else label
+        return {
+            "image": image,
+            "noise": noise,
+            "noisy": noisy,
+            "timestep": timestep,
+            "condition": condition,
+            "label": label,
+        }
+
+    def peek(self, index: int, key: str):
+        return self.labels[index] if key == "label" else super().peek(index, key)
+
+
+# ---------------------------------------------------------------------------------------------------------------- model
+def make_model(cfg: Config, channels: int, n_classes: int) -> UNet2DModel:
+    """diffusers' UNet (Ho 2020) without attention unless asked: (noisy, timestep, class or null) -> prediction, (B, C, H, W)."""
+    depth, side = len(cfg.widths), cfg.data.image_size
+    if side % 2 ** (depth - 1) or any(w % 8 for w in cfg.widths):
+        raise core.UserError("the net does not fit the pictures", got=f"{side} pixels, --widths {' '.join(map(str, cfg.widths))}",
+                             needed=f"a multiple of {2 ** (depth - 1)} pixels, and multiples of 8 channels")  # fmt: skip
+    attended = [cfg.attention and i == depth - 1 for i in range(depth)]
+    model = UNet2DModel(
+        sample_size=side, in_channels=channels, out_channels=channels, block_out_channels=cfg.widths,
+        layers_per_block=cfg.layers, norm_num_groups=8, add_attention=cfg.attention, num_class_embeds=n_classes + 1,
+        down_block_types=tuple("AttnDownBlock2D" if a else "DownBlock2D" for a in attended),
+        up_block_types=tuple("AttnUpBlock2D" if a else "UpBlock2D" for a in reversed(attended)),
+    )  # fmt: skip
+    nn.init.zeros_(model.conv_out.weight)  # the first prediction is 0: the first loss is the target's second moment
+    nn.init.zeros_(model.conv_out.bias)
+    return model
+
+
+# ---------------------------------------------------------------------------------------------------------------- stage
+def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    """The one stage of this recipe."""
+    images, labels, classes, learn, held_out, notes = source.read(cfg.data)
+    process, n, asked = Process(cfg.noise), len(classes), cfg.sampling
+    train_data = Noised(images[learn], labels[learn], classes, process, cfg.drop)
+    val_data = Noised(images[held_out], labels[held_out], classes, process, cfg.drop)
+    judge = judges.load(cfg.data.image_size) if cfg.data.judge == "digits" else judges.of(Path(cfg.data.judge))
+    train_data.notes = {**notes, "judge": judge.told}
+
+    model = make_model(cfg, images.shape[1], n)
+    ema = core.Ema(model, cfg.ema) if cfg.ema else None
+
+    def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+        t = batch["timestep"]
+        prediction = model(batch["noisy"], t, batch["condition"]).sample.float()
+        target = process.target(batch["image"], batch["noise"], t)
+        error = (prediction - target).square().mean((1, 2, 3))  # (B,)
+        return {"mse": (process.weights(t) * error).sum()}
+
+    def sample(model: nn.Module, classes: Tensor, noise: Tensor, scale: float, sampler: str = "ddim") -> Tensor:
+        """(B, C, H, W) in [-1, 1], by the very function that the exported pipeline calls."""
+        how = {"null": n, "guidance_scale": scale, "num_inference_steps": asked.steps}
+        return pipeline.sample(model, process.sampler(sampler), classes, noise, **how).clamp(-1, 1)
+
+    @cache
+    def real(which: str) -> tuple[Tensor, Tensor]:
+        """(class (N,), features (N, D)) of real pictures, in the judge's eyes."""
+        chosen = (
+            held_out
+            if which == "held out"
+            else learn[seeds.permutation(len(learn), "real")[: len(held_out) // asked.every]]
+        )
+        said, features = zip(*(judge(images[i].to(run.device)) for i in chosen.split(256)), strict=True)
+        return torch.cat(said), torch.cat(features)
+
+    def judged(model: nn.Module, data: core.Data, scale: float) -> dict[str, float]:
+        """Agreement with the class asked for, and distance from held-out pictures, of samples made each from its own noise."""
+        some = View(data, range(0, len(data), asked.every))
+        rows = [(b["label"], *judge(sample(model, b["condition"], b["noise"], scale))) for b in run.batches(some)]
+        truth, said, features = (run.gather(torch.cat(part)) for part in zip(*rows, strict=True))
+        right = (said == truth).float().mean().item()
+        return {"agreement": right, "frechet": scores.frechet(features, real("held out")[1])}
+
+    def denoise(model: nn.Module, data: core.Data) -> dict[str, float]:
+        """One step from every sample's own noise level."""
+        return process.seen(run.gather(torch.cat([process.look(model, b) for b in run.batches(data)])))
+
+    def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
+        few, scale = next(run.batches(data, 32)), asked.guidance_scale
+        first, second = (sample(model, few["condition"], few["noise"], scale, name) for name in ("ddim", "dpm++"))
+        apart = run.gather((first - second).square().mean((1, 2, 3))).mean().sqrt().item()
+        return {**judged(model, data, scale), **denoise(model, data), "samplers_apart": apart}
+
+    @cache
+    def curve(data: core.Data) -> dict[str, dict[str, float]]:
+        """{weights and guidance scale: scores}, at the end."""
+        found = {}
+        for name, net in {**({"average": ema.model} if ema else {}), "raw": model}.items():
+            with evaluating(net):
+                found |= {f"{name} weights, guidance {scale:g}": judged(net, data, scale) for scale in asked.scales}
+        untrained = make_model(cfg, images.shape[1], n).to(run.device).eval()
+        return found | {"untrained net": judged(untrained, data, asked.guidance_scale)}
+
+    def figures(model: nn.Module, data: core.Data) -> dict:
+        found, columns = curve(data), ("agreement", "Frechet distance")
+        table = torch.tensor([[s["agreement"], s["frechet"]] for s in found.values()])
+        grid = torch.arange(min(n, 10), device=run.device).repeat_interleave(4)
+        noise = torch.randn(len(grid), *images.shape[1:], generator=torch.Generator().manual_seed(0)).to(run.device)
+        return {
+            "Samples by guidance scale": core.Matrix(table, list(found), columns, axes=("samples", "score")),
+            "Samples": shown(sample(model, grid, noise, asked.guidance_scale), grid),
+        }
+
+    def baselines() -> dict[str, dict[str, float]]:
+        said, features = real("held out")
+        agreement = (said.cpu() == labels[held_out]).float().mean().item()
+        own = {"agreement": agreement, "frechet": scores.frechet(real("learnt from")[1], features)}
+        return {**curve(val_data), "real pictures": own}
+
+    def shown(made: Tensor, classes_asked: Tensor) -> list[core.Tile]:
+        right = (judge(made)[0] == classes_asked).float().tolist()
+        return source.tiles(made, [classes[c] for c in classes_asked.tolist()], right)
+
+    def preview(batch: dict) -> list[core.Tile]:
+        told = zip(batch["condition"].tolist(), batch["timestep"].tolist(), strict=True)
+        return source.tiles(batch["noisy"], [f"{'none' if c == n else classes[c]}, t {t}" for c, t in told])
+
+    def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
+        return shown(sample(model, batch["label"], batch["noise"], asked.guidance_scale), batch["label"])
+
+    def export(folder: Path) -> None:
+        """A DiffusionPipeline: unet/, scheduler/, and the pipeline's own source beside them."""
+        source.save_pipeline(folder, (ema.model if ema else model).eval().cpu(), process.sampler())
+
+    question = "which digit is asked for?" if cfg.data.path == "digits" else "which class is asked for?"
+    return core.Stage(
+        name="generate",
+        model=model,
+        optimizers={"main": core.make_optimizer(model, cfg.optim)},
+        data={"train": train_data, "val": val_data},
+        loss=loss,
+        evaluate=evaluate,
+        metric=core.Metric("agreement", f"do the samples show {question}", floor=1 / n, ceiling=1.0),
+        probe=core.Probe(core.Metric("denoised", "how much of a picture is seen through its noise?", 0.0, 1.0), denoise),
+        average=ema.model if ema else None,
+        state={"ema": ema} if ema else {},
+        expect=core.Expect(initial_loss=process.initial_loss(images[learn]), overfit_steps=200, overfit_metric=0.9),
+        baselines=baselines,
+        preview=preview,
+        predict=predict,
+        figures=figures,
+        export=export,
+        gates=gates.ALL,
+        monitors=[gates.samples, gates.samplers],
+    )  # fmt: skip
+
+
+STAGES = [generate]
+
+
+# ----------------------------------------------------------------------------------------------------------------- loop
+def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
+    """The loop; the gates rehearse this very function."""
+    for step in run.steps(stage):
+        run.update(stage, step.batches)
+        if cfg.ema:
+            stage.state["ema"].update(stage.model)
+        if step.due(cfg.train.eval_every):
+            run.evaluate(stage)
+
+
+if __name__ == "__main__":
+    core.main(__file__)
