@@ -39,8 +39,8 @@ def write_card(folder: Path) -> Path:
         f"Best known: {summary['best_known'] or 'not stated'}.",
         "",
         *_origin(args, summary),
-        f"{summary['parameters']:,} parameters, {summary['trained_parameters']:,} trained "
-        + (f"({summary['parameters_per_sample']} per training sample), " if summary["parameters_per_sample"] else "")
+        f"{summary['parameters']:,} parameters, {summary['trained_parameters']:,} trained"
+        + (f" ({summary['parameters_per_sample']} per training sample), " if summary["parameters_per_sample"] else ", ")
         + f"{summary['steps']:,} "
         + (f"of {summary['planned_steps']:,} steps (stopped early), " if summary["steps"] < summary["planned_steps"] else "steps, ")
         + f"{summary['train_seconds']:.0f} s of training, {len(summary['skipped_steps'])} non-finite steps skipped.",

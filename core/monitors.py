@@ -101,7 +101,8 @@ class Live:
 
 # ------------------------------------------------------------------------------------------------------------- judgements
 def judge(steps: list[dict[str, Any]], settings: dict[str, Any], *, total: int, small_terms: tuple[str, ...] = (),
-          loss_may_rise: str = "", gap: "Gap | None" = None) -> "list[Verdict]":  # fmt: skip
+          loss_may_rise: str = "", gap: "Gap | None" = None,
+          no_gap: str = "the run did not finish") -> "list[Verdict]":  # fmt: skip
     """Every monitor, from the rows of step_metrics.jsonl and the settings of args.json."""
     rows = [r for r in steps if math.isfinite(float(r["step/loss"]))]
     live = Live(settings["train"]["batch_size"], total)
@@ -111,7 +112,7 @@ def judge(steps: list[dict[str, Any]], settings: dict[str, Any], *, total: int, 
           (spikes(live), collapse(live, "collapse" in ends), plateau(rows))),
         clipped(rows, settings["optim"], total),
         terms(rows, small_terms),
-        gap.verdict() if gap else _skip("the run did not finish", GAPS)[0],
+        gap.verdict() if gap else _skip(no_gap, GAPS)[0],
     ]  # fmt: skip
 
 
@@ -278,9 +279,10 @@ def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
 def of(run: "Run", stage: Stage, gap: Gap | None = None) -> "list[Verdict]":
     """Every monitor of a run as it stands, from its files."""
     own = [_own(one, run.history) for one in stage.monitors]
+    no_gap = {} if "train" in stage.data else {"no_gap": "no training set: the loop makes its own samples"}
     return own + judge(
         read_rows(run.folder / "step_metrics.jsonl"), config.to_dict(run.cfg), total=run.total_steps(stage),
-        small_terms=stage.expect.small_terms, loss_may_rise=stage.expect.loss_may_rise, gap=gap,
+        small_terms=stage.expect.small_terms, loss_may_rise=stage.expect.loss_may_rise, gap=gap, **no_gap,
     )  # fmt: skip
 
 

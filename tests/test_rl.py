@@ -194,13 +194,14 @@ def test_two_processes_learn_like_one(launch, tmp_path):
     one, two = (tmp_path / name for name in ("one", "two"))
     for cwd in (one, two):
         cwd.mkdir()
-    argv = ("run", "rl/ppo", *SHORT, "--train.epochs", "2")
+    argv = ("run", "rl/ppo", *SHORT, "--train.epochs", "2", "--rollout", "32")
     first, second = launch(*argv, cwd=one), launch(*argv, "-n", "2", cwd=two)
     assert first.returncode == second.returncode == 0, first.shown + second.shown
     for a, b in zip(losses(first.folder()), losses(second.folder()), strict=True):
         assert math.isclose(a, b, rel_tol=1e-3), (a, b)
 
 
+@pytest.mark.verify
 def test_accumulation_changes_nothing_but_rounding(launch, tmp_path):
     found = []
     for n in (1, 3):

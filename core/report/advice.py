@@ -112,6 +112,8 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any]) -> Advice
         return Advice(
             "Stop: it is overfitting", text + "or fine-tune from them with more data or stronger regularisation."
         )
+    if (ceiling := summary.get("ceiling")) is not None and all(v == ceiling for v in t.values[-2:]):
+        return Advice("Stop: the metric is at its ceiling", f"{seen} More epochs cannot better it.")
     if worse:
         text = f"{seen} The training loss does not fall ({num(then)} at the best evaluation, {num(now)} now).{over}"
         return Advice("Change the schedule: lower the rate", text)

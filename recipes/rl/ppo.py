@@ -251,7 +251,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         loss=loss,
         evaluate=evaluate,
         metric=core.Metric("return", f"what does the policy earn in an episode of {cfg.env}?", floor=floor, ceiling=ceiling,
-                           best_known=environments.FIRST.get(cfg.env, "")),
+                           best_known=environments.BEST_KNOWN.get(cfg.env, "")),
         state={"environments": envs},
         expect=core.Expect(loss_may_rise="its targets move with the policy", small_terms=("entropy",)),
         baselines=baselines,
