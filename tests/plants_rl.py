@@ -68,6 +68,8 @@ PLANTS = [
           '(value[:, None] - batch["return"]).square().mean(1), (near', ("(B, 1) against (B,)",), source="RL-03 thu-ml/tianshou#40",
           harm="every value is drawn towards the mean"),
 ]  # fmt: skip
-RELATIVES = ("rl-mask-one-off", "rl-centred-only", "rl-value-of-the-reset-state", "rl-no-discount", "rl-ratio-upside-down", "rl-no-mask",
-             "rl-rows-shuffled-apart", "rl-policy-sign", "rl-normaliser-not-saved", "rl-observation-after-the-step", "rl-policy-blind",
-             "rl-every-sample-with-every-other")  # fmt: skip
+RELATIVES = (
+    "rl-mask-one-off", "rl-centred-only", "rl-value-of-the-reset-state", "rl-no-discount", "rl-ratio-upside-down", "rl-no-mask",
+    "rl-rows-shuffled-apart", "rl-policy-sign", "rl-normaliser-not-saved", "rl-observation-after-the-step", "rl-policy-blind",
+    "rl-every-sample-with-every-other",
+)  # fmt: skip
