@@ -63,6 +63,11 @@ def test_the_same_curve_is_flat_or_rising_as_the_number_of_samples_says():
     assert "improving" in advise(rows, SUMMARY, {**SETTINGS, "train": {"epochs": 5}}, 50_000)[0].title
 
 
+def test_a_metric_at_its_ceiling_needs_nothing_more():
+    found = advise(epochs([0.7, 0.9, 0.99, 1.0, 1.0]), SUMMARY, {**SETTINGS, "train": {"epochs": 5}}, 50_000)
+    assert found[0].title == "Stop: the metric is at its ceiling"
+
+
 def test_rising_before_the_end_continues_to_a_landing_point_on_the_line():
     found = advise(epochs([0.5, 0.55, 0.6, 0.65, 0.7]), SUMMARY, SETTINGS, 1000)[0]
     assert found.title == "Continue: it is still improving"
