@@ -116,7 +116,7 @@ def evaluation(proof: Proof) -> Finding:
     if "train" in stage.data:  # weights that say something: an untrained model scores the same whatever is wrong
         run, stage, _ = overfitted(proof)
     val = stage.data["val"]
-    view = View(val, pick(val, min(len(val), stage.expect.few(250, times=8)), proof.cfg.run.seed))
+    view = View(val, pick(val, min(len(val), stage.expect.few(250, times=4)), proof.cfg.run.seed))
     before = {n: t.detach().clone() for n, t in _tensors(stage, ("state",)).items()}
     modes = {n: m.training for n, m in stage.judged.named_modules()}
 
