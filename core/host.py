@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers.utils import logging
 
 from core import config, script, seeds
 from core.errors import UserError
@@ -249,7 +251,7 @@ class Rows(Data):
 
 def subject(factory: Callable[[], Trainer], seed: int) -> "script.Subject":
     """What `core.check` proves of the trainers that `factory` builds."""
-    probe = factory()
+    probe = _built(factory)
     args, model = probe.args, probe.model
     if probe.eval_dataset is None:
         raise UserError("the trainer has no eval_dataset", needed="some samples it is not trained on")
@@ -259,7 +261,7 @@ def subject(factory: Callable[[], Trainer], seed: int) -> "script.Subject":
         raise UserError(
             "the trainer's data sets must be map-style", needed="one train_dataset and one eval_dataset with len()"
         )
-    if {id(p) for p in factory().model.parameters()} & {id(p) for p in model.parameters()}:
+    if {id(p) for p in _built(factory).model.parameters()} & {id(p) for p in model.parameters()}:
         raise UserError("the factory returns the same model twice", needed="a new model and a new trainer at every call",
                         cause="the model is built outside the factory")  # fmt: skip
     clip, accumulate = args.max_grad_norm or math.inf, args.gradient_accumulation_steps
@@ -275,6 +277,19 @@ def subject(factory: Callable[[], Trainer], seed: int) -> "script.Subject":
     return script.Subject(cfg, args.device, make, _train, _skips(probe), own_loop=False)
 
 
+def _built(factory: Callable[[], Trainer]) -> Trainer:
+    """One trainer, without the bars and remarks of its libraries: gates build a dozen."""
+    level, bars = logging.get_verbosity(), are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    disable_progress_bars()
+    try:
+        return factory()
+    finally:
+        logging.set_verbosity(level)
+        if not bars:
+            enable_progress_bars()
+
+
 def _skips(probe: Trainer) -> dict[str, str]:
     """Gates that have nothing to judge in a trainer, and why."""
     rows = Rows(probe, probe.eval_dataset)
@@ -288,13 +303,15 @@ def _skips(probe: Trainer) -> dict[str, str]:
         "resume": "the trainer's own checkpoints are not rehearsed",
         "baseline": "the answer is part of the input" * one_text,
         "tiny-data": "the answer is part of the input" * one_text,
-        "accumulation": "its loss is a mean per micro-batch: exact as long as all are of one size" * (not counted),
+        "accumulation": "it does not accumulate gradients"
+        if probe.args.gradient_accumulation_steps == 1
+        else "its loss is a mean per micro-batch: exact as long as all are of one size" * (not counted),
     }
     return {k: v for k, v in skips.items() if v}
 
 
 def _stage(factory: Callable[[], Trainer], run: Run, start: dict[str, float]) -> Hosted:
-    trainer = factory()
+    trainer = _built(factory)
     optimizer = quiet(trainer)
     for group in optimizer.param_groups:
         group["peak_lr"] = max(group["lr"], group.get("initial_lr", 0.0))
@@ -330,7 +347,11 @@ def _stage(factory: Callable[[], Trainer], run: Run, start: dict[str, float]) ->
 def _measured(trainer: Trainer, data: Data, indices: Iterable[int]) -> dict[str, float]:
     """`trainer.evaluate` on some samples; its numbers, without what depends on the clock."""
     rows = [_source(data).row(data.get(i, None)) for i in indices]
-    found = trainer.evaluate(Dataset.from_list(rows))
+    own, trainer.eval_dataset = trainer.eval_dataset, {"some": Dataset.from_list(rows)}
+    try:
+        found = trainer.evaluate("some")  # by name: TRL prepares what it is handed once more
+    finally:
+        trainer.eval_dataset = own
     return {k.removeprefix("eval_"): float(v) for k, v in found.items() if k.startswith("eval_") and "per_second" not in k
             and not k.endswith(("runtime", "num_tokens")) and isinstance(v, (int, float))}  # fmt: skip
 
