@@ -1,0 +1,57 @@
+"""How a student is measured: against the teacher's features, and by the words the frozen decoder reads from its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import core
+from recipes.shared import whisper
+
+
+def speech(batch: dict) -> Tensor:
+    """(B, frames) bool: where a recording goes on; what lies behind its end counts nowhere."""
+    return torch.arange(batch["features"].shape[1], device=batch["span"].device) < batch["span"][:, None]
+
+
+@dataclass
+class Measures:
+    """Metrics over all processes."""
+
+    run: core.Run
+    teacher: whisper.Whisper
+    mean: Tensor
+    """(frames, width): the teacher's mean at each place of the canvas."""
+    std: Tensor
+    """(width,): its standard deviation around that mean."""
+
+    def likeness(self, student: Callable[[Tensor], Tensor], data: core.Data) -> dict[str, float]:
+        """Cosine to the teacher over the speech of `data`, raw and with the teacher's mean at that place taken off both (that mean
+        alone has a raw cosine of 0.7); length of the student's frames over the teacher's."""
+        rows, mean = [], self.mean.to(self.run.device)
+        for batch in self.run.batches(data):
+            ours, theirs, mask = student(batch["envelope"]).float(), batch["features"], speech(batch)
+            raw, centred = F.cosine_similarity(ours, theirs, -1), F.cosine_similarity(ours - mean, theirs - mean, -1)
+            rows.append(
+                torch.stack(
+                    [(v * mask).sum(1) for v in (raw, centred, ours.norm(dim=-1), theirs.norm(dim=-1), mask)], 1
+                )
+            )
+        raw, centred, ours, theirs, n = self.run.gather(torch.cat(rows)).double().sum(0).tolist()
+        return {"centred_cosine": centred / n, "cosine": raw / n, "magnitude_ratio": ours / theirs}
+
+    def words(self, canvas: Callable[[dict], Tensor], data: core.Data) -> dict[str, float]:
+        """What the frozen decoder reads from the canvas of each batch: word error rate, and how many of the transcripts differ
+        (where every input says something else: all of them, or the decoder does not listen)."""
+        said, heard = [], []
+        for batch in self.run.batches(data):
+            length = 2 * batch["ids"].shape[1]  # a decoder that loops is cut off there
+            ids = self.teacher.generate(canvas(batch).float(), at_most=length - len(self.teacher.prompt))
+            heard.append(F.pad(ids, (0, length - ids.shape[1]), value=self.teacher.end))
+            said.append(batch["ids"])
+        said, heard = (
+            [self.teacher.text(row) for row in self.run.gather(torch.cat(rows)).tolist()] for rows in (said, heard)
+        )
+        return {"wer": whisper.word_error_rate(said, heard), "different": len(set(heard)) / len(set(said))}

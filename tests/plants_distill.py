@@ -1,0 +1,63 @@
+"""Bugs planted in a fork of distill/whisper. A small set of lessons shows them all; those of the first stage need nothing else."""
+
+from tests.plants import Plant
+
+RECIPE, FEW = "distill/whisper", ("--data.sentences", "60")
+FIRST, SECOND = (*FEW, "--stage", "features"), (*FEW, "--stage", "task")
+OPTIMIZER = """        model=model,
+        optimizers={"main": core.make_optimizer(model, cfg.optim)},
+        data=data,
+        loss=loss,
+        evaluate=evaluate,
+"""
+SPEECH = "speech = self.offset[: x.shape[1]] + self.scale * x"
+SCORED = 'logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)'
+PREVIOUS = "model, envelopes = previous.judged, "
+
+
+def bug(
+    id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ...], *, task: bool = False, **more: str
+) -> Plant:
+    """One of this recipe's."""
+    return Plant(id, gate, row, old, new, words, recipe=RECIPE, argv=SECOND if task else FIRST, **more)
+
+
+PLANTS = [
+    bug("features-of-another-recording", "lessons", "W6", "heard, ids = self.source.heard(i), self.ids[i]",
+        "heard, ids = self.source.heard(self.which[index - 1]), self.ids[i]", ("misheard", "not filtered"),
+        harm="the student is taught other words than were said"),
+    bug("silent-recordings", "lessons", "W6", '"envelope": self.source.envelopes[i],',
+        '"envelope": self.source.envelopes[i] if i % 3 else -13.8 * (self.source.envelopes[i] != 0),', ("silent",),
+        harm="a third of the lessons are words out of nothing"),
+    bug("start-twice", "vocabulary", "W5", "self.ids = [teacher.ids(text) for text in source.texts]",
+        "self.ids = [teacher.prompt[:1] + teacher.ids(text) for text in source.texts]", ("start", "twice"),
+        source="DST-06 huggingface/transformers#29973", harm="the first steps of every decode are off"),
+    bug("pads-in-one-term", "terms-hold", "W2", ".square().mean(-1) * mask).sum()", ".square().mean(-1)).sum()",
+        ("padding", "without the mask"), source="DST-04 optipfair#34", harm="silence is learnt"),
+    bug("cosine-alone", "terms-hold", "W2", '"mse": cfg.mse * ', '"mse": 0 * ', ("half as large again", "cosine alone"),
+        harm="the size of the features is free"),
+    bug("error-alone", "terms-hold", "W2", '"cosine": cfg.cosine * ', '"cosine": 0 * ', ("wrong direction", "squared error alone"),
+        harm="none that 150 steps could show"),
+    bug("scale-of-a-fresh-layer", "magnitude", "W3", "nn.Parameter(std.clone())", "nn.Parameter(0.02 * std)",
+        ("around the mean", "standard deviation"), harm="features in the right direction, fifty times too small"),
+    bug("no-offset", "magnitude", "W3", "nn.Parameter(mean.clone())", "nn.Parameter(0 * mean)",
+        ("before training", "offset per place"), harm="centred cosine after 150 steps 0.42 instead of 0.54 (ASSETS)"),
+    bug("stretched-over-the-canvas", "alignment", "W4", SPEECH,
+        f"x = F.interpolate(x.mT, size=len(self.rest)).mT[:, : x.shape[1]]\n        {SPEECH}",
+        ("for a second of input", "20 frames a second to 50"), harm="every recording is heard slower than it was spoken"),
+    bug("labels-shifted-twice", "head", "C4", SCORED,
+        SCORED.replace("logits.", "logits[:, :-1].").replace("1:]", "2:]") + "\n        wrong = F.pad(wrong, (1, 0))",
+        ("nats a token", "shifted twice"), task=True, source="DST-07 huggingface/transformers PR#46895",
+        harm="the decoder is asked for the word after next"),
+    bug("task-from-random-features", "collapse", "W1", PREVIOUS,
+        "previous.judged.apply(lambda m: m.reset_parameters() if isinstance(m, (nn.Linear, nn.Conv1d)) else None)\n    " + PREVIOUS,
+        ("centred cosine", "the first stage did not learn"), task=True, harm="one output for all inputs (ASSETS: 1 of 64)"),
+    bug("decoder-trains-too", "wiring", "C3", OPTIMIZER,
+        OPTIMIZER.replace("optimizer(model,", "optimizer(nn.ModuleList([model, teacher.model.requires_grad_()]),"),
+        ("no part of the model", "frozen teacher"), task=True, harm="the exported decoder is not the one that was trained with"),
+    bug("teacher-in-train-mode", "evaluation", "C12", "    teacher.model.to(run.device)\n",
+        "    teacher.model.to(run.device).train()\n    teacher.model.model.decoder.dropout = 0.1\n", ("two evaluations", "dropout"),
+        task=True, source="DST-01 neuralmagic/sparseml PR#2191", harm="targets that change from call to call"),
+]  # fmt: skip
+RELATIVES = ["silent-recordings", "cosine-alone", "error-alone", "no-offset", "task-from-random-features", "decoder-trains-too",
+             "teacher-in-train-mode", "labels-shifted-twice"]  # fmt: skip

@@ -1,0 +1,176 @@
+"""distill/whisper: lessons from recordings of one's own, what is wrong with recordings, weights and tokenizers, the export."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from safetensors.torch import load_file
+from transformers import WhisperConfig, WhisperForConditionalGeneration, WhisperTokenizerFast
+from transformers.modeling_outputs import BaseModelOutput
+
+from core.errors import UserError
+from recipes.distill import lessons
+from recipes.shared import speech, whisper
+from tests.commands import losses, read, run_folder
+
+QUICK = ("--gates.no-enabled", "--run.no-tensorboard", "--features.epochs", "1", "--task.epochs", "1")
+RATE = 16_000
+
+
+def noise(seconds: float, loud: float = 0.1, rate: int = RATE) -> np.ndarray:
+    return (loud * np.random.default_rng(0).standard_normal(int(seconds * rate))).astype(np.float32)
+
+
+@pytest.fixture
+def recordings(tmp_path: Path) -> Callable[..., Path]:
+    """`recordings({name: (wave, rate, text)}, columns=...)`: a folder in the hub's audiofolder layout."""
+
+    def write(
+        files: dict[str, tuple[np.ndarray, int, str]], columns: tuple[str, str] = ("file_name", "transcription")
+    ) -> Path:
+        folder = tmp_path / "recordings"
+        folder.mkdir()
+        for name, (wave, rate, _) in files.items():
+            soundfile.write(folder / name, wave, rate)
+        with open(folder / "metadata.csv", "w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(columns)
+            rows.writerows((name, text) for name, (_, _, text) in files.items())
+        return folder
+
+    return write
+
+
+# ---------------------------------------------------------------------------------------------------------- one's own
+@pytest.fixture(scope="module")
+def spoken() -> dict[str, tuple[np.ndarray, int, str]]:
+    return {f"{i}.wav": (speech.say(t), speech.RATE, t) for i, t in enumerate(speech.sentences(24))}
+
+
+def test_recordings_of_ones_own(recordings, spoken, launch):
+    """A folder with transcripts trains both stages; what teaches nothing is counted; the export is heard by transformers alone."""
+    folder = recordings({**spoken, "silent.wav": (noise(2, 1e-5), RATE, "Nothing."), "short.flac": (noise(0.1), RATE, "Oh."),
+                         "long.wav": (noise(7), RATE, "A long story.")})  # fmt: skip
+    done = launch("run", "distill/whisper", "--data.path", str(folder), *QUICK)
+    assert done.returncode == 0, done.shown
+    said = json.dumps(read(done.folder() / "data.json"))
+    for reason in ("1 silent", "1 shorter than 0.3 s", "1 longer than 6 s", "misheard by the teacher"):
+        assert reason in said
+    summary = read(done.folder() / "summary.json")
+    assert {"wer", "different", "centred_cosine", "cosine", "magnitude_ratio"} <= summary["metrics"].keys()
+    own = summary["baselines"]["the teacher's own features"]
+    assert own["wer"] <= 0.1
+    assert {"after the first stage", "this model, input of another recording", "this model, input zeroed"} <= summary[
+        "baselines"
+    ].keys()
+    assert losses(done.folder())
+    heard_by_the_library_alone(done.folder() / "export")
+
+
+def heard_by_the_library_alone(export: Path) -> None:
+    """model.pt2 makes features of one recording or three, and Whisper's own generate() reads them."""
+    program = torch.export.load(export / "model.pt2").module()
+    model = WhisperForConditionalGeneration.from_pretrained(export / "whisper", dtype=torch.float32)
+    tokenizer = WhisperTokenizerFast.from_pretrained(export / "whisper")
+    envelope = torch.zeros(3, 120, lessons.CHANNELS)
+    envelope[:, :60] = lessons.envelope(noise(3))
+    features = program(envelope)
+    assert features.shape == (3, 300, 384)
+    torch.testing.assert_close(program(envelope[:1]), features[:1])
+    ids = model.generate(encoder_outputs=BaseModelOutput(features), max_new_tokens=8)
+    assert len(tokenizer.batch_decode(ids, skip_special_tokens=True)) == 3
+    names = load_file(export / "model.safetensors").keys()
+    assert {"scale", "offset", "rest"} <= names
+    assert "log-energies at 20 frames a second" in read(export / "config.json")["input"]
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+def test_no_transcripts(recordings, launch):
+    folder = recordings({"a.wav": (noise(1), RATE, "Hello.")})
+    (folder / "metadata.csv").unlink()
+    done = launch("check", "distill/whisper", "--data.path", str(folder), "--only", "schema")
+    assert done.returncode == 2, done.shown
+    assert "no transcripts in" in done.stderr
+    assert "file_name and transcription" in done.stderr
+
+
+def lessons_of(folder: Path) -> lessons.Lessons:
+    return lessons.load(lessons.Source(path=str(folder)))
+
+
+def test_wrong_columns(recordings):
+    folder = recordings({"a.wav": (noise(1), RATE, "Hello.")}, columns=("path", "sentence"))
+    with pytest.raises(UserError, match=r"lacks a column(?s:.*)path, sentence(?s:.*)file_name and transcription"):
+        lessons_of(folder)
+
+
+def test_a_rate_below_what_the_teacher_hears(recordings):
+    with pytest.raises(UserError, match=r"a\.wav has too low a rate(?s:.*)8,000(?s:.*)16,000 or more"):
+        lessons_of(recordings({"a.wav": (noise(1, rate=8_000), 8_000, "Hello.")}))
+
+
+def test_a_file_that_is_no_audio(recordings):
+    folder = recordings({"a.wav": (noise(1), RATE, "Hello.")})
+    (folder / "a.wav").write_text("hello")
+    with pytest.raises(UserError, match=r"a\.wav cannot be read as audio"):
+        lessons_of(folder)
+
+
+def test_nothing_but_silence(recordings):
+    folder = recordings({f"{i}.wav": (noise(1, 0.0), RATE, "Hello.") for i in range(12)})
+    with pytest.raises(UserError, match=r"too few lessons are left(?s:.*)0 of 12: 12 silent"):
+        lessons_of(folder)
+
+
+def test_no_espeak(monkeypatch):
+    speech._engine.cache_clear()
+    monkeypatch.setitem(sys.modules, "espeakng_loader", None)
+    with pytest.raises(UserError, match=r"no speech can be made(?s:.*)--data\.path FOLDER"):
+        speech.say("Hello.")
+    speech._engine.cache_clear()
+
+
+def test_the_other_vocabulary():
+    """A multilingual model with the English tokenizer: refused with both sides' ids."""
+    tokenizer = WhisperTokenizerFast(tokenizer_file=str(whisper.asset("tokenizer.json")))
+    config = WhisperConfig(vocab_size=51_865, decoder_start_token_id=50_258, eos_token_id=50_257)
+    with pytest.raises(UserError, match=r"no English-only pair(?s:.*)51865(?s:.*)51,864"):
+        whisper.agree(config, tokenizer, "tiny")
+
+
+# ---------------------------------------------------------------------------------------------------------- its parts
+def test_no_two_sentences_share_three_of_their_parts():
+    texts = speech.sentences(300)
+    assert len(set(texts)) == 300
+    chosen = [
+        tuple(next(i for i, words in enumerate(slot) if words in t.lower() or words in t) for slot in speech.SLOTS)
+        for t in texts
+    ]
+    for skipped in range(4):
+        assert len({places[:skipped] + places[skipped + 1 :] for places in chosen}) == 300
+
+
+def test_the_sensor_keeps_time():
+    """A click at 1 s is loudest in frame 20 of the sensor, whatever stands around it."""
+    wave = noise(3, 1e-4)
+    wave[RATE : RATE + 80] += noise(0.005, 0.5)
+    envelope = lessons.envelope(wave)
+    assert envelope.shape == (60, lessons.CHANNELS)
+    assert envelope.mean(1).argmax() == 20
+
+
+@pytest.mark.verify
+def test_two_processes_learn_what_one_does(launch, tmp_path: Path):
+    """The same losses to rounding."""
+    argv = ("run", "distill/whisper", "--data.sentences", "60", *QUICK)
+    for name, more in (("one", ()), ("two", ("-n", "2"))):
+        done = launch(*argv, "--run.out", name, *more, timeout=600)
+        assert done.returncode == 0, done.shown
+    one, two = (losses(run_folder(tmp_path, f"{name}/*/2*")) for name in ("one", "two"))
+    assert one == pytest.approx(two, rel=1e-4)
