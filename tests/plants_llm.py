@@ -78,5 +78,4 @@ PLANTS = [
           ("gradient against the whole batch", "micro-batches"), recipe=SFT,
           source="huggingface/transformers#34191", harm="short answers weigh more than long ones"),
 ]  # fmt: skip
-RELATIVES = ["labels-shifted-twice-decoded", "labels-not-shifted", "prompt-mask-lost", "cut-at-a-limit", "head-initialised-again",
-             "micro-batch-means", "template-did-not-fire-in-evaluation", "second-bos-in-training"]  # fmt: skip
+RELATIVES = [p.id for p in PLANTS if p.id != "eos-masked-as-pad"]  # each builds a language model several times

@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from core.errors import UserError
+from recipes.llm import models, pairs
 from tests import language
 from tests.commands import losses, read, run_folder, same, trainworthy
 from tests.plants_llm import TRAINER, override
@@ -91,12 +93,14 @@ def test_an_adapter_and_the_merged_model_load_and_agree(net: Path, tmp_path: Pat
         assert not torch.allclose(adapted(ids).logits, base, atol=0.05)
 
 
+@pytest.mark.verify
 def test_two_processes_are_one_to_rounding(net: Path, straight: Path, tmp_path: Path):
     done = trainworthy("run", "llm/sft", "--model", net, *QUICK, "-n", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert losses(run_folder(tmp_path)) == pytest.approx(losses(straight), rel=1e-4)
 
 
+@pytest.mark.verify
 def test_accumulation_is_one_batch_to_rounding(net: Path, straight: Path, tmp_path: Path):
     done = trainworthy("run", "llm/sft", "--model", net, *QUICK, "--train.accumulate", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -117,7 +121,7 @@ def test_a_step_that_is_not_finite_never_reaches_the_weights(net: Path, fork, la
 
 
 # ------------------------------------------------------------------------------------------------------------- bad input
-def pairs(path: Path, rows: list[dict]) -> Path:
+def written(path: Path, rows: list[dict]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -129,10 +133,17 @@ def pairs(path: Path, rows: list[dict]) -> Path:
     ([{"prompt": "a", "chosen": "b", "rejected": "c"}], ("preferences (DPO)",)),
     ([{"messages": [{"role": "user", "content": "a"}]}], ("whole conversations",)),
 ], ids=["other-names", "other-type", "empty", "preferences", "conversations"])  # fmt: skip
-def test_rows_that_are_no_pairs(rows: list[dict], words: tuple[str, ...], net: Path, launch, tmp_path: Path):
-    done = launch("check", "llm/sft", "--model", str(net), "--data.path", str(pairs(tmp_path / "rows.jsonl", rows)))
+def test_rows_that_are_no_pairs(rows: list[dict], words: tuple[str, ...], tmp_path: Path):
+    with pytest.raises(UserError) as told:
+        pairs.read(pairs.Source(path=str(written(tmp_path / "rows.jsonl", rows))))
+    assert not [w for w in words if w not in str(told.value)], told.value
+
+
+def test_rows_that_are_no_pairs_end_the_command(net: Path, launch, tmp_path: Path):
+    path = written(tmp_path / "rows.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    done = launch("check", "llm/sft", "--model", str(net), "--data.path", str(path))
     assert done.returncode == 2, done.shown
-    assert not [w for w in words if w not in done.stderr], done.stderr
+    assert "preferences (DPO)" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -140,7 +151,7 @@ def test_a_pair_that_is_too_long_is_told_and_left_out_if_that_is_allowed(net: Pa
     rows = [{"prompt": f"number {i}", "completion": str(i)} for i in range(60)] + [
         {"prompt": "word " * 200, "completion": "x"}
     ]
-    path = str(pairs(tmp_path / "rows.jsonl", rows))
+    path = str(written(tmp_path / "rows.jsonl", rows))
     asked = (
         "check",
         "llm/sft",
@@ -168,12 +179,19 @@ def test_a_pair_that_is_too_long_is_told_and_left_out_if_that_is_allowed(net: Pa
     ("tokenizer.json", ("a file is missing", "tokenizer.json")),
     ("chat_template.jinja", ("no chat template", "instruct")),
 ])  # fmt: skip
-def test_a_model_folder_that_is_not_whole(missing: str, words: tuple[str, ...], launch, tmp_path: Path):
+def test_a_model_folder_that_is_not_whole(missing: str, words: tuple[str, ...], tmp_path: Path):
     folder = language.write(tmp_path / "net")
     (folder / missing).unlink()
+    with pytest.raises(UserError) as told:
+        models.tokenizer(models.locate(str(folder)))
+    assert not [w for w in words if w not in str(told.value)], told.value
+
+
+def test_a_model_folder_that_is_not_whole_ends_the_command(launch, tmp_path: Path):
+    folder = language.write(tmp_path / "net")
+    (folder / "model.safetensors").unlink()
     done = launch("check", "llm/sft", "--model", str(folder))
     assert done.returncode == 2, done.shown
-    assert not [w for w in words if w not in done.stderr], done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -137,7 +137,8 @@ def evaluation(proof: Proof) -> Finding:
         k = differs[0]
         wrong.append(f"two evaluations of the same weights differ: {k} {first[k]:.5f} and {second[k]:.5f}")
     else:
-        cut_differs = [k for k in first if abs(first[k] - cut_other[k]) > 1e-3 * max(1.0, abs(first[k]))]
+        limit = 1e-3 if run.precision == "fp32" else 5e-2  # kernels of another shape round otherwise
+        cut_differs = [k for k in first if abs(first[k] - cut_other[k]) > limit * max(1.0, abs(first[k]))]
         if cut_differs:
             k = cut_differs[0]
             wrong.append(
