@@ -47,7 +47,8 @@ def caught(plant: Plant, launch: Callable[..., Done], fork: Callable[..., Path],
     assert plant.row in verdict["rows"].split(), verdict["rows"]
     said = " ".join((verdict["measured"], verdict["needed"], verdict["remedy"])).lower()
     assert not [w for w in plant.words if w.lower() not in said], said
-    evidence = done.folder() / "gates" / plant.gate
+    stage = done.folder() / "stages" / verdict["stage"]  # the last one's files are the run's own
+    evidence = (stage if stage.is_dir() else done.folder()) / "gates" / plant.gate
     assert (evidence / "repro.py").is_file()
     if plant.batch:
         tensors = load_file(evidence / "batch.safetensors")

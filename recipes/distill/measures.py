@@ -47,7 +47,7 @@ class Measures:
         (where every input says something else: all of them, or the decoder does not listen)."""
         said, heard = [], []
         for batch in self.run.batches(data):
-            length = 2 * batch["ids"].shape[1]  # a decoder that loops is cut off there
+            length = batch["ids"].shape[1] + 8  # a decoder that loops is cut off there
             ids = self.teacher.generate(canvas(batch).float(), at_most=length - len(self.teacher.prompt))
             heard.append(F.pad(ids, (0, length - ids.shape[1]), value=self.teacher.end))
             said.append(batch["ids"])

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import core
+from recipes.shared.whisper import Whisper
 
 BANDS, SHOWN, CHANNELS = 8, 4, 64  # pixels of a band of the sensor; recordings and channels of the teacher shown
 
@@ -16,13 +17,14 @@ def shaded(values: Tensor, height: int, low: float, high: float) -> Tensor:
     return grey.T.flip(0).repeat_interleave(height, 0)
 
 
-def preview(batch: dict) -> list[core.Tile]:
-    """The sensor's energies of each recording, and the words said."""
+def preview(batch: dict, teacher: Whisper) -> list[core.Tile]:
+    """The sensor's energies of each recording, and what its ids say."""
     tiles = []
-    for envelope, text in zip(batch["envelope"], batch["text"], strict=True):
+    for envelope, ids in zip(batch["envelope"], batch["ids"].tolist(), strict=True):
         frames = envelope[envelope.any(-1)]
         low, high = frames.quantile(torch.tensor([0.02, 0.98])).tolist()
-        tiles.append(core.Tile(fill(text, 20), shaded(frames, BANDS, low, high).repeat_interleave(2, 1)))
+        picture = shaded(frames, BANDS, low, high).repeat_interleave(2, 1)
+        tiles.append(core.Tile(fill(teacher.text(ids), 20), picture))
     return tiles
 
 

@@ -175,7 +175,7 @@ def sinusoids(length: int, d: int, device: torch.device) -> Tensor:
 # --------------------------------------------------------------------------------------------------------------- stages
 def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """First: what the teacher hears, frame by frame."""
-    _, data, measures = prepare(cfg, run)
+    teacher, data, measures = prepare(cfg, run)
     source, mean = data["train"].source, measures.mean
     frames = torch.cat([e[e.any(-1)] for e in source.envelopes[data["train"].which]])
     model = Student(cfg.width, cfg.depth, (frames.mean(0), frames.std(0)), mean, measures.std, source.rest)
@@ -207,7 +207,7 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
             loss_floor=0.3, overfit_metric=0.8
         ),  # what 120 steps reach (measured); none is exact in so few
         baselines=baselines,
-        preview=pictures.preview,
+        preview=lambda batch: pictures.preview(batch, teacher),
         figures=lambda model, data: pictures.side_by_side(model, data, measures.mean),
         gates=gates.FEATURES,
     )
@@ -270,9 +270,9 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         evaluate=evaluate,
         metric=core.Metric("wer", "which words were said?", floor=1.0, ceiling=0.0, higher_is_better=False),
         counts=lambda batch: {"ce": (batch["words"] - len(teacher.prompt)).sum()},
-        expect=core.Expect(overfit_metric=0.05, overfit_steps=40),
+        expect=core.Expect(overfit_metric=0.05, overfit_steps=20),
         baselines=baselines,
-        preview=pictures.preview,
+        preview=lambda batch: pictures.preview(batch, teacher),
         predict=predict,
         figures=lambda model, data: pictures.side_by_side(model, data, measures.mean),
         export=export,
