@@ -137,7 +137,7 @@ class Episodes(Data):
 
     def __init__(self, n: int):
         self.n = n
-        self.fields = {"seed": Field("group")}
+        self.fields = {"seed": Field("source")}
 
     def __len__(self) -> int:
         return self.n

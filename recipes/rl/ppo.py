@@ -189,21 +189,13 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         }
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        returns, lengths = [], []
-        for batch in run.batches(data):
-            returned, seen = environments.play(cfg.env, batch["seed"], lambda o: act(model, o))
-            returns.append(returned)
-            lengths += map(len, seen)
-        returned, length = (
-            run.gather(torch.cat(returns).to(run.device)),
-            run.gather(torch.tensor(lengths, device=run.device)),
-        )
+        returns = [environments.play(cfg.env, b["seed"], lambda o: act(model, o))[0] for b in run.batches(data)]
+        returned = run.gather(torch.cat(returns).to(run.device))
         return {
             "return": returned.mean().item(),
             "return_sd": returned.std(correction=0).item(),
             "worst_return": returned.min().item(),
             "solved_share": (returned >= solved).double().mean().item(),
-            "length": length.double().mean().item(),
         }
 
     def act(model: nn.Module, observation: Tensor) -> Tensor:
@@ -270,10 +262,12 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
     """The loop; the gates rehearse this very function."""
     policy, envs = stage.model, stage.state["environments"]
     for step in run.steps(stage):
-        rollout = collect(cfg, run, policy, envs, step.index)
+        with run.autocast():  # as the loss will see it, so that the first ratio is 1
+            rollout = collect(cfg, run, policy, envs, step.index)
         for minibatch in minibatches(cfg, run, policy, envs, rollout, step.index):
             run.update(stage, run.cut(minibatch))
-        run.log("policy", moved(cfg, run, policy, rollout))
+        with run.autocast():
+            run.log("policy", moved(cfg, run, policy, rollout))
         policy.observe(run.gather(rollout["observation"].flatten(0, 1)), run.gather(rollout["return"].flatten()))
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)
