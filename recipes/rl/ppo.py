@@ -64,7 +64,7 @@ def tiny() -> Config:
     """CartPole-v1 on two CPU cores. The discount sees 333 steps ahead: a cart that drifts off its track takes 250."""
     return Config(
         gamma=0.997,
-        train=Train(epochs=50, batch_size=256, eval_every=10),
+        train=Train(epochs=80, batch_size=256, eval_every=10),
         optim=Optim(lr=1e-3, weight_decay=0.0, clip=0.5, schedule="linear", warmup=0.0),
         run=RunSettings(threads=1, save_every=10),
     )
