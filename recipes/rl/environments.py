@@ -145,6 +145,11 @@ class Episodes(Data):
     def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         return {"seed": torch.tensor(seeds.derive("evaluation", index))}
 
+    @property
+    def starts(self) -> Tensor:
+        """All seeds (n,)."""
+        return torch.stack([self.get(i, None)["seed"] for i in range(self.n)])
+
 
 @torch.no_grad()
 def play(name: str, starts: Tensor, act: Callable[[Tensor], Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -168,12 +173,14 @@ def play(name: str, starts: Tensor, act: Callable[[Tensor], Tensor]) -> tuple[Te
     return torch.from_numpy(returns).float(), [rows[alive[:, i], i] for i in range(n)]
 
 
-def at_random(name: str, starts: Tensor) -> Tensor:
-    """Returns (n,) of a policy that knows nothing: every action equally likely."""
+@functools.cache
+def at_random(name: str, episodes: int) -> float:
+    """Mean return of a policy that knows nothing, every action equally likely, over the episodes of an evaluation."""
     _, n_actions = sizes(name)
     draws = torch.Generator().manual_seed(seeds.derive("random policy"))
+    starts = Episodes(episodes).starts
     returns, _ = play(name, starts, lambda observation: torch.randint(n_actions, (len(observation),), generator=draws))
-    return returns
+    return returns.mean().item()
 
 
 def trace(observations: Tensor, height: int = 64, width: int = 250) -> Tensor:
@@ -189,9 +196,3 @@ def trace(observations: Tensor, height: int = 64, width: int = 250) -> Tensor:
     for i in reversed(range(min(n, 4))):
         picture[y[:, i], x] = 55 * i
     return picture
-
-
-@functools.cache
-def floor(name: str) -> float:
-    """What a policy that knows nothing earns, mean of twenty episodes."""
-    return at_random(name, torch.tensor([seeds.derive("floor", i) for i in range(20)])).mean().item()

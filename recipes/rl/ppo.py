@@ -203,13 +203,8 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return model(observation.to(run.device))[0].argmax(-1).cpu()
 
     def baselines() -> dict[str, dict[str, float]]:
-        starts = torch.stack([val_data.get(i, None)["seed"] for i in range(len(val_data))])
-        returned, _ = environments.play(cfg.env, starts, lambda o: act(untrained.to(run.device), o))
-        chance = environments.at_random(cfg.env, starts)
-        return {
-            "random actions": {"return": chance.mean().item()},
-            "untrained policy": {"return": returned.mean().item()},
-        }
+        returned, _ = environments.play(cfg.env, val_data.starts, lambda o: act(untrained.to(run.device), o))
+        return {"random actions": {"return": floor}, "untrained policy": {"return": returned.mean().item()}}
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         returned, seen = environments.play(cfg.env, batch["seed"], lambda o: act(model, o))
@@ -234,7 +229,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         torch.export.save(program, folder / "model.pt2")
 
     val_data = Episodes(cfg.episodes)
-    floor = environments.floor(cfg.env)
+    floor = environments.at_random(cfg.env, cfg.episodes)
     return core.Stage(
         name="ppo",
         model=policy,
