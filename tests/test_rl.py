@@ -189,6 +189,7 @@ def test_a_run_leaves_what_the_ecosystem_loads(launch):
     assert weights["observations.count"] == 4 * 128 * 16
 
 
+@pytest.mark.verify
 def test_two_processes_learn_like_one(launch, tmp_path):
     """The same episodes, draws and minibatches: equal to rounding as long as rounding has turned no action."""
     one, two = (tmp_path / name for name in ("one", "two"))
