@@ -42,11 +42,11 @@ class Learnt:
     """Of the policy's term on the first of them."""
 
 
-def learnt(proof: Proof, make: Make, name: str, *, units: int = UNITS, **settings: Any) -> Learnt:
+def learnt(proof: Proof, make: Make, name: str, *, units: int = UNITS, batch: int = 32, **settings: Any) -> Learnt:
     """The recipe's own `train()` on a probe, at a rate of the probe's own."""
     cfg = proof.cfg
-    cfg = replace(cfg, env=f"probe/{name}-v0", envs=8, rollout=16, gamma=GAMMA,
-                  train=replace(cfg.train, batch_size=32, accumulate=1), optim=replace(cfg.optim, lr=3e-3), **settings)  # fmt: skip
+    cfg = replace(cfg, env=f"probe/{name}-v0", envs=8, rollout=16, gamma=GAMMA, optim=replace(cfg.optim, lr=3e-3),
+                  train=replace(cfg.train, batch_size=batch, accumulate=1), **settings)  # fmt: skip
     close: list[bool] = []
 
     def enough(stage: Stage, unit: int) -> bool:
@@ -172,7 +172,7 @@ def whitening_gate(make: Make) -> Gate:
         "whitening", rows="R3", title="advantages are whitened just before the loss, whatever the size of the rewards"
     )
     def prove(proof: Proof) -> Finding:
-        loud, louder = (learnt(proof, make, name, units=1) for name in ("loud", "louder"))
+        loud, louder = (learnt(proof, make, name, units=1, batch=64) for name in ("loud", "louder"))
         if not loud.gradient or "advantage" not in loud.batches[0]:
             raise Skip("no loss term 'policy', or batches without an entry 'advantage'")
         advantages = [loud.run.gather(b["advantage"]) for b in loud.batches]
