@@ -189,7 +189,7 @@ def alignment(proof: Proof) -> Finding:
     changed[torch.arange(len(places)), places] += 2 * spread
     with evaluating(stage.model):
         moved = (stage.model(changed) - stage.model(one)).float().norm(dim=-1)  # (8, frames)
-    peak = moved.argmax(1).double() / whisper.FRAMES_PER_SECOND
+    peak = moved.argmax(1).double().cpu() / whisper.FRAMES_PER_SECOND
     at = places.double() / lessons.FPS
     late = (peak - at).median().item()
     rate = ((peak - peak.mean()) * (at - at.mean())).sum().item() / (at - at.mean()).square().sum().item()

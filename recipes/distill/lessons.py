@@ -183,7 +183,7 @@ def _make(source: Source, into: Path) -> None:
         canvas = rest.repeat(len(batch), 1, 1)
         for row, one in zip(canvas, batch, strict=True):
             row[: len(one.features)] = one.features
-        wrote += teacher.write(canvas)
+        wrote += teacher.write(canvas.to(teacher.model.device))
     for one, text in zip(heard, wrote, strict=True):
         if whisper.normalise(text) == whisper.normalise(one.text):
             kept.append(one)

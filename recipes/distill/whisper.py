@@ -100,9 +100,10 @@ class Heard(core.Data):
 
 def prepare(cfg: Config, run: core.Run) -> tuple[whisper.Whisper, dict[str, Heard], Measures]:
     """What both stages work with: the frozen teacher, its lessons, and how a student is measured against it."""
-    with run.accelerator.local_main_process_first():  # one process makes the lessons, the others wait for them
-        teacher, source = whisper.load(cfg.data.teacher, cfg.data.seconds), lessons.load(cfg.data)
+    teacher = whisper.load(cfg.data.teacher, cfg.data.seconds)
     teacher.model.to(run.device)
+    with run.accelerator.local_main_process_first():  # one process makes the lessons, the others wait for them
+        source = lessons.load(cfg.data)
     learn, held_out = ((source.held_out == k).nonzero()[:, 0].tolist() for k in (False, True))
     data = {"train": Heard(source, learn, teacher), "val": Heard(source, held_out, teacher)}
     data["train"].notes = source.story
