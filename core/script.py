@@ -302,7 +302,9 @@ def _loader(cfg: config.Config, stage: _ScriptStage, data: Data) -> DataLoader:
 def _fresh(one: Script, two: Script) -> Script:
     """One script, after a look at whether two calls share nothing that trains."""
     if not isinstance(one, Script):
-        raise UserError("the factory must return a trainworthy.Script or a transformers Trainer", got=type(one).__name__)
+        raise UserError(
+            "the factory must return a trainworthy.Script or a transformers Trainer", got=type(one).__name__
+        )
     if {id(p) for p in one.model.parameters()} & {id(p) for p in two.model.parameters()}:
         raise UserError("the factory returns the same model twice", needed="a new model and a new optimiser at every call",
                         cause="the model is built outside the factory")  # fmt: skip

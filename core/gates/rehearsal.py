@@ -69,7 +69,9 @@ def wiring(proof: Proof) -> Finding:
     inside = {id(p) for p in stage.model.parameters()}
     foreign = sum(id(p) not in inside for o in stage.optimizers.values() for g in o.param_groups for p in g["params"])
     if foreign:
-        wrong.append(f"{foreign} tensors in an optimiser are no part of the model: they train, but are neither saved nor exported")
+        wrong.append(
+            f"{foreign} tensors in an optimiser are no part of the model: they train, but are neither saved nor exported"
+        )
     if not record.gradients and not record.received:
         wrong.append("no optimiser stepped")
     deaf = [n for n in trained if record.received.get(n, 0.0) == 0 and not n.startswith(expect.no_gradient or ("\0",))]
