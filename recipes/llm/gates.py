@@ -21,13 +21,18 @@ def of(chat: Chat) -> list[Gate]:
     return [template(chat), scored(chat), asked(chat), padding()]
 
 
-def shown(tokenizer: Any, ids: Tensor, labels: Tensor) -> str:
-    """One row as text, what is scored in [[double brackets]]."""
+def shown(tokenizer: Any, batch: dict) -> list[str]:
+    """The rows of a batch as text, without padding; what is scored in [[double brackets]]."""
+    rows = zip(batch["input_ids"], batch["labels"], batch["attention_mask"].bool(), strict=True)
+    return [_marked(tokenizer, ids[mask].tolist(), (labels[mask] != IGNORED).tolist()) for ids, labels, mask in rows]
+
+
+def _marked(tokenizer: Any, ids: list[int], scored: list[bool]) -> str:
     text, inside = "", False
-    for token, label in zip(ids.tolist(), labels.tolist(), strict=True):
-        if (label != IGNORED) != inside:
-            text += "]]" if inside else "[["
-            inside = not inside
+    for token, now in zip(ids, scored, strict=True):
+        if now != inside:
+            text += "[[" if now else "]]"
+            inside = now
         text += tokenizer.decode([token])
     return text + "]]" * inside
 
@@ -75,7 +80,7 @@ def template(chat: Chat) -> Gate:
                 )
                 here, there = (chat.tokenizer.decode(x[max(0, at - 4) : at + 6]) for x in (ids, due))
                 wrong.append(f"sample {i} differs from token {at} on: {here!r}, the template gives {there!r}")
-        example = shown(chat.tokenizer, batch["input_ids"][-1], batch["labels"][-1])
+        example = shown(chat.tokenizer, batch)[-1]
         return Finding(
             not wrong, "; ".join(wrong) or f"{len(indices)} examples as the template renders them, e.g. {example!r}",
             "the ids of the tokenizer's own apply_chat_template, up to the end of the answer",
@@ -132,9 +137,8 @@ def scored(chat: Chat) -> Gate:
                 wrong.append(
                     f"sample {i} leaves {len(lost)} tokens of the answer unscored{end}: {words(batch, row, lost)!r}"
                 )
-        example = shown(
-            chat.tokenizer, batch["input_ids"][0], torch.where(torch.roll(felt[0], 1), batch["input_ids"][0], IGNORED)
-        )
+        answers = torch.where(felt.roll(1, dims=1), batch["input_ids"], IGNORED)  # what each scored state answers for
+        example = shown(chat.tokenizer, {**batch, "labels": answers})[0]
         return Finding(
             not wrong, "; ".join(wrong) or f"{sum(share) / len(share):.0%} of the tokens are scored: {example!r}",
             "a gradient at the completion and its end-of-turn token alone",

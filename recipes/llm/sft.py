@@ -172,8 +172,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
             }
 
     def preview(batch: dict) -> list[core.Tile]:
-        rows = zip(batch["input_ids"], batch["labels"], strict=True)
-        return [core.Tile(gates.shown(tokenizer, ids, labels)) for ids, labels in rows]
+        return [core.Tile(text) for text in gates.shown(tokenizer, batch)]
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         answers = generate(model, batch["prompt"])
