@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,15 @@ def weights(module: nn.Module, *, without: Collection[str] = ()) -> tuple[dict[s
             seen[key] = name
             tensors[name] = tensor.detach()
     return tensors, aliases
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of names and values."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, tensor in tensors.items():
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 def save_weights(path: Path, tensors: dict[str, Tensor], aliases: dict[str, str]) -> None:

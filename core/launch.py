@@ -3,7 +3,6 @@
 settings -> data report -> gates -> training -> evaluation -> export -> report
 """
 
-import hashlib
 import json
 import os
 import shlex
@@ -13,12 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from core import config, environment, gates, inventory, ledger, many, monitors, parts
 from core import recipe as recipes
-from core.checkpoint import load_into, load_weights
+from core.checkpoint import digest, load_into, load_weights
 from core.console import table
 from core.errors import DISK_FULL, DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
 from core.metrics import MetricsTracker
@@ -245,7 +243,7 @@ def train(session: Session, interrupts: Interrupts) -> None:
         if previous is not None:
             trained = previous
             proof = parts.proof(session, part, lambda trained=trained: trained, follows="trained", deep=False)
-            prove_stage(session, part, proof, (), mark=digest(trained))
+            prove_stage(session, part, proof, (), mark=digest(trained.judged.state_dict()))
         previous, done = train_stage(session, part, previous, done, interrupts)
 
 
@@ -291,14 +289,6 @@ def train_stage(
             f"\nreport {s.folder / 'report.html'}\ncard   {s.folder / 'card.md'}\nexport {s.folder / 'export'}"
         )
     return stage, done + one.step
-
-
-def digest(stage: Stage) -> str:
-    """A hash of the weights a stage ended with."""
-    found = hashlib.blake2b(digest_size=16)
-    for name, tensor in stage.judged.state_dict().items():
-        found.update(name.encode() + tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
 
 
 if __name__ == "__main__":

@@ -104,6 +104,7 @@ class Run:
         self._pending: list[_Logged] = []
         self._epoch_sums: dict[str, tuple[float, int]] = {}  # (sum, count) since the last evaluation
         self.live: monitors.Live | None = None
+        self._frozen_hash: str | None = None
         self.finished = False  # the last step was made: a resumed run of a later stage makes no more
         self._bad_in_a_row = 0
         self._saw_bad = False  # on CPU a bad step is known at once
@@ -563,7 +564,7 @@ class Run:
             }
             info = {"stage": stage.name, "best": self.best, "history": self.history, "epoch_sums": self._epoch_sums,
                     "skipped": self.skipped, "finished": self.finished, "bad_in_a_row": self._bad_in_a_row, "seconds": self.seconds,
-                    "live": self.live and asdict(self.live)}  # fmt: skip
+                    "live": self.live and asdict(self.live), "frozen": self._frozen(stage)}  # fmt: skip
             if self.tracker:
                 self.tracker.flush()
             self.checkpoints.save(self.step, stage.model, state, info, without=stage.rebuilt)
@@ -576,6 +577,16 @@ class Run:
     def settle(self) -> None:
         """Until every checkpoint is on disk."""
         self._on_rank_0(self.checkpoints.wait)
+
+    def _frozen(self, stage: Stage) -> str:
+        """Hash of the weights that a checkpoint leaves out, taken once: they do not change. Rehearsals build them anew anyway."""
+        if self.plan or not stage.rebuilt:
+            return ""
+        if self._frozen_hash is None:
+            self._frozen_hash = checkpoint.digest(
+                {n: p for n, p in stage.model.named_parameters() if n in stage.rebuilt}
+            )
+        return self._frozen_hash
 
     def _on_rank_0(self, job: Callable[[], None]) -> None:
         """Do what only rank 0 does; what stops it (a full disk) stops every rank: alone it would leave them in a collective."""
@@ -608,6 +619,9 @@ class Run:
         if newest is None:
             return 0
         model, state, info = self.checkpoints.load(newest)
+        if info["frozen"] != self._frozen(stage):
+            raise UserError(f"the frozen weights are not those of {newest}", needed="the model this run was started with",
+                            cause="its files were changed or replaced", next="start a new run")  # fmt: skip
         checkpoint.load_into(stage.model, model, where=str(newest), without=stage.rebuilt)
         for name, optimizer in stage.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])

@@ -120,6 +120,20 @@ def test_a_step_that_is_not_finite_never_reaches_the_weights(net: Path, fork, la
     assert all(torch.isfinite(t).all() for t in weights(done.folder()).values())
 
 
+@pytest.mark.verify
+def test_a_run_does_not_go_on_over_another_model(tmp_path: Path):
+    """Frozen weights are not in the checkpoint: they must be those the run was started with."""
+    net = language.write(tmp_path / "net")
+    done = trainworthy("run", "llm/sft", "--model", net, *QUICK, "--lora", "4", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run_folder(tmp_path) / "summary.json").unlink()  # as if it had been stopped
+    torch.manual_seed(1)
+    language.model().save_pretrained(net)
+    done = trainworthy("resume", run_folder(tmp_path), cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "frozen weights" in done.stderr
+
+
 # ------------------------------------------------------------------------------------------------------------- bad input
 def written(path: Path, rows: list[dict]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
