@@ -172,12 +172,10 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
     @cache
     def real(which: str) -> tuple[Tensor, Tensor]:
-        """(class (N,), features (N, D)) of real pictures, in the judge's eyes."""
-        chosen = (
-            held_out
-            if which == "held out"
-            else learn[seeds.permutation(len(learn), "real")[: len(held_out) // asked.every]]
-        )
+        """(class (N,), features (N, D)) of real pictures; of those learnt from as many as are made, every class its share."""
+        by_class = learn[labels[learn].argsort(stable=True)]
+        some = by_class[:: max(1, len(learn) * asked.every // len(held_out))]
+        chosen = {"held out": held_out, "learnt from": some}[which]
         said, features = zip(*(judge(images[i].to(run.device)) for i in chosen.split(256)), strict=True)
         return torch.cat(said), torch.cat(features)
 

@@ -22,6 +22,7 @@ from core import assets
 from core.errors import DONE, UserError
 from core.registry import find
 from recipes.shared import digits
+from recipes.vision.classify import ResNet
 
 EPOCHS = 24
 NEEDED = 0.98  # a judge that is wrong more often cannot tell 99% from 97%
@@ -63,8 +64,6 @@ class Judge:
 @cache
 def load(side: int) -> Judge:
     """The judge of digits of `side` pixels; its features are what its last layer reads."""
-    from recipes.vision.classify import ResNet
-
     folder = assets.built(f"judge-{side}", _key(side), lambda folder: _build(folder, side))
     config, state = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
     net = ResNet(state["mean"], state["std"], config["widths"], len(config["classes"])).eval().requires_grad_(False)
