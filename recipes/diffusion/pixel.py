@@ -192,20 +192,24 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         return process.seen(run.gather(torch.cat([process.look(model, b) for b in run.batches(data)])))
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        few, scale = next(run.batches(data, 32)), asked.guidance_scale
-        first, second = (sample(model, few["condition"], few["noise"], scale, name) for name in ("ddim", "dpm++"))
-        apart = run.gather((first - second).square().mean((1, 2, 3))).mean().sqrt().item()
-        return {**judged(model, data, scale), **denoise(model, data), "samplers_apart": apart}
+        few, scale, apart = View(data, range(min(16, len(data)))), asked.guidance_scale, []
+        for b in run.batches(few):
+            first, second = (sample(model, b["condition"], b["noise"], scale, name) for name in ("ddim", "dpm++"))
+            apart.append((first - second).square().mean((1, 2, 3)))
+        rms = run.gather(torch.cat(apart)).mean().sqrt().item()
+        return {**judged(model, data, scale), **denoise(model, data), "samplers_apart": rms}
 
     @cache
     def curve(data: core.Data) -> dict[str, dict[str, float]]:
-        """{weights and guidance scale: scores}, at the end."""
+        """{weights and guidance scale: scores}, at the end; real pictures beside them."""
         found = {}
         for name, net in {**({"average": ema.model} if ema else {}), "raw": model}.items():
             with evaluating(net):
                 found |= {f"{name} weights, guidance {scale:g}": judged(net, data, scale) for scale in asked.scales}
-        untrained = make_model(cfg, images.shape[1], n).to(run.device).eval()
-        return found | {"untrained net": judged(untrained, data, asked.guidance_scale)}
+        said, features = real("held out")
+        agreement = (said.cpu() == labels[held_out]).float().mean().item()
+        own = {"agreement": agreement, "frechet": scores.frechet(real("learnt from")[1], features)}
+        return {**found, "real pictures": own}
 
     def figures(model: nn.Module, data: core.Data) -> dict:
         found, columns = curve(data), ("agreement", "Frechet distance")
@@ -218,10 +222,9 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         }
 
     def baselines() -> dict[str, dict[str, float]]:
-        said, features = real("held out")
-        agreement = (said.cpu() == labels[held_out]).float().mean().item()
-        own = {"agreement": agreement, "frechet": scores.frechet(real("learnt from")[1], features)}
-        return {**curve(val_data), "real pictures": own}
+        untrained = make_model(cfg, images.shape[1], n).to(run.device).eval()
+        plain = judged(ema.model if ema else model, val_data, 1.0)
+        return {"untrained net": judged(untrained, val_data, asked.guidance_scale), "without guidance": plain}
 
     def shown(made: Tensor, classes_asked: Tensor) -> list[core.Tile]:
         right = (judge(made)[0] == classes_asked).float().tolist()
@@ -238,7 +241,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         """A DiffusionPipeline: unet/, scheduler/, and the pipeline's own source beside them."""
         source.save_pipeline(folder, (ema.model if ema else model).eval().cpu(), process.sampler())
 
-    question = "which digit is asked for?" if cfg.data.path == "digits" else "which class is asked for?"
+    thing = "digit" if cfg.data.path == "digits" else "class"
     return core.Stage(
         name="generate",
         model=model,
@@ -246,7 +249,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         data={"train": train_data, "val": val_data},
         loss=loss,
         evaluate=evaluate,
-        metric=core.Metric("agreement", f"do the samples show {question}", floor=1 / n, ceiling=1.0),
+        metric=core.Metric("agreement", f"do the samples show the {thing} that was asked for?", floor=1 / n, ceiling=1.0),
         probe=core.Probe(core.Metric("denoised", "how much of a picture is seen through its noise?", 0.0, 1.0), denoise),
         average=ema.model if ema else None,
         state={"ema": ema} if ema else {},
