@@ -221,23 +221,23 @@ def hidden_class(proof: Proof) -> Finding:
     slack = 4 * math.sqrt(max(cfg.drop * (1 - cfg.drop), 0.01) / n)
     data = stage.data["val"]
     batch = fetch(data, pick(data, 128, cfg.run.seed), None, run.device)
-    null = next(iter(seen.null), len(data.fields["label"].classes))
+    classes = len(data.fields["label"].classes)
+    null = next(iter(seen.null), classes)
+    losses, said = [], []
     with evaluating(stage.model), run.autocast():
-        losses, said = [], []
         for condition in (batch["label"], torch.full_like(batch["label"], null)):
             said.append(stage.model(batch["noisy"], batch["timestep"], condition).sample.float())
-            losses.append(
-                sum(stage.loss(stage.model, {**batch, "condition": condition}).values()).item() / len(condition)
-            )
+            total = sum(stage.loss(stage.model, {**batch, "condition": condition}).values())
+            losses.append(total.item() / len(condition))
     apart = ((said[0] - said[1]).norm() / said[0].norm().clamp_min(1e-9)).item()
-    untrained = stage.expect.initial_loss
-    share_ok = share > 0 and abs(share - cfg.drop) <= slack and len(seen.null) == 1
-    denoises = losses[1] <= 0.7 * untrained
+    enough = 0.7 * stage.expect.initial_loss
+    instead = " ".join(map(str, sorted(seen.null)[:5])) or "nothing"
+    hidden = share > 0 and abs(share - cfg.drop) <= slack and len(seen.null) == 1 and null >= classes
     return Finding(
-        share_ok and apart > 1e-3 and denoises,
-        f"hidden from {share:.1%} of {n:,} samples at the net's input ({len(seen.null)} value(s) instead); after {SHORT} steps a "
-        f"loss of {losses[0]:.3f} with the class, {losses[1]:.3f} without, predictions {apart:.1%} apart",
-        f"hidden from {cfg.drop:.0%} +- {slack:.1%}, always by one value; without the class a loss below {0.7 * untrained:.3f}; "
+        hidden and apart > 1e-3 and losses[1] <= enough,
+        f"hidden from {share:.1%} of {n:,} samples at the net's input (instead: {instead}); after {SHORT} steps a loss of "
+        f"{losses[0]:.3f} with the class, {losses[1]:.3f} without, predictions {apart:.1%} apart",
+        f"hidden from {cfg.drop:.0%} +- {slack:.1%}, always by one value that is no class; without it a loss below {enough:.3f}; "
         "predictions that differ",
         "the drop mask is drawn and not used, or used on something else than what the net gets\n"
         "the class never reaches the net\nthe null class is one of the real ones",
