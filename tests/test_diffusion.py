@@ -16,6 +16,7 @@ from recipes.diffusion.noise import Noise, Process
 from recipes.diffusion.pixel import Noised, make_model, tiny
 from recipes.shared import digits
 from tests.commands import environment, losses, read, run_folder, trainworthy
+from tests.pictures import write_folder
 
 SHORT = ("--train.epochs", "0.3", "--sampling.every", "50", "--sampling.steps", "4", "--gates.no-enabled",
          "--run.no-tensorboard")  # fmt: skip  # 18 steps
@@ -95,6 +96,17 @@ def test_draws_are_in_the_sample():
     first, again = data.get(3, None), data.get(3, None)
     assert all(torch.equal(first[k], again[k]) for k in first)
     assert all(data.get(i, None)["condition"] == labels[i] for i in range(50))
+
+
+def test_pictures_of_your_own_are_fitted(tmp_path: Path):
+    """Folders by class, of many sizes and kinds, as vision/classify reads them: one size, three channels, [-1, 1]."""
+    folder = write_folder(tmp_path / "pictures")
+    images, labels, classes, learn, held_out, _ = source.read(source.Source(path=str(folder), image_size=16))
+    assert images.shape == (len(labels), 3, 16, 16)
+    assert images.dtype == torch.float32
+    assert -1 <= images.min() < -0.9 < 0.9 < images.max() <= 1
+    assert len(classes) == labels.max() + 1
+    assert not set(learn.tolist()) & set(held_out.tolist())
 
 
 # --------------------------------------------------------------------------------------------------------------- export
