@@ -136,8 +136,9 @@ class Probe:
 class Expect:
     """What a healthy recipe does, where theory or measurement says so. A gate without its expectation skips and says so."""
 
-    initial_loss: float | None = None
-    """Loss per sample of the untrained model (softmax over N balanced classes: ln N)."""
+    initial_loss: float | Callable[[dict], float] | None = None
+    """Loss per sample of the untrained model (softmax over N balanced classes: ln N); a function of the batch where draws decide it
+    (noise levels that weigh differently)."""
     loss_floor: float | Callable[[dict], float] = 0.0
     """Lowest loss the objective allows on the overfit batch (label smoothing's entropy); a function of the batch where draws
     decide it (mixup)."""

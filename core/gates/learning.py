@@ -8,6 +8,7 @@ import statistics
 import time
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,7 @@ def initial_loss(proof: Proof) -> Finding:
     batch = fetch(data, pick(data, 256, proof.cfg.run.seed), proof.cfg.run.seed, run.device)
     with evaluating(stage.model):
         measured = total_loss(run, stage, batch).item()
+    expected = _on(batch, expected)
     tolerance = 0.1 * expected
     return Finding(
         abs(measured - expected) <= tolerance, f"loss {measured:.3f} before training", f"{expected:.3f} within {tolerance:.2f}",
@@ -149,7 +151,7 @@ def _train_on_eight(proof: Proof, blank: tuple[str, ...] = (), steps: int = 0) -
         with evaluating(stage.model):
             loss = agreed(proof.accelerator, total_loss(run, stage, batch).item())
         untrained = max(
-            found["initial"], expect.initial_loss or -math.inf
+            found["initial"], _on(batch, expect.initial_loss) or -math.inf
         )  # pretrained weights start part of the way down
         found["needed_loss"] = floor + 0.03 * abs(untrained - floor)
         value = (
@@ -175,8 +177,7 @@ def _train_on_eight(proof: Proof, blank: tuple[str, ...] = (), steps: int = 0) -
     # The evaluation path reads the very inputs that were trained on: eight pictures do not teach that a shifted 7 is a 7.
     view = View(stage.data["train"], indices, blank=blank, draws=proof.cfg.run.seed)
     batch = fetch(view, list(range(len(indices))), proof.cfg.run.seed, run.device)
-    floor = expect.loss_floor(batch) if callable(expect.loss_floor) else expect.loss_floor
-    goal = expect.overfit_metric(batch) if callable(expect.overfit_metric) else expect.overfit_metric
+    floor, goal = _on(batch, expect.loss_floor), _on(batch, expect.overfit_metric)
     goal = found["goal"] = metric.ceiling if goal is None else goal
     for module in stage.model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is not None:
@@ -188,6 +189,11 @@ def _train_on_eight(proof: Proof, blank: tuple[str, ...] = (), steps: int = 0) -
     proof.train(proof.cfg, run, stage)
     found["batch"] = batch
     return run, stage, found
+
+
+def _on(batch: dict, value: Any) -> Any:
+    """What a recipe expects on this very batch."""
+    return value(batch) if callable(value) else value
 
 
 def overfitted(proof: Proof) -> tuple[Run, Stage, dict]:

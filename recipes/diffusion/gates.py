@@ -230,7 +230,7 @@ def hidden_class(proof: Proof) -> Finding:
             total = sum(stage.loss(stage.model, {**batch, "condition": condition}).values())
             losses.append(total.item() / len(condition))
     apart = ((said[0] - said[1]).norm() / said[0].norm().clamp_min(1e-9)).item()
-    enough = 0.7 * stage.expect.initial_loss
+    enough = 0.7 * stage.expect.initial_loss(batch)
     instead = " ".join(map(str, sorted(seen.null)[:5])) or "nothing"
     hidden = share > 0 and abs(share - cfg.drop) <= slack and len(seen.null) == 1 and null >= classes
     return Finding(

@@ -32,12 +32,11 @@ class Process:
         self.scheduler = DDPMScheduler(num_train_timesteps=noise.timesteps, beta_schedule=noise.schedule,
                                        prediction_type=noise.prediction, timestep_spacing="trailing")  # fmt: skip
         signal = self.scheduler.alphas_cumprod.double()
-        self.alpha, self.sigma, snr = signal.sqrt().float(), (1 - signal).sqrt().float(), signal / (1 - signal)
+        self.alpha, self.sigma, self.snr = signal.sqrt().float(), (1 - signal).sqrt().float(), signal / (1 - signal)
         # Min-SNR weighs the error of x_0 by min(SNR, gamma): divide by how much of it a unit of the prediction's error makes.
-        share = snr if noise.prediction == "epsilon" else snr + 1
-        self.weight = (
-            snr.clamp(max=noise.snr_gamma) / share if math.isfinite(noise.snr_gamma) else snr.new_ones(len(snr))
-        ).float()
+        share = self.snr if noise.prediction == "epsilon" else self.snr + 1
+        weight = self.snr.clamp(max=noise.snr_gamma) / share
+        self.weight = (weight if math.isfinite(noise.snr_gamma) else torch.ones_like(weight)).float()
 
     def add(self, image: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """(B, C, H, W) noised to timestep t (B,)."""
@@ -67,23 +66,22 @@ class Process:
         return torch.stack([t.float(), *(v.mean((1, 2, 3)) for v in (error**2, wrong**2, image**2, image))], 1)
 
     def seen(self, rows: Tensor) -> dict[str, float]:
-        """From such rows: share of the pictures' variance that one step gets right, and the error by quarter of the schedule."""
+        """From such rows: share of the pictures' variance that one step gets right, each level weighed as min-SNR 5 weighs the
+        error of the picture (the noisiest show nothing of it, and are hardly trained); and the error by quarter of the schedule."""
         t, error, wrong, square, mean = rows.double().unbind(1)
         quarters, total = (t * 4 / self.noise.timesteps).long(), self.noise.timesteps
-        found = {"denoised": (1 - wrong.mean() / (square.mean() - mean.mean() ** 2)).item()}
+        weight, middle = self.snr.to(t.device)[t.long()].clamp(max=5.0), mean.mean()
+        variance = square - 2 * middle * mean + middle**2
+        found = {"denoised": (1 - (weight * wrong).sum() / (weight * variance).sum()).item()}
         for i in quarters.unique().tolist():
             found[f"mse/t{i * total // 4}-{(i + 1) * total // 4 - 1}"] = error[quarters == i].mean().item()
         return found
 
-    def initial_loss(self, images: Tensor) -> float:
-        """Weighted loss of a net that says 0: the target's second moment, mean over timesteps."""
-        square = images.square().mean().item()
-        moment = (
-            torch.ones_like(self.alpha)
-            if self.noise.prediction == "epsilon"
-            else self.alpha**2 + square * self.sigma**2
-        )
-        return (self.weight * moment).mean().item()
+    def initial_loss(self, batch: dict) -> float:
+        """Loss per sample of a net that says 0: the weighted mean square of what it should say."""
+        t = batch["timestep"]
+        target = self.target(batch["image"], batch["noise"], t)
+        return (self.weights(t) * target.square().mean((1, 2, 3))).mean().item()
 
     def sampler(self, name: str = "ddim"):
         """A scheduler that undoes it. `clip_sample` would clip x_0 and keep the noise that belonged to the unclipped one: with

@@ -253,7 +253,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         probe=core.Probe(core.Metric("denoised", "how much of a picture is seen through its noise?", 0.0, 1.0), denoise),
         average=ema.model if ema else None,
         state={"ema": ema} if ema else {},
-        expect=core.Expect(initial_loss=process.initial_loss(images[learn]), overfit_steps=200, overfit_metric=0.9),
+        expect=core.Expect(initial_loss=process.initial_loss, overfit_steps=200, overfit_metric=0.95),
         baselines=baselines,
         preview=preview,
         predict=predict,
