@@ -356,7 +356,7 @@ def _afford(proof: Proof, samples: int) -> None:
     run, stage = proof.build(Plan(steps=1))
     few = View(stage.data["val"], range(min(16, len(stage.data["val"]))))
     started = time.process_time()
-    run.measure(stage, few)
+    run.measure(stage, few, probe=True)
     needed = agreed(proof.accelerator, (time.process_time() - started) / len(few) * samples)
     if needed > SECONDS:
         raise Skip(f"evaluating {samples:,} samples takes {needed:.0f} s: `check --deep --only tiny-data` has the time")
