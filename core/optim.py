@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -39,30 +39,45 @@ def layer_of(name: str) -> str:
     return numbered.group() if numbered else name.rpartition(".")[0] or name
 
 
-def make_optimizer(model: nn.Module, settings: config.Optim) -> Optimizer:
-    """The optimiser over every parameter of `model` that requires a gradient; freeze what must not train first.
+def make_optimizer(model: nn.Module, settings: config.Optim, rates: Mapping[str, float] | None = None) -> Optimizer:
+    """The optimiser over every parameter of `model` that requires a gradient; freeze what must not train first. `rates`: peak rates
+    of parts of their own, {first word of their parameters' names: rate}; without it everything learns at `settings.lr`.
 
     Fused where torch has it: one kernel for all tensors, and a non-finite step is skipped on the device without a sync.
     """
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise UserError("nothing to train", got="no parameter requires a gradient", cause="the whole model was frozen")
-    if settings.layer_decay == 1:
-        groups = decay_groups(trainable, settings.weight_decay)
+    if rates is None:
+        groups = _groups(trainable, settings, settings.lr)
     else:
         groups = []
-        for layer, factor in layer_rates(trainable, settings.layer_decay).items():
-            own = {n: p for n, p in trainable.items() if layer_of(n) == layer}
-            groups += [
-                {**g, "name": f"{layer}.{g['name']}", "lr": settings.lr * factor}
-                for g in decay_groups(own, settings.weight_decay)
-            ]
+        if idle := [n for n in trainable if n.split(".")[0] not in rates]:
+            raise UserError(
+                "parts that require a gradient have no rate", got=idle[0], needed=f"one of {', '.join(rates)}"
+            )
+        for part, rate in rates.items():
+            own = {n: p for n, p in trainable.items() if n.split(".")[0] == part}
+            groups += [{**g, "name": f"{part}.{g['name']}"} for g in _groups(own, settings, rate)]
     if settings.name == "sgd":
         nesterov = settings.momentum > 0
         return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=nesterov, fused=True)
     if settings.name == "adafactor":
         return torch.optim.Adafactor(groups, lr=settings.lr)
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
+
+
+def _groups(parameters: dict[str, nn.Parameter], settings: config.Optim, lr: float) -> list[dict]:
+    """Groups that decay and do not, of each layer where those have rates of their own."""
+    if settings.layer_decay == 1:
+        return [{**g, "lr": lr} for g in decay_groups(parameters, settings.weight_decay)]
+    groups = []
+    for layer, factor in layer_rates(parameters, settings.layer_decay).items():
+        own = {n: p for n, p in parameters.items() if layer_of(n) == layer}
+        groups += [
+            {**g, "name": f"{layer}.{g['name']}", "lr": lr * factor} for g in decay_groups(own, settings.weight_decay)
+        ]
+    return groups
 
 
 def schedule(step: int, total: int, settings: config.Optim) -> float:
