@@ -1,0 +1,258 @@
+"""Answer questions about pictures: a frozen vision encoder, a projector and a language model (LLaVA, Liu 2023), proved first.
+
+tiny  composites of one to three tinted digits, four balanced questions each, two CPU cores, minutes. Encoder and language model are
+      small ones, trained here once and kept.
+full  CLIP and SmolLM2 with LoRA on `--data.path FOLDER` of pictures and questions; an accelerator. The same code path.
+
+What this recipe gets right without being asked: `align` trains the projector alone, so that nothing is spoilt while it is random;
+`instruct` trains projector and language model, each at its own rate; the encoder is frozen and in eval mode throughout; no sample
+is ever cut; every picture stands beside its counterfactual, so that no answer can be had from the question alone.
+"""
+
+import copy
+import json
+from dataclasses import astuple, dataclass, field
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import core
+from core.config import Optim, Phase, RunSettings, Train
+from core.errors import UserError
+from core.gates import fetch
+from core.stage import View
+from recipes.vlm import folders, gates, language, questions, rows, sight
+from recipes.vlm.questions import Questions
+from recipes.vlm.scenes import Scenes
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+@dataclass
+class Config(core.Config):
+    """Settings of vlm/instruct."""
+
+    data: folders.Where = field(default_factory=folders.Where)
+    align: Phase = field(default_factory=Phase)
+    instruct: Phase = field(default_factory=Phase)
+    encoder: str = "cells"
+    """`cells` (a small CNN trained here), or a vision transformer of the hub by name or folder. Never trained in this recipe."""
+    language: str = "words"
+    """`words` (a small one trained here on scenes told in words), or a causal language model of the hub by name or folder."""
+    lora_rank: int = 0
+    """Rank of LoRA adapters on every linear layer of the language model; 0 trains all of it."""
+    projector_width: int = 256
+    """Units between the projector's two layers."""
+    language_lr: float = 5e-4
+    """Peak rate of the language model in `instruct`; the projector's is --instruct.lr."""
+
+
+def tiny() -> Config:
+    """Composites on two CPU cores, one thread."""
+    return Config(
+        align=Phase(epochs=0.5, lr=2e-3),
+        instruct=Phase(epochs=2.5, lr=1e-3),
+        train=Train(batch_size=16, eval_every=0.5),
+        optim=Optim(warmup=0.06, weight_decay=0.05),
+        run=RunSettings(threads=1, save_every=0.25),
+    )
+
+
+def full() -> Config:
+    """Rates of LLaVA for its projector, of LoRA for the language model; bf16."""
+    return Config(
+        data=folders.Where(path="pictures", longest=2048),
+        align=Phase(epochs=1, batch_size=256, lr=1e-3),
+        instruct=Phase(epochs=1, batch_size=128, lr=2e-5),
+        encoder="openai/clip-vit-large-patch14-336",
+        language="HuggingFaceTB/SmolLM2-1.7B-Instruct",
+        lora_rank=64,
+        projector_width=2048,
+        language_lr=2e-4,
+        train=Train(precision="bf16"),
+        optim=Optim(warmup=0.03, weight_decay=0.0),
+        loader=core.config.Loader(workers=8, eval_workers=8),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+@cache
+def read(split: str, where: tuple, words: str, features: int, side: int) -> Questions:
+    """Pictures with questions as rows of tokens; read once per process."""
+    path, pairs, held_out, longest = where
+    if path == "scenes":
+        source = Scenes(split, pairs if split == "train" else held_out)
+        source.image = cache(source.image)  # 80 MB at most, and gates read the same pictures again and again
+    else:
+        source = folders.load(path, split)
+    return Questions(source, language.tokenizer(words), features=features, side=side, longest=longest)
+
+
+# ---------------------------------------------------------------------------------------------------------------- model
+class Projector(nn.Module):
+    """Features (B, n, width) -> embeddings (B, n, d): LayerNorm, two layers, LayerNorm x gain. It starts as loud as words are."""
+
+    def __init__(self, n_in: int, width: int, n_out: int, rms: float):
+        super().__init__()
+        self.norm = nn.LayerNorm(n_in)
+        self.layers = nn.Sequential(nn.Linear(n_in, width), nn.GELU(), nn.Linear(width, n_out))
+        self.out = nn.LayerNorm(n_out, elementwise_affine=False)
+        self.gain = nn.Parameter(torch.tensor(rms))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.gain * self.out(self.layers(self.norm(features)))
+
+
+class VLM(nn.Module):
+    """Three towers. Pictures (B, 3, side, side) and rows of tokens (B, T) -> logits (B, T, V)."""
+
+    def __init__(self, encoder: nn.Module, projector: nn.Module, language: nn.Module):
+        super().__init__()
+        self.encoder, self.projector, self.language = encoder, projector, language
+        with torch.no_grad():
+            _, self.features, got = projector(encoder(torch.zeros(1, 3, encoder.side, encoder.side))).shape
+        if got != (needed := language.get_input_embeddings().embedding_dim):
+            raise UserError("the projector does not fit the language model", got=f"embeddings of {got}", needed=needed,
+                            cause="it was made for another language model")  # fmt: skip
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        places = batch["ids"] == rows.IMAGE
+        features = self.projector(
+            self.encoder(batch["image"])
+        )  # frozen weights and data need no graph: no_grad would be idle
+        if (places.sum(1) != features.shape[1]).any():
+            raise ValueError(f"{features.shape[1]} features of a picture, {places.sum(1).tolist()} places for them")
+        words = self.language.get_input_embeddings()(batch["ids"].clamp_min(0))
+        embeds = words.masked_scatter(places[..., None], features.to(words.dtype))
+        return rows.answer(self.language, embeds, batch)
+
+
+def make_model(cfg: Config) -> VLM:
+    """Encoder and language model as they were trained, a new projector between them."""
+    encoder, words = sight.load(cfg.encoder), language.load(cfg.language, lora_rank=cfg.lora_rank)
+    embedding = words.get_input_embeddings().weight.detach()
+    rms = embedding.square().mean().sqrt().item()
+    return VLM(encoder, Projector(encoder.width, cfg.projector_width, embedding.shape[1], rms), words)
+
+
+# --------------------------------------------------------------------------------------------------------------- stages
+def align(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    """Stage one: the projector learns the language model's embeddings; both towers beside it are as they came."""
+    start = {f"encoder.{k}": v for k, v in sight.weights(cfg.encoder).items()}
+    start |= {f"language.{k}": v for k, v in language.weights(cfg.language).items()}
+    return make_stage(cfg, run, "align", make_model(cfg), {"projector": cfg.optim.lr}, start, fresh=("projector.",))
+
+
+def instruct(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    """Stage two: projector and language model, each at its own rate, from the projector that stage one trained."""
+    if previous is None:
+        raise UserError("instruct has no projector to start from", needed="STAGES = [align, instruct]",
+                        cause="a language model that learns beside a random projector is spoilt")  # fmt: skip
+    model = make_model(cfg)
+    model.load_state_dict(previous.model.state_dict())
+    rates = {"projector": cfg.optim.lr, "language": cfg.language_lr}
+    return make_stage(cfg, run, "instruct", model, rates, previous.model.state_dict())
+
+
+def make_stage(cfg: Config, run: core.Run, name: str, model: VLM, rates: dict[str, float], start: dict[str, Tensor],
+               fresh: tuple[str, ...] = ()) -> core.Stage:  # fmt: skip
+    """What both stages share. `rates`: {tower: peak rate}; a tower without one is frozen."""
+    for key, p in model.named_parameters():
+        adapted = not cfg.lora_rank or not key.startswith("language.") or ".lora_" in key
+        p.requires_grad_(key.split(".")[0] in rates and adapted)
+    frozen = tuple(key for key, p in model.named_parameters() if not p.requires_grad)
+    data = {
+        s: read(s, astuple(cfg.data), cfg.language, model.features, model.encoder.side).copy() for s in ("train", "val")
+    }
+    train_data, val_data = data["train"], data["val"]
+    train_data.notes |= {"vision encoder": sight.told(cfg.encoder), "language model": language.told(cfg.language)}
+    kinds, words = train_data.source.kinds, language.tokenizer(cfg.language)
+    guess = questions.majority(train_data.source)
+
+    def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+        return {"answer": rows.nll(model(batch), batch["labels"])}
+
+    def counts(batch: dict) -> dict[str, float]:
+        return {"answer": rows.scored(batch["labels"])}
+
+    def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
+        found = [questions.verdicts(model(batch), batch) for batch in run.batches(data)]
+        return questions.score(run.gather(torch.cat(found)), kinds)
+
+    def baselines() -> dict[str, dict[str, float]]:
+        n = len(val_data)
+        others = View(val_data, range(n), swap=[(i + n // 2) % n for i in range(n)])  # nobody keeps their own picture
+        return {"commonest answer to each question": {"accuracy": questions.blindly(val_data.source, guess), "pairs": 0.0},
+                "this model, another's picture": evaluate(model, others)}  # fmt: skip
+
+    def preview(batch: dict) -> list[core.Tile]:
+        shown = (batch["image"] * 255).round().to(torch.uint8).permute(0, 2, 3, 1)  # (B, side, side, 3)
+        said = [words.decode(row[row >= 0].tolist(), skip_special_tokens=True) for row in batch["labels"]]
+        return [core.Tile(text, image) for text, image in zip(said, shown, strict=True)]
+
+    def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
+        logits = model(batch)
+        said = logits[:, :-1].argmax(-1).masked_fill(batch["labels"][:, 1:] < 0, -1)
+        share = (rows.right(logits, batch) & (batch["kind"] >= 0)).sum(1) / (batch["kind"] >= 0).sum(1)
+        texts = [words.decode(row[row >= 0].tolist(), skip_special_tokens=True) for row in said]
+        return [core.Tile(text, good=s) for text, s in zip(texts, share.tolist(), strict=True)]
+
+    def figures(model: nn.Module, data: core.Data) -> dict:
+        batch = fetch(data, list(range(min(16, len(data)))), None, run.device)
+        tiles = zip(predict(model, batch), preview({k: v.cpu() for k, v in batch.items()}), strict=True)
+        return {"Pictures beside their counterfactuals: what the model answers": [
+            core.Tile(said.caption, seen.image, good=said.good) for said, seen in tiles]}  # fmt: skip
+
+    def export(folder: Path) -> None:
+        """language/ for from_pretrained; vision.pt2 (torch.export): pictures -> embeddings that stand before the question."""
+        net = copy.deepcopy(model).eval().cpu()
+        talker = net.language.merge_and_unload() if cfg.lora_rank else net.language
+        talker.save_pretrained(folder / "language")
+        words.save_pretrained(folder / "language")
+        eyes = nn.Sequential(net.encoder, net.projector)
+        save_file(net.projector.state_dict(), folder / "projector.safetensors")
+        image = torch.zeros(2, 3, net.encoder.side, net.encoder.side)
+        program = torch.export.export(eyes, (image,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+        torch.export.save(program, folder / "vision.pt2")
+        config = {"encoder": cfg.encoder, "language": cfg.language, "features": net.features, "side": net.encoder.side,
+                  "row": "embeddings of bos, those of the picture, those of '\\n' + question; then greedily up to eos",
+                  "image": "float32 (B, 3, side, side) in [0, 1]; normalised inside vision.pt2"}  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(config, indent=1))
+
+    floor = questions.blindly(train_data.source, guess)
+    return core.Stage(
+        name=name,
+        model=model,
+        optimizers={"main": core.make_optimizer(model, cfg.optim, rates)},
+        data=data,
+        loss=loss,
+        counts=counts,
+        evaluate=evaluate,
+        metric=core.Metric("accuracy", "what does the picture show, asked in words?", floor=floor, ceiling=1.0),
+        expect=core.Expect(frozen=frozen, fresh=fresh, overfit_steps=110),
+        baselines=baselines,
+        preview=preview,
+        predict=predict,
+        figures=figures,
+        pretrained={k: v.clone() for k, v in start.items()} or None,
+        export=export,
+        gates=gates.gates(align=name == "align"),
+    )  # fmt: skip
+
+
+STAGES = [align, instruct]
+
+
+# ----------------------------------------------------------------------------------------------------------------- loop
+def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
+    """The loop of both stages; the gates rehearse this very function."""
+    for step in run.steps(stage):
+        run.update(stage, step.batches)
+        if step.due(cfg.train.eval_every):
+            run.evaluate(stage)
+
+
+if __name__ == "__main__":
+    core.main(__file__)

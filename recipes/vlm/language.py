@@ -1,0 +1,63 @@
+"""Language models, all of transformers' own classes, so that one code path trains, saves and loads them. `words` is the small one
+of words.py; any other name is the hub's, or a folder in its layout."""
+
+import json
+from functools import cache
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from core.errors import UserError
+from recipes.vlm import words
+
+logging.disable_progress_bar()
+
+
+def load(name: str, *, lora_rank: int = 0) -> nn.Module:
+    """A causal language model; with a rank, LoRA adapters (Hu 2021) on every linear layer, all else of it frozen."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path(name), dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise _not_there(name, error) from None
+    if lora_rank:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=lora_rank, lora_alpha=lora_rank, target_modules="all-linear"))
+    return model
+
+
+@cache
+def tokenizer(name: str) -> Any:
+    """Its tokenizer."""
+    try:
+        return AutoTokenizer.from_pretrained(path(name))
+    except (OSError, ValueError) as error:
+        raise _not_there(name, error) from None
+
+
+def path(name: str) -> str:
+    """What `from_pretrained` reads."""
+    return str(words.folder()) if name == "words" else name
+
+
+def weights(name: str) -> dict[str, Tensor]:
+    """The file it is loaded from, where that is ours."""
+    return load_file(words.folder() / "model.safetensors") if name == "words" else {}
+
+
+def told(name: str) -> str:
+    """Where it comes from, and how good it is by itself."""
+    if name != "words":
+        return name
+    share, seconds = (json.loads((words.folder() / f"{n}.json").read_text()) for n in ("result", "seconds"))
+    return f"answers {share:.1%} of the questions about scenes told in words; built once, {seconds:.0f} s"
+
+
+def _not_there(name: str, error: Exception) -> UserError:
+    return UserError(f"the language model '{name}' cannot be loaded", got=str(error).splitlines()[0],
+                     needed="`words`, a hub name or a folder with config, weights and tokenizer",
+                     cause="a wrong name, a gated model without HF_TOKEN in the environment, or a file is missing")  # fmt: skip

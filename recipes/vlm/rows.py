@@ -1,0 +1,96 @@
+"""Rows of tokens: every question of a picture in one row, hidden from one another, nothing ever cut.
+
+A row is a prefix (a place for each feature of the picture) and then each question with its answer. A question sees the prefix and
+itself: attention is masked in blocks and positions start again, so each answer is what it would be if its question stood alone.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+IMAGE = -200  # stands in a row for one feature of the picture (LLaVA's own number)
+IGNORE = -100  # a label that is not scored
+FILL = {"ids": 0, "labels": IGNORE, "segment": -1, "position": 0}  # what rows are filled up with
+
+
+class Asked(NamedTuple):
+    """One question about a picture."""
+
+    kind: int
+    """Which sort of question, for the tables."""
+    question: str
+    answer: str
+    pair: int = -1
+    """Shared with the same question about the counterfactual picture, where there is one."""
+
+
+def pack(tokenizer: Any, prefix: Sequence[int], asked: list[Asked]) -> dict[str, Tensor]:
+    """One row (T,) each: `ids`; `labels` (answers and their end, not shifted); `segment` (0: prefix, q: question q);
+    `position` (each question's begins where the prefix ends)."""
+    ids, labels, segment = list(prefix), [IGNORE] * len(prefix), [0] * len(prefix)
+    position = list(range(len(prefix)))
+    for q, one in enumerate(asked, 1):
+        question, answer = (
+            tokens(tokenizer, "\n" + one.question),
+            [*tokens(tokenizer, " " + one.answer), tokenizer.eos_token_id],
+        )
+        ids += [*question, *answer]
+        labels += [IGNORE] * len(question) + answer
+        length = len(question) + len(answer)
+        segment += [q] * length
+        position += range(len(prefix), len(prefix) + length)
+    return {"ids": torch.tensor(ids), "labels": torch.tensor(labels), "segment": torch.tensor(segment),
+            "position": torch.tensor(position)}  # fmt: skip
+
+
+@cache
+def tokens(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """Ids of a text, nothing added."""
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def together(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Rows filled up to the longest: (B, T) each."""
+    return {k: pad_sequence([r[k] for r in rows], batch_first=True, padding_value=v) for k, v in FILL.items()}
+
+
+def seen(segment: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, T) -> (B, 1, T, T), added to attention's scores: 0 where a token sees another, else the lowest number."""
+    earlier = torch.ones(segment.shape[1], segment.shape[1], dtype=torch.bool, device=segment.device).tril()
+    same = (segment[:, :, None] == segment[:, None]) | (segment == 0)[:, None]
+    allowed = earlier & same & (segment >= 0)[:, None]
+    return torch.zeros(allowed.shape, dtype=dtype, device=segment.device).masked_fill(~allowed, torch.finfo(dtype).min)[
+        :, None
+    ]
+
+
+def answer(model: nn.Module, embeds: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """Logits (B, T, V) of a causal language model of transformers on rows of embeddings (B, T, d)."""
+    mask = seen(batch["segment"], embeds.dtype)
+    return model(inputs_embeds=embeds, attention_mask=mask, position_ids=batch["position"], use_cache=False).logits
+
+
+def nll(logits: Tensor, labels: Tensor) -> Tensor:
+    """Sum over the scored tokens of -log p, each predicted by the token before it IN ITS ROW: (B, T, V) and (B, T)."""
+    return F.cross_entropy(
+        logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=IGNORE, reduction="sum"
+    )
+
+
+def scored(labels: Tensor) -> int:
+    """Tokens that `nll` sums over."""
+    return int((labels[:, 1:] != IGNORE).sum())
+
+
+def right(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """(B, Q): is each answer what greedy decoding would say? That is so just where every token of it, its end included, is the
+    likeliest after those before it."""
+    missed = (logits[:, :-1].argmax(-1) != batch["labels"][:, 1:]) & (batch["labels"][:, 1:] != IGNORE)
+    wrong = torch.zeros(len(logits), batch["kind"].shape[1] + 1, device=logits.device)
+    wrong.scatter_add_(1, batch["segment"][:, 1:].clamp_min(0), missed.float())
+    return wrong[:, 1:] == 0
