@@ -152,11 +152,12 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     process, n, asked = Process(cfg.noise), len(classes), cfg.sampling
     train_data = Noised(images[learn], labels[learn], classes, process, cfg.drop)
     val_data = Noised(images[held_out], labels[held_out], classes, process, cfg.drop)
-    judge = judges.load(cfg.data.image_size) if cfg.data.judge == "digits" else judges.of(Path(cfg.data.judge))
-    train_data.notes = {**notes, "judge": judge.told}
 
     model = make_model(cfg, images.shape[1], n)
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
+    # After the model: building a judge draws random numbers once a process, and takes a minute that a wrong setting need not cost.
+    judge = judges.load(cfg.data.image_size) if cfg.data.judge == "digits" else judges.of(Path(cfg.data.judge))
+    train_data.notes = {**notes, "judge": judge.told}
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         t = batch["timestep"]
