@@ -57,7 +57,8 @@ PLANTS = [
         ("no part of the model", "frozen teacher"), task=True, harm="the exported decoder is not the one that was trained with"),
     bug("teacher-in-train-mode", "evaluation", "C12", "    teacher.model.to(run.device)\n",
         "    teacher.model.to(run.device).train()\n    teacher.model.model.decoder.dropout = 0.1\n", ("two evaluations", "dropout"),
-        task=True, source="DST-01 neuralmagic/sparseml PR#2191", harm="targets that change from call to call"),
+        task=True, source="DST-01 neuralmagic/sparseml PR#2191", harm="targets that change from call to call", before=("overfit",),
+        why="the loss is drawn anew with every mask, so eight samples do not close it"),
 ]  # fmt: skip
 RELATIVES = ["silent-recordings", "cosine-alone", "error-alone", "no-offset", "task-from-random-features", "decoder-trains-too",
              "teacher-in-train-mode", "labels-shifted-twice"]  # fmt: skip
