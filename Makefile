@@ -9,10 +9,10 @@ quickstart: .venv/.vision
 	.venv/bin/trainworthy run vision/classify
 
 test: .venv/.all
-	.venv/bin/python -m pytest -n 2 -m "not verify"
+	.venv/bin/python -m pytest -n 2 --dist loadgroup -m "not verify"
 
 verify: .venv/.all
-	.venv/bin/python -m pytest -n 2 --record docs/verify.md
+	.venv/bin/python -m pytest -n 2 --dist loadgroup --record docs/verify.md
 
 lint: .venv/.all
 	.venv/bin/ruff check .

@@ -52,7 +52,14 @@ def straight(tmp_path_factory: pytest.TempPathFactory):
     return lambda entry: made(entry.id)
 
 
-@pytest.mark.parametrize(("entry", "stage"), [pytest.param(e, s, id=f"{e.id}-{s}") for e in OURS for s in stages(e)])
+def grouped(entry: Entry):
+    """Tests that share a straight run belong to one worker."""
+    return pytest.mark.xdist_group(entry.id)
+
+
+@pytest.mark.parametrize(
+    ("entry", "stage"), [pytest.param(e, s, id=f"{e.id}-{s}", marks=grouped(e)) for e in OURS for s in stages(e)]
+)
 def test_stopped_in_any_stage_and_resumed_is_the_same_run(entry: Entry, stage: str, straight, tmp_path: Path):
     whole = straight(entry)
     process = start(*argv(entry), cwd=tmp_path)
@@ -80,7 +87,7 @@ def home(folder: Path, entry: Entry, stage: str) -> Path:
     return folder if stage == stages(entry)[-1] else folder / "stages" / stage
 
 
-@pytest.mark.parametrize("entry", OURS, ids=lambda e: e.id)
+@pytest.mark.parametrize("entry", [pytest.param(e, id=e.id, marks=grouped(e)) for e in OURS])
 def test_a_short_run_leaves_what_a_run_leaves(entry: Entry, straight):
     """The files of DESIGN, an export, a page, pictures or words to look at."""
     folder = straight(entry)
@@ -95,8 +102,17 @@ def test_a_short_run_leaves_what_a_run_leaves(entry: Entry, straight):
     assert any((folder / "previews").rglob("*")) or summary["figures"]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.verify) for s in (1, 2))])
-@pytest.mark.parametrize("entry", [e for e in OURS if e.id != "vision/classify"], ids=lambda e: e.id)
+# A check of these costs two to four minutes of CPU time; what `make test` shows of their gates is in test_gates and their own files.
+DEAR = ("distill/whisper", "llm/sft", "vlm/instruct")
+CHECKED = [
+    pytest.param(e, seed, id=f"{e.id}-{seed}", marks=[pytest.mark.verify] if seed or e.id in DEAR else [])
+    for e in OURS
+    if e.id != "vision/classify"
+    for seed in range(3)
+]
+
+
+@pytest.mark.parametrize(("entry", "seed"), CHECKED)
 def test_no_gate_fails_a_healthy_recipe(entry: Entry, seed: int, launch):
     """vision/classify has tests/test_quiet.py."""
     done = launch("check", entry.id, "--run.seed", str(seed), timeout=600)
