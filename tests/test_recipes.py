@@ -102,7 +102,7 @@ def test_a_short_run_leaves_what_a_run_leaves(entry: Entry, straight):
     assert any((folder / "previews").rglob("*")) or summary["figures"]
 
 
-# A check of these costs two to four minutes of CPU time; what `make test` shows of their gates is in test_gates and their own files.
+# A check of these costs two to four minutes of CPU time; `make test` has their gates in test_gates and in their own files.
 DEAR = ("distill/whisper", "llm/sft", "vlm/instruct")
 CHECKED = [
     pytest.param(e, seed, id=f"{e.id}-{seed}", marks=[pytest.mark.verify] if seed or e.id in DEAR else [])
