@@ -41,11 +41,10 @@ class Where:
 class Folder:
     """Pictures of one split with their questions."""
 
-    def __init__(self, root: Path, lines: list[dict[str, str]]):
+    def __init__(self, root: Path, lines: list[dict[str, str]], texts: list[str]):
         by_picture: dict[str, list[dict[str, str]]] = {}
         for line in lines:
             by_picture.setdefault(line["image"], []).append(line)
-        texts = list(dict.fromkeys(line["question"] for line in lines))
         names = list(dict.fromkeys(line["pair"] for line in lines if "pair" in line))
         each, pair = len(texts) <= SORTS, {name: i for i, name in enumerate(names)}
         self.kinds = tuple(texts) if each else ("question",)
@@ -86,8 +85,14 @@ def unreadable(path: Path) -> str:
 
 
 def load(path: str, split: str) -> Folder:
-    """`train` or `val` of a folder."""
-    file = Path(path) / f"{split}.jsonl"
+    """`train` or `val` of a folder; a question is of one kind in both."""
+    both = {name: read(Path(path) / f"{name}.jsonl") for name in ("train", "val")}
+    texts = list(dict.fromkeys(line["question"] for found in both.values() for line in found))
+    return Folder(Path(path), both[split], texts)
+
+
+def read(file: Path) -> list[dict[str, str]]:
+    """The lines of one file, each with its columns."""
     if not file.is_file():
         raise UserError(f"there is no {file}", needed="a folder with train.jsonl and val.jsonl, pictures beside them",
                         next='a line: {"image": "a.jpg", "question": "how many cats?", "answer": "two"}')  # fmt: skip
@@ -105,4 +110,4 @@ def load(path: str, split: str) -> Folder:
         lines.append(line)
     if not lines:
         raise UserError(f"{file} is empty", needed="a line for each question")
-    return Folder(Path(path), lines)
+    return lines

@@ -51,7 +51,7 @@ def majority(source: Source) -> list[str]:
     counts = [Counter() for _ in source.kinds]
     for one in (a for i in range(len(source)) for a in source.asked(i)):
         counts[one.kind][one.answer] += 1
-    return [c.most_common(1)[0][0] for c in counts]
+    return [c.most_common(1)[0][0] if c else "" for c in counts]
 
 
 def blindly(source: Source, guess: Sequence[str]) -> float:
