@@ -50,7 +50,7 @@ PLANTS = [
           ("rms", "schedule"), recipe=PIXEL, harm="samples of the export are worse than those that were measured"),
     Plant("dif-09-sampler-inherits-clipping", "samplers", "DF6", SAMPLER, SAMPLER.replace(
               "process.sampler(sampler)", "type(process.sampler(sampler)).from_config(process.scheduler.config)"),
-          ("clip_sample",), recipe=PIXEL, source="kohya-ss/sd-scripts#1432", harm="agreement at guidance 2: 0.99 -> 0.64 (ASSETS)"),
+          ("clip_sample",), recipe=PIXEL, source="kohya-ss/sd-scripts#1432", harm="agreement at guidance 2: 0.99 -> 0.64"),
 ]  # fmt: skip
 RELATIVES = [
     "raw-weights-sampled", "raw-weights-exported", "class-never-reaches-the-net", "null-is-a-class", "half-of-the-schedule",

@@ -75,7 +75,7 @@ for data in stage.data.values():
           ("before the first step", "loaded"), recipe=VLM, argv=SECOND, harm="stage one was for nothing"),
     Plant("random-encoder", "init", "C14", ENCODER, ENCODER
           + "    encoder.apply(lambda m: m.reset_parameters() if isinstance(m, nn.Conv2d) else None)\n",
-          ("differ", "encoder."), recipe=VLM, argv=FIRST, harm="accuracy 28% in ASSETS' measurement: the blind number"),
+          ("differ", "encoder."), recipe=VLM, argv=FIRST, harm="accuracy 28% in an earlier experiment: the blind number"),
     Plant("one-rate-for-all", "rates", "X3", INSTRUCT_RATES,
           'rates = {"projector": cfg.optim.lr, "language": cfg.optim.lr}\n', ("one rate", "language"), recipe=VLM, argv=SECOND,
           harm="the rate of a new projector tears at a trained language model"),
