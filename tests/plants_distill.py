@@ -45,7 +45,7 @@ PLANTS = [
     bug("stretched-over-the-canvas", "alignment", "W4", SPEECH,
         f"x = F.interpolate(x.mT, size=len(self.rest)).mT[:, : x.shape[1]]\n        {SPEECH}",
         ("for a second of input", "20 frames a second to 50"), harm="every recording is heard slower than it was spoken"),
-    bug("labels-shifted-twice", "head", "C4", SCORED,
+    bug("transcript-shifted-twice", "head", "C4", SCORED,
         SCORED.replace("logits.", "logits[:, :-1].").replace("1:]", "2:]") + "\n        wrong = F.pad(wrong, (1, 0))",
         ("nats a token", "shifted twice"), task=True, source="DST-07 huggingface/transformers PR#46895",
         harm="the decoder is asked for the word after next"),
@@ -61,4 +61,4 @@ PLANTS = [
         why="the loss is drawn anew with every mask, so eight samples do not close it"),
 ]  # fmt: skip
 RELATIVES = ["silent-recordings", "cosine-alone", "error-alone", "no-offset", "task-from-random-features", "decoder-trains-too",
-             "teacher-in-train-mode", "labels-shifted-twice"]  # fmt: skip
+             "teacher-in-train-mode", "transcript-shifted-twice"]  # fmt: skip
