@@ -94,5 +94,5 @@ for data in stage.data.values():
 RELATIVES = [
     "vlm-02-frozen-under-no-grad", "encoder-in-train-mode", "answers-cut", "vlm-04-projector-frozen-with-the-tower",
     "vlm-07-projector-not-loaded", "projector-made-anew", "language-model-hot", "one-picture-for-all", "one-rate-for-all",
-    "vlm-06-neighbours-seen", "random-encoder",
+    "vlm-06-neighbours-seen", "random-encoder", "language-hot-in-stage-one", "unbalanced-questions",
 ]  # fmt: skip
