@@ -61,4 +61,5 @@ PLANTS = [
         why="the loss is drawn anew with every mask, so eight samples do not close it"),
 ]  # fmt: skip
 RELATIVES = ["silent-recordings", "cosine-alone", "error-alone", "no-offset", "task-from-random-features", "decoder-trains-too",
-             "teacher-in-train-mode", "transcript-shifted-twice", "scale-of-a-fresh-layer", "stretched-over-the-canvas"]  # fmt: skip
+             "teacher-in-train-mode", "transcript-shifted-twice", "scale-of-a-fresh-layer",
+             "stretched-over-the-canvas"]  # fmt: skip
