@@ -87,24 +87,31 @@ def serve() -> None:
 
 
 def preload(request: dict) -> None:
-    """Import what the recipe of this command imports, once for all commands that follow; its own file is the child's to run."""
+    """Import the libraries that the recipe of this command and its nouns import, once for all commands that follow. Nothing of
+    recipes/: what a process has loaded of it is part of a run's sources."""
     for word in request["argv"]:
-        path = Path(request["cwd"], word) if word.endswith(".py") else RECIPES / f"{word}.py"
-        try:
-            body = ast.parse(path.read_text()).body
-        except (OSError, SyntaxError, ValueError):
-            continue
-        for node in body:
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
-            for name in names:
-                _import(name)
+        _preload(Path(request["cwd"], word) if word.endswith(".py") else RECIPES / f"{word}.py")
+
+
+def _preload(path: Path) -> None:
+    try:
+        body = ast.parse(path.read_text()).body
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in body:
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+        for name in names:
+            _import(name)
 
 
 @cache
 def _import(name: str) -> None:
-    with contextlib.suppress(ImportError):  # no module but a name in one, or what the child will say
+    if name.split(".")[0] == RECIPES.name:
+        _preload(RECIPES.parent.joinpath(*name.split(".")).with_suffix(".py"))
+        return
+    with contextlib.suppress(ImportError):  # a name in a module, or what the child will say
         if importlib.util.find_spec(name):
             importlib.import_module(name)
 
