@@ -44,6 +44,10 @@ class Part:
         """The stage as it starts."""
         return gates.build(run, lambda run: self.make(self.cfg, run, previous))
 
+    def untrained(self, accelerator: Accelerator, previous: Stage | None = None) -> Stage:
+        """The stage built once, to be looked at."""
+        return self.build(Run(self.cfg, accelerator, plan=Plan(steps=1)), previous)
+
     def maker(self, previous: Callable[[], Stage] | None) -> Callable[[Run], Stage]:
         """What builds it again and again for the gates: each time from its own copy of the stage before."""
         return lambda run: self.make(self.cfg, run, copied(previous()) if previous else None)
@@ -61,8 +65,7 @@ def untrained(recipe: Recipe, cfg: config.Config, accelerator: Accelerator) -> l
     """Every stage built once, each on the one before as it was built."""
     built: list[tuple[Part, Stage]] = []
     for part in parts(recipe, cfg):
-        run = Run(part.cfg, accelerator, plan=Plan(steps=1))
-        built.append((part, part.build(run, built[-1][1] if built else None)))
+        built.append((part, part.untrained(accelerator, built[-1][1] if built else None)))
     return built
 
 

@@ -2,11 +2,14 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from safetensors.torch import load_file
 
@@ -37,6 +40,21 @@ def start(*argv: object, cwd: Path, **env: str) -> subprocess.Popen:
     """The same in the background; its output is one pipe."""
     return subprocess.Popen([str(BIN / "trainworthy"), *map(str, argv)], cwd=cwd, env=environment(PYTHONUNBUFFERED="1", **env),
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+
+
+def stop(*argv: object, cwd: Path, once: str, how: int = signal.SIGTERM, seconds: float = 240) -> tuple[int, str]:
+    """Start a run, send a signal to all of its processes once a complete checkpoint matches `once`: (exit code, output)."""
+    child = start(*argv, cwd=cwd)
+    deadline = time.monotonic() + seconds
+    while not list(cwd.glob(f"{once}/manifest.json")):
+        assert child.poll() is None, child.stdout.read()
+        assert time.monotonic() < deadline, "no checkpoint came"
+        time.sleep(0.005)
+    process = psutil.Process(child.pid)
+    for one in (*process.children(recursive=True), process):  # workers first: they must not die of it
+        one.send_signal(how)
+    output = child.communicate(timeout=min(seconds, 200))[0]
+    return child.returncode, output
 
 
 def run_folder(cwd: Path, pattern: str = "runs/*/2*") -> Path:

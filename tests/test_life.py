@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
@@ -21,6 +20,7 @@ from tests.commands import (
     run_folder,
     same,
     start,
+    stop,
     trainworthy,
 )
 
@@ -157,18 +157,9 @@ def test_accelerate_launch_is_the_same_path(straight: Path, tmp_path: Path):
 
 # ------------------------------------------------------------------------------------------------------ stop and resume
 def _stop_at(cwd: Path, step: int, *argv: object, how: int = signal.SIGTERM) -> tuple[int, Path, str]:
-    """Start a run, send a signal to all of its processes once its checkpoint `step` exists; (exit code, run folder, output)."""
-    child = start(*argv, cwd=cwd)
-    deadline = time.monotonic() + 240
-    while not list(cwd.glob(f"runs/*/*/checkpoints/*/step-{step}/manifest.json")):
-        assert child.poll() is None, child.stdout.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    process = psutil.Process(child.pid)
-    for one in (*process.children(recursive=True), process):  # workers first: they must not die of it
-        one.send_signal(how)
-    output = child.communicate(timeout=240)[0]
-    return child.returncode, run_folder(cwd), output
+    """A run stopped once its checkpoint `step` exists: (exit code, run folder, output)."""
+    code, output = stop(*argv, cwd=cwd, once=f"runs/*/*/checkpoints/*/step-{step}", how=how)
+    return code, run_folder(cwd), output
 
 
 LONG = ("--train.epochs", "2", "--run.save-every", "0.1", "--gates.no-enabled", "--run.no-tensorboard")  # 125 steps

@@ -1,8 +1,6 @@
 """Every recipe on disk, by existing: found, healthy, stopped and resumed bit for bit, told about. One more touches nothing."""
 
 import ast
-import signal
-import time
 from functools import cache
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from core.registry import HOME, Entry, recipes
-from tests.commands import losses, read, run_folder, same, start, trainworthy
+from tests.commands import losses, read, run_folder, same, stop, trainworthy
 from tests.conftest import ROOT
 
 OURS = [e for e in recipes() if HOME in e.path.parents]
@@ -62,15 +60,8 @@ def grouped(entry: Entry):
 )
 def test_stopped_in_any_stage_and_resumed_is_the_same_run(entry: Entry, stage: str, straight, tmp_path: Path):
     whole = straight(entry)
-    process = start(*argv(entry), cwd=tmp_path)
-    until = time.monotonic() + 400
-    while not list(tmp_path.glob(f"runs/*/*/checkpoints/{stage}/step-*/manifest.json")):
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < until, "no checkpoint came"
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=200)[0]
-    assert process.returncode == 5, said
+    code, said = stop(*argv(entry), cwd=tmp_path, once=f"runs/*/*/checkpoints/{stage}/step-*", seconds=400)
+    assert code == 5, said
     folder = run_folder(tmp_path)
     assert len(losses(home(folder, entry, stage))) < len(losses(home(whole, entry, stage))), "it was stopped too late"
     done = trainworthy("resume", folder, cwd=tmp_path)

@@ -1,7 +1,5 @@
 """Several stages in a row: own settings, gates for each, weights handed on, one resume."""
 
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.commands import losses, read, run_folder, same, start
+from tests.commands import losses, read, run_folder, same, stop
 
 DATA = "    data: pictures.Source = field(default_factory=pictures.Source)\n"
 CONFIG = (
@@ -82,15 +80,9 @@ def test_resume_goes_on_in_the_stage_that_was_stopped(stage: str, two, launch, t
     argv = ("run", "mine.py", *QUICK, "--run.save-every", "0.05")
     straight = launch(*argv)
     assert straight.returncode == 0, straight.shown
-    process = start(*argv, "--run.out", "stopped", cwd=tmp_path)
-    until = time.monotonic() + 120
-    while not list(tmp_path.glob(f"stopped/*/*/checkpoints/{stage}/step-*/manifest.json")):
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=120)[0]
-    assert process.returncode == 5, said
+    once = f"stopped/*/*/checkpoints/{stage}/step-*"
+    code, said = stop(*argv, "--run.out", "stopped", cwd=tmp_path, once=once, seconds=120)
+    assert code == 5, said
     folder = run_folder(tmp_path, "stopped/*/2*")
     assert (folder / "stages" / "first" / "summary.json").exists() == (stage == "second")
     done = launch("resume", str(folder))

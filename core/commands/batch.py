@@ -80,8 +80,10 @@ def main(argv: list[str]) -> None:
         )
     with session_lock(session):
         write_start(session)
+        part = parts.parts(loaded, cfg)[0]
+        session = replace(session, cfg=part.cfg)
         with told(loaded):
-            _, stage = parts.untrained(loaded, cfg, session.accelerator)[0]
+            stage = part.untrained(session.accelerator)
         if "train" not in stage.data:
             raise UserError("batch measures samples of a training set", got=f"{stage.name}, whose loop makes its own",
                             next="choose by trial: --train.batch-size, --train.accumulate")  # fmt: skip

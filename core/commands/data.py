@@ -39,7 +39,7 @@ def main(argv: list[str]) -> None:
         s = session
         with session_lock(s), reported(s):
             write_start(s)
-            _, stage = parts.untrained(loaded, cfg, s.accelerator)[0]
+            stage = parts.parts(loaded, cfg)[0].untrained(s.accelerator)
             if not s.main:  # one process reads
                 return
             scans = {name: read(name, data, samples, s.console) for name, data in stage.data.items()}
