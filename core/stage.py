@@ -150,7 +150,7 @@ class Expect:
     overfit_metric: float | Callable[[dict], float] | None = None
     """Value of the metric that the overfit batch must reach through the real evaluation (default: its ceiling)."""
     frozen: tuple[str, ...] = ()
-    """Prefixes of parameter names that are frozen on purpose."""
+    """Prefixes of parameter names of the stage's `model` that are frozen on purpose."""
     no_gradient: tuple[str, ...] = ()
     """Prefixes of trainable parameters that may stay without a gradient for a few steps (an unused head, an idle expert)."""
     fresh: tuple[str, ...] = ()
@@ -179,11 +179,19 @@ class Expect:
 
 @dataclass
 class Tile:
-    """One thing to look at: a picture (H, W) or (H, W, 3) uint8, its caption, and for a prediction how good it is in [0, 1]."""
+    """One thing to look at: its caption, a picture, and for a prediction how good it is in [0, 1]."""
 
     caption: str
     image: Tensor | None = None
+    """(H, W) or (H, W, 3) uint8; or as nets read pictures, (C, H, W) floats in [0, 1], which are then rounded to that."""
     good: float | None = None
+
+    def __post_init__(self):
+        if self.image is not None and self.image.is_floating_point():
+            shown = (
+                (self.image.detach().cpu() * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0)
+            )  # (H, W, C)
+            self.image = shown.squeeze(-1) if shown.shape[-1] == 1 else shown
 
 
 @dataclass
@@ -226,6 +234,9 @@ class Stage:
     """What is evaluated, kept as best and exported instead of `model`, where that is not the same (its EMA)."""
     state: dict[str, Any] = field(default_factory=dict)
     """Saved, not optimised: anything with state_dict() and load_state_dict() (EMA, normaliser, replay)."""
+    beside: dict[str, nn.Module] = field(default_factory=dict)
+    """What the stage works with and never trains (teacher, reference, reward model, judge): core puts it on the device, freezes it,
+    sets it to eval mode; a gate sees it stay as it came, and a resumed run that it is the same. Not saved."""
     expect: Expect = field(default_factory=Expect)
     baselines: Callable[[], dict[str, dict[str, float]]] = dict
     """-> {baseline: metrics}, shown beside the result."""
@@ -255,6 +266,12 @@ class Stage:
         """Names of the parameters that no optimiser holds: they come from their own source again, and are not saved."""
         trained = {id(p) for p in self.parameters().values()}
         return {n for n, p in self.model.named_parameters(remove_duplicate=False) if id(p) not in trained}
+
+    @property
+    def still(self) -> dict[str, Tensor]:
+        """What must stay as it came, by name: the parameters that no optimiser holds, and all of `beside`."""
+        own = {n: p for n, p in self.model.named_parameters() if n in self.rebuilt}
+        return own | {f"{k}.{n}": t for k, m in self.beside.items() for n, t in m.state_dict().items()}
 
     @property
     def probed(self) -> "Stage | Probe":

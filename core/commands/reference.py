@@ -8,6 +8,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from core.errors import DONE, UserError
 from core.machine import cores
@@ -43,10 +44,15 @@ def main(argv: list[str]) -> None:
             s = folders[-1].summary
             print(f"seed {len(folders) - 1}: {s['metric']} {s['reported'][s['metric']]:.4f}", flush=True)
         kept = reference(folders)
+    write(target, kept)
+    print(f"{target}: the band of {args.seeds} healthy runs")
+
+
+def write(target: Path, kept: dict[str, Any]) -> None:
+    """A band to its file, one line for each curve."""
     lines = ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in kept.items() if k != "bands")
     bands = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in kept["bands"].items())
     target.write_text(f'{{\n{lines},\n "bands": {{\n{bands}\n }}\n}}\n')
-    print(f"{target}: the band of {args.seeds} healthy runs")
 
 
 def run_seed(recipe: str, seed: int, settings: list[str], out: Path) -> Path:

@@ -147,6 +147,8 @@ def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
         read_weights.cache_clear()
     stage.model.to(run.device)
     stage.judged.to(run.device)
+    for module in stage.beside.values():
+        module.to(run.device).eval().requires_grad_(False)
     return stage
 
 

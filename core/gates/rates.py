@@ -58,7 +58,9 @@ def _seen(proof: Proof) -> Seen:
         cfg = replace(
             proof.cfg, optim=replace(proof.cfg.optim, clip=CLIP if math.isfinite(proof.cfg.optim.clip) else math.inf)
         )
-        size = max(proof.expect.few(8), proof.accelerator.num_processes * cfg.train.accumulate)
+        size = max(
+            proof.expect.few(8) if not proof.expect.dear else 1, proof.accelerator.num_processes * cfg.train.accumulate
+        )
         run = Run(cfg, proof.accelerator, plan=Plan(steps=UNITS, batch_size=size))
         stage = build(run, proof.make)
         names = {id(o): name for name, o in stage.optimizers.items()}

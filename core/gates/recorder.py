@@ -59,14 +59,15 @@ class Recorder:
         self.record.frozen_moved = [n for n, t in self._frozen.items() if not torch.equal(t, after[n])]
 
     def _fingerprints(self) -> dict[str, Tensor]:
-        """Bit patterns of what must not move: parameters in no optimiser, and buffers of modules that own nothing trained."""
+        """Sums over the bits of what must not move: parameters in no optimiser, buffers of modules that own nothing trained, and
+        what stands beside the model."""
         trained = self.stage.parameters()
-        out = {n: p.detach().clone() for n, p in self.stage.model.named_parameters() if n not in trained}
+        out = self.stage.still
         for prefix, module in self.stage.model.named_modules():
             own = [n for n, _ in module.named_parameters(prefix=prefix)]
             if own and not any(n in trained for n in own):
-                out |= {n: b.detach().clone() for n, b in module.named_buffers(prefix=prefix, recurse=False)}
-        return out
+                out |= dict(module.named_buffers(prefix=prefix, recurse=False))
+        return {n: _bits(t) for n, t in out.items()}
 
     def _forward(self, module: nn.Module, _args) -> None:
         if module is self.stage.model and torch.is_grad_enabled() and not self._busy and not module.training:
@@ -134,6 +135,13 @@ class Recorder:
         got = sum(p.grad.double().square().sum() for p in params.values()).sqrt().item()
         want = sum(f.double().square().sum() for f in fresh).sqrt().item()
         return {"cosine": dot / max(got * want, 1e-30), "norm": got, "own_norm": want}
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """A number () that differs as soon as an optimiser or an average has moved the tensor; a copy of a large one costs too much."""
+    flat = tensor.detach().contiguous().view(-1)
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(flat.element_size(), torch.int64)
+    return flat.view(whole).sum(dtype=torch.int64)
 
 
 def rehearse(proof: Proof, plan: Plan) -> tuple[Run, Stage, Record]:

@@ -254,6 +254,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         probe=core.Probe(core.Metric("denoised", "how much of a picture is seen through its noise?", 0.0, 1.0), denoise),
         average=ema.model if ema else None,
         state={"ema": ema} if ema else {},
+        beside=judge.beside,
         expect=core.Expect(initial_loss=process.initial_loss, overfit_steps=200, overfit_metric=0.95),
         baselines=baselines,
         preview=preview,

@@ -43,9 +43,8 @@ def read(source: Source) -> labelled.Labelled:
 
 def tiles(pictures: Tensor, captions: list[str], good: list[float] | None = None) -> list[Tile]:
     """(B, C, H, W) in about [-1, 1] to look at."""
-    shown = ((pictures + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu()
-    shown = shown.squeeze(-1) if shown.shape[-1] == 1 else shown
-    return [Tile(c, x, g) for c, x, g in zip(captions, shown, good or [None] * len(captions), strict=True)]
+    shown = zip(captions, (pictures + 1) / 2, good or [None] * len(captions), strict=True)
+    return [Tile(c, x, g) for c, x, g in shown]
 
 
 def save_pipeline(folder: Path, unet: torch.nn.Module, scheduler) -> None:

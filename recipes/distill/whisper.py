@@ -9,17 +9,15 @@ direction in the loss, no pad in either (W2); an output that starts at the teach
 """
 
 import copy
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import core
-from core.config import Optim, Phase, RunSettings, Train
+from core.config import Optim, Phase, Train
 from core.stage import View
 from recipes.distill import gates, lessons, pictures
 from recipes.distill.measures import Measures, speech
@@ -45,13 +43,12 @@ class Config(core.Config):
 
 
 def tiny() -> Config:
-    """Whisper tiny.en and synthesised speech on two CPU cores: one thread."""
+    """Whisper tiny.en and synthesised speech on two CPU cores."""
     return Config(
         features=Phase(epochs=8, batch_size=16, lr=2e-3, eval_every=2, hand_on="best"),
         task=Phase(epochs=2, batch_size=8, lr=5e-4, eval_every=2),
         train=Train(eval_batch_size=25),
         optim=Optim(warmup=0.1),
-        run=RunSettings(threads=1),
     )
 
 
@@ -101,7 +98,6 @@ class Heard(core.Data):
 def prepare(cfg: Config, run: core.Run) -> tuple[whisper.Whisper, dict[str, Heard], Measures]:
     """What both stages work with: the frozen teacher, its lessons, and how a student is measured against it."""
     teacher = whisper.load(cfg.data.teacher, cfg.data.seconds)
-    teacher.model.to(run.device)
     with run.accelerator.local_main_process_first():  # one process makes the lessons, the others wait for them
         source = lessons.load(cfg.data)
     learn, held_out = ((source.held_out == k).nonzero()[:, 0].tolist() for k in (False, True))
@@ -200,6 +196,7 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
         data=data,
+        beside={"teacher": teacher.model},
         loss=loss,
         evaluate=measures.likeness,
         metric=core.Metric("centred_cosine", "does the student hear what the teacher hears?", floor=0.0, ceiling=1.0),
@@ -249,17 +246,11 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def export(folder: Path) -> None:
         """The student (model.safetensors, and model.pt2 that runs without this project) and the Whisper whose ears it replaces."""
-        net = copy.deepcopy(model).eval().cpu()
-        save_file(net.state_dict(), folder / "model.safetensors")
         config = {"architecture": "Student", "width": cfg.width, "depth": cfg.depth, "teacher": cfg.data.teacher,
                   "input": f"float32 (B, {envelopes.shape[1]}, {lessons.CHANNELS}): log-energies at {lessons.FPS} frames a second, "
                   "zeros after the end; lessons.py computes them from 16 kHz audio",
                   "output": f"float32 (B, {teacher.frames}, {teacher.width}): encoder_outputs of whisper/"}  # fmt: skip
-        (folder / "config.json").write_text(json.dumps(config, indent=1))
-        batch = {0: torch.export.Dim("batch", min=1)}
-        torch.export.save(
-            torch.export.export(net, (envelopes[:2].clone(),), dynamic_shapes=(batch,)), folder / "model.pt2"
-        )
+        core.save(folder, model, config, envelopes[:2].clone())
         whisper.save(teacher, folder / "whisper")
 
     return core.Stage(
@@ -267,6 +258,7 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
         data=data,
+        beside={"teacher": teacher.model},
         loss=loss,
         evaluate=evaluate,
         metric=core.Metric("wer", "which words were said?", floor=1.0, ceiling=0.0, higher_is_better=False),

@@ -27,7 +27,7 @@ def load() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     def build(folder: Path) -> None:
         (folder / "rows.json").write_text(json.dumps(parse(Path(sysconfig.get_paths()["stdlib"]))))
 
-    folder = built("docstrings", {"python": platform.python_version(), "words": [WORDS.start, WORDS.stop]}, build)
+    folder = built("docstrings", {"python": platform.python_version()}, build, sources=[__file__])
     return split(json.loads((folder / "rows.json").read_text()))
 
 

@@ -50,7 +50,7 @@ def tiny() -> Config:
     return Config(
         train=Train(epochs=0.2, batch_size=8, eval_batch_size=32),
         optim=Optim(lr=1e-3, warmup=0.05, weight_decay=0.0),
-        run=RunSettings(threads=1, save_every=0.05),
+        run=RunSettings(save_every=0.05),
     )
 
 

@@ -10,13 +10,11 @@ evaluation; the result is the return of episodes that were not trained on, every
 """
 
 import copy
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import core
@@ -217,16 +215,10 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
-        net = policy.eval().cpu()
-        save_file(net.state_dict(), folder / "model.safetensors")
         config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "n_actions": n_actions, "widths": cfg.widths,
                   "first_action": envs.first_action, "input": f"float32 (B, {n_obs}): observations as the environment gives them",
                   "output": f"logits (B, {n_actions}): act by argmax; value (B,) in units of the returns' size"}  # fmt: skip
-        (folder / "config.json").write_text(json.dumps(config, indent=1))
-        program = torch.export.export(
-            net, (torch.zeros(2, n_obs),), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},)
-        )
-        torch.export.save(program, folder / "model.pt2")
+        core.save(folder, policy, config, torch.zeros(2, n_obs))
 
     val_data = Episodes(cfg.episodes)
     floor = environments.at_random(cfg.env, cfg.episodes)

@@ -3,7 +3,6 @@
 It is a built asset: made by the real recipe behind its own gates on first use, then cached under what it depends on.
 """
 
-import hashlib
 import json
 import os
 import subprocess
@@ -52,6 +51,11 @@ class Judge:
     told: str
     """Where it comes from and how good it is itself."""
 
+    @property
+    def beside(self) -> dict[str, nn.Module]:
+        """What core can hold still of it; an exported program is a constant by itself."""
+        return {"judge": self.body} if isinstance(self.body, ResNet) else {}
+
     @torch.no_grad()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(class (B,), features (B, D))."""
@@ -64,7 +68,12 @@ class Judge:
 @cache
 def load(side: int) -> Judge:
     """The judge of digits of `side` pixels; its features are what its last layer reads."""
-    folder = assets.built(f"judge-{side}", _key(side), lambda folder: _build(folder, side))
+    # Core is left out: a change of it that changed what vision/classify trains to would fail that recipe's own tests, and the judge
+    # is measured at every use.
+    recipe = find("vision/classify").path
+    key = {"settings": _settings(side), "torch": torch.__version__}
+    folder = assets.built(f"judge-{side}", key, lambda folder: _build(folder, side),
+                          sources=[recipe, recipe.with_name("pictures.py"), digits.__file__])  # fmt: skip
     config, state = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
     net = ResNet(state["mean"], state["std"], config["widths"], len(config["classes"])).eval().requires_grad_(False)
     net.load_state_dict(state)
@@ -94,18 +103,6 @@ def of(export: Path) -> Judge:
                         next="trainworthy run vision/classify --data.path FOLDER; its run folder has it") from None  # fmt: skip
     fit = config["preprocessing"]
     return Judge(program, nn.Identity(), (3, fit["crop"]) if fit else (1, 28), f"the export in {export}")
-
-
-def _key(side: int) -> dict:
-    """The recipe's sources, the digits and the settings. Core is left out: a change of it that changed what vision/classify trains
-    to would fail that recipe's own tests, and the judge is measured at every use."""
-    recipe = find("vision/classify").path
-    sources = [recipe, recipe.with_name("pictures.py"), Path(digits.__file__)]
-    return {
-        "sources": [hashlib.sha256(p.read_bytes()).hexdigest() for p in sources],
-        "settings": _settings(side),
-        "torch": torch.__version__,
-    }
 
 
 def _settings(side: int) -> list[str]:

@@ -8,13 +8,11 @@ augmentation on the training path only; an output layer that starts at "I do not
 sample's prediction depends on its neighbours; per-class recall beside accuracy, so that a forgotten class is seen.
 """
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms import v2
@@ -222,9 +220,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         return {"majority class": {"accuracy": majority}, "logistic regression on pixels": {"accuracy": score}}
 
     def preview(batch: dict) -> list[core.Tile]:
-        shown = (batch["image"] * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)  # (B, H, W, C)
-        shown = shown.squeeze(-1) if shown.shape[-1] == 1 else shown
-        return [core.Tile(classes[y], x) for x, y in zip(shown, batch["label"].tolist(), strict=True)]
+        return [core.Tile(classes[y], x) for x, y in zip(batch["image"], batch["label"].tolist(), strict=True)]
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         p = model(batch["image"]).float().softmax(1)
@@ -238,20 +234,14 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
-        net = (ema.model if ema else model).eval().cpu()
-        shape = tuple(val_data.get(0, None)["image"].shape)
+        net, shape = ema.model if ema else model, tuple(val_data.get(0, None)["image"].shape)
         config = {"classes": classes, "preprocessing": fit and fit.plain()}
         config["input"] = f"float32 (B, {str(shape)[1:]} in [0, 1]; normalised inside the model"
         if cfg.model == "small":
-            save_file(net.state_dict(), folder / "model.safetensors")
-            config |= {"architecture": "ResNet", "widths": cfg.widths}
+            core.save(folder, net, config | {"architecture": "ResNet", "widths": cfg.widths}, torch.zeros(2, *shape))
         else:  # torchvision's own names: models.get_model(architecture, num_classes=...) loads it
-            save_file(net.net.state_dict(), folder / "model.safetensors")
             config |= {"architecture": cfg.model, "library": "torchvision", "num_classes": n}
-        (folder / "config.json").write_text(json.dumps(config, indent=1))
-        batch = {0: torch.export.Dim("batch", min=1)}
-        program = torch.export.export(net, (torch.zeros(2, *shape),), dynamic_shapes=(batch,))
-        torch.export.save(program, folder / "model.pt2")
+            core.save(folder, net, config, torch.zeros(2, *shape), weights=net.net)
 
     smoothed = [1 - eps + eps / n, *[eps / n] * (n - 1)]  # the target; its entropy is the lowest loss there is
     floor = -sum(p * math.log(p) for p in smoothed if p > 0)

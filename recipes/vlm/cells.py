@@ -3,7 +3,6 @@
 A built asset: trained on first use, kept under a hash of what it depends on, never on a held-out digit.
 """
 
-import hashlib
 import json
 import math
 from functools import cache
@@ -76,9 +75,8 @@ class Reader(nn.Module):
 @cache
 def folder() -> Path:
     """encoder.safetensors and its result; trained on first use."""
-    sources = [Path(__file__), Path(composites.__file__), Path(digits.__file__)]
-    key = {"sources": [hashlib.sha256(p.read_bytes()).hexdigest() for p in sources], "torch": torch.__version__}
-    return assets.built("vlm-encoder", key, build)
+    sources = [__file__, composites.__file__, digits.__file__]
+    return assets.built("vlm-encoder", {"torch": torch.__version__}, build, sources=sources)
 
 
 def build(target: Path) -> None:

@@ -50,13 +50,13 @@ class Config(core.Config):
 
 
 def tiny() -> Config:
-    """Composites on two CPU cores, one thread."""
+    """Composites on two CPU cores."""
     return Config(
         align=Phase(epochs=0.5, lr=2e-3),
         instruct=Phase(epochs=2.5, lr=1e-3),
         train=Train(batch_size=16, eval_every=0.5),
         optim=Optim(warmup=0.06, weight_decay=0.05),
-        run=RunSettings(threads=1, save_every=0.25),
+        run=RunSettings(save_every=0.25),
     )
 
 
@@ -188,9 +188,8 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: VLM, rates: dict[st
                 "this model, another's picture": evaluate(model, others)}  # fmt: skip
 
     def preview(batch: dict) -> list[core.Tile]:
-        shown = (batch["image"] * 255).round().to(torch.uint8).permute(0, 2, 3, 1)  # (B, side, side, 3)
         said = [words.decode(row[row >= 0].tolist(), skip_special_tokens=True) for row in batch["labels"]]
-        return [core.Tile(text, image) for text, image in zip(said, shown, strict=True)]
+        return [core.Tile(text, image) for text, image in zip(said, batch["image"], strict=True)]
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         logits = model(batch)
@@ -213,9 +212,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: VLM, rates: dict[st
         words.save_pretrained(folder / "language")
         eyes = nn.Sequential(net.encoder, net.projector)
         save_file(net.projector.state_dict(), folder / "projector.safetensors")
-        image = torch.zeros(2, 3, net.encoder.side, net.encoder.side)
-        program = torch.export.export(eyes, (image,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
-        torch.export.save(program, folder / "vision.pt2")
+        core.program(eyes, torch.zeros(2, 3, net.encoder.side, net.encoder.side), folder / "vision.pt2")
         config = {"encoder": cfg.encoder, "language": cfg.language, "features": net.features, "side": net.encoder.side,
                   "row": "embeddings of bos, those of the picture, those of '\\n' + question; then greedily up to eos",
                   "image": "float32 (B, 3, side, side) in [0, 1]; normalised inside vision.pt2"}  # fmt: skip

@@ -1,0 +1,26 @@
+"""What a run leaves for others: weights, what they are the weights of, and a program that runs without this project."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+
+def save(
+    folder: Path, net: nn.Module, config: dict[str, Any], example: Tensor, *, weights: nn.Module | None = None
+) -> None:
+    """model.safetensors (of `weights`, where the library that loads it knows only a part of `net`), config.json and model.pt2."""
+    save_file((net if weights is None else weights).state_dict(), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    program(net, example, folder / "model.pt2")
+
+
+def program(net: nn.Module, example: Tensor, path: Path) -> None:
+    """The net in eval mode as a torch.export program for CPU: any number of inputs like those in `example` (B, ...)."""
+    batch = {0: torch.export.Dim("batch", min=1)}
+    exported = torch.export.export(copy.deepcopy(net).eval().cpu(), (example.cpu(),), dynamic_shapes=(batch,))
+    torch.export.save(exported, path)
