@@ -198,10 +198,11 @@ def clipped(rows: list[dict[str, Any]], settings: dict[str, Any], total: int) ->
     if not math.isfinite(limit) or len(norms) < 20:
         return _skip("clipping is off" if norms else "fewer than 20 steps after the warm-up", CLIPPED)[0]
     share, high = float(np.mean(np.array(norms) > limit)), float(np.quantile(norms, 0.9))
-    odd = share > 0.8 or share == 0
+    odd = share > 0.8 or max(norms) < 0.1 * limit  # out of reach: a limit meant for another loss
     return _verdict(
         CLIPPED, "advice" if odd else "pass",
-        f"{share:.0%} of the steps clipped at {limit:g}; 90th percentile of the norm {high:.2g}", "more than none and at most 80%",
+        f"{share:.0%} of the steps clipped at {limit:g}; 90th percentile of the norm {high:.2g}",
+        "at most 80%, and a limit within ten times the longest gradient",
         f"--optim.clip {high:.2g} would clip outliers only (always clipped is usual for PPO and diffusion)" if odd else "",
         share=share, p90=high,
     )  # fmt: skip

@@ -77,7 +77,8 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     zeroed = run.measure(stage, View(val, range(len(val)), blank=inputs)) if inputs else None
     gap, train = None, stage.data.get("train")
     if train:
-        some = View(train, seeds.permutation(len(train), cfg.run.seed, "gap").tolist()[: min(len(val), 1000)])
+        n = min(len(val), stage.expect.few(1000, times=16))
+        some = View(train, seeds.permutation(len(train), cfg.run.seed, "gap").tolist()[:n])
         gap = monitors.Gap(metric, run.measure(stage, some)[metric.name], final[metric.name])
     shown: dict[str, Any] = {}
     if stage.figures:

@@ -7,9 +7,11 @@ FIRST, SECOND = (*FEW, "--stage", "features"), (*FEW, "--stage", "task")
 OPTIMIZER = """        model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
         data=data,
+        beside={"teacher": teacher.model},
         loss=loss,
         evaluate=evaluate,
 """
+LOADED = "    learn, held_out = ((source.held_out"
 SPEECH = "speech = self.offset[: x.shape[1]] + self.scale * x"
 SCORED = 'logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)'
 PREVIOUS = "model, envelopes = previous.judged, "
@@ -55,11 +57,17 @@ PLANTS = [
     bug("decoder-trains-too", "wiring", "C3", OPTIMIZER,
         OPTIMIZER.replace("optimizer(model,", "optimizer(nn.ModuleList([model, teacher.model.requires_grad_()]),"),
         ("no part of the model", "frozen teacher"), task=True, harm="the exported decoder is not the one that was trained with"),
-    bug("teacher-in-train-mode", "evaluation", "C12", "    teacher.model.to(run.device)\n",
-        "    teacher.model.to(run.device).train()\n    teacher.model.model.decoder.dropout = 0.1\n", ("two evaluations", "dropout"),
+    bug("teacher-drifts", "wiring", "C3", "        run.update(stage, step.batches)\n",
+        "        run.update(stage, step.batches)\n"
+        "        with torch.no_grad():\n            stage.beside[\"teacher\"].proj_out.weight.mul_(0.999)\n",
+        ("frozen tensors moved", "teacher"), task=True, harm="the exported decoder is not the one that was trained with"),
+    bug("teacher-in-train-mode", "evaluation", "C12", LOADED,
+        "    teacher.model.eval = teacher.model.train  # core sets what stands beside a model to eval mode\n"
+        "    teacher.model.model.decoder.dropout = 0.1\n" + LOADED, ("two evaluations", "dropout"),
         task=True, source="DST-01 neuralmagic/sparseml PR#2191", harm="targets that change from call to call", before=("overfit",),
         why="the loss is drawn anew with every mask, so eight samples do not close it"),
 ]  # fmt: skip
-RELATIVES = ["silent-recordings", "cosine-alone", "error-alone", "no-offset", "task-from-random-features", "decoder-trains-too",
-             "teacher-in-train-mode", "transcript-shifted-twice", "scale-of-a-fresh-layer",
-             "stretched-over-the-canvas"]  # fmt: skip
+RELATIVES = [
+    "silent-recordings", "cosine-alone", "error-alone", "no-offset", "task-from-random-features", "decoder-trains-too",
+    "teacher-drifts", "teacher-in-train-mode", "transcript-shifted-twice", "scale-of-a-fresh-layer", "stretched-over-the-canvas",
+]  # fmt: skip

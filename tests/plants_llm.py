@@ -34,6 +34,16 @@ def collated(*body: str) -> str:
 
 
 LOSS = "compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None)"
+READ = "    data = read(cfg, chat)\n"
+SOUGHT = """    marker = tokenizer("<|im_start|>assistant\\n", add_special_tokens=False)["input_ids"]
+
+    def sought(prompt, completion):
+        ids = pairs.Chat.example(chat, prompt, completion)["input_ids"]
+        start = next(i for i in range(len(ids)) if ids[i : i + len(marker)] == marker) + len(marker)
+        return {"input_ids": ids, "labels": [-100] * start + ids[start:]}
+
+    object.__setattr__(chat, "example", sought)
+"""
 SUPER = 'return super().compute_loss(model, {**inputs, "labels": moved}, return_outputs, num_items_in_batch)'
 TWICE = override(LOSS, 'moved = F.pad(inputs["labels"][:, 1:], (0, 1), value=-100)', SUPER)
 
@@ -57,10 +67,11 @@ PLANTS = [
     Plant("cut-at-a-limit", "scored", "L2", COLLATOR, collated("batch = {k: v[:, :32] for k, v in batch.items()}"),
           ("unscored", "length limit"), recipe=SFT, source="LLM-06 huggingface/trl#6668",
           harm="rows whose answer is cut off teach nothing"),
-    Plant("second-bos-in-training", "template", "L8", "    data = read(cfg, chat)\n",
+    Plant("answer-sought-as-text", "scored", "L2", READ, SOUGHT + READ, ("tokens of the prompt", "role marker"), recipe=SFT,
+          source="LLM-05 NVIDIA-NeMo/Megatron-Bridge PR#5166", harm="a prompt that quotes the marker is trained on"),
+    Plant("second-bos-in-training", "template", "L8", READ,
           "    object.__setattr__(chat, 'example', lambda p, c: {k: [tokenizer.bos_token_id if k == 'input_ids' else -100, *v]\n"
-          "                                                      for k, v in pairs.Chat.example(chat, p, c).items()})\n"
-          "    data = read(cfg, chat)\n",
+          "                                                      for k, v in pairs.Chat.example(chat, p, c).items()})\n" + READ,
           ("bos", "template"), recipe=SFT, source="LLM-08 OpenRLHF/OpenRLHF#393", harm="prompts of training and inference differ"),
     Plant("template-did-not-fire-in-evaluation", "prompts", "L8", ASKED,
           "asked = [tokenizer(p)['input_ids'] for p in prompts]", ("no prompt of the evaluation", "template"), recipe=SFT,

@@ -30,6 +30,8 @@ class Record:
     """Steps (from 1) with a training forward while the model was in eval mode."""
     batch: dict = field(default_factory=dict)
     """What the last update learnt from, where the loop made it."""
+    between: dict[int, list[str]] = field(default_factory=dict)
+    """By unit done: trained parameters that were others at the next optimiser step than after the last."""
     frozen_moved: list[str] = field(default_factory=list)
     nonfinite: list[str] = field(default_factory=list)
 
@@ -42,6 +44,7 @@ class Recorder:
         self._names = {id(p): n for n, p in stage.model.named_parameters()}
         self._busy = False
         self._before: dict[str, tuple[Tensor, Tensor]] = {}
+        self._left: dict[str, Tensor] = {}  # bits of the parameters as their optimiser left them
 
     def __enter__(self) -> Record:
         self._frozen = self._fingerprints()
@@ -76,6 +79,8 @@ class Recorder:
     def _pre_step(self, optimizer, _args, _kwargs) -> None:
         mine = {self._names[id(p)]: p for g in optimizer.param_groups for p in g["params"] if id(p) in self._names}
         self._before = {}
+        moved = [n for n, p in mine.items() if n in self._left and not torch.equal(_bits(p), self._left[n])]
+        self.record.between.setdefault(self.run.step, []).extend(moved)
         for name, p in mine.items():
             if p.grad is None:
                 continue
@@ -101,6 +106,8 @@ class Recorder:
         for g in optimizer.param_groups:
             for p in g["params"]:
                 name = self._names.get(id(p))
+                if name is not None:
+                    self._left[name] = _bits(p)
                 if name in self._before:
                     live, old = self._before[name]
                     share = (p.detach().flatten()[live] != old).float().mean().item() if len(live) else 0.0

@@ -152,6 +152,9 @@ def evaluation(proof: Proof) -> Finding:
         wrong.append(f"evaluation changed {len(changed)} tensors, e.g. {changed[0]}")
     if any(modes[n] != m.training for n, m in stage.judged.named_modules()):
         wrong.append("evaluation left modules in another mode")
+    swapped = record.between.get(2, [])  # the evaluation was after the second step
+    if swapped and not record.between.get(1) and not record.between.get(3):
+        wrong.append(f"train() goes on with other weights than it evaluated: {len(swapped)} tensors, e.g. {swapped[0]}")
     if record.evaluating:
         wrong.append(
             f"train() runs the model in eval mode (first at step {record.evaluating[0]}, the evaluation was after step 2)"
@@ -162,6 +165,7 @@ def evaluation(proof: Proof) -> Finding:
         f"identical results under two seeds, the same in batches of {other}, no tensor or mode changed, train mode while training",
         "dropout without its training flag, or batch norm in train mode, at evaluation\n"
         "random augmentation on the evaluation path\nmodel.eval() without model.train() after it in train()\n"
+        "an average copied into the model for its evaluation, and the raw weights not put back\n"
         "a mean over batch means", evidence={"first": first, "second": second, f"batches_of_{other}": cut_other},
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ and how steep it is, is what the loss asks for at that timestep and how much it 
 
 import math
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +16,14 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
-from core.gates import Finding, Proof, Skip, fetch, gate, pick
+from core.gates import Finding, Gate, Proof, Skip, fetch, gate, pick
 from core.monitors import monitor
 from core.run import Plan, Run, evaluating
 from core.stage import Stage, View
 
 LEVELS = 512  # training samples whose timesteps stand for the schedule
 EXACT = 0.02  # rms of a picture in [-1, 1] that is undone in one step
+KNOWN = 200  # real pictures that the judge is asked about
 SHORT = 60  # steps after which a net denoises at all
 EARLY = 0.05  # rms between two samplers then: 0.015 healthy, 0.133 with clipping at guidance 2
 LATE = 0.25  # at the end of a run
@@ -367,7 +369,36 @@ def two_samplers(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-ALL = [noise_process, hidden_class, average, weighting, two_samplers]
+def judged(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
+    """The gate on who judges the samples."""
+
+    @gate(
+        "judge",
+        rows="DF1 DF3",
+        title="the judge of the samples knows real pictures as the recipe holds them",
+        reads="data",
+    )
+    def prove(proof: Proof) -> Finding:
+        """Its agreement with the labels of held-out pictures, at least halfway from chance to perfect: what it does not recognise
+        among real ones it cannot miss among samples."""
+        run, stage = proof.look()
+        val = stage.data["val"]
+        batch = fetch(val, pick(val, min(KNOWN, len(val)), proof.cfg.run.seed), None, run.device)
+        share = (judge(batch["image"])[0] == batch["label"]).double().mean().item()
+        needed = (1 + stage.metric.floor) / 2
+        return Finding(
+            share >= needed, f"right on {share:.1%} of {len(batch['label'])} real pictures", f"{needed:.0%} or more",
+            "pictures on another scale than it reads ([0, 1] instead of [-1, 1], inverted, another normalisation)\n"
+            "classes in another order than it was trained with\na judge that is not good enough itself",
+            batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
+        )  # fmt: skip
+
+    return prove
+
+
+def of(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Gate]:
+    """The gates of a recipe whose samples `judge` judges."""
+    return [judged(judge), noise_process, hidden_class, average, weighting, two_samplers]
 
 
 # ------------------------------------------------------------------------------------------------------------- monitors

@@ -261,7 +261,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         predict=predict,
         figures=figures,
         export=export,
-        gates=gates.ALL,
+        gates=gates.of(judge),
         monitors=[gates.samples, gates.samplers],
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from core.gates import Finding, Gate, Proof, Skip, fetch, gate, pick
 from core.gates.learning import overfitted
+from core.loader import to_device
 from core.run import evaluating
 from core.stage import Data, View
 from recipes.llm.pairs import IGNORED, Chat
@@ -59,6 +60,14 @@ def reference(chat: Chat, sample: dict[str, str]) -> tuple[list[int], list[int]]
     return before, answer[: answer.index(chat.tokenizer.eos_token_id) + 1]
 
 
+def quoting(chat: Chat, sample: dict[str, str]) -> dict[str, str]:
+    """The sample with what opens an answer, and its answer, quoted in its prompt: who looks for them as text finds them twice."""
+    turns = chat.turns(sample["prompt"])
+    plain = chat.tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"]
+    marker = chat.tokenizer.decode(chat.ask(turns)[len(plain) :])
+    return {**sample, "prompt": f"{sample['prompt']} {marker}{sample['completion']}"}
+
+
 def template(chat: Chat) -> Gate:
     @gate("template", rows="L8", title="the chat template is applied once, and nothing is added to it", reads="data")
     def prove(proof: Proof) -> Finding:
@@ -106,8 +115,10 @@ def scored(chat: Chat) -> Gate:
         this is what the loss does, whatever the labels say."""
         run, stage = proof.look()
         data, wrong = stage.data["train"], []
-        indices = some(data, proof.cfg.run.seed)
-        batch = fetch(data, indices, proof.cfg.run.seed, run.device)
+        samples = {f"sample {i}": data.get(i, None) for i in some(data, proof.cfg.run.seed)}
+        named, sample = next(reversed(samples.items()))
+        samples[f"{named} with an answer quoted in its prompt"] = quoting(chat, sample)
+        batch = to_device(data.collate([*samples.values()]), run.device)
         states: list[Tensor] = []
 
         def keep(_module, _args, out) -> None:
@@ -122,20 +133,20 @@ def scored(chat: Chat) -> Gate:
             hook.remove()
         felt = sum(g.abs().sum(-1) for g in grads if g is not None) > 0  # (B, T)
         share = []
-        for row, i in enumerate(indices):
-            before, answer = reference(chat, data.get(i, None))
+        for row, (name, sample) in enumerate(samples.items()):
+            before, answer = reference(chat, sample)
             first = int(batch["attention_mask"][row].argmax()) + len(before) - 1
             due = set(range(first, first + len(answer)))
             got = set(felt[row].nonzero().flatten().tolist())
             share.append(len(got) / int(batch["attention_mask"][row].sum()))
             if extra := got - due:
                 wrong.append(
-                    f"sample {i} scores {len(extra)} tokens of the prompt or the padding: {words(batch, row, extra)!r}"
+                    f"{name} scores {len(extra)} tokens of the prompt or the padding: {words(batch, row, extra)!r}"
                 )
             if lost := due - got:
                 end = ", the one that ends it among them" * (max(due) in lost)
                 wrong.append(
-                    f"sample {i} leaves {len(lost)} tokens of the answer unscored{end}: {words(batch, row, lost)!r}"
+                    f"{name} leaves {len(lost)} tokens of the answer unscored{end}: {words(batch, row, lost)!r}"
                 )
         answers = torch.where(felt.roll(1, dims=1), batch["input_ids"], IGNORED)  # what each scored state answers for
         example = shown(chat.tokenizer, {**batch, "labels": answers})[0]
@@ -144,6 +155,7 @@ def scored(chat: Chat) -> Gate:
             "a gradient at the completion and its end-of-turn token alone",
             "the end token is masked because it is also the pad: mask by length, never by id (the model then never stops)\n"
             "prompts are scored: labels are a copy of the ids (use prompt and completion, not one text)\n"
+            "the answer is looked for by its role marker as text, which a prompt may quote: count tokens instead\n"
             "labels are shifted by hand and once more in the loss, or not at all\n"
             "a pair is cut at a length limit: its answer is gone",
             evidence={"share": share, "example": example}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},

@@ -119,9 +119,7 @@ class VLM(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         places = batch["ids"] == rows.IMAGE
-        features = self.projector(
-            self.encoder(batch["image"])
-        )  # frozen weights and data need no graph: no_grad would be idle
+        features = self.projector(self.encoder(batch["image"]))  # frozen weights need no graph: no_grad would be idle
         if (places.sum(1) != features.shape[1]).any():
             raise ValueError(f"{features.shape[1]} features of a picture, {places.sum(1).tolist()} places for them")
         words = self.language.get_input_embeddings()(batch["ids"].clamp_min(0))
