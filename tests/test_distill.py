@@ -144,6 +144,21 @@ def test_the_other_vocabulary():
         whisper.agree(config, tokenizer, "tiny")
 
 
+def test_a_teacher_without_its_files(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(
+        UserError, match=r"--data\.teacher .*a file is missing(?s:.*)tokenizer\.json(?s:.*)model\.safetensors"
+    ):
+        whisper.load(str(tmp_path), 6)
+
+
+def test_a_width_that_is_not_cut_into_heads(launch):
+    done = launch("check", "distill/whisper", "--width", "100", "--only", "schema")
+    assert done.returncode == 2, done.shown
+    assert "--width 100" in done.stderr
+    assert "a multiple of 32" in done.stderr
+
+
 # ---------------------------------------------------------------------------------------------------------- its parts
 def test_no_two_sentences_share_three_of_their_parts():
     texts = speech.sentences(300)

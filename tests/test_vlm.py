@@ -238,8 +238,8 @@ def test_bad_folders_are_told(what: str, hub, launch, tmp_path):
 @pytest.mark.parametrize(("argv", "said"), [
     (("--data.longest", "20"), ("no sample fits", "--data.longest of at least", "left out")),
     (("--data.path", "nowhere"), ("there is no nowhere/train.jsonl", "train.jsonl and val.jsonl")),
-    (("--encoder", "nobody/no-such-encoder"), ("the vision encoder 'nobody/no-such-encoder' cannot be loaded", "HF_TOKEN")),
-    (("--language", "nobody/no-such-model"), ("the language model 'nobody/no-such-model' cannot be loaded", "HF_TOKEN")),
+    (("--encoder", "nobody/no-such-encoder"), ("--encoder nobody/no-such-encoder cannot be fetched", "--encoder FOLDER")),
+    (("--language", "nobody/no-such-model"), ("--language nobody/no-such-model cannot be fetched", "--language FOLDER")),
 ], ids=["over-long", "no folder", "no encoder", "no language model"])  # fmt: skip
 def test_bad_settings_are_told(argv, said, hub, launch):
     refused(launch("check", *small(hub), *argv, HF_HUB_OFFLINE="1"), *said)
@@ -251,8 +251,8 @@ def test_a_model_folder_without_its_weights_is_told(hub, launch, tmp_path):
     (broken / "model.safetensors").unlink()
     refused(
         launch("check", *small(hub), "--language", str(broken), HF_HUB_OFFLINE="1"),
-        "cannot be loaded",
         "a file is missing",
+        "model.safetensors",
     )
 
 

@@ -33,7 +33,7 @@ class Config(core.Config):
     features: Phase = field(default_factory=Phase)
     task: Phase = field(default_factory=Phase)
     width: int = 128
-    """Channels of the student."""
+    """Channels of the student: a multiple of 32, the width of an attention head."""
     depth: int = 4
     """Blocks of the student, each a convolution, attention and a two-layer net."""
     mse: float = 1.0
@@ -97,6 +97,10 @@ class Heard(core.Data):
 
 def prepare(cfg: Config, run: core.Run) -> tuple[whisper.Whisper, dict[str, Heard], Measures]:
     """What both stages work with: the frozen teacher, its lessons, and how a student is measured against it."""
+    if cfg.width % 32:
+        raise core.UserError(
+            "the student is not cut into heads of 32", got=f"--width {cfg.width}", needed="a multiple of 32"
+        )
     teacher = whisper.load(cfg.data.teacher, cfg.data.seconds)
     with run.accelerator.local_main_process_first():  # one process makes the lessons, the others wait for them
         source = lessons.load(cfg.data)

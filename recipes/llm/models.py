@@ -1,6 +1,5 @@
-"""Language models by name, folder or hub id: what can fail is asked before anything is built."""
+"""Language models by name, folder or hub id, and their tokenizers."""
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,63 +8,12 @@ import torch
 from torch import nn
 
 import core
-from recipes.shared import smollm
-
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+from recipes.shared import hub, smollm
 
 
 def locate(name: str) -> str:
-    """`smollm2`, a folder or a hub id as what `from_pretrained` takes; a folder lacks no file, a hub id may be read."""
-    if name == "smollm2":
-        return str(smollm.folder())
-    if Path(name).is_dir():
-        return complete(Path(name))
-    if name.count("/") != 1 or name.startswith((".", "/")):
-        needed = "smollm2, a folder that from_pretrained reads, or owner/name on the hub"
-        raise core.UserError(f"--model {name}: no such folder", needed=needed)
-    return allowed(name)
-
-
-def complete(folder: Path) -> str:
-    """The folder, if configuration, tokenizer and every file of weights are in it."""
-    missing = [] if (folder / "config.json").is_file() else ["config.json"]
-    if not any((folder / name).is_file() for name in TOKENIZERS):
-        missing.append(" or ".join(TOKENIZERS))
-    index = folder / "model.safetensors.index.json"
-    parts = (
-        sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else ["model.safetensors"]
-    )
-    missing += [name for name in parts if not (folder / name).is_file()]
-    if missing:
-        found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
-        raise core.UserError(f"--model {folder}: a file is missing", got=found or "nothing", needed=", ".join(missing),
-                             cause="a download or copy that was cut off, or an adapter without its base",
-                             next="fetch the folder again")  # fmt: skip
-    return str(folder)
-
-
-@cache
-def allowed(name: str) -> str:
-    """The hub id, if this machine may read it: asked once, before minutes of set-up. The token itself is never shown."""
-    from huggingface_hub import auth_check, get_token, try_to_load_from_cache
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
-
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
-        return name
-    token = "a token is set, but it has no access" if get_token() else "no token is set"
-    how = "accept its terms on its page, then `hf auth login`, or set HF_TOKEN"
-    try:
-        auth_check(name)
-    except GatedRepoError:
-        needed = "a token of an account that may read it"
-        raise core.UserError(f"--model {name} is gated", got=token, needed=needed, next=how) from None
-    except RepositoryNotFoundError:
-        raise core.UserError(f"--model {name} does not exist, or is private", got=token, next=how) from None
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
-        raise core.UserError(f"--model {name} cannot be fetched", got=type(error).__name__, needed="the hub within reach",
-                             cause="no network (HF_HUB_OFFLINE, a proxy?)",
-                             next="--model FOLDER with the files of the hub") from None  # fmt: skip
-    return name
+    """`smollm2`, a folder or a hub id as what `from_pretrained` takes."""
+    return str(smollm.folder()) if name == "smollm2" else hub.locate(name, "--model", packaged="smollm2")
 
 
 @cache

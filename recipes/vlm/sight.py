@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from core.errors import UserError
+from recipes.shared import hub
 from recipes.vlm import cells
 
 
@@ -19,12 +19,8 @@ class Hub(nn.Module):
         super().__init__()
         from transformers import AutoImageProcessor, AutoModel
 
-        try:
-            model, processor = AutoModel.from_pretrained(name), AutoImageProcessor.from_pretrained(name)
-        except (OSError, ValueError) as error:
-            raise UserError(f"the vision encoder '{name}' cannot be loaded", got=str(error).splitlines()[0],
-                            needed="`cells`, a hub name or a folder with config, weights and preprocessor_config.json",
-                            cause="a wrong name, a gated model without HF_TOKEN, or a file is missing") from None  # fmt: skip
+        path = hub.locate(name, "--encoder", packaged="cells", needs=("preprocessor_config.json",))
+        model, processor = AutoModel.from_pretrained(path), AutoImageProcessor.from_pretrained(path)
         self.net = model.vision_model if "vision_config" in model.config.to_dict() else model
         config = self.net.config
         self.side, self.width, self.n = (
