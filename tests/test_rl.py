@@ -6,6 +6,7 @@ import math
 import gymnasium as gym
 import pytest
 import torch
+from gymnasium.spaces import Discrete
 from safetensors.torch import load_file
 
 from core.errors import UserError
@@ -70,7 +71,7 @@ def test_environments_go_on_where_they_were_saved(name: str):
     """Seven steps after a save are bitwise those of fresh environments that replay what was saved, in one process or as two."""
     draws = torch.Generator().manual_seed(1)
     envs = Environments(name, 5, seed=3)
-    actions = torch.randint(environments.sizes(name)[1], (230, 5), generator=draws)
+    actions = torch.randint(environments.sizes(name, Discrete)[1], (230, 5), generator=draws)
     for row in actions[:223]:
         envs.step(row)
     saved = envs.state_dict()
@@ -129,7 +130,6 @@ def test_an_episode_depends_on_its_seed_alone():
     [
         ("CartPol-v1", ("CartPol-v1", "CartPole-v1")),
         ("CartPole-v9", ("CartPole-v9", "CartPole-v1")),
-        ("Pendulum-v1", ("Pendulum-v1", "Box(-2.0, 2.0", "Discrete")),
         ("LunarLander-v3", ("LunarLander-v3", "not installed")),
         ("nowhere:CartPole-v1", ("nowhere",)),
     ],
@@ -147,7 +147,7 @@ def test_environments_that_cannot_be_used(name: str, words: tuple[str, ...]):
     ("argv", "words"),
     [
         (("--env", "CartPol-v1"), ("knows no environment 'CartPol-v1'", "CartPole-v1")),
-        (("--env", "Pendulum-v1"), ("takes actions that this policy does not give", "Discrete")),
+        (("--env", "Pendulum-v1"), ("takes actions that this policy does not give", "Box(-2.0, 2.0", "rl/sac")),
         (("--train.batch-size", "300"), ("cut evenly", "--train.batch-size")),
     ],
 )

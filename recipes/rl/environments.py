@@ -8,7 +8,9 @@ state to themselves (box2d, MuJoCo) are saved as what they are made of: the seed
 import contextlib
 import difflib
 import functools
-from collections.abc import Callable
+import math
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -19,8 +21,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
 from core import seeds
-from core.errors import UserError
-from core.stage import Data, Field
+from core.errors import Stop, UserError
+from core.stage import Data, Field, Tile
 from recipes.rl import probes
 
 CEILINGS = {"CartPole-v1": 500.0, "CartPole-v0": 200.0}
@@ -29,7 +31,8 @@ BEST_KNOWN = {"CartPole-v1": "500: the pole stands until the time limit"}
 
 
 def make(name: str) -> gym.Env:
-    """One environment with flat observations and discrete actions; whatever is wrong with its name, in one message."""
+    """One environment with flat observations, and actions in [-1, 1] where they are not discrete; whatever is wrong with its name,
+    in one message."""
     probes.register()
     try:
         env = gym.make(name, disable_env_checker=True)
@@ -40,17 +43,47 @@ def make(name: str) -> gym.Env:
         raise UserError(f"gymnasium knows no environment '{name}'", got=str(error).splitlines()[0],
                         needed="one of: " + ", ".join(near) if near else "the id of a registered environment",
                         next="python -c 'import gymnasium; gymnasium.pprint_registry()'") from None  # fmt: skip
-    if not isinstance(env.action_space, gym.spaces.Discrete):
-        raise UserError(f"'{name}' takes actions that this policy does not give", got=f"{env.action_space}",
-                        needed="a Discrete action space: the policy chooses one of n actions",
-                        next="an environment with discrete actions, such as --env CartPole-v1") from None  # fmt: skip
-    return gym.wrappers.FlattenObservation(env)
+    env, space = gym.wrappers.FlattenObservation(env), env.action_space
+    if not isinstance(space, gym.spaces.Box):
+        return env
+    if len(space.shape) != 1 or not np.isfinite([space.low, space.high]).all():
+        raise UserError(f"the actions of '{name}' cannot be scaled", got=f"{space}", needed="a vector of finite range")
+    return gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
 
 
-def sizes(name: str) -> tuple[int, int]:
-    """(numbers in an observation, actions to choose from)."""
+RECIPES = {gym.spaces.Discrete: "rl/ppo or rl/dqn", gym.spaces.Box: "rl/sac"}
+"""What learns to act in which space."""
+MEND = "  next:         mend it, then `trainworthy resume` the run folder: it goes on from its newest checkpoint"
+
+
+def sizes(name: str, actions: type[gym.Space]) -> tuple[int, int]:
+    """(numbers in an observation, actions to choose from or, where `actions` is Box, numbers in an action)."""
     with contextlib.closing(make(name)) as env:
-        return int(np.prod(env.observation_space.shape)), int(env.action_space.n)
+        space = env.unwrapped.action_space
+        if not isinstance(space, actions):
+            known = RECIPES.get(type(space))
+            raise UserError(f"'{name}' takes actions that this policy does not give", got=f"{space}",
+                            needed=f"a {actions.__name__} action space",
+                            next=f"{known} acts in this one" if known else "no recipe here acts in this one")  # fmt: skip
+        return math.prod(env.observation_space.shape), int(space.n) if actions is gym.spaces.Discrete else len(
+            space.low
+        )
+
+
+def first_action(space: gym.Space) -> int:
+    """What discrete actions are counted from."""
+    return int(space.start) if isinstance(space, gym.spaces.Discrete) else 0
+
+
+@contextlib.contextmanager
+def blamed(name: str) -> Iterator[None]:
+    """What an environment raises ends the run, and is its own: the checkpoints before it are whole."""
+    try:
+        yield
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise Stop(f"the environment '{name}' raised {type(error).__name__}: {error}\n"
+                   f"  at:           {frame.filename}:{frame.lineno}\n{MEND}") from None  # fmt: skip
 
 
 def limits(name: str) -> tuple[float, float]:
@@ -68,9 +101,10 @@ class Environments:
         self.name, self.n, self.seed, self.world = name, n, seed, world
         self.mine = range(rank * n // world, (rank + 1) * n // world)
         self.vector = SyncVectorEnv([lambda: make(name)] * len(self.mine), autoreset_mode=AutoresetMode.DISABLED)
-        self.first_action = int(self.vector.single_action_space.start)
+        self.first_action = first_action(self.vector.single_action_space)
+        self.inner = self.vector.envs[0].unwrapped.action_space  # as its authors made it
         self.episode = [0] * len(self.mine)  # how many each has begun before its present one
-        self.actions: list[list[int]] = [[] for _ in self.mine]  # since the present episode began
+        self.actions: list[list[np.ndarray]] = [[] for _ in self.mine]  # since the present episode began
         self.returned = np.zeros(len(self.mine))  # reward since then
         self._reset(np.ones(len(self.mine), bool))
 
@@ -78,16 +112,30 @@ class Environments:
         return [seeds.derive(self.seed, "episode", i, k) for i, k in zip(self.mine, self.episode, strict=True)]
 
     def _reset(self, which: np.ndarray) -> None:
-        observation, _ = self.vector.reset(seed=self._seeds(), options={"reset_mask": which})
+        with blamed(self.name):
+            observation, _ = self.vector.reset(seed=self._seeds(), options={"reset_mask": which})
+        self._judge(observation=observation)
         self.observation = torch.from_numpy(observation).float()
 
+    def _judge(self, **seen: np.ndarray) -> None:
+        """Nothing that is not a number goes further than this: statistics would never lose it again."""
+        for what, values in seen.items():
+            if not np.isfinite(values).all():
+                i = int(np.argwhere(~np.isfinite(values))[0][0])
+                raise Stop(f"the environment '{self.name}' gave a non-finite {what}: {values[i]}\n"
+                           f"  where:        {len(self.actions[i])} steps into an episode begun from seed {self._seeds()[i]}\n"
+                           f"{MEND}")  # fmt: skip
+
     def step(self, actions: Tensor) -> dict[str, Tensor]:
-        """What followed `actions` (n_mine,): reward, next_observation (the true one, also where an episode ended), terminated,
-        truncated; where one ended, `finished` holds its return, elsewhere NaN. `observation` is then what to act on next."""
+        """What followed `actions` (n_mine,) or (n_mine, n_act): reward, next_observation (the true one, also where an episode
+        ended), terminated, truncated; where one ended, `finished` holds its return, elsewhere NaN. `observation` is then what to
+        act on next."""
         chosen = actions.cpu().numpy()
-        for history, action in zip(self.actions, chosen.tolist(), strict=True):
+        for history, action in zip(self.actions, chosen, strict=True):
             history.append(action)
-        observation, reward, terminated, truncated, _ = self.vector.step(chosen + self.first_action)
+        with blamed(self.name):
+            observation, reward, terminated, truncated, _ = self.vector.step(chosen + self.first_action)
+        self._judge(observation=observation, reward=reward)
         self.returned += reward
         done = terminated | truncated
         followed = {"reward": torch.from_numpy(reward).float(), "next_observation": torch.from_numpy(observation).float(),
@@ -108,12 +156,12 @@ class Environments:
 
     def state_dict(self) -> dict[str, Any]:
         """Of all processes, so that any number of them can go on."""
-        parts = [(self.episode, self.actions)]
+        kind = self.vector.single_action_space.dtype
+        parts = [(self.episode, [torch.from_numpy(np.array(a, kind)) for a in self.actions])]
         if self.world > 1:
-            parts = [None] * self.world
-            dist.all_gather_object(parts, (self.episode, self.actions))
-        return {"episode": [k for one, _ in parts for k in one],
-                "actions": [torch.tensor(a, dtype=torch.int32) for _, some in parts for a in some]}  # fmt: skip
+            own, parts = parts[0], [None] * self.world
+            dist.all_gather_object(parts, own)
+        return {"episode": [k for one, _ in parts for k in one], "actions": [a for _, some in parts for a in some]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the running episodes again and replay their actions."""
@@ -122,7 +170,7 @@ class Environments:
                 "the checkpoint holds another number of environments", got=len(state["episode"]), needed=self.n
             )
         self.episode = [state["episode"][i] for i in self.mine]
-        self.actions = [state["actions"][i].tolist() for i in self.mine]
+        self.actions = [[*state["actions"][i].numpy()] for i in self.mine]
         self._reset(np.ones(len(self.mine), bool))
         for i, env in enumerate(self.vector.envs):
             self.returned[i] = 0.0
@@ -154,15 +202,18 @@ class Episodes(Data):
 @torch.no_grad()
 def play(name: str, starts: Tensor, act: Callable[[Tensor], Tensor]) -> tuple[Tensor, list[Tensor]]:
     """One whole episode from each of the seeds `starts` (n,): (returns (n,), observations (length, n_obs) of each).
-    `act` maps observations (n, n_obs) to actions (n,). Episodes that have ended go on unseen until the last one has."""
+    `act` maps observations (n, n_obs) to actions (n,) or (n, n_act). Episodes that have ended go on unseen until the last has."""
     n = len(starts)
     with contextlib.closing(SyncVectorEnv([lambda: make(name)] * n, autoreset_mode=AutoresetMode.DISABLED)) as vector:
-        first = int(vector.single_action_space.start)
-        observation, _ = vector.reset(seed=starts.tolist())
+        first = first_action(vector.single_action_space)
+        with blamed(name):
+            observation, _ = vector.reset(seed=starts.tolist())
         returns, running, seen = np.zeros(n), np.ones(n, bool), []
         while running.any():
             seen.append((torch.from_numpy(observation).float(), torch.from_numpy(running.copy())))
-            observation, reward, terminated, truncated, _ = vector.step(act(seen[-1][0]).cpu().numpy() + first)
+            chosen = act(seen[-1][0]).cpu().numpy() + first
+            with blamed(name):
+                observation, reward, terminated, truncated, _ = vector.step(chosen)
             returns += reward * running
             done = terminated | truncated
             running &= ~done
@@ -173,14 +224,34 @@ def play(name: str, starts: Tensor, act: Callable[[Tensor], Tensor]) -> tuple[Te
     return torch.from_numpy(returns).float(), [rows[alive[:, i], i] for i in range(n)]
 
 
+def told(returned: Tensor, solved: float) -> dict[str, float]:
+    """The metrics of whole episodes that earned `returned` (n,); from a return of `solved` on, one counts as solved."""
+    return {"return": returned.mean().item(), "return_sd": returned.std(correction=0).item(),
+            "worst_return": returned.min().item(), "solved_share": (returned >= solved).double().mean().item()}  # fmt: skip
+
+
 @functools.cache
 def at_random(name: str, episodes: int) -> float:
     """Mean return of a policy that knows nothing, every action equally likely, over the episodes of an evaluation."""
-    _, n_actions = sizes(name)
+    with contextlib.closing(make(name)) as env:
+        space = env.action_space
     draws = torch.Generator().manual_seed(seeds.derive("random policy"))
-    starts = Episodes(episodes).starts
-    returns, _ = play(name, starts, lambda observation: torch.randint(n_actions, (len(observation),), generator=draws))
+    returns, _ = play(name, Episodes(episodes).starts, lambda observation: draw(space, (len(observation),), draws))
     return returns.mean().item()
+
+
+def draw(space: gym.Space, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Actions (*size,) or (*size, n_act), every one equally likely."""
+    if isinstance(space, gym.spaces.Discrete):
+        return torch.randint(int(space.n), size, generator=generator)
+    return 2 * torch.rand(*size, *space.shape, generator=generator) - 1
+
+
+def tiles(name: str, starts: Tensor, act: Callable[[Tensor], Tensor], *, low: float, high: float) -> list[Tile]:
+    """An episode from each of the seeds `starts` (n,) to look at; good is one whose return is nearer `high` than `low`."""
+    returned, seen = play(name, starts, act)
+    return [Tile(f"{r:g} in {len(o)} steps", trace(o), good=min(max((r - low) / (high - low), 0), 1))
+            for r, o in zip(returned.tolist(), seen, strict=True)]  # fmt: skip
 
 
 def trace(observations: Tensor, height: int = 64, width: int = 250) -> Tensor:

@@ -1,10 +1,12 @@
 """Gates of reinforcement learning: environments whose answer is known by hand, learnt through the recipe's own code; what stands
 just before the loss; environments that can be saved.
 
-A recipe hands them its stage function. They ask of it: settings `env`, `envs`, `rollout`, `gamma` and `gae_lambda`; a model with
-`value(observations)` in units of the reward and logits as the first of what it returns; batches with `advantage` and `return`.
+A recipe hands them its stage function, and settings under which it learns a probe. They ask of it: settings `env`, `envs`,
+`rollout` and `gamma`; a model with `value(observations)` in units of the reward and `near(observations, best)`, 1 where it does
+what is best; batches with `observation` and `return`; its environments in `stage.state`.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,9 +15,10 @@ import torch
 from torch import Tensor
 
 from core.gates import Finding, Gate, Proof, Skip, build, gate
+from core.gates.recorder import rehearsed
 from core.run import Plan, Run
 from core.stage import Stage
-from recipes.rl.environments import Environments
+from recipes.rl.environments import Environments, draw
 from recipes.rl.probes import PROBES
 
 Make = Callable[[Any, Run], Stage]
@@ -31,63 +34,105 @@ GAMMA = 0.5  # discounts are told from none within two steps
 
 # ---------------------------------------------------------------------------------------------------------------- probes
 @dataclass
+class Subject:
+    """What is judged, and how to make it learn a probe."""
+
+    make: Make
+    settings: dict[str, Any]
+    """Under which a probe of 8 environments x 16 steps is learnt within 60 units."""
+    exact: dict[str, Any] = field(default_factory=dict)
+    """Under which value targets are returns alone, with nothing estimated in them, for as long as an episode lasts; none: the
+    recipe always estimates what follows a step."""
+    estimated: dict[str, Any] = field(default_factory=dict)
+    """Under which every target holds the value of the next step."""
+    box: bool = False
+    """Does it act by numbers?"""
+
+
+@dataclass
 class Learnt:
     """What the recipe's own `train()` made of a probe."""
 
     run: Run
     stage: Stage
     batches: list[dict] = field(default_factory=list)
-    """Of the first unit, just before the loss."""
+    """Of one unit, just before the loss."""
+    values: list[Tensor] = field(default_factory=list)
+    """What the model says the probe's observations are worth at each of these."""
+    rewards: dict[int, list[Tensor]] = field(default_factory=dict)
+    """By unit, of every step."""
     gradient: list[Tensor] = field(default_factory=list)
     """Of the policy's term on the first of them."""
 
 
-def learnt(proof: Proof, make: Make, name: str, *, units: int = UNITS, batch: int = 32, **settings: Any) -> Learnt:
-    """The recipe's own `train()` on a probe, at a rate of the probe's own."""
-    cfg = proof.cfg
-    cfg = replace(cfg, env=f"probe/{name}-v0", envs=8, rollout=16, gamma=GAMMA, optim=replace(cfg.optim, lr=3e-3),
-                  train=replace(cfg.train, batch_size=batch, accumulate=1), **settings)  # fmt: skip
+def learnt(
+    proof: Proof, subject: Subject, name: str, *, units: int = UNITS, noted: int = 0, batch: int = 32, **settings: Any
+) -> Learnt:
+    """The recipe's own `train()` on a probe, at a rate of the probe's own; fewer units are made to the last. Batches are kept of
+    the unit `noted`."""
+    cfg, id = proof.cfg, f"probe/{name}{'-box' * subject.box}-v0"
+    cfg = replace(cfg, env=id, envs=8, rollout=16, gamma=GAMMA, optim=replace(cfg.optim, lr=3e-3),
+                  train=replace(cfg.train, batch_size=batch, accumulate=1), **subject.settings | settings)  # fmt: skip
     close: list[bool] = []
 
     def enough(stage: Stage, unit: int) -> bool:
-        if unit % EVERY == 0 and units > 1:
-            close.append(off(stage, PROBES[name]) <= CLOSE / 2)
+        if unit % EVERY == 0 and units == UNITS:
+            close.append(off(subject, stage, name) <= CLOSE / 2)
         return len(close) >= IN_A_ROW and all(close[-IN_A_ROW:])
 
     run = Run(cfg, proof.accelerator, plan=Plan(steps=units, peak=True, watch=enough))
-    stage = build(run, lambda run: make(cfg, run))
-    own, found = stage.loss, Learnt(run, stage)
+    stage = build(run, lambda run: subject.make(cfg, run))
+    own, found, envs = stage.loss, Learnt(run, stage), environments_of(stage)
+    observations = answers(subject, name)[0].to(run.device)
 
     def loss(model: torch.nn.Module, batch: dict) -> dict[str, Tensor]:
         terms = own(model, batch)
-        if run.step == 0 and torch.is_grad_enabled():
+        if run.step == noted and torch.is_grad_enabled():
             found.batches.append({k: v.detach().clone() for k, v in batch.items()})
+            with torch.no_grad():
+                found.values.append(model.value(observations))
             if not found.gradient and "policy" in terms:
                 weights = [p for p in model.parameters() if p.requires_grad]
                 given = torch.autograd.grad(terms["policy"], weights, retain_graph=True, allow_unused=True)
                 found.gradient = [g.flatten() for g in given if g is not None]
         return terms
 
+    def watched(stepped: Callable) -> Callable:
+        def step(actions: Tensor) -> dict[str, Tensor]:
+            followed = stepped(actions)
+            found.rewards.setdefault(run.step, []).append(followed["reward"])
+            return followed
+
+        return step
+
     stage.loss = loss
+    if envs:
+        envs.step = watched(envs.step)
     proof.train(cfg, run, stage)
     return found
 
 
-def off(stage: Stage, probe: dict[str, Any]) -> float:
+def environments_of(stage: Stage) -> Environments | None:
+    """Those in the stage's state."""
+    return next((s for s in stage.state.values() if isinstance(s, Environments)), None)
+
+
+def off(subject: Subject, stage: Stage, name: str) -> float:
     """Distance from the known answer: of a value, as a share of the largest; of the probability of a best action, from 1."""
-    observations, values, best = answers(probe)
+    observations, values, best = answers(subject, name)
+    observations = observations.to(next(stage.model.parameters()).device)
     with torch.no_grad():
-        device = next(stage.model.parameters()).device
-        found, logits = stage.model.value(observations.to(device)).cpu(), stage.model(observations.to(device))[0].cpu()
-    apart = (found - values).abs().max().item() / max(values.abs().max().item(), 1e-9)
-    if best is None:
-        return apart
-    return (1 - logits.softmax(-1).gather(-1, best[:, None])).max().item() / 3  # 0.7 of the best action is near enough
+        if best is not None:
+            near = stage.model.near(observations, best.to(observations.device))
+            return (1 - near).max().item() / 3  # 0.7 of the best action is near enough
+        found = stage.model.value(observations).cpu()
+    return (found - values).abs().max().item() / max(values.abs().max().item(), 1e-9)
 
 
-def answers(probe: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
+def answers(subject: Subject, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
     """(observations, their values under the best policy, their best actions where there is a choice), by hand: the rules are
     played to their end for every signal and step."""
+    probe = PROBES[name]
     rule, length, limited = probe["rule"], probe.get("length", 1), probe.get("limited", False)
     n_actions, shift, scale = probe.get("actions", 1), probe.get("shift", 0.0), probe.get("scale", 1.0)
     rows, values, best = [], [], []
@@ -99,26 +144,23 @@ def answers(probe: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
             rows.append([shift + scale * signal, shift + scale * (0 if limited else step)])
             values.append(later)
             best.append(rewards.index(max(rewards)))
-    return torch.tensor(rows), torch.tensor(values), torch.tensor(best) if n_actions > 1 else None
+    chosen = 2 * torch.tensor(best)[:, None] - 1 if subject.box else torch.tensor(best)
+    return torch.tensor(rows), torch.tensor(values), chosen if n_actions > 1 else None
 
 
-def probe_gate(make: Make, name: str, rows: str, title: str, remedy: str) -> Gate:
+def probe_gate(subject: Subject, name: str, rows: str, title: str, remedy: str) -> Gate:
     """Is the probe solved, through the recipe's own loop?"""
 
     @gate(f"probe-{name}", rows=rows, title=title)
     def prove(proof: Proof) -> Finding:
-        result = learnt(proof, make, name)
+        result = learnt(proof, subject, name)
         run, stage = result.run, result.stage
-        observations, values, best = answers(PROBES[name])
+        observations, values, best = answers(subject, name)
         with torch.no_grad():
             found = stage.model.value(observations.to(run.device)).tolist()
-            share = stage.model(observations.to(run.device))[0].softmax(-1).cpu()
-        apart = off(stage, PROBES[name])
-        shown = (
-            f"values {few(found)}"
-            if best is None
-            else f"best actions taken with {few(share.gather(-1, best[:, None])[:, 0])}"
-        )
+            near = None if best is None else stage.model.near(observations.to(run.device), best.to(run.device))
+        apart = off(subject, stage, name)
+        shown = f"values {few(found)}" if near is None else f"best actions taken with {few(near)}"
         needed = (
             f"{few(values)} within {CLOSE:.0%} of the largest"
             if best is None
@@ -137,16 +179,16 @@ def few(values: Any) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------- before the loss
-def targets_gate(make: Make) -> Gate:
+def targets_gate(subject: Subject) -> Gate:
     """Do the first rollout's value targets equal the returns that follow from the rules?"""
 
     @gate("targets", rows="R5", title="the value targets of a first rollout are the returns known by hand")
     def prove(proof: Proof) -> Finding:
-        wrong, shown = [], []
-        for name in ("constant", "delay"):
-            batches = learnt(proof, make, name, units=1, gae_lambda=1.0).batches
+        wrong, shown, under = [], [], ", ".join(f"{k} {v:g}" for k, v in subject.exact.items())
+        for name in ("constant", "delay") if subject.exact else ("constant",):
+            batches = learnt(proof, subject, name, units=1, **subject.exact).batches
             got = torch.cat([b["return"] for b in batches]).unique()
-            known = answers(PROBES[name])[1]
+            known = answers(subject, name)[1]
             gap = (got[:, None] - known).abs().min(1).values
             cut = (gap > LIMIT).sum().item()
             shown.append(f"{name} {few(sorted(known.tolist()))}")
@@ -154,17 +196,134 @@ def targets_gate(make: Make) -> Gate:
                 wrong.append(
                     f"{name}: targets such as {few(got[gap > LIMIT][:3])}, by hand only {few(sorted(known.tolist()))}"
                 )
+        rule = PROBES["both"]["rule"]
+        for batch in learnt(proof, subject, "both", units=1, **subject.exact).batches:
+            action = (1 + batch["action"].flatten()) / 2 if subject.box else batch["action"]
+            rows = torch.stack([batch["observation"][:, 0], action, batch["return"]], 1).tolist()
+            if bad := [got for signal, chosen, got in rows if abs(rule(round(signal), chosen, 0) - got) > LIMIT]:
+                wrong.append(
+                    f"both: {len(bad)} of {len(rows)} targets are not the reward of their action, e.g. {bad[0]:.2f}"
+                )
+                break
         return Finding(
-            not wrong, "; ".join(wrong) or f"as by hand: {'; '.join(shown)}", f"within {LIMIT:g}, at gae_lambda 1",
+            not wrong, "; ".join(wrong) or f"as by hand: {'; '.join(shown)}", f"within {LIMIT:g}" + f", at {under}" * bool(under),
             "an estimate reaches from one episode into the next: the mask of the ends is missing or one step off\n"
             "rewards, observations and ends of a step do not belong to one another (stored before or after the step)\n"
+            "what is learnt from are other actions than those taken\n"
             "the discount is missing, or applied twice", evidence={"known": shown},
         )  # fmt: skip
 
     return prove
 
 
-def whitening_gate(make: Make) -> Gate:
+def lag_gate(subject: Subject) -> Gate:
+    """Do targets stand still, or move slowly, while the net that learns from them moves?"""
+
+    @gate("target", rows="R5", title="targets do not move with every update of the net that learns from them")
+    def prove(proof: Proof) -> Finding:
+        result = learnt(proof, subject, "delay", units=1, **subject.estimated)
+        first = answers(subject, "delay")[0][1].to(
+            result.run.device
+        )  # its target is the value of the second step, listed before it
+        whole = [{k: result.run.gather(b[k]) for k in ("observation", "return")} for b in result.batches]
+        targets = torch.stack([b["return"][(b["observation"] == first).all(-1)].mean() for b in whole])
+        values = GAMMA * torch.stack(result.values)[:, 0]
+        apart, moved = (targets - values).std().item(), values.std().item()
+        return Finding(
+            apart >= 0.2 * moved, f"the net's own values spread by {moved:.2g}, their distance from the targets by {apart:.2g}",
+            "a distance that changes: a fifth of that or more, as targets lag behind the net",
+            "the target network is the net itself, not a copy (or is copied after every update)\n"
+            "the value in the target is taken from the net that learns, not from the target network",
+            evidence={"targets": targets.tolist(), "values": values.tolist()},
+        )  # fmt: skip
+
+    return prove
+
+
+def exploration_gate(subject: Subject) -> Gate:
+    """Rewards of the steps taken while training: at first from trying, at last from what was learnt."""
+
+    @gate("exploration", rows="R4", title="what is done while training goes from trying everything to what was learnt")
+    def prove(proof: Proof) -> Finding:
+        rewards = learnt(proof, subject, "action", units=20).rewards
+        share = {unit: (torch.cat(some) > 0).double().mean().item() for unit, some in rewards.items()}
+        first, last = share[0], share[max(share)]
+        return Finding(
+            0.02 <= first <= 0.98 and last >= 0.75,
+            f"the better of two actions is taken in {first:.0%} of the first unit's steps and in {last:.0%} of the last's",
+            "2% to 98% of the first, 75% or more of the last",
+            "the chance of a random action does not fall: its schedule is stuck at its start, or not told how far the run is\n"
+            "nothing is ever tried at random, or what is stored is not what was done\n"
+            "the better action is not learnt at all (see probe-action)", evidence={"share": list(share.values())},
+        )  # fmt: skip
+
+    return prove
+
+
+def next_action_gate(subject: Subject) -> Gate:
+    """Two steps, of which the second's action alone is rewarded: what the first is worth does not depend on its own action."""
+
+    @gate("next-action", rows="R5", title="the value in a target is that of the action that comes next")
+    def prove(proof: Proof) -> Finding:
+        batches = learnt(proof, subject, "later", units=12, noted=11, **subject.estimated).batches
+        rows = {k: torch.cat([b[k] for b in batches]).double() for k in ("observation", "action", "return")}
+        first = (rows["observation"] == 0).all(-1)
+        action, found = rows["action"].view(len(first), -1)[first, 0], rows["return"][first]
+        slope = (torch.cov(torch.stack([action, found]))[0, 1] / action.var()).item()
+        share = abs(slope) * (action.max() - action.min()).item() / max(rows["return"].abs().max().item(), 1e-9)
+        return Finding(
+            share <= 0.25, f"targets of the first step change with its own action, by {share:.0%} of the largest",
+            "25% or less: no action is better than another there",
+            "the value in the target is taken at the action of the step before (the stored one), not at the next one",
+            evidence={"slope": slope, "rows": len(found)},
+        )  # fmt: skip
+
+    return prove
+
+
+@gate("density", rows="R5", title="the probability of an action counts what was done to the number that was drawn")
+def density(proof: Proof) -> Finding:
+    """`sample(observations, noise)` of the rehearsed model: the log-density of its actions against that of the noise, divided by
+    the volume that noise is stretched to (the determinant of the Jacobian), in double precision."""
+    _, stage, record = rehearsed(proof)
+    model = copy.deepcopy(stage.model).double().eval()
+    observations = record.batch["observation"][:16].double()
+    noise = torch.randn(record.batch["action"][:16].shape, generator=torch.Generator().manual_seed(proof.cfg.run.seed))
+    noise = noise.to(observations).requires_grad_()
+    actions, found = model.sample(observations, noise)
+    rows = [torch.autograd.grad(actions[:, i].sum(), noise, retain_graph=True)[0] for i in range(actions.shape[1])]
+    normal = torch.distributions.Normal(0.0, 1.0).log_prob(noise).sum(-1)
+    known = normal - torch.linalg.slogdet(torch.stack(rows, 1)).logabsdet
+    apart = (found - known).abs().max().item()
+    return Finding(
+        apart <= LIMIT, f"log-densities of {len(known)} actions are up to {apart:.2g} off the change of variables", f"{LIMIT:g}",
+        "tanh's slope is missing: log(1 - a^2) of every number of an action has to be subtracted\n"
+        "a mean over the numbers of an action instead of a sum, or another axis\n"
+        "the Gaussian has another width than the one that is drawn from",
+        evidence={"found": found.tolist(), "known": known.tolist()},
+    )  # fmt: skip
+
+
+def entropy_gate(subject: Subject) -> Gate:
+    """Where every action earns the same, a policy that is paid for its entropy stays wide."""
+
+    @gate("entropy", rows="R5", title="a policy that is rewarded for nothing stays undecided")
+    def prove(proof: Proof) -> Finding:
+        result = learnt(proof, subject, "constant", units=20)
+        observations = answers(subject, "constant")[0].expand(512, -1).to(result.run.device)
+        noise = torch.randn(512, 1, generator=torch.Generator().manual_seed(0)).to(result.run.device)
+        with torch.no_grad():
+            spread = result.stage.model.sample(observations, noise)[0].std().item()
+        return Finding(
+            spread >= 0.2, f"its actions have a standard deviation of {spread:.2g} in [-1, 1]", "0.2 or more (evenly drawn: 0.58)",
+            "the sign of the entropy in the policy's loss: it is paid for being sure of itself\n"
+            "the temperature goes the wrong way, or below 0",
+        )  # fmt: skip
+
+    return prove
+
+
+def whitening_gate(subject: Subject) -> Gate:
     """Mean and spread of the advantages in every minibatch; and the gradient of the policy's term on one rollout whose rewards are
     a thousand times those of another, the same in all else."""
 
@@ -172,7 +331,7 @@ def whitening_gate(make: Make) -> Gate:
         "whitening", rows="R3", title="advantages are whitened just before the loss, whatever the size of the rewards"
     )
     def prove(proof: Proof) -> Finding:
-        loud, louder = (learnt(proof, make, name, units=1, batch=64) for name in ("loud", "louder"))
+        loud, louder = (learnt(proof, subject, name, units=1, batch=64) for name in ("loud", "louder"))
         if not loud.gradient or "advantage" not in loud.batches[0]:
             raise Skip("no loss term 'policy', or batches without an entry 'advantage'")
         advantages = [loud.run.gather(b["advantage"]) for b in loud.batches]
@@ -207,14 +366,14 @@ def replay(proof: Proof) -> Finding:
     """Random actions, the state saved half-way; fresh environments that load it must see the very same observations after."""
     cfg = proof.cfg
     run, stage = proof.build(Plan(steps=1))
-    envs = next((s for s in stage.state.values() if isinstance(s, Environments)), None)
+    envs = environments_of(stage)
     if envs is None:
         return Finding(
             False, "no environments in what is saved", "the environments in stage.state",
             "they are not in stage.state: a resumed run would begin new episodes")  # fmt: skip
     n, steps = len(envs.mine), 40
     draws = torch.Generator().manual_seed(cfg.run.seed)
-    actions = torch.randint(envs.vector.single_action_space.n, (2 * steps, n), generator=draws)
+    actions = draw(envs.vector.single_action_space, (2 * steps, n), draws)
     start = envs.observation.clone()
     for row in actions[:steps]:
         envs.step(row)
@@ -240,24 +399,28 @@ def replay(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-def gates(make: Make) -> list[Gate]:
-    """All of them, for the stage that `make(cfg, run)` builds."""
+def gates(subject: Subject, *, on_policy: bool) -> list[Gate]:
+    """All of them, for the stage that `subject.make(cfg, run)` builds."""
     probes = [
         ("constant", "R5", "one step, reward 1: the value is 1",
          "the value of what follows is added although the episode terminated (bootstrapped past the end)\n"
-         "the value's loss or its optimiser: wrong target, sign, or no gradient (see wiring)"),
+         "the value's loss or its optimiser: wrong target, sign, no gradient (see wiring), or another term that moves it"),
         ("observation", "R5", "the reward is what is observed: the value follows the observation",
          "observations do not reach the value function, or are stored beside another step's reward (before or after the step)\n"
-         "samples of a rollout are shuffled apart: observation, action and return each in an order of their own"),
+         "samples are shuffled apart: observation, action and return each in an order of their own\n"
+         "what is stored are views of a buffer that is overwritten"),
         ("delay", "R5", "a reward that comes one step later is discounted",
          "the discount is missing, or the value of the next observation does not reach this one's target\n"
+         "a target network that is never updated\n"
          "episodes are cut at the wrong step (the mask is one off)"),
         ("limit", "R5", "a time limit is no end: the value of the last observation counts",
          "truncation is treated as termination: bootstrap where only the time limit ended the episode\n"
-         "the value is taken from the observation after the reset, not from the last one of the episode"),
+         "the value is taken from the observation after the reset, not from the last one of the episode\n"
+         "what follows n rewards is not discounted n times"),
         ("action", "R5", "the better of two actions is taken",
-         "the policy's loss: sign, ratio, or log-probabilities of other actions than those taken\n"
-         "advantages that do not belong to their actions"),
+         "the loss: its sign, its ratio, or values and log-probabilities of other actions than those taken\n"
+         "advantages that do not belong to their actions\n"
+         "a temperature that rises where it should fall keeps the policy undecided, so does its term where it reaches the policy"),
         ("both", "R5", "the better action depends on the observation",
          "observations do not reach the policy, or advantages are mixed up between samples\n"
          "observations are those of another step than the action's"),
@@ -265,5 +428,9 @@ def gates(make: Make) -> list[Gate]:
          "observations are not brought to scale by running statistics\n"
          "returns of this size swamp the value's loss: bring them to scale, too"),
     ]  # fmt: skip
-    found = [probe_gate(make, *one) for one in probes]
-    return [targets_gate(make), *found[:6], whitening_gate(make), found[6], replay]
+    *found, scale = [probe_gate(subject, *one) for one in probes]
+    own = (
+        [whitening_gate(subject)] if on_policy else [f(subject) for f in (lag_gate, next_action_gate, exploration_gate)]
+    )
+    own += [density, entropy_gate(subject)] if subject.box else []
+    return [targets_gate(subject), *found, *own, scale, replay]

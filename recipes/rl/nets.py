@@ -38,12 +38,19 @@ class Running(nn.Module):
         return torch.where(square > 1e-8, square, torch.ones_like(square)).sqrt()
 
 
-def mlp(*sizes: int) -> nn.Sequential:
-    """Tanh layers, orthogonal weights (Andrychowicz 2021), biases 0."""
+class Side(nn.ModuleList):
+    """Nets side by side that read the same (B, n) and say a number each: (nets, B)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([net(x).squeeze(-1) for net in self])
+
+
+def mlp(*sizes: int, activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
+    """Layers with an activation between, orthogonal weights (Andrychowicz 2021), biases 0."""
     layers: list[nn.Module] = []
     for a, b in pairwise(sizes):
         linear = nn.Linear(a, b)
         nn.init.orthogonal_(linear.weight, 2**0.5 if b != sizes[-1] else 1.0)
         nn.init.zeros_(linear.bias)
-        layers += [linear, nn.Tanh()]
+        layers += [linear, activation()]
     return nn.Sequential(*layers[:-1])

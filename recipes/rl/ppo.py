@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 import core
@@ -154,6 +155,10 @@ class Policy(nn.Module):
         """Expected return, in units of the reward."""
         return self(observation)[1] * self.returns.rms
 
+    def near(self, observation: Tensor, best: Tensor) -> Tensor:
+        """Probability of the actions `best` (B,)."""
+        return self(observation)[0].softmax(-1).gather(-1, best[:, None]).squeeze(-1)
+
     def observe(self, observation: Tensor, returned: Tensor) -> None:
         """Take in what one rollout saw and earned, over all processes: (n, n_obs) and (n,)."""
         self.observations.update(observation)
@@ -166,7 +171,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     if cfg.rollout * cfg.envs % cfg.train.batch_size:
         raise UserError("a rollout is not cut evenly into minibatches", needed="--train.batch-size that divides --rollout x --envs",
                         got=f"{cfg.rollout} steps x {cfg.envs} environments, {cfg.train.batch_size} to an update")  # fmt: skip
-    n_obs, n_actions = environments.sizes(cfg.env)
+    n_obs, n_actions = environments.sizes(cfg.env, Discrete)
     solved, ceiling = environments.limits(cfg.env)
     policy = Policy(n_obs, n_actions, cfg.widths)
     untrained = copy.deepcopy(policy).eval()
@@ -188,13 +193,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         returns = [environments.play(cfg.env, b["seed"], lambda o: act(model, o))[0] for b in run.batches(data)]
-        returned = run.gather(torch.cat(returns).to(run.device))
-        return {
-            "return": returned.mean().item(),
-            "return_sd": returned.std(correction=0).item(),
-            "worst_return": returned.min().item(),
-            "solved_share": (returned >= solved).double().mean().item(),
-        }
+        return environments.told(run.gather(torch.cat(returns).to(run.device)), solved)
 
     def act(model: nn.Module, observation: Tensor) -> Tensor:
         """The likeliest action (n,)."""
@@ -205,9 +204,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return {"random actions": {"return": floor}, "untrained policy": {"return": returned.mean().item()}}
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
-        returned, seen = environments.play(cfg.env, batch["seed"], lambda o: act(model, o))
-        return [core.Tile(f"{r:g} in {len(o)} steps", environments.trace(o), good=min(max((r - floor) / (ceiling - floor), 0), 1))
-                for r, o in zip(returned.tolist(), seen, strict=True)]  # fmt: skip
+        return environments.tiles(cfg.env, batch["seed"], lambda o: act(model, o), low=floor, high=ceiling)
 
     def figures(model: nn.Module, data: core.Data) -> dict:
         starts = torch.stack([data.get(i, None)["seed"] for i in range(min(8, len(data)))])
@@ -237,7 +234,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         predict=predict,
         figures=figures,
         export=export,
-        gates=gates.gates(ppo),
+        gates=gates.gates(gates.Subject(ppo, settings={}, exact={"gae_lambda": 1.0}), on_policy=True),
     )  # fmt: skip
 
 

@@ -10,14 +10,15 @@ import numpy as np
 
 class Probe(gym.Env):
     """An episode of `length` steps. `rule(signal, action, step)` gives the reward; the observation is (signal, step), shifted and
-    scaled. It ends by termination, or by truncation where `limited`."""
+    scaled. It ends by termination, or by truncation where `limited`. An action is one of `actions`, or with `box` a number between
+    the first and the second of two."""
 
     def __init__(self, rule, *, length: int = 1, actions: int = 1, limited: bool = False, random: bool = False,
-                 shift: float = 0.0, scale: float = 1.0, render_mode: str | None = None):  # fmt: skip
+                 shift: float = 0.0, scale: float = 1.0, box: bool = False, render_mode: str | None = None):  # fmt: skip
         self.rule, self.length, self.limited, self.random = rule, length, limited, random
         self.shift, self.scale, self.render_mode = shift, scale, render_mode
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-        self.action_space = gym.spaces.Discrete(actions)
+        self.action_space = gym.spaces.Box(0.0, 1.0, (1,)) if box else gym.spaces.Discrete(actions)
 
     def _look(self) -> np.ndarray:
         shown = 0 if self.limited else self.time  # a time limit is no part of the world: it is not seen
@@ -29,8 +30,8 @@ class Probe(gym.Env):
         self.signal = int(self.np_random.integers(2)) * 2 - 1 if self.random else 0
         return self._look(), {}
 
-    def step(self, action: int):
-        reward = float(self.rule(self.signal, int(action), self.time))
+    def step(self, action: int | np.ndarray):
+        reward = float(self.rule(self.signal, np.asarray(action).item(), self.time))
         self.time += 1
         over = self.time >= self.length
         return self._look(), reward, over and not self.limited, over and self.limited, {}
@@ -41,6 +42,7 @@ PROBES: dict[str, dict[str, Any]] = {
     "observation": {"rule": lambda signal, action, step: signal, "random": True},
     "delay": {"rule": lambda signal, action, step: step == 1, "length": 2},
     "action": {"rule": lambda signal, action, step: 2 * action - 1, "actions": 2},
+    "later": {"rule": lambda signal, action, step: (2 * action - 1) * (step == 1), "actions": 2, "length": 2},
     "both": {"rule": lambda signal, action, step: signal * (2 * action - 1), "actions": 2, "random": True},
     "scale": {"rule": lambda signal, action, step: 1000 * signal * (2 * action - 1), "actions": 2, "random": True,
               "shift": 300.0, "scale": 3.0},
@@ -51,7 +53,9 @@ PROBES: dict[str, dict[str, Any]] = {
 
 
 def register() -> None:
-    """Make them known to gymnasium as probe/constant-v0 and so on; twice does no harm."""
+    """Make them known to gymnasium as probe/constant-v0, with continuous actions probe/constant-box-v0, and so on; twice does no
+    harm."""
     for name, settings in PROBES.items():
-        if f"probe/{name}-v0" not in gym.registry:
-            gym.register(f"probe/{name}-v0", entry_point=Probe, kwargs=settings, order_enforce=False)
+        for id, box in ((f"probe/{name}-v0", False), (f"probe/{name}-box-v0", True)):
+            if id not in gym.registry:
+                gym.register(id, entry_point=Probe, kwargs=settings | {"box": box}, order_enforce=False)
