@@ -16,6 +16,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "diffusion/pixel": ("--train.epochs", "0.3", "--run.save-every", "0.1", "--sampling.every", "50", "--sampling.steps", "4"),
     "distill/whisper": ("--data.sentences", "60", "--features.epochs", "4", "--task.epochs", "3", "--run.save-every", "0.1"),
     "llm/sft": ("--train.batch-size", "2", "--train.epochs", "0.006", "--run.save-every", "0.001", "--data.held-out", "4"),
+    "rl/dqn": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1"),
     "rl/ppo": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1"),
     "vlm/instruct": ("--align.epochs", "0.08", "--instruct.epochs", "0.08", "--run.save-every", "0.01", "--data.held-out", "20"),
 }  # fmt: skip

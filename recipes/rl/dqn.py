@@ -1,0 +1,300 @@
+"""Deep Q-learning (Mnih 2015): learn what each action is worth in a gymnasium environment with discrete actions, proved first.
+
+tiny  CartPole-v1, two CPU cores, about a minute of training.
+full  LunarLander-v3 (needs gymnasium[box2d]), or any id by `--env`; more steps, three-step returns. The same code path.
+
+What this recipe gets right without being asked: a time limit is no end of the world (the value of the last observation is
+bootstrapped where an episode is truncated, never where it terminated); targets come from a copy of the net that stands still for
+many updates, the action in them from the net itself (double, van Hasselt 2016); no return reaches over the end of an episode;
+observations and returns are brought to scale by statistics that lie in the model, move once per unit and never in an evaluation;
+replay, target and environments are in the checkpoint; the result is the return of episodes that were not trained on, every action
+the one worth most.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from gymnasium.spaces import Discrete
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import core
+from core import seeds
+from core.config import Optim, RunSettings, Train
+from core.errors import UserError
+from recipes.rl import environments, gates
+from recipes.rl.environments import Environments, Episodes
+from recipes.rl.nets import Running, mlp
+from recipes.rl.replay import Replay, Target
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+@dataclass
+class Config(core.Config):
+    """Settings of rl/dqn. A unit of training, and an epoch, is a stretch of steps and the updates after it: --train.epochs counts
+    units, --train.batch-size the samples of one update, --train.eval-batch-size the episodes that are evaluated side by side."""
+
+    env: str = "CartPole-v1"
+    """Id of a gymnasium environment with discrete actions (`module:Name-v0` imports the module first)."""
+    envs: int = 8
+    """Environments side by side, over all processes."""
+    rollout: int = 16
+    """Steps of every environment in a unit."""
+    updates: int = 32
+    """Updates in a unit."""
+    gamma: float = 0.99
+    """Discount of a reward one step later."""
+    n_step: int = 1
+    """Rewards that a return adds up before it trusts the target network (Sutton 1988); at most `rollout`."""
+    double: bool = True
+    """The net chooses the action whose worth the target network tells (van Hasselt 2016)."""
+    dueling: bool = True
+    """The worth of an action is that of the state and the action's advantage over the others (Wang 2016)."""
+    prioritised: float = 0.0
+    """How much likelier surprising transitions are drawn: 0 not at all, 0.6 as in Schaul 2016."""
+    correction: float = 0.4
+    """How much of that likelihood is taken out of the loss at first; all of it at the end."""
+    capacity: int = 100_000
+    """Transitions that are kept, of all environments."""
+    first: int = 1000
+    """Transitions before the first update."""
+    explore: float = 0.2
+    """Share of the run in which the chance of a random action falls to `epsilon`."""
+    epsilon: float = 0.04
+    """Chance of a random action after that."""
+    target_every: int = 32
+    """Updates after which the target network is the net again."""
+    widths: tuple[int, ...] = (128, 128)
+    """Hidden units."""
+    episodes: int = 100
+    """Episodes of an evaluation."""
+
+
+def tiny() -> Config:
+    """CartPole-v1 on two CPU cores."""
+    return Config(
+        train=Train(epochs=320, batch_size=128, eval_every=40),
+        optim=Optim(lr=1e-3, weight_decay=0.0, clip=10.0, schedule="linear", warmup=0.0),
+        run=RunSettings(threads=1, save_every=40),
+    )
+
+
+def full() -> Config:
+    """LunarLander-v3, solved at a return of 200."""
+    return Config(
+        env="LunarLander-v3",
+        n_step=3,
+        first=10_000,
+        target_every=250,
+        widths=(256, 256),
+        train=Train(epochs=2000, batch_size=128, eval_every=100),
+        optim=Optim(lr=5e-4, weight_decay=0.0, clip=10.0, schedule="linear", warmup=0.0),
+        run=RunSettings(save_every=100),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- rollouts
+@torch.no_grad()
+def collect(
+    cfg: Config, run: core.Run, policy: "Policy", envs: Environments, unit: int, epsilon: float
+) -> dict[str, Tensor]:
+    """A stretch of the policy as it is: (steps, envs of this process, ...) each. Its draws depend on (seed, unit) alone."""
+    length = cfg.rollout if unit else max(cfg.rollout, cfg.first // cfg.envs)
+    draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", unit))
+    at_random = torch.randint(policy.n_actions, (length, envs.n), generator=draws)[:, envs.mine.start : envs.mine.stop]
+    chance = torch.rand(length, envs.n, generator=draws)[:, envs.mine.start : envs.mine.stop]
+    steps = []
+    for t in range(length):
+        observation = envs.observation.to(run.device)
+        greedy = policy(observation).argmax(-1)
+        action = torch.where((chance[t] < epsilon).to(run.device), at_random[t].to(run.device), greedy)
+        followed = {k: v.to(run.device) for k, v in envs.step(action).items()}
+        steps.append({"observation": observation, "action": action, **followed})
+    return {k: torch.stack([s[k] for s in steps]) for k in steps[0]}
+
+
+def epsilon(cfg: Config, progress: float) -> float:
+    """Chance of a random action after this share of the run."""
+    return 1 - (1 - cfg.epsilon) * min(progress / max(cfg.explore, 1e-9), 1)
+
+
+@torch.no_grad()
+def returns(cfg: Config, policy: "Policy", target: "Policy", steps: dict[str, Tensor]) -> Tensor:
+    """What the first of consecutive `steps` (n_step, B, ...) earned, in units of the reward: rewards up to the end of its episode,
+    then, unless it terminated, what the target network says of what followed. (B,)"""
+    done = steps["terminated"] | steps["truncated"]
+    own = (done.cumsum(0) - done.long()) == 0  # of the first step's episode
+    last, n = own.sum(0) - 1, torch.arange(done.shape[1], device=done.device)
+    discount = cfg.gamma ** torch.arange(len(done), device=done.device)[:, None]
+    following = steps["next_observation"][last, n]
+    best = (policy if cfg.double else target)(following).argmax(-1, keepdim=True)
+    value = target(following).gather(-1, best).squeeze(-1) * target.returns.rms
+    return (discount * own * steps["reward"]).sum(0) + cfg.gamma ** (last + 1) * ~steps["terminated"][last, n] * value
+
+
+@torch.no_grad()
+def minibatches(
+    cfg: Config, run: core.Run, policy: "Policy", target: "Policy", replay: Replay, unit: int, progress: float
+) -> Iterator[dict]:
+    """Minibatches from the replay, each with the targets of its moment, in units of the returns' size."""
+    draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "minibatches", unit))
+    size = cfg.train.batch_size
+    mine = slice(run.rank * size // run.world, (run.rank + 1) * size // run.world)
+    for _ in range(cfg.updates):
+        places, likelier = replay.draw(size, cfg.n_step, draws, cfg.prioritised)
+        weight = likelier ** -(cfg.correction + (1 - cfg.correction) * progress)
+        with run.autocast():
+            steps = replay.stretch(places[mine], cfg.n_step)
+            batch = {k: steps[k][0] for k in ("observation", "action")}
+            batch["return"] = returns(cfg, policy, target, steps) / policy.returns.rms
+            batch["weight"] = (weight / weight.max())[mine]
+            if cfg.prioritised:
+                error = policy.of(batch["observation"], batch["action"]) - batch["return"]
+                replay.priority.view(-1)[places] = run.gather(error).abs() + 1e-3  # none is never drawn again
+        yield batch
+
+
+# ---------------------------------------------------------------------------------------------------------------- model
+class Policy(nn.Module):
+    """Observations (B, n_obs) as they come -> what each action is worth (B, n_actions), in units of the returns' size. It owns the
+    statistics that bring observations and returns to scale; only `observe` moves them."""
+
+    def __init__(self, n_obs: int, n_actions: int, widths: tuple[int, ...], dueling: bool):
+        super().__init__()
+        self.n_actions, self.dueling = n_actions, dueling
+        self.observations, self.returns = Running(n_obs), Running(1)
+        self.body = nn.Sequential(mlp(n_obs, *widths, activation=nn.ReLU), nn.ReLU())
+        self.advantage = mlp(widths[-1], n_actions)
+        if dueling:
+            self.state = mlp(widths[-1], 1)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        x = ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)
+        x = self.body(x)
+        advantage = self.advantage(x)
+        return self.state(x) + advantage - advantage.mean(-1, keepdim=True) if self.dueling else advantage
+
+    def of(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Worth of the actions (B,) that were taken, in units of the returns' size."""
+        return self(observation).gather(-1, action[:, None]).squeeze(-1)
+
+    def value(self, observation: Tensor) -> Tensor:
+        """Expected return, in units of the reward."""
+        return self(observation).amax(-1) * self.returns.rms
+
+    def near(self, observation: Tensor, best: Tensor) -> Tensor:
+        """How near what it does comes to doing `best` (B,): 0 to 1."""
+        return (self(observation).argmax(-1) == best).float()
+
+    def observe(self, observation: Tensor, returned: Tensor) -> None:
+        """Take in what one unit saw and earned, over all processes: (n, n_obs) and (n,)."""
+        self.observations.update(observation)
+        self.returns.update(returned[:, None])
+
+
+# ---------------------------------------------------------------------------------------------------------------- stage
+def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    """The one stage of this recipe."""
+    if not cfg.n_step <= cfg.rollout <= cfg.capacity // cfg.envs:
+        raise UserError("the steps of a unit do not fit", needed=f"--n-step <= --rollout <= --capacity / {cfg.envs} environments",
+                        got=f"{cfg.n_step}, {cfg.rollout}, {cfg.capacity}")  # fmt: skip
+    n_obs, n_actions = environments.sizes(cfg.env, Discrete)
+    solved, ceiling = environments.limits(cfg.env)
+    policy = Policy(n_obs, n_actions, cfg.widths, cfg.dueling)
+    untrained = copy.deepcopy(policy).eval()
+    envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, rank=run.rank, world=run.world)
+
+    def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+        error = F.smooth_l1_loss(model.of(batch["observation"], batch["action"]), batch["return"], reduction="none")
+        return {"value": (batch["weight"] * error).sum()}
+
+    def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
+        returns = [environments.play(cfg.env, b["seed"], lambda o: act(model, o))[0] for b in run.batches(data)]
+        return environments.told(run.gather(torch.cat(returns).to(run.device)), solved)
+
+    def act(model: nn.Module, observation: Tensor) -> Tensor:
+        """The action worth most (n,)."""
+        return model(observation.to(run.device)).argmax(-1).cpu()
+
+    def baselines() -> dict[str, dict[str, float]]:
+        returned, _ = environments.play(cfg.env, val_data.starts, lambda o: act(untrained.to(run.device), o))
+        return {"random actions": {"return": floor}, "untrained policy": {"return": returned.mean().item()}}
+
+    def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
+        return environments.tiles(cfg.env, batch["seed"], lambda o: act(model, o), low=floor, high=ceiling)
+
+    def figures(model: nn.Module, data: core.Data) -> dict:
+        starts = torch.stack([data.get(i, None)["seed"] for i in range(min(8, len(data)))])
+        return {"Episodes: each number of the observation over time": predict(model, {"seed": starts})}
+
+    def export(folder: Path) -> None:
+        """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
+        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "n_actions": n_actions, "widths": cfg.widths,
+                  "dueling": cfg.dueling, "first_action": envs.first_action, "input": f"float32 (B, {n_obs}): as observed",
+                  "output": f"(B, {n_actions}) in units of the returns' size: act by argmax"}  # fmt: skip
+        core.save(folder, policy, config, torch.zeros(2, n_obs))
+
+    val_data = Episodes(cfg.episodes)
+    floor = environments.at_random(cfg.env, cfg.episodes)
+    return core.Stage(
+        name="dqn",
+        model=policy,
+        optimizers={"main": core.make_optimizer(policy, cfg.optim)},
+        data={"val": val_data},
+        loss=loss,
+        evaluate=evaluate,
+        metric=core.Metric("return", f"what does the policy earn in an episode of {cfg.env}?", floor=floor, ceiling=ceiling,
+                           best_known=environments.BEST_KNOWN.get(cfg.env, "")),
+        state={"environments": envs, "replay": Replay(cfg.capacity // cfg.envs, cfg.envs, run.device),
+               "target": Target(policy, run.device)},
+        expect=core.Expect(loss_may_rise="its targets move with the policy"),
+        baselines=baselines,
+        predict=predict,
+        figures=figures,
+        export=export,
+        gates=gates.gates(gates.Subject(dqn, settings={"updates": 32, "first": 128, "capacity": 4096, "target_every": 16},
+                                        exact={"n_step": 3}, estimated={"n_step": 1}), on_policy=False),
+    )  # fmt: skip
+
+
+STAGES = [dqn]
+
+
+# ----------------------------------------------------------------------------------------------------------------- loop
+def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
+    """The loop; the gates rehearse this very function."""
+    policy, envs, replay, target = stage.model, *(stage.state[k] for k in ("environments", "replay", "target"))
+    for step in run.steps(stage):
+        progress = step.index / run.total_steps(stage)
+        rollout = collect(cfg, run, policy, envs, step.index, epsilon(cfg, progress))
+        whole = {k: run.gather(v.transpose(0, 1)).transpose(0, 1) for k, v in rollout.items()}  # of all processes
+        replay.add(whole)
+        for i, minibatch in enumerate(minibatches(cfg, run, policy, target.net, replay, step.index, progress), 1):
+            run.update(stage, run.cut(minibatch))
+            if (step.index * cfg.updates + i) % cfg.target_every == 0:
+                target.follow(policy)
+        told, returned = learnt(cfg, policy, target.net, whole)
+        run.log("policy", {"epsilon": epsilon(cfg, progress), **told})
+        policy.observe(whole["observation"].flatten(0, 1), returned)
+        if step.due(cfg.train.eval_every):
+            run.evaluate(stage)
+
+
+@torch.no_grad()
+def learnt(cfg: Config, policy: Policy, target: Policy, rollout: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    """What the net says of a unit after its updates, and the returns (n,) of the unit."""
+    one = {k: v.flatten(0, 1)[None] for k, v in rollout.items()}
+    returned = returns(cfg, policy, target, one)
+    value, finished = policy.value(one["observation"][0]), rollout["finished"]
+    unexplained = (returned - value).var() / returned.var().clamp_min(1e-12)
+    told = {"value": value.mean(), "explained_variance": 1 - unexplained}
+    if not finished.isnan().all():
+        told["training_return"] = finished.nanmean()
+    return told, returned
+
+
+if __name__ == "__main__":
+    core.main(__file__)

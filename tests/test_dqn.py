@@ -1,0 +1,256 @@
+"""rl/dqn by what can be computed by hand, and through the real command: returns, replay, target, environments that fail, export."""
+
+import json
+import math
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from core.errors import Stop, UserError
+from recipes.rl import dqn, environments
+from recipes.rl.environments import Environments
+from recipes.rl.replay import KEPT, Replay, Target
+from tests.commands import losses, read
+from tests.conftest import ROOT
+
+SHORT = ("--train.epochs", "4", "--train.eval-every", "2", "--first", "128", "--episodes", "6",
+         "--gates.no-enabled", "--run.no-tensorboard")  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------- by hand
+@pytest.mark.parametrize("double", [True, False])
+def test_returns_by_hand(double: bool):
+    """Against the definition, step by step: 40 stretches of three steps with both kinds of end in them."""
+    draws = torch.Generator().manual_seed(0)
+    steps = {"reward": torch.randn(3, 40, generator=draws), "next_observation": torch.randn(3, 40, 4, generator=draws)}
+    steps |= {k: torch.rand(3, 40, generator=draws) < 0.3 for k in ("terminated", "truncated")}
+    cfg = dqn.Config(gamma=0.9, n_step=3, double=double)
+    policy, target = (dqn.Policy(4, 3, (8,), dueling=True) for _ in range(2))
+    target.returns.update(torch.full((10, 1), 5.0))
+    with torch.no_grad():
+        found = dqn.returns(cfg, policy, target, steps)
+        for i in range(40):
+            total = 0.0
+            for k in range(3):
+                total += 0.9**k * steps["reward"][k, i].item()
+                if steps["terminated"][k, i] or steps["truncated"][k, i] or k == 2:
+                    after = steps["next_observation"][k, i][None]
+                    best = (policy if double else target)(after).argmax().item()
+                    total += 0.0 if steps["terminated"][k, i] else 0.9 ** (k + 1) * 5.0 * target(after)[0, best].item()
+                    break
+            assert found[i].item() == pytest.approx(total, abs=1e-5)
+
+
+def test_exploration_is_a_function_of_the_progress():
+    cfg = dqn.Config(explore=0.5, epsilon=0.1)
+    assert [dqn.epsilon(cfg, p) for p in (0.0, 0.25, 0.5, 0.9)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
+    assert dqn.epsilon(dqn.Config(explore=0.0, epsilon=0.1), 0.5) == pytest.approx(0.1)
+
+
+# --------------------------------------------------------------------------------------------------------------- replay
+def filled(capacity: int, lengths: tuple[int, ...], n: int = 3) -> Replay:
+    """A ring whose transitions say when they were made: reward = step * 10 + environment."""
+    ring, made = Replay(capacity, n, torch.device("cpu")), 0
+    for length in lengths:
+        reward = (torch.arange(made, made + length)[:, None] * 10 + torch.arange(n)).float()
+        ring.add({k: reward.clone() for k in KEPT})
+        made += length
+    return ring
+
+
+@pytest.mark.parametrize("lengths", [(4,), (7, 7), (7, 9, 2), (35,)])
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_draws_are_whole_stretches_of_what_is_held(lengths: tuple[int, ...], alpha: float):
+    """Every stretch that is held can be drawn, none over the seam of the ring or beyond the newest step."""
+    ring, made, n = filled(10, lengths), sum(lengths), 3
+    places, likelier = ring.draw(4000, n, torch.Generator().manual_seed(0), alpha)
+    reward = ring.stretch(places, n)["reward"]
+    assert (reward.diff(dim=0) == 10).all()
+    held = range(max(0, made - 10), made - n + 1)
+    assert set(reward[0].tolist()) == {s * 10.0 + e for s in held for e in range(3)}
+    torch.testing.assert_close(likelier, torch.ones(4000))
+
+
+def test_surprising_transitions_are_drawn_in_proportion():
+    ring = filled(10, (14,))
+    ring.priority[:] = torch.rand(10, 3, generator=torch.Generator().manual_seed(1)) + 0.1
+    places, likelier = ring.draw(200_000, 1, torch.Generator().manual_seed(0), 0.5)
+    share = torch.bincount(places, minlength=30) / len(places)
+    expected = ring.priority.flatten().sqrt() / ring.priority.flatten().sqrt().sum()
+    torch.testing.assert_close(share, expected, atol=3e-3, rtol=0)
+    torch.testing.assert_close(likelier, 30 * expected[places])
+
+
+def test_a_ring_goes_on_from_what_was_saved():
+    """What is saved early is small; later draws and stretches of a loaded ring are the saved one's, bit for bit."""
+    for lengths in ((4,), (7, 9)):
+        ring, other = filled(10, lengths), Replay(10, 3, torch.device("cpu"))
+        state = ring.state_dict()
+        assert len(state["rows"]["reward"]) == min(10, sum(lengths))
+        other.load_state_dict(state)
+        for one in (ring, other):
+            one.add({k: torch.arange(6.0).view(2, 3) for k in KEPT})
+        drawn = [one.draw(50, 2, torch.Generator().manual_seed(0), 0.6)[0] for one in (ring, other)]
+        assert torch.equal(*drawn)
+        assert torch.equal(ring.stretch(drawn[0], 2)["reward"], other.stretch(drawn[0], 2)["reward"])
+
+
+def test_a_target_shares_nothing_and_follows():
+    net = nn.BatchNorm1d(2)
+    target = Target(net, torch.device("cpu"))
+    with torch.no_grad():
+        net.weight += 1
+        net.running_mean += 1
+    assert target.net.weight.tolist() == [1, 1]
+    target.follow(net, 0.25)
+    assert target.net.weight.tolist() == [1.25, 1.25]
+    assert target.net.running_mean.tolist() == [1, 1]  # statistics are copied whole
+    target.follow(net)
+    assert torch.equal(target.net.weight, net.weight)
+
+
+# ---------------------------------------------------------------------------------------------------- environments that fail
+FAILING = '''
+"""CartPole that fails once it has made enough steps, if a file says how."""
+import pathlib
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+MADE = [0]
+
+
+class Failing(CartPoleEnv):
+    def step(self, action):
+        MADE[0] += 1
+        observation, reward, *ends = super().step(action)
+        how = pathlib.Path(__file__).with_suffix(".txt")
+        how = how.read_text() if how.exists() and MADE[0] > 600 else ""
+        if how == "raises":
+            raise RuntimeError("the motor is off")
+        if how == "shape":
+            observation = np.zeros(3, np.float32)
+        if how == "observation":
+            observation = np.full(4, np.nan, np.float32)
+        return observation, float("nan") if how == "reward" else reward, *ends
+
+
+gym.registry.pop("Failing-v0", None)
+gym.register("Failing-v0", entry_point=Failing, max_episode_steps=500)
+'''
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("raises", ("raised RuntimeError", "the motor is off", "failing_", "newest checkpoint")),
+        ("shape", ("'failing_shape:Failing-v0' raised", "newest checkpoint")),
+        ("observation", ("non-finite observation", "begun from seed")),
+        ("reward", ("non-finite reward", "begun from seed")),
+    ],
+)
+def test_an_environment_that_fails_is_told_at_once(how: str, words: tuple[str, ...], tmp_path: Path, monkeypatch):
+    (tmp_path / f"failing_{how}.py").write_text(FAILING)
+    (tmp_path / f"failing_{how}.txt").write_text(how)
+    monkeypatch.syspath_prepend(tmp_path)
+    envs = Environments(f"failing_{how}:Failing-v0", 2, seed=0)
+    with pytest.raises(Stop) as stop:  # noqa: PT012
+        for _ in range(700):
+            envs.step(torch.ones(2, dtype=torch.int64))
+    assert not [w for w in words if w not in str(stop.value)], str(stop.value)
+    assert stop.value.exit_code == 4
+
+
+def test_a_run_whose_environment_raises_can_go_on(launch, tmp_path: Path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    how = tmp_path / "failing.txt"
+    how.write_text("raises")
+    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    done = launch("run", "rl/dqn", *SHORT, "--env", "failing:Failing-v0", "--run.save-every", "1", **env)
+    assert done.returncode == 4, done.shown
+    assert "the motor is off" in done.stderr
+    assert "Traceback" not in done.stderr
+    how.unlink()
+    again = launch("resume", str(done.folder()), **env)
+    assert again.returncode == 0, again.shown
+    assert "resumed from" in again.stdout
+    assert [r["step"] for r in read(done.folder() / "step_metrics.jsonl")] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "space", "words"),
+    [
+        (gym.spaces.Discrete, gym.spaces.Box(-1, 1, (2,)), ("rl/sac",)),
+        (gym.spaces.Discrete, gym.spaces.MultiBinary(3), ("no recipe",)),
+        (gym.spaces.Box, gym.spaces.Discrete(3), ("rl/ppo or rl/dqn",)),
+        (gym.spaces.Box, gym.spaces.Box(-np.inf, np.inf, (2,)), ("cannot be scaled", "finite")),
+    ],
+)
+def test_an_unsupported_space_names_what_supports_it(recipe: type, space: gym.Space, words: tuple[str, ...]):
+    class Odd(gym.Env):
+        observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), space
+
+    gym.register("Odd-v0", entry_point=Odd)
+    try:
+        with pytest.raises(UserError) as error:
+            environments.sizes("Odd-v0", recipe)
+    finally:
+        del gym.registry["Odd-v0"]
+    assert not [w for w in words if w not in str(error.value)], str(error.value)
+    assert str(space) in str(error.value)
+
+
+def test_a_unit_shorter_than_its_returns_is_one_message():
+    with pytest.raises(UserError, match="--n-step <= --rollout"):
+        dqn.dqn(dqn.Config(n_step=20), run=None)
+
+
+# -------------------------------------------------------------------------------------------------- by the real command
+def test_a_run_leaves_what_the_ecosystem_loads(launch):
+    """The export alone, without this project, acts as the recipe says it does; with everything switched on."""
+    done = launch("run", "rl/dqn", *SHORT, "--prioritised", "0.6", "--n-step", "3")
+    assert done.returncode == 0, done.shown
+    folder = done.folder()
+    row = read(folder / "step_metrics.jsonl")[-1]
+    assert {"step/loss", "step/policy/epsilon", "step/policy/value", "step/policy/explained_variance"} <= row.keys()
+    config = json.loads((folder / "export" / "config.json").read_text())
+    program = torch.export.load(folder / "export" / "model.pt2").module()
+    env = gym.make(config["env"])
+    returns = []
+    for i in range(6):
+        observation, _ = env.reset(seed=environments.Episodes(6).get(i, None)["seed"].item())
+        total, over = 0.0, False
+        while not over:
+            action = int(program(torch.from_numpy(observation)[None]).argmax()) + config["first_action"]
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total, over = total + reward, terminated or truncated
+        returns.append(total)
+    assert sum(returns) / 6 == pytest.approx(read(folder / "summary.json")["metrics"]["return"], rel=0.02)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("more", [(), ("--prioritised", "0.6", "--n-step", "3")])
+def test_two_processes_learn_like_one(more: tuple[str, ...], launch, tmp_path):
+    """The same episodes, draws and minibatches: equal to rounding as long as rounding has turned no action."""
+    one, two = (tmp_path / name for name in ("one", "two"))
+    for cwd in (one, two):
+        cwd.mkdir()
+    argv = ("run", "rl/dqn", *SHORT, "--train.epochs", "2", *more)
+    first, second = launch(*argv, cwd=one), launch(*argv, "-n", "2", cwd=two)
+    assert first.returncode == second.returncode == 0, first.shown + second.shown
+    for a, b in zip(losses(first.folder()), losses(second.folder()), strict=True):
+        assert math.isclose(a, b, rel_tol=1e-3), (a, b)
+
+
+@pytest.mark.verify
+def test_tiny_is_solved(launch):
+    """At least 475 over 100 episodes, far above what knows nothing."""
+    done = launch("run", "rl/dqn", "--gates.no-enabled", timeout=900)
+    assert done.returncode == 0, done.shown
+    summary = read(done.folder() / "summary.json")
+    assert summary["metrics"]["return"] >= 475
+    assert summary["baselines"]["random actions"]["return"] < 50
