@@ -64,7 +64,7 @@ class Optim:
 
 @dataclass
 class Phase:
-    """What one of several stages sets for itself; what is left out (None) is the whole recipe's --train.* or --optim.*."""
+    """What one of several stages sets for itself; what is left out (None) is the whole recipe's --train.*, --optim.* or --run.*."""
 
     epochs: float | None = None
     """--train.epochs of this stage."""
@@ -86,6 +86,8 @@ class Phase:
     """--optim.schedule of this stage."""
     warmup: float | None = None
     """--optim.warmup of this stage."""
+    save_every: float | None = None
+    """--run.save-every of this stage."""
     hand_on: Literal["final", "best"] = "final"
     """Which of its weights the next stage starts from: those of the last step, or of the best evaluation."""
 
@@ -238,20 +240,22 @@ def phases(cfg: Config) -> dict[str, Phase]:
 
 
 def of_stage(cfg: Config, name: str, index: int) -> Config:
-    """`cfg` as the stage `name` sees it: its own settings in cfg.train and cfg.optim. Weights given by --init-from are the first
-    stage's; a later one starts from the one before."""
+    """`cfg` as the stage `name` sees it: its own settings in cfg.train, cfg.optim and cfg.run. Weights given by --init-from are the
+    first stage's; a later one starts from the one before."""
     if name not in (known := phases(cfg)):
         raise UserError(f"the stage '{name}' has no settings of its own", got=", ".join(known) or "none of type Phase",
                         needed=f"`{name}: Phase` in Config: the function of a stage and its settings have one name")  # fmt: skip
     own = {k: v for k, v in vars(known[name]).items() if v is not None}
     groups = {g: dataclasses.replace(value, **{k: v for k, v in own.items() if k in vars(value)})
-              for g, value in (("train", cfg.train), ("optim", cfg.optim))}  # fmt: skip
+              for g, value in (("train", cfg.train), ("optim", cfg.optim), ("run", cfg.run))}  # fmt: skip
     return dataclasses.replace(cfg, **groups, init_from=cfg.init_from if index == 0 else None)
 
 
 def _idle(cfg: Config, words: list[str]) -> None:
     """A setting of the whole recipe that every stage sets for itself would do nothing: refused."""
-    for word in (w[2:].split("=")[0].replace("_", "-") for w in words if w.startswith(("--train.", "--optim."))):
+    for word in (
+        w[2:].split("=")[0].replace("_", "-") for w in words if w.startswith(("--train.", "--optim.", "--run."))
+    ):
         name, mine = word.split(".")[1].replace("-", "_"), phases(cfg).values()
         if mine and all(getattr(p, name, None) is not None for p in mine):
             raise UserError(f"--{word} does nothing here", got="every stage sets its own",

@@ -14,6 +14,8 @@ from tests.conftest import ROOT
 OURS = [e for e in recipes() if HOME in e.path.parents]
 SHORT: dict[str, tuple[str, ...]] = {
     "diffusion/pixel": ("--train.epochs", "0.3", "--run.save-every", "0.1", "--sampling.every", "50", "--sampling.steps", "4"),
+    "distill/logits": ("--alone.epochs", "10", "--alone.save-every", "1",
+                       "--distilled.epochs", "0.5", "--distilled.save-every", "0.1"),
     "distill/whisper": ("--data.sentences", "60", "--features.epochs", "4", "--task.epochs", "3", "--run.save-every", "0.1"),
     "llm/sft": ("--train.batch-size", "2", "--train.epochs", "0.006", "--run.save-every", "0.001", "--data.held-out", "4"),
     "rl/dqn": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1"),

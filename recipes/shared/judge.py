@@ -54,15 +54,24 @@ class Judge:
     @property
     def beside(self) -> dict[str, nn.Module]:
         """What core can hold still of it; an exported program is a constant by itself."""
-        return {"judge": self.body} if isinstance(self.body, ResNet) else {}
+        return {"judge": nn.Sequential(self.body, self.head)} if isinstance(self.body, ResNet) else {}
 
-    @torch.no_grad()
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(class (B,), features (B, D))."""
+        features = self.features(images)
+        return self.head(features).argmax(1), features
+
+    @torch.no_grad()
+    def logits(self, images: Tensor) -> Tensor:
+        """(B, n_classes)."""
+        return self.head(self.features(images))
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """(B, D)."""
         channels, side = self.shape
         images = F.interpolate((images.float().clamp(-1, 1) + 1) / 2, size=side, mode="bilinear", align_corners=False)
-        features = self.body.to(images.device)(images.expand(-1, channels, -1, -1))
-        return self.head.to(images.device)(features).argmax(1), features
+        return self.body.to(images.device)(images.expand(-1, channels, -1, -1))
 
 
 @cache

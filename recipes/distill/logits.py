@@ -1,0 +1,264 @@
+"""Distil a classifier into a smaller one through its logits (Hinton 2015) where few pictures have a label, beside the same student
+without a teacher.
+
+tiny  MNIST-5k, 200 of its 4,000 training pictures labelled; the teacher is the digit classifier of this project; two CPU cores.
+full  MobileNetV3 from a vision/classify run on `--data.path FOLDER` or `hub:owner/name`; an accelerator. The same code path.
+
+What this recipe gets right without being asked: the control is a stage of its own, so that what a teacher adds is never guessed;
+the teacher is frozen, in eval mode, and sees the very picture that the student sees, in its own scale and size; the divergence is a
+sum over classes, times T squared, so that its gradient does not shrink with the temperature; the first loss is known from theory.
+"""
+
+import copy
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.transforms import v2
+
+import core
+from core import seeds
+from core.config import Loader, Optim, Phase, RunSettings, Train
+from core.stage import View
+from recipes.distill import targets
+from recipes.shared import judge as teachers
+from recipes.vision import classify, pictures, zoo
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+@dataclass
+class Config(core.Config):
+    """Settings of distill/logits."""
+
+    data: pictures.Source = field(default_factory=pictures.Source)
+    alone: Phase = field(default_factory=Phase)
+    distilled: Phase = field(default_factory=Phase)
+    labelled: float = 0.05
+    """Share of the training pictures whose label is known; the teacher is asked about all of them."""
+    teacher: str = "digits"
+    """`digits` (trained on first use, by vision/classify), or the export folder of a vision/classify run on the same classes."""
+    temperature: float = 2.0
+    """Both distributions are softened by it: above 1, classes that are unlikely count, too."""
+    weight: float = 0.9
+    """Weight of what the teacher says; 1 - weight is that of the labels."""
+    model: str = "small"
+    """The student: `small` (the ResNet of vision/classify with the widths below), or any classifier of torchvision by name."""
+    weights: str = "none"
+    """What a torchvision student starts from: DEFAULT or a name of its weights, or `none`."""
+    image_size: int = 0
+    """Pixels of a side just before a torchvision student; 0 takes what its weights were trained with."""
+    widths: tuple[int, ...] = (8, 16, 32)
+    """Channels of each stage of the small student; multiples of 8."""
+    augment: bool = True
+    """As in vision/classify, on the training path only; student and teacher see the same picture."""
+
+
+def tiny() -> Config:
+    """MNIST-5k on two CPU cores; both stages take 1,250 steps."""
+    return Config(
+        alone=Phase(epochs=400, eval_every=80, save_every=80),
+        distilled=Phase(epochs=20, eval_every=4, save_every=4),
+        train=Train(batch_size=64),
+        optim=Optim(lr=1e-2, warmup=0.1, clip=5.0),
+        loader=Loader(workers=1),
+        run=RunSettings(threads=1),
+    )
+
+
+def full() -> Config:
+    """A larger student on pictures of your own, its teacher from a run of vision/classify."""
+    return Config(
+        data=pictures.Source(path="hub:ethz/food101"),
+        alone=Phase(epochs=100),
+        distilled=Phase(epochs=20),
+        labelled=0.2,
+        teacher="runs/vision-classify/export",
+        model="mobilenet_v3_small",
+        weights="DEFAULT",
+        train=Train(batch_size=256, precision="bf16"),
+        optim=Optim(lr=5e-4, weight_decay=0.05, warmup=0.05),
+        loader=Loader(workers=8, eval_workers=8),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+class Pictures(classify.Images):
+    """The pictures of vision/classify; a sample also says whether its label is known (N,) bool."""
+
+    known: Tensor
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.fields["label"].classes
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        return {**super().get(index, generator), "known": self.known[index]}
+
+
+def some(labels: Tensor, share: float) -> Tensor:
+    """(N,) bool: a share of the samples of each class, the same whatever the run's seed, so that results compare."""
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique().tolist():
+        mine = (labels == label).nonzero().flatten()
+        chosen[mine[seeds.permutation(len(mine), "labelled", label)][: max(1, round(share * len(mine)))]] = True
+    return chosen
+
+
+def read(cfg: Config) -> tuple[Pictures, Pictures, Tensor]:
+    """Both splits, and which of the training pictures have a label."""
+    images, labels, classes, learn, held_out, notes = classify.read(cfg)
+    fit = (
+        None
+        if cfg.data.path == "digits" and cfg.model == "small"
+        else zoo.preprocessing(cfg.model, cfg.weights, cfg.image_size)
+    )
+    augment = fit.augmented() if fit else v2.RandomAffine(12, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=10,
+                                                          interpolation=v2.InterpolationMode.BILINEAR)  # fmt: skip
+    train_data = Pictures(images[learn], labels[learn], classes, augment if cfg.augment else None)
+    val_data = Pictures(images[held_out], labels[held_out], classes)
+    train_data.fit, val_data.fit = fit, fit
+    train_data.known, val_data.known = (
+        some(train_data.labels, cfg.labelled),
+        torch.ones(len(held_out), dtype=torch.bool),
+    )
+    train_data.notes = {**notes, "labelled": f"{int(train_data.known.sum()):,} of {len(learn):,} training pictures"}
+    return train_data, val_data, train_data.known
+
+
+# --------------------------------------------------------------------------------------------------------------- stages
+def alone(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    """The control: the student on the labelled pictures, without a teacher, for as many steps."""
+    train_data, val_data, known = read(cfg)
+    labelled = View(train_data, known.nonzero().flatten().tolist())
+    labelled.notes = train_data.notes
+    return make_stage(
+        cfg, run, "alone", labelled, val_data, classify.make_model(cfg, train_data, train_data.classes), weight=0.0
+    )
+
+
+def distilled(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    """The same student from the same start, taught on every picture."""
+    train_data, val_data, _ = read(cfg)
+    start = classify.make_model(cfg, train_data, train_data.classes)
+    return make_stage(cfg, run, "distilled", train_data, val_data, start, weight=cfg.weight, control=previous)
+
+
+def make_stage(cfg: Config, run: core.Run, name: str, train_data: core.Data, val_data: Pictures, start: zoo.Start, *,
+               weight: float, control: core.Stage | None = None) -> core.Stage:  # fmt: skip
+    """What both stages share; `weight` is that of the teacher."""
+    model, started_from, fresh = start
+    classes, temperature = val_data.classes, cfg.temperature
+    teacher = teachers.load(16) if cfg.teacher == "digits" else teachers.of(Path(cfg.teacher))
+    before = control and copy.deepcopy(control.judged)
+
+    def soft(logits: Tensor) -> Tensor:
+        """Log-probabilities at the temperature, (B, n_classes)."""
+        return (logits.float() / temperature).log_softmax(1)
+
+    def taught(images: Tensor) -> Tensor:
+        """What the teacher says of (B, C, H, W) in [0, 1], softened."""
+        return soft(teacher.logits(images * 2 - 1))
+
+    def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+        logits, known, terms = model(batch["image"]), batch["known"], {}
+        if weight < 1:
+            terms["ce"] = (1 - weight) * F.cross_entropy(logits[known], batch["label"][known], reduction="sum")
+        if weight > 0:  # a sum over classes; T^2 keeps the gradient's size whatever the temperature
+            apart = F.kl_div(soft(logits), taught(batch["image"]), reduction="sum", log_target=True)
+            terms["kl"] = weight * temperature**2 * apart
+        return terms
+
+    def counts(batch: dict) -> dict[str, float]:
+        return {"ce": batch["known"].sum(), "*": len(batch["known"])}
+
+    def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
+        said, truth, agree = [], [], []
+        for batch in run.batches(data):
+            logits = model(batch["image"]).float()
+            said.append(logits)
+            truth.append(batch["label"])
+            agree.append(logits.argmax(1) == teacher.logits(batch["image"] * 2 - 1).argmax(1))
+        said, truth, agree = (run.gather(torch.cat(part)) for part in (said, truth, agree))
+        right = said.argmax(1) == truth
+        return {"accuracy": right.float().mean().item(), "nll": F.cross_entropy(said, truth).item(),
+                "agreement": agree.float().mean().item()}  # fmt: skip
+
+    def baselines() -> dict[str, dict[str, float]]:
+        def theirs(images: Tensor) -> Tensor:
+            return teacher.logits(images * 2 - 1)
+
+        majority = (val_data.labels == val_data.labels.mode().values).float().mean().item()
+        found = {"majority class": {"accuracy": majority}, "the teacher": evaluate(theirs, val_data)}
+        return (
+            found if before is None else {**found, "the same student alone": evaluate(before.to(run.device), val_data)}
+        )
+
+    def preview(batch: dict) -> list[core.Tile]:
+        said = taught(batch["image"].to(run.device)).exp().cpu()
+        told = [f"{classes[y]}{'' if k else ' ?'}: {classes[p.argmax()]} {p.max():.2f}" for y, k, p in zip(
+            batch["label"].tolist(), batch["known"].tolist(), said, strict=True)]  # fmt: skip
+        return [core.Tile(text, image) for text, image in zip(told, batch["image"], strict=True)]
+
+    def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
+        p = model(batch["image"]).float().softmax(1)
+        right = p.gather(1, batch["label"][:, None])[:, 0].tolist()
+        return [core.Tile(classes[i], good=r) for i, r in zip(p.argmax(1).tolist(), right, strict=True)]
+
+    def export(folder: Path) -> None:
+        """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
+        shape = tuple(val_data.get(0, None)["image"].shape)
+        small = cfg.model == "small"
+        config = {"architecture": "ResNet" if small else cfg.model, "classes": classes, "widths": cfg.widths if small else None,
+                  "preprocessing": val_data.fit and val_data.fit.plain(), "teacher": teacher.told,
+                  "input": f"float32 (B, {str(shape)[1:]} in [0, 1]; normalised inside the model"}  # fmt: skip
+        core.save(folder, model, config, torch.zeros(2, *shape), weights=model if small else model.net)
+
+    def first_loss(batch: dict) -> float:
+        """Of a student that says every class is equally likely: ln N, and T^2 (ln N - entropy of the softened teacher)."""
+        if not weight:
+            return math.log(len(classes))
+        log_p = taught(batch["image"])
+        unsure = -(log_p.exp() * log_p).sum(1).mean().item()
+        return (1 - weight) * math.log(len(classes)) + weight * temperature**2 * (math.log(len(classes)) - unsure)
+
+    def goal(batch: dict) -> float:
+        """A student can be no better than who teaches it."""
+        return (taught(batch["image"]).argmax(1) == batch["label"]).float().mean().item() if weight else 1.0
+
+    return core.Stage(
+        name=name,
+        model=model,
+        optimizers={"main": core.make_optimizer(model, cfg.optim)},
+        data={"train": train_data, "val": val_data},
+        loss=loss,
+        counts=counts,
+        evaluate=evaluate,
+        metric=core.Metric("accuracy", "which class does the picture show?", floor=1 / len(classes), ceiling=1.0),
+        beside=teacher.beside,
+        expect=core.Expect(initial_loss=first_loss, overfit_metric=goal, fresh=fresh, overfit_steps=200),
+        pretrained=started_from,
+        baselines=baselines,
+        preview=preview,
+        predict=predict,
+        export=export,
+        gates=[targets.teacher(teacher)] if weight else [],
+    )  # fmt: skip
+
+
+STAGES = [alone, distilled]
+
+
+# ----------------------------------------------------------------------------------------------------------------- loop
+def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
+    """The loop of either stage; the gates rehearse this very function."""
+    for step in run.steps(stage):
+        run.update(stage, step.batches)
+        if step.due(cfg.train.eval_every):
+            run.evaluate(stage)
+
+
+if __name__ == "__main__":
+    core.main(__file__)
