@@ -300,6 +300,10 @@ EVALUATION = [
           harm="evaluation noisy and too low"),
     Plant("stays-in-eval", "evaluation", "C12", EVALUATE, "            stage.model.eval()\n" + EVALUATE,
           ("eval mode", "step 3"), source="GEN-06 ermongroup/ncsn#2", harm="dropout off for the rest of the run"),
+    Plant("evaluated-weights-not-put-back", "evaluation", "C12", EVALUATE,
+          "            with torch.no_grad():\n                stage.model.stem.weight.mul_(0.9)\n" + EVALUATE,
+          ("other weights than it evaluated",), source="DIF-02 huggingface/diffusers PR#7599",
+          harm="training jumps at each evaluation"),
     Plant("evaluates-in-train-mode", "evaluation", "C12", STAGES,
           staged("stage.model.head = nn.Sequential(nn.Dropout(0.2), stage.model.head)\nevaluate = stage.evaluate\n"
                  "stage.evaluate = lambda model, data: evaluate(model.train(), data)"),

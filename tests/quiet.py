@@ -85,6 +85,9 @@ LOOKALIKES = [
             hunk=(LOSS, '((1 - logits.softmax(1).gather(1, batch["label"][:, None])[:, 0]) ** 2\n'
                   '                        * F.cross_entropy(logits, batch["label"], reduction="none")).sum() / 0.81'),
             naive="initial loss far below ln N"),
+    Healthy("weights-held-in-a-range",
+            hunk=(UPDATE, UPDATE + "        with torch.no_grad():\n            stage.model.stem.weight.clamp_(-0.2, 0.2)\n"),
+            naive="weights move between two optimiser steps"),
     Healthy("loss-given-to-update",
             hunk=(UPDATE, "        weighted = lambda m, b: {k: 0.5 * v for k, v in stage.loss(m, b).items()}\n"
                   "        run.update(stage, step.batches, loss=weighted)\n"), naive="the gradient is not the loss's own"),
