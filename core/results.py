@@ -103,7 +103,7 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         "reported": {"weights": cfg.run.export, "step": chosen_step, metric.name: final[metric.name]},
         "final": run.history[-1], "best": {"step": best_step, metric.name: best_value},
         "n_best": [{"step": st, metric.name: v} for v, st in run.best], "evaluations": len(run.history),
-        "metrics": final, "baselines": baselines, "seeds": [cfg.run.seed],
+        "metrics": final, "baselines": baselines, "bounds": stage.bounds, "seeds": [cfg.run.seed],
         "steps": run.step, "planned_steps": run.total_steps(stage),
         "epochs": cfg.train.epochs, "train_seconds": round(run.seconds, 1), "skipped_steps": run.skipped,
         "parameters": sum(p.numel() for p in stage.model.parameters()),

@@ -240,6 +240,8 @@ class Stage:
     expect: Expect = field(default_factory=Expect)
     baselines: Callable[[], dict[str, dict[str, float]]] = dict
     """-> {baseline: metrics}, shown beside the result."""
+    bounds: tuple[str, ...] = ()
+    """Names among the baselines that nobody is asked to beat (a teacher, real data)."""
     preview: Callable[[dict], list[Tile]] | None = None
     """batch -> what its tensors say, decoded back: what the net sees just before the net."""
     predict: Callable[[nn.Module, dict], list[Tile]] | None = None

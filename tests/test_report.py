@@ -101,6 +101,10 @@ def test_flat_at_a_high_rate_waits_for_the_schedule():
 def test_no_clear_lead_on_a_baseline_comes_first_and_no_baseline_is_said():
     found = advise(epochs([0.6, 0.6, 0.605, 0.6, 0.61]), SUMMARY, SETTINGS, 1000)
     assert found[0].title.startswith("Do not use it yet")
+    taught = {**SUMMARY, "baselines": {**SUMMARY["baselines"], "its teacher": {"accuracy": 0.99}}}
+    assert advise(epochs([0.1, 0.5, 0.9, 0.95, 0.96]), taught, SETTINGS, 1000)[0].title.startswith("Do not use it yet")
+    taught["bounds"] = ("its teacher",)
+    assert "It beats every baseline" in titles(advise(epochs([0.1, 0.5, 0.9, 0.95, 0.96]), taught, SETTINGS, 1000))
     none = advise(epochs([0.6, 0.6, 0.605, 0.6, 0.61]), {**SUMMARY, "baselines": {}}, SETTINGS, 1000)
     assert "No baseline to compare with" in titles(none)
 
@@ -393,6 +397,7 @@ def test_evidence_is_drawn_where_its_shape_is_known(folder: Path):
     assert "Rate of each of 2 optimiser steps in a rehearsal of 2, highest 0.2." in text
     assert "Share of the gradient" in text
     assert "1e-06, 1.4" not in text, "what is drawn is not printed as numbers too"
+    assert "mathdefault" not in text, "powers on a logarithmic axis are numbers"
 
 
 def test_long_runs_stay_small_and_end_where_the_run_ended(folder: Path):

@@ -140,7 +140,8 @@ def landing(t: Trend, summary: dict[str, Any], ahead: float) -> float:
 
 def _against_baselines(t: Trend, summary: dict[str, Any]) -> Advice:
     """Is the model clearly better than something simple?"""
-    known = {k: float(m[t.name]) for k, m in summary.get("baselines", {}).items() if t.name in m}
+    bounds = summary.get("bounds", ())
+    known = {k: float(m[t.name]) for k, m in summary.get("baselines", {}).items() if t.name in m and k not in bounds}
     if not known and summary.get("unfinished"):
         return Advice(
             "Baselines come at the end", f"{t.name} is {num(t.value)}; baselines are measured after training."

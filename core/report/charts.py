@@ -136,6 +136,7 @@ def _loss_chart(f: Folder, bands: Bands) -> Chart | None:
         good = y[np.isfinite(y)]
         if len(good) and good.min() > 0 and good.max() / good.min() > 30:
             axes.set_yscale("log")
+            plain_powers(axes.yaxis)
 
     note = "Faint: single steps. " + (f"{val} may leave out what training adds (smoothing, penalties)." if val else "")
     return Chart("loss", "Loss", draw, note)
@@ -180,6 +181,12 @@ def _metric_chart(f: Folder, bands: Bands) -> Chart | None:
     words = f"Ring: best, step {x[best]:,.0f}."
     words += f" Dashed: {', '.join(f'{label} {num(v)}' for label, v in known)}." if known else ""
     return Chart("metric", f"{s['metric']} on held-out data", draw, words)
+
+
+def plain_powers(axis: Any) -> None:
+    """Ticks of a logarithmic axis as numbers: matplotlib writes powers as mathematics, which the page's style shows as source."""
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(lambda value, _: "")
 
 
 def _stretch(axes: Any, low: float, high: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from core.report.bands import OVERFIT, healthy
-from core.report.charts import SENTINEL, SMALL, Chart, inline, render, shade, thin
+from core.report.charts import SENTINEL, SMALL, Chart, inline, plain_powers, render, shade, thin
 from core.report.folder import Folder
 from core.report.html import bars, details, esc, num, picture, tag
 
@@ -100,6 +100,7 @@ def _range_test(f: Folder, v: dict[str, Any], rates: list[float], losses: list[f
         axes.plot(x, y, color=c["line"], alpha=0.35 if len(smoothed) else 1)
         axes.plot(x[: len(smoothed)], smoothed, color=c["line"])
         axes.set_xscale("log")
+        plain_powers(axes.xaxis)
         axes.set_xlabel("learning rate", color=c["muted"])
         if "low" in found:
             axes.axvspan(

@@ -241,6 +241,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, train_data: core.Data, val
         expect=core.Expect(initial_loss=first_loss, overfit_metric=goal, fresh=fresh, overfit_steps=200),
         pretrained=started_from,
         baselines=baselines,
+        bounds=("the teacher",),
         preview=preview,
         predict=predict,
         export=export,

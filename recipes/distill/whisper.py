@@ -269,6 +269,7 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         counts=lambda batch: {"ce": (batch["words"] - len(teacher.prompt)).sum()},
         expect=core.Expect(overfit_metric=0.05, overfit_steps=20),
         baselines=baselines,
+        bounds=("the teacher's own features",),
         preview=lambda batch: pictures.preview(batch, teacher),
         predict=predict,
         figures=lambda model, data: pictures.side_by_side(model, data, measures.mean),
