@@ -172,16 +172,21 @@ def _length_faults(total: int, settings: config.Optim) -> list[str]:
 
 @gate("terms", rows="C16", title="every term of the loss has a share of the gradient", reads="model loss counts expect")
 def terms(proof: Proof) -> Finding:
-    """Norm of each term's own gradient on the rehearsed model, over the sum of the norms; the middle one of three batches."""
+    """Norm of each term's own gradient on the rehearsed model, over the sum of the norms; the middle one of three batches that
+    count for the term (a batch without a labelled sample says nothing about their term)."""
     run, stage, _ = rehearsed(proof)
     data, seed = learnt_from(proof), proof.cfg.run.seed
-    picked = pick(data, 48, seed)
+    batches = (
+        chosen[i : i + 16] for chosen in (pick(data, n, seed) for n in (48, 384)) for i in range(0, len(chosen), 16)
+    )
     loss = run.used_loss or stage.loss
     weights = list(stage.parameters().values())
     norms: dict[str, list[float]] = {}
     values: dict[str, list[float]] = {}
-    for start in range(0, len(picked), 16):
-        batch = fetch(data, picked[start : start + 16], seed, run.device)
+    for indices in batches:
+        if norms and min(map(len, norms.values())) >= 3:
+            break
+        batch = fetch(data, indices, seed, run.device)
         seeds.seed_global(seed, "terms")
         with run.autocast():
             found = loss(stage.model, batch)
@@ -194,8 +199,11 @@ def terms(proof: Proof) -> Finding:
                 torch.autograd.grad(mean, weights, retain_graph=True, allow_unused=True) if mean.requires_grad else []
             )
             norm = sum(g.double().square().sum() for g in grads if g is not None)
-            norms.setdefault(name, []).append(float(norm) ** 0.5)
-            values.setdefault(name, []).append(abs(mean.item()))
+            norms.setdefault(name, [])
+            values.setdefault(name, [])
+            if counts.get(name, counts.get("*")):
+                norms[name].append(float(norm) ** 0.5)
+                values[name].append(abs(mean.item()))
     gradient, share = _shares(norms), _shares(values)
     declared = stage.expect.small_terms
     small = [t for t in gradient if gradient[t] < SMALL and t not in declared]
@@ -213,7 +221,7 @@ def terms(proof: Proof) -> Finding:
 
 def _shares(numbers: dict[str, list[float]]) -> dict[str, float]:
     """Each name's part of the sum over names, from the middle of its numbers."""
-    middle = {k: sorted(v)[len(v) // 2] for k, v in numbers.items()}
+    middle = {k: sorted(v)[len(v) // 2] if v else 0.0 for k, v in numbers.items()}
     return {k: v / max(sum(middle.values()), 1e-30) for k, v in middle.items()}
 
 
