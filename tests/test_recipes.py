@@ -18,8 +18,9 @@ SHORT: dict[str, tuple[str, ...]] = {
                        "--distilled.epochs", "0.5", "--distilled.save-every", "0.1"),
     "distill/whisper": ("--data.sentences", "60", "--features.epochs", "4", "--task.epochs", "3", "--run.save-every", "0.1"),
     "llm/sft": ("--train.batch-size", "2", "--train.epochs", "0.006", "--run.save-every", "0.001", "--data.held-out", "4"),
-    "rl/dqn": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1"),
+    "rl/dqn": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--updates", "8", "--episodes", "10"),
     "rl/ppo": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1"),
+    "rl/sac": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--updates", "8", "--episodes", "10"),
     "vlm/instruct": ("--align.epochs", "0.08", "--instruct.epochs", "0.08", "--run.save-every", "0.01", "--data.held-out", "20"),
 }  # fmt: skip
 """Settings under which a stage of the recipe takes some ten to thirty steps, where `--train.epochs 0.5` is not that."""
@@ -96,8 +97,9 @@ def test_a_short_run_leaves_what_a_run_leaves(entry: Entry, straight):
     assert any((folder / "previews").rglob("*")) or summary["figures"]
 
 
-# A check of these costs two to four minutes of CPU time; `make test` has their gates in test_gates and in their own files.
-DEAR = ("distill/whisper", "llm/sft", "vlm/instruct")
+# A check of these costs two to four minutes of CPU time (rl/sac: half a minute); `make test` has their gates in test_gates and in
+# their own files.
+DEAR = ("distill/whisper", "llm/sft", "rl/sac", "vlm/instruct")
 CHECKED = [
     pytest.param(e, seed, id=f"{e.id}-{seed}", marks=[pytest.mark.verify] if seed or e.id in DEAR else [])
     for e in OURS

@@ -25,7 +25,7 @@ from core.errors import Stop, UserError
 from core.stage import Data, Field, Tile
 from recipes.rl import probes
 
-CEILINGS = {"CartPole-v1": 500.0, "CartPole-v0": 200.0}
+CEILINGS = {"CartPole-v1": 500.0, "CartPole-v0": 200.0, "Pendulum-v1": 0.0}
 """Returns that cannot be beaten; elsewhere the return at which the environment's authors call it solved."""
 BEST_KNOWN = {"CartPole-v1": "500: the pole stands until the time limit"}
 
@@ -225,9 +225,11 @@ def play(name: str, starts: Tensor, act: Callable[[Tensor], Tensor]) -> tuple[Te
 
 
 def told(returned: Tensor, solved: float) -> dict[str, float]:
-    """The metrics of whole episodes that earned `returned` (n,); from a return of `solved` on, one counts as solved."""
+    """The metrics of whole episodes that earned `returned` (n,); from a return of `solved` on, one counts as solved (infinite: its
+    authors do not say)."""
+    share = {"solved_share": (returned >= solved).double().mean().item()} if math.isfinite(solved) else {}
     return {"return": returned.mean().item(), "return_sd": returned.std(correction=0).item(),
-            "worst_return": returned.min().item(), "solved_share": (returned >= solved).double().mean().item()}  # fmt: skip
+            "worst_return": returned.min().item(), **share}  # fmt: skip
 
 
 @functools.cache

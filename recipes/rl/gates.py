@@ -313,9 +313,9 @@ def entropy_gate(subject: Subject) -> Gate:
         observations = answers(subject, "constant")[0].expand(512, -1).to(result.run.device)
         noise = torch.randn(512, 1, generator=torch.Generator().manual_seed(0)).to(result.run.device)
         with torch.no_grad():
-            spread = result.stage.model.sample(observations, noise)[0].std().item()
+            entropy = -result.stage.model.sample(observations, noise)[1].mean().item()
         return Finding(
-            spread >= 0.2, f"its actions have a standard deviation of {spread:.2g} in [-1, 1]", "0.2 or more (evenly drawn: 0.58)",
+            entropy >= -1, f"its actions have an entropy of {entropy:.2g} nats", "-1 or more (evenly drawn: 0.69)",
             "the sign of the entropy in the policy's loss: it is paid for being sure of itself\n"
             "the temperature goes the wrong way, or below 0",
         )  # fmt: skip

@@ -1,0 +1,298 @@
+"""Soft actor-critic (Haarnoja 2018): learn to act in a gymnasium environment with continuous actions, proved first.
+
+tiny  Pendulum-v1, two CPU cores, a few minutes of training.
+full  HalfCheetah-v5 (needs gymnasium[mujoco]), or any id by `--env`; more steps, wider nets. The same code path.
+
+What this recipe gets right without being asked: the probability of an action counts what tanh does to it; targets come from slow
+copies of two critics, the lower of the two, at an action drawn anew; a time limit is no end of the world (the value of the last
+observation is bootstrapped where an episode is truncated, never where it terminated); the policy's term moves no critic, the
+temperature's no policy; the temperature is learnt; actions are scaled to the environment's range, observations and rewards by
+statistics that lie in the model, move once per unit and never in an evaluation; replay, targets and environments are in the
+checkpoint; the result is the return of episodes that were not trained on, every action the policy's middle one.
+"""
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import core
+from core import seeds
+from core.config import Optim, RunSettings, Train
+from core.errors import UserError
+from recipes.rl import environments, gates
+from recipes.rl.environments import Environments, Episodes
+from recipes.rl.nets import Running, Side, mlp
+from recipes.rl.replay import Replay, Target
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+@dataclass
+class Config(core.Config):
+    """Settings of rl/sac. A unit of training, and an epoch, is a stretch of steps and the updates after it: --train.epochs counts
+    units, --train.batch-size the samples of one update, --train.eval-batch-size the episodes that are evaluated side by side."""
+
+    env: str = "Pendulum-v1"
+    """Id of a gymnasium environment with continuous actions of finite range (`module:Name-v0` imports the module first)."""
+    envs: int = 4
+    """Environments side by side, over all processes."""
+    rollout: int = 16
+    """Steps of every environment in a unit."""
+    updates: int = 32
+    """Updates in a unit."""
+    gamma: float = 0.99
+    """Discount of a reward one step later."""
+    tau: float = 0.01
+    """How far the target critics go towards the critics after every update."""
+    temperature: float = 0.2
+    """Worth of a unit of entropy at first, in units of the rewards' size; then it is learnt."""
+    entropy: float = -1.0
+    """Entropy of the policy that the temperature is learnt for, in nats per number of an action (Haarnoja 2018: -1)."""
+    capacity: int = 100_000
+    """Transitions that are kept, of all environments."""
+    first: int = 1000
+    """Transitions before the first update, their actions drawn evenly from the whole range."""
+    widths: tuple[int, ...] = (128, 128)
+    """Hidden units of the policy's net and of each critic."""
+    episodes: int = 100
+    """Episodes of an evaluation."""
+
+
+def tiny() -> Config:
+    """Pendulum-v1 on two CPU cores."""
+    return Config(
+        train=Train(epochs=200, batch_size=128, eval_every=40),
+        optim=Optim(lr=1e-3, weight_decay=0.0, clip=math.inf, schedule="linear", warmup=0.0),
+        run=RunSettings(threads=1, save_every=40),
+    )
+
+
+def full() -> Config:
+    """HalfCheetah-v5."""
+    return Config(
+        env="HalfCheetah-v5",
+        tau=0.005,
+        updates=128,
+        capacity=1_000_000,
+        first=10_000,
+        widths=(256, 256),
+        episodes=20,
+        train=Train(epochs=7800, batch_size=256, eval_every=200),
+        optim=Optim(lr=3e-4, weight_decay=0.0, clip=math.inf, schedule="constant", warmup=0.0),
+        run=RunSettings(save_every=200),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- rollouts
+@torch.no_grad()
+def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, unit: int) -> dict[str, Tensor]:
+    """A stretch of the policy as it is: (steps, envs of this process, ...) each. Its draws depend on (seed, unit) alone."""
+    length = cfg.rollout if unit else max(cfg.rollout, cfg.first // cfg.envs)
+    draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", unit))
+    even = 2 * torch.rand(length, envs.n, policy.n_act, generator=draws)[:, envs.mine.start : envs.mine.stop] - 1
+    noise = torch.randn(length, envs.n, policy.n_act, generator=draws)[:, envs.mine.start : envs.mine.stop]
+    steps = []
+    for t in range(length):
+        observation = envs.observation.to(run.device)
+        action = policy.sample(observation, noise[t].to(run.device))[0] if unit else even[t].to(run.device)
+        followed = {k: v.to(run.device) for k, v in envs.step(action).items()}
+        steps.append({"observation": observation, "action": action, **followed})
+    return {k: torch.stack([s[k] for s in steps]) for k in steps[0]}
+
+
+@torch.no_grad()
+def returns(cfg: Config, policy: "Policy", target: "Policy", steps: dict[str, Tensor], noise: Tensor) -> Tensor:
+    """What `steps` (B, ...) earn, in units of the reward: the reward, then, unless the episode terminated, what the lower of the
+    target critics says of an action drawn by `noise` (B, n_act), and the entropy's worth. (B,)"""
+    action, log_prob = policy.sample(steps["next_observation"], noise)
+    value = target.worth(steps["next_observation"], action).amin(0) * target.rewards.rms
+    value = value - policy.log_temperature.exp() * log_prob * policy.rewards.rms
+    return steps["reward"] + cfg.gamma * ~steps["terminated"] * value
+
+
+@torch.no_grad()
+def minibatches(
+    cfg: Config, run: core.Run, policy: "Policy", target: "Policy", replay: Replay, unit: int
+) -> Iterator[dict]:
+    """Minibatches from the replay, each with the targets of its moment, in units of the rewards' size, and its draws."""
+    draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "minibatches", unit))
+    size = cfg.train.batch_size
+    mine = slice(run.rank * size // run.world, (run.rank + 1) * size // run.world)
+    for _ in range(cfg.updates):
+        places, _ = replay.draw(size, 1, draws)
+        noise, following = torch.randn(2, size, policy.n_act, generator=draws)[:, mine].to(run.device)
+        with run.autocast():
+            steps = {k: v[0] for k, v in replay.stretch(places[mine], 1).items()}
+            batch = {k: steps[k] for k in ("observation", "action")} | {"noise": noise}
+            batch["return"] = returns(cfg, policy, target, steps, following) / policy.rewards.rms
+        yield batch
+
+
+# ---------------------------------------------------------------------------------------------------------------- model
+class Policy(nn.Module):
+    """Observations (B, n_obs) as they come -> the policy's middle actions (B, n_act) in [-1, 1]. With it the critics and the
+    temperature, both in units of the rewards' size, and the statistics that bring observations and rewards to scale; only `observe`
+    moves those."""
+
+    def __init__(self, n_obs: int, n_act: int, widths: tuple[int, ...], temperature: float):
+        super().__init__()
+        self.n_act = n_act
+        self.observations, self.rewards = Running(n_obs), Running(1)
+        self.actor = mlp(n_obs, *widths, 2 * n_act, activation=nn.ReLU)
+        self.critics = Side(mlp(n_obs + n_act, *widths, 1, activation=nn.ReLU) for _ in range(2))
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
+        nn.init.orthogonal_(self.actor[-1].weight, 0.01)  # the middle of the range, and wide
+
+    def scaled(self, observation: Tensor) -> Tensor:
+        return ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return self.actor(self.scaled(observation)).chunk(2, -1)[0].tanh()
+
+    def sample(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """(actions (B, n_act) that standard normal `noise` (B, n_act) stands for, their log-density (B,)): a Gaussian through tanh,
+        whose slope 1 - tanh(u)^2 the density is divided by (Haarnoja 2018, appendix C), in a form that never overflows."""
+        mean, log_std = self.actor(self.scaled(observation)).chunk(2, -1)
+        log_std = log_std.clamp(-5, 2)
+        u = mean + log_std.exp() * noise
+        log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+        log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))
+        return u.tanh(), (log_normal - log_slope).sum(-1)
+
+    def worth(self, observation: Tensor, action: Tensor, *, still: bool = False) -> Tensor:
+        """What each critic says (2, B), in units of the rewards' size. `still`: nothing of it teaches the critics."""
+        x = torch.cat([self.scaled(observation), action], -1)
+        if still:
+            return torch.func.functional_call(
+                self.critics, {n: p.detach() for n, p in self.critics.named_parameters()}, x
+            )
+        return self.critics(x)
+
+    def value(self, observation: Tensor) -> Tensor:
+        """Expected return of the middle action, in units of the reward."""
+        return self.worth(observation, self(observation)).amin(0) * self.rewards.rms
+
+    def near(self, observation: Tensor, best: Tensor) -> Tensor:
+        """How near the middle action comes to `best` (B, n_act): 1 there, 0 at the other end of the range."""
+        return 1 - (self(observation) - best).abs().amax(-1) / 2
+
+    def observe(self, observation: Tensor, reward: Tensor) -> None:
+        """Take in what one unit saw and earned, over all processes: (n, n_obs) and (n,)."""
+        self.observations.update(observation)
+        self.rewards.update(reward[:, None])
+
+
+# ---------------------------------------------------------------------------------------------------------------- stage
+def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    """The one stage of this recipe."""
+    if cfg.rollout > cfg.capacity // cfg.envs:
+        raise UserError("the steps of a unit do not fit", needed=f"--rollout <= --capacity / {cfg.envs} environments",
+                        got=f"{cfg.rollout}, {cfg.capacity}")  # fmt: skip
+    n_obs, n_act = environments.sizes(cfg.env, Box)
+    solved, ceiling = environments.limits(cfg.env)
+    policy = Policy(n_obs, n_act, cfg.widths, cfg.temperature)
+    untrained = copy.deepcopy(policy).eval()
+    envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, rank=run.rank, world=run.world)
+
+    def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+        error = model.worth(batch["observation"], batch["action"]) - batch["return"]  # (2, B)
+        action, log_prob = model.sample(batch["observation"], batch["noise"])
+        gain = model.worth(batch["observation"], action, still=True).amin(0)
+        surplus = -log_prob.detach() - cfg.entropy * n_act
+        return {
+            "critic": 0.5 * error.square().sum(),
+            "policy": (model.log_temperature.detach().exp() * log_prob - gain).sum(),
+            "temperature": (model.log_temperature * surplus).sum(),
+        }
+
+    def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
+        returns = [environments.play(cfg.env, b["seed"], lambda o: act(model, o))[0] for b in run.batches(data)]
+        return environments.told(run.gather(torch.cat(returns).to(run.device)), solved)
+
+    def act(model: nn.Module, observation: Tensor) -> Tensor:
+        """The policy's middle action (n, n_act)."""
+        return model(observation.to(run.device)).cpu()
+
+    def baselines() -> dict[str, dict[str, float]]:
+        returned, _ = environments.play(cfg.env, val_data.starts, lambda o: act(untrained.to(run.device), o))
+        return {"random actions": {"return": floor}, "untrained policy": {"return": returned.mean().item()}}
+
+    def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
+        return environments.tiles(cfg.env, batch["seed"], lambda o: act(model, o), low=floor, high=ceiling)
+
+    def figures(model: nn.Module, data: core.Data) -> dict:
+        starts = torch.stack([data.get(i, None)["seed"] for i in range(min(8, len(data)))])
+        return {"Episodes: each number of the observation over time": predict(model, {"seed": starts})}
+
+    def export(folder: Path) -> None:
+        """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
+        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "n_act": n_act, "widths": cfg.widths,
+                  "low": envs.inner.low.tolist(), "high": envs.inner.high.tolist(), "input": f"float32 (B, {n_obs}): as observed",
+                  "output": f"(B, {n_act}) in [-1, 1]: act by low + (1 + output) / 2 * (high - low)"}  # fmt: skip
+        core.save(folder, policy, config, torch.zeros(2, n_obs))
+
+    val_data = Episodes(cfg.episodes)
+    floor = environments.at_random(cfg.env, cfg.episodes)
+    return core.Stage(
+        name="sac",
+        model=policy,
+        optimizers={"main": core.make_optimizer(policy, cfg.optim)},
+        data={"val": val_data},
+        loss=loss,
+        evaluate=evaluate,
+        metric=core.Metric("return", f"what does the policy earn in an episode of {cfg.env}?", floor=floor, ceiling=ceiling,
+                           best_known=environments.BEST_KNOWN.get(cfg.env, "")),
+        state={"environments": envs, "replay": Replay(cfg.capacity // cfg.envs, cfg.envs, run.device),
+               "target": Target(policy, run.device)},
+        expect=core.Expect(loss_may_rise="its targets move with the policy", small_terms=("critic", "temperature")),
+        baselines=baselines,
+        predict=predict,
+        figures=figures,
+        export=export,
+        gates=gates.gates(gates.Subject(sac, settings={"updates": 32, "first": 128, "capacity": 4096, "tau": 0.05}, box=True),
+                          on_policy=False),
+    )  # fmt: skip
+
+
+STAGES = [sac]
+
+
+# ----------------------------------------------------------------------------------------------------------------- loop
+def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
+    """The loop; the gates rehearse this very function."""
+    policy, envs, replay, target = stage.model, *(stage.state[k] for k in ("environments", "replay", "target"))
+    for step in run.steps(stage):
+        rollout = collect(cfg, run, policy, envs, step.index)
+        whole = {k: run.gather(v.transpose(0, 1)).transpose(0, 1) for k, v in rollout.items()}  # of all processes
+        replay.add(whole)
+        for minibatch in minibatches(cfg, run, policy, target.net, replay, step.index):
+            run.update(stage, run.cut(minibatch))
+            target.follow(policy, cfg.tau)
+        run.log("policy", learnt(cfg, policy, target.net, whole))
+        policy.observe(whole["observation"].flatten(0, 1), whole["reward"].flatten())
+        if step.due(cfg.train.eval_every):
+            run.evaluate(stage)
+
+
+@torch.no_grad()
+def learnt(cfg: Config, policy: Policy, target: Policy, rollout: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What the nets say of a unit after its updates."""
+    one = {k: v.flatten(0, 1) for k, v in rollout.items()}
+    returned = returns(cfg, policy, target, one, torch.zeros_like(one["action"]))
+    value, finished = policy.worth(one["observation"], one["action"]).amin(0) * policy.rewards.rms, rollout["finished"]
+    unexplained = (returned - value).var() / returned.var().clamp_min(1e-12)
+    told = {"temperature": policy.log_temperature.exp(), "value": value.mean(), "explained_variance": 1 - unexplained,
+            "spread": one["action"].std(0).mean()}  # fmt: skip
+    if not finished.isnan().all():
+        told["training_return"] = finished.nanmean()
+    return told
+
+
+if __name__ == "__main__":
+    core.main(__file__)
