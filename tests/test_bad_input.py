@@ -56,7 +56,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path):
 LOAD = "    images, labels = digits.load()\n"
 MISSING = {
     "a missing file": (LOAD, '    images, labels = torch.load("flowers.pt")\n', ("FileNotFoundError", "flowers.pt", "torch.load")),
-    "an unreadable file": (LOAD, LOAD + '    json.loads("{")\n', ("JSONDecodeError", "json.loads")),
+    "an unreadable file": (LOAD, LOAD + '    import json\n\n    json.loads("{")\n', ("JSONDecodeError", "json.loads")),
     "a missing picture": ("        image = self.images[index].float() / 255\n",
                           '        image = self.images[index].float() / 255\n        Path(f"{index}.png").read_bytes()\n',
                           ("FileNotFoundError", "0.png", "read_bytes")),

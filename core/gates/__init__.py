@@ -84,8 +84,12 @@ class Gate:
 def gate(
     id: str, *, rows: str, title: str, reads: str = " ".join(PARTS)
 ) -> Callable[[Callable[["Proof"], Finding]], Gate]:
-    """Make a function a gate. `reads`: parts of a recipe that it looks at; every part unless said, so that none is forgotten."""
-    return lambda prove: Gate(id, rows, title, prove, tuple(reads.split()))
+    """Make a function a gate. `reads`: parts of a recipe that it looks at; every part unless said, so that none is forgotten. What
+    stands beside the model is a part of its loss and of its evaluation."""
+    parts = reads.split()
+    if {"loss", "evaluate"} & {*parts} and "beside" not in parts:
+        parts.append("beside")
+    return lambda prove: Gate(id, rows, title, prove, tuple(parts))
 
 
 @dataclass

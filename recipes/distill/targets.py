@@ -19,7 +19,7 @@ def teacher(judge: Judge) -> Gate:
 
     title = "the teacher is as good through the loss as by itself, and does not waver"
 
-    @gate("teacher", rows="V1 C12", title=title, reads="data loss beside")
+    @gate("teacher", rows="V1 C12", title=title, reads="data loss")
     def prove(proof: Proof) -> Finding:
         """What its head answers while the loss of held-out pictures is computed, against the labels; and that loss twice under
         different draws, the student in eval mode."""
