@@ -24,6 +24,9 @@ SHORT: dict[str, tuple[str, ...]] = {
     "vlm/instruct": ("--align.epochs", "0.08", "--instruct.epochs", "0.08", "--run.save-every", "0.01", "--data.held-out", "20"),
 }  # fmt: skip
 """Settings under which a stage of the recipe takes some ten to thirty steps, where `--train.epochs 0.5` is not that."""
+DEAR = ("diffusion/pixel", "distill/whisper", "llm/sft", "rl/dqn", "rl/sac", "vlm/instruct")
+"""A check of these costs half a minute to four minutes of CPU time, as does stopping an early stage of those that have one:
+`make verify` has them; `make test` has their gates in test_gates and in their own files."""
 ALWAYS = ("--gates.no-enabled", "--run.no-tensorboard", "--run.keep", "1000")
 
 
@@ -60,7 +63,14 @@ def grouped(entry: Entry):
 
 
 @pytest.mark.parametrize(
-    ("entry", "stage"), [pytest.param(e, s, id=f"{e.id}-{s}", marks=grouped(e)) for e in OURS for s in stages(e)]
+    ("entry", "stage"),
+    [
+        pytest.param(
+            e, s, id=f"{e.id}-{s}", marks=[grouped(e)] + [pytest.mark.verify] * (e.id in DEAR and s != stages(e)[-1])
+        )
+        for e in OURS
+        for s in stages(e)
+    ],
 )
 def test_stopped_in_any_stage_and_resumed_is_the_same_run(entry: Entry, stage: str, straight, tmp_path: Path):
     whole = straight(entry)
@@ -97,9 +107,6 @@ def test_a_short_run_leaves_what_a_run_leaves(entry: Entry, straight):
     assert any((folder / "previews").rglob("*")) or summary["figures"]
 
 
-# A check of these costs two to four minutes of CPU time (rl/sac: half a minute); `make test` has their gates in test_gates and in
-# their own files.
-DEAR = ("distill/whisper", "llm/sft", "rl/sac", "vlm/instruct")
 CHECKED = [
     pytest.param(e, seed, id=f"{e.id}-{seed}", marks=[pytest.mark.verify] if seed or e.id in DEAR else [])
     for e in OURS
