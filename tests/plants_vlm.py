@@ -92,6 +92,7 @@ for data in stage.data.values():
           ("picture does not reach",), recipe=VLM, argv=SECOND, harm="answers from the language prior"),
 ]  # fmt: skip
 RELATIVES = [
+    "vlm-03-one-table-trains",
     "vlm-02-frozen-under-no-grad", "encoder-in-train-mode", "answers-cut", "vlm-04-projector-frozen-with-the-tower",
     "vlm-07-projector-not-loaded", "projector-made-anew", "language-model-hot", "one-picture-for-all", "one-rate-for-all",
     "vlm-06-neighbours-seen", "random-encoder", "language-hot-in-stage-one", "unbalanced-questions",
