@@ -581,7 +581,8 @@ class Run:
     def _frozen(self, stage: Stage) -> str:
         """Hash of the weights that a checkpoint leaves out, taken once: they do not change. Rehearsals build them anew anyway."""
         if self._frozen_hash is None:
-            self._frozen_hash = "" if self.plan or not stage.still else checkpoint.digest(stage.still)
+            still = {} if self.plan else stage.still
+            self._frozen_hash = checkpoint.digest(still) if still else ""
         return self._frozen_hash
 
     def _on_rank_0(self, job: Callable[[], None]) -> None:

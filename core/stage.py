@@ -188,9 +188,8 @@ class Tile:
 
     def __post_init__(self):
         if self.image is not None and self.image.is_floating_point():
-            shown = (
-                (self.image.detach().cpu() * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0)
-            )  # (H, W, C)
+            shown = (self.image.detach().cpu() * 255).round().clamp(0, 255).to(torch.uint8)
+            shown = shown.permute(1, 2, 0)  # (H, W, C)
             self.image = shown.squeeze(-1) if shown.shape[-1] == 1 else shown
 
 
@@ -272,7 +271,8 @@ class Stage:
     @property
     def still(self) -> dict[str, Tensor]:
         """What must stay as it came, by name: the parameters that no optimiser holds, and all of `beside`."""
-        own = {n: p for n, p in self.model.named_parameters() if n in self.rebuilt}
+        rebuilt = self.rebuilt
+        own = {n: p for n, p in self.model.named_parameters() if n in rebuilt}
         return own | {f"{k}.{n}": t for k, m in self.beside.items() for n, t in m.state_dict().items()}
 
     @property

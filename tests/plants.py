@@ -61,6 +61,18 @@ def staged(body: str) -> str:
     return f"{head}{lines}    return stage\n\n\nSTAGES = [changed]\n"
 
 
+def forgetful(make: str, kept: str) -> str:
+    """STAGES replaced by the stage that `make` makes, of which a resumed run gets nothing back of what it `kept`."""
+    return f"""def forgetful(cfg, run, previous=None):
+    stage = {make}(cfg, run)
+    stage.state["{kept}"].load_state_dict = lambda state: None
+    return stage
+
+
+STAGES = [forgetful]
+"""
+
+
 def own_loop(*body: str) -> str:
     """A loop written by a user who does not call run.update."""
     return "".join(f"        {line}\n" for line in ('optimizer = stage.optimizers["main"]', *body))

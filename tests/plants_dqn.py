@@ -1,6 +1,6 @@
 """Bugs planted in a fork of rl/dqn. `words` and `row` were fixed before the gates were run on them."""
 
-from tests.plants import Plant
+from tests.plants import Plant, forgetful
 
 RECIPE = "rl/dqn"
 STEPS = 'steps.append({"observation": observation, "action": action, **followed})\n'
@@ -21,18 +21,6 @@ KEPT = '"target": Target(policy, run.device)},\n'
 
 def plant(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ...], **more) -> Plant:
     return Plant(id, gate, row, old, new, words, recipe=RECIPE, **more)
-
-
-def forgetful(kept: str) -> str:
-    """The stage, but a resumed run gets nothing back of what it `kept`."""
-    return f"""def forgetful(cfg, run, previous=None):
-    stage = dqn(cfg, run)
-    stage.state["{kept}"].load_state_dict = lambda state: None
-    return stage
-
-
-STAGES = [forgetful]
-"""
 
 
 PLANTS = [
@@ -83,7 +71,8 @@ PLANTS = [
           "model.observations.update(observation)\n        return model(observation.to(run.device)).argmax(-1).cpu()\n",
           ("evaluation changed", "observations"), source="RL-05 DLR-RM/rl-baselines3-zoo#275",
           harm="statistics of the evaluation drift into training"),
-    *[plant(f"dqn-{kept}-not-saved", "resume", "C13", "STAGES = [dqn]\n", forgetful(kept), ("differ", "stage.state"), harm=harm)
+    *[plant(f"dqn-{kept}-not-saved", "resume", "C13", "STAGES = [dqn]\n", forgetful("dqn", kept), ("differ", "stage.state"),
+            harm=harm)
       for kept, harm in (("replay", "a resumed run has forgotten what it saw"), ("target", "targets of a net that knows nothing"),
                          ("environments", "a resumed run begins new episodes"))],
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from tests.plants import Plant
 
 LOGITS, SECOND = "distill/logits", ("--stage", "distilled")
-TAUGHT = "return soft(teacher.logits(images * 2 - 1))\n"
+TAUGHT = "return soft(answers(images))\n"
 APART = 'apart = F.kl_div(soft(logits), taught(batch["image"]), reduction="sum", log_target=True)\n'
 OPTIMIZER = 'optimizers={"main": core.make_optimizer(model, cfg.optim)},\n'
 
@@ -22,7 +22,7 @@ PLANTS = [
     bug("teacher-in-the-students-scale", "teacher", "V1", TAUGHT, "return soft(teacher.logits(images))\n",
         ("normalisation", "scale"),
         source="DST-05 Deci-AI/super-gradients PR#183", harm="targets of a half-blind teacher"),
-    bug("teacher-wavers", "teacher", "C12", TAUGHT, "return soft(F.dropout(teacher.logits(images * 2 - 1), 0.1))\n",
+    bug("teacher-wavers", "teacher", "C12", TAUGHT, "return soft(F.dropout(answers(images), 0.1))\n",
         ("train mode", "dropout"), source="DST-01 neuralmagic/sparseml PR#2191", harm="targets that change from call to call"),
     bug("teacher-sees-another-picture", "teacher", "V1", APART, APART.replace('batch["image"]', 'batch["image"].roll(1, 0)'),
         ("another picture",), harm="every picture is taught its neighbour's class"),

@@ -1,6 +1,6 @@
 """Bugs planted in a fork of rl/sac. `words` and `row` were fixed before the gates were run on them."""
 
-from tests.plants import Plant
+from tests.plants import Plant, forgetful
 
 RECIPE = "rl/sac"
 STEPS = 'steps.append({"observation": observation, "action": action, **followed})\n'
@@ -13,18 +13,6 @@ ERROR = 'error = model.worth(batch["observation"], batch["action"]) - batch["ret
 
 def plant(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ...], **more) -> Plant:
     return Plant(id, gate, row, old, new, words, recipe=RECIPE, **more)
-
-
-def forgetful(kept: str) -> str:
-    """The stage, but a resumed run gets nothing back of what it `kept`."""
-    return f"""def forgetful(cfg, run, previous=None):
-    stage = sac(cfg, run)
-    stage.state["{kept}"].load_state_dict = lambda state: None
-    return stage
-
-
-STAGES = [forgetful]
-"""
 
 
 PLANTS = [
@@ -66,7 +54,8 @@ PLANTS = [
     plant("sac-replay-of-views", "probe-observation", "R5", SEEN,
           SEEN.replace("\n", " if t == 0 else observation.copy_(envs.observation)\n"), ("overwritten",),
           harm="one observation for a whole unit"),
-    *[plant(f"sac-{kept}-not-saved", "resume", "C13", "STAGES = [sac]\n", forgetful(kept), ("differ", "stage.state"), harm=harm)
+    *[plant(f"sac-{kept}-not-saved", "resume", "C13", "STAGES = [sac]\n", forgetful("sac", kept), ("differ", "stage.state"),
+            harm=harm)
       for kept, harm in (("replay", "a resumed run has forgotten what it saw"), ("target", "targets of a net that knows nothing"),
                          ("environments", "a resumed run begins new episodes"))],
 ]  # fmt: skip

@@ -1,7 +1,6 @@
 """rl/dqn by what can be computed by hand, and through the real command: returns, replay, target, environments that fail, export."""
 
 import json
-import math
 from pathlib import Path
 
 import gymnasium as gym
@@ -14,8 +13,9 @@ from core.errors import Stop, UserError
 from recipes.rl import dqn, environments
 from recipes.rl.environments import Environments
 from recipes.rl.replay import KEPT, Replay, Target
-from tests.commands import losses, read
+from tests.commands import read
 from tests.conftest import ROOT
+from tests.control import mean_return, two_like_one
 
 SHORT = ("--train.epochs", "4", "--train.eval-every", "2", "--first", "128", "--episodes", "6",
          "--gates.no-enabled", "--run.no-tensorboard")  # fmt: skip
@@ -220,30 +220,18 @@ def test_a_run_leaves_what_the_ecosystem_loads(launch):
     config = json.loads((folder / "export" / "config.json").read_text())
     program = torch.export.load(folder / "export" / "model.pt2").module()
     env = gym.make(config["env"])
-    returns = []
-    for i in range(6):
-        observation, _ = env.reset(seed=environments.Episodes(6).get(i, None)["seed"].item())
-        total, over = 0.0, False
-        while not over:
-            action = int(program(torch.from_numpy(observation)[None]).argmax()) + config["first_action"]
-            observation, reward, terminated, truncated, _ = env.step(action)
-            total, over = total + reward, terminated or truncated
-        returns.append(total)
-    assert sum(returns) / 6 == pytest.approx(read(folder / "summary.json")["metrics"]["return"], rel=0.02)
+
+    def act(observation: torch.Tensor):
+        return int(program(observation).argmax()) + config["first_action"]
+
+    assert mean_return(env, act) == pytest.approx(read(folder / "summary.json")["metrics"]["return"], rel=0.02)
 
 
 @pytest.mark.verify
 @pytest.mark.parametrize("more", [(), ("--prioritised", "0.6", "--n-step", "3")])
 def test_two_processes_learn_like_one(more: tuple[str, ...], launch, tmp_path):
     """The same episodes, draws and minibatches: equal to rounding as long as rounding has turned no action."""
-    one, two = (tmp_path / name for name in ("one", "two"))
-    for cwd in (one, two):
-        cwd.mkdir()
-    argv = ("run", "rl/dqn", *SHORT, "--train.epochs", "2", *more)
-    first, second = launch(*argv, cwd=one), launch(*argv, "-n", "2", cwd=two)
-    assert first.returncode == second.returncode == 0, first.shown + second.shown
-    for a, b in zip(losses(first.folder()), losses(second.folder()), strict=True):
-        assert math.isclose(a, b, rel_tol=1e-3), (a, b)
+    two_like_one(launch, tmp_path, "run", "rl/dqn", *SHORT, "--train.epochs", "2", *more, within=1e-3)
 
 
 @pytest.mark.verify

@@ -1,7 +1,6 @@
 """rl/ppo by what can be computed by hand, and through the real command: estimates, statistics, environments, bad input, export."""
 
 import json
-import math
 
 import gymnasium as gym
 import pytest
@@ -14,6 +13,7 @@ from recipes.rl import environments, ppo
 from recipes.rl.environments import Environments
 from recipes.rl.nets import Running
 from tests.commands import losses, read
+from tests.control import mean_return, two_like_one
 
 SHORT = (
     "--train.epochs",
@@ -175,16 +175,11 @@ def test_a_run_leaves_what_the_ecosystem_loads(launch):
     config = json.loads((folder / "export" / "config.json").read_text())
     program = torch.export.load(folder / "export" / "model.pt2").module()
     env = gym.make(config["env"])
-    returns = []
-    for i in range(6):
-        observation, _ = env.reset(seed=environments.Episodes(6).get(i, None)["seed"].item())
-        total, over = 0.0, False
-        while not over:
-            logits, _ = program(torch.from_numpy(observation)[None])
-            observation, reward, terminated, truncated, _ = env.step(int(logits.argmax()) + config["first_action"])
-            total, over = total + reward, terminated or truncated
-        returns.append(total)
-    assert sum(returns) / 6 == pytest.approx(read(folder / "summary.json")["metrics"]["return"], rel=0.02)
+
+    def act(observation: torch.Tensor):
+        return int(program(observation)[0].argmax()) + config["first_action"]
+
+    assert mean_return(env, act) == pytest.approx(read(folder / "summary.json")["metrics"]["return"], rel=0.02)
     weights = load_file(folder / "export" / "model.safetensors")
     assert weights["observations.count"] == 4 * 128 * 16
 
@@ -192,14 +187,7 @@ def test_a_run_leaves_what_the_ecosystem_loads(launch):
 @pytest.mark.verify
 def test_two_processes_learn_like_one(launch, tmp_path):
     """The same episodes, draws and minibatches: equal to rounding as long as rounding has turned no action."""
-    one, two = (tmp_path / name for name in ("one", "two"))
-    for cwd in (one, two):
-        cwd.mkdir()
-    argv = ("run", "rl/ppo", *SHORT, "--train.epochs", "2", "--rollout", "32")
-    first, second = launch(*argv, cwd=one), launch(*argv, "-n", "2", cwd=two)
-    assert first.returncode == second.returncode == 0, first.shown + second.shown
-    for a, b in zip(losses(first.folder()), losses(second.folder()), strict=True):
-        assert math.isclose(a, b, rel_tol=1e-3), (a, b)
+    two_like_one(launch, tmp_path, "run", "rl/ppo", *SHORT, "--train.epochs", "2", "--rollout", "32", within=1e-3)
 
 
 @pytest.mark.verify

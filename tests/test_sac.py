@@ -1,7 +1,6 @@
 """rl/sac by what can be computed by hand, and through the real command: densities, gradients, returns, scaled actions, export."""
 
 import json
-import math
 
 import gymnasium as gym
 import numpy as np
@@ -9,9 +8,10 @@ import pytest
 import torch
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
-from recipes.rl import environments, sac
+from recipes.rl import sac
 from recipes.rl.environments import Environments
-from tests.commands import losses, read
+from tests.commands import read
+from tests.control import mean_return, two_like_one
 
 SHORT = ("--train.epochs", "4", "--train.eval-every", "2", "--first", "128", "--episodes", "6",
          "--gates.no-enabled", "--run.no-tensorboard")  # fmt: skip
@@ -138,29 +138,17 @@ def test_a_run_leaves_what_the_ecosystem_loads(launch):
     config = json.loads((folder / "export" / "config.json").read_text())
     program = torch.export.load(folder / "export" / "model.pt2").module()
     env, low, high = gym.make(config["env"]), np.array(config["low"]), np.array(config["high"])
-    returns = []
-    for i in range(6):
-        observation, _ = env.reset(seed=environments.Episodes(6).get(i, None)["seed"].item())
-        total, over = 0.0, False
-        while not over:
-            action = program(torch.from_numpy(observation)[None])[0].detach().numpy()
-            observation, reward, terminated, truncated, _ = env.step(low + (1 + action) / 2 * (high - low))
-            total, over = total + reward, terminated or truncated
-        returns.append(total)
-    assert sum(returns) / 6 == pytest.approx(read(folder / "summary.json")["metrics"]["return"], rel=0.02)
+
+    def act(observation: torch.Tensor):
+        return low + (1 + program(observation)[0].detach().numpy()) / 2 * (high - low)
+
+    assert mean_return(env, act) == pytest.approx(read(folder / "summary.json")["metrics"]["return"], rel=0.02)
 
 
 @pytest.mark.verify
 def test_two_processes_learn_like_one(launch, tmp_path):
     """The same episodes, draws and minibatches: equal to rounding."""
-    one, two = (tmp_path / name for name in ("one", "two"))
-    for cwd in (one, two):
-        cwd.mkdir()
-    argv = ("run", "rl/sac", *SHORT, "--train.epochs", "2")
-    first, second = launch(*argv, cwd=one), launch(*argv, "-n", "2", cwd=two)
-    assert first.returncode == second.returncode == 0, first.shown + second.shown
-    for a, b in zip(losses(first.folder()), losses(second.folder()), strict=True):
-        assert math.isclose(a, b, rel_tol=1e-2), (a, b)
+    two_like_one(launch, tmp_path, "run", "rl/sac", *SHORT, "--train.epochs", "2", within=1e-2)
 
 
 @pytest.mark.verify

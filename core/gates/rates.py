@@ -58,9 +58,7 @@ def _seen(proof: Proof) -> Seen:
         cfg = replace(
             proof.cfg, optim=replace(proof.cfg.optim, clip=CLIP if math.isfinite(proof.cfg.optim.clip) else math.inf)
         )
-        size = max(
-            proof.expect.few(8) if not proof.expect.dear else 1, proof.accelerator.num_processes * cfg.train.accumulate
-        )
+        size = max(1 if proof.expect.dear else 8, proof.accelerator.num_processes * cfg.train.accumulate)
         run = Run(cfg, proof.accelerator, plan=Plan(steps=UNITS, batch_size=size))
         stage = build(run, proof.make)
         names = {id(o): name for name, o in stage.optimizers.items()}
@@ -184,8 +182,6 @@ def terms(proof: Proof) -> Finding:
     norms: dict[str, list[float]] = {}
     values: dict[str, list[float]] = {}
     for indices in batches:
-        if norms and min(map(len, norms.values())) >= 3:
-            break
         batch = fetch(data, indices, seed, run.device)
         seeds.seed_global(seed, "terms")
         with run.autocast():
@@ -204,6 +200,8 @@ def terms(proof: Proof) -> Finding:
             if counts.get(name, counts.get("*")):
                 norms[name].append(float(norm) ** 0.5)
                 values[name].append(abs(mean.item()))
+        if min(map(len, norms.values())) >= 3:  # asked here: the next batch may be read for nothing
+            break
     gradient, share = _shares(norms), _shares(values)
     declared = stage.expect.small_terms
     small = [t for t in gradient if gradient[t] < SMALL and t not in declared]

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.transforms import v2
 
 import core
 from core import seeds
@@ -107,32 +106,23 @@ def some(labels: Tensor, share: float) -> Tensor:
     return chosen
 
 
-def read(cfg: Config) -> tuple[Pictures, Pictures, Tensor]:
-    """Both splits, and which of the training pictures have a label."""
+def read(cfg: Config) -> tuple[Pictures, Pictures]:
+    """Both splits."""
     images, labels, classes, learn, held_out, notes = classify.read(cfg)
-    fit = (
-        None
-        if cfg.data.path == "digits" and cfg.model == "small"
-        else zoo.preprocessing(cfg.model, cfg.weights, cfg.image_size)
-    )
-    augment = fit.augmented() if fit else v2.RandomAffine(12, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=10,
-                                                          interpolation=v2.InterpolationMode.BILINEAR)  # fmt: skip
+    fit, augment = classify.preprocessing(cfg)
     train_data = Pictures(images[learn], labels[learn], classes, augment if cfg.augment else None)
     val_data = Pictures(images[held_out], labels[held_out], classes)
     train_data.fit, val_data.fit = fit, fit
-    train_data.known, val_data.known = (
-        some(train_data.labels, cfg.labelled),
-        torch.ones(len(held_out), dtype=torch.bool),
-    )
+    train_data.known, val_data.known = some(train_data.labels, cfg.labelled), some(val_data.labels, 1.0)
     train_data.notes = {**notes, "labelled": f"{int(train_data.known.sum()):,} of {len(learn):,} training pictures"}
-    return train_data, val_data, train_data.known
+    return train_data, val_data
 
 
 # --------------------------------------------------------------------------------------------------------------- stages
 def alone(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The control: the student on the labelled pictures, without a teacher, for as many steps."""
-    train_data, val_data, known = read(cfg)
-    labelled = View(train_data, known.nonzero().flatten().tolist())
+    train_data, val_data = read(cfg)
+    labelled = View(train_data, train_data.known.nonzero().flatten().tolist())
     labelled.notes = train_data.notes
     return make_stage(
         cfg, run, "alone", labelled, val_data, classify.make_model(cfg, train_data, train_data.classes), weight=0.0
@@ -141,7 +131,7 @@ def alone(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> cor
 
 def distilled(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The same student from the same start, taught on every picture."""
-    train_data, val_data, _ = read(cfg)
+    train_data, val_data = read(cfg)
     start = classify.make_model(cfg, train_data, train_data.classes)
     return make_stage(cfg, run, "distilled", train_data, val_data, start, weight=cfg.weight, control=previous)
 
@@ -158,9 +148,13 @@ def make_stage(cfg: Config, run: core.Run, name: str, train_data: core.Data, val
         """Log-probabilities at the temperature, (B, n_classes)."""
         return (logits.float() / temperature).log_softmax(1)
 
+    def answers(images: Tensor) -> Tensor:
+        """What the teacher says of (B, C, H, W) in [0, 1], which it reads in [-1, 1]."""
+        return teacher.logits(images * 2 - 1)
+
     def taught(images: Tensor) -> Tensor:
-        """What the teacher says of (B, C, H, W) in [0, 1], softened."""
-        return soft(teacher.logits(images * 2 - 1))
+        """The same, softened."""
+        return soft(answers(images))
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         logits, known, terms = model(batch["image"]), batch["known"], {}
@@ -180,21 +174,18 @@ def make_stage(cfg: Config, run: core.Run, name: str, train_data: core.Data, val
             logits = model(batch["image"]).float()
             said.append(logits)
             truth.append(batch["label"])
-            agree.append(logits.argmax(1) == teacher.logits(batch["image"] * 2 - 1).argmax(1))
+            agree.append(logits.argmax(1) == answers(batch["image"]).argmax(1))
         said, truth, agree = (run.gather(torch.cat(part)) for part in (said, truth, agree))
         right = said.argmax(1) == truth
         return {"accuracy": right.float().mean().item(), "nll": F.cross_entropy(said, truth).item(),
                 "agreement": agree.float().mean().item()}  # fmt: skip
 
     def baselines() -> dict[str, dict[str, float]]:
-        def theirs(images: Tensor) -> Tensor:
-            return teacher.logits(images * 2 - 1)
-
         majority = (val_data.labels == val_data.labels.mode().values).float().mean().item()
-        found = {"majority class": {"accuracy": majority}, "the teacher": evaluate(theirs, val_data)}
-        return (
-            found if before is None else {**found, "the same student alone": evaluate(before.to(run.device), val_data)}
-        )
+        found = {"majority class": {"accuracy": majority}, "the teacher": evaluate(answers, val_data)}
+        if before is not None:
+            found["the same student alone"] = evaluate(before.to(run.device), val_data)
+        return found
 
     def preview(batch: dict) -> list[core.Tile]:
         said = taught(batch["image"].to(run.device)).exp().cpu()

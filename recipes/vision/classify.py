@@ -81,6 +81,15 @@ def read(cfg: Config) -> pictures.Labelled:
     return pictures.Labelled(images, labels, classes, learn, held_out)
 
 
+def preprocessing(cfg: Config) -> tuple[zoo.Preprocessing | None, nn.Module]:
+    """How pictures are fitted to the net (None: they are taken as they are), and the augmentation of the training path."""
+    if cfg.data.path == "digits" and cfg.model == "small":
+        return None, v2.RandomAffine(12, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=10,
+                                     interpolation=v2.InterpolationMode.BILINEAR)  # fmt: skip
+    fit = zoo.preprocessing(cfg.model, cfg.weights, cfg.image_size)
+    return fit, fit.augmented()
+
+
 class Images(core.Data):
     """Images (N, C, H, W) of 0-255 with labels (N,): augmented on the training path, fitted to the net on the other."""
 
@@ -163,9 +172,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     """The one stage of this recipe."""
     images, labels, classes, learn, held_out, notes = read(cfg)
     embedded, n, eps = cfg.data.path == "digits", len(classes), cfg.label_smoothing
-    fit = None if embedded and cfg.model == "small" else zoo.preprocessing(cfg.model, cfg.weights, cfg.image_size)
-    augment = fit.augmented() if fit else v2.RandomAffine(12, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=10,
-                                                          interpolation=v2.InterpolationMode.BILINEAR)  # fmt: skip
+    fit, augment = preprocessing(cfg)
     if cfg.data.through:
         augment = pictures.through(augment, cfg.data.through, images.shape[-1])
     train_data = Images(images[learn], labels[learn], classes, augment if cfg.augment else None)
