@@ -21,7 +21,7 @@ from core.console import table
 from core.errors import DISK_FULL, DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
 from core.metrics import MetricsTracker
 from core.results import Watcher, finish
-from core.run import Plan, Run, precision
+from core.run import Run, precision
 from core.session import Interrupts, Session, open_session, reported, session_lock, told, write_start
 from core.stage import Stage
 from core.tracking import mirror, tracked
@@ -181,7 +181,7 @@ def prove(session: Session, *, only: tuple[str, ...], deep: bool, stage: str = "
 def prove_stage(session: Session, part: parts.Part, proof: gates.Proof, only: tuple[str, ...], mark: str = "") -> None:
     """The data report of one stage, then its gates. `mark` tells one start from another where the settings do not."""
     s, cfg = session, part.cfg
-    _, stage = proof.build(Plan(steps=1))
+    _, stage = proof.look()
     with told(s.recipe):
         proof.scans = {name: inventory.scan(name, data, everything=proof.deep) for name, data in stage.data.items()}
     proof.data_report = inventory.report(proof.scans)

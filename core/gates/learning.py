@@ -105,6 +105,8 @@ def _mixture(
         leak = _apart(together[1], {k: _rows([a[1][k] for a in alone], whole) for k, whole in together[1].items()})
         mean = gap > limit and abs(loss * len(indices) - rows) <= limit * abs(rows)
         trials.append((max(gap, leak), gap, leak, mean))
+        if len(trials) == 2 and (trials[0][0] > limit) == (trials[1][0] > limit):
+            break  # the third would not change which side the middle one is on
     return sorted(trials)[1][1:]  # a mixture shows in every draw
 
 
@@ -130,23 +132,25 @@ def _input_gradients(run: Run, stage: Stage, data: Data, batch: dict) -> tuple[f
     """(sum of the loss terms, gradient with respect to every floating-point input) in eval mode."""
     inputs = {k: batch[k].detach().clone().requires_grad_() for k, f in data.fields.items()
               if f.role == "input" and isinstance(batch[k], Tensor) and batch[k].is_floating_point()}  # fmt: skip
-    with evaluating(stage.model), torch.enable_grad(), run.autocast():
+    with evaluating(stage.model), torch.set_grad_enabled(bool(inputs)), run.autocast():
         loss = sum(stage.loss(stage.model, {**batch, **inputs}).values())
         grads = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True) if inputs else []
     return loss.item(), {k: torch.zeros_like(batch[k]) if g is None else g for k, g in zip(inputs, grads, strict=True)}
 
 
-def _train_on_eight(proof: Proof, blank: tuple[str, ...] = (), steps: int = 0) -> tuple[Run, Stage, dict]:
-    """The recipe's own `train()` on eight fixed samples with fixed draws at the peak rate, until loss and metric close."""
+def _train_on_eight(proof: Proof, blank: tuple[str, ...] = (), patience: int = 0) -> tuple[Run, Stage, dict]:
+    """The recipe's own `train()` on eight fixed samples with fixed draws at the peak rate, until loss and metric close; with
+    `patience`, for so many times as many steps as that took with the inputs at most."""
     _, probe = proof.look()
     expect, metric = dataclasses.replace(probe.expect), probe.probed.metric
     expect.overfit_steps *= 1 if probe.pretrained is None else 2  # the rate of fine-tuning is 5 to 10 times smaller
     indices = pick(train_set(probe), expect.few(OVERFIT_SAMPLES, times=2), proof.cfg.run.seed)
-    expect.overfit_steps = steps or expect.overfit_steps
+    if patience:
+        expect.overfit_steps = min(expect.overfit_steps, patience * overfitted(proof)[2]["steps"])
     found: dict = {"indices": indices, "curve": [], "blank": blank}
 
     def check(stage: Stage, step: int) -> bool:
-        if step % 10 and step != expect.overfit_steps:
+        if step % (5 if expect.dear else 10) and step != expect.overfit_steps:
             return False
         with evaluating(stage.model):
             loss = agreed(proof.accelerator, total_loss(run, stage, batch).item())
@@ -263,7 +267,7 @@ def baseline(proof: Proof) -> Finding:
     turned = [(i + 1) % len(indices) for i in range(len(indices))]  # a derangement: no sample keeps its own input
     others = View(stage.data["train"], indices, swap=turned, draws=proof.cfg.run.seed)
     swapped = run.measure(stage, others, probe=True)[metric.name]
-    _, _, blind = _train_on_eight(proof, blank=inputs, steps=found["steps"] if stage.expect.dear else 0)
+    _, _, blind = _train_on_eight(proof, blank=inputs, patience=1 if stage.expect.dear else 4)
     blind_metric = blind["metric"] if blind["metric"] is not None else metric.floor
     # The mean of eight real values is a better guess on those eight than on the data (var8 < 0.5 var: one draw in five).
     counted = any(f.role == "target" and f.classes for f in stage.data["train"].fields.values())
@@ -381,7 +385,7 @@ def tiny_data(proof: Proof) -> Finding:
     if not 0 < span < math.inf:
         raise Skip(f"the metric has no range: floor {metric.floor:g}, ceiling {metric.ceiling:g}")
     world = probe_run.world
-    batch = max(min(max(cfg.train.batch_size, 64), TINY), 4 * world)
+    batch = max(min(max(cfg.train.batch_size, 32), TINY), 4 * world)
     flat = True
     for times in (1, 4):
         if proof.deep:

@@ -19,7 +19,7 @@ NEEDED = 0.9
 def init(proof: Proof) -> Finding:
     """Looked at in `train()` itself, just before its first optimiser step, so that whatever happens to the weights after they
     were loaded counts. Buffers do not: statistics may be the recipe's own."""
-    run, stage = proof.build(Plan(steps=1, batch_size=4 * proof.accelerator.num_processes))
+    run, stage = proof.build(Plan(steps=1, batch_size=proof.expect.few(4) * proof.accelerator.num_processes))
     if stage.pretrained is None:
         raise Skip("trained from scratch")
     fresh, fits, seen = stage.expect.fresh, match(stage.model, stage.pretrained), []

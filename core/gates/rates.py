@@ -173,10 +173,9 @@ def terms(proof: Proof) -> Finding:
     """Norm of each term's own gradient on the rehearsed model, over the sum of the norms; the middle one of three batches that
     count for the term (a batch without a labelled sample says nothing about their term)."""
     run, stage, _ = rehearsed(proof)
-    data, seed = learnt_from(proof), proof.cfg.run.seed
-    batches = (
-        chosen[i : i + 16] for chosen in (pick(data, n, seed) for n in (48, 384)) for i in range(0, len(chosen), 16)
-    )
+    data, seed, size = learnt_from(proof), proof.cfg.run.seed, stage.expect.few(16)
+    chosen = (pick(data, n * size, seed) for n in (3, 24))
+    batches = (some[i : i + size] for some in chosen for i in range(0, len(some), size))
     loss = run.used_loss or stage.loss
     weights = list(stage.parameters().values())
     norms: dict[str, list[float]] = {}
@@ -237,7 +236,8 @@ def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only:
     (optimizer,) = stage.optimizers.values()
     data, cfg = stage.data["train"], run.cfg
     fresh = only is None
-    size = cfg.train.batch_size if fresh else min(max(cfg.train.batch_size, BATCH[0]), BATCH[1], len(data))
+    few = min(max(stage.expect.few(cfg.train.batch_size), BATCH[0]), BATCH[1], len(data))
+    size = cfg.train.batch_size if fresh else few
     stream = loader.Stream(len(data), cfg.run.seed)
     cuts = (stream.keys(i * size, (i + 1) * size) for i in (range(steps) if fresh else [only]))
     batches = loader.batches(data, cuts, seed=cfg.run.seed, settings=config.Loader(), device=run.device)
@@ -273,7 +273,7 @@ def range_test(proof: Proof) -> Finding:
     expect = proof.expect
     if expect.range_test:
         raise Skip(f"declared: {expect.range_test}")
-    if expect.dear and not proof.deep:
+    if 0 < expect.dear < BATCH[0] and not proof.deep:
         raise Skip("a sample is declared dear: `check --deep --only range-test` has the time")
     if len(proof.look()[1].optimizers) > 1:
         raise Skip("several optimisers: no single rate to test")

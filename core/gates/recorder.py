@@ -162,7 +162,8 @@ def rehearse(proof: Proof, plan: Plan) -> tuple[Run, Stage, Record]:
 def rehearsed(proof: Proof) -> tuple[Run, Stage, Record]:
     """The rehearsal several gates judge: four steps of sixteen samples at the peak rate, an evaluation after the second."""
     world = proof.accelerator.num_processes
-    plan = Plan(steps=STEPS, batch_size=max(proof.expect.few(BATCH), 4 * world), peak=True, due=(2,))
+    size = max(proof.expect.few(BATCH), 2 * world, proof.cfg.train.accumulate * world)
+    plan = Plan(steps=STEPS, batch_size=size, peak=True, due=(2,))
     return proof.once("rehearsal", lambda: rehearse(proof, plan))
 
 

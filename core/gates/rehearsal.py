@@ -131,7 +131,7 @@ def evaluation(proof: Proof) -> Finding:
             run.cfg.train.eval_batch_size = kept
 
     size = run.cfg.train.eval_batch_size
-    other = max(1, len(view) // 5 - 2)  # 48 of 250: another cut than usual, with a last batch that is not full
+    other = max(3, len(view) // 5 - 2)  # 48 of 250: another cut than usual, with a last batch that is not full
     first, second, cut_other = measure(1, size), measure(2, size), measure(1, other)
     wrong = []
     differs = [k for k in first if first[k] != second[k] and first[k] == first[k]]
@@ -180,22 +180,24 @@ def accumulation(proof: Proof) -> Finding:
     """One step of `train()` on the same global batch cut evenly, unevenly and not at all: the optimiser must get the gradient of
     the whole batch each time."""
     world = proof.accelerator.num_processes
-    size = 8 * world
-    cuts = {"1x8": [8], "2x4": [4, 4], "5+3": [5, 3]}
     seen: dict[str, list[Tensor]] = {}
     faults: list[str] = []
     probe_run, probe = proof.look()
     if probe.expect.couplings:
         raise Skip(f"declared: {probe.expect.couplings}")
+    each = max(4, probe.expect.few(8, times=2))
+    most = each // 2 + 1
+    one, even, uneven = f"1x{each}", f"2x{each // 2}", f"{most}+{each - most}"
+    cuts = {one: [each], even: [each // 2, each // 2], uneven: [most, each - most]}
     limit = 1e-3 if probe_run.precision == "fp32" else 5e-2
 
     def gradient(name: str, **how) -> list[Tensor]:
-        plan = Plan(steps=1, batch_size=size, sizes=cuts[name], peak=True, fixed=True)
+        plan = Plan(steps=1, batch_size=each * world, sizes=cuts[name], peak=True, fixed=True)
         return _first_gradient(proof, plan, **how)
 
     def measure(**how) -> dict[str, float]:
         seen.update({name: gradient(name, **how) for name in cuts})
-        whole = seen["1x8"]
+        whole = seen[one]
         faults[:] = [
             f"{k}: {len(g)} gradients instead of {len(whole)}" for k, g in seen.items() if len(g) != len(whole)
         ]
@@ -203,20 +205,20 @@ def accumulation(proof: Proof) -> Finding:
 
     gaps, draws = measure(), False
     if not faults and max(gaps.values()) > limit:
-        draws = any(_gap(gradient("1x8", draws=k), seen["1x8"]) > limit for k in range(16))
+        draws = any(_gap(gradient(one, draws=k), seen[one]) > limit for k in range(16))
         gaps = measure(still=True) if draws else gaps
     ok = not faults and max(gaps.values()) <= limit
-    shown = ", ".join(f"{k} {v:.1e}" for k, v in gaps.items() if k != "1x8")
+    shown = ", ".join(f"{k} {v:.1e}" for k, v in gaps.items() if k != one)
     shown += ", in eval mode: the model draws at random as it trains" * draws
     if proof.deep and world == 1 and ok and not draws:
-        gap = _from_two_processes(proof)
+        gap = _from_two_processes(proof, 2 * each)
         ok, shown = gap <= limit, f"{shown}, 2 processes {gap:.1e}"
-    over = f" over {world} processes ({' + '.join(map(str, cut(size, world)))})" if world > 1 else ""
+    over = f" over {world} processes ({' + '.join(map(str, cut(each * world, world)))})" if world > 1 else ""
     return Finding(
         ok, "; ".join(faults) if faults else f"gradient against the whole batch{over}: {shown} (relative)", f"at most {limit:g}",
         "the loss returns a mean, or its counts are not those of the terms: return SUMS and count what they sum over\n"
         "micro-batches are averaged, or their gradients are not added\nan own loop that ignores step.batches[1:]",
-        evidence={"gaps": gaps, "digest": _digest(seen["1x8"])},
+        evidence={"gaps": gaps, "digest": _digest(seen[one])},
     )  # fmt: skip
 
 
@@ -273,11 +275,11 @@ def over_two_processes(proof: Proof, gate: str) -> dict:
     return json.loads(Path(lines[0].split()[2]).read_text())["gates"][0]
 
 
-def _from_two_processes(proof: Proof) -> float:
-    """Relative difference of the gradient of 16 samples here and over two real processes."""
+def _from_two_processes(proof: Proof, size: int) -> float:
+    """Relative difference of the gradient of `size` samples here and over two real processes."""
     theirs = torch.tensor(over_two_processes(proof, "accumulation")["evidence"]["digest"])
     ours = torch.tensor(
-        _digest(_first_gradient(proof, Plan(steps=1, batch_size=16, sizes=[16], peak=True, fixed=True)))
+        _digest(_first_gradient(proof, Plan(steps=1, batch_size=size, sizes=[size], peak=True, fixed=True)))
     )
     return ((theirs - ours).norm() / ours.norm()).item()
 

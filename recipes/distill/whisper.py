@@ -267,7 +267,7 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         evaluate=evaluate,
         metric=core.Metric("wer", "which words were said?", floor=1.0, ceiling=0.0, higher_is_better=False),
         counts=lambda batch: {"ce": (batch["words"] - len(teacher.prompt)).sum()},
-        expect=core.Expect(overfit_metric=0.05, overfit_steps=20),
+        expect=core.Expect(overfit_metric=0.05, overfit_steps=20, dear=8),  # an answer is decoded word by word
         baselines=baselines,
         bounds=("the teacher's own features",),
         preview=lambda batch: pictures.preview(batch, teacher),

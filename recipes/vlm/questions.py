@@ -1,6 +1,7 @@
 """Pictures with questions as a data set, and how answers are judged."""
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -46,15 +47,17 @@ def score(rows: Tensor, kinds: Sequence[str]) -> dict[str, float]:
     }
 
 
-def majority(source: Source) -> list[str]:
+@functools.lru_cache(8)  # a source never changes, and gates build a stage dozens of times
+def majority(source: Source) -> tuple[str, ...]:
     """The commonest answer to each kind of question."""
     counts = [Counter() for _ in source.kinds]
     for one in (a for i in range(len(source)) for a in source.asked(i)):
         counts[one.kind][one.answer] += 1
-    return [c.most_common(1)[0][0] if c else "" for c in counts]
+    return tuple(c.most_common(1)[0][0] if c else "" for c in counts)
 
 
-def blindly(source: Source, guess: Sequence[str]) -> float:
+@functools.lru_cache(8)
+def blindly(source: Source, guess: tuple[str, ...]) -> float:
     """Share of right answers of who says `guess[kind]` and never looks."""
     asked = [a for i in range(len(source)) for a in source.asked(i)]
     return sum(a.answer == guess[a.kind] for a in asked) / len(asked)
