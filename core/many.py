@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from core import config, spread
 from core.card import CHOSEN
 from core.console import Console, table
@@ -22,6 +24,7 @@ from core.errors import DONE, Interrupted, UserError
 from core.machine import cores
 
 NAME = "seeds.json"
+QUARTERS = 4  # seeds from which on a quarter can be cut off at either end
 LUCK = "a difference between single seeds is mostly luck: it has no interval"
 
 
@@ -196,6 +199,8 @@ def collect(folder: Path) -> dict[str, Any]:
                             for k, v in first["baselines"].items() if name in v}}  # fmt: skip
     if len(values) > 1:
         found |= {"sd": statistics.stdev(values), "interval_95": spread.interval(values), "noise": spread.noise(values)}
+    if len(values) >= QUARTERS:
+        found |= {"iqm": float(spread.iqm(np.array(values))), "iqm_interval_95": spread.iqm_interval(values)}
     return found
 
 
@@ -222,6 +227,10 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         shown += [("sample standard deviation", f"{found['sd']:.4f}"),
                   ("95% interval of the mean (Student's t)", f"{low:.4f} to {high:.4f}"),
                   ("least to most", f"{found['min']:.4f} to {found['max']:.4f}")]  # fmt: skip
+    if "iqm" in found:
+        low, high = found["iqm_interval_95"]
+        shown += [("interquartile mean", f"{found['iqm']:.4f}"),
+                  ("its 95% interval (bootstrap over seeds)", f"{low:.4f} to {high:.4f}")]  # fmt: skip
     return shown
 
 

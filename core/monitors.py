@@ -272,7 +272,16 @@ def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
     which = (one.id, one.rows, one.title)
     if not history:
         return _skip("no evaluation yet", which)[0]
-    found = one.judge(history)
+    try:
+        found = one.judge(history)
+    except Exception as error:  # a fork's own: what was trained must not be lost for it
+        return _verdict(
+            which,
+            "advice",
+            f"raised {type(error).__name__}: {error}",
+            "a judgement",
+            "mend the monitor: nothing else is lost",
+        )
     kind, remedy = ("pass", "") if found.ok else ("advice", found.remedy)
     return _verdict(which, kind, found.measured, found.needed, remedy, **found.evidence)
 

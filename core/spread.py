@@ -1,4 +1,5 @@
-"""What several seeds say about one number: mean, interval, and how far apart two single runs are by chance."""
+"""What several seeds say about one number: mean and interquartile mean, their intervals, how far apart two single runs are by
+chance, and how many runs get beyond a score."""
 
 import math
 import statistics
@@ -28,6 +29,28 @@ def interval(values: list[float]) -> tuple[float, float]:
 def noise(values: list[float]) -> float:
     """How far apart two more single runs are in 95 of 100 cases, from two or more runs that differ in the seed alone."""
     return student(len(values) - 1) * statistics.stdev(values) * math.sqrt(2)
+
+
+def iqm(values: np.ndarray) -> np.ndarray:
+    """Interquartile mean over the last axis: a quarter of the values is cut off at either end (as rliable does, Agarwal 2021)."""
+    ordered = np.sort(values, -1)
+    cut = int(0.25 * ordered.shape[-1])
+    return ordered[..., cut : ordered.shape[-1] - cut].mean(-1)
+
+
+def iqm_interval(values: list[float], *, draws: int = 20_000) -> tuple[float, float]:
+    """95% percentile-bootstrap interval of the interquartile mean: runs are drawn again with replacement (Agarwal 2021; one task is
+    one stratum). The same values give the same interval."""
+    rng = np.random.default_rng(0)
+    again = rng.choice(np.asarray(values, float), (draws, len(values)))
+    low, high = np.quantile(iqm(again), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def profile(values: list[float]) -> tuple[list[float], list[float]]:
+    """Performance profile (Dolan 2002): (scores, share of the runs that reach each of them), as corners of a falling staircase."""
+    ordered = sorted(values)
+    return ordered, [sum(v >= score for v in values) / len(values) for score in ordered]
 
 
 @dataclass

@@ -55,9 +55,9 @@ def test_exploration_is_a_function_of_the_progress():
 def filled(capacity: int, lengths: tuple[int, ...], n: int = 3) -> Replay:
     """A ring whose transitions say when they were made: reward = step * 10 + environment."""
     ring, made = Replay(capacity, n, torch.device("cpu")), 0
-    for length in lengths:
+    for unit, length in enumerate(lengths):
         reward = (torch.arange(made, made + length)[:, None] * 10 + torch.arange(n)).float()
-        ring.add({k: reward.clone() for k in KEPT})
+        ring.add({k: reward.clone() for k in KEPT}, unit)
         made += length
     return ring
 
@@ -93,7 +93,8 @@ def test_a_ring_goes_on_from_what_was_saved():
         assert len(state["rows"]["reward"]) == min(10, sum(lengths))
         other.load_state_dict(state)
         for one in (ring, other):
-            one.add({k: torch.arange(6.0).view(2, 3) for k in KEPT})
+            one.add({k: torch.arange(6.0).view(2, 3) for k in KEPT}, unit=2)
+        assert ring.age(2) == other.age(2) == pytest.approx(4 / 3 if len(lengths) == 1 else 0.8)
         drawn = [one.draw(50, 2, torch.Generator().manual_seed(0), 0.6)[0] for one in (ring, other)]
         assert torch.equal(*drawn)
         assert torch.equal(ring.stretch(drawn[0], 2)["reward"], other.stretch(drawn[0], 2)["reward"])

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from core.many import rows, sentence
+from core import spread
+from core.many import QUARTERS, rows, sentence
 from core.report import PAGE, STYLE
 from core.report.charts import SENTINEL, Chart, inline, render, smooth
 from core.report.folder import Folder, read, series
@@ -33,6 +34,11 @@ def page(folder: Path, found: dict[str, Any]) -> str:
     body = section(
         "Curves", tag("div", "".join(map(_figure, _charts(runs, name))), class_="charts"), "One line per seed."
     )
+    if n >= QUARTERS:
+        body += section("Performance profile", tag("div", _figure(_profile(found)), class_="charts"),
+                        "How many of the seeds end at a score or better: a curve further right and up is better, and its "
+                        "tail is what an average hides." if found["higher_is_better"] else
+                        "How many of the seeds end at a score or lower: lower is better.")  # fmt: skip
     body += section("Numbers", tag("div", numbers, class_="card"))
     body += section("Each seed", tag("ul", links, class_="card"))
     return PAGE.format(title=esc(title), style=STYLE, hero=header, nav="", body=body, name=esc(folder.absolute().name))
@@ -52,6 +58,20 @@ def _charts(runs: list[tuple[str, Folder]], name: str) -> list[Chart]:
             Chart("loss", "Training loss, smoothed", over("step/loss", True))]  # fmt: skip
 
 
+def _profile(found: dict[str, Any]) -> Chart:
+    """Share of the seeds that end at a score or better."""
+    sign = 1 if found["higher_is_better"] else -1
+    scores, share = spread.profile([sign * v for v in found["values"].values()])
+
+    def draw(axes: Any, c: dict[str, str]) -> None:
+        x = [sign * s for s in scores]
+        axes.step([found["floor"], *x, x[-1]], [1, *share, 0], "-", where="pre", color=c["line"])
+        axes.set_ylim(0, 1.05)
+        axes.set_xlabel(found["metric"], color=c["muted"])
+
+    return Chart("profile", f"Share of {len(scores)} seeds that reach a {found['metric']}", draw)
+
+
 def _figure(chart: Chart) -> str:
-    svg = inline(render(chart, SENTINEL, "svg").decode(), chart.name, f"{chart.title}, by step, one line per seed")
+    svg = inline(render(chart, SENTINEL, "svg").decode(), chart.name, chart.title)
     return tag("figure", tag("h3", esc(chart.title)) + svg, class_="card")

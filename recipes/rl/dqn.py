@@ -25,7 +25,7 @@ import core
 from core import seeds
 from core.config import Optim, RunSettings, Train
 from core.errors import UserError
-from recipes.rl import environments, gates
+from recipes.rl import environments, gates, monitors
 from recipes.rl.environments import Environments, Episodes
 from recipes.rl.nets import Running, mlp
 from recipes.rl.replay import Replay, Target
@@ -255,6 +255,7 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         predict=predict,
         figures=figures,
         export=export,
+        monitors=monitors.monitors(floor, ceiling, capacity=cfg.capacity // (cfg.rollout * cfg.envs)),
         gates=gates.gates(gates.Subject(dqn, settings={"updates": 32, "first": 128, "capacity": 4096, "target_every": 16},
                                         exact={"n_step": 3}, estimated={"n_step": 1}), on_policy=False),
     )  # fmt: skip
@@ -271,13 +272,13 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         progress = step.index / run.total_steps(stage)
         rollout = collect(cfg, run, policy, envs, step.index, epsilon(cfg, progress))
         whole = {k: run.gather(v.transpose(0, 1)).transpose(0, 1) for k, v in rollout.items()}  # of all processes
-        replay.add(whole)
+        replay.add(whole, step.index)
         for i, minibatch in enumerate(minibatches(cfg, run, policy, target.net, replay, step.index, progress), 1):
             run.update(stage, run.cut(minibatch))
             if (step.index * cfg.updates + i) % cfg.target_every == 0:
                 target.follow(policy)
         told, returned = learnt(cfg, policy, target.net, whole)
-        run.log("policy", {"epsilon": epsilon(cfg, progress), **told})
+        run.log("policy", {"epsilon": epsilon(cfg, progress), "replay_age": replay.age(step.index), **told})
         policy.observe(whole["observation"].flatten(0, 1), returned)
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)

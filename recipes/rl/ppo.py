@@ -22,7 +22,7 @@ import core
 from core import seeds
 from core.config import Optim, RunSettings, Train
 from core.errors import UserError
-from recipes.rl import environments, gates
+from recipes.rl import environments, gates, monitors
 from recipes.rl.environments import Environments, Episodes
 from recipes.rl.nets import Running, mlp
 
@@ -234,6 +234,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         predict=predict,
         figures=figures,
         export=export,
+        monitors=monitors.monitors(floor, ceiling, actions=n_actions),
         gates=gates.gates(gates.Subject(ppo, settings={}, exact={"gae_lambda": 1.0}), on_policy=True),
     )  # fmt: skip
 

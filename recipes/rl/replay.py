@@ -19,14 +19,19 @@ class Replay:
         self.steps, self.n, self.device = steps, n, device
         self.added = 0  # steps ever added
         self.rows: dict[str, Tensor] = {}  # (steps, n, ...), allocated once, by the first stretch
+        self.born = torch.zeros(steps, dtype=torch.long)  # unit that played a step
         self.priority = torch.zeros(steps, n, device=device)  # what a transition's chance to be drawn grows with
 
     def __len__(self) -> int:
         """Steps of every environment that are held."""
         return min(self.added, self.steps)
 
-    def add(self, stretch: dict[str, Tensor]) -> None:
-        """Copy in consecutive steps (length, n, ...); the oldest make room."""
+    def age(self, unit: int) -> float:
+        """How many units ago, on average, what is held was played."""
+        return unit - self.born[: len(self)].double().mean().item()
+
+    def add(self, stretch: dict[str, Tensor], unit: int) -> None:
+        """Copy in consecutive steps (length, n, ...) that `unit` played; the oldest make room."""
         newest = {k: stretch[k][-self.steps :] for k in KEPT}
         length, skipped = len(newest["reward"]), max(0, len(stretch["reward"]) - self.steps)
         if not self.rows:
@@ -34,6 +39,7 @@ class Replay:
         at = (torch.arange(length, device=self.device) + self.added + skipped) % self.steps
         for k, v in newest.items():
             self.rows[k][at] = v
+        self.born[at.cpu()] = unit
         self.priority[at] = self.priority.max() if self.added else 1.0  # drawn soon, then known
         self.added += length + skipped
 
@@ -60,13 +66,15 @@ class Replay:
 
     def state_dict(self) -> dict[str, Any]:
         filled = {k: v[: len(self)] for k, v in self.rows.items()}
-        return {"added": self.added, "rows": filled, "priority": self.priority[: len(self)]}
+        return {"added": self.added, "rows": filled, "born": self.born[: len(self)],
+                "priority": self.priority[: len(self)]}  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.added = state["added"]
         self.rows = {k: v.new_zeros(self.steps, *v.shape[1:], device=self.device) for k, v in state["rows"].items()}
         for k, v in state["rows"].items():
             self.rows[k][: len(v)] = v
+        self.born[: len(state["born"])] = state["born"].cpu()
         self.priority[: len(state["priority"])] = state["priority"]
 
 

@@ -26,7 +26,7 @@ import core
 from core import seeds
 from core.config import Optim, RunSettings, Train
 from core.errors import UserError
-from recipes.rl import environments, gates
+from recipes.rl import environments, gates, monitors
 from recipes.rl.environments import Environments, Episodes
 from recipes.rl.nets import Running, Side, mlp
 from recipes.rl.replay import Replay, Target
@@ -255,6 +255,7 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         predict=predict,
         figures=figures,
         export=export,
+        monitors=monitors.monitors(floor, ceiling, capacity=cfg.capacity // (cfg.rollout * cfg.envs)),
         gates=gates.gates(gates.Subject(sac, settings={"updates": 32, "first": 128, "capacity": 4096, "tau": 0.05}, box=True),
                           on_policy=False),
     )  # fmt: skip
@@ -270,11 +271,12 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
     for step in run.steps(stage):
         rollout = collect(cfg, run, policy, envs, step.index)
         whole = {k: run.gather(v.transpose(0, 1)).transpose(0, 1) for k, v in rollout.items()}  # of all processes
-        replay.add(whole)
+        replay.add(whole, step.index)
         for minibatch in minibatches(cfg, run, policy, target.net, replay, step.index):
             run.update(stage, run.cut(minibatch))
             target.follow(policy, cfg.tau)
-        run.log("policy", learnt(cfg, policy, target.net, whole))
+        told = learnt(cfg, policy, target.net, whole)
+        run.log("policy", {"replay_age": replay.age(step.index), **told})
         policy.observe(whole["observation"].flatten(0, 1), whole["reward"].flatten())
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)
