@@ -9,7 +9,7 @@ STEPS = '"observation": observation, "action": action, "log_prob": log_prob, **f
 WHITEN = '(batch["advantage"] - everyone.mean()) / (everyone.std() + 1e-8)'
 OBSERVE = "x = ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)\n"
 OWNED = "self.observations, self.returns = Running(n_obs), Running(1)\n"
-ACT = "return model(observation.to(run.device))[0].argmax(-1).cpu()\n"
+ACT = "return model.act(observation.to(run.device)).cpu()\n"
 ENVS = "envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, rank=run.rank, world=run.world)\n"
 RATIO = '- batch["log_prob"]).exp()\n'
 
@@ -45,7 +45,7 @@ PLANTS = [
           harm="learns the worst action"),
     plant("rl-ratio-upside-down", "probe-action", "R5", RATIO, RATIO.replace(".exp()", ".neg().exp()"), ("ratio",),
           source="", harm="learns the worst action"),
-    plant("rl-policy-blind", "probe-both", "R5", "return self.actor(x), self", "return self.actor(torch.zeros_like(x)), self",
+    plant("rl-policy-blind", "probe-both", "R5", "self.head(self.actor(x))", "self.head(self.actor(torch.zeros_like(x)))",
           ("observations do not reach the policy",), before=("wiring",), why="a layer that reads zeros gets no gradient",
           harm="one action for every observation"),
     plant("rl-no-whitening", "whitening", "R3", WHITEN, 'batch["advantage"]', ("not whitened",),
@@ -67,6 +67,13 @@ PLANTS = [
     plant("rl-every-sample-with-every-other", "dependency", "C2", '(value - batch["return"]).square(), (near',
           '(value[:, None] - batch["return"]).square().mean(1), (near', ("(B, 1) against (B,)",), source="RL-03 thu-ml/tianshou#40",
           harm="every value is drawn towards the mean"),
+    plant("rl-clipped-action-scored", "density", "R5", "return action, self.head.log_prob(outputs, action)\n",
+          "return action, self.head.log_prob(outputs, action.clamp(-1, 1))\n", ("change of variables",),
+          argv=("--env", "Pendulum-v1"),
+          harm="a ratio that is not that of what was drawn"),
+    plant("rl-mean-alone-is-taken", "density", "R5", "action = self.head.draw(outputs, noise)\n",
+          "action = self.head.best(outputs) + 0 * noise\n", ("change of variables",), argv=("--env", "Pendulum-v1"),
+          harm="nothing is ever tried"),
 ]  # fmt: skip
 RELATIVES = (
     "rl-mask-one-off", "rl-centred-only", "rl-value-of-the-reset-state", "rl-no-discount", "rl-ratio-upside-down", "rl-no-mask",

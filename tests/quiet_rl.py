@@ -34,6 +34,8 @@ LOOKALIKES = [
     healthy("ok-15-sparse-reward", "--env", "MountainCar-v0", naive="every return is -200: not learning"),
     healthy("ok-rl-acrobot", "--env", "Acrobot-v1"),
     healthy("ok-rl-one-hot-observations", "--env", "Taxi-v4"),
+    healthy("ok-rl-numbers", "--env", "Pendulum-v1", naive="actions beyond the range"),
+    healthy("ok-rl-numbers-sparse", "--env", "MountainCarContinuous-v0"),
     healthy("ok-rl-low-rate", "--optim.lr", "1e-4"),
 ]  # fmt: skip
 SAMPLED = ()  # make verify has them all; as it is, every recipe is checked by tests/test_recipes.py

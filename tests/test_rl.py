@@ -3,6 +3,7 @@
 import json
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Discrete
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from core.errors import UserError
 from recipes.rl import environments, ppo
 from recipes.rl.environments import Environments
+from recipes.rl.heads import Categorical, Gaussian
 from recipes.rl.nets import Running
 from tests.commands import losses, read
 from tests.control import mean_return, two_like_one
@@ -142,12 +144,31 @@ def test_environments_that_cannot_be_used(name: str, words: tuple[str, ...]):
     assert all(w in str(error.value) for w in words), str(error.value)
 
 
+def test_heads_are_the_distributions_of_torch():
+    """Log-probability and entropy of what was drawn; draws as often as they should be."""
+    draws = torch.Generator().manual_seed(0)
+    raw = torch.randn(5, 3, generator=draws)
+    gaussian = Gaussian(3)
+    gaussian.log_std.data.copy_(torch.tensor([-1.0, 0.0, 0.5]))
+    normal = torch.distributions.Independent(torch.distributions.Normal(raw, gaussian.log_std.detach().exp()), 1)
+    for head, known in ((Categorical(3), torch.distributions.Categorical(logits=raw)), (gaussian, normal)):
+        outputs = head(raw).detach()
+        action = head.draw(outputs, head.noise(4000, 5, generator=draws))  # (4000, 5) or (4000, 5, 3)
+        torch.testing.assert_close(head.log_prob(outputs.expand(4000, *outputs.shape), action), known.log_prob(action))
+        torch.testing.assert_close(head.entropy(outputs), known.entropy())
+        seen = torch.nn.functional.one_hot(action).float() if action.ndim == 2 else action
+        expected = known.probs if action.ndim == 2 else raw
+        torch.testing.assert_close(seen.mean(0), expected, atol=0.1, rtol=0)
+    assert torch.equal(
+        gaussian.best(gaussian(torch.tensor([[-3.0, 0.2, 3.0]])).detach()), torch.tensor([[-1.0, 0.2, 1.0]])
+    )
+
+
 # -------------------------------------------------------------------------------------------------- by the real command
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         (("--env", "CartPol-v1"), ("knows no environment 'CartPol-v1'", "CartPole-v1")),
-        (("--env", "Pendulum-v1"), ("takes actions that this policy does not give", "Box(-2.0, 2.0", "rl/sac")),
         (("--train.batch-size", "300"), ("cut evenly", "--train.batch-size")),
     ],
 )
@@ -158,9 +179,10 @@ def test_bad_input_is_one_message(argv: tuple[str, ...], words: tuple[str, ...],
     assert "Traceback" not in done.stderr
 
 
-def test_a_run_leaves_what_the_ecosystem_loads(launch):
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+def test_a_run_leaves_what_the_ecosystem_loads(name: str, launch):
     """The export alone, without this project, acts as the recipe says it does; the tags of a policy are in the metrics."""
-    done = launch("run", "rl/ppo", *SHORT)
+    done = launch("run", "rl/ppo", *SHORT, "--env", name)
     assert done.returncode == 0, done.shown
     folder = done.folder()
     row = read(folder / "step_metrics.jsonl")[-1]
@@ -177,7 +199,11 @@ def test_a_run_leaves_what_the_ecosystem_loads(launch):
     env = gym.make(config["env"])
 
     def act(observation: torch.Tensor):
-        return int(program(observation)[0].argmax()) + config["first_action"]
+        said = program(observation)[0][0].detach()
+        if config["low"] is None:
+            return int(said.argmax()) + config["first_action"]
+        low, high = (np.float32(config[k]) for k in ("low", "high"))
+        return low + (1 + said[: config["n_actions"]].clamp(-1, 1).numpy()) / 2 * (high - low)
 
     assert mean_return(env, act) == pytest.approx(read(folder / "summary.json")["metrics"]["return"], rel=0.02)
     weights = load_file(folder / "export" / "model.safetensors")

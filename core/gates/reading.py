@@ -4,6 +4,7 @@ import json
 import os
 import random
 import tempfile
+import warnings
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -109,7 +110,10 @@ def reading(proof: Proof) -> Finding:
     """Two epochs of `train()` over a few samples with two loader workers: what `get` is asked for and returns, and which samples
     reach the loss. Then the same keys are read twice, the second time in the other worker and in reverse: a sample must depend on
     its key alone. Then the data set as a second process would build it, and what two processes would read of it."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="This DataLoader will create"
+        )  # two workers on one core: meant so, for seconds
         return _judged(proof, Path(name))
 
 

@@ -201,7 +201,7 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     if not cfg.n_step <= cfg.rollout <= cfg.capacity // cfg.envs:
         raise UserError("the steps of a unit do not fit", needed=f"--n-step <= --rollout <= --capacity / {cfg.envs} environments",
                         got=f"{cfg.n_step}, {cfg.rollout}, {cfg.capacity}")  # fmt: skip
-    n_obs, n_actions = environments.sizes(cfg.env, Discrete)
+    n_obs, n_actions, _ = environments.sizes(cfg.env, Discrete)
     solved, ceiling = environments.limits(cfg.env)
     policy = Policy(n_obs, n_actions, cfg.widths, cfg.dueling)
     untrained = copy.deepcopy(policy).eval()

@@ -51,22 +51,26 @@ def make(name: str) -> gym.Env:
     return gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
 
 
-RECIPES = {gym.spaces.Discrete: "rl/ppo or rl/dqn", gym.spaces.Box: "rl/sac"}
+RECIPES = {gym.spaces.Discrete: "rl/ppo or rl/dqn", gym.spaces.Box: "rl/ppo or rl/sac"}
 """What learns to act in which space."""
 MEND = "  next:         mend it, then `trainworthy resume` the run folder: it goes on from its newest checkpoint"
 
 
-def sizes(name: str, actions: type[gym.Space]) -> tuple[int, int]:
-    """(numbers in an observation, actions to choose from or, where `actions` is Box, numbers in an action)."""
+def sizes(name: str, *actions: type[gym.Space]) -> tuple[int, int, type[gym.Space]]:
+    """(numbers in an observation, actions to choose from or, where it is a Box, numbers in an action, which of the action spaces
+    `actions` it is)."""
     with contextlib.closing(make(name)) as env:
         space = env.unwrapped.action_space
         if not isinstance(space, actions):
             known = RECIPES.get(type(space))
             raise UserError(f"'{name}' takes actions that this policy does not give", got=f"{space}",
-                            needed=f"a {actions.__name__} action space",
+                            needed=f"a {' or '.join(a.__name__ for a in actions)} action space",
                             next=f"{known} acts in this one" if known else "no recipe here acts in this one")  # fmt: skip
-        return math.prod(env.observation_space.shape), int(space.n) if actions is gym.spaces.Discrete else len(
-            space.low
+        kind = type(space)
+        return (
+            math.prod(env.observation_space.shape),
+            int(space.n) if kind is gym.spaces.Discrete else len(space.low),
+            kind,
         )
 
 
@@ -103,6 +107,9 @@ class Environments:
         self.vector = SyncVectorEnv([lambda: make(name)] * len(self.mine), autoreset_mode=AutoresetMode.DISABLED)
         self.first_action = first_action(self.vector.single_action_space)
         self.inner = self.vector.envs[0].unwrapped.action_space  # as its authors made it
+        self.low, self.high = (
+            getattr(self.inner, k).tolist() if hasattr(self.inner, k) else None for k in ("low", "high")
+        )
         self.episode = [0] * len(self.mine)  # how many each has begun before its present one
         self.actions: list[list[np.ndarray]] = [[] for _ in self.mine]  # since the present episode began
         self.returned = np.zeros(len(self.mine))  # reward since then
@@ -131,6 +138,8 @@ class Environments:
         ended), terminated, truncated; where one ended, `finished` holds its return, elsewhere NaN. `observation` is then what to
         act on next."""
         chosen = actions.cpu().numpy()
+        if not isinstance(self.inner, gym.spaces.Discrete):
+            chosen = chosen.clip(-1, 1)  # what a Gaussian draws has no bounds
         for history, action in zip(self.actions, chosen, strict=True):
             history.append(action)
         with blamed(self.name):

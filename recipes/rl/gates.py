@@ -198,7 +198,7 @@ def targets_gate(subject: Subject) -> Gate:
                 )
         rule = PROBES["both"]["rule"]
         for batch in learnt(proof, subject, "both", units=1, **subject.exact).batches:
-            action = (1 + batch["action"].flatten()) / 2 if subject.box else batch["action"]
+            action = (1 + batch["action"].flatten().clamp(-1, 1)) / 2 if subject.box else batch["action"]
             rows = torch.stack([batch["observation"][:, 0], action, batch["return"]], 1).tolist()
             if bad := [got for signal, chosen, got in rows if abs(rule(round(signal), chosen, 0) - got) > LIMIT]:
                 wrong.append(

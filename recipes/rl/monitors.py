@@ -15,11 +15,15 @@ DONE = 0.9  # of the way from random actions to what cannot be beaten: nothing i
 Rows = list[dict[str, float]]
 
 
-def monitors(floor: float, ceiling: float, *, actions: int = 0, capacity: int = 0) -> list[Monitor]:
-    """`floor`: return of random actions, `ceiling`: one that cannot be beaten (or inf). `actions`: how many a policy draws from
-    (0: none are drawn). `capacity`: units that a replay holds (0: there is none)."""
+def monitors(
+    floor: float, ceiling: float, *, ratio: bool = False, actions: int = 0, capacity: int = 0
+) -> list[Monitor]:
+    """`floor`: return of random actions, `ceiling`: one that cannot be beaten (or inf). `ratio`: does the policy learn from samples
+    weighed by how far it moved since? `actions`: how many it draws from (0: it draws numbers, or none). `capacity`: units that a
+    replay holds (0: there is none)."""
     found = [kept(floor), values(floor, ceiling)]
-    found += [undecided(floor, ceiling, actions), far()] if actions else []
+    found += [undecided(floor, ceiling, actions)] if actions else []
+    found += [far()] if ratio else []
     return found + ([fresh(capacity)] if capacity else [])
 
 

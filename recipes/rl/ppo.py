@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (Schulman 2017): learn to act in a gymnasium environment with discrete actions, proved first.
+"""Proximal policy optimisation (Schulman 2017): learn to act in a gymnasium environment, proved first.
 
 tiny  CartPole-v1, two CPU cores, less than a minute of training.
 full  LunarLander-v3 (needs gymnasium[box2d]), or any id by `--env`; more environments, more steps. The same code path.
@@ -6,7 +6,8 @@ full  LunarLander-v3 (needs gymnasium[box2d]), or any id by `--env`; more enviro
 What this recipe gets right without being asked: a time limit is no end of the world (the value of the last observation is
 bootstrapped where an episode is truncated, never where it terminated); advantages have mean 0 and standard deviation 1 in every
 minibatch; observations and returns are brought to scale by statistics that lie in the model, move once per rollout and never in an
-evaluation; the result is the return of episodes that were not trained on, every action the likeliest one.
+evaluation; the result is the return of episodes that were not trained on, every action the likeliest one. Actions are one of
+several, or numbers: the environment decides which of `HEADS` acts.
 """
 
 import copy
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
 import core
@@ -24,6 +25,7 @@ from core.config import Optim, RunSettings, Train
 from core.errors import UserError
 from recipes.rl import environments, gates, monitors
 from recipes.rl.environments import Environments, Episodes
+from recipes.rl.heads import HEADS
 from recipes.rl.nets import Running, mlp
 
 
@@ -34,7 +36,8 @@ class Config(core.Config):
     rollouts, --train.batch-size the samples of one update, --train.eval-batch-size the episodes that are evaluated side by side."""
 
     env: str = "CartPole-v1"
-    """Id of a gymnasium environment with discrete actions (`module:Name-v0` imports the module first)."""
+    """Id of a gymnasium environment with actions to choose from, or of numbers in a finite range (`module:Name-v0` imports the
+    module first)."""
     envs: int = 16
     """Environments side by side, over all processes."""
     rollout: int = 128
@@ -87,16 +90,11 @@ def full() -> Config:
 def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, unit: int) -> dict[str, Tensor]:
     """One rollout of the policy as it is: (rollout, envs of this process, ...) each. Its draws depend on (seed, unit) alone."""
     draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", unit))
-    uniform = torch.rand(cfg.rollout, envs.n, policy.n_actions, generator=draws)[:, envs.mine.start : envs.mine.stop]
-    gumbel = (
-        -(-uniform.clamp_min(1e-20).log()).log().to(run.device)
-    )  # argmax(logits + gumbel) draws from softmax(logits)
+    noise = policy.head.noise(cfg.rollout, envs.n, generator=draws)[:, envs.mine.start : envs.mine.stop].to(run.device)
     steps = []
     for t in range(cfg.rollout):
         observation = envs.observation.to(run.device)
-        logits = policy(observation)[0]
-        action = (logits + gumbel[t]).argmax(-1)
-        log_prob = logits.log_softmax(-1).gather(-1, action[:, None]).squeeze(-1)
+        action, log_prob = policy.sample(observation, noise[t])
         followed = {k: v.to(run.device) for k, v in envs.step(action).items()}
         steps.append({"observation": observation, "action": action, "log_prob": log_prob, **followed})
     rollout = {k: torch.stack([s[k] for s in steps]) for k in steps[0]}
@@ -137,27 +135,37 @@ def minibatches(
 
 # ---------------------------------------------------------------------------------------------------------------- model
 class Policy(nn.Module):
-    """Two nets of tanh layers: observations (B, n_obs) as they come -> logits (B, n_actions), value (B,) in units of the
-    returns' size. It owns the statistics that bring observations and returns to scale; only `observe` moves them."""
+    """Two nets of tanh layers: observations (B, n_obs) as they come -> what `head` makes actions of, value (B,) in units of
+    the returns' size. It owns the statistics that bring observations and returns to scale; only `observe` moves them."""
 
-    def __init__(self, n_obs: int, n_actions: int, widths: tuple[int, ...]):
+    def __init__(self, n_obs: int, head: nn.Module, widths: tuple[int, ...]):
         super().__init__()
-        self.n_actions = n_actions
+        self.head = head
         self.observations, self.returns = Running(n_obs), Running(1)
-        self.actor, self.critic = mlp(n_obs, *widths, n_actions), mlp(n_obs, *widths, 1)
+        self.actor, self.critic = mlp(n_obs, *widths, head.n), mlp(n_obs, *widths, 1)
         nn.init.orthogonal_(self.actor[-1].weight, 0.01)  # nearly every action equally likely
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         x = ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)
-        return self.actor(x), self.critic(x).squeeze(-1)
+        return self.head(self.actor(x)), self.critic(x).squeeze(-1)
+
+    def sample(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """(the actions that `noise` stands for, their log-probability (B,))."""
+        outputs = self(observation)[0]
+        action = self.head.draw(outputs, noise)
+        return action, self.head.log_prob(outputs, action)
+
+    def act(self, observation: Tensor) -> Tensor:
+        """The likeliest actions."""
+        return self.head.best(self(observation)[0])
 
     def value(self, observation: Tensor) -> Tensor:
         """Expected return, in units of the reward."""
         return self(observation)[1] * self.returns.rms
 
     def near(self, observation: Tensor, best: Tensor) -> Tensor:
-        """Probability of the actions `best` (B,)."""
-        return self(observation)[0].softmax(-1).gather(-1, best[:, None]).squeeze(-1)
+        """1 where it does what is best."""
+        return self.head.near(self(observation)[0], best)
 
     def observe(self, observation: Tensor, returned: Tensor) -> None:
         """Take in what one rollout saw and earned, over all processes: (n, n_obs) and (n,)."""
@@ -171,24 +179,22 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     if cfg.rollout * cfg.envs % cfg.train.batch_size:
         raise UserError("a rollout is not cut evenly into minibatches", needed="--train.batch-size that divides --rollout x --envs",
                         got=f"{cfg.rollout} steps x {cfg.envs} environments, {cfg.train.batch_size} to an update")  # fmt: skip
-    n_obs, n_actions = environments.sizes(cfg.env, Discrete)
+    n_obs, size, space = environments.sizes(cfg.env, Discrete, Box)
     solved, ceiling = environments.limits(cfg.env)
-    policy = Policy(n_obs, n_actions, cfg.widths)
+    policy = Policy(n_obs, HEADS[space](size), cfg.widths)
     untrained = copy.deepcopy(policy).eval()
     envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, rank=run.rank, world=run.world)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
-        logits, value = model(batch["observation"])
-        log_p = logits.log_softmax(-1)  # (B, n_actions)
-        ratio = (log_p.gather(-1, batch["action"][:, None]).squeeze(-1) - batch["log_prob"]).exp()
+        outputs, value = model(batch["observation"])
+        ratio = (policy.head.log_prob(outputs, batch["action"]) - batch["log_prob"]).exp()
         gain = torch.min(ratio * batch["advantage"], ratio.clamp(1 - cfg.clip, 1 + cfg.clip) * batch["advantage"])
         near = batch["value"] + (value - batch["value"]).clamp(-cfg.value_clip, cfg.value_clip)
         error = torch.max((value - batch["return"]).square(), (near - batch["return"]).square())
-        entropy = -(log_p.exp() * log_p).sum(-1)
         return {
             "policy": -gain.sum(),
             "value": cfg.value_weight * 0.5 * error.sum(),
-            "entropy": -cfg.entropy * entropy.sum(),
+            "entropy": -cfg.entropy * policy.head.entropy(outputs).sum(),
         }
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
@@ -196,8 +202,8 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return environments.told(run.gather(torch.cat(returns).to(run.device)), solved)
 
     def act(model: nn.Module, observation: Tensor) -> Tensor:
-        """The likeliest action (n,)."""
-        return model(observation.to(run.device))[0].argmax(-1).cpu()
+        """The likeliest actions."""
+        return model.act(observation.to(run.device)).cpu()
 
     def baselines() -> dict[str, dict[str, float]]:
         returned, _ = environments.play(cfg.env, val_data.starts, lambda o: act(untrained.to(run.device), o))
@@ -212,9 +218,12 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
-        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "n_actions": n_actions, "widths": cfg.widths,
+        says = {Discrete: f"logits (B, {size}): act by argmax",
+                Box: f"means and log deviations (B, {2 * size}): act by low + (1 + mean) / 2 * (high - low), clipped"}  # fmt: skip
+        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "n_actions": size, "widths": cfg.widths,
                   "first_action": envs.first_action, "input": f"float32 (B, {n_obs}): observations as the environment gives them",
-                  "output": f"logits (B, {n_actions}): act by argmax; value (B,) in units of the returns' size"}  # fmt: skip
+                  "low": envs.low, "high": envs.high,
+                  "output": f"{says[space]}; value (B,) in units of the returns' size"}  # fmt: skip
         core.save(folder, policy, config, torch.zeros(2, n_obs))
 
     val_data = Episodes(cfg.episodes)
@@ -234,8 +243,8 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         predict=predict,
         figures=figures,
         export=export,
-        monitors=monitors.monitors(floor, ceiling, actions=n_actions),
-        gates=gates.gates(gates.Subject(ppo, settings={}, exact={"gae_lambda": 1.0}), on_policy=True),
+        monitors=monitors.monitors(floor, ceiling, ratio=True, actions=size if space is Discrete else 0),
+        gates=gates.gates(gates.Subject(ppo, settings={}, exact={"gae_lambda": 1.0}, box=space is Box), on_policy=True),
     )  # fmt: skip
 
 
@@ -261,12 +270,12 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
 @torch.no_grad()
 def moved(cfg: Config, run: core.Run, policy: Policy, rollout: dict[str, Tensor]) -> dict[str, Tensor]:
     """What a rollout's updates did to the policy, and what the rollout earned."""
-    log_p = policy(rollout["observation"])[0].log_softmax(-1)
-    log_ratio = log_p.gather(-1, rollout["action"][..., None]).squeeze(-1) - rollout["log_prob"]
+    outputs = policy(rollout["observation"])[0]
+    log_ratio = policy.head.log_prob(outputs, rollout["action"]) - rollout["log_prob"]
     ratio, finished = log_ratio.exp(), run.gather(rollout["finished"].flatten())
     rows = {"approx_kl": ratio - 1 - log_ratio,  # Schulman, "Approximating KL divergence", 2020: the k3 estimate
             "clip_fraction": ((ratio - 1).abs() > cfg.clip).float(),
-            "entropy": -(log_p.exp() * log_p).sum(-1)}  # fmt: skip
+            "entropy": policy.head.entropy(outputs)}  # fmt: skip
     unexplained = run.gather((rollout["return"] - rollout["value"]).flatten()).var()
     told = {k: run.gather(v.flatten()).mean() for k, v in rows.items()}
     told["explained_variance"] = 1 - unexplained / run.gather(rollout["return"].flatten()).var().clamp_min(1e-12)

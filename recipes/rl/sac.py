@@ -194,7 +194,7 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     if cfg.rollout > cfg.capacity // cfg.envs:
         raise UserError("the steps of a unit do not fit", needed=f"--rollout <= --capacity / {cfg.envs} environments",
                         got=f"{cfg.rollout}, {cfg.capacity}")  # fmt: skip
-    n_obs, n_act = environments.sizes(cfg.env, Box)
+    n_obs, n_act, _ = environments.sizes(cfg.env, Box)
     solved, ceiling = environments.limits(cfg.env)
     policy = Policy(n_obs, n_act, cfg.widths, cfg.temperature)
     untrained = copy.deepcopy(policy).eval()
@@ -233,7 +233,7 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
         config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "n_act": n_act, "widths": cfg.widths,
-                  "low": envs.inner.low.tolist(), "high": envs.inner.high.tolist(), "input": f"float32 (B, {n_obs}): as observed",
+                  "low": envs.low, "high": envs.high, "input": f"float32 (B, {n_obs}): as observed",
                   "output": f"(B, {n_act}) in [-1, 1]: act by low + (1 + output) / 2 * (high - low)"}  # fmt: skip
         core.save(folder, policy, config, torch.zeros(2, n_obs))
 

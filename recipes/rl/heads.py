@@ -1,0 +1,82 @@
+"""How a policy acts: what the outputs of its net mean, and what is drawn from them. One class for each kind of action space."""
+
+import math
+
+import torch
+from gymnasium.spaces import Box, Discrete, Space
+from torch import Tensor, nn
+
+
+class Categorical(nn.Module):
+    """One of `n` actions; outputs are logits."""
+
+    def __init__(self, n: int):
+        super().__init__()
+        self.n = n
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return logits
+
+    def noise(self, *shape: int, generator: torch.Generator) -> Tensor:
+        """Gumbel noise (*shape, n): the argmax of logits + noise is drawn from their softmax."""
+        return -(-torch.rand(*shape, self.n, generator=generator).clamp_min(1e-20).log()).log()
+
+    def draw(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        return (outputs + noise).argmax(-1)
+
+    def best(self, outputs: Tensor) -> Tensor:
+        """The likeliest action (B,)."""
+        return outputs.argmax(-1)
+
+    def log_prob(self, outputs: Tensor, action: Tensor) -> Tensor:
+        return outputs.log_softmax(-1).gather(-1, action[..., None]).squeeze(-1)
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        log_p = outputs.log_softmax(-1)
+        return -(log_p.exp() * log_p).sum(-1)
+
+    def near(self, outputs: Tensor, best: Tensor) -> Tensor:
+        """Probability of the actions `best` (B,)."""
+        return self.log_prob(outputs, best).exp()
+
+
+class Gaussian(nn.Module):
+    """`n` numbers, of which the environment sees what lies in [-1, 1]. Outputs are their means and the logarithms of their standard
+    deviations, (B, 2n); these are learnt beside the net and do not depend on the observation (as in Andrychowicz 2021). What is
+    scored is the number drawn, not its clipped copy: the density at a bound would be that of no number."""
+
+    def __init__(self, n: int):
+        super().__init__()
+        self.n = n
+        self.log_std = nn.Parameter(torch.zeros(n))
+
+    def forward(self, mean: Tensor) -> Tensor:
+        return torch.cat([mean, self.log_std.expand_as(mean)], -1)
+
+    def noise(self, *shape: int, generator: torch.Generator) -> Tensor:
+        """Standard normal (*shape, n)."""
+        return torch.randn(*shape, self.n, generator=generator)
+
+    def draw(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        mean, log_std = outputs.chunk(2, -1)
+        return mean + log_std.exp() * noise
+
+    def best(self, outputs: Tensor) -> Tensor:
+        """The mean (B, n)."""
+        return outputs.chunk(2, -1)[0].clamp(-1, 1)
+
+    def log_prob(self, outputs: Tensor, action: Tensor) -> Tensor:
+        """Sum over the numbers of an action (B,)."""
+        mean, log_std = outputs.chunk(2, -1)
+        far = (action - mean) / log_std.exp()
+        return (-0.5 * far.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        return (outputs.chunk(2, -1)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+    def near(self, outputs: Tensor, best: Tensor) -> Tensor:
+        """1 where the mean is `best` (B, n), 0 at the other end of the range."""
+        return 1 - (self.best(outputs) - best).abs().amax(-1) / 2
+
+
+HEADS: dict[type[Space], type[nn.Module]] = {Discrete: Categorical, Box: Gaussian}
