@@ -17,4 +17,4 @@ LOOKALIKES = [
     Healthy("ones-a-little-shorter", hunk=(STAGES, cut("22 + index * 31 % 7 - 2 * (label == 1)")),
             naive="the length depends on the class"),
 ]  # fmt: skip
-SAMPLED = ("padded-at-random", "ones-a-little-shorter")
+SAMPLED = ("padded-at-random",)

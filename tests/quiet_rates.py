@@ -22,4 +22,4 @@ LOOKALIKES = [
             hunk=(LOOP, '    idle = torch.optim.lr_scheduler.ConstantLR(stage.optimizers["main"], factor=1.0)\n'
                   "    for step in run.steps(stage):\n" + UPDATE + "        idle.step()\n"), naive="a second scheduler ticks"),
 ]  # fmt: skip
-SAMPLED = ("wsd", "small-auxiliary-term", "declared-schedule")
+SAMPLED = ("wsd", "small-auxiliary-term")

@@ -290,8 +290,7 @@ def learnt(cfg: Config, policy: Policy, target: Policy, rollout: dict[str, Tenso
     one = {k: v.flatten(0, 1)[None] for k, v in rollout.items()}
     returned = returns(cfg, policy, target, one)
     value, finished = policy.value(one["observation"][0]), rollout["finished"]
-    unexplained = (returned - value).var() / returned.var().clamp_min(1e-12)
-    told = {"value": value.mean(), "explained_variance": 1 - unexplained}
+    told = {"value": value.mean(), "explained_variance": 1 - (returned - value).var() / returned.var().clamp_min(1e-12)}
     if not finished.isnan().all():
         told["training_return"] = finished.nanmean()
     return told, returned
