@@ -17,7 +17,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "distill/logits": ("--alone.epochs", "10", "--alone.save-every", "1",
                        "--distilled.epochs", "0.5", "--distilled.save-every", "0.1"),
     "distill/whisper": ("--data.sentences", "60", "--features.epochs", "4", "--task.epochs", "3", "--run.save-every", "0.1"),
-    "llm/sft": ("--train.batch-size", "2", "--train.epochs", "0.006", "--run.save-every", "0.001", "--data.held-out", "4"),
+    "llm/sft": ("--train.batch-size", "2", "--train.epochs", "0.004", "--run.save-every", "0.001", "--data.held-out", "4"),
     "rl/dqn": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--updates", "8", "--episodes", "10"),
     "rl/ppo": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1"),
     "rl/sac": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--updates", "8", "--episodes", "10"),
