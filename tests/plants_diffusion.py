@@ -61,7 +61,8 @@ PLANTS = [
           ("clip_sample",), recipe=PIXEL, source="kohya-ss/sd-scripts#1432", harm="agreement at guidance 2: 0.99 -> 0.64"),
 ]  # fmt: skip
 RELATIVES = [
-    "dif-01-average-never-stepped", "dif-04-condition-never-dropped", "dif-05-constant-timestep", "dif-06-weight-of-another-prediction",
+    "dif-01-average-never-stepped", "dif-04-condition-never-dropped",
+    "dif-05-constant-timestep", "dif-06-weight-of-another-prediction",
     "dif-02-average-stays-in-the-model",
     "raw-weights-sampled", "raw-weights-exported", "class-never-reaches-the-net", "null-is-a-class", "half-of-the-schedule",
     "exported-with-another-schedule", "dif-07-velocity-with-another-sign",
