@@ -75,7 +75,7 @@ def told(folder: Path) -> dict[str, str]:
 
 
 def test_a_rate_that_kills_the_policy_is_told(launch):
-    """Through the real command: at a rate a hundred times too high the first updates leave nothing of the policy they began with."""
+    """Through the real command: at a rate a hundred times too high the first updates leave nothing of the old policy."""
     done = launch("run", "rl/ppo", *OFF, "--train.epochs", "6", "--train.eval-every", "1", "--optim.lr", "0.1")
     assert done.returncode == 0, done.shown
     found = told(done.folder())
