@@ -60,7 +60,9 @@ def sentence(summary: dict, figures: dict, n: int) -> str:
     unit, name = "%" if share else "", summary["metric"].replace("_", " ")
     if n == 1:
         return f"{shown(figures['mean'])}{unit} {name} (one seed)"
-    return f"{shown(figures['mean'])}{unit} {name} (mean of {n} seeds, {shown(figures['min'])}-{shown(figures['max'])}{unit})"
+    low, high = shown(figures["min"]), shown(figures["max"])
+    to = " to " if figures["min"] < 0 else "-"
+    return f"{shown(figures['mean'])}{unit} {name} (mean of {n} seeds, {low}{to}{high}{unit})"
 
 
 def duration(seconds: float) -> str:
