@@ -190,3 +190,13 @@ def test_patience_ends_the_run_and_survives_a_resume(tmp_path, fork):
     assert read(resumed / "summary.json")["steps"] == 50
     assert losses(resumed) == losses(straight)
     assert same(final_weights(resumed), final_weights(straight))
+
+
+def test_a_fork_s_monitor_that_raises_is_told_and_costs_nothing():
+    def judge(history):
+        return history[0]["val/nothing"]
+
+    own = monitors.monitor("mine", rows="", title="what I think")(judge)
+    found = monitors._own(own, [{"step": 1.0}])
+    assert (found.id, found.verdict) == ("mine", "advice")
+    assert "KeyError" in found.measured

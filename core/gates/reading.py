@@ -111,9 +111,8 @@ def reading(proof: Proof) -> Finding:
     reach the loss. Then the same keys are read twice, the second time in the other worker and in reverse: a sample must depend on
     its key alone. Then the data set as a second process would build it, and what two processes would read of it."""
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="This DataLoader will create"
-        )  # two workers on one core: meant so, for seconds
+        # Two workers on one core: meant so, for seconds.
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
         return _judged(proof, Path(name))
 
 
