@@ -8,8 +8,8 @@ SEEN = "observation = envs.observation.to(run.device)\n"
 ENDED = '~steps["terminated"][last, n]'
 OWN = "own = (done.cumsum(0) - done.long()) == 0"
 FUTURE = f"cfg.gamma ** (last + 1) * {ENDED} * value\n"
-BEST = "best = (policy if cfg.double else target)(following).argmax(-1, keepdim=True)\n"
-VALUE = "value = target(following).gather(-1, best).squeeze(-1) * target.returns.rms\n"
+BEST = "best = (policy(following) if cfg.double else worth).argmax(-1, keepdim=True)\n"
+VALUE = "worth = target(following)\n"
 RETURN = 'batch["return"] = returns(cfg, policy, target, steps) / policy.returns.rms\n'
 TAKEN = "return self(observation).gather(-1, action[:, None]).squeeze(-1)\n"
 ERROR = 'error = F.smooth_l1_loss(model.of(batch["observation"], batch["action"]), batch["return"], reduction="none")\n'
@@ -67,6 +67,9 @@ PLANTS = [
           ("does not fall", "stuck at its start"), harm="nothing that was learnt is ever tried"),
     plant("dqn-nothing-tried", "exploration", "R4", "(chance[t] < epsilon)", "(chance[t] < 0.0)",
           ("nothing is ever tried at random",), harm="what is never done is never learnt"),
+    plant("dqn-no-normaliser", "probe-scale", "R3",
+          "x = ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)\n", "x = observation\n",
+          ("not brought to scale", "observations"), source="seed 003 R4", harm="what is far from zero is told apart late or never"),
     plant("dqn-normaliser-moves-in-evaluation", "evaluation", "C12", "return model(observation.to(run.device)).argmax(-1).cpu()\n",
           "model.observations.update(observation)\n        return model(observation.to(run.device)).argmax(-1).cpu()\n",
           ("evaluation changed", "observations"), source="RL-05 DLR-RM/rl-baselines3-zoo#275",
@@ -77,9 +80,10 @@ PLANTS = [
                          ("environments", "a resumed run begins new episodes"))],
 ]  # fmt: skip
 RELATIVES = (
+    "dqn-target-never-updated",
     "dqn-old-action", "dqn-target-every-update", "dqn-value-of-the-online-net", "dqn-time-limit-is-an-end", "dqn-done-ignored",
     "dqn-no-discount", "dqn-n-step-discounted-once", "dqn-replay-of-views",
     "dqn-value-of-the-reset-state", "dqn-n-step-one-short", "dqn-worth-of-the-best", "dqn-every-sample-with-every-other",
-    "dqn-rows-shuffled-apart", "dqn-nothing-tried", "dqn-normaliser-moves-in-evaluation",
+    "dqn-rows-shuffled-apart", "dqn-nothing-tried", "dqn-no-normaliser", "dqn-normaliser-moves-in-evaluation",
     "dqn-target-not-saved", "dqn-environments-not-saved", "dqn-replay-not-saved",
 )  # fmt: skip

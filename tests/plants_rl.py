@@ -7,15 +7,25 @@ DELTA = "delta = reward + gamma * next_value * ~terminated - value\n"
 LATER = "later = delta[t] + gamma * lam * ~done[t] * later\n"
 STEPS = '"observation": observation, "action": action, "log_prob": log_prob, **followed'
 WHITEN = '(batch["advantage"] - everyone.mean()) / (everyone.std() + 1e-8)'
-OBSERVE = "x = ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)\n"
+OBSERVE = "return ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)\n"
 OWNED = "self.observations, self.returns = Running(n_obs), Running(1)\n"
 ACT = "return model.act(observation.to(run.device)).cpu()\n"
-ENVS = "envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, rank=run.rank, world=run.world)\n"
+ENVS = "envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, stack=cfg.stack, rank=run.rank, world=run.world)\n"
+STAGES = "STAGES = [ppo]\n"
 RATIO = '- batch["log_prob"]).exp()\n'
 
 
 def plant(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ...], **more) -> Plant:
     return Plant(id, gate, row, old, new, words, recipe=RECIPE, **more)
+
+
+def frames(*body: str) -> str:
+    """STAGES, and before it frames stacked by a class of one's own, which differs from gymnasium's in one method."""
+    lines = "".join(f"    {line}\n" for line in body)
+    return (
+        "import numpy as np\nfrom gymnasium import wrappers\n\n\nclass Frames(wrappers.FrameStackObservation):\n"
+        f"{lines}\n\nwrappers.FrameStackObservation = Frames\n{STAGES}"
+    )
 
 
 PLANTS = [
@@ -38,7 +48,7 @@ PLANTS = [
     plant("rl-observation-after-the-step", "probe-observation", "R5", '"observation": observation, "action"',
           '"observation": envs.observation.to(run.device), "action"', ("before or after the step",),
           harm="learns what to do one step too late"),
-    plant("rl-rows-shuffled-apart", "probe-observation", "R5", "batch = {k: v[envs.rows(chosen)] for k, v in rows.items()}\n",
+    plant("rl-rows-shuffled-apart", "probe-observation", "R5", "batch = {k: v[own] for k, v in rows.items()}\n",
           'batch = {k: v[envs.rows(chosen if k != "return" else order[: len(chosen)])] for k, v in rows.items()}\n',
           ("shuffled apart",), harm="the value of another moment"),
     plant("rl-policy-sign", "probe-action", "R5", '"policy": -gain.sum(),', '"policy": gain.sum(),', ("sign",),
@@ -52,7 +62,7 @@ PLANTS = [
           source="seed 003 R3", harm="the size of the rewards is the size of the step"),
     plant("rl-centred-only", "whitening", "R3", WHITEN, '(batch["advantage"] - everyone.mean())', ("not whitened",),
           harm="the size of the rewards is the size of the step"),
-    plant("rl-no-normaliser", "probe-scale", "R3", OBSERVE, "x = observation\n", ("not brought to scale", "observations"),
+    plant("rl-no-normaliser", "probe-scale", "R3", OBSERVE, "return observation\n", ("not brought to scale", "observations"),
           source="seed 003 R4", harm="saturated layers"),
     plant("rl-evaluation-moves-the-normaliser", "evaluation", "C12", ACT,
           "model.observations.update(observation)\n        " + ACT, ("evaluation changed", "observations"),
@@ -74,6 +84,15 @@ PLANTS = [
     plant("rl-mean-alone-is-taken", "density", "R5", "action = self.head.draw(outputs, noise)\n",
           "action = self.head.best(outputs) + 0 * noise\n", ("change of variables",), argv=("--env", "Pendulum-v1"),
           harm="nothing is ever tried"),
+    plant("rl-frames-of-the-episode-before", "environments", "R4", STAGES,
+          frames("def reset(self, **settings):", "    observation, info = self.env.reset(**settings)",
+                 "    self.obs_queue.append(observation)", "    return np.stack(self.obs_queue), info"),
+          ("depends on the episode before", "stacked over the end"), argv=("--stack", "4"),
+          harm="an episode begins with what it cannot know"),
+    plant("rl-newest-frame-again-and-again", "probe-memory", "R5", STAGES,
+          frames("def step(self, action):", "    seen, *rest = super().step(action)",
+                 "    self.obs_queue.extend([seen[-1]] * self.stack_size)", "    return np.stack(self.obs_queue), *rest"),
+          ("newest again and again",), argv=("--stack", "4"), harm="four times the same: nothing is remembered"),
 ]  # fmt: skip
 RELATIVES = (
     "rl-mask-one-off", "rl-centred-only", "rl-value-of-the-reset-state", "rl-no-discount", "rl-ratio-upside-down", "rl-no-mask",

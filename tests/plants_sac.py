@@ -51,6 +51,16 @@ PLANTS = [
     plant("sac-every-sample-with-every-other", "dependency", "C2", ERROR,
           'error = (model.worth(batch["observation"], batch["action"])[..., None] - batch["return"]).mean(-1)\n',
           ("(B, 1) against (B,)",), source="RL-03 thu-ml/tianshou#40", harm="every value is drawn towards the mean"),
+    plant("sac-target-of-one-critic", "lower-critic", "R5", NEXT, NEXT.replace(".amin(0)", "[0]"), ("one critic alone",),
+          harm="values grow that nothing earns"),
+    plant("sac-target-of-the-mean", "lower-critic", "R5", NEXT, NEXT.replace("amin", "mean"), ("their mean",),
+          harm="values grow that nothing earns"),
+    plant("sac-target-of-the-higher", "lower-critic", "R5", NEXT, NEXT.replace("amin", "amax"), ("the highest",),
+          harm="values grow that nothing earns"),
+    plant("sac-policy-asks-one-critic", "lower-critic", "R5", "still=True).amin(0)", "still=True)[1]", ("asks one critic alone",),
+          harm="the policy exploits that critic's errors"),
+    plant("sac-one-critic-learns", "wiring", "C3", "0.5 * error.square().sum()", "0.5 * error[0].square().sum()", ("critics.1",),
+          harm="the lower of a critic and of noise"),
     plant("sac-replay-of-views", "probe-observation", "R5", SEEN,
           SEEN.replace("\n", " if t == 0 else observation.copy_(envs.observation)\n"), ("overwritten",),
           harm="one observation for a whole unit"),
@@ -59,4 +69,6 @@ PLANTS = [
       for kept, harm in (("replay", "a resumed run has forgotten what it saw"), ("target", "targets of a net that knows nothing"),
                          ("environments", "a resumed run begins new episodes"))],
 ]  # fmt: skip
-RELATIVES = tuple(p.id for p in PLANTS if p.gate not in ("density", "entropy"))
+QUICK = ("density", "entropy", "lower-critic")
+RELATIVES = tuple(p.id for p in PLANTS if p.gate not in QUICK or p.id in ("sac-target-of-the-mean", "sac-target-of-the-higher",
+                                                                        "sac-policy-asks-one-critic"))  # fmt: skip

@@ -19,6 +19,7 @@ LOOKALIKES = [
     healthy("ok-dqn-few-updates", "--updates", "4"),
     healthy("ok-dqn-accumulate", "--train.accumulate", "3"),
     healthy("ok-dqn-sparse-reward", "--env", "MountainCar-v0", naive="every return is -200: not learning"),
+    healthy("ok-dqn-stacked", "--stack", "3"),
     healthy("ok-dqn-one-hot-observations", "--env", "Taxi-v4"),
 ]  # fmt: skip
 SAMPLED = ()  # make verify has them all; as it is, every recipe is checked by tests/test_recipes.py

@@ -13,6 +13,7 @@ SKIPS = (
     "loader",
     "range-test",
     "tiny-data",
+    "probe-memory",
 )
 
 
@@ -36,6 +37,9 @@ LOOKALIKES = [
     healthy("ok-rl-one-hot-observations", "--env", "Taxi-v4"),
     healthy("ok-rl-numbers", "--env", "Pendulum-v1", naive="actions beyond the range"),
     healthy("ok-rl-numbers-sparse", "--env", "MountainCarContinuous-v0"),
+    healthy("ok-rl-stacked", "--stack", "4", naive="an episode begins with four times the same"),
+    healthy("ok-rl-stacked-hidden", "--env", "hidden/CartPole-v1", "--stack", "3"),
+    healthy("ok-rl-stacked-numbers", "--env", "Pendulum-v1", "--stack", "2"),
     healthy("ok-rl-low-rate", "--optim.lr", "1e-4"),
 ]  # fmt: skip
 SAMPLED = ()  # make verify has them all; as it is, every recipe is checked by tests/test_recipes.py

@@ -17,6 +17,7 @@ LOOKALIKES = [
     healthy("ok-sac-ring-comes-round", "--capacity", "1024", naive="what was seen is overwritten"),
     healthy("ok-sac-few-updates", "--updates", "8"),
     healthy("ok-sac-accumulate", "--train.accumulate", "3"),
+    healthy("ok-sac-stacked", "--stack", "3"),
     healthy("ok-sac-sparse-reward", "--env", "MountainCarContinuous-v0", naive="no reward in most episodes: not learning"),
 ]  # fmt: skip
 SAMPLED = ()  # make verify has them all; as it is, every recipe is checked by tests/test_recipes.py

@@ -1,6 +1,8 @@
 """rl/dqn by what can be computed by hand, and through the real command: returns, replay, target, environments that fail, export."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import gymnasium as gym
@@ -9,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from core.checkpoint import Checkpoints
 from core.errors import Stop, UserError
 from recipes.rl import dqn, environments
 from recipes.rl.environments import Environments
@@ -85,19 +88,68 @@ def test_surprising_transitions_are_drawn_in_proportion():
     torch.testing.assert_close(likelier, 30 * expected[places])
 
 
-def test_a_ring_goes_on_from_what_was_saved():
-    """What is saved early is small; later draws and stretches of a loaded ring are the saved one's, bit for bit."""
-    for lengths in ((4,), (7, 9)):
-        ring, other = filled(10, lengths), Replay(10, 3, torch.device("cpu"))
-        state = ring.state_dict()
-        assert len(state["rows"]["reward"]) == min(10, sum(lengths))
-        other.load_state_dict(state)
-        for one in (ring, other):
-            one.add({k: torch.arange(6.0).view(2, 3) for k in KEPT}, unit=2)
-        assert ring.age(2) == other.age(2) == pytest.approx(4 / 3 if len(lengths) == 1 else 0.8)
-        drawn = [one.draw(50, 2, torch.Generator().manual_seed(0), 0.6)[0] for one in (ring, other)]
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_a_ring_is_saved_in_segments_and_goes_on_from_them(prioritised: bool, tmp_path: Path):
+    """Through real checkpoints, before the ring is full and after it went round: each writes what is new and links the rest; a
+    ring that was loaded draws, holds and saves what the saved one does, bit for bit."""
+    store, ring, net = Checkpoints(tmp_path, keep=9), filled(10, ()), nn.Linear(1, 1)
+    for save in range(6):
+        made = ring.added
+        reward = (torch.arange(made, made + 4)[:, None] * 10 + torch.arange(3)).float()
+        ring.add({k: reward.clone() for k in KEPT}, save)
+        if prioritised:
+            ring.priority[: len(ring)] = torch.rand(len(ring), 3, generator=torch.Generator().manual_seed(save))
+        store.save(save, net, {"stateful": {"replay": ring.state_dict()}}, {})
+        store.wait()
+        files = sorted(
+            (tmp_path / f"step-{save}").glob("*replay*"), key=lambda f: int(f.name.split(".")[3].split("-")[0])
+        )
+        assert [f.name for f in files] == [f"stateful.replay.segments.{a}-{a + 4}.safetensors" for a in
+                                           range(max(0, (made + 4 - 10) // 4 * 4), made + 4, 4)]  # fmt: skip
+        assert [f.stat().st_nlink for f in files[-2:]] == [2, 1][-len(files) :]  # the newest alone was written
+        fresh, other = Checkpoints(tmp_path, keep=9), Replay(10, 3, torch.device("cpu"))
+        _, state, _ = fresh.load(fresh.newest())
+        other.load_state_dict(state["stateful"]["replay"])
+        for name in KEPT:
+            assert torch.equal(other.rows[name][: len(ring)], ring.rows[name][: len(ring)])
+        assert torch.equal(other.priority, ring.priority)
+        assert other.age(save) == ring.age(save)
+        assert other.cuts == ring.cuts
+        drawn = [one.draw(50, 2, torch.Generator().manual_seed(0), 0.6 * prioritised)[0] for one in (ring, other)]
         assert torch.equal(*drawn)
-        assert torch.equal(ring.stretch(drawn[0], 2)["reward"], other.stretch(drawn[0], 2)["reward"])
+        if save == 3:  # goes on as a resumed run would
+            store, ring = fresh, other
+    inodes = {f.stat().st_ino for f in tmp_path.glob("step-*/*replay*")}
+    assert len(inodes) == 6  # written once each, whatever is kept
+
+
+def test_a_damaged_segment_passes_to_the_checkpoint_before(tmp_path: Path):
+    store, ring = Checkpoints(tmp_path), filled(10, (4,))
+    for step in (1, 2):
+        store.save(step, nn.Linear(1, 1), {"replay": ring.state_dict()}, {})
+        ring.add({k: torch.ones(3, 3) for k in KEPT}, step)
+    store.wait()
+    newest = tmp_path / "step-2" / "replay.segments.4-7.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    newest.write_bytes(data)
+    assert store.survey() == (tmp_path / "step-1", {"step-2": f"{newest.name} does not match its hash"})
+    newest.unlink()
+    assert store.newest() == tmp_path / "step-1"
+
+
+def test_segments_are_copied_where_files_cannot_be_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refused(*_: Path) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    store, ring = Checkpoints(tmp_path), filled(10, (4,))
+    for step in (1, 2, 3):
+        store.save(step, nn.Linear(1, 1), {"replay": ring.state_dict()}, {})
+    store.close()
+    assert [p.name for p in store.steps()] == ["step-2", "step-3"]
+    assert not store.survey()[1]
+    assert len({f.stat().st_ino for f in tmp_path.glob("step-*/*replay*")}) == 2
 
 
 def test_a_target_shares_nothing_and_follows():

@@ -1,5 +1,6 @@
 """rl/ppo by what can be computed by hand, and through the real command: estimates, statistics, environments, bad input, export."""
 
+import importlib.util
 import json
 
 import gymnasium as gym
@@ -10,7 +11,7 @@ from gymnasium.spaces import Discrete
 from safetensors.torch import load_file
 
 from core.errors import UserError
-from recipes.rl import environments, ppo
+from recipes.rl import arrays, environments, ppo
 from recipes.rl.environments import Environments
 from recipes.rl.heads import Categorical, Gaussian
 from recipes.rl.nets import Running
@@ -68,18 +69,28 @@ def test_a_constant_observation_does_not_explode():
 
 
 # --------------------------------------------------------------------------------------------------------- environments
-@pytest.mark.parametrize("name", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0", "Taxi-v4", "probe/limit-v0"])
-def test_environments_go_on_where_they_were_saved(name: str):
+@pytest.mark.parametrize(
+    ("name", "stack"),
+    [
+        ("CartPole-v1", 1),
+        ("CartPole-v1", 3),
+        ("Acrobot-v1", 1),
+        ("MountainCar-v0", 1),
+        ("Taxi-v4", 1),
+        ("probe/limit-v0", 1),
+    ],
+)
+def test_environments_go_on_where_they_were_saved(name: str, stack: int):
     """Seven steps after a save are bitwise those of fresh environments that replay what was saved, in one process or as two."""
     draws = torch.Generator().manual_seed(1)
-    envs = Environments(name, 5, seed=3)
+    envs = Environments(name, 5, seed=3, stack=stack)
     actions = torch.randint(environments.sizes(name, Discrete)[1], (230, 5), generator=draws)
     for row in actions[:223]:
         envs.step(row)
     saved = envs.state_dict()
     straight = [envs.step(row) for row in actions[223:]]
-    parts = [Environments(name, 5, seed=3, rank=r, world=2) for r in range(2)]
-    for whole in (Environments(name, 5, seed=3), *parts):
+    parts = [Environments(name, 5, seed=3, stack=stack, rank=r, world=2) for r in range(2)]
+    for whole in (Environments(name, 5, seed=3, stack=stack), *parts):
         whole.load_state_dict(saved)
         for row, expected in zip(actions[223:], straight, strict=True):
             found = whole.step(row[whole.mine.start : whole.mine.stop])
@@ -87,6 +98,75 @@ def test_environments_go_on_where_they_were_saved(name: str):
                 torch.testing.assert_close(
                     value, expected[key][whole.mine.start : whole.mine.stop], rtol=0, atol=0, equal_nan=True
                 )
+
+
+def upright(observation: torch.Tensor) -> torch.Tensor:
+    """Holds CartPole's pole until the time limit, most of the time."""
+    return (observation[:, 2] + observation[:, 3] + 0.1 * observation[:, 1] > 0).long()
+
+
+def test_an_array_of_cartpoles_is_bitwise_as_many_ordinary_ones(monkeypatch):
+    """Three thousand steps of each of four with both kinds of end, and whole evaluations."""
+
+    def played() -> tuple[type, dict[str, torch.Tensor], list]:
+        draws = torch.Generator().manual_seed(1)
+        envs, steps = Environments("CartPole-v1", 4, seed=3), []
+        for t in range(3000):
+            drawn = torch.randint(2, (4,), generator=draws)
+            steps.append(envs.step(drawn if t % 1000 < 300 else upright(envs.observation)))
+        rows = {k: torch.stack([s[k] for s in steps]) for k in steps[0]}
+        return type(envs.vector), rows, environments.play("CartPole-v1", torch.arange(9), upright)[1]
+
+    array, together, seen = played()
+    monkeypatch.setattr(arrays, "known", lambda name: False)
+    ordinary, one_by_one, known = played()
+    assert (array, ordinary) == (arrays.CartPoles, gym.vector.SyncVectorEnv)
+    assert one_by_one["terminated"].sum() > 100
+    assert one_by_one["truncated"].sum() >= 10
+    torch.testing.assert_close(together, one_by_one, rtol=0, atol=0, equal_nan=True)
+    assert all(torch.equal(a, b) for a, b in zip(seen, known, strict=True))
+
+
+def test_an_array_is_of_gymnasiums_cartpole_alone():
+    gym.register("Heavy-v0", "gymnasium.envs.classic_control.cartpole:CartPoleEnv", kwargs={"sutton_barto_reward": True},
+                 vector_entry_point="gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv")  # fmt: skip
+    try:
+        found = {
+            name: arrays.known(name) for name in ("CartPole-v1", "CartPole-v0", "Heavy-v0", "Acrobot-v1", "nothing")
+        }
+    finally:
+        del gym.registry["Heavy-v0"]
+    assert found == {"CartPole-v1": True, "CartPole-v0": True, "Heavy-v0": False, "Acrobot-v1": False, "nothing": False}
+
+
+def test_frames_are_the_last_of_their_own_episode():
+    """Against the same episodes unstacked: oldest first, an episode's first observation in place of what was before it."""
+    draws = torch.Generator().manual_seed(2)
+    one, three = Environments("CartPole-v1", 3, seed=0), Environments("CartPole-v1", 3, seed=0, stack=3)
+    past = [[row] * 3 for row in one.observation]
+    begun = 0
+    for _ in range(150):
+        actions = torch.randint(2, (3,), generator=draws)
+        single, stacked = one.step(actions), three.step(actions)
+        done = single["terminated"] | single["truncated"]
+        for i in range(3):
+            past[i] = [*past[i][1:], single["next_observation"][i]]
+            assert torch.equal(stacked["next_observation"][i], torch.cat(past[i]))
+            if done[i]:
+                past[i], begun = [one.observation[i]] * 3, begun + 1
+            assert torch.equal(three.observation[i], torch.cat(past[i]))
+    assert begun > 10
+
+
+def test_pictures_of_an_episode_where_it_renders():
+    """Eight of it at most, from its first step to its last; nothing where drawing needs what is not installed."""
+    pictures = environments.strip("CartPole-v1", torch.tensor([3]), upright)
+    if importlib.util.find_spec("pygame") is None:
+        assert pictures == []
+        return
+    assert [p.caption for p in pictures][:2] == ["step 0 of 499", "step 71 of 499"]
+    assert {tuple(p.image.shape) for p in pictures} == {(80, 120, 3)}
+    assert len({p.image.numpy().tobytes() for p in pictures}) == len(pictures) == 8
 
 
 def test_the_end_of_an_episode_is_its_own_last_observation():
@@ -137,7 +217,7 @@ def test_an_episode_depends_on_its_seed_alone():
     ],
 )
 def test_environments_that_cannot_be_used(name: str, words: tuple[str, ...]):
-    if name == "LunarLander-v3" and gym.envs.registration.importlib.util.find_spec("Box2D"):
+    if name == "LunarLander-v3" and importlib.util.find_spec("Box2D"):
         pytest.skip("box2d is installed")
     with pytest.raises(UserError) as error:
         environments.make(name)
@@ -170,6 +250,7 @@ def test_heads_are_the_distributions_of_torch():
     [
         (("--env", "CartPol-v1"), ("knows no environment 'CartPol-v1'", "CartPole-v1")),
         (("--train.batch-size", "300"), ("cut evenly", "--train.batch-size")),
+        (("--stack", "0"), ("nothing would be observed", "--stack 0")),
     ],
 )
 def test_bad_input_is_one_message(argv: tuple[str, ...], words: tuple[str, ...], launch):
@@ -236,3 +317,15 @@ def test_tiny_is_solved(launch):
     summary = read(done.folder() / "summary.json")
     assert summary["metrics"]["return"] >= 475
     assert summary["baselines"]["random actions"]["return"] < 50
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize(("stack", "solved"), [(4, True), (1, False)])
+def test_velocities_that_are_hidden_are_read_from_frames(stack: int, solved: bool, launch):
+    """CartPole by its two positions alone: four observations hold the pole, one cannot."""
+    done = launch(
+        "run", "rl/ppo", "--env", "hidden/CartPole-v1", "--stack", str(stack), "--gates.no-enabled", timeout=900
+    )
+    assert done.returncode == 0, done.shown
+    earned = read(done.folder() / "summary.json")["metrics"]["return"]
+    assert earned >= 475 if solved else earned < 100, earned

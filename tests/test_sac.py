@@ -97,7 +97,7 @@ def test_returns_by_hand():
 def test_actions_are_scaled_to_the_environments_range():
     """Pendulum's torque is -2 to 2: ours of 0.5 is its 1."""
     envs, raw = Environments("Pendulum-v1", 1, seed=3), gym.make("Pendulum-v1")
-    raw.reset(seed=envs._seeds()[0])
+    raw.reset(seed=envs._seed(0))
     for ours in (0.5, -1.0, 0.123):
         seen, reward, *_ = raw.step(np.array([2 * ours], np.float32))
         followed = envs.step(torch.tensor([[ours]]))

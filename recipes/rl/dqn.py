@@ -7,8 +7,7 @@ What this recipe gets right without being asked: a time limit is no end of the w
 bootstrapped where an episode is truncated, never where it terminated); targets come from a copy of the net that stands still for
 many updates, the action in them from the net itself (double, van Hasselt 2016); no return reaches over the end of an episode;
 observations and returns are brought to scale by statistics that lie in the model, move once per unit and never in an evaluation;
-replay, target and environments are in the checkpoint; the result is the return of episodes that were not trained on, every action
-the one worth most.
+replay, target and environments are in the checkpoint; the result is the return of episodes not trained on, by actions worth most.
 """
 
 import copy
@@ -39,6 +38,8 @@ class Config(core.Config):
 
     env: str = "CartPole-v1"
     """Id of a gymnasium environment with discrete actions (`module:Name-v0` imports the module first)."""
+    stack: int = 1
+    """How many of an episode's last observations the policy sees at once: more than 1 where the newest does not say it all."""
     envs: int = 8
     """Environments side by side, over all processes."""
     rollout: int = 16
@@ -130,8 +131,9 @@ def returns(cfg: Config, policy: "Policy", target: "Policy", steps: dict[str, Te
     last, n = own.sum(0) - 1, torch.arange(done.shape[1], device=done.device)
     discount = cfg.gamma ** torch.arange(len(done), device=done.device)[:, None]
     following = steps["next_observation"][last, n]
-    best = (policy if cfg.double else target)(following).argmax(-1, keepdim=True)
-    value = target(following).gather(-1, best).squeeze(-1) * target.returns.rms
+    worth = target(following)
+    best = (policy(following) if cfg.double else worth).argmax(-1, keepdim=True)
+    value = worth.gather(-1, best).squeeze(-1) * target.returns.rms
     return (discount * own * steps["reward"]).sum(0) + cfg.gamma ** (last + 1) * ~steps["terminated"][last, n] * value
 
 
@@ -201,18 +203,19 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     if not cfg.n_step <= cfg.rollout <= cfg.capacity // cfg.envs:
         raise UserError("the steps of a unit do not fit", needed=f"--n-step <= --rollout <= --capacity / {cfg.envs} environments",
                         got=f"{cfg.n_step}, {cfg.rollout}, {cfg.capacity}")  # fmt: skip
-    n_obs, n_actions, _ = environments.sizes(cfg.env, Discrete)
+    n_obs, n_actions, _ = environments.sizes(cfg.env, Discrete, stack=cfg.stack)
     solved, ceiling = environments.limits(cfg.env)
     policy = Policy(n_obs, n_actions, cfg.widths, cfg.dueling)
     untrained = copy.deepcopy(policy).eval()
-    envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, rank=run.rank, world=run.world)
+    envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, stack=cfg.stack, rank=run.rank, world=run.world)
+    play, tiles, shown = environments.views(cfg.env, cfg.stack)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         error = F.smooth_l1_loss(model.of(batch["observation"], batch["action"]), batch["return"], reduction="none")
         return {"value": (batch["weight"] * error).sum()}
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        returns = [environments.play(cfg.env, b["seed"], lambda o: act(model, o))[0] for b in run.batches(data)]
+        returns = [play(b["seed"], lambda o: act(model, o))[0] for b in run.batches(data)]
         return environments.told(run.gather(torch.cat(returns).to(run.device)), solved)
 
     def act(model: nn.Module, observation: Tensor) -> Tensor:
@@ -220,20 +223,17 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return model(observation.to(run.device)).argmax(-1).cpu()
 
     def baselines() -> dict[str, dict[str, float]]:
-        returned, _ = environments.play(cfg.env, val_data.starts, lambda o: act(untrained.to(run.device), o))
+        returned, _ = play(val_data.starts, lambda o: act(untrained.to(run.device), o))
         return {"random actions": {"return": floor}, "untrained policy": {"return": returned.mean().item()}}
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
-        return environments.tiles(cfg.env, batch["seed"], lambda o: act(model, o), low=floor, high=ceiling)
-
-    def figures(model: nn.Module, data: core.Data) -> dict:
-        starts = torch.stack([data.get(i, None)["seed"] for i in range(min(8, len(data)))])
-        return {"Episodes: each number of the observation over time": predict(model, {"seed": starts})}
+        return tiles(batch["seed"], lambda o: act(model, o), low=floor, high=ceiling)
 
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
-        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "n_actions": n_actions, "widths": cfg.widths,
-                  "dueling": cfg.dueling, "first_action": envs.first_action, "input": f"float32 (B, {n_obs}): as observed",
+        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.stack, "n_actions": n_actions,
+                  "widths": cfg.widths, "dueling": cfg.dueling, "first_action": envs.first_action,
+                  "input": environments.seen(n_obs, cfg.stack),
                   "output": f"(B, {n_actions}) in units of the returns' size: act by argmax"}  # fmt: skip
         core.save(folder, policy, config, torch.zeros(2, n_obs))
 
@@ -253,7 +253,7 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         expect=core.Expect(loss_may_rise="its targets move with the policy"),
         baselines=baselines,
         predict=predict,
-        figures=figures,
+        figures=lambda model, data: shown(data.starts[:8], lambda o: act(model, o), low=floor, high=ceiling),
         export=export,
         monitors=monitors.monitors(floor, ceiling, capacity=cfg.capacity // (cfg.rollout * cfg.envs)),
         gates=gates.gates(gates.Subject(dqn, settings={"updates": 32, "first": 128, "capacity": 4096, "target_every": 16},

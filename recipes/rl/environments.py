@@ -9,7 +9,9 @@ import contextlib
 import difflib
 import functools
 import math
+import os
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,25 +19,29 @@ import gymnasium as gym
 import numpy as np
 import torch
 import torch.distributed as dist
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from torch import Tensor
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from torch import Tensor, nn
 
 from core import seeds
 from core.errors import Stop, UserError
 from core.stage import Data, Field, Tile
-from recipes.rl import probes
+from recipes.rl import arrays, probes
 
-CEILINGS = {"CartPole-v1": 500.0, "CartPole-v0": 200.0, "Pendulum-v1": 0.0}
+CEILINGS = {"CartPole-v1": 500.0, "CartPole-v0": 200.0, probes.HIDDEN: 500.0, "Pendulum-v1": 0.0}
 """Returns that cannot be beaten; elsewhere the return at which the environment's authors call it solved."""
 BEST_KNOWN = {"CartPole-v1": "500: the pole stands until the time limit"}
 
 
-def make(name: str) -> gym.Env:
-    """One environment with flat observations, and actions in [-1, 1] where they are not discrete; whatever is wrong with its name,
-    in one message."""
+def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
+    """One environment whose observations are the last `stack` of an episode, oldest first and flat (its first one repeated until
+    there are as many), and actions in [-1, 1] where they are not discrete; whatever is wrong with its name, in one message."""
     probes.register()
+    if stack < 1:
+        raise UserError(
+            "nothing would be observed", got=f"--stack {stack}", needed="1 (the newest observation) or more"
+        )
     try:
-        env = gym.make(name, disable_env_checker=True)
+        env = gym.make(name, disable_env_checker=True, **settings)
     except gym.error.DependencyNotInstalled as error:
         raise UserError(f"the environment '{name}' needs a package that is not installed", got=error) from None
     except (gym.error.Error, ImportError) as error:
@@ -44,6 +50,8 @@ def make(name: str) -> gym.Env:
                         needed="one of: " + ", ".join(near) if near else "the id of a registered environment",
                         next="python -c 'import gymnasium; gymnasium.pprint_registry()'") from None  # fmt: skip
     env, space = gym.wrappers.FlattenObservation(env), env.action_space
+    if stack > 1:
+        env = gym.wrappers.FlattenObservation(gym.wrappers.FrameStackObservation(env, stack, padding_type="reset"))
     if not isinstance(space, gym.spaces.Box):
         return env
     if len(space.shape) != 1 or not np.isfinite([space.low, space.high]).all():
@@ -56,10 +64,10 @@ RECIPES = {gym.spaces.Discrete: "rl/ppo or rl/dqn", gym.spaces.Box: "rl/ppo or r
 MEND = "  next:         mend it, then `trainworthy resume` the run folder: it goes on from its newest checkpoint"
 
 
-def sizes(name: str, *actions: type[gym.Space]) -> tuple[int, int, type[gym.Space]]:
-    """(numbers in an observation, actions to choose from or, where it is a Box, numbers in an action, which of the action spaces
-    `actions` it is)."""
-    with contextlib.closing(make(name)) as env:
+def sizes(name: str, *actions: type[gym.Space], stack: int = 1) -> tuple[int, int, type[gym.Space]]:
+    """(numbers that a policy observes, actions to choose from or, where it is a Box, numbers in an action, which of the action
+    spaces `actions` it is)."""
+    with contextlib.closing(make(name, stack)) as env:
         space = env.unwrapped.action_space
         if not isinstance(space, actions):
             known = RECIPES.get(type(space))
@@ -72,6 +80,19 @@ def sizes(name: str, *actions: type[gym.Space]) -> tuple[int, int, type[gym.Spac
             int(space.n) if kind is gym.spaces.Discrete else len(space.low),
             kind,
         )
+
+
+def side_by_side(name: str, n: int, stack: int = 1) -> VectorEnv:
+    """`n` copies stepped together, autoreset off: in one array where that is known to be the same, else one after another."""
+    if stack == 1 and arrays.known(name):
+        return arrays.CartPoles(n, make(name))
+    return SyncVectorEnv([lambda: make(name, stack)] * n, autoreset_mode=AutoresetMode.DISABLED)
+
+
+def seen(n_obs: int, stack: int) -> str:
+    """What an export says of its input."""
+    last = f"the last {stack} observations, oldest first, an episode's first one repeated until there are as many"
+    return f"float32 (B, {n_obs}): {last if stack > 1 else 'observations as the environment gives them'}"
 
 
 def first_action(space: gym.Space) -> int:
@@ -99,12 +120,13 @@ def limits(name: str) -> tuple[float, float]:
 
 
 class Environments:
-    """`n` environments over all processes, this one's part of them stepped together. Observations are (n_mine, n_obs)."""
+    """`n` environments over all processes, this one's part of them stepped together. Observations are (n_mine, n_obs), the last
+    `stack` of the running episode."""
 
-    def __init__(self, name: str, n: int, *, seed: int, rank: int = 0, world: int = 1):
+    def __init__(self, name: str, n: int, *, seed: int, stack: int = 1, rank: int = 0, world: int = 1):
         self.name, self.n, self.seed, self.world = name, n, seed, world
         self.mine = range(rank * n // world, (rank + 1) * n // world)
-        self.vector = SyncVectorEnv([lambda: make(name)] * len(self.mine), autoreset_mode=AutoresetMode.DISABLED)
+        self.vector = side_by_side(name, len(self.mine), stack)
         self.first_action = first_action(self.vector.single_action_space)
         self.inner = self.vector.envs[0].unwrapped.action_space  # as its authors made it
         self.low, self.high = (
@@ -115,12 +137,13 @@ class Environments:
         self.returned = np.zeros(len(self.mine))  # reward since then
         self._reset(np.ones(len(self.mine), bool))
 
-    def _seeds(self) -> list[int]:
-        return [seeds.derive(self.seed, "episode", i, k) for i, k in zip(self.mine, self.episode, strict=True)]
+    def _seed(self, i: int) -> int:
+        return seeds.derive(self.seed, "episode", self.mine[i], self.episode[i])
 
     def _reset(self, which: np.ndarray) -> None:
+        begun = [self._seed(i) if now else None for i, now in enumerate(which)]
         with blamed(self.name):
-            observation, _ = self.vector.reset(seed=self._seeds(), options={"reset_mask": which})
+            observation, _ = self.vector.reset(seed=begun, options={"reset_mask": which})
         self._judge(observation=observation)
         self.observation = torch.from_numpy(observation).float()
 
@@ -130,7 +153,7 @@ class Environments:
             if not np.isfinite(values).all():
                 i = int(np.argwhere(~np.isfinite(values))[0][0])
                 raise Stop(f"the environment '{self.name}' gave a non-finite {what}: {values[i]}\n"
-                           f"  where:        {len(self.actions[i])} steps into an episode begun from seed {self._seeds()[i]}\n"
+                           f"  where:        {len(self.actions[i])} steps into an episode begun from seed {self._seed(i)}\n"
                            f"{MEND}")  # fmt: skip
 
     def step(self, actions: Tensor) -> dict[str, Tensor]:
@@ -181,12 +204,17 @@ class Environments:
         self.episode = [state["episode"][i] for i in self.mine]
         self.actions = [[*state["actions"][i].numpy()] for i in self.mine]
         self._reset(np.ones(len(self.mine), bool))
+        array = isinstance(self.vector, arrays.CartPoles)
         for i, env in enumerate(self.vector.envs):
+            if array:
+                env.reset(seed=self._seed(i))
             self.returned[i] = 0.0
             for action in self.actions[i]:
                 observation, reward, *_ = env.step(action + self.first_action)
                 self.returned[i] += reward
                 self.observation[i] = torch.from_numpy(observation).float()
+            if array:
+                self.vector.put(i, env, len(self.actions[i]))
 
 
 class Episodes(Data):
@@ -209,25 +237,28 @@ class Episodes(Data):
 
 
 @torch.no_grad()
-def play(name: str, starts: Tensor, act: Callable[[Tensor], Tensor]) -> tuple[Tensor, list[Tensor]]:
+def play(name: str, starts: Tensor, act: Callable[[Tensor], Tensor], *, stack: int = 1) -> tuple[Tensor, list[Tensor]]:
     """One whole episode from each of the seeds `starts` (n,): (returns (n,), observations (length, n_obs) of each).
-    `act` maps observations (n, n_obs) to actions (n,) or (n, n_act). Episodes that have ended go on unseen until the last has."""
+    `act` maps observations (n, n_obs) to actions (n,) or (n, n_act); rows of episodes that have ended say nothing any more."""
     n = len(starts)
-    with contextlib.closing(SyncVectorEnv([lambda: make(name)] * n, autoreset_mode=AutoresetMode.DISABLED)) as vector:
+    with contextlib.closing(side_by_side(name, n, stack)) as vector:
         first = first_action(vector.single_action_space)
         with blamed(name):
             observation, _ = vector.reset(seed=starts.tolist())
         returns, running, seen = np.zeros(n), np.ones(n, bool), []
+        reward, terminated, truncated = np.zeros(n), np.zeros(n, bool), np.zeros(n, bool)
         while running.any():
             seen.append((torch.from_numpy(observation).float(), torch.from_numpy(running.copy())))
             chosen = act(seen[-1][0]).cpu().numpy() + first
             with blamed(name):
-                observation, reward, terminated, truncated, _ = vector.step(chosen)
+                if isinstance(vector, arrays.CartPoles):
+                    observation, reward, terminated, truncated, _ = vector.step(chosen)
+                else:  # those still running alone: the longest of a hundred episodes may be many times their mean
+                    observation = observation.copy()
+                    for i in np.flatnonzero(running):
+                        observation[i], reward[i], terminated[i], truncated[i], _ = vector.envs[i].step(chosen[i])
             returns += reward * running
-            done = terminated | truncated
-            running &= ~done
-            if done.any():
-                observation, _ = vector.reset(seed=starts.tolist(), options={"reset_mask": done})
+            running &= ~(terminated | truncated)
     alive = torch.stack([r for _, r in seen])  # (longest, n)
     rows = torch.stack([o for o, _ in seen])
     return torch.from_numpy(returns).float(), [rows[alive[:, i], i] for i in range(n)]
@@ -258,11 +289,53 @@ def draw(space: gym.Space, size: tuple[int, ...], generator: torch.Generator) ->
     return 2 * torch.rand(*size, *space.shape, generator=generator) - 1
 
 
-def tiles(name: str, starts: Tensor, act: Callable[[Tensor], Tensor], *, low: float, high: float) -> list[Tile]:
+def tiles(
+    name: str, starts: Tensor, act: Callable[[Tensor], Tensor], *, low: float, high: float, stack: int = 1
+) -> list[Tile]:
     """An episode from each of the seeds `starts` (n,) to look at; good is one whose return is nearer `high` than `low`."""
-    returned, seen = play(name, starts, act)
-    return [Tile(f"{r:g} in {len(o)} steps", trace(o), good=min(max((r - low) / (high - low), 0), 1))
+    returned, seen = play(name, starts, act, stack=stack)
+    return [Tile(f"{r:g} in {len(o)} steps", trace(o[:, -(o.shape[1] // stack) :]), good=min(max((r - low) / (high - low), 0), 1))
             for r, o in zip(returned.tolist(), seen, strict=True)]  # fmt: skip
+
+
+def shown(
+    name: str, starts: Tensor, act: Callable[[Tensor], Tensor], *, low: float, high: float, stack: int = 1
+) -> dict[str, list[Tile]]:
+    """For the report: an episode from each of the seeds `starts` (n,) as lines, and the first in pictures where it renders."""
+    traces = tiles(name, starts, act, low=low, high=high, stack=stack)
+    pictures = strip(name, starts[:1], act, stack=stack)
+    found = {"Episodes: each number of the observation over time": traces, "The first of them in pictures": pictures}
+    return {title: some for title, some in found.items() if some}
+
+
+def strip(name: str, start: Tensor, act: Callable[[Tensor], Tensor], *, stack: int = 1, frames: int = 8) -> list[Tile]:
+    """`frames` pictures, evenly spaced, of the episode from the seed `start` (1,); none where the environment, or what it needs to
+    draw with, cannot."""
+    _, [observed] = play(name, start, act, stack=stack)
+    last = len(observed) - 1
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # drawn into memory: no display is asked for, none is missed
+    chosen, found = {round(i * last / (frames - 1)) for i in range(frames)}, []
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            contextlib.closing(make(name, stack, render_mode="rgb_array")) as env,
+        ):
+            env.reset(seed=start.item())
+            for t, action in enumerate(act(observed).numpy() + first_action(env.action_space)):
+                if t in chosen:
+                    picture = torch.from_numpy(env.render().copy()).permute(2, 0, 1)[None] / 255  # (1, 3, H, W)
+                    size = (80, 80 * picture.shape[3] // picture.shape[2])
+                    small = nn.functional.interpolate(picture, size, mode="area")[0]
+                    found.append(Tile(f"step {t} of {last}", small))
+                env.step(action)
+    except Exception:  # drawing fails in as many ways as there are displays: no result hangs on a picture
+        return []
+    return found
+
+
+def views(name: str, stack: int) -> tuple[Callable, ...]:
+    """`play`, `tiles` and `shown` of one environment."""
+    return tuple(functools.partial(f, name, stack=stack) for f in (play, tiles, shown))
 
 
 def trace(observations: Tensor, height: int = 64, width: int = 250) -> Tensor:
@@ -271,8 +344,9 @@ def trace(observations: Tensor, height: int = 64, width: int = 250) -> Tensor:
     scaled = observations / observations.abs().amax(0).clamp_min(
         1e-6
     )  # each in [-1, 1] of its own scale, zero in the middle
-    x = (torch.arange(length) * (width - 1) // max(length - 1, 1)).long()
-    y = ((1 - scaled) / 2 * (height - 1)).round().long()
+    x = torch.arange(width)
+    t = (x * (length - 1) / (width - 1)).round().long()  # a line, not dots, also where the episode is short
+    y = ((1 - scaled) / 2 * (height - 1)).round().long()[t]
     picture = torch.full((height, width), 255, dtype=torch.uint8)
     picture[height // 2] = 225
     for i in reversed(range(min(n, 4))):

@@ -1,9 +1,9 @@
 """Gates of reinforcement learning: environments whose answer is known by hand, learnt through the recipe's own code; what stands
 just before the loss; environments that can be saved.
 
-A recipe hands them its stage function, and settings under which it learns a probe. They ask of it: settings `env`, `envs`,
-`rollout` and `gamma`; a model with `value(observations)` in units of the reward and `near(observations, best)`, 1 where it does
-what is best; batches with `observation` and `return`; its environments in `stage.state`.
+A recipe hands them its stage function, and settings under which it learns a probe. They ask of it: settings `env`, `stack`,
+`envs`, `rollout` and `gamma`; a model with `value(observations)` in units of the reward and `near(observations, best)`, 1 where
+it does what is best; batches with `observation` and `return`; its environments in `stage.state`.
 """
 
 import copy
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from core.gates import Finding, Gate, Proof, Skip, build, gate
 from core.gates.recorder import rehearsed
-from core.run import Plan, Run
+from core.run import Plan, Run, evaluating
 from core.stage import Stage
 from recipes.rl.environments import Environments, draw
 from recipes.rl.probes import PROBES
@@ -28,7 +28,9 @@ EVERY, IN_A_ROW = (
     4,
 )  # looked at after every third, and close four times in a row: a value on its way elsewhere passes by
 CLOSE = 0.1  # of the largest value: how near the learnt values must come
+EARNED = 0.4  # by best actions that are taken with 0.7
 LIMIT = 1e-3
+FALL = 1000.0  # far below everything that is learnt on a probe
 GAMMA = 0.5  # discounts are told from none within two steps
 
 
@@ -66,24 +68,36 @@ class Learnt:
 
 
 def learnt(
-    proof: Proof, subject: Subject, name: str, *, units: int = UNITS, noted: int = 0, batch: int = 32, **settings: Any
+    proof: Proof,
+    subject: Subject,
+    name: str,
+    *,
+    units: int = UNITS,
+    noted: int = 0,
+    batch: int = 32,
+    stack: int = 1,
+    before: Callable[[Stage], None] | None = None,
+    **settings: Any,
 ) -> Learnt:
     """The recipe's own `train()` on a probe, at a rate of the probe's own; fewer units are made to the last. Batches are kept of
-    the unit `noted`."""
+    the unit `noted`; `before` may change the stage before anything is learnt. Every probe but one tells all by its newest
+    observation."""
     cfg, id = proof.cfg, f"probe/{name}{'-box' * subject.box}-v0"
-    cfg = replace(cfg, env=id, envs=8, rollout=16, gamma=GAMMA, optim=replace(cfg.optim, lr=3e-3),
+    cfg = replace(cfg, env=id, stack=stack, envs=8, rollout=16, gamma=GAMMA, optim=replace(cfg.optim, lr=3e-3),
                   train=replace(cfg.train, batch_size=batch, accumulate=1), **subject.settings | settings)  # fmt: skip
     close: list[bool] = []
 
     def enough(stage: Stage, unit: int) -> bool:
         if unit % EVERY == 0 and units == UNITS:
-            close.append(off(subject, stage, name) <= CLOSE / 2)
+            close.append(off(subject, stage, name, stack) <= CLOSE / 2)
         return len(close) >= IN_A_ROW and all(close[-IN_A_ROW:])
 
     run = Run(cfg, proof.accelerator, plan=Plan(steps=units, peak=True, watch=enough))
     stage = build(run, lambda run: subject.make(cfg, run))
+    if before:
+        before(stage)
     own, found, envs = stage.loss, Learnt(run, stage), environments_of(stage)
-    observations = answers(subject, name)[0].to(run.device)
+    observations = answers(subject, name, stack)[0].to(run.device)
 
     def loss(model: torch.nn.Module, batch: dict) -> dict[str, Tensor]:
         terms = own(model, batch)
@@ -117,9 +131,9 @@ def environments_of(stage: Stage) -> Environments | None:
     return next((s for s in stage.state.values() if isinstance(s, Environments)), None)
 
 
-def off(subject: Subject, stage: Stage, name: str) -> float:
+def off(subject: Subject, stage: Stage, name: str, stack: int = 1) -> float:
     """Distance from the known answer: of a value, as a share of the largest; of the probability of a best action, from 1."""
-    observations, values, best = answers(subject, name)
+    observations, values, best = answers(subject, name, stack)
     observations = observations.to(next(stage.model.parameters()).device)
     with torch.no_grad():
         if best is not None:
@@ -129,19 +143,23 @@ def off(subject: Subject, stage: Stage, name: str) -> float:
     return (found - values).abs().max().item() / max(values.abs().max().item(), 1e-9)
 
 
-def answers(subject: Subject, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(observations, their values under the best policy, their best actions where there is a choice), by hand: the rules are
-    played to their end for every signal and step."""
+def answers(subject: Subject, name: str, stack: int = 1) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(the last `stack` observations of every step, their values under the best policy, their best actions where it matters what is
+    done), by hand: the rules are played to their end for every signal and step."""
     probe = PROBES[name]
     rule, length, limited = probe["rule"], probe.get("length", 1), probe.get("limited", False)
-    n_actions, shift, scale = probe.get("actions", 1), probe.get("shift", 0.0), probe.get("scale", 1.0)
+    n_actions, brief = probe.get("actions", 1), probe.get("brief", False)
+    shift, scale = probe.get("shift", 0.0), probe.get("scale", 1.0)
     rows, values, best = [], [], []
     for signal in (-1, 1) if probe.get("random") else (0,):
         later = rule(signal, 0, 0) / (1 - GAMMA) if limited else 0.0  # a time limit is not seen: it goes on for ever
         for step in reversed(range(1 if limited else length)):
             rewards = [float(rule(signal, a, step)) for a in range(n_actions)]
             later = max(rewards) + GAMMA * later
-            rows.append([shift + scale * signal, shift + scale * (0 if limited else step)])
+            if n_actions > 1 and len(set(rewards)) == 1:
+                continue  # nothing to choose
+            past = [(0 if brief and t else signal, 0 if limited else t) for t in range(step + 1)]
+            rows.append([shift + scale * x for seen in ([past[0]] * stack + past)[-stack:] for x in seen])
             values.append(later)
             best.append(rewards.index(max(rewards)))
     chosen = 2 * torch.tensor(best)[:, None] - 1 if subject.box else torch.tensor(best)
@@ -153,21 +171,29 @@ def probe_gate(subject: Subject, name: str, rows: str, title: str, remedy: str) 
 
     @gate(f"probe-{name}", rows=rows, title=title)
     def prove(proof: Proof) -> Finding:
-        result = learnt(proof, subject, name)
+        stack = proof.cfg.stack if name == "memory" else 1
+        if name == "memory" and stack == 1:
+            raise Skip("the newest observation alone is seen (--stack 1)")
+        result = learnt(proof, subject, name, stack=stack)
         run, stage = result.run, result.stage
-        observations, values, best = answers(subject, name)
+        observations, values, best = answers(subject, name, stack)
         with torch.no_grad():
             found = stage.model.value(observations.to(run.device)).tolist()
             near = None if best is None else stage.model.near(observations.to(run.device), best.to(run.device))
-        apart = off(subject, stage, name)
+        apart = off(subject, stage, name, stack)
         shown = f"values {few(found)}" if near is None else f"best actions taken with {few(near)}"
+        earned = 1.0
+        if name == "memory":  # the frames above are by hand: what the environment really stacks, only its episodes show
+            with evaluating(stage.judged):
+                earned = stage.evaluate(stage.judged, stage.data["val"])["return"]
+            shown += f", {earned:.2f} of 1 earned in an episode"
         needed = (
             f"{few(values)} within {CLOSE:.0%} of the largest"
             if best is None
-            else f"each with {1 - 3 * CLOSE:.1f} or more"
+            else f"each with {1 - 3 * CLOSE:.1f} or more" + f", and {EARNED:g} earned" * (name == "memory")
         )
         return Finding(
-            apart <= CLOSE, f"{shown} after {run.step} rollouts", f"{needed}, within {UNITS} rollouts", remedy,
+            apart <= CLOSE and earned >= EARNED, f"{shown} after {run.step} rollouts", f"{needed}, within {UNITS} rollouts", remedy,
             evidence={"observations": observations.tolist(), "values": found, "known": values.tolist(), "off": apart},
         )  # fmt: skip
 
@@ -281,6 +307,44 @@ def next_action_gate(subject: Subject) -> Gate:
     return prove
 
 
+def lower_gate(subject: Subject) -> Gate:
+    """One critic at a time says far less than it did: by as much fall the targets, and what the policy gains."""
+
+    @gate("lower-critic", rows="R5", title="of several critics the lowest is believed, in targets and by the policy")
+    def prove(proof: Proof) -> Finding:
+        def fall(critics: Any, i: int) -> None:
+            with torch.no_grad():
+                critics[i][-1].bias -= FALL
+
+        def target(i: int | None = None) -> float:
+            """Of the first of two steps, in the first update, when critic `i` of the target has fallen."""
+            lowered = None if i is None else lambda stage: fall(stage.state["target"].net.critics, i)
+            result = learnt(proof, subject, "delay", units=1, before=lowered)
+            rows = {k: result.run.gather(result.batches[0][k]).cpu() for k in ("observation", "return")}
+            return rows["return"][(rows["observation"] == answers(subject, "delay")[0][1]).all(-1)].mean().item()
+
+        result = learnt(proof, subject, "constant", units=1)
+        model, batch = result.stage.model, result.batches[0]
+        if not hasattr(model, "critics") or "target" not in result.stage.state:
+            raise Skip("no `critics` in the model, or no 'target' in what is saved")
+        targets, gains, whole = [], [], target()
+        for i in range(len(model.critics)):
+            targets.append((whole - target(i)) / (GAMMA * FALL))
+            was = result.stage.loss(model, batch)["policy"].item()
+            fall(model.critics, i)
+            gains.append((result.stage.loss(model, batch)["policy"].item() - was) / (FALL * len(batch["action"])))
+            with torch.no_grad():
+                model.critics[i][-1].bias += FALL
+        return Finding(
+            min(targets + gains) >= 0.95, f"of one critic's fall the targets take {few(targets)}, the policy {few(gains)}",
+            "all of it (0.95 or more), whichever falls",
+            "a target from one critic alone, from their mean or the highest: values grow that nothing earns\n"
+            "the policy asks one critic alone", evidence={"targets": targets, "policy": gains},
+        )  # fmt: skip
+
+    return prove
+
+
 @gate("density", rows="R5", title="the probability of an action counts what was done to the number that was drawn")
 def density(proof: Proof) -> Finding:
     """`sample(observations, noise)` of the rehearsed model: the log-density of its actions against that of the noise, divided by
@@ -379,13 +443,18 @@ def replay(proof: Proof) -> Finding:
         envs.step(row)
     saved = envs.state_dict()
     straight = torch.stack([envs.step(row)["next_observation"] for row in actions[steps:]])
-    fresh = Environments(cfg.env, envs.n, seed=envs.seed, rank=run.rank, world=run.world)
+    fresh = Environments(cfg.env, envs.n, seed=envs.seed, stack=cfg.stack, rank=run.rank, world=run.world)
     again = torch.equal(fresh.observation, start)
     fresh.load_state_dict(saved)
     resumed = torch.stack([fresh.step(row)["next_observation"] for row in actions[steps:]])
     wrong = [] if again else ["the same seeds give other first observations"]
     if not torch.equal(straight, resumed):
         wrong.append(f"observations differ by up to {(straight - resumed).abs().max():.3g} after the replay")
+    new = Environments(cfg.env, envs.n, seed=envs.seed, stack=cfg.stack, rank=run.rank, world=run.world)
+    used, first = (begun(some, saved, actions[:8]) for some in (envs, new))
+    if not torch.equal(used, first):
+        step, apart = (used != first).flatten(1).any(1).nonzero()[0].item(), (used - first).abs().max().item()
+        wrong.append(f"what is seen {step} steps into an episode depends on the episode before, by up to {apart:.3g}")
     vector = envs.vector
     varied = len({vector.envs[0].reset(seed=s)[0].tobytes() for s in range(5)}) > 1  # else every episode begins alike
     if varied and len(start.unique(dim=0)) < n:
@@ -395,8 +464,15 @@ def replay(proof: Proof) -> Finding:
         not wrong, "; ".join(wrong) or f"{told}; replayed bit for bit", "seeds of their own; the same observations after a replay",
         "the environment draws from a generator that reset(seed=...) does not seed (numpy's or Python's global one)\n"
         "its state goes on over a reset: what is left of an earlier episode is not in its seed and actions\n"
+        "observations are stacked over the end of an episode: at its beginning there are none from before\n"
         "every environment was seeded alike", evidence={"episodes": sum(envs.episode)},
     )  # fmt: skip
+
+
+def begun(envs: Environments, saved: dict[str, Any], actions: Tensor) -> Tensor:
+    """What is seen at the beginning of the episodes after `saved`, and after each of `actions`: (1 + actions, n_mine, n_obs)."""
+    envs.load_state_dict({"episode": [k + 1 for k in saved["episode"]], "actions": [torch.zeros(0)] * envs.n})
+    return torch.stack([envs.observation.clone(), *(envs.step(row)["next_observation"] for row in actions)])
 
 
 def gates(subject: Subject, *, on_policy: bool) -> list[Gate]:
@@ -424,7 +500,10 @@ def gates(subject: Subject, *, on_policy: bool) -> list[Gate]:
         ("both", "R5", "the better action depends on the observation",
          "observations do not reach the policy, or advantages are mixed up between samples\n"
          "observations are those of another step than the action's"),
-        ("scale", "R3", "the same with observations around 300 and rewards of 1000",
+        ("memory", "R5", "the better action depends on the observation before",
+         "what is stacked are not the last observations: the newest again and again, or views of one array\n"
+         "they are stored with another step's action, or the policy reads the newest alone"),
+        ("scale", "R3", "the same with observations of 299.7 and 300.3, rewards of 1000",
          "observations are not brought to scale by running statistics\n"
          "returns of this size swamp the value's loss: bring them to scale, too"),
     ]  # fmt: skip
@@ -432,5 +511,6 @@ def gates(subject: Subject, *, on_policy: bool) -> list[Gate]:
     own = (
         [whitening_gate(subject)] if on_policy else [f(subject) for f in (lag_gate, next_action_gate, exploration_gate)]
     )
+    own += [lower_gate(subject)] if subject.box and not on_policy else []
     own += [density, entropy_gate(subject)] if subject.box else []
     return [targets_gate(subject), *found, *own, scale, replay]

@@ -4,15 +4,21 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class Running(nn.Module):
-    """Mean and variance of all rows (n, size) it was ever given (Chan 1983). Reading never moves them; 0 and 1 before the first."""
+    """Mean and variance of all rows (n, size) it was ever given (Chan 1983). Reading never moves them; 0 and 1 before the first.
+
+    With them, since every forward asks for them and they move once a unit: `std` (size,), 1 where nothing varies, and `rms`, the
+    root of the mean square (size,), 1 before the first rows and where all were 0.
+    """
 
     def __init__(self, size: int):
         super().__init__()
         self.register_buffer("mean", torch.zeros(size))
-        self.register_buffer("var", torch.ones(size))
+        for name in ("var", "std", "rms"):
+            self.register_buffer(name, torch.ones(size))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
@@ -25,24 +31,29 @@ class Running(nn.Module):
         self.mean.add_((apart * n / total).to(self.mean))
         self.var.copy_(together)
         self.count.add_(n)
+        self.std.copy_(_root(self.var))
+        self.rms.copy_(_root(self.var + self.mean.square()))
 
-    @property
-    def std(self) -> Tensor:
-        """(size,); 1 where nothing varies."""
-        return torch.where(self.var > 1e-8, self.var, torch.ones_like(self.var)).sqrt()
 
-    @property
-    def rms(self) -> Tensor:
-        """Root of the mean square (size,); 1 before the first rows, and where all were 0."""
-        square = self.var + self.mean.square()
-        return torch.where(square > 1e-8, square, torch.ones_like(square)).sqrt()
+def _root(square: Tensor) -> Tensor:
+    """(size,); 1 where there is nothing."""
+    return torch.where(square > 1e-8, square, torch.ones_like(square)).sqrt()
 
 
 class Side(nn.ModuleList):
-    """Nets side by side that read the same (B, n) and say a number each: (nets, B)."""
+    """Nets side by side, each an `mlp`, that read the same (B, n) and say a number each: (nets, B)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([net(x).squeeze(-1) for net in self])
+    def forward(self, x: Tensor, *, still: bool = False) -> Tensor:
+        """`still`: what comes of it teaches whatever made `x`, but not these nets."""
+        return torch.stack([(untaught(net, x) if still else net(x)).squeeze(-1) for net in self])
+
+
+def untaught(net: nn.Sequential, x: Tensor) -> Tensor:
+    """An `mlp` whose weights get no gradient; `torch.func.functional_call` is the same in six times the overhead."""
+    for layer in net:
+        linear = isinstance(layer, nn.Linear)
+        x = F.linear(x, layer.weight.detach(), layer.bias.detach()) if linear else layer(x)
+    return x
 
 
 def mlp(*sizes: int, activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:

@@ -38,6 +38,8 @@ class Config(core.Config):
     env: str = "CartPole-v1"
     """Id of a gymnasium environment with actions to choose from, or of numbers in a finite range (`module:Name-v0` imports the
     module first)."""
+    stack: int = 1
+    """How many of an episode's last observations the policy sees at once: more than 1 where the newest does not say it all."""
     envs: int = 16
     """Environments side by side, over all processes."""
     rollout: int = 128
@@ -76,12 +78,13 @@ def full() -> Config:
     """LunarLander-v3, solved at a return of 200."""
     return Config(
         env="LunarLander-v3",
-        envs=64,
-        rollout=256,
+        rollout=512,
+        passes=6,
         gamma=0.999,
-        train=Train(epochs=300, batch_size=2048, eval_every=20),
+        gae_lambda=0.98,
+        train=Train(epochs=120, batch_size=512, eval_every=15),
         optim=Optim(lr=1e-3, weight_decay=0.0, clip=0.5, schedule="linear", warmup=0.0),
-        run=RunSettings(save_every=20),
+        run=RunSettings(threads=1, save_every=15),
     )
 
 
@@ -127,7 +130,8 @@ def minibatches(
     for i in range(cfg.passes):
         order = seeds.permutation(cfg.rollout * cfg.envs, cfg.run.seed, "minibatches", unit, i)
         for chosen in order.split(cfg.train.batch_size):
-            batch = {k: v[envs.rows(chosen)] for k, v in rows.items()}
+            own = envs.rows(chosen)
+            batch = {k: v[own] for k, v in rows.items()}
             everyone = run.gather(batch["advantage"])  # the minibatch over all processes
             batch["advantage"] = (batch["advantage"] - everyone.mean()) / (everyone.std() + 1e-8)
             yield batch
@@ -145,13 +149,16 @@ class Policy(nn.Module):
         self.actor, self.critic = mlp(n_obs, *widths, head.n), mlp(n_obs, *widths, 1)
         nn.init.orthogonal_(self.actor[-1].weight, 0.01)  # nearly every action equally likely
 
+    def scaled(self, observation: Tensor) -> Tensor:
+        return ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)
+
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        x = ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)
+        x = self.scaled(observation)
         return self.head(self.actor(x)), self.critic(x).squeeze(-1)
 
     def sample(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """(the actions that `noise` stands for, their log-probability (B,))."""
-        outputs = self(observation)[0]
+        """(the actions that `noise` stands for, their log-probability (B,)); the critic is not asked."""
+        outputs = self.head(self.actor(self.scaled(observation)))
         action = self.head.draw(outputs, noise)
         return action, self.head.log_prob(outputs, action)
 
@@ -161,7 +168,7 @@ class Policy(nn.Module):
 
     def value(self, observation: Tensor) -> Tensor:
         """Expected return, in units of the reward."""
-        return self(observation)[1] * self.returns.rms
+        return self.critic(self.scaled(observation)).squeeze(-1) * self.returns.rms
 
     def near(self, observation: Tensor, best: Tensor) -> Tensor:
         """1 where it does what is best."""
@@ -179,11 +186,12 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     if cfg.rollout * cfg.envs % cfg.train.batch_size:
         raise UserError("a rollout is not cut evenly into minibatches", needed="--train.batch-size that divides --rollout x --envs",
                         got=f"{cfg.rollout} steps x {cfg.envs} environments, {cfg.train.batch_size} to an update")  # fmt: skip
-    n_obs, size, space = environments.sizes(cfg.env, Discrete, Box)
+    n_obs, size, space = environments.sizes(cfg.env, Discrete, Box, stack=cfg.stack)
     solved, ceiling = environments.limits(cfg.env)
     policy = Policy(n_obs, HEADS[space](size), cfg.widths)
     untrained = copy.deepcopy(policy).eval()
-    envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, rank=run.rank, world=run.world)
+    envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, stack=cfg.stack, rank=run.rank, world=run.world)
+    play, tiles, shown = environments.views(cfg.env, cfg.stack)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         outputs, value = model(batch["observation"])
@@ -198,7 +206,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         }
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        returns = [environments.play(cfg.env, b["seed"], lambda o: act(model, o))[0] for b in run.batches(data)]
+        returns = [play(b["seed"], lambda o: act(model, o))[0] for b in run.batches(data)]
         return environments.told(run.gather(torch.cat(returns).to(run.device)), solved)
 
     def act(model: nn.Module, observation: Tensor) -> Tensor:
@@ -206,22 +214,18 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return model.act(observation.to(run.device)).cpu()
 
     def baselines() -> dict[str, dict[str, float]]:
-        returned, _ = environments.play(cfg.env, val_data.starts, lambda o: act(untrained.to(run.device), o))
+        returned, _ = play(val_data.starts, lambda o: act(untrained.to(run.device), o))
         return {"random actions": {"return": floor}, "untrained policy": {"return": returned.mean().item()}}
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
-        return environments.tiles(cfg.env, batch["seed"], lambda o: act(model, o), low=floor, high=ceiling)
-
-    def figures(model: nn.Module, data: core.Data) -> dict:
-        starts = torch.stack([data.get(i, None)["seed"] for i in range(min(8, len(data)))])
-        return {"Episodes: each number of the observation over time": predict(model, {"seed": starts})}
+        return tiles(batch["seed"], lambda o: act(model, o), low=floor, high=ceiling)
 
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
         says = {Discrete: f"logits (B, {size}): act by argmax",
                 Box: f"means and log deviations (B, {2 * size}): act by low + (1 + mean) / 2 * (high - low), clipped"}  # fmt: skip
-        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "n_actions": size, "widths": cfg.widths,
-                  "first_action": envs.first_action, "input": f"float32 (B, {n_obs}): observations as the environment gives them",
+        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.stack, "n_actions": size,
+                  "widths": cfg.widths, "first_action": envs.first_action, "input": environments.seen(n_obs, cfg.stack),
                   "low": envs.low, "high": envs.high,
                   "output": f"{says[space]}; value (B,) in units of the returns' size"}  # fmt: skip
         core.save(folder, policy, config, torch.zeros(2, n_obs))
@@ -241,7 +245,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         expect=core.Expect(loss_may_rise="its targets move with the policy", small_terms=("entropy",)),
         baselines=baselines,
         predict=predict,
-        figures=figures,
+        figures=lambda model, data: shown(data.starts[:8], lambda o: act(model, o), low=floor, high=ceiling),
         export=export,
         monitors=monitors.monitors(floor, ceiling, ratio=True, actions=size if space is Discrete else 0),
         gates=gates.gates(gates.Subject(ppo, settings={}, exact={"gae_lambda": 1.0}, box=space is Box), on_policy=True),

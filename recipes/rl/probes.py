@@ -1,5 +1,6 @@
 """Environments so small that their values and best actions are known by hand (after Andy Jones, "Debugging RL, without the
 agonizing pain", 2021). Each needs one more piece of an agent than the one before, so the first that fails names the piece.
+And one that is not small, whose newest observation does not say it all.
 """
 
 from typing import Any
@@ -10,19 +11,21 @@ import numpy as np
 
 class Probe(gym.Env):
     """An episode of `length` steps. `rule(signal, action, step)` gives the reward; the observation is (signal, step), shifted and
-    scaled. It ends by termination, or by truncation where `limited`. An action is one of `actions`, or with `box` a number between
-    the first and the second of two."""
+    scaled, the signal in the first step alone where it is `brief`. It ends by termination, or by truncation where `limited`. An
+    action is one of `actions`, or with `box` a number between the first and the second of two."""
 
     def __init__(self, rule, *, length: int = 1, actions: int = 1, limited: bool = False, random: bool = False,
-                 shift: float = 0.0, scale: float = 1.0, box: bool = False, render_mode: str | None = None):  # fmt: skip
-        self.rule, self.length, self.limited, self.random = rule, length, limited, random
+                 brief: bool = False, shift: float = 0.0, scale: float = 1.0, box: bool = False,
+                 render_mode: str | None = None):  # fmt: skip
+        self.rule, self.length, self.limited, self.random, self.brief = rule, length, limited, random, brief
         self.shift, self.scale, self.render_mode = shift, scale, render_mode
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self.action_space = gym.spaces.Box(0.0, 1.0, (1,)) if box else gym.spaces.Discrete(actions)
 
     def _look(self) -> np.ndarray:
         shown = 0 if self.limited else self.time  # a time limit is no part of the world: it is not seen
-        return (self.shift + self.scale * np.array([self.signal, shown])).astype(np.float32)
+        signal = 0 if self.brief and self.time else self.signal
+        return (self.shift + self.scale * np.array([signal, shown])).astype(np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
         super().reset(seed=seed)
@@ -44,18 +47,29 @@ PROBES: dict[str, dict[str, Any]] = {
     "action": {"rule": lambda signal, action, step: 2 * action - 1, "actions": 2},
     "later": {"rule": lambda signal, action, step: (2 * action - 1) * (step == 1), "actions": 2, "length": 2},
     "both": {"rule": lambda signal, action, step: signal * (2 * action - 1), "actions": 2, "random": True},
+    "memory": {"rule": lambda signal, action, step: signal * (2 * action - 1) * (step == 1), "actions": 2, "length": 2,
+               "random": True, "brief": True},
     "scale": {"rule": lambda signal, action, step: 1000 * signal * (2 * action - 1), "actions": 2, "random": True,
-              "shift": 300.0, "scale": 3.0},
+              "shift": 300.0, "scale": 0.3},
     "loud": {"rule": lambda signal, action, step: 1e3 * signal * (2 * action - 1), "actions": 2, "random": True},
     "louder": {"rule": lambda signal, action, step: 1e6 * signal * (2 * action - 1), "actions": 2, "random": True},
     "limit": {"rule": lambda signal, action, step: signal > 0, "length": 2, "limited": True, "random": True},
 }  # fmt: skip
 
 
+HIDDEN = "hidden/CartPole-v1"
+
+
 def register() -> None:
-    """Make them known to gymnasium as probe/constant-v0, with continuous actions probe/constant-box-v0, and so on; twice does no
-    harm."""
+    """Make them known to gymnasium as probe/constant-v0, with continuous actions probe/constant-box-v0, and so on, and CartPole-v1
+    without its two velocities as hidden/CartPole-v1; twice does no harm."""
     for name, settings in PROBES.items():
         for id, box in ((f"probe/{name}-v0", False), (f"probe/{name}-box-v0", True)):
             if id not in gym.registry:
                 gym.register(id, entry_point=Probe, kwargs=settings | {"box": box}, order_enforce=False)
+    if HIDDEN not in gym.registry:
+        seen = gym.wrappers.TransformObservation.wrapper_spec(
+            func=lambda observation: observation[[0, 2]], observation_space=gym.spaces.Box(-np.inf, np.inf, (2,))
+        )
+        gym.register(HIDDEN, "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=500, reward_threshold=475.0,
+                     additional_wrappers=(seen,))  # fmt: skip

@@ -1,10 +1,15 @@
 """What off-policy recipes learn from: transitions in a ring, and a copy of the net that lags behind."""
 
 import copy
+import math
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from core.checkpoint import Segment
 
 KEPT = ("observation", "action", "reward", "next_observation", "terminated", "truncated")
 
@@ -12,12 +17,14 @@ KEPT = ("observation", "action", "reward", "next_observation", "terminated", "tr
 class Replay:
     """A ring of the newest `steps` steps of `n` environments. Every process holds the whole of it and draws the same from it.
 
-    A checkpoint holds all that is filled: what its copy needs is never overwritten under it.
+    A checkpoint holds all that is filled. Every time it is saved, what was added since then becomes a segment, which later
+    checkpoints link to; a segment that is half overwritten in the ring is still whole on disk.
     """
 
     def __init__(self, steps: int, n: int, device: torch.device):
         self.steps, self.n, self.device = steps, n, device
         self.added = 0  # steps ever added
+        self.cuts = [0]  # where segments begin and end, in steps ever added
         self.rows: dict[str, Tensor] = {}  # (steps, n, ...), allocated once, by the first stretch
         self.born = torch.zeros(steps, dtype=torch.long)  # unit that played a step
         self.priority = torch.zeros(steps, n, device=device)  # what a transition's chance to be drawn grows with
@@ -61,21 +68,38 @@ class Replay:
 
     def stretch(self, places: Tensor, length: int) -> dict[str, Tensor]:
         """`length` consecutive steps from each of `places` (B,): (length, B, ...)."""
-        row = (places // self.n + torch.arange(length, device=self.device)[:, None]) % self.steps
-        return {k: v[row, places % self.n] for k, v in self.rows.items()}
+        size = self.steps * self.n  # a step later is n places later
+        at = (places + self.n * torch.arange(length, device=self.device)[:, None]) % size
+        return {k: v.flatten(0, 1)[at] for k, v in self.rows.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        filled = {k: v[: len(self)] for k, v in self.rows.items()}
-        return {"added": self.added, "rows": filled, "born": self.born[: len(self)],
-                "priority": self.priority[: len(self)]}  # fmt: skip
+        oldest = self.added - len(self)
+        cuts = [*self.cuts, self.added] if self.added > self.cuts[-1] else self.cuts
+        self.cuts = [a for a, b in pairwise([*cuts, math.inf]) if b > oldest]
+        segments = {f"{a}-{b}": Segment(partial(self._rows, a, b)) for a, b in pairwise(self.cuts)}
+        some = self.priority[: len(self)]
+        alike = len(some) and (some == some[0, 0]).all()  # until it is learnt from by priority
+        return {"added": self.added, "segments": segments, "priority": some[:1, :1] if alike else some}
+
+    def _rows(self, begin: int, end: int) -> dict[str, Tensor]:
+        """What is left of the steps from `begin` to `end`, and which they are."""
+        step = torch.arange(max(begin, self.added - len(self)), end)
+        at = step % self.steps
+        return {"step": step, "born": self.born[at], **{k: v[at.to(self.device)] for k, v in self.rows.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.added = state["added"]
-        self.rows = {k: v.new_zeros(self.steps, *v.shape[1:], device=self.device) for k, v in state["rows"].items()}
-        for k, v in state["rows"].items():
-            self.rows[k][: len(v)] = v
-        self.born[: len(state["born"])] = state["born"].cpu()
-        self.priority[: len(state["priority"])] = state["priority"]
+        self.cuts = sorted({int(step) for name in state["segments"] for step in name.split("-")}) or [0]
+        for segment in state["segments"].values():
+            rows = segment.read()
+            held = rows["step"] >= self.added - len(self)
+            at = rows.pop("step")[held] % self.steps
+            self.born[at] = rows.pop("born")[held]
+            for k, v in rows.items():
+                if k not in self.rows:
+                    self.rows[k] = v.new_zeros(self.steps, *v.shape[1:], device=self.device)
+                self.rows[k][at.to(self.device)] = v[held].to(self.device)
+        self.priority[: len(self)] = state["priority"].to(self.device)
 
 
 class Target:
@@ -83,13 +107,17 @@ class Target:
 
     def __init__(self, net: nn.Module, device: torch.device):
         self.net = copy.deepcopy(net).requires_grad_(False).eval().to(device)
+        self.followed: nn.Module | None = None
+        self.tensors: list[list[Tensor]] = []  # parameters and buffers of the copy, then those of what it follows
 
     @torch.no_grad()
     def follow(self, net: nn.Module, share: float = 1.0) -> None:
         """Go `share` of the way towards `net`: 1 copies it. Buffers are copied."""
-        torch._foreach_lerp_([*self.net.parameters()], [*net.parameters()], share)
-        for mine, theirs in zip(self.net.buffers(), net.buffers(), strict=True):
-            mine.copy_(theirs)
+        if net is not self.followed:  # looked up once: walking through the modules costs as much as the arithmetic
+            self.followed, self.tensors = net, [[*f()] for m in (self.net, net) for f in (m.parameters, m.buffers)]
+        mine, my_buffers, theirs, their_buffers = self.tensors
+        torch._foreach_lerp_(mine, theirs, share)
+        torch._foreach_copy_(my_buffers, their_buffers)
 
     def state_dict(self) -> dict[str, Any]:
         return self.net.state_dict()

@@ -40,6 +40,8 @@ class Config(core.Config):
 
     env: str = "Pendulum-v1"
     """Id of a gymnasium environment with continuous actions of finite range (`module:Name-v0` imports the module first)."""
+    stack: int = 1
+    """How many of an episode's last observations the policy sees at once: more than 1 where the newest does not say it all."""
     envs: int = 4
     """Environments side by side, over all processes."""
     rollout: int = 16
@@ -167,12 +169,7 @@ class Policy(nn.Module):
 
     def worth(self, observation: Tensor, action: Tensor, *, still: bool = False) -> Tensor:
         """What each critic says (2, B), in units of the rewards' size. `still`: nothing of it teaches the critics."""
-        x = torch.cat([self.scaled(observation), action], -1)
-        if still:
-            return torch.func.functional_call(
-                self.critics, {n: p.detach() for n, p in self.critics.named_parameters()}, x
-            )
-        return self.critics(x)
+        return self.critics(torch.cat([self.scaled(observation), action], -1), still=still)
 
     def value(self, observation: Tensor) -> Tensor:
         """Expected return of the middle action, in units of the reward."""
@@ -194,11 +191,12 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     if cfg.rollout > cfg.capacity // cfg.envs:
         raise UserError("the steps of a unit do not fit", needed=f"--rollout <= --capacity / {cfg.envs} environments",
                         got=f"{cfg.rollout}, {cfg.capacity}")  # fmt: skip
-    n_obs, n_act, _ = environments.sizes(cfg.env, Box)
+    n_obs, n_act, _ = environments.sizes(cfg.env, Box, stack=cfg.stack)
     solved, ceiling = environments.limits(cfg.env)
     policy = Policy(n_obs, n_act, cfg.widths, cfg.temperature)
     untrained = copy.deepcopy(policy).eval()
-    envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, rank=run.rank, world=run.world)
+    envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, stack=cfg.stack, rank=run.rank, world=run.world)
+    play, tiles, shown = environments.views(cfg.env, cfg.stack)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         error = model.worth(batch["observation"], batch["action"]) - batch["return"]  # (2, B)
@@ -212,7 +210,7 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         }
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        returns = [environments.play(cfg.env, b["seed"], lambda o: act(model, o))[0] for b in run.batches(data)]
+        returns = [play(b["seed"], lambda o: act(model, o))[0] for b in run.batches(data)]
         return environments.told(run.gather(torch.cat(returns).to(run.device)), solved)
 
     def act(model: nn.Module, observation: Tensor) -> Tensor:
@@ -220,20 +218,16 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return model(observation.to(run.device)).cpu()
 
     def baselines() -> dict[str, dict[str, float]]:
-        returned, _ = environments.play(cfg.env, val_data.starts, lambda o: act(untrained.to(run.device), o))
+        returned, _ = play(val_data.starts, lambda o: act(untrained.to(run.device), o))
         return {"random actions": {"return": floor}, "untrained policy": {"return": returned.mean().item()}}
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
-        return environments.tiles(cfg.env, batch["seed"], lambda o: act(model, o), low=floor, high=ceiling)
-
-    def figures(model: nn.Module, data: core.Data) -> dict:
-        starts = torch.stack([data.get(i, None)["seed"] for i in range(min(8, len(data)))])
-        return {"Episodes: each number of the observation over time": predict(model, {"seed": starts})}
+        return tiles(batch["seed"], lambda o: act(model, o), low=floor, high=ceiling)
 
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
-        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "n_act": n_act, "widths": cfg.widths,
-                  "low": envs.low, "high": envs.high, "input": f"float32 (B, {n_obs}): as observed",
+        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.stack, "n_act": n_act,
+                  "widths": cfg.widths, "low": envs.low, "high": envs.high, "input": environments.seen(n_obs, cfg.stack),
                   "output": f"(B, {n_act}) in [-1, 1]: act by low + (1 + output) / 2 * (high - low)"}  # fmt: skip
         core.save(folder, policy, config, torch.zeros(2, n_obs))
 
@@ -253,7 +247,7 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         expect=core.Expect(loss_may_rise="its targets move with the policy", small_terms=("critic", "temperature")),
         baselines=baselines,
         predict=predict,
-        figures=figures,
+        figures=lambda model, data: shown(data.starts[:8], lambda o: act(model, o), low=floor, high=ceiling),
         export=export,
         monitors=monitors.monitors(floor, ceiling, capacity=cfg.capacity // (cfg.rollout * cfg.envs)),
         gates=gates.gates(gates.Subject(sac, settings={"updates": 32, "first": 128, "capacity": 4096, "tau": 0.05}, box=True),
