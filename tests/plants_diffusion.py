@@ -27,8 +27,8 @@ PLANTS = [
           EVALUATE + "            stage.model.load_state_dict(stage.average.state_dict())\n",
           ("other weights than it evaluated", "average"), recipe=PIXEL,
           source="huggingface/diffusers PR#7599", harm="training jumps back at every evaluation"),
-    Plant("dif-08-another-scale", "judge", "DF3", "images, labels, classes, learn, held_out, notes = source.read(cfg.data)\n",
-          "images, labels, classes, learn, held_out, notes = source.read(cfg.data)\n    images = (images + 1) / 2\n",
+    Plant("dif-08-another-scale", "judge", "DF3", "found = source.read(cfg.data)\n",
+          "found = source.read(cfg.data)\n    found = found._replace(images=(found.images + 1) / 2)\n",
           ("real pictures", "[-1, 1]"), recipe=PIXEL, source="mlcommons/training#721", harm="washed-out samples",
           before=("noise-process",), why="the sampler clips at another end than the pictures have"),
     Plant("raw-weights-sampled", "average", "DF2", STAGES,
@@ -61,7 +61,7 @@ PLANTS = [
           ("clip_sample",), recipe=PIXEL, source="kohya-ss/sd-scripts#1432", harm="agreement at guidance 2: 0.99 -> 0.64"),
 ]  # fmt: skip
 RELATIVES = [
-    "dif-01-average-never-stepped", "dif-04-condition-never-dropped",
+    "dif-01-average-never-stepped", "dif-04-condition-never-dropped", "dif-08-another-scale", "dif-09-sampler-inherits-clipping",
     "dif-05-constant-timestep", "dif-06-weight-of-another-prediction",
     "dif-02-average-stays-in-the-model",
     "raw-weights-sampled", "raw-weights-exported", "class-never-reaches-the-net", "null-is-a-class", "half-of-the-schedule",

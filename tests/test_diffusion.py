@@ -1,4 +1,4 @@
-"""diffusion/pixel: its formulas against references, its sampling path, its export, bad input, two processes."""
+"""diffusion/pixel: its formulas against references, its sampling path; of it and flow: export, bad input, two processes."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ import torch
 from diffusers.training_utils import compute_snr
 from safetensors.torch import load_file
 
-from recipes.diffusion import pipeline, scores, source
+from recipes.diffusion import line, pipeline, scores, source
 from recipes.diffusion.noise import Noise, Process
 from recipes.diffusion.pixel import Noised, make_model, tiny
 from recipes.shared import digits
@@ -110,27 +110,36 @@ def test_pictures_of_your_own_are_fitted(tmp_path: Path):
 
 
 # --------------------------------------------------------------------------------------------------------------- export
-def test_the_export_loads_with_diffusers_alone(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("process", "scheduler"),
+    [
+        pytest.param(Process(Noise()), "DDIMScheduler", id="pixel"),
+        pytest.param(
+            line.Process(line.Noise(shift=2.0)), "FlowMatchEulerDiscreteScheduler", id="flow", marks=pytest.mark.verify
+        ),
+    ],
+)
+def test_the_export_loads_with_diffusers_alone(process: Process, scheduler: str, tmp_path: Path):
     """From a folder that knows nothing of this project: the pipeline by its own file, its parts by diffusers' stock classes; both
     make what the path that was measured makes."""
     torch.manual_seed(0)
     model = make_model(tiny(), 1, 10).eval()
     torch.nn.init.normal_(model.conv_out.weight, std=0.1)
-    process = Process(Noise())
     source.save_pipeline(tmp_path / "export", model, process.sampler())
     noise = torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(5))
     how = {"null": 10, "guidance_scale": 2.0, "num_inference_steps": 5}
     expected = (pipeline.sample(model, process.sampler(), torch.tensor([3, 7]), noise, **how) / 2 + 0.5).clamp(0, 1)
     script = """
 import sys, torch
-from diffusers import DDIMScheduler, DiffusionPipeline, UNet2DModel
+from diffusers import SCHEDULER, DiffusionPipeline, UNet2DModel
 pipe = DiffusionPipeline.from_pretrained("export", trust_remote_code=True)
 made = pipe([3, 7], guidance_scale=2.0, num_inference_steps=5, generator=torch.Generator().manual_seed(5), output_type="pt")
 print(pipe([1], num_inference_steps=2).images[0].size)
-stock = UNet2DModel.from_pretrained("export", subfolder="unet"), DDIMScheduler.from_pretrained("export", subfolder="scheduler")
+UNet2DModel.from_pretrained("export", subfolder="unet")
+assert SCHEDULER.from_pretrained("export", subfolder="scheduler").config == pipe.scheduler.config
 assert not {"core", "recipes"} & sys.modules.keys()
 torch.save(made.images, "made.pt")
-"""
+""".replace("SCHEDULER", scheduler)
     env = {k: v for k, v in environment().items() if k != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -152,18 +161,38 @@ torch.save(made.images, "made.pt")
     ],
 )
 def test_bad_settings(argv: tuple[str, ...], words: tuple[str, ...], tmp_path: Path):
-    done = trainworthy("run", "diffusion/pixel", *SHORT, *argv, cwd=tmp_path)
+    refused("diffusion/pixel", argv, words, tmp_path)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--noise.std", "0"), ("--noise.std 0", "above 0")),
+        (("--noise.shift", "-1"), ("--noise.shift -1", "above 0")),
+        (("--noise.timesteps", "1"), ("--noise.timesteps 1", "100 timesteps or more")),
+        (("--noise.prediction", "epsilon"), ("noise.prediction",)),
+        (("--noise.snr-gamma", "5"), ("noise.snr-gamma",)),
+    ],
+)
+def test_bad_settings_of_a_flow(argv: tuple[str, ...], words: tuple[str, ...], tmp_path: Path):
+    refused("diffusion/flow", argv, words, tmp_path)
+
+
+def refused(recipe: str, argv: tuple[str, ...], words: tuple[str, ...], cwd: Path) -> None:
+    done = trainworthy("run", recipe, *SHORT, *argv, cwd=cwd)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert not [w for w in words if w not in done.stderr], done.stderr
 
 
 @pytest.mark.verify
-def test_two_processes_train_what_one_does(tmp_path: Path):
+@pytest.mark.parametrize("recipe", ["diffusion/pixel", "diffusion/flow"])
+def test_two_processes_train_what_one_does(recipe: str, tmp_path: Path):
     folders = []
     for name, more in (("one", ()), ("two", ("-n", "2"))):
         (tmp_path / name).mkdir()
-        done = trainworthy("run", "diffusion/pixel", *SHORT, *more, cwd=tmp_path / name)
+        done = trainworthy("run", recipe, *SHORT, *more, cwd=tmp_path / name)
         assert done.returncode == 0, done.stdout + done.stderr
         folders.append(run_folder(tmp_path / name))
     one, two = (losses(f) for f in folders)

@@ -1,8 +1,9 @@
 """Gates of class-conditional diffusion: what the loss asks for and the sampler undoes (DF4), the average (DF2), the hidden class
-(DF5), the weight of each timestep (DF7), the sampler (DF6); and monitors of what only a trained net shows (DF1, DF6).
+(DF5), the weight and the share of each timestep (DF7), the sampler (DF6); and monitors of what only a trained net shows (DF1, DF6).
 
 They read the objective off the loss itself: a net that says a constant gets the loss's gradient, and where that gradient is zero,
-and how steep it is, is what the loss asks for at that timestep and how much it weighs.
+and how steep it is, is what the loss asks for at that timestep and how much it weighs. What was declared is `cfg.noise`'s to say
+(`weights`, `below`), and what undoes it is the exported scheduler, of a diffusion or of a flow.
 """
 
 import math
@@ -25,6 +26,7 @@ LEVELS = 512  # training samples whose timesteps stand for the schedule
 EXACT = 0.02  # rms of a picture in [-1, 1] that is undone in one step
 KNOWN = 200  # real pictures that the judge is asked about
 SHORT = 60  # steps after which a net denoises at all
+DRAWN = 2.5  # largest gap of a distribution function times sqrt(n): by chance in 7 of a million samples
 EARLY = 0.05  # rms between two samplers then: 0.015 healthy, 0.133 with clipping at guidance 2
 LATE = 0.25  # at the end of a run
 INHERITED = (
@@ -34,7 +36,7 @@ INHERITED = (
 
 
 class Constant(nn.Module):
-    """A net that says one number everywhere."""
+    """A net that says one number everywhere, and keeps what it was given."""
 
     def __init__(self, value: float):
         super().__init__()
@@ -42,6 +44,7 @@ class Constant(nn.Module):
 
     def forward(self, sample: Tensor, timestep: Tensor, class_labels: Tensor | None = None) -> SimpleNamespace:
         self.said = torch.full_like(sample, self.value, requires_grad=True)
+        self.noisy, self.told = sample.detach(), torch.as_tensor(timestep, device=sample.device).expand(len(sample))
         return SimpleNamespace(sample=self.said)
 
 
@@ -50,6 +53,10 @@ class Objective:
     """What the loss asks of the net, sample by sample."""
 
     batch: dict
+    noisy: Tensor
+    """(B, C, H, W) what the net got."""
+    told: Tensor
+    """(B,) the timestep it was told."""
     target: Tensor
     """(B, C, H, W) the prediction at which the gradient is zero."""
     weight: Tensor
@@ -60,6 +67,22 @@ class Objective:
     of_image: Tensor
     of_noise: Tensor
     """(B,) target = of_image image + of_noise noise, as fitted."""
+
+    @property
+    def kind(self) -> str:
+        """What the target turns out to be: by name, or by its shares of picture and noise."""
+        known = {
+            "noise": (0.0, 1.0),
+            "velocity": (-self.sigma, self.alpha),  # Salimans & Ho 2022
+            "flow": (-1.0, 1.0),
+            "picture": (1.0, 0.0),
+        }
+        miss = {
+            k: ((self.of_image - x).abs() + (self.of_noise - e).abs()).median().item() for k, (x, e) in known.items()
+        }
+        kind = min(miss, key=miss.get)
+        shares = f"{self.of_image.median():.2g} picture {self.of_noise.median():+.2g} noise"
+        return kind if miss[kind] < 0.1 else shares
 
 
 def objective(proof: Proof) -> Objective:
@@ -82,7 +105,7 @@ def objective(proof: Proof) -> Objective:
         def fitted(y: Tensor) -> tuple[Tensor, Tensor]:
             return torch.linalg.lstsq(basis, y.flatten(1)[..., None].double()).solution[..., 0].unbind(1)
 
-        return Objective(batch, target, weight, *fitted(batch["noisy"]), *fitted(target))
+        return Objective(batch, net.noisy, net.told, target, weight, *fitted(net.noisy), *fitted(target))
 
     return proof.once("diffusion objective", read)
 
@@ -93,19 +116,38 @@ class Knowing(nn.Module):
 
     def __init__(self, asked: Objective, pictures: Tensor):
         super().__init__()
-        order = asked.batch["timestep"].argsort()
-        self.at = asked.batch["timestep"][order].double()
+        order = asked.told.argsort()
+        self.at = asked.told[order].double()
         self.curves = torch.stack([asked.alpha, asked.sigma, asked.of_image, asked.of_noise])[:, order]
         self.pictures = torch.cat([pictures, pictures.mean(0, keepdim=True)])
+        self.met: set[float] = set()
+        """Timesteps at which it was asked."""
 
     def forward(self, sample: Tensor, timestep: Tensor, class_labels: Tensor) -> SimpleNamespace:
         t = timestep.double()
+        self.met.update(t.tolist())
         right = torch.searchsorted(self.at, t).clamp(1, len(self.at) - 1)
         share = ((t - self.at[right - 1]) / (self.at[right] - self.at[right - 1]).clamp_min(1e-9)).clamp(0, 1)
         level = torch.lerp(self.curves[:, right - 1], self.curves[:, right], share).float()[..., None, None, None]
         alpha, sigma, of_image, of_noise = level.unbind(0)
         picture = self.pictures[class_labels]
         return SimpleNamespace(sample=of_image * picture + of_noise * (sample - alpha * picture) / sigma)
+
+
+def undone(scheduler, prediction: Tensor, t: float, noisy: Tensor) -> Tensor:
+    """The picture (C, H, W) that one step of an exported scheduler from timestep t implies. A flow's names none: it is where the
+    step would end if it went on straight to no noise."""
+    if not scheduler.timesteps.is_floating_point():
+        scheduler.set_timesteps(scheduler.config.num_train_timesteps)
+        t = min(max(int(t), 0), scheduler.config.num_train_timesteps - 1)
+        return scheduler.step(prediction[None], t, noisy[None]).pred_original_sample[0]
+    scheduler.set_timesteps(1000)
+    i = scheduler.timesteps.sub(t).abs().flip(0).argmin()  # Heun's come twice: a step starts at the second
+    i = len(scheduler.timesteps) - 1 - int(i)
+    scheduler.set_begin_index(i)
+    moved = scheduler.step(prediction[None], scheduler.timesteps[i], noisy[None]).prev_sample[0] - noisy
+    level, after = scheduler.sigmas[i : i + 2].tolist()
+    return noisy + moved * level / (level - after)
 
 
 @gate(
@@ -115,42 +157,51 @@ class Knowing(nn.Module):
     reads="data model loss counts evaluate export train",
 )
 def noise_process(proof: Proof) -> Finding:
-    """The loss's own target, fed to the exported scheduler, must give the clean picture back in one step, at 512 noise levels. Then
-    a net that knows one picture per class is evaluated: sampling with it must show those pictures. And train() must draw a
-    timestep for each sample, over the whole schedule."""
+    """The loss's own target, fed to the exported scheduler, must give the clean picture back in one step, at 512 noise levels and
+    the timesteps that the net is told. Then a net that knows one picture per class is evaluated: sampling with it must show those
+    pictures, at the timesteps that the exported scheduler will ask for. And train() must draw a timestep for each sample, over
+    the whole schedule."""
     asked, run, stage = objective(proof), *proof.build(Plan(steps=1))
     with tempfile.TemporaryDirectory() as name:
         stage.export(Path(name))
         shipped = DiffusionPipeline.from_pretrained(name, trust_remote_code=True).scheduler
     stage.model.to(run.device)
-    total = shipped.config.num_train_timesteps
-    shipped.set_timesteps(total)
-    image, noisy, t = (asked.batch[k].cpu() for k in ("image", "noisy", "timestep"))
+    total, t = shipped.config.num_train_timesteps, asked.told.tolist()
     wrong = [
-        shipped.step(p[None], int(i), x[None]).pred_original_sample[0].sub(clean).square().mean().sqrt().item()
-        for p, i, x, clean in zip(asked.target.cpu(), t, noisy, image, strict=True)
+        undone(shipped, p, i, x).sub(clean).square().mean().sqrt().item()
+        for p, i, x, clean in zip(asked.target.cpu(), t, asked.noisy.cpu(), asked.batch["image"].cpu(), strict=True)
     ]
     worst = max(range(len(wrong)), key=wrong.__getitem__)
     val, n = stage.data["val"], len(stage.data["val"].fields["label"].classes)
     first = {int(val.peek(i, "label")): i for i in reversed(pick(val, 4 * n, proof.cfg.run.seed))}
     one = fetch(val, [first[c] for c in range(n)], None, run.device)["image"]
+    knowing = Knowing(asked, one)
     with evaluating(stage.model):
-        known = stage.evaluate(Knowing(asked, one), View(val, pick(val, 10 * n, proof.cfg.run.seed)))[stage.metric.name]
+        known = stage.evaluate(knowing, View(val, pick(val, 10 * n, proof.cfg.run.seed)))[stage.metric.name]
+    shipped.set_timesteps(proof.cfg.sampling.steps)
+    met = torch.tensor(sorted(knowing.met))
+    strays = sum((met - i).abs().min().item() > 1e-3 for i in shipped.timesteps.tolist())
     seen = watched(proof)
-    spread = torch.histc(seen.timesteps.float(), bins=4, min=0, max=total) / len(seen.timesteps)
-    alone, spread_ok = seen.distinct >= 0.5, spread.min() > 0.1 and seen.timesteps.max() < total
+    spread = torch.histc(seen.timesteps, bins=4, min=0, max=total) / len(seen.timesteps)
+    below = proof.cfg.noise.below(torch.arange(1, 4) * total / 4)
+    declared = torch.cat([below.new_zeros(1), below, below.new_ones(1)]).diff()
+    alone, spread_ok = seen.distinct >= 0.5, (spread >= 0.4 * declared).all() and seen.timesteps.max() <= total
     floor = 0.75 * stage.metric.ceiling
     return Finding(
-        wrong[worst] <= EXACT and known >= floor and alone and bool(spread_ok),
-        f"one step back: rms {wrong[worst]:.1e} at worst (t {int(t[worst])}); samples of a net that knows the answer: "
-        f"{stage.metric.name} {known:.2f}; {seen.distinct:.0%} of a batch's timesteps differ, "
+        wrong[worst] <= EXACT and known >= floor and not strays and alone and bool(spread_ok),
+        f"asked for: {asked.kind}, undone in one step by {type(shipped).__name__} to rms {wrong[worst]:.1e} at worst "
+        f"(t {t[worst]:.0f}); samples of a net that knows the answer: {stage.metric.name} {known:.2f}; {strays} of the export's "
+        f"timesteps are not the evaluation's; {seen.distinct:.0%} of a batch's timesteps differ, "
         f"{' '.join(f'{s:.0%}' for s in spread.tolist())} in each quarter of {total}",
-        f"rms at most {EXACT:g} at every level; {stage.metric.name} at least {floor:.2f}; timesteps of their own, at least "
-        "10% in each quarter of the sampler's schedule",
-        "the sampler is not built from the training scheduler's config: another schedule, number of timesteps or prediction type\n"
+        f"rms at most {EXACT:g} at every level; {stage.metric.name} at least {floor:.2f}; sampled and exported with one scheduler; "
+        f"timesteps of their own, at least {' '.join(f'{0.4 * s:.0%}' for s in declared.tolist())} in each quarter of "
+        "the sampler's schedule",
+        "the sampler is not built from the training scheduler's config: another schedule, shift, number of timesteps or prediction "
+        "type\n"
         "the target has another sign or form than the scheduler undoes\n"
+        "the net is told another timestep than its sampler will tell it: on another scale, or with time reversed\n"
         "one timestep for the whole batch, or a constant in its place\nthe sampler starts at another noise level than pure noise",
-        evidence={"levels": t.tolist(), "rms": wrong, "known": known, "quarters": spread.tolist()},
+        evidence={"kind": asked.kind, "levels": t, "rms": wrong, "known": known, "quarters": spread.tolist()},
     )  # fmt: skip
 
 
@@ -158,7 +209,7 @@ def noise_process(proof: Proof) -> Finding:
 class Seen:
     """What reached the net in a few steps of train()."""
 
-    timesteps: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    timesteps: Tensor = field(default_factory=lambda: torch.zeros(0))
     hidden: list[bool] = field(default_factory=list)
     """Of each sample: is the class that the net gets not the sample's own?"""
     null: set[int] = field(default_factory=set)
@@ -184,7 +235,7 @@ def trained(proof: Proof) -> tuple[Run, Stage, Seen]:
                 t = kwargs.get("timestep", args[1] if len(args) > 1 else None)
                 given = kwargs.get("class_labels", args[2] if len(args) > 2 else None)
                 t = torch.as_tensor(t).expand(len(batch["label"])).cpu()
-                seen.timesteps = torch.cat([seen.timesteps, t.long()])
+                seen.timesteps = torch.cat([seen.timesteps, t.float()])
                 if len(t) >= 8:
                     seen.distinct = min(seen.distinct, len(t.unique()) / len(t))
                 if given is not None:
@@ -316,39 +367,31 @@ def average(proof: Proof) -> Finding:
 @gate(
     "weighting",
     rows="DF7",
-    title="timesteps weigh what min-SNR says for this prediction type",
-    reads="data loss counts",
+    title="each timestep weighs, and is drawn as often, as declared",
+    reads="data model loss counts train",
 )
 def weighting(proof: Proof) -> Finding:
-    """Curvature of the loss at 512 noise levels against min(SNR, gamma) over SNR (noise), over SNR + 1 (velocity), or over 1
-    (picture); which of them the net predicts is read off the target, the SNR off the noisy pictures."""
-    asked, gamma = objective(proof), proof.cfg.noise.snr_gamma
-    snr = (asked.alpha / asked.sigma).square()
-    kinds = {
-        "noise": (0.0, 1.0, snr),
-        "velocity": (-asked.sigma, asked.alpha, snr + 1),
-        "picture": (1.0, 0.0, torch.ones_like(snr)),
-    }
-    miss = {
-        kind: ((asked.of_image - x).abs() + (asked.of_noise - e).abs()).median().item()
-        for kind, (x, e, _) in kinds.items()
-    }
-    kind = min(miss, key=miss.get)
-    expected = (
-        torch.minimum(snr, torch.full_like(snr, gamma)) / kinds[kind][2]
-        if math.isfinite(gamma)
-        else torch.ones_like(snr)
-    )
+    """Curvature of the loss at 512 noise levels against the declared weight, of min-SNR for a diffusion, 1 for a flow; what the net
+    predicts is read off the target, the SNR off the noisy pictures. Then the timesteps that reach the net in sixty steps of
+    train() against the declared share below each (Kolmogorov-Smirnov)."""
+    asked, noise = objective(proof), proof.cfg.noise
+    expected = noise.weights(asked.kind, (asked.alpha / asked.sigma).square())
     gap = ((asked.weight - expected).abs() / expected.clamp_min(0.01)).cpu()
-    t, i = asked.batch["timestep"], int(gap.argmax())
+    t, i = asked.told.tolist(), int(gap.argmax())
+    values, counts = watched(proof).timesteps.unique(return_counts=True)
+    n = int(counts.sum())
+    apart, limit = (counts.cumsum(0) / n - noise.below(values)).abs().max().item(), DRAWN / math.sqrt(n)
     return Finding(
-        gap[i].item() <= 0.02,
-        f"target: the {kind}; weights off by {gap[i]:.1%} at worst (t {int(t[i])}: {asked.weight[i]:.3f}, min-SNR {gamma:g} says "
-        f"{expected[i]:.3f})",
-        "at most 2% at every level",
-        "the weight is that of another prediction type: min(SNR, gamma) over SNR is for the noise, over SNR + 1 for the velocity\n"
-        "the weight is that of another sample's timestep, or of the schedule read backwards\non purpose: --noise.snr-gamma inf",
-        evidence={"kind": kind, "levels": t.tolist(), "weights": asked.weight.tolist(), "expected": expected.tolist()},
+        gap[i].item() <= 0.02 and apart <= limit,
+        f"asked for: {asked.kind}; weights off by {gap[i]:.1%} at worst (t {t[i]:.0f}: {asked.weight[i]:.3f}, declared "
+        f"{expected[i]:.3f}); of {n:,} timesteps drawn the share below one is off by at most {apart:.3f}",
+        f"at most 2% at every level; a share off by {limit:.3f} or less",
+        "the weight is that of another prediction type: min(SNR, gamma) over SNR is min-SNR for the noise, over SNR + 1 for the "
+        "velocity\n"
+        "the weight is that of another sample's timestep, or of the schedule read backwards\n"
+        "timesteps are drawn from another distribution than declared: uniform instead of logit-normal, another mean or deviation\n"
+        "on purpose: --noise.snr-gamma inf (a diffusion), --noise.mean and --noise.std (a flow)",
+        evidence={"kind": asked.kind, "levels": t, "weights": asked.weight.tolist(), "expected": expected.tolist(), "apart": apart},
     )  # fmt: skip
 
 
@@ -419,7 +462,7 @@ def samples(history: list[dict[str, float]]) -> Finding:
 
 @monitor("samplers", rows="DF6", title="two samplers lead from the same noise to the same picture")
 def samplers(history: list[dict[str, float]]) -> Finding:
-    """Rms difference between DDIM's pictures and those of a second-order solver in fewer steps."""
+    """Rms difference between the pictures of the sampler that is exported and those of a second-order one."""
     apart = history[-1]["val/samplers_apart"]
     return Finding(
         apart <= LATE, f"rms {apart:.3f} apart, of pictures in [-1, 1]", f"at most {LATE:g}", INHERITED,

@@ -22,6 +22,16 @@ class Noise:
     snr_gamma: float = 5.0
     """Min-SNR weighting (Hang 2023): no timestep weighs more than one with this signal-to-noise ratio; inf: all weigh the same."""
 
+    def weights(self, kind: str, snr: Tensor) -> Tensor:
+        """What a level of this signal-to-noise ratio should weigh if the net predicts the `noise`, the `velocity`, or the picture:
+        min(SNR, gamma) weighs the picture's error; divided by how much of that a unit of the prediction's error makes."""
+        share = {"noise": snr, "velocity": snr + 1}.get(kind, torch.ones_like(snr))
+        return snr.clamp(max=self.snr_gamma) / share if math.isfinite(self.snr_gamma) else torch.ones_like(snr)
+
+    def below(self, t: Tensor) -> Tensor:
+        """Share of training's draws that are at most t (whole numbers): each of `timesteps` is as likely."""
+        return (t + 1) / self.timesteps
+
 
 class Process:
     """x_t = alpha_t x_0 + sigma_t noise, for t of 0 .. timesteps - 1."""
@@ -32,11 +42,13 @@ class Process:
         self.scheduler = DDPMScheduler(num_train_timesteps=noise.timesteps, beta_schedule=noise.schedule,
                                        prediction_type=noise.prediction, timestep_spacing="trailing")  # fmt: skip
         signal = self.scheduler.alphas_cumprod.double()
-        self.alpha, self.sigma, self.snr = signal.sqrt().float(), (1 - signal).sqrt().float(), signal / (1 - signal)
-        # Min-SNR weighs the error of x_0 by min(SNR, gamma): divide by how much of it a unit of the prediction's error makes.
-        share = self.snr if noise.prediction == "epsilon" else self.snr + 1
-        weight = self.snr.clamp(max=noise.snr_gamma) / share
-        self.weight = (weight if math.isfinite(noise.snr_gamma) else torch.ones_like(weight)).float()
+        self.alpha, self.sigma = signal.sqrt().float(), (1 - signal).sqrt().float()
+        kind = "noise" if noise.prediction == "epsilon" else "velocity"
+        self.weight = noise.weights(kind, signal / (1 - signal)).float()
+
+    def levels(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """alpha, sigma (B,)."""
+        return self.alpha.to(t.device)[t.long()], self.sigma.to(t.device)[t.long()]
 
     def add(self, image: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """(B, C, H, W) noised to timestep t (B,)."""
@@ -52,7 +64,7 @@ class Process:
 
     def clean(self, prediction: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
         """The picture in [-1, 1] that a prediction implies, in one step."""
-        alpha, sigma = (v.to(t.device)[t].view(-1, 1, 1, 1) for v in (self.alpha, self.sigma))
+        alpha, sigma = (level.view(-1, 1, 1, 1) for level in self.levels(t))
         epsilon = self.noise.prediction == "epsilon"
         return ((noisy - sigma * prediction) / alpha if epsilon else alpha * noisy - sigma * prediction).clamp(-1, 1)
 
@@ -70,7 +82,8 @@ class Process:
         error of the picture (the noisiest show nothing of it, and are hardly trained); and the error by quarter of the schedule."""
         t, error, wrong, square, mean = rows.double().unbind(1)
         quarters, total = (t * 4 / self.noise.timesteps).long(), self.noise.timesteps
-        weight, middle = self.snr.to(t.device)[t.long()].clamp(max=5.0), mean.mean()
+        alpha, sigma = self.levels(t)
+        weight, middle = (alpha / sigma).square().clamp(max=5.0), mean.mean()
         variance = square - 2 * middle * mean + middle**2
         found = {"denoised": (1 - (weight * wrong).sum() / (weight * variance).sum()).item()}
         for i in quarters.unique().tolist():

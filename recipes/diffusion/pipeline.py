@@ -16,10 +16,13 @@ def sample(unet, scheduler, class_labels, noise, *, null, guidance_scale, num_in
     the class that stands for none. At a scale of 1 the unconditional half is not computed.
     """
     scheduler.set_timesteps(num_inference_steps, device=noise.device)
-    sample, guided = noise * scheduler.init_noise_sigma, guidance_scale != 1
+    sample = noise * getattr(
+        scheduler, "init_noise_sigma", 1.0
+    )  # the schedulers of a flow name none, and scale no input
+    guided = guidance_scale != 1
     asked = torch.cat([class_labels, torch.full_like(class_labels, null)]) if guided else class_labels
     for t in scheduler.timesteps:
-        known = scheduler.scale_model_input(sample, t)
+        known = scheduler.scale_model_input(sample, t) if hasattr(scheduler, "scale_model_input") else sample
         prediction = unet(torch.cat([known, known]) if guided else known, t.expand(len(asked)), asked).sample
         if guided:
             conditional, unconditional = prediction.chunk(2)

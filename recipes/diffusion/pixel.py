@@ -10,20 +10,18 @@ schedule of training, without clipping; noise, timestep and drop drawn per sampl
 """
 
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 import torch
-from diffusers import UNet2DModel
 from torch import Tensor, nn
 
 import core
 from core import seeds
 from core.config import Optim, RunSettings, Train
-from core.run import evaluating
 from core.stage import View
-from recipes.diffusion import gates, pipeline, scores, source
+from recipes.diffusion import gates, nets, pipeline, source
 from recipes.diffusion.noise import Noise, Process
+from recipes.diffusion.scores import Scores
 from recipes.shared import judge as judges
 
 
@@ -127,28 +125,16 @@ class Noised(core.Data):
 
 
 # ---------------------------------------------------------------------------------------------------------------- model
-def make_model(cfg: Config, channels: int, n_classes: int) -> UNet2DModel:
-    """diffusers' UNet (Ho 2020) without attention unless asked: (noisy, timestep, class or null) -> prediction, (B, C, H, W)."""
-    depth, side = len(cfg.widths), cfg.data.image_size
-    if side % 2 ** (depth - 1) or any(w % 8 for w in cfg.widths):
-        raise core.UserError("the net does not fit the pictures", got=f"{side} pixels, --widths {' '.join(map(str, cfg.widths))}",
-                             needed=f"a multiple of {2 ** (depth - 1)} pixels, and multiples of 8 channels")  # fmt: skip
-    attended = [cfg.attention and i == depth - 1 for i in range(depth)]
-    model = UNet2DModel(
-        sample_size=side, in_channels=channels, out_channels=channels, block_out_channels=cfg.widths,
-        layers_per_block=cfg.layers, norm_num_groups=8, add_attention=cfg.attention, num_class_embeds=n_classes + 1,
-        down_block_types=tuple("AttnDownBlock2D" if a else "DownBlock2D" for a in attended),
-        up_block_types=tuple("AttnUpBlock2D" if a else "UpBlock2D" for a in reversed(attended)),
-    )  # fmt: skip
-    nn.init.zeros_(model.conv_out.weight)  # the first prediction is 0: the first loss is the target's second moment
-    nn.init.zeros_(model.conv_out.bias)
-    return model
+def make_model(cfg: Config, channels: int, n_classes: int) -> nn.Module:
+    """diffusers' UNet (Ho 2020): (noisy, timestep, class or null) -> prediction, (B, C, H, W), 0 before training."""
+    return nets.unet(channels, n_classes, cfg.data.image_size, cfg.widths, cfg.layers, cfg.attention)
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage
 def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    images, labels, classes, learn, held_out, notes = source.read(cfg.data)
+    found = source.read(cfg.data)
+    images, labels, classes, learn, held_out, notes = found
     process, n, asked = Process(cfg.noise), len(classes), cfg.sampling
     train_data = Noised(images[learn], labels[learn], classes, process, cfg.drop)
     val_data = Noised(images[held_out], labels[held_out], classes, process, cfg.drop)
@@ -171,22 +157,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         how = {"null": n, "guidance_scale": scale, "num_inference_steps": asked.steps}
         return pipeline.sample(model, process.sampler(sampler), classes, noise, **how).clamp(-1, 1)
 
-    @cache
-    def real(which: str) -> tuple[Tensor, Tensor]:
-        """(class (N,), features (N, D)) of real pictures; of those learnt from as many as are made, every class its share."""
-        by_class = learn[labels[learn].argsort(stable=True)]
-        some = by_class[:: max(1, len(learn) * asked.every // len(held_out))]
-        chosen = {"held out": held_out, "learnt from": some}[which]
-        said, features = zip(*(judge(images[i].to(run.device)) for i in chosen.split(256)), strict=True)
-        return torch.cat(said), torch.cat(features)
-
-    def judged(model: nn.Module, data: core.Data, scale: float) -> dict[str, float]:
-        """Agreement with the class asked for, and distance from held-out pictures, of samples made each from its own noise."""
-        some = View(data, range(0, len(data), asked.every))
-        rows = [(b["label"], *judge(sample(model, b["condition"], b["noise"], scale))) for b in run.batches(some)]
-        truth, said, features = (run.gather(torch.cat(part)) for part in zip(*rows, strict=True))
-        right = (said == truth).float().mean().item()
-        return {"agreement": right, "frechet": scores.frechet(features, real("held out")[1])}
+    scores = Scores(run, judge, found, sample, asked.every)
 
     def denoise(model: nn.Module, data: core.Data) -> dict[str, float]:
         """One step from every sample's own noise level."""
@@ -198,45 +169,25 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
             first, second = (sample(model, b["condition"], b["noise"], scale, name) for name in ("ddim", "dpm++"))
             apart.append((first - second).square().mean((1, 2, 3)))
         rms = run.gather(torch.cat(apart)).mean().sqrt().item()
-        return {**judged(model, data, scale), **denoise(model, data), "samplers_apart": rms}
+        return {**scores.judged(model, data, scale), **denoise(model, data), "samplers_apart": rms}
 
-    @cache
-    def curve(data: core.Data) -> dict[str, dict[str, float]]:
-        """{weights and guidance scale: scores}, at the end; real pictures beside them."""
-        found = {}
-        for name, net in {**({"average": ema.model} if ema else {}), "raw": model}.items():
-            with evaluating(net):
-                found |= {f"{name} weights, guidance {scale:g}": judged(net, data, scale) for scale in asked.scales}
-        said, features = real("held out")
-        agreement = (said.cpu() == labels[held_out]).float().mean().item()
-        own = {"agreement": agreement, "frechet": scores.frechet(real("learnt from")[1], features)}
-        return {**found, "real pictures": own}
-
-    def figures(model: nn.Module, data: core.Data) -> dict:
-        found, columns = curve(data), ("agreement", "Frechet distance")
-        table = torch.tensor([[s["agreement"], s["frechet"]] for s in found.values()])
-        grid = torch.arange(min(n, 10), device=run.device).repeat_interleave(4)
-        noise = torch.randn(len(grid), *images.shape[1:], generator=torch.Generator().manual_seed(0)).to(run.device)
+    def figures(at_hand: nn.Module, data: core.Data) -> dict:
         return {
-            "Samples by guidance scale": core.Matrix(table, list(found), columns, axes=("samples", "score")),
-            "Samples": shown(sample(model, grid, noise, asked.guidance_scale), grid),
+            "Samples by guidance scale": scores.curve(ema.model if ema else None, model, data, asked.scales),
+            "Samples": scores.grid(at_hand, asked.guidance_scale),
         }
 
     def baselines() -> dict[str, dict[str, float]]:
         untrained = make_model(cfg, images.shape[1], n).to(run.device).eval()
-        plain = judged(ema.model if ema else model, val_data, 1.0)
-        return {"untrained net": judged(untrained, val_data, asked.guidance_scale), "without guidance": plain}
-
-    def shown(made: Tensor, classes_asked: Tensor) -> list[core.Tile]:
-        right = (judge(made)[0] == classes_asked).float().tolist()
-        return source.tiles(made, [classes[c] for c in classes_asked.tolist()], right)
+        plain = scores.judged(ema.model if ema else model, val_data, 1.0)
+        return {"untrained net": scores.judged(untrained, val_data, asked.guidance_scale), "without guidance": plain}
 
     def preview(batch: dict) -> list[core.Tile]:
         told = zip(batch["condition"].tolist(), batch["timestep"].tolist(), strict=True)
         return source.tiles(batch["noisy"], [f"{'none' if c == n else classes[c]}, t {t}" for c, t in told])
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
-        return shown(sample(model, batch["label"], batch["noise"], asked.guidance_scale), batch["label"])
+        return scores.shown(sample(model, batch["label"], batch["noise"], asked.guidance_scale), batch["label"])
 
     def export(folder: Path) -> None:
         """A DiffusionPipeline: unet/, scheduler/, and the pipeline's own source beside them."""
