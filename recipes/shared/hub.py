@@ -9,24 +9,26 @@ from core.errors import UserError
 TOKENIZER = "tokenizer.json or tokenizer.model or vocab.json"
 
 
-def locate(name: str, setting: str, *, packaged: str, needs: tuple[str, ...] = (TOKENIZER,)) -> str:
+def locate(
+    name: str, setting: str, *, packaged: str, needs: tuple[str, ...] = (TOKENIZER,), weights: bool = True
+) -> str:
     """A folder that lacks no file, or a hub id that may be read, as `from_pretrained` takes it. `packaged`: the name that is
-    neither; `needs`: files beside config.json and the weights, alternatives joined by "or"."""
+    neither; `needs`: files beside config.json and the weights, alternatives joined by "or"; without `weights` they are all."""
     if Path(name).is_dir():
-        return complete(Path(name), setting, needs)
+        return complete(Path(name), setting, needs, weights=weights)
     if name.count("/") != 1 or name.startswith((".", "/")):
         needed = f"{packaged}, a folder that from_pretrained reads, or owner/name on the hub"
         raise UserError(f"{setting} {name}: no such folder", needed=needed)
     return allowed(name, setting)
 
 
-def complete(folder: Path, setting: str, needs: tuple[str, ...]) -> str:
-    """The folder, if configuration, every file of weights and those in `needs` are in it."""
+def complete(folder: Path, setting: str, needs: tuple[str, ...], *, weights: bool = True) -> str:
+    """The folder, if those in `needs`, and with `weights` configuration and every file of them, are in it."""
     index = folder / "model.safetensors.index.json"
     parts = ["model.safetensors"]
     if index.is_file():
         parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    every = ("config.json", *needs, *parts)
+    every = ("config.json", *needs, *parts) if weights else needs
     missing = [some for some in every if not any((folder / name).is_file() for name in some.split(" or "))]
     if missing:
         found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])

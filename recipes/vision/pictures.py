@@ -93,7 +93,7 @@ class Pictures:
         try:
             return decode(Image.open(io.BytesIO(self.encoded.read(row))))
         except (OSError, ValueError, SyntaxError) as error:
-            raise UserError(f"cannot read the picture {self.encoded.name(row)}", got=_said(error), needed="a picture",
+            raise UserError(f"cannot read the picture {self.encoded.name(row)}", got=said(error), needed="a picture",
                             cause="changed or removed since the data set was checked, or streamed, which is not checked before",
                             next="start again, without --data.streaming: what cannot be read is left out") from None  # fmt: skip
 
@@ -305,7 +305,7 @@ def from_parquet(where: str, *, streaming: bool, max_bad: float) -> Labelled:
             data = both.cast_column(image, datasets.Image(decode=False)) if isinstance(kind, datasets.Image) else both
             source = Rows(data, image, " ".join(d._fingerprint for d in splits.values()))
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise UserError(f"cannot read the data set {where}", got=_said(error.__cause__ or error), needed="parquet files as the hub "
+        raise UserError(f"cannot read the data set {where}", got=said(error.__cause__ or error), needed="parquet files as the hub "
                         "keeps them", cause="a damaged or unfinished download, no network, or a private data set",
                         next="with a network: hf download --repo-type dataset OWNER/NAME --local-dir FOLDER") from None  # fmt: skip
     found = [v for c in columns.values() for v in c]
@@ -345,20 +345,14 @@ def _columns(features, where: str) -> tuple[str, str]:
 
 
 # ------------------------------------------------------------------------------------------------------------- checking
+Fact = tuple[str, str, str]  # (problem or "", kind, digest of the bytes), and what else a look saw: plain values
+
+
 def _checked(encoded: Encoded, labels: Tensor, classes: tuple[str, ...], parts: list[Tensor] | None, *, where: str,
              max_bad: float) -> Labelled:  # fmt: skip
     """The data set without what cannot be read."""
-    facts = _examine(encoded, len(labels))
-    bad = [i for i, (problem, _, _) in enumerate(facts) if problem]
-    good = torch.tensor([i for i, (problem, _, _) in enumerate(facts) if not problem], dtype=torch.long)
-    named = "; ".join(f"{encoded.name(i)} ({facts[i][0]})" for i in bad[:5]) + ("; ..." if len(bad) > 5 else "")
-    share = math.ceil(100 * len(bad) / len(facts)) / 100
-    left_out = f"{len(bad):,} of {len(facts):,} pictures: {named}"
-    if len(bad) > max_bad * len(facts):
-        raise UserError(f"too many pictures of {where} cannot be read", got=left_out, needed=f"at most {max_bad:.1%}",
-                        cause="an unfinished download or copy, or files that are no pictures among them",
-                        next=f"remove or replace them, or accept it: --data.max-bad {share:.2f}")  # fmt: skip
-    notes = {"left out": left_out} if bad else {}
+    facts = survey(encoded, len(labels))
+    good, notes = readable(encoded, facts, where=where, max_bad=max_bad)
     kinds = Counter(kind for problem, kind, _ in facts if not problem)
     if set(kinds) != {"RGB"}:
         notes["converted to RGB"] = ", ".join(f"{n:,} {kind}" for kind, n in kinds.most_common() if kind != "RGB")
@@ -366,6 +360,20 @@ def _checked(encoded: Encoded, labels: Tensor, classes: tuple[str, ...], parts: 
     parts = [p[p >= 0] for p in (where_now[p] for p in parts)] if parts else None
     digests = [digest for problem, _, digest in facts if not problem]
     return _split(Pictures(encoded, good), labels[good], classes, parts, where=where, digests=digests, notes=notes)
+
+
+def readable(encoded: Encoded, facts: list[Fact], *, where: str, max_bad: float) -> tuple[Tensor, dict[str, str]]:
+    """(rows that can be read, a note on those that cannot); too many of these are an error."""
+    bad = [i for i, (problem, *_) in enumerate(facts) if problem]
+    good = torch.tensor([i for i, (problem, *_) in enumerate(facts) if not problem], dtype=torch.long)
+    named = "; ".join(f"{encoded.name(i)} ({facts[i][0]})" for i in bad[:5]) + ("; ..." if len(bad) > 5 else "")
+    share = math.ceil(100 * len(bad) / len(facts)) / 100
+    left_out = f"{len(bad):,} of {len(facts):,} pictures: {named}"
+    if len(bad) > max_bad * len(facts):
+        raise UserError(f"too many pictures of {where} cannot be read", got=left_out, needed=f"at most {max_bad:.1%}",
+                        cause="an unfinished download or copy, or files that are no pictures among them",
+                        next=f"remove or replace them, or accept it: --data.max-bad {share:.2f}")  # fmt: skip
+    return good, {"left out": left_out} if bad else {}
 
 
 def _split(images: Pictures, labels: Tensor, classes: tuple[str, ...], parts: list[Tensor] | None, *, where: str,
@@ -389,11 +397,9 @@ def _split(images: Pictures, labels: Tensor, classes: tuple[str, ...], parts: li
     return Labelled(images, labels, classes, *parts, notes=notes or {})
 
 
-Fact = tuple[str, str, str]  # (problem or "", kind, digest of the bytes)
-
-
-def _examine(encoded: Encoded, n: int) -> list[Fact]:
-    """What reading every picture to its end showed; from the cache where it has not changed since."""
+def survey(encoded: Encoded, n: int, look: Callable[[int], Fact] | None = None) -> list[Fact]:
+    """What reading every picture to its end showed, or what `look(row)` saw; from the cache where it has not changed since."""
+    look = look or (lambda i: examine(lambda: encoded.read(i)))
     path = cache_dir() / "pictures" / f"{hashlib.blake2b(encoded.key.encode(), digest_size=12).hexdigest()}.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     names = [(encoded.name(i), encoded.stamp(i)) for i in range(n)]
@@ -402,7 +408,7 @@ def _examine(encoded: Encoded, n: int) -> list[Fact]:
         if len(new) > 20_000:
             print(f"  reading {len(new):,} pictures once, to leave out what is damaged", flush=True)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            facts = pool.map(lambda i: examine(lambda: encoded.read(i)), new)
+            facts = pool.map(look, new)
             known |= {names[i][0]: [names[i][1], *fact] for i, fact in zip(new, facts, strict=True)}
         path.parent.mkdir(parents=True, exist_ok=True)
         spare = path.with_suffix(f".{os.getpid()}")
@@ -420,11 +426,11 @@ def examine(read: Callable[[], bytes]) -> Fact:
         image.draft(image.mode, (image.width // 8, image.height // 8))
         decode(image)
     except Exception as error:  # decoders raise whatever they like on damaged files
-        return _said(error), "", ""
+        return said(error), "", ""
     return "", kind, hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "not a picture"
     return (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -1,6 +1,8 @@
-"""Torchvision's classifiers by name, with their own weights and preprocessing, and a head for other classes."""
+"""Torchvision's classifiers and segmentation nets by name, with their own weights and preprocessing, and a head for other
+classes."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -15,6 +17,7 @@ from core.config import unknown
 NAMES = [
     n for n in models.list_models(module=models) if n not in ("googlenet", "inception_v3")
 ]  # those answer with three heads
+SEGMENTERS = models.list_models(module=models.segmentation)
 
 
 @dataclass(frozen=True)
@@ -57,22 +60,28 @@ class Preprocessing:
 class Normalised(nn.Module):
     """A net that owns its normalisation: pictures come in as [0, 1]."""
 
-    def __init__(self, net: nn.Module, prepare: Preprocessing):
+    def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float]):
         super().__init__()
         self.net = net
-        self.register_buffer("mean", torch.tensor(prepare.mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(prepare.std).view(-1, 1, 1), persistent=False)
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.net((images - self.mean) / self.std)
 
 
-def find(model: str, weights: str) -> models.WeightsEnum:
+class Segmenting(Normalised):
+    """One that answers for every pixel: (B, 3, H, W) in [0, 1] -> (B, n_classes, H, W)."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images)["out"]
+
+
+def find(model: str, weights: str, names: Sequence[str] = NAMES) -> models.WeightsEnum:
     """The weights `weights` of `model` (a member's name or DEFAULT); their metadata, nothing is fetched."""
-    if model not in NAMES:
-        raise unknown(
-            f"model '{model}'", model, NAMES, cause="--model is `small` or the name of a torchvision classifier"
-        )
+    if model not in names:
+        kind = "classifier" if names is NAMES else "segmentation net"
+        raise unknown(f"model '{model}'", model, names, cause=f"--model is `small` or the name of a torchvision {kind}")
     offered = models.get_model_weights(model)
     if weights not in ("none", "DEFAULT", *offered.__members__):
         raise unknown(f"weights '{weights}' of {model}", weights, ["none", "DEFAULT", *offered.__members__])
@@ -113,13 +122,36 @@ def build(model: str, weights: str, n_classes: int, prepare: Preprocessing) -> S
         raise UserError(f"{model} cannot be built for pictures of {prepare.crop} pixels", got=error,
                         next="another --image-size (vision transformers: a multiple of their patches)") from None  # fmt: skip
     with torch.device("meta"):
-        other = models.get_model(model, weights=None, num_classes=n_classes + 1, **sized).state_dict()
-    head = [
-        n for n, t in net.state_dict().items() if t.shape != other[n].shape
-    ]  # what depends on the number of classes
-    started = None
+        other = models.get_model(model, weights=None, num_classes=n_classes + 1, **sized)
+    head, started = _loaded(net, other, model, weights, NAMES)
+    for name, parameter in net.named_parameters():
+        if name in head and net.get_submodule(name.rpartition(".")[0]).__class__ is nn.Linear:
+            nn.init.zeros_(parameter)  # squeezenet's head is a convolution before a ReLU, which would stay at zero
+    return Start(Normalised(net, prepare.mean, prepare.std), started, tuple(f"net.{n}" for n in head))
+
+
+def segmenter(model: str, weights: str, n_classes: int) -> Start:
+    """The same for a segmentation net; the auxiliary head that some weights bring is left out."""
+    p = find(model, weights, SEGMENTERS).transforms()
+    net = models.get_model(model, weights=None, weights_backbone=None, num_classes=n_classes)
+    with torch.device("meta"):
+        other = models.get_model(model, weights=None, weights_backbone=None, num_classes=n_classes + 1)
+    head, started = _loaded(net, other, model, weights, SEGMENTERS)
+    for name, parameter in net.named_parameters():
+        if name in head:  # 1x1 convolutions, nothing behind them
+            nn.init.zeros_(parameter)
+    return Start(Segmenting(net, p.mean, p.std), started, tuple(f"net.{n}" for n in head))
+
+
+def _loaded(
+    net: nn.Module, other: nn.Module, model: str, weights: str, names: Sequence[str]
+) -> tuple[list[str], dict | None]:
+    """Load `weights` into `net`: (the tensors that depend on the number of classes, as `other` with one more shows; what was
+    loaded, by its name in the started model)."""
+    shapes = {n: t.shape for n, t in other.state_dict().items()}
+    head, started = [n for n, t in net.state_dict().items() if t.shape != shapes[n]], None
     if weights != "none":
-        found = find(model, weights)
+        found = find(model, weights, names)
         try:
             state = found.get_state_dict(progress=False, check_hash=True, weights_only=True)
         except (OSError, RuntimeError) as error:
@@ -127,7 +159,8 @@ def build(model: str, weights: str, n_classes: int, prepare: Preprocessing) -> S
                             cause="no network, or a damaged file in the cache",
                             next=f"put the file into {torch.hub.get_dir()}/checkpoints, or start from scratch with --weights none",
                             ) from None  # fmt: skip
-        state = {re.sub(r"(denselayer\d+\.(?:norm|conv))\.(\d\.)", r"\1\2", k): v for k, v in state.items()}
+        state = {re.sub(r"(denselayer\d+\.(?:norm|conv))\.(\d\.)", r"\1\2", k): v for k, v in state.items()
+                 if not k.startswith("aux_classifier.")}  # fmt: skip
         wanted = {
             n: t.shape for n, t in net.state_dict().items() if n not in head and not n.endswith("num_batches_tracked")
         }
@@ -140,7 +173,4 @@ def build(model: str, weights: str, n_classes: int, prepare: Preprocessing) -> S
                             f"under that name in {torch.hub.get_dir()}/checkpoints")  # fmt: skip
         net.load_state_dict({n: state[n] for n in wanted}, strict=False)
         started = {f"net.{n}": state[n] for n in wanted}
-    for name, parameter in net.named_parameters():
-        if name in head and net.get_submodule(name.rpartition(".")[0]).__class__ is nn.Linear:
-            nn.init.zeros_(parameter)  # squeezenet's head is a convolution before a ReLU, which would stay at zero
-    return Start(Normalised(net, prepare), started, tuple(f"net.{n}" for n in head))
+    return head, started

@@ -1,0 +1,287 @@
+"""Segment images: a class for every pixel, by a small U-Net from scratch or any of torchvision's segmentation nets, proved first.
+
+tiny  the nuclei of one real microscope picture: its left two thirds to learn from, the right third held out; two CPU cores.
+full  DeepLabV3 from its COCO weights on `--data.path FOLDER` (images/, masks/, classes.txt); an accelerator. The same code path.
+
+What this recipe gets right without being asked: one `IGNORE` for loss, metric, padding and augmentation; picture and mask moved by
+one transform, ids by nearest neighbour; sums over pixels and over (picture, class), never means of means; IoU of each class from
+counts over the whole set; every held-out pixel scored once, with its surroundings; one normalisation, inside the model.
+"""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import core
+from core.config import Loader, Optim, RunSettings, Train
+from recipes.vision import gates, masks, zoo
+from recipes.vision.masks import IGNORE
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+@dataclass
+class Config(core.Config):
+    """Settings of vision/segment."""
+
+    data: masks.Source = field(default_factory=masks.Source)
+    model: str = "small"
+    """`small` (the U-Net below), or a segmentation net of torchvision (deeplabv3_resnet50, fcn_resnet50, lraspp_...)."""
+    weights: str = "none"
+    """What a torchvision net starts from: DEFAULT or a name of its weights (fetched and cached), or `none`."""
+    window: int = 64
+    """Pixels of a side that the net sees at once; smaller pictures are padded, the padding is void."""
+    step: int = 32
+    """Pixels from one window of the evaluation to the next, at most; an epoch has a random one for each."""
+    resize: int = 0
+    """Pictures are resized to so many pixels on the shorter side; 0: not at all."""
+    widths: tuple[int, ...] = (8, 16, 32)
+    """Channels of each stage of the U-Net; every stage after the first halves the resolution."""
+    dice: float = 1.0
+    """Weight of the Dice loss (Milletari 2016) beside the cross-entropy; 0: none."""
+    focal: float = 0.0
+    """Gamma of the focal loss (Lin 2017): pixels that are sure already count less; 0: plain cross-entropy."""
+    augment: bool = True
+    """A window anywhere in the picture, mirrored; with --scale and --upright as they say. Training only."""
+    scale: float = 1.0
+    """Pictures are shrunk and enlarged by up to this factor, from --resize; 1: not at all."""
+    upright: bool = False
+    """Top and bottom are not mirrored (streets, people); where up means nothing (cells, maps) they may be."""
+
+
+def tiny() -> Config:
+    """The nuclei on two CPU cores: one thread for the net, windows cut in the same process."""
+    return Config(
+        train=Train(epochs=30, batch_size=16),
+        optim=Optim(lr=1e-2, warmup=0.1),
+        run=RunSettings(threads=1, save_every=5),
+    )
+
+
+def full() -> Config:
+    """Fine-tune a larger net on pictures of your own; bf16."""
+    return Config(
+        data=masks.Source(path="photos"),
+        model="deeplabv3_resnet50",
+        weights="DEFAULT",
+        window=480,
+        step=480,
+        resize=520,
+        scale=2.0,
+        upright=True,
+        train=Train(epochs=30, batch_size=32, precision="bf16", eval_batch_size=32),
+        optim=Optim(lr=2e-4, weight_decay=0.01, warmup=0.03, layer_decay=0.9),
+        loader=Loader(workers=8, eval_workers=8),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+def augmentation(cfg: Config) -> nn.Module:
+    """The training path, over picture and mask alike: another scale, a window anywhere, mirrored or not."""
+    steps: list[nn.Module] = []
+    if cfg.scale != 1:
+        steps.append(v2.RandomResize(round(cfg.resize / cfg.scale), round(cfg.resize * cfg.scale) + 1))
+    outside = {tv_tensors.Image: 0, tv_tensors.Mask: IGNORE}
+    steps += [v2.RandomCrop(cfg.window, pad_if_needed=True, fill=outside), v2.RandomHorizontalFlip()]
+    return v2.Compose(steps if cfg.upright else [*steps, v2.RandomVerticalFlip()])
+
+
+# ---------------------------------------------------------------------------------------------------------------- model
+class Double(nn.Sequential):
+    """Two 3x3 convolutions with GroupNorm (Wu & He 2018): (B, n_in, H, W) -> (B, n_out, H, W).
+
+    Leaky: behind a plain ReLU a class can be where every feature is 0, and only a bias of the head is left to learn it."""
+
+    def __init__(self, n_in: int, n_out: int):
+        layers: list[nn.Module] = []
+        for a in (n_in, n_out):
+            layers += [nn.Conv2d(a, n_out, 3, 1, 1, bias=False), nn.GroupNorm(4, n_out), nn.LeakyReLU(0.1)]
+        super().__init__(*layers)
+
+
+class UNet(nn.Module):
+    """U-Net (Ronneberger 2015): down by maxima, up by interpolation. It owns its normalisation: images come in as [0, 1]."""
+
+    def __init__(self, mean: Tensor, std: Tensor, widths: tuple[int, ...], n_classes: int):
+        super().__init__()
+        self.register_buffer("mean", mean.view(-1, 1, 1))
+        self.register_buffer("std", std.view(-1, 1, 1))
+        pairs = list(zip((len(mean), *widths), widths, strict=False))
+        self.down = nn.ModuleList([Double(a, b) for a, b in pairs])
+        self.up = nn.ModuleList([Double(a + b, a) for a, b in reversed(pairs[1:])])
+        self.head = nn.Conv2d(widths[0], n_classes, 1)
+        nn.init.zeros_(self.head.weight)  # every class equally likely: the first loss is known, no first steps lost
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = (images - self.mean) / self.std  # (B, C, H, W)
+        seen = []
+        for i, block in enumerate(self.down):
+            x = block(x if i == 0 else F.max_pool2d(x, 2))  # (B, widths[i], H / 2^i, W / 2^i)
+            seen.append(x)
+        for block, fine in zip(self.up, reversed(seen[:-1]), strict=True):
+            x = block(torch.cat([F.interpolate(x, scale_factor=2.0), fine], 1))
+        return self.head(x)  # (B, n_classes, H, W)
+
+
+def make_model(cfg: Config, data: masks.Annotated) -> zoo.Start:
+    """The net above, or one of torchvision's: images (B, C, H, W) in [0, 1] -> (B, n_classes, H, W)."""
+    if cfg.model != "small":
+        return zoo.segmenter(cfg.model, cfg.weights, len(data.classes))
+    stride = 2 ** (len(cfg.widths) - 1)
+    if cfg.window % stride or cfg.window < 4 * stride:
+        raise core.UserError("--window does not fit the U-Net", got=f"{cfg.window} pixels",
+                             needed=f"a multiple of {stride}, at least {4 * stride}: it halves {len(cfg.widths) - 1} times",
+                             next=f"--window {max(4, math.ceil(cfg.window / stride)) * stride}, or fewer --widths")  # fmt: skip
+    some = data.learn[:100]  # training pictures alone
+    pixels = torch.cat([data.pairs[i][0].double().flatten(1) for i in some], 1) / 255
+    return zoo.Start(UNet(pixels.mean(1).float(), pixels.std(1).float(), cfg.widths, len(data.classes)))
+
+
+# ---------------------------------------------------------------------------------------------------------------- stage
+def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    """The one stage of this recipe."""
+    if cfg.scale != 1 and not cfg.resize:
+        raise core.UserError("--scale has nothing to start from", got=f"{cfg.scale:g}", needed="--resize PIXELS")
+    data = masks.load(cfg.data)
+    classes, n, embedded = data.classes, len(data.classes), cfg.data.path == "nuclei"
+    cut = {"window": cfg.window, "step": cfg.step, "resize": cfg.resize}
+    train_data = masks.Windows(data, data.learn, **cut, augment=augmentation(cfg) if cfg.augment else None)
+    val_data = masks.Windows(data, data.held_out, **cut)
+
+    model, started_from, fresh = make_model(cfg, data)
+    if run.world > 1 and run.device.type == "cuda":  # statistics over the whole batch, however it is cut
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+
+    def present(mask: Tensor) -> Tensor:
+        """(B, n) pixels of each class in each window; void is none."""
+        return torch.stack([(mask == c).flatten(1).sum(1) for c in range(n)], 1)
+
+    def counts(batch: dict) -> dict[str, Tensor]:
+        """Pixels that are scored; (window, class) pairs that occur."""
+        pixels = present(batch["mask"])
+        return {"ce": pixels.sum(), "dice": (pixels > 0).sum()}
+
+    def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+        logits, mask = model(batch["image"]).float(), batch["mask"]  # (B, n, H, W), (B, H, W)
+        ce = F.cross_entropy(logits, mask, ignore_index=IGNORE, reduction="none")  # (B, H, W), 0 where void
+        terms = {"ce": (ce * (1 - (-ce).exp()) ** cfg.focal if cfg.focal else ce).sum()}
+        if cfg.dice:
+            terms["dice"] = cfg.dice * dice(logits.softmax(1), mask)
+        return terms
+
+    def dice(p: Tensor, mask: Tensor) -> Tensor:
+        """1 - Dice, summed over the classes that occur in each window: a window is judged alone, whatever else is in the batch."""
+        scored, truth = mask != IGNORE, present(mask)
+        own = p.gather(1, mask.where(scored, 0)[:, None])[:, 0] * scored  # (B, H, W) probability of the true class
+        both = torch.zeros_like(truth, dtype=p.dtype).scatter_add(1, mask.where(scored, 0).flatten(1), own.flatten(1))
+        said = (p * scored[:, None]).flatten(2).sum(2)  # (B, n)
+        return ((1 - 2 * both / (said + truth).clamp_min(1)) * (truth > 0)).sum()
+
+    def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
+        return masks.scores(confusion_matrix(model, data), classes)
+
+    def confusion_matrix(model: nn.Module, data: core.Data) -> Tensor:
+        """(n, n) pixels with truth in rows, over the whole of `data`; void is in no row."""
+        total = torch.zeros(n * n, dtype=torch.long, device=run.device)
+        for batch in run.batches(data):
+            mask, answer = batch["mask"], model(batch["image"]).argmax(1)
+            scored = mask != IGNORE
+            total += torch.bincount(mask[scored] * n + answer[scored], minlength=n * n)
+        return run.gather(total[None]).sum(0).view(n, n)
+
+    def constant(c: int) -> Tensor:
+        """The confusion matrix of who says class `c` everywhere in the held-out pictures."""
+        return F.one_hot(torch.tensor(c), n) * data.pixels[data.held_out].sum(0)[:n, None]
+
+    def baselines() -> dict[str, dict[str, float]]:
+        most = int(data.pixels[data.learn].sum(0)[:n].argmax())
+        known = {"most frequent class everywhere": masks.scores(constant(most), classes)}
+        if not embedded:
+            return known
+        (picture, mask), (unseen, truth) = (data.pairs[i] for i in (*data.learn, *data.held_out))
+        bright = max(range(256), key=lambda t: masks.overlap(picture[0] > t, mask > 0))  # the best where the net learns
+        return {**known, "brightness above a threshold": {"iou": masks.overlap(unseen[0] > bright, truth > 0)}}
+
+    def preview(batch: dict) -> list[core.Tile]:
+        tiles = []
+        for image, mask, pixels in zip(batch["image"], batch["mask"], present(batch["mask"]), strict=True):
+            most = [f"{classes[c]} {pixels[c] / pixels.sum():.0%}" for c in pixels.topk(min(3, n)).indices if pixels[c]]
+            tiles.append(core.Tile(", ".join(most) or "all void", masks.beside(image, mask)))
+        return tiles
+
+    def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
+        answer, mask = model(batch["image"]).argmax(1), batch["mask"]
+        right = (((answer == mask) & (mask != IGNORE)).flatten(1).sum(1) / present(mask).sum(1).clamp_min(1)).tolist()
+        shown = zip(right, batch["image"], mask, answer, strict=True)
+        return [core.Tile(f"{r:.1%} right", masks.beside(x, y, a), good=r) for r, x, y, a in shown]
+
+    def figures(model: nn.Module, data: core.Data) -> dict:
+        matrix = core.Matrix(confusion_matrix(model, data), rows=classes, columns=classes, axes=("truth", "prediction"))
+        whole = masks.stitched(data, lambda images: model(images.to(run.device)).argmax(1).cpu())
+        return {"Held-out pictures: picture, truth, prediction": whole, "Confusion matrix, in pixels": matrix}
+
+    def export(folder: Path) -> None:
+        """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
+        shape = tuple(val_data.get(0, None)["image"].shape)
+        config = {"classes": classes, "ignore_index": IGNORE, "resize": cfg.resize}
+        config["input"] = f"float32 (B, {str(shape)[1:]} in [0, 1]; normalised inside the model"
+        if cfg.model == "small":
+            core.save(folder, model, config | {"architecture": "UNet", "widths": cfg.widths}, torch.zeros(2, *shape))
+        else:  # torchvision's own names: models.get_model(architecture, num_classes=...) loads it
+            config |= {"architecture": cfg.model, "library": "torchvision", "num_classes": n}
+            core.save(folder, model, config, torch.zeros(2, *shape), weights=model.net)
+
+    reach = (
+        1 if cfg.model == "small" else 4
+    )  # pixels from an outline that are a guess; torchvision's nets answer at 1/8
+    of_terms = {"focal": cfg.focal, "dice": cfg.dice}
+    expect = core.Expect(
+        initial_loss=lambda b: masks.answered(b["mask"], masks.unsure(b["mask"], n), n, **of_terms),
+        loss_floor=lambda b: masks.answered(b["mask"], masks.sure_inside(b["mask"], reach), n, **of_terms),
+        overfit_metric=lambda b: masks.close(b["mask"], n, reach)[int(n == 2) :].nanmean().item(),
+        fresh=fresh,
+    )
+    name = "iou" if n == 2 else "miou"
+    question = "which pixels are nuclei?" if embedded else f"which of {n} classes does each pixel belong to?"
+    floor = max(masks.scores(constant(c), classes)[name] for c in range(n))
+    return core.Stage(
+        name="segment",
+        model=model,
+        optimizers={"main": core.make_optimizer(model, cfg.optim)},
+        data={"train": train_data, "val": val_data},
+        loss=loss,
+        counts=counts,
+        evaluate=evaluate,
+        metric=core.Metric(name, question, floor=floor, ceiling=1.0),
+        expect=expect,
+        pretrained=started_from,
+        baselines=baselines,
+        preview=preview,
+        predict=predict,
+        figures=figures,
+        export=export,
+        gates=gates.SEGMENTING,
+        monitors=[gates.forgotten],
+    )  # fmt: skip
+
+
+STAGES = [segment]
+
+
+# ----------------------------------------------------------------------------------------------------------------- loop
+def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
+    """The loop; the gates rehearse this very function."""
+    for step in run.steps(stage):
+        run.update(stage, step.batches)
+        if step.due(cfg.train.eval_every):
+            run.evaluate(stage)
+
+
+if __name__ == "__main__":
+    core.main(__file__)

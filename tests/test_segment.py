@@ -1,0 +1,248 @@
+"""vision/segment: its windows, its scores, people's own folders, torchvision's nets; bad data."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from PIL import Image
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+from core.errors import UserError
+from core.run import Plan, Run
+from recipes.shared import nuclei
+from recipes.vision import masks, segment, zoo
+from recipes.vision.masks import IGNORE
+from tests.commands import read
+from tests.pictures import write_masks
+
+NET = ("--preset", "full", "--model", "lraspp_mobilenet_v3_large", "--weights", "none", "--train.precision", "fp32", "--resize",
+       "0", "--scale", "1", "--window", "64", "--step", "64", "--optim.layer-decay", "1", "--train.batch-size", "4",
+       "--loader.workers", "0", "--loader.eval-workers", "0", "--run.no-tensorboard", "--run.threads", "1",
+       "--gates.no-enabled")  # fmt: skip
+SIZES = [((512, 170), 96, 32, 0), ((70, 65), 64, 64, 0), ((50, 200), 64, 20, 0), ((100, 80), 64, 64, 120)]
+
+
+def load(root: Path) -> masks.Annotated:
+    """Read anew: what a path holds is kept for a process."""
+    masks._folder.cache_clear()
+    return masks.load(masks.Source(str(root)))
+
+
+# ---------------------------------------------------------------------------------------------------------------- windows
+@pytest.mark.parametrize(("size", "window", "step", "resize"), SIZES)
+def test_every_pixel_is_scored_once(size, window, step, resize):
+    """Windows of whatever overlap: as many pixels of each class as the (resized) mask has, each where it lies."""
+    mask = torch.randint(3, size, generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    data = masks.Annotated([(mask[None], mask)], [size], torch.zeros(1, 256), ("a", "b", "c"), [0], [0], {})
+    windows = masks.Windows(data, [0], window=window, step=step, resize=resize)
+    whole = windows.whole(0)[1].long()
+    seen = torch.full_like(whole, IGNORE)
+    for i, (_, top, left, *_) in enumerate(windows.places):
+        own = windows.get(i, None)["mask"]
+        assert own.shape == (window, window)
+        y, x = (own != IGNORE).nonzero(as_tuple=True)
+        assert (seen[y + top, x + left] == IGNORE).all()
+        seen[y + top, x + left] = own[y, x]
+    assert torch.equal(seen, whole)
+
+
+def test_the_nuclei_are_those_of_the_file():
+    picture, mask = nuclei.load()
+    assert picture.shape == mask.shape == (512, 512)
+    assert mask.float().mean().item() == pytest.approx(0.1992, abs=1e-4)
+    assert set(mask.unique().tolist()) == {0, 1}
+
+
+# ------------------------------------------------------------------------------------------------------- what is expected
+def test_scores_are_those_of_all_pixels():
+    """From counts over everything; of two classes the object's is the binary Jaccard index, as scikit-learn counts it."""
+    from sklearn.metrics import jaccard_score
+
+    truth, said = (torch.randint(2, (500,), generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    confusion = torch.bincount(truth * 2 + said, minlength=4).view(2, 2)
+    found = masks.scores(confusion, ("no", "yes"))
+    assert found["iou"] == pytest.approx(jaccard_score(truth, said))
+    assert found["miou"] == pytest.approx(jaccard_score(truth, said, average="macro"))
+    nothing = masks.scores(torch.tensor([[9, 0], [0, 0]]), ("no", "yes"))  # no object anywhere, none said: all right
+    assert nothing["iou"] == nothing["miou"] == 1
+
+
+@pytest.mark.parametrize(("focal", "dice"), [(0.0, 1.0), (2.0, 0.5)])
+def test_the_expected_loss_is_that_of_these_answers(focal, dice):
+    """Against the recipe's own loss on logits that say so; void in a corner, a class that one window lacks."""
+    mask = torch.zeros(2, 32, 32, dtype=torch.long)
+    mask[0, 8:20, 8:20], mask[:, :4, :4] = 1, IGNORE
+    cfg = segment.tiny()
+    cfg.focal, cfg.dice = focal, dice
+    run = Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1))
+    stage = segment.segment(cfg, run)
+    for own in (masks.unsure(mask, 2), masks.sure_inside(mask, 1).clamp_max(1 - 1e-6)):
+        truth = F.one_hot(mask.where(mask != IGNORE, 0), 2).permute(0, 3, 1, 2)
+        logits = torch.where(truth == 1, own[:, None], 1 - own[:, None]).log()
+        batch = {"image": torch.zeros(2, 1, 32, 32), "mask": mask}
+        sums, counts = stage.loss(lambda images, logits=logits: logits, batch), stage.counts(batch)
+        mean = sum(s / counts[t] for t, s in sums.items()).item()
+        assert masks.answered(mask, own, 2, focal=focal, dice=dice) == pytest.approx(mean, rel=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------------------------- folders
+def test_every_kind_of_picture_and_mask_reads_alike(tmp_path):
+    """Grey, RGB and 16-bit pictures, grey and palette masks: the piece of the nuclei they were cut from."""
+    found = load(write_masks(tmp_path / "data"))
+    assert found.classes == nuclei.CLASSES
+    assert (len(found.learn), len(found.held_out)) == (6, 2)
+    picture, mask = nuclei.load()
+    for i in range(6):
+        image, ids = found.pairs[i]
+        h, w = found.sizes[i]
+        assert torch.equal(ids, mask[:h, 64 * i : 64 * i + w])
+        assert image.shape == (3, h, w)
+        assert (image[0].float() - picture[:h, 64 * i : 64 * i + w]).abs().max() < 1e-3
+
+
+def test_own_split_and_no_names(tmp_path):
+    """One folder: a fifth is held out, copies of a picture stay on one side; ids name themselves."""
+    root = write_masks(tmp_path / "data", n=10, split=False, classes=())
+    for name in ("images", "masks"):
+        shutil.copy(root / name / "03.png", root / name / "copy.png")
+    found = load(root)
+    assert found.classes == ("0", "1")
+    assert len(found.learn) + len(found.held_out) == 11
+    assert ({3, 10} <= {*found.learn}) or ({3, 10} <= {*found.held_out})
+
+
+def test_void_no_object_and_small_pictures_are_legal(tmp_path):
+    """A mask of background alone, one with void, pictures smaller than a window: read, padded with void, said in the notes."""
+    root = write_masks(tmp_path / "data")
+    Image.fromarray(np.zeros((64, 64), np.uint8)).save(root / "train" / "masks" / "00.png")
+    ids = np.array(Image.open(root / "train" / "masks" / "02.png"))
+    ids[:8] = IGNORE
+    Image.fromarray(ids).save(root / "train" / "masks" / "02.png")
+    found = load(root)
+    windows = masks.Windows(found, found.learn, window=96, step=96)
+    assert len(windows) == 6
+    assert "padded to 96 pixels, the padding void" in windows.notes
+    first, third = (windows.get(i, None)["mask"] for i in (0, 2))
+    assert set(first.unique().tolist()) == {0, IGNORE}
+    assert (third[:8] == IGNORE).all()
+    assert (third != IGNORE).sum() == ids.size - 8 * ids.shape[1]
+
+
+# --------------------------------------------------------------------------------------------------------------- bad data
+def damaged(root: Path, what: str) -> Path:
+    """A folder with one fault."""
+    write_masks(root)
+    mask = root / "train" / "masks" / "01.png"
+    ids = np.array(Image.open(mask))
+    match what:
+        case "no mask":
+            mask.unlink()
+        case "another size":
+            Image.fromarray(ids).resize((32, 32), Image.Resampling.NEAREST).save(mask)
+        case "unexpected ids":
+            ids[:3] = 7
+            Image.fromarray(ids).save(mask)
+        case "from one":
+            for one in root.rglob("masks/*.png"):
+                Image.fromarray(np.array(Image.open(one)) + 1).save(one)
+        case "instances":
+            Image.fromarray(ids.astype(np.uint16) * 1000).save(mask)
+        case "colours":
+            Image.fromarray(ids).convert("RGB").save(mask)
+        case "empty":
+            shutil.rmtree(root / "train" / "images")
+        case "one class":
+            (root / "classes.txt").write_text("nothing\n")
+            for one in root.rglob("masks/*.png"):
+                Image.fromarray(np.zeros_like(np.array(Image.open(one)))).save(one)
+    return root
+
+
+FAULTS = {
+    "no mask": ("1 of 6 pictures", "have no mask", "01.png", "mask of 0 everywhere"),
+    "another size": ("not as large", "72x68", "32x32", "nearest"),
+    "unexpected ids": ("ids that are no class", "7 (216 pixels)", "01.png", "0 to 1", "255 for void"),
+    "from one": ("ids that are no class", "2 (", "count from 1"),
+    "instances": ("cannot be read", "instance numbers"),
+    "colours": ("cannot be read", "colours (RGB)", "class id"),
+    "empty": ("no picture in", "images", "needed"),
+    "one class": ("has 1 classes", "2 to 255"),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_fault_is_one_message(tmp_path, what):
+    with pytest.raises(UserError) as told:
+        load(damaged(tmp_path / "data", what))
+    assert not [w for w in FAULTS[what] if w not in str(told.value)], str(told.value)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize(("argv", "words"), [
+    (("--data.path", "nowhere"), ("there is no data folder nowhere", "images")),
+    (("--window", "30"), ("--window does not fit", "a multiple of 4", "--window 32")),
+    (("--scale", "2"), ("--scale has nothing to start from", "--resize")),
+    (("--model", "deeplab"), ("unknown model 'deeplab'", "deeplabv3_resnet50", "segmentation net")),
+])  # fmt: skip
+def test_what_cannot_work_is_exit_2(launch, argv, words):
+    done = launch("check", "vision/segment", *argv)
+    assert done.returncode == 2, done.shown
+    assert not [w for w in words if w not in done.stderr], done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------ torchvision's nets
+def test_weights_are_loaded_and_the_head_is_new(tmp_path, monkeypatch):
+    """From a file in torch's own cache, its auxiliary head left out; the answer is as large as the picture, all classes alike."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    name = "lraspp_mobilenet_v3_large"
+    file = tmp_path / "hub" / "checkpoints" / Path(zoo.find(name, "DEFAULT", zoo.SEGMENTERS).url).name
+    file.parent.mkdir(parents=True)
+    theirs = zoo.models.get_model(name, weights=None, weights_backbone=None).state_dict()
+    torch.save({**theirs, "aux_classifier.0.weight": torch.zeros(1)}, file)
+    start = zoo.segmenter(name, "DEFAULT", 3)
+    assert torch.equal(start.model.net.state_dict()["classifier.cbr.0.weight"], theirs["classifier.cbr.0.weight"])
+    assert set(start.fresh) == {
+        f"net.classifier.{k}_classifier.{p}" for k in ("low", "high") for p in ("weight", "bias")
+    }
+    out = start.model.eval()(torch.rand(1, 3, 64, 96))
+    assert out.shape == (1, 3, 64, 96)
+    assert out.abs().max() == 0
+
+
+@pytest.mark.verify
+def test_full_trains_and_exports_for_torchvision(launch, tmp_path):
+    """A short run on a folder: the training loss falls; the export is torchvision's own state dict and the program answers like it.
+    Its IoU is still 0 then, so this does not show that the net learns to segment."""
+    root = write_masks(tmp_path / "data", n=24)
+    done = launch(
+        "run",
+        "vision/segment",
+        *NET,
+        "--data.path",
+        str(root),
+        "--train.epochs",
+        "4",
+        "--optim.lr",
+        "3e-3",
+        timeout=550,
+    )
+    assert done.returncode == 0, done.shown
+    out = done.folder()
+    summary, config = read(out / "summary.json"), read(out / "export" / "config.json")
+    assert summary["final"]["train/loss"] < 0.6, done.shown  # 1.2 untrained
+    assert config["ignore_index"] == IGNORE
+    net = zoo.models.get_model(
+        config["architecture"], weights=None, weights_backbone=None, num_classes=config["num_classes"]
+    ).eval()
+    net.load_state_dict(load_file(out / "export" / "model.safetensors"))
+    images = torch.rand(2, 3, 64, 64)
+    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    with torch.no_grad():
+        logits = net((images - mean) / std)["out"]
+        program = torch.export.load(out / "export" / "model.pt2").module()(images)
+    assert torch.allclose(program, logits, atol=1e-3)
