@@ -67,6 +67,38 @@ def test_the_trainer_s_own_log_stands_beside_core_s(straight: Path):
     assert {"f1", "perplexity", "stops", "exact"} <= summary["metrics"].keys()
 
 
+def test_the_head_reads_what_is_scored_and_the_loss_is_the_same(monkeypatch: pytest.MonkeyPatch):
+    """TRL's own path for an accelerator, on a CPU: logits of the six labelled positions in place of all 22."""
+    from trl.trainer import utils
+
+    own, rows = utils._ChunkedLogProbFunction, []
+
+    class Watched:
+        @staticmethod
+        def apply(hidden: torch.Tensor, *rest):
+            rows.append(len(hidden))
+            return own.apply(hidden, *rest)
+
+    monkeypatch.setattr(utils, "_ChunkedLogProbFunction", Watched)
+    model = language.model()
+    utils.add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
+    ids = torch.arange(24).view(2, 12) + 3
+    labels = ids.where(torch.arange(12) > 8, -100)
+
+    def learnt() -> list[torch.Tensor]:
+        model.zero_grad()
+        out = model(input_ids=ids, labels=labels, fused_lm_head=True)
+        out.log_probs.sum().backward()
+        return [out.log_probs.detach(), *(p.grad.clone() for p in model.parameters())]
+
+    monkeypatch.setattr(utils, "_use_triton", lambda device: False)
+    whole = learnt()
+    models.score_what_counts()
+    for a, b in zip(learnt(), whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert rows == [22, 6]
+
+
 def test_the_export_loads_with_transformers_alone(straight: Path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -14,7 +14,7 @@ from core.run import evaluating
 from core.stage import Data, View
 from recipes.llm.pairs import IGNORED, Chat
 
-SAMPLES = 4
+SAMPLES = 3
 
 
 def of(chat: Chat) -> list[Gate]:
@@ -164,15 +164,24 @@ def scored(chat: Chat) -> Gate:
     return prove
 
 
+class Enough(Exception):
+    """What was listened for has been heard."""
+
+
 @contextlib.contextmanager
-def heard(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Every (ids) that goes into the embedding."""
+def heard(model: nn.Module, *, once: bool = False) -> Iterator[list[Tensor]]:
+    """Every (ids) that goes into the embedding; `once`: what is inside ends there."""
     seen: list[Tensor] = []
-    hook = model.get_input_embeddings().register_forward_hook(
-        lambda _module, args, _out: seen.append(args[0].detach().cpu())
-    )
+
+    def listen(_module: nn.Module, args: tuple, _out: Tensor) -> None:
+        seen.append(args[0].detach().cpu())
+        if once:
+            raise Enough
+
+    hook = model.get_input_embeddings().register_forward_hook(listen)
     try:
-        yield seen
+        with contextlib.suppress(Enough):
+            yield seen
     finally:
         hook.remove()
 
@@ -183,7 +192,7 @@ def asked(chat: Chat) -> Gate:
     @gate("prompts", rows="L8 L1", title=title, reads="data model loss evaluate")
     def prove(proof: Proof) -> Finding:
         """What enters the embedding while `evaluate` generates, against what the loss sees of the same samples before the
-        answer."""
+        answer; the loss is left as soon as it has been heard."""
         run, stage = proof.look()
         data = stage.data["train"]
         indices = some(data, proof.cfg.run.seed)
@@ -192,7 +201,7 @@ def asked(chat: Chat) -> Gate:
         wrong = []
         for i in indices:
             _, answer = reference(chat, data.get(i, None))
-            with heard(stage.model) as learnt, evaluating(stage.model), run.autocast():
+            with heard(stage.model, once=True) as learnt, evaluating(stage.model), run.autocast():
                 stage.loss(stage.model, fetch(data, [i], proof.cfg.run.seed, run.device))
             trained = learnt[0][0].tolist()
             trained = trained[: len(trained) - len(answer)]
@@ -218,7 +227,7 @@ def padding() -> Gate:
 
     @gate("padding", rows="L1", title=title, reads="data model loss evaluate")
     def prove(proof: Proof) -> Finding:
-        """Answers and loss of the overfit model, which is sure of them: four prompts of different lengths at once, and each
+        """Answers and loss of the overfit model, which is sure of them: three prompts of different lengths at once, and each
         alone."""
         run, stage, found = overfitted(proof)
         if "loss" not in found or stage.predict is None:

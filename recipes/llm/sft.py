@@ -87,6 +87,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
     whole = (
         run.precision == "fp32" or not cfg.lora
     )  # frozen weights may be bf16, trained ones not: small updates would be lost
+    models.score_what_counts()
     model = models.adapted(models.load(path, torch.float32 if whole else torch.bfloat16), cfg.lora)
     args = SFTConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing

@@ -1,0 +1,262 @@
+"""Pretrain a language model on documents: a small Llama from scratch on real prose, or any architecture on texts of yours, proved.
+
+tiny  the manual and the docstrings of the running Python (1.7 MB), four layers, two CPU cores, minutes.
+full  a Llama of 100 M parameters on `--data.path FOLDER`, a table or `hub:owner/name`; an accelerator. The same code path.
+
+What this recipe gets right without being asked: documents are packed into rows best-fit, each begins at position 0 and sees only
+itself, on every attention backend; every token but a document's first is asked for once, the one that ends it too; a loss over
+tokens, not over rows; the first loss is that of the tokens' frequencies; z-loss logged apart, with log Z; bits per byte of held-out
+documents, beside what counting and xz reach.
+"""
+
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import core
+from core.config import Optim, RunSettings, Train
+from core.stage import View
+from recipes.llm import documents, ngrams, pretrain_gates
+from recipes.llm.packing import IGNORED, Packed
+from recipes.shared import hub
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+@dataclass
+class Config(core.Config):
+    """Settings of llm/pretrain."""
+
+    data: documents.Source = field(default_factory=documents.Source)
+    model: str = "llama"
+    """`llama` of the sizes below, or a folder or `owner/name` whose config.json any causal language model is made from."""
+    width: int = 128
+    """Size of the residual stream; the feed-forward layers have three times as many units."""
+    layers: int = 4
+    """Blocks."""
+    heads: int = 4
+    """Attention heads; the width over this is even (rotary positions)."""
+    z_loss: float = 1e-4
+    """Weight of log^2 Z (PaLM, Chowdhery 2022): it keeps the logits from drifting, which a softmax does not feel; 0: none."""
+
+
+def tiny() -> Config:
+    """Four layers on two CPU cores: three passes over the texts in rows of 128 tokens."""
+    return Config(
+        train=Train(epochs=3, batch_size=8, eval_batch_size=32),
+        optim=Optim(lr=2e-3, weight_decay=0.1, betas=(0.9, 0.95), warmup=0.05),
+        run=RunSettings(threads=1, save_every=0.5),
+    )
+
+
+def full() -> Config:
+    """A Llama of about 100 M parameters on stories from the hub; warm-up, a stable rate, decay, so that it can be trained on."""
+    return Config(
+        data=documents.Source(path="hub:roneneldan/TinyStories", vocabulary=16384, context=1024, stride=512),
+        width=768,
+        layers=12,
+        heads=12,
+        train=Train(
+            epochs=1, batch_size=256, accumulate=8, eval_batch_size=32, eval_every=0.1, precision="bf16", compile=True
+        ),
+        optim=Optim(lr=6e-4, weight_decay=0.1, betas=(0.9, 0.95), warmup=0.02, schedule="wsd"),
+        run=RunSettings(save_every=0.05),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+def read(cfg: Config) -> tuple[documents.Corpus, Packed, Packed]:
+    """The corpus, and both splits packed: to train on each token once, to judge by with a good part of a row before each."""
+    corpus = documents.read(cfg.data)
+    how = {"context": cfg.data.context, "tokenizer": corpus.tokenizer, "sizes": corpus.sizes}
+    train_data = Packed(corpus.train, stride=cfg.data.context - 1, **how)
+    val_data = Packed(corpus.val, stride=cfg.data.stride, **how)
+    train_data.notes |= corpus.notes
+    return corpus, train_data, val_data
+
+
+# ---------------------------------------------------------------------------------------------------------------- model
+def make_model(cfg: Config, tokenizer, log_p: Tensor) -> nn.Module:
+    """A causal language model of transformers, untrained; (V,) log-frequencies are what a Llama of ours begins with."""
+    from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    ids = {"vocab_size": len(tokenizer), "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
+           "pad_token_id": tokenizer.pad_token_id}  # fmt: skip
+    if cfg.model != "llama":
+        where = hub.locate(cfg.model, "--model", packaged="llama", needs=("config.json",), weights=False)
+        config = AutoConfig.from_pretrained(where, **ids)
+        if config.max_position_embeddings < cfg.data.context:
+            raise core.UserError(f"--model {cfg.model} reads fewer tokens than a row has", got=config.max_position_embeddings,
+                                 needed=f"{cfg.data.context} (--data.context)")  # fmt: skip
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if cfg.width % (2 * cfg.heads):
+        raise core.UserError(
+            "--width does not fit --heads",
+            got=f"{cfg.width} over {cfg.heads}",
+            needed="an even number of channels for each head",
+        )
+    config = LlamaConfig(hidden_size=cfg.width, intermediate_size=3 * cfg.width, num_hidden_layers=cfg.layers,
+                         num_attention_heads=cfg.heads, max_position_embeddings=cfg.data.context, **ids)  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    start_at_frequencies(model, log_p)
+    return model
+
+
+@torch.no_grad()
+def start_at_frequencies(model: nn.Module, log_p: Tensor) -> None:
+    """Let the untrained model say `log_p` (V,) whatever it reads. A Llama's head has no bias: a channel of the embedding that is
+    the same for all tokens stands for one. Blocks begin by adding nothing, so the last norm makes that channel sqrt(width / 2)."""
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight  # (V, width) both
+    constant = 0.1 * math.sqrt(embedding.shape[1])
+    embedding[:, 1:] = constant * F.normalize(torch.randn_like(embedding[:, 1:]), dim=1)
+    embedding[:, 0] = constant
+    for block in model.model.layers:
+        nn.init.zeros_(block.self_attn.o_proj.weight)
+        nn.init.zeros_(block.mlp.down_proj.weight)
+    nn.init.zeros_(head)
+    head[:, 0] = log_p / math.sqrt(embedding.shape[1] / 2)
+
+
+# ---------------------------------------------------------------------------------------------------------------- stage
+def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    """The one stage of this recipe."""
+    corpus, train_data, val_data = read(cfg)
+    tokenizer = corpus.tokenizer
+    log_p = ngrams.frequencies(corpus.train, len(corpus.sizes))  # (V,)
+    model = make_model(cfg, tokenizer, torch.from_numpy(log_p).float())
+
+    def scores(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor, Tensor]:
+        """(negative log-likelihood in nats, log Z, is it asked for?) of each next token, (B, T - 1) all. No mask and no cache: the
+        positions, which begin anew with each document, say what sees what."""
+        out = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False)
+        logits, labels = out.logits[:, :-1].float(), batch["labels"][:, 1:]  # (B, T - 1, V), (B, T - 1)
+        log_z = logits.logsumexp(-1)
+        own = logits.gather(-1, labels.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+        return log_z - own, log_z, labels != IGNORED
+
+    def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+        nll, log_z, asked = scores(model, batch)
+        terms = {"ce": nll[asked].sum()}
+        if cfg.z_loss:
+            terms["z"] = cfg.z_loss * log_z[asked].square().sum()
+        return terms
+
+    def counts(batch: dict) -> dict[str, Tensor]:
+        return {"*": (batch["labels"][:, 1:] != IGNORED).sum()}
+
+    def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
+        rows = []
+        for batch in run.batches(data):
+            nll, log_z, asked = scores(model, batch)
+            sums = (nll * asked, log_z * asked, asked)
+            rows.append(torch.stack([*(x.double().sum(1) for x in sums), batch["bytes"].double()], 1))  # (B, 4)
+        nll, log_z, tokens, size = run.gather(torch.cat(rows)).sum(0).tolist()
+        return {
+            "bits_per_byte": nll / math.log(2) / size,
+            "perplexity": math.exp(nll / tokens),
+            "log_z": log_z / tokens,
+        }
+
+    def baselines() -> dict[str, dict[str, float]]:
+        found = {
+            "unigram": unigram,
+            **ngrams.smoothed(corpus.train, corpus.val, log_p, size),
+            **ngrams.xz(*corpus.texts),
+        }
+        return {name: {"bits_per_byte": bits} for name, bits in found.items()}
+
+    def preview(batch: dict) -> list[core.Tile]:
+        return [
+            core.Tile(pretrain_gates.shown(tokenizer, row))
+            for row in zip(*(batch[k] for k in pretrain_gates.KEYS), strict=True)
+        ]
+
+    def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
+        """The first eight tokens of each row, and how the model goes on, greedily."""
+        said = model.generate(input_ids=batch["input_ids"][:, :8], attention_mask=torch.ones_like(batch["input_ids"][:, :8]),
+                              max_new_tokens=24, do_sample=False)  # fmt: skip
+        nll, _, asked = scores(model, batch)
+        sure = ((-nll).exp() * asked).sum(1) / asked.sum(1).clamp_min(1)
+        return [core.Tile(f"{tokenizer.decode(ids[:8])} -> {tokenizer.decode(ids[8:])}", good=p)
+                for ids, p in zip(said, sure.tolist(), strict=True)]  # fmt: skip
+
+    def figures(model: nn.Module, data: core.Data) -> dict:
+        """Texts from nothing, at temperature 0.8, and what follows the beginnings of held-out documents."""
+        with torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
+            torch.manual_seed(cfg.run.seed)
+            begin = torch.full((4, 1), tokenizer.bos_token_id, device=run.device)
+            made = model.generate(input_ids=begin, attention_mask=torch.ones_like(begin), do_sample=True, temperature=0.8,
+                                  max_new_tokens=min(120, cfg.data.context - 1))  # fmt: skip
+        some = View(data, range(min(8, len(data))))
+        going_on = [tile for batch in run.batches(some) for tile in predict(model, batch)]
+        return {"Sampled texts": [core.Tile(tokenizer.decode(row, skip_special_tokens=True)) for row in made],
+                "Held-out beginnings, continued greedily": going_on}  # fmt: skip
+
+    def export(folder: Path) -> None:
+        """The model as `AutoModelForCausalLM.from_pretrained` reads it, and its tokenizer."""
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    size = sum(len(text.encode()) for text in corpus.texts[1])
+    unigram = ngrams.unigram(log_p, corpus.val, size)
+    ours = cfg.model == "llama"
+    # The entropy of the frequencies, or of no knowledge at all.
+    first = (
+        float(-(np.exp(log_p) * log_p).sum())
+        if ours
+        else math.log(len(log_p)) * (1 + cfg.z_loss * math.log(len(log_p)))
+    )
+    return core.Stage(
+        name="pretrain",
+        model=model,
+        optimizers={"main": core.make_optimizer(model, cfg.optim)},
+        data={"train": train_data, "val": val_data},
+        loss=loss,
+        counts=counts,
+        evaluate=evaluate,
+        metric=core.Metric("bits_per_byte", "how well is the next token known?", floor=unigram, ceiling=0.0,
+                           higher_is_better=False),
+        expect=core.Expect(
+            initial_loss=first,
+            loss_floor=pretrain_gates.floor,
+            overfit_metric=lambda batch: pretrain_gates.overfit(batch, first),
+            small_terms=("z",),
+            dear=16,  # a row is a hundred tokens and more
+        ),
+        baselines=baselines,
+        preview=preview,
+        predict=predict,
+        figures=figures,
+        export=export,
+        gates=pretrain_gates.of(cfg.z_loss),
+    )  # fmt: skip
+
+
+STAGES = [pretrain]
+
+
+# ----------------------------------------------------------------------------------------------------------------- loop
+def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
+    """The loop; the gates rehearse this very function."""
+    then = time.monotonic()
+    for step in run.steps(stage):
+        means = run.update(stage, step.batches)
+        tokens = sum(stage.counts(batch)["*"] for batch in step.batches) * run.world
+        told = {"tokens_per_sec": tokens / (time.monotonic() - then)}
+        if "z" in means:
+            told["rms_log_z"] = (means["z"] / cfg.z_loss).sqrt()
+        run.log("lm", told)
+        if step.due(cfg.train.eval_every):
+            run.evaluate(stage)
+        then = time.monotonic()  # reading the next rows counts, evaluating does not
+
+
+if __name__ == "__main__":
+    core.main(__file__)
