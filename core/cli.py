@@ -70,6 +70,10 @@ def main() -> None:
             print(page(argv[0]))
             return
         commands[argv[0]](argv)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `trainworthy list | head -1`: who reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's own last flush complains
+        sys.exit(128 + signal.SIGPIPE)  # as a shell says it
     except Stop as stop:
         print(f"error: {stop}", file=sys.stderr)
         sys.exit(stop.exit_code)

@@ -92,18 +92,19 @@ def test_list_is_instant_and_imports_no_torch(tmp_path: Path):
     assert done.returncode == 0
     assert "vision/classify" in done.stdout
     assert "accuracy" in done.stdout
-    code = "import sys; sys.argv = ['trainworthy', 'list']; from core.cli import main; main(); print('torch' in sys.modules)"
+    code = "import sys; sys.argv = ['trainworthy', 'list']; from core.cli import main; main(); print(*sys.modules)"
     inside = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True
     )
-    assert inside.stdout.endswith("False\n")
-    seconds = []  # of CPU, not of the clock: the machine may be busy
-    for _ in range(5):
-        before = os.times()
-        installed("list", cwd=tmp_path)
-        after = os.times()
-        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
-    assert min(seconds) < 0.3
+    # What costs a beginner's first command its tenth of a second: a list of files needs none of these.
+    slow = {"torch", "numpy", "matplotlib", "rich", "tyro", "transformers", "accelerate", "PIL"}
+    assert not slow & set(inside.stdout.splitlines()[-1].split())
+
+
+def test_output_may_be_cut_off(tmp_path: Path):
+    both = f"{BIN / 'trainworthy'} list | head -c 20"
+    done = subprocess.run(["bash", "-c", both], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (len(done.stdout), done.stderr) == (20, "")
 
 
 def test_help_shows_every_setting_with_its_docstring(tmp_path: Path):
