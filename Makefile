@@ -20,6 +20,7 @@ lint: .venv/.all
 
 bench: .venv/.all
 	.venv/bin/python bench/overhead.py
+	.venv/bin/python bench/rl.py
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'

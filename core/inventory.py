@@ -193,18 +193,15 @@ class _Stats:
             return
         self.shapes[tuple(value.shape)] += 1
         self.dtypes[str(value.dtype).removeprefix("torch.")] += 1
-        v = value.double() if value.is_floating_point() else value.long().double()
-        finite = torch.isfinite(v)
+        v = value.numpy().astype(np.float64)  # numpy: on small rows several times as fast as torch
+        finite = np.isfinite(v)
         if not finite.all():
             self.bad += 1
-            v = v[finite]
-        if v.numel():
-            self.low, self.high = min(self.low, v.min().item()), max(self.high, v.max().item())
-            channels = v.flatten(1) if v.ndim == 3 and finite.all() else v.flatten()[None]
-            self.moments.setdefault(len(channels), np.zeros((3, len(channels))))
-            self.moments[len(channels)] += torch.stack(
-                [channels.sum(1), channels.square().sum(1), torch.full((len(channels),), float(channels.shape[1]))]
-            ).numpy()
+        channels = v.reshape(len(v), -1) if v.ndim == 3 and finite.all() else v[finite][None]
+        if channels.size:
+            self.low, self.high = min(self.low, channels.min().item()), max(self.high, channels.max().item())
+            moments = self.moments.setdefault(len(channels), np.zeros((3, len(channels))))
+            moments += (channels.sum(1), np.square(channels).sum(1), np.full(len(channels), channels.shape[1]))
 
     def report(self) -> dict[str, Any]:
         out: dict[str, Any] = {

@@ -26,13 +26,22 @@ def contact_sheet(tiles: list[Tile], path: Path, *, columns: int = 8) -> None:
     from matplotlib.figure import Figure
 
     tiles = tiles[: 8 * columns]
-    rows = (len(tiles) + columns - 1) // columns
-    figure = Figure(figsize=(1.3 * columns, 1.55 * rows), layout="constrained")
+    lines = max((tile.caption.count("\n") + 1 for tile in tiles), default=1)
+    words = 0.06 + 0.14 * lines  # inches, as all that follows
+    wide, high, rows = 1.3, words + 1.35, (len(tiles) + columns - 1) // columns
+    figure = Figure(figsize=(wide * columns, high * rows))
+    axes = figure.add_axes((0, 0, 1, 1))  # one for all tiles: axes of their own take seconds to lay out
     for i, tile in enumerate(tiles):
-        axes = figure.add_subplot(rows, columns, i + 1)
-        axes.set_axis_off()
-        axes.set_title(tile.caption, fontsize=8, color="black" if tile.good is None or tile.good >= 0.5 else "crimson")
+        left, top = i % columns * wide, i // columns * high
+        color = "crimson" if tile.good is not None and tile.good < 0.5 else "black"
+        axes.text(left + wide / 2, top + words, tile.caption, size=8, ha="center", va="bottom", color=color)
         if tile.image is not None:
-            axes.imshow(tile.image.cpu().numpy(), cmap="gray", vmin=0, vmax=255)
+            picture = tile.image.cpu().numpy()
+            scale = (wide - 0.1) / max(picture.shape[:2])
+            h, w = picture.shape[0] * scale, picture.shape[1] * scale
+            x, y = left + (wide - w) / 2, top + words + 0.05
+            axes.imshow(picture, cmap="gray", vmin=0, vmax=255, extent=(x, x + w, y + h, y))
+    axes.set(xlim=(0, wide * columns), ylim=(high * rows, 0), aspect="auto")
+    axes.set_axis_off()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

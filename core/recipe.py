@@ -79,20 +79,20 @@ def load(name: str) -> Recipe:
 def sources(recipe: Recipe) -> dict[str, str]:
     """{file: hash} of the recipe, of what it imports from its own folder or from recipes/, and of the core."""
     files = {recipe.entry.path, *(Path(__file__).parent.rglob("*.py"))}
-    own = recipe.entry.path.parent
-    for module in list(sys.modules.values()):  # thousands: only those near by become paths
+    for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if file and file.endswith(".py") and os.path.isabs(file):  # torch.ops says "_ops.py"
-            folder = _resolved(os.path.dirname(file))
-            beside = (folder == own or own in folder.parents) and "site-packages" not in folder.parts
-            if folder == HOME or HOME in folder.parents or beside:
-                files.add(folder / os.path.basename(file))
+        named = file and file.endswith(".py") and os.path.isabs(file)  # torch.ops says "_ops.py"
+        if named and (folder := _near(os.path.dirname(file), recipe.entry.path.parent)):
+            files.add(folder / os.path.basename(file))
     return {str(p): hashlib.blake2b(p.read_bytes(), digest_size=12).hexdigest() for p in sorted(files)}
 
 
 @cache
-def _resolved(folder: str) -> Path:
-    return Path(folder).resolve()
+def _near(folder: str, own: Path) -> Path | None:
+    """The folder, resolved, where what lies in it is part of a recipe in `own`."""
+    path = Path(folder).resolve()
+    beside = (path == own or own in path.parents) and "site-packages" not in path.parts
+    return path if path == HOME or HOME in path.parents or beside else None
 
 
 def versions() -> dict[str, str]:

@@ -353,7 +353,7 @@ class Run:
         if not self.plan:
             self._flush(stage)  # before the clock runs on through the evaluation
         val = stage.data["val"]
-        shown = stage.expect.few(REHEARSED, times=2)
+        shown = stage.expect.few(REHEARSED)
         if self.plan and len(val) > shown:  # a rehearsal shows the path, not the number
             val = View(val, [i * len(val) // shown for i in range(shown)])
         metrics = self.measure(stage, val)

@@ -145,8 +145,8 @@ class Expect:
     overfit_steps: int = 120
     """Steps within which eight fixed samples must be learnt."""
     dear: int = 0
-    """Where a sample costs a good part of a second: how many of them a gate's step has at most (twice as many are overfit and
-    cut, four times as many evaluated or read over and over). Below 8 the range test, and tiny-data always, are left to
+    """Where a sample costs a good part of a second: how many of them a gate's step has at most (twice as many are overfit,
+    cut and evaluated, four times as many read over and over). Below 8 the range test, and tiny-data always, are left to
     `check --deep`. 0: the gates' own numbers."""
     overfit_metric: float | Callable[[dict], float] | None = None
     """Value of the metric that the overfit batch must reach through the real evaluation (default: its ceiling)."""

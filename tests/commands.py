@@ -1,5 +1,6 @@
 """The real commands, as a user types them."""
 
+import contextlib
 import json
 import os
 import signal
@@ -28,6 +29,14 @@ def trainworthy(*argv: object, cwd: Path, timeout: float = 600, **env: str) -> s
     """`trainworthy ...` in `cwd`, output captured; forked from a process that has done the imports (tests/server.py)."""
     settings = environment(**env)
     return server(settings).run([str(a) for a in argv], cwd=cwd, env=settings, timeout=timeout)
+
+
+def killed(*argv: object, cwd: Path, lives: float) -> None:
+    """The same, sent SIGKILL so many seconds after it began to train; it must not have ended by itself."""
+    settings = environment()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = server(settings).run([str(a) for a in argv], cwd=cwd, env=settings, timeout=600, lives=lives)
+        raise AssertionError(f"it ended by itself with {done.returncode}: {done.stdout}{done.stderr}")
 
 
 def installed(*argv: object, cwd: Path, **env: str) -> subprocess.CompletedProcess:
@@ -75,8 +84,9 @@ def losses(folder: Path) -> list[float]:
 
 
 def final_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights of the last full checkpoint."""
-    return load_file(folder / "checkpoints" / "classify" / "latest" / "model.safetensors")
+    """The weights of the last full checkpoint, of a run of one stage."""
+    (latest,) = folder.glob("checkpoints/*/latest")
+    return load_file(latest / "model.safetensors")
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

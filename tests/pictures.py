@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from recipes.shared import digits
+from recipes.shared import digits, nuclei
 
 
 def chosen(per_class: int, classes: int = 10) -> list[tuple[Image.Image, int]]:
@@ -83,4 +83,28 @@ def write_hub(
             table = pa.table({"image": [r["image"] for r in shard], "label": [r["label"] for r in shard]},
                              schema=features.arrow_schema)  # fmt: skip
             pq.write_table(table, root / "data" / f"{split}-{i:05d}-of-{len(shards):05d}.parquet", row_group_size=group)
+    return root
+
+
+def write_masks(
+    root: Path, *, n: int = 8, split: bool = True, classes: Sequence[str] = nuclei.CLASSES, side: int = 64
+) -> Path:
+    """images/ and masks/ (in train/ and val/, if `split`) with `n` pieces of the nuclei's picture, of many kinds, from `side`
+    pixels on; `classes` in classes.txt."""
+    picture, mask = (t.numpy() for t in nuclei.load())
+    for i in range(n):
+        part = root / ("train" if i < n - n // 4 else "val") if split else root
+        for name in ("images", "masks"):
+            (part / name).mkdir(parents=True, exist_ok=True)
+        top, left = 64 * (i // 7), 64 * (i % 7)
+        piece = slice(top, top + side + 4 * (i % 3)), slice(left, left + side + 8 * (i % 2))
+        grey, ids = Image.fromarray(picture[piece]), Image.fromarray(mask[piece])
+        kinds = [grey, grey.convert("RGB"), Image.fromarray(picture[piece].astype(np.uint16) * 257)]
+        kinds[i % 3].save(part / "images" / f"{i:02}.png")
+        if i % 2:
+            ids = ids.convert("P")
+            ids.putpalette([0, 0, 0, 255, 0, 0])
+        ids.save(part / "masks" / f"{i:02}.png")
+    if classes:
+        (root / "classes.txt").write_text("\n".join(classes) + "\n")
     return root

@@ -389,6 +389,16 @@ PLANTS = [
 
 # Close relatives of other plants: `make verify` runs them, `make test` (a few minutes) does not.
 RELATIVES = [
+    "first-micro-batch-only",
+    "functional-dropout",
+    "evaluates-in-train-mode",
+    "mean-of-means",
+    "classes-turned-in-loss",
+    "rate-too-low",
+    "divided-twice",
+    "target-in-corner",
+    "loss-clipped",
+    "bf16-weights",
     "nan-pixels",
     "bytes",
     "thawed-batch-norm",

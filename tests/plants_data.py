@@ -12,4 +12,4 @@ TINY_DATA = [
 ]  # fmt: skip
 
 PLANTS = [*TINY_DATA]
-RELATIVES = ()
+RELATIVES = ("labels-shuffled",)

@@ -15,6 +15,7 @@ LOADED = "    learn, held_out = ((source.held_out"
 SPEECH = "speech = self.offset[: x.shape[1]] + self.scale * x"
 SCORED = 'logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)'
 PREVIOUS = "model, envelopes = previous.judged, "
+UPDATE = "        run.update(stage, step.batches)\n"
 
 
 def bug(
@@ -57,17 +58,26 @@ PLANTS = [
     bug("decoder-trains-too", "wiring", "C3", OPTIMIZER,
         OPTIMIZER.replace("optimizer(model,", "optimizer(nn.ModuleList([model, teacher.model.requires_grad_()]),"),
         ("no part of the model", "frozen teacher"), task=True, harm="the exported decoder is not the one that was trained with"),
-    bug("teacher-drifts", "wiring", "C3", "        run.update(stage, step.batches)\n",
-        "        run.update(stage, step.batches)\n"
-        "        with torch.no_grad():\n            stage.beside[\"teacher\"].proj_out.weight.mul_(0.999)\n",
+    bug("teacher-drifts", "wiring", "C3", UPDATE,
+        UPDATE + "        with torch.no_grad():\n            stage.beside[\"teacher\"].proj_out.weight.mul_(0.999)\n",
         ("frozen tensors moved", "teacher"), task=True, harm="the exported decoder is not the one that was trained with"),
     bug("teacher-in-train-mode", "evaluation", "C12", LOADED,
         "    teacher.model.eval = teacher.model.train  # core sets what stands beside a model to eval mode\n"
         "    teacher.model.model.decoder.dropout = 0.1\n" + LOADED, ("two evaluations", "dropout"),
         task=True, source="DST-01 neuralmagic/sparseml PR#2191", harm="targets that change from call to call", before=("overfit",),
         why="the loss is drawn anew with every mask, so eight samples do not close it"),
+    # The second stage's samples are dear: what its gates leave out must not be where these three show.
+    bug("task-updated-twice", "schedule", "C9", UPDATE, 2 * UPDATE, ("stepped 2 times in unit 1",), task=True),
+    bug("task-loses-a-micro-batch", "accumulation", "C10", UPDATE,
+        "        run.update(stage, step.batches[:1] if stage.name == \"task\" else step.batches)\n",
+        ("step.batches[1:]",), task=True, harm="half of every batch is never learnt from"),
+    bug("task-counts-for-itself", "resume", "C13", "    for step in run.steps(stage):\n",
+        "    seen = 0\n    for step in run.steps(stage):\n        seen += stage.name == \"task\"\n        for b in step.batches:\n"
+        "            b[\"envelope\"] = b[\"envelope\"] * (1 + 1e-3 * seen)\n",
+        ("local variable",), task=True, harm="what grew with the steps begins anew in a resumed run"),
 ]  # fmt: skip
 RELATIVES = [
     "silent-recordings", "cosine-alone", "error-alone", "no-offset", "task-from-random-features", "decoder-trains-too",
     "teacher-drifts", "teacher-in-train-mode", "transcript-shifted-twice", "scale-of-a-fresh-layer", "stretched-over-the-canvas",
+    "task-updated-twice", "task-loses-a-micro-batch", "task-counts-for-itself",
 ]  # fmt: skip

@@ -44,4 +44,4 @@ PLANTS = [
           source="sentence length by label: Gururangan et al. 2018, arXiv 1803.02324",
           harm="right in the archive, chance anywhere else"),
 ]  # fmt: skip
-RELATIVES = ("two-archives",)
+RELATIVES = ("two-archives", "upsampled-class")

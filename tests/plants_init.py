@@ -38,4 +38,4 @@ PLANTS = [
                  'stage.optimizers["main"].load_state_dict(old.state_dict())'),
           ("exp_avg", "before its first step", "resume")),
 ]  # fmt: skip
-RELATIVES = ["body-drawn-again"]
+RELATIVES = ["body-drawn-again", "prefix-not-strict"]

@@ -70,4 +70,5 @@ PLANTS = [
           ("process 2 of 2 sees another data set", "2,000 samples", "core splits it again"),
           harm="on two processes an epoch reads half of the data"),
 ]  # fmt: skip
-RELATIVES = ("numpy-global", "seeded-for-all", "same-order-in-the-loop", "stream-in-every-worker")
+RELATIVES = ("numpy-global", "seeded-for-all", "same-order-in-the-loop", "stream-in-every-worker", "worker-seeds-itself",
+             "generator-in-constructor", "drawn-with-replacement", "first-batch-again")  # fmt: skip

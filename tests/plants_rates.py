@@ -13,6 +13,13 @@ def rate(expression: str, head: str = "") -> str:
             f'            group["lr"] = group["peak_lr"] * ({expression})\n' + UPDATE)  # fmt: skip
 
 
+def scaled(*before_step: str) -> str:
+    """A user's loop with a gradient scaler; what stands between its backward and its step."""
+    body = ("optimizer.zero_grad()", MEAN_LOSS, "scaler.scale(loss).backward()", *before_step, "scaler.step(optimizer)",
+            "scaler.update()")  # fmt: skip
+    return f'    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)\n    for step in run.steps(stage):\n{own_loop(*body)}'
+
+
 def two_terms(weight: str, *more: str) -> str:
     """A second term beside the cross-entropy: squared distance of probabilities to the truth (Brier 1950), 0.9 when untrained."""
     return staged(f"""
@@ -51,11 +58,8 @@ SCHEDULE = [
           ("after the step",), harm="nothing is ever clipped"),
     Plant("not-clipped", "schedule", "C9", UPDATE,
           own_loop("optimizer.zero_grad()", MEAN_LOSS, "loss.backward()", "optimizer.step()"), ("--optim.clip inf",)),
-    Plant("clip-before-unscale", "wiring", "C9", LOOP,
-          '    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)\n    for step in run.steps(stage):\n'
-          + own_loop("optimizer.zero_grad()", MEAN_LOSS, "scaler.scale(loss).backward()", CLIP, "scaler.step(optimizer)",
-                     "scaler.update()"),
-          ("norm", "the loss's own"), source="GEN-02 Lightning-AI/pytorch-lightning#9599",
+    Plant("clip-before-unscale", "wiring", "C9", LOOP, scaled(CLIP), ("norm", "the loss's own"),
+          source="GEN-02 Lightning-AI/pytorch-lightning#9599",
           harm="every step is clipped 65,536 times too low"),
 ]  # fmt: skip
 
@@ -82,5 +86,6 @@ RANGE = [
 ]  # fmt: skip
 
 PLANTS = [*SCHEDULE, *TERMS, *RANGE]
-RELATIVES = ["no-schedule", "own-warm-up-on-top", "rate-in-epochs", "clip-after-step", "not-clipped", "swamped",
+RELATIVES = ["rate-thousand-times-too-low", "no-schedule", "own-warm-up-on-top",
+             "rate-in-epochs", "clip-after-step", "not-clipped", "swamped",
              "sgd-rate-hundred-times-too-high", "rate-of-adam-for-adafactor"]  # fmt: skip

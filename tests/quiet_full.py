@@ -7,4 +7,4 @@ LOOKALIKES = [
             naive="the loss stays far above that of the smoothing; the weights that are evaluated are not those that train"),
     Healthy("much-mixed", ("--mix.mixup", "1"), naive="the loss stays far above that of the smoothing"),
 ]  # fmt: skip
-SAMPLED = ("mixed-and-averaged",)
+SAMPLED = ()

@@ -13,4 +13,4 @@ LOOKALIKES = [
                                  "nn.init.zeros_(stage.model.head.weight)\n"
                                  'stage.expect.fresh = ("head.",)')), naive="buffers differ from the file's"),
 ]  # fmt: skip
-SAMPLED = ("declared-fresh-head",)
+SAMPLED = ()

@@ -1,7 +1,7 @@
 """Healthy variants of vision/classify that look like bugs in rates, clipping or loss terms."""
 
-from tests.plants import LOOP, STAGES, UPDATE
-from tests.plants_rates import rate, two_terms
+from tests.plants import CLIP, LOOP, STAGES, UPDATE
+from tests.plants_rates import rate, scaled, two_terms
 from tests.quiet import Healthy
 
 LOOKALIKES = [
@@ -21,5 +21,8 @@ LOOKALIKES = [
     Healthy("scheduler-beside-core's",
             hunk=(LOOP, '    idle = torch.optim.lr_scheduler.ConstantLR(stage.optimizers["main"], factor=1.0)\n'
                   "    for step in run.steps(stage):\n" + UPDATE + "        idle.step()\n"), naive="a second scheduler ticks"),
+    Healthy("scaled-and-clipped", hunk=(LOOP, scaled("scaler.unscale_(optimizer)", CLIP))),
+    Healthy("scaled-in-the-optimiser", ("--optim.clip", "inf"), hunk=(LOOP, scaled()),
+            naive="gradients 65,536 times too long: a fused optimiser divides them itself"),
 ]  # fmt: skip
-SAMPLED = ("wsd", "small-auxiliary-term")
+SAMPLED = ("small-auxiliary-term",)

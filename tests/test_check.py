@@ -259,7 +259,8 @@ BEFORE = {
 
 # Only `make verify` runs these: the gates that catch them are shown by a cheaper one here, or on a recipe in test_gates.
 RELATIVES = ("labels-shifted-in-the-loss", "softmax-before-cross-entropy", "wrong-broadcast", "seeded-in-getitem", "frozen-by-flag",
-             "eval-mode-left-on", "own-batch-statistics", "detached", "head-only-optimiser", "core-loop", "dropout")  # fmt: skip
+             "eval-mode-left-on", "own-batch-statistics", "detached", "head-only-optimiser", "core-loop", "dropout",
+             "dicts")  # fmt: skip
 
 
 def sampled(names) -> list:

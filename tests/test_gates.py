@@ -83,7 +83,9 @@ def test_every_plant_still_has_its_place():
     assert not [x.id for x in [*PLANTS, *looks] if sources[x.recipe].count(x.hunk[0]) != 1]
 
 
-@pytest.mark.parametrize("gate", ["schema", "overfit", pytest.param("resume", marks=pytest.mark.verify)])
+@pytest.mark.parametrize(
+    "gate", ["schema", *(pytest.param(g, marks=pytest.mark.verify) for g in ("overfit", "resume"))]
+)
 def test_repro_fails_again_from_any_folder(gate: str, launch, fork, tmp_path: Path):
     """The script that a failed gate leaves proves the same failure again, wherever it is started."""
     plant = next(p for p in PLANTS if p.gate == gate)

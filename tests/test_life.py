@@ -4,7 +4,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from tests.commands import (
     QUICK,
     environment,
     final_weights,
+    killed,
     losses,
     read,
     run_folder,
@@ -54,7 +54,7 @@ def test_gates_leave_no_trace(straight: Path, tmp_path: Path):
     assert same(final_weights(run_folder(tmp_path)), final_weights(straight))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.verify), 2])
 def test_workers_change_nothing(workers: int, straight: Path, tmp_path: Path):
     done = trainworthy("run", "vision/classify", *QUICK, "--loader.workers", workers, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -172,7 +172,7 @@ def long_straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_folder(cwd)
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.verify)])
 def test_a_signal_saves_and_resume_is_bitwise(how: int, long_straight: Path, tmp_path: Path):
     code, folder, output = _stop_at(tmp_path, 19, "run", "vision/classify", *LONG, how=how)
     assert code == 5, output
@@ -189,6 +189,7 @@ def test_a_signal_saves_and_resume_is_bitwise(how: int, long_straight: Path, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.verify
 def test_two_processes_stop_and_resume(tmp_path: Path):
     code, folder, output = _stop_at(tmp_path, 19, "run", "vision/classify", "-n", 2, *LONG)
     assert code == 5, output
@@ -197,21 +198,27 @@ def test_two_processes_stop_and_resume(tmp_path: Path):
     assert [r["step"] for r in read(folder / "step_metrics.jsonl")] == list(range(1, 126))
 
 
-def _survive_kills(cwd: Path, kills: int, epochs: float, seed: int) -> None:
+# Runs of many seconds in short steps, a checkpoint every few of them; the replays of rl go round many times.
+CONTROL = ("--episodes", "4", "--envs", "4", "--train.batch-size", "32", "--run.save-every", "3", "--gates.no-enabled",
+           "--run.no-tensorboard")  # fmt: skip
+REPLAY = ("--rollout", "8", "--updates", "8", "--first", "64", "--capacity", "256", "--train.eval-every", "100")
+KILLED = {
+    "vision/classify": (*LONG, "--train.epochs", "8"),
+    "rl/ppo": (*CONTROL, "--rollout", "32", "--train.epochs", "250", "--train.eval-every", "100"),
+    "rl/dqn": (*CONTROL, *REPLAY, "--train.epochs", "300", "--prioritised", "0.6", "--n-step", "3"),
+    "rl/sac": (*CONTROL, *REPLAY, "--train.epochs", "200"),
+}
+
+
+def _survive_kills(cwd: Path, kills: int, recipe: str, *settings: str, seed: int) -> None:
     """SIGKILL at random moments of one run; every resume must go on, and the end must be the uninterrupted run's."""
     draw = random.Random(seed)
-    argv: tuple[object, ...] = ("run", "vision/classify", *LONG, "--train.epochs", epochs)
+    argv: tuple[object, ...] = ("run", recipe, *KILLED[recipe], *settings)
     (cwd / "straight").mkdir()
     assert trainworthy(*argv, cwd=cwd / "straight").returncode == 0
     reference = run_folder(cwd / "straight")
     for _ in range(kills):
-        child = start(*argv, cwd=cwd)
-        for line in child.stdout:
-            if line.startswith(("train ", "  resumed")):
-                break
-        time.sleep(draw.uniform(0.0, 0.35))
-        child.kill()
-        child.communicate()
+        killed(*argv, cwd=cwd, lives=draw.uniform(0.0, 0.35))
         folder = run_folder(cwd)
         assert not (folder / "summary.json").exists()  # it was killed in the middle
         argv = ("resume", folder)
@@ -223,12 +230,13 @@ def _survive_kills(cwd: Path, kills: int, epochs: float, seed: int) -> None:
 
 @pytest.mark.slow
 def test_kill_and_resume(tmp_path: Path):
-    _survive_kills(tmp_path, 4, 3, seed=0)
+    _survive_kills(tmp_path, 2, "vision/classify", "--train.epochs", "2", seed=0)
 
 
 @pytest.mark.verify
-def test_twenty_kills_and_resumes(tmp_path: Path):
-    _survive_kills(tmp_path, 20, 8, seed=1)
+@pytest.mark.parametrize("recipe", KILLED)
+def test_twenty_kills_and_resumes(recipe: str, tmp_path: Path):
+    _survive_kills(tmp_path, 20, recipe, seed=1)
 
 
 def test_a_damaged_checkpoint_is_passed_over(long_straight: Path, tmp_path: Path):
@@ -307,7 +315,7 @@ def test_tiny_reaches_its_result_and_its_export_stands_alone(tmp_path: Path):
 CHOICES = [
     pytest.param(("--optim.name", "sgd", "--optim.lr", "0.1"), marks=pytest.mark.verify),
     pytest.param(("--optim.name", "adafactor", "--optim.lr", "0.1"), marks=pytest.mark.verify),
-    ("--train.precision", "bf16"),
+    pytest.param(("--train.precision", "bf16"), marks=pytest.mark.verify),
     pytest.param(("--train.precision", "fp16"), marks=pytest.mark.verify),  # a minute: processors emulate it
     ("--optim.schedule", "wsd", "--run.export", "best"),
 ]

@@ -13,20 +13,24 @@ from tests.conftest import ROOT
 
 OURS = [e for e in recipes() if HOME in e.path.parents]
 SHORT: dict[str, tuple[str, ...]] = {
+    "diffusion/flow": ("--train.epochs", "0.3", "--run.save-every", "0.1", "--sampling.every", "50", "--sampling.steps", "4"),
     "diffusion/pixel": ("--train.epochs", "0.3", "--run.save-every", "0.1", "--sampling.every", "50", "--sampling.steps", "4"),
     "distill/logits": ("--alone.epochs", "10", "--alone.save-every", "1",
                        "--distilled.epochs", "0.5", "--distilled.save-every", "0.1"),
     "distill/whisper": ("--data.sentences", "60", "--features.epochs", "4", "--task.epochs", "3", "--run.save-every", "0.1"),
+    "llm/pretrain": ("--train.epochs", "0.03", "--run.save-every", "0.005", "--data.stride", "127"),
     "llm/sft": ("--train.batch-size", "2", "--train.epochs", "0.004", "--run.save-every", "0.001", "--data.held-out", "4"),
     "rl/dqn": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--updates", "8", "--episodes", "10"),
     "rl/ppo": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1"),
     "rl/sac": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--updates", "8", "--episodes", "10"),
+    "vision/segment": ("--train.epochs", "1.2", "--train.eval-every", "1.2", "--run.save-every", "0.2"),
     "vlm/instruct": ("--align.epochs", "0.08", "--instruct.epochs", "0.08", "--run.save-every", "0.01", "--data.held-out", "20"),
 }  # fmt: skip
 """Settings under which a stage of the recipe takes some ten to thirty steps, where `--train.epochs 0.5` is not that."""
-DEAR = ("diffusion/pixel", "distill/whisper", "llm/sft", "rl/dqn", "rl/sac", "vlm/instruct")
-"""A check of these costs half a minute to four minutes of CPU time, as does stopping an early stage of those that have one:
-`make verify` has them; `make test` has their gates in test_gates and in their own files."""
+CHECKED_QUICKLY = ("rl/ppo",)
+STOPPED_QUICKLY = ("rl/ppo", "rl/sac")
+"""Of these `make test` has the healthy check, and the stop and resume; of all others, which cost up to four minutes of CPU time
+each, `make verify`. (vision/classify is stopped and resumed in test_life, two stages in a row in test_stages.)"""
 ALWAYS = ("--gates.no-enabled", "--run.no-tensorboard", "--run.keep", "1000")
 
 
@@ -65,9 +69,7 @@ def grouped(entry: Entry):
 @pytest.mark.parametrize(
     ("entry", "stage"),
     [
-        pytest.param(
-            e, s, id=f"{e.id}-{s}", marks=[grouped(e)] + [pytest.mark.verify] * (e.id in DEAR and s != stages(e)[-1])
-        )
+        pytest.param(e, s, id=f"{e.id}-{s}", marks=[grouped(e)] + [pytest.mark.verify] * (e.id not in STOPPED_QUICKLY))
         for e in OURS
         for s in stages(e)
     ],
@@ -108,7 +110,7 @@ def test_a_short_run_leaves_what_a_run_leaves(entry: Entry, straight):
 
 
 CHECKED = [
-    pytest.param(e, seed, id=f"{e.id}-{seed}", marks=[pytest.mark.verify] if seed or e.id in DEAR else [])
+    pytest.param(e, seed, id=f"{e.id}-{seed}", marks=[pytest.mark.verify] * (seed > 0 or e.id not in CHECKED_QUICKLY))
     for e in OURS
     if e.id != "vision/classify"
     for seed in range(3)

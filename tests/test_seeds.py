@@ -132,6 +132,7 @@ def test_a_failing_seed_is_told_and_the_others_go_on(tmp_path: Path, fork):
     assert (folder / "report.html").is_file()
 
 
+@pytest.mark.verify
 def test_stopped_seeds_go_on(tmp_path: Path):
     argv = ("run", "vision/classify", "--seeds", "2", *TINY, "--train.epochs", "2", "--loader.workers", "0")
     child = start(*argv, cwd=tmp_path)

@@ -64,6 +64,7 @@ def test_each_stage_has_its_own_settings_and_files(two, launch):
     assert "32 steps" in done.stdout
 
 
+@pytest.mark.verify
 def test_the_best_weights_are_handed_on_where_asked(two, launch):
     """A first stage that ruins itself at the end hands on the weights of its best evaluation."""
     due = "        if step.due(cfg.train.eval_every)"
@@ -74,7 +75,7 @@ def test_the_best_weights_are_handed_on_where_asked(two, launch):
     assert losses(launch(*argv, "--first.hand-on", "best").folder())[0] < 2.29
 
 
-@pytest.mark.parametrize("stage", ["first", "second"])
+@pytest.mark.parametrize("stage", ["first", pytest.param("second", marks=pytest.mark.verify)])
 def test_resume_goes_on_in_the_stage_that_was_stopped(stage: str, two, launch, tmp_path: Path):
     """SIGTERM in the middle of either stage, then resume: bitwise the run that was never stopped."""
     argv = ("run", "mine.py", *QUICK, "--run.save-every", "0.05")

@@ -92,7 +92,7 @@ def _loss_schema(run, stage: Stage, batch: dict) -> list[str]:
 def _few(stage: Stage):
     from core.stage import View
 
-    return View(stage.data["val"], range(min(stage.expect.few(16, times=2), len(stage.data["val"]))))
+    return View(stage.data["val"], range(min(stage.expect.few(16), len(stage.data["val"]))))
 
 
 @gate("data", rows="C7 V1", title="the data are what the recipe says they are", reads="data")

@@ -21,7 +21,7 @@ from core.stage import Data, Metric, Stage, View
 
 OVERFIT_SAMPLES = 8
 TINY, HELD_OUT, FEWEST = 256, 250, 32  # samples to learn from, to score on, and what is too few of either
-PERMUTATIONS = 10
+PERMUTATIONS, ENOUGH = 10, 4  # and how many do where they leave no doubt: twice what is needed
 TINY_STEPS = 120
 SECONDS = 60.0  # of this process; a tiny-data run that takes more ends there
 
@@ -90,9 +90,10 @@ def _mixture(
         floating = lambda v: double and isinstance(v, Tensor) and v.is_floating_point()  # noqa: E731
         return {k: v.double() if floating(v) else v for k, v in batch.items()}
 
-    picked = pick(data, 12, seed)
+    size = max(2, stage.expect.few(4))
+    picked = pick(data, 3 * size, seed)
     trials = []
-    for indices in (picked[0:4], picked[4:8], picked[8:12]):
+    for indices in (picked[i : i + size] for i in range(0, len(picked), size)):
         batch = read(indices)
         together = _input_gradients(run, stage, data, batch)
         if _apart(together[1], _input_gradients(run, stage, data, batch)[1]) > limit:
@@ -147,17 +148,20 @@ def _train_on_eight(proof: Proof, blank: tuple[str, ...] = (), patience: int = 0
     indices = pick(train_set(probe), expect.few(OVERFIT_SAMPLES, times=2), proof.cfg.run.seed)
     if patience:
         expect.overfit_steps = min(expect.overfit_steps, patience * overfitted(proof)[2]["steps"])
-    found: dict = {"indices": indices, "curve": [], "blank": blank}
+    found: dict = {"indices": indices, "curve": [], "blank": blank, "closing": False}
+
+    def closing() -> bool:
+        """Of dear samples no step is made in vain: is the loss of the last update low enough for the first time?"""
+        last = run.plan.losses[-1:] if expect.dear and not found["closing"] else []
+        low = agreed(proof.accelerator, bool(last) and last[0] <= found["needed_loss"])
+        found["closing"] |= low
+        return low
 
     def check(stage: Stage, step: int) -> bool:
-        if step % (5 if expect.dear else 10) and step != expect.overfit_steps:
+        if step % (5 if expect.dear else 10) and step != expect.overfit_steps and not closing():
             return False
         with evaluating(stage.model):
             loss = agreed(proof.accelerator, total_loss(run, stage, batch).item())
-        untrained = max(
-            found["initial"], _on(batch, expect.initial_loss) or -math.inf
-        )  # pretrained weights start part of the way down
-        found["needed_loss"] = floor + 0.03 * abs(untrained - floor)
         value = (
             run.measure(stage, view, probe=True)[metric.name]
             if loss <= found["needed_loss"] or step == expect.overfit_steps
@@ -190,6 +194,8 @@ def _train_on_eight(proof: Proof, blank: tuple[str, ...] = (), patience: int = 0
             )  # at 0.01 the running statistics follow for longer than this trains
     with evaluating(stage.model):
         found["initial"] = total_loss(run, stage, batch).item()
+    untrained = max(found["initial"], _on(batch, expect.initial_loss) or -math.inf)  # pretrained: part of the way down
+    found["needed_loss"] = floor + 0.03 * abs(untrained - floor)
     proof.train(proof.cfg, run, stage)
     found["batch"] = batch
     return run, stage, found
@@ -312,13 +318,23 @@ class Skill:
 def skill(run: Run, stage: Stage, data: Data, indices: list[int], seed: int) -> Skill:
     """Does the model answer from the input? Inputs are permuted over the samples, so that what it knows of the targets'
     distribution alone scores the same on both sides, whatever the metric."""
-    metric, views = stage.probed.metric, [View(data, indices)]
+    metric = stage.probed.metric
+    sign = 1 if metric.higher_is_better else -1
+
+    def scored(swap: list[int] | None = None) -> float:
+        return run.measure(stage, View(data, indices, swap=swap), probe=True)[metric.name]
+
+    own, others = scored(), []
     for i in range(PERMUTATIONS):
-        views.append(View(data, indices, swap=seeds.permutation(len(indices), seed, "others", i).tolist()))
-    own, *others = (run.measure(stage, view, probe=True)[metric.name] for view in views)
-    mean, spread = statistics.mean(others), statistics.stdev(others)
-    return Skill(own, mean, spread, gap=own - mean if metric.higher_is_better else mean - own,
-                 needed=max(3 * spread, 0.05 * abs(metric.ceiling - metric.floor)))  # fmt: skip
+        others.append(scored(seeds.permutation(len(indices), seed, "others", i).tolist()))
+        if len(others) < ENOUGH:
+            continue
+        mean, spread = statistics.mean(others), statistics.stdev(others)
+        found = Skill(own, mean, spread, gap=sign * (own - mean),
+                      needed=max(3 * spread, 0.05 * abs(metric.ceiling - metric.floor)))  # fmt: skip
+        if agreed(run.accelerator, found.gap > 2 * found.needed):
+            break
+    return found
 
 
 def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int) -> dict:

@@ -1,11 +1,8 @@
 """Gate on fine-tuning: the weights it starts from are really in the model, and nothing else of that run is."""
 
-import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-
 from core.gates import Finding, Proof, Skip, gate
-from core.pretrained import equal, few, holds_state, match
-from core.run import Plan
+from core.gates.recorder import rehearsed
+from core.pretrained import few, match
 
 NEEDED = 0.9
 
@@ -19,24 +16,13 @@ NEEDED = 0.9
 def init(proof: Proof) -> Finding:
     """Looked at in `train()` itself, just before its first optimiser step, so that whatever happens to the weights after they
     were loaded counts. Buffers do not: statistics may be the recipe's own."""
-    run, stage = proof.build(Plan(steps=1, batch_size=proof.expect.few(4) * proof.accelerator.num_processes))
-    if stage.pretrained is None:
+    if proof.look()[1].pretrained is None:
         raise Skip("trained from scratch")
-    fresh, fits, seen = stage.expect.fresh, match(stage.model, stage.pretrained), []
-
-    def look(optimizer: torch.optim.Optimizer, _args, _kwargs) -> None:
-        if not seen:
-            old = {k for o in (optimizer, *stage.optimizers.values()) for k in holds_state(o)}
-            seen.append((*equal(stage.model, fits.pairs, fresh=fresh), sorted(old)))
-
-    hook = register_optimizer_step_pre_hook(look)
-    try:
-        proof.train(proof.cfg, run, stage)
-    finally:
-        hook.remove()
-    if not seen:
+    _, stage, record = rehearsed(proof)
+    if record.start is None:
         raise Skip("train() made no optimiser step (see wiring)")
-    share, changed, old = seen[0]
+    share, changed, old = record.start
+    fresh, fits = stage.expect.fresh, match(stage.model, stage.pretrained)
     missing = [n for n in fits.missing if not n.startswith(fresh or ("\0",))]
     wrong, remedy = [], []
     if changed:

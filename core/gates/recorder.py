@@ -1,15 +1,18 @@
 """A few units of the recipe's own `train()`, watched from below through torch's hooks on forwards and optimiser steps."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 
 from core import seeds
 from core.gates import Proof, Skip
+from core.pretrained import equal, holds_state, match
 from core.run import Plan, Run, denominator, summed
 from core.stage import Data, Field, Stage, batch_size
 
@@ -34,6 +37,11 @@ class Record:
     """By unit done: trained parameters that were others at the next optimiser step than after the last."""
     frozen_moved: list[str] = field(default_factory=list)
     nonfinite: list[str] = field(default_factory=list)
+    start: tuple[float, list[str], list[str]] | None = None
+    """Just before the first optimiser step of a pretrained model: share of its parameters that are the file's, names that differ
+    from the file, kinds of state that an optimiser held already."""
+    left: dict[str, Tensor] = field(default_factory=dict)
+    """Bits of all that a checkpoint must bring back, as the rehearsal left it; where samples are dear."""
 
 
 class Recorder:
@@ -78,6 +86,8 @@ class Recorder:
 
     def _pre_step(self, optimizer, _args, _kwargs) -> None:
         mine = {self._names[id(p)]: p for g in optimizer.param_groups for p in g["params"] if id(p) in self._names}
+        if self.record.start is None and self.stage.pretrained is not None:
+            self.record.start = self._first(optimizer)
         self._before = {}
         moved = [n for n, p in mine.items() if n in self._left and not torch.equal(_bits(p), self._left[n])]
         self.record.between.setdefault(self.run.step, []).extend(moved)
@@ -97,10 +107,21 @@ class Recorder:
         batches = self.run.current and (self.run.current.batches or self.run.used_batches)
         if "train" not in self.stage.data and batches:
             self.record.batch = batches[0]
-        if not self.stage.expect.random_loss and batches:
+        expect = self.stage.expect
+        # Of dear samples the second step (what the first left behind) and the third (after the evaluation) say what four do.
+        asked = not expect.dear or self.run.step in (1, 2)
+        if not expect.random_loss and batches and asked:
             given = {n: p for n, p in mine.items() if p.grad is not None}
             if given:
-                self.record.gradients.append(self._compare(given))
+                # What a fused optimiser divides gradients by, set by a GradScaler.
+                scale = getattr(optimizer, "grad_scale", None)
+                self.record.gradients.append(self._compare(given, 1.0 if scale is None else float(scale)))
+
+    def _first(self, optimizer: torch.optim.Optimizer) -> tuple[float, list[str], list[str]]:
+        stage = self.stage
+        old = {k for o in (optimizer, *stage.optimizers.values()) for k in holds_state(o)}
+        pairs = match(stage.model, stage.pretrained).pairs
+        return *equal(stage.model, pairs, fresh=stage.expect.fresh), sorted(old)
 
     def _post_step(self, optimizer, _args, _kwargs) -> None:
         for g in optimizer.param_groups:
@@ -113,8 +134,9 @@ class Recorder:
                     share = (p.detach().flatten()[live] != old).float().mean().item() if len(live) else 0.0
                     self.record.moved[name] = max(self.record.moved.get(name, 0.0), share)
 
-    def _compare(self, params: dict[str, nn.Parameter]) -> dict[str, float]:
-        """The gradient in the optimiser against a fresh one of the same loss on the same global batch with the same draws."""
+    def _compare(self, params: dict[str, nn.Parameter], scale: float) -> dict[str, float]:
+        """The gradient in the optimiser, over `scale`, against a fresh one of the same loss on the same global batch with the same
+        draws."""
         run, stage, step = self.run, self.stage, self.run.current
         batches = step.batches or run.used_batches
         self._busy = True
@@ -141,7 +163,7 @@ class Recorder:
         dot = sum((p.grad.double() * f.double()).sum() for p, f in zip(params.values(), fresh, strict=True)).item()
         got = sum(p.grad.double().square().sum() for p in params.values()).sqrt().item()
         want = sum(f.double().square().sum() for f in fresh).sqrt().item()
-        return {"cosine": dot / max(got * want, 1e-30), "norm": got, "own_norm": want}
+        return {"cosine": dot / max(got * want, 1e-30), "norm": got / scale, "own_norm": want}
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -156,15 +178,38 @@ def rehearse(proof: Proof, plan: Plan) -> tuple[Run, Stage, Record]:
     run, stage = proof.build(plan)
     with Recorder(run, stage) as record:
         proof.train(proof.cfg, run, stage)
+    if stage.expect.dear:
+        record.left = bits(stage)
     return run, stage, record
 
 
 def rehearsed(proof: Proof) -> tuple[Run, Stage, Record]:
     """The rehearsal several gates judge: four steps of sixteen samples at the peak rate, an evaluation after the second."""
+    return proof.once("rehearsal", lambda: rehearse(proof, four(proof)))
+
+
+def four(proof: Proof, **how: Any) -> Plan:
+    """The plan of that rehearsal."""
     world = proof.accelerator.num_processes
     size = max(proof.expect.few(BATCH), 2 * world, proof.cfg.train.accumulate * world)
-    plan = Plan(steps=STEPS, batch_size=size, peak=True, due=(2,))
-    return proof.once("rehearsal", lambda: rehearse(proof, plan))
+    return Plan(steps=STEPS, batch_size=size, peak=True, due=(2,), **how)
+
+
+def tensors(stage: Stage, kinds: tuple[str, ...] = ("optimizers", "state")) -> dict[str, Tensor]:
+    """What trains and what goes with it, by name."""
+    out = {f"model.{n}": t for n, t in stage.model.state_dict().items()}
+    if stage.average is not None:
+        out |= {f"average.{n}": t for n, t in stage.average.state_dict().items()}
+    for kind in kinds:
+        for key, one in getattr(stage, kind).items():
+            leaves = [x for x in tree_leaves(one.state_dict()) if isinstance(x, Tensor)]
+            out |= {f"{kind}.{key}.{i}": t for i, t in enumerate(leaves)}
+    return out
+
+
+def bits(stage: Stage) -> dict[str, Tensor]:
+    """A number for each of `tensors`, which is another as soon as the tensor is."""
+    return {n: _bits(t) for n, t in tensors(stage).items()}
 
 
 class Made(Data):

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from core import seeds
 from core.gates import Finding, Proof, Skip, gate, pick
 from core.gates.learning import overfitted
-from core.gates.recorder import STEPS, Record, rehearsed
+from core.gates.recorder import STEPS, Record, bits, four, rehearsed, tensors
 from core.loader import cut
 from core.run import Plan, Run
 from core.stage import Stage, View
@@ -112,14 +112,14 @@ def wiring(proof: Proof) -> Finding:
     reads="data model evaluate metric state train",
 )
 def evaluation(proof: Proof) -> Finding:
-    """The same weights evaluated twice under different seeds, then in other batch sizes: one result; weights, buffers, modes
-    unchanged; and after the evaluation inside `train()` the model trains on in train mode."""
+    """The same weights evaluated under two seeds in batches of two sizes: one result (where it is not: which of both did it);
+    weights, buffers, modes unchanged; and after the evaluation inside `train()` the model trains on in train mode."""
     run, stage, record = rehearsed(proof)
     if "train" in stage.data:  # weights that say something: an untrained model scores the same whatever is wrong
         run, stage, _ = overfitted(proof)
     val = stage.data["val"]
-    view = View(val, pick(val, min(len(val), stage.expect.few(250, times=4)), proof.cfg.run.seed))
-    before = {n: t.detach().clone() for n, t in _tensors(stage, ("state",)).items()}
+    view = View(val, pick(val, min(len(val), stage.expect.few(250, times=2)), proof.cfg.run.seed))
+    before = {n: t.detach().clone() for n, t in tensors(stage, ("state",)).items()}
     modes = {n: m.training for n, m in stage.judged.named_modules()}
 
     def measure(seed: int, size: int) -> dict[str, float]:
@@ -132,7 +132,9 @@ def evaluation(proof: Proof) -> Finding:
 
     size = run.cfg.train.eval_batch_size
     other = max(3, len(view) // 5 - 2)  # 48 of 250: another cut than usual, with a last batch that is not full
-    first, second, cut_other = measure(1, size), measure(2, size), measure(1, other)
+    other = max(1, min(other, len(view) - 1))  # of three samples, too
+    first, cut_other = measure(1, size), measure(2, other)
+    second = first if cut_other == first else measure(2, size)
     wrong = []
     differs = [k for k in first if first[k] != second[k] and first[k] == first[k]]
     if differs:
@@ -146,7 +148,7 @@ def evaluation(proof: Proof) -> Finding:
             wrong.append(
                 f"{k} depends on the evaluation batch size: {first[k]:.5f} at {size}, {cut_other[k]:.5f} at {other}"
             )
-    after = _tensors(stage, ("state",))
+    after = tensors(stage, ("state",))
     changed = [n for n, t in before.items() if n not in after or not torch.equal(t, after[n])]
     if changed:
         wrong.append(f"evaluation changed {len(changed)} tensors, e.g. {changed[0]}")
@@ -159,7 +161,8 @@ def evaluation(proof: Proof) -> Finding:
         wrong.append(
             f"train() runs the model in eval mode (first at step {record.evaluating[0]}, the evaluation was after step 2)"
         )
-    shown = f"{stage.metric.name} {first[stage.metric.name]:.4f} three times on {len(view)} samples, nothing changed"
+    cuts = f"in batches of {min(size, len(view))} and of {other}"
+    shown = f"{stage.metric.name} {first[stage.metric.name]:.4f} {cuts}, nothing changed"
     return Finding(
         not wrong, "; ".join(wrong) if wrong else shown,
         f"identical results under two seeds, the same in batches of {other}, no tensor or mode changed, train mode while training",
@@ -189,6 +192,8 @@ def accumulation(proof: Proof) -> Finding:
     most = each // 2 + 1
     one, even, uneven = f"1x{each}", f"2x{each // 2}", f"{most}+{each - most}"
     cuts = {one: [each], even: [each // 2, each // 2], uneven: [most, each - most]}
+    if probe.expect.dear:
+        del cuts[even]  # what it shows, the uneven cut shows
     limit = 1e-3 if probe_run.precision == "fp32" else 5e-2
 
     def gradient(name: str, **how) -> list[Tensor]:
@@ -305,12 +310,17 @@ def _quiet(model: nn.Module, still: bool) -> None:
     reads="data model loss optimizers state train",
 )
 def resume(proof: Proof) -> Finding:
-    """Six steps straight against three, a checkpoint, everything built anew, and three more: weights, optimiser and losses."""
-    steps, half = 6, 3
-    size = min(proof.cfg.train.batch_size, proof.expect.few(32) * proof.accelerator.num_processes)
+    """Six steps straight against three, a checkpoint, everything built anew, and three more: weights, optimiser and losses. Where
+    samples are dear, the rehearsal's four steps are the straight run: two, a checkpoint, and two more."""
+    world = proof.accelerator.num_processes
+    bitwise = proof.accelerator.device.type == "cpu"
+    short = bool(proof.expect.dear) and bitwise and not proof.deep and not proof.half_in
+    steps = STEPS if short else 6
+    half, size = steps // 2, min(proof.cfg.train.batch_size, proof.expect.few(32) * world)
 
     def go(folder: Path | None, stop: int | None) -> tuple[Run, Stage]:
-        run, stage = proof.build(Plan(steps=steps, batch_size=size, due=(2,), stop_after=stop, keep_in=folder))
+        how = {"stop_after": stop, "keep_in": folder}
+        run, stage = proof.build(four(proof, **how) if short else Plan(steps=steps, batch_size=size, due=(2,), **how))
         proof.train(proof.cfg, run, stage)
         return run, stage
 
@@ -319,14 +329,19 @@ def resume(proof: Proof) -> Finding:
         if proof.half_in:
             go(proof.half_in, half)
             return Finding(True, f"the first {half} steps of {steps}, for the process that asked", "a checkpoint")
-        straight_run, straight = go(None, None)
-        if proof.deep and proof.accelerator.num_processes == 1:
+        if short:
+            straight_run, straight, record = rehearsed(proof)
+            left = record.left
+        else:
+            straight_run, straight = go(None, None)
+            left = bits(straight)
+        if proof.deep and world == 1:
             _in_a_new_process(proof, folder)
         else:
             go(folder, half)
         resumed_run, resumed = go(folder, None)
         resumed_run.close()
-    differ = _differences(straight, resumed)
+    differ = _differences(left, bits(resumed))
     again = resumed_run.plan.losses
     losses = straight_run.plan.losses[-len(again) :]  # a unit may have several
     wrong = []
@@ -335,7 +350,6 @@ def resume(proof: Proof) -> Finding:
     if losses != again:
         i = next((i for i, (a, b) in enumerate(zip(losses, again, strict=False)) if a != b), 0)
         wrong.append(f"losses differ: straight {_short(losses[i : i + 3])}, resumed {_short(again[i : i + 3])}")
-    bitwise = proof.accelerator.device.type == "cpu"
     if not bitwise:  # kernels that are not deterministic: no further apart than two straight runs
         noise = _apart(straight, go(None, None)[1])
         wrong = wrong if _apart(straight, resumed) > 2 * noise + 1e-6 else []
@@ -368,21 +382,7 @@ def _from_main(name: str, proof: Proof) -> str:
     return box[0]
 
 
-def _tensors(stage: Stage, kinds: tuple[str, ...] = ("optimizers", "state")) -> dict[str, Tensor]:
-    from torch.utils._pytree import tree_leaves
-
-    out = {f"model.{n}": t for n, t in stage.model.state_dict().items()}
-    if stage.average is not None:
-        out |= {f"average.{n}": t for n, t in stage.average.state_dict().items()}
-    for kind in kinds:
-        for key, one in getattr(stage, kind).items():
-            leaves = [x for x in tree_leaves(one.state_dict()) if isinstance(x, Tensor)]
-            out |= {f"{kind}.{key}.{i}": t for i, t in enumerate(leaves)}
-    return out
-
-
-def _differences(a: Stage, b: Stage) -> list[str]:
-    first, second = _tensors(a), _tensors(b)
+def _differences(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
     return [n for n in first if n not in second or not torch.equal(first[n], second[n])] + [
         n for n in second if n not in first
     ]
