@@ -1,7 +1,6 @@
 """Commands and bad input: exit code 2, one clear message, no traceback, nothing left behind."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
