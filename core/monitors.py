@@ -122,6 +122,7 @@ PLATEAU = ("plateau", "C11", "the loss falls at the peak rate, too")
 CLIPPED = ("clipped", "C9", "gradients are clipped now and then")
 TERMS = ("terms", "C16", "every term has a share of the loss")
 GAPS = ("gap", "C19", "training and validation samples score alike")
+NORMS = ("batch-norm", "V7", "batch norm judges by its running statistics as by a batch's own")
 
 
 def _skip(reason: str, *which: tuple[str, str, str]) -> "list[Verdict]":
@@ -239,17 +240,41 @@ class Gap:
 
     def verdict(self) -> "Verdict":
         """How far validation lies behind training, as a share of the way from chance to the ceiling."""
-        m = self.metric
-        way = abs(m.ceiling - m.floor)
-        way = way if math.isfinite(way) and way else max(abs(self.val - m.floor), 1e-12)
-        behind = (self.train - self.val) * (1 if m.higher_is_better else -1) / way
+        behind = _behind(self.metric, self.val, self.train)
         return _verdict(
             GAPS, "advice" if behind > GAP else "pass",
-            f"{m.name} {self.train:.4g} on training samples, {self.val:.4g} on held-out ones",
+            f"{self.metric.name} {self.train:.4g} on training samples, {self.val:.4g} on held-out ones",
             f"at most {GAP:.0%} of the way from chance to the ceiling apart",
             "more data or augmentation, stronger regularisation, a smaller model, or the best weights (--run.export best)"
             if behind > GAP else "", behind=behind,
         )  # fmt: skip
+
+
+@dataclass
+class Norms:
+    """The metric on the same training samples, batch norm judging by what runs or by each batch itself."""
+
+    metric: Metric
+    running: float
+    by_batch: float
+
+    def verdict(self) -> "Verdict":
+        """How far the evaluation lies behind what training sees, as a share of the way from chance to the ceiling."""
+        behind = _behind(self.metric, self.running, self.by_batch)
+        return _verdict(
+            NORMS, "advice" if behind > GAP else "pass",
+            f"{self.metric.name} {self.running:.4g} on training samples by running statistics, {self.by_batch:.4g} by each batch's",
+            f"at most {GAP:.0%} of the way from chance to the ceiling apart",
+            "a higher momentum or more steps for batch norm; larger batches, SyncBatchNorm, GroupNorm, or frozen statistics"
+            if behind > GAP else "", behind=behind,
+        )  # fmt: skip
+
+
+def _behind(metric: Metric, value: float, other: float) -> float:
+    """How far `value` is behind `other`, as a share of the way from chance to the ceiling."""
+    way = abs(metric.ceiling - metric.floor)
+    way = way if math.isfinite(way) and way else max(abs(value - metric.floor), 1e-12)
+    return (other - value) * (1 if metric.higher_is_better else -1) / way
 
 
 @dataclass
@@ -286,9 +311,9 @@ def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
     return _verdict(which, kind, found.measured, found.needed, remedy, **found.evidence)
 
 
-def of(run: "Run", stage: Stage, gap: Gap | None = None) -> "list[Verdict]":
+def of(run: "Run", stage: Stage, gap: Gap | None = None, norms: Norms | None = None) -> "list[Verdict]":
     """Every monitor of a run as it stands, from its files."""
-    own = [_own(one, run.history) for one in stage.monitors]
+    own = [_own(one, run.history) for one in stage.monitors] + ([norms.verdict()] if norms else [])
     no_gap = {} if "train" in stage.data else {"no_gap": "no training set: the loop makes its own samples"}
     return own + judge(
         read_rows(run.folder / "step_metrics.jsonl"), config.to_dict(run.cfg), total=run.total_steps(stage),

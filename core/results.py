@@ -11,6 +11,7 @@ import torch
 from core import gates, monitors, seeds
 from core.card import write_card
 from core.checkpoint import load_into, load_weights, save_weights, weights
+from core.gates.norms import by_batch, layers
 from core.pictures import contact_sheet, png
 from core.run import Run, evaluating
 from core.session import Session
@@ -75,11 +76,14 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     inputs = tuple(k for k, f in stage.data["val"].fields.items() if f.role == "input")
     val = stage.data["val"]
     zeroed = run.measure(stage, View(val, range(len(val)), blank=inputs)) if inputs else None
-    gap, train = None, stage.data.get("train")
+    gap, norms, train = None, None, stage.data.get("train")
     if train:
         n = min(len(val), stage.expect.few(1000, times=16))
         some = View(train, seeds.permutation(len(train), cfg.run.seed, "gap").tolist()[:n])
         gap = monitors.Gap(metric, run.measure(stage, some)[metric.name], final[metric.name])
+        if layers(stage.judged):
+            with by_batch(stage.judged):
+                norms = monitors.Norms(metric, gap.train, run.measure(stage, some)[metric.name])
     shown: dict[str, Any] = {}
     if stage.figures:
         with evaluating(stage.judged), run.autocast():
@@ -89,7 +93,7 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     if not s.main:
         return {}
     run.tracker.flush()
-    monitors.write(run, monitors.of(run, stage, gap))
+    monitors.write(run, monitors.of(run, stage, gap, norms))
     if zeroed:
         baselines |= {"this model, input zeroed": {metric.name: zeroed[metric.name]}}
     export = s.folder / "export"

@@ -332,11 +332,12 @@ def write(path: Path, verdicts: list[Verdict], *, stage: str = "", **more: Any) 
 
 def __getattr__(name: str):
     if name == "ORDER":
-        from core.gates import data, fabricated, learning, pretrained, rates, reading, rehearsal
+        from core.gates import data, fabricated, learning, norms, pretrained, rates, reading, rehearsal
 
         return [
             data.schema, data.inventory_gate, data.leakage, fabricated.fabricated, learning.initial_loss, pretrained.init,
-            rehearsal.wiring, rates.schedule, rates.terms, learning.dependency, learning.overfit, learning.baseline,
-            rehearsal.evaluation, rehearsal.accumulation, reading.reading, rates.range_test, learning.tiny_data, rehearsal.resume,
+            rehearsal.wiring, norms.batch_norm, rates.schedule, rates.terms, learning.dependency, learning.overfit,
+            learning.baseline, rehearsal.evaluation, rehearsal.accumulation, reading.reading, rates.range_test,
+            learning.tiny_data, rehearsal.resume,
         ]  # fmt: skip
     raise AttributeError(name)

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from core import seeds
 from core.gates import Finding, Proof, Skip, agreed, categorical, fetch, gate, pick, total_loss, train_set
+from core.gates.norms import layers
 from core.gates.recorder import learnt_from, rehearsed
+from core.loader import cut
 from core.run import Plan, Run, evaluating
 from core.stage import Data, Metric, Stage, View
 
@@ -172,8 +174,13 @@ def _train_on_eight(proof: Proof, blank: tuple[str, ...] = (), patience: int = 0
         closed = value is not None and loss <= found["needed_loss"] and not metric.better(goal, value)
         return agreed(proof.accelerator, closed)
 
+    sizes, world = None, proof.accelerator.num_processes
+    if layers(probe.model):  # by batches as large as the run's: eight samples cut like a whole batch may be one by one
+        mine, micro = len(indices) // world, proof.cfg.train.batch_size // (world * proof.cfg.train.accumulate)
+        sizes = cut(mine, max(1, mine // max(1, micro)))
     plan = Plan(
         steps=expect.overfit_steps,
+        sizes=sizes,
         samples=indices,
         fixed=True,
         peak=True,
@@ -188,10 +195,10 @@ def _train_on_eight(proof: Proof, blank: tuple[str, ...] = (), patience: int = 0
     floor, goal = _on(batch, expect.loss_floor), _on(batch, expect.overfit_metric)
     goal = found["goal"] = metric.ceiling if goal is None else goal
     for module in stage.model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is not None:
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.momentum = max(
-                module.momentum, 0.1
-            )  # at 0.01 the running statistics follow for longer than this trains
+                module.momentum or 0.0, 0.1
+            )  # slower ones arrive later than this trains (see batch-norm)
     with evaluating(stage.model):
         found["initial"] = total_loss(run, stage, batch).item()
     untrained = max(found["initial"], _on(batch, expect.initial_loss) or -math.inf)  # pretrained: part of the way down

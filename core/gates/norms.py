@@ -1,0 +1,100 @@
+"""Batch norm (Ioffe 2015): it trains by the statistics of a batch and is judged by running ones. Do they say the same?"""
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from core.gates import Finding, Proof, Skip, gate
+from core.run import Plan, Run
+
+FEW, LEFT = 2, 0.05
+
+
+def layers(model: nn.Module) -> dict[str, _BatchNorm]:
+    """Every batch norm that keeps running statistics."""
+    return {n: m for n, m in model.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
+
+
+@contextlib.contextmanager
+def by_batch(model: nn.Module) -> Iterator[None]:
+    """Inside, batch norm judges by the batch it is given, as in training, whatever the mode; nothing that runs moves."""
+
+    def train(module: _BatchNorm, inputs: tuple[torch.Tensor, ...]) -> None:
+        module.train(inputs[0].numel() > inputs[0].shape[1])  # one value of a channel has no variance: torch refuses
+
+    found = layers(model).values()
+    kept = [(m, m.momentum, m.num_batches_tracked.clone()) for m in found]
+    hooks = [m.register_forward_pre_hook(train) for m in found]
+    for m in found:
+        m.momentum = 0.0
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for m, momentum, tracked in kept:
+            m.momentum = momentum
+            m.num_batches_tracked.copy_(tracked)
+
+
+@gate(
+    "batch-norm",
+    rows="V7",
+    title="batch norm has samples enough for its statistics, and the run is long enough for its running ones",
+    reads="data model expect train",
+)
+def batch_norm(proof: Proof) -> Finding:
+    """One step of `train()` on a batch of the run's size, cut as the run cuts it: how many samples each layer normalises over
+    while it trains. Of the statistics it was made with, (1 - momentum) to the number of micro-batches of the run is left."""
+    cfg, (_, probe) = proof.cfg, proof.look()
+    if not layers(probe.model):
+        raise Skip("no batch norm")
+    run, stage = proof.build(Plan(steps=1, batch_size=cfg.train.batch_size, peak=True))
+    seen: dict[str, list[int]] = {}
+
+    def count(name: str):
+        def hook(module: _BatchNorm, inputs: tuple[torch.Tensor, ...]) -> None:
+            if module.training and torch.is_grad_enabled():
+                over = run.world if isinstance(module, nn.SyncBatchNorm) else 1
+                seen.setdefault(name, []).append(len(inputs[0]) * over)
+
+        return hook
+
+    hooks = [module.register_forward_pre_hook(count(name)) for name, module in layers(stage.model).items()]
+    # From the file, statistics are right from the first step on; made here, they are 0 and 1 and say nothing yet.
+    new = [n for n, m in layers(probe.model).items() if not m.running_mean.any() and bool((m.running_var == 1).all())]
+    try:
+        proof.train(cfg, run, stage)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not seen:
+        raise Skip("batch norm trains in eval mode: nothing is taken from a batch")
+    least = min(min(sizes) for sizes in seen.values())
+    updates = Run(cfg, proof.accelerator).total_steps(stage)
+    momenta = {
+        n: m.momentum for n, m in layers(stage.model).items() if n in seen and n in new and m.momentum is not None
+    }
+    left = {n: (1 - m) ** (updates * len(seen[n])) for n, m in momenta.items()}
+    slow = max(left, key=left.get, default="")
+    wrong = []
+    if least <= FEW:
+        wrong.append(f"batch norm takes its statistics from {least} sample{'s' * (least > 1)} at a time")
+    if slow and left[slow] > LEFT:
+        wrong.append(f"after the {updates:,} steps of the run {left[slow]:.0%} of the running statistics of {slow} are still "
+                     f"those it was made with (momentum {momenta[slow]:g})")  # fmt: skip
+    shown = f"{len(seen)} layers over {least} samples or more at a time"
+    if slow:
+        shown += f"; at most {left[slow]:.0e} of the first running statistics is left in the end"
+    enough = math.ceil(math.log(LEFT) / math.log1p(-momenta[slow]) / len(seen[slow])) if slow and momenta[slow] else 0
+    return Finding(
+        not wrong, "; ".join(wrong) if wrong else shown,
+        f"more than {FEW} samples at a time; at most {LEFT:.0%} left of statistics that nothing was learnt from",
+        "micro-batches too small for batch norm: fewer --train.accumulate, SyncBatchNorm over processes, GroupNorm, or frozen "
+        "statistics\na momentum too low for this run" + f": {enough:,} steps would do, or a momentum of 0.1" * bool(enough),
+        evidence={"samples": seen, "left": left},
+    )  # fmt: skip

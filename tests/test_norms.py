@@ -1,0 +1,53 @@
+"""Batch norm: its running statistics beside those of a batch, at the end of a run."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from core import monitors
+from core.gates.norms import by_batch
+from core.stage import Metric
+from tests.commands import read, run_folder, trainworthy
+from tests.plants import STAGES
+from tests.plants_norms import PLANTS, normalised
+
+SHORT = ("--train.epochs", "1", "--gates.no-enabled", "--run.no-tensorboard")
+
+
+def test_by_batch_moves_nothing():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).eval()
+    x = torch.randn(8, 3) * 5 + 3
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    alone = model(x)
+    with by_batch(model), torch.no_grad():
+        out = model(x)
+        assert torch.allclose(out.mean(0), torch.zeros(4), atol=1e-5)  # by the batch, and without dropout
+        assert model(x[:1]).shape == (1, 4)  # one value of each channel: by what runs
+    model.eval()
+    assert torch.equal(model(x), alone)
+    assert model[1].momentum == 0.1
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_its_verdict():
+    accuracy, loss = Metric("accuracy", "", 0.1, 1.0), Metric("loss", "", 2.3, 0.0, higher_is_better=False)
+    said = [monitors.Norms(*n).verdict().verdict for n in ((accuracy, 0.5, 0.9), (accuracy, 0.9, 0.5), (accuracy, 0.9, 0.95),
+                                                           (loss, 2.0, 0.4), (loss, 0.4, 0.5))]  # fmt: skip
+    assert said == ["advice", "pass", "pass", "advice", "pass"]
+
+
+def test_a_run_whose_statistics_lag_is_told(fork, tmp_path: Path):
+    """The same two nets, one with a momentum that follows and one without: nothing else tells them apart while they train."""
+    lags = next(p for p in PLANTS if p.id == "statistics-never-arrive")
+    found = {}
+    for name, hunk in (("follows", (STAGES, normalised())), ("lags", lags.hunk)):
+        fork(hunk)
+        done = trainworthy("run", "mine.py", *SHORT, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        folder = run_folder(tmp_path)
+        found[name] = next(m for m in read(folder / "monitors.json")["monitors"] if m["id"] == "batch-norm")
+        folder.rename(tmp_path / name)
+        (tmp_path / "mine.py").unlink()
+    assert found["follows"]["verdict"] == "pass", found["follows"]["measured"]
+    assert found["lags"]["verdict"] == "advice", found["lags"]["measured"]
