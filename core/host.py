@@ -5,6 +5,8 @@ loader's, in core's order. Its optimiser, its collator and its `compute_loss` ar
 """
 
 import math
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +23,9 @@ from core import config, script, seeds
 from core.errors import UserError
 from core.run import Run, Step
 from core.stage import Data, Expect, Field, Metric, Stage, View, batch_size
+
+# TRL 1.16 asks a model by a name that transformers 5.23 deprecates, at every loss.
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 
 SHOWN = 64  # validation samples that a rehearsal evaluates
 OWN = {"loss", "grad_norm", "learning_rate", "epoch"}  # entries of the trainer's log that core has itself
@@ -45,6 +50,7 @@ def host(trainer: Trainer, run: Run, **parts: Any) -> Hosted:
     optimizer = quiet(trainer)
     trainer.compute_loss_context_manager = run.autocast
     trainer.lr_scheduler = _Core(optimizer)
+    _weigh(trainer)
     return Hosted(
         model=trainer.model,
         optimizers={"main": optimizer},
@@ -53,6 +59,19 @@ def host(trainer: Trainer, run: Run, **parts: Any) -> Hosted:
         trainer=trainer,
         **parts,
     )
+
+
+def _weigh(trainer: Trainer) -> None:
+    """Where a trainer's loss is a mean over samples, accumulated gradients are a mean of means: each micro-batch then counts by its
+    samples (`shares` of those to come: the trainer asks for all of a step before it computes one)."""
+    own, trainer.shares = trainer.compute_loss, deque()
+
+    def weighed(*args: Any, **kwargs: Any) -> Any:
+        share = trainer.shares.popleft() if trainer.shares else 1.0
+        out = own(*args, **kwargs)
+        return (out[0] * share, *out[1:]) if isinstance(out, tuple) else out * share
+
+    trainer.compute_loss = weighed
 
 
 def train(run: Run, stage: Hosted, after: Callable[[Step], None]) -> None:
@@ -73,9 +92,14 @@ def train(run: Run, stage: Hosted, after: Callable[[Step], None]) -> None:
                 rates = stage.trainer.lr_scheduler.get_last_lr()
                 for group, rate in zip(stage.optimizers["main"].param_groups, rates, strict=True):
                     group["lr"] = rate
-            yield from step.batches
+            for batch, keys in zip(step.batches, step.keys, strict=True):
+                counted = _items(stage.trainer, inputs(batch)) is not None
+                stage.trainer.shares.append(1.0 if counted else len(keys) * run.world * len(step.keys) / size)
+                yield batch
             after(step)
             step = next(steps, None)
+
+    size = (run.plan and run.plan.batch_size) or run.cfg.train.batch_size
 
     def note(logs: dict[str, float]) -> None:
         values = {"loss": logs["loss"], "grad_norm": logs["grad_norm"]}
@@ -145,7 +169,9 @@ def loss(trainer: Trainer, model: nn.Module, batch: dict) -> Tensor:
     """`compute_loss` on one batch as a micro-batch of its own: a mean, normalised as in training."""
     one = inputs(batch)
     items, trainer.current_gradient_accumulation_steps = _items(trainer, one), 1
+    shares, trainer.shares = getattr(trainer, "shares", deque()), deque()  # those are of training
     value = trainer.compute_loss(model, one, num_items_in_batch=items)
+    trainer.shares = shares
     if items is not None and trainer.args.average_tokens_across_devices:
         value = value / trainer.accelerator.num_processes  # undone by DDP's mean, which is not here
     return value
@@ -251,7 +277,7 @@ class Rows(Data):
 
 def subject(factory: Callable[[], Trainer], seed: int) -> "script.Subject":
     """What `core.check` proves of the trainers that `factory` builds."""
-    probe = _built(factory)
+    probe = built(factory)
     args, model = probe.args, probe.model
     if probe.eval_dataset is None:
         raise UserError("the trainer has no eval_dataset", needed="some samples it is not trained on")
@@ -261,7 +287,7 @@ def subject(factory: Callable[[], Trainer], seed: int) -> "script.Subject":
         raise UserError(
             "the trainer's data sets must be map-style", needed="one train_dataset and one eval_dataset with len()"
         )
-    if {id(p) for p in _built(factory).model.parameters()} & {id(p) for p in model.parameters()}:
+    if {id(p) for p in built(factory).model.parameters()} & {id(p) for p in model.parameters()}:
         raise UserError("the factory returns the same model twice", needed="a new model and a new trainer at every call",
                         cause="the model is built outside the factory")  # fmt: skip
     clip, accumulate = args.max_grad_norm or math.inf, args.gradient_accumulation_steps
@@ -277,7 +303,7 @@ def subject(factory: Callable[[], Trainer], seed: int) -> "script.Subject":
     return script.Subject(cfg, args.device, make, _train, _skips(probe), own_loop=False)
 
 
-def _built(factory: Callable[[], Trainer]) -> Trainer:
+def built(factory: Callable[[], Trainer]) -> Trainer:
     """One trainer, without the bars and remarks of its libraries: gates build a dozen."""
     level, bars = logging.get_verbosity(), are_progress_bars_disabled()
     logging.set_verbosity_error()
@@ -311,7 +337,7 @@ def _skips(probe: Trainer) -> dict[str, str]:
 
 
 def _stage(factory: Callable[[], Trainer], run: Run, start: dict[str, float]) -> Hosted:
-    trainer = _built(factory)
+    trainer = built(factory)
     optimizer = quiet(trainer)
     for group in optimizer.param_groups:
         group["peak_lr"] = max(group["lr"], group.get("initial_lr", 0.0))

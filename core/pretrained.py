@@ -207,7 +207,8 @@ def start_from(stage: Stage, path: Path, *, trust_pickle: bool) -> None:
     with torch.no_grad():
         for name, tensor in fits.pairs.items():
             own[name].copy_(tensor)
-    stage.pretrained = found.tensors
+    # Weights that the recipe loaded stay what they were where the file (an adapter's) says nothing of them.
+    stage.pretrained = found.tensors if stage.pretrained is None else {**stage.pretrained, **fits.pairs}
 
 
 def _misfit(found: Weights, own: dict[str, Tensor]) -> UserError:

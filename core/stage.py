@@ -234,6 +234,8 @@ class Stage:
     """What is evaluated, kept as best and exported instead of `model`, where that is not the same (its EMA)."""
     state: dict[str, Any] = field(default_factory=dict)
     """Saved, not optimised: anything with state_dict() and load_state_dict() (EMA, normaliser, replay)."""
+    begin: Callable[[], None] | None = None
+    """Called once `model` has the weights it starts from (`--init-from`) and before anything is learnt, to copy a reference."""
     beside: dict[str, nn.Module] = field(default_factory=dict)
     """What the stage works with and never trains (teacher, reference, reward model, judge): core puts it on the device, freezes it,
     sets it to eval mode; a gate sees it stay as it came, and a resumed run that it is the same. Not saved."""

@@ -146,6 +146,8 @@ def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
         start_from(stage, Path(run.cfg.init_from), trust_pickle=run.cfg.trust_pickle)
         if stage.average is not None:  # it was copied from the model before that
             stage.average.load_state_dict(stage.model.state_dict())
+    if stage.begin:
+        stage.begin()
     if run.plan is None:  # the full run: what only gates compare with is not held in memory
         stage.pretrained = None
         read_weights.cache_clear()

@@ -18,12 +18,25 @@ SAMPLES = 3
 
 
 def of(chat: Chat) -> list[Gate]:
-    """The gates of a recipe whose pairs `chat` renders."""
-    return [template(chat), scored(chat), asked(chat), padding()]
+    """The gates of a recipe whose pairs `chat` renders, and which generates."""
+    return [*of_answers(chat, ("completion",)), asked(chat), padding()]
+
+
+def of_answers(chat: Chat, answers: tuple[str, ...]) -> list[Gate]:
+    """The gates on what reaches the loss: a batch has a row for each sample's first of `answers`, then for each sample's second."""
+    return [template(chat, answers), scored(chat, answers)]
+
+
+def rows_of(batch: dict) -> dict:
+    """The tensors of a batch, a text in each row: of (B, 2, T), two answers to each prompt, all first ones and then all second."""
+    return {
+        k: v.transpose(0, 1).flatten(0, 1) if v.dim() == 3 else v for k, v in batch.items() if isinstance(v, Tensor)
+    }
 
 
 def shown(tokenizer: Any, batch: dict) -> list[str]:
     """The rows of a batch as text, without padding; what is scored in [[double brackets]]."""
+    batch = rows_of(batch)
     rows = zip(batch["input_ids"], batch["labels"], batch["attention_mask"].bool(), strict=True)
     return [_marked(tokenizer, ids[mask].tolist(), (labels[mask] != IGNORED).tolist()) for ids, labels, mask in rows]
 
@@ -51,24 +64,30 @@ def some(data: Data, seed: int) -> list[int]:
     return [longest, *(i for i in order if i != longest)][:SAMPLES]
 
 
-def reference(chat: Chat, sample: dict[str, str]) -> tuple[list[int], list[int]]:
+def reference(chat: Chat, prompt: str, completion: str) -> tuple[list[int], list[int]]:
     """(ids before the answer, ids of the answer with the token that ends it), as the tokenizer's own template has them."""
-    turns, completion = chat.turns(sample["prompt"]), sample["completion"]
+    turns = chat.turns(prompt)
     before = chat.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
     whole = [*turns, {"role": "assistant", "content": completion}]
     answer = chat.tokenizer.apply_chat_template(whole, return_dict=True)["input_ids"][len(before) :]
     return before, answer[: answer.index(chat.tokenizer.eos_token_id) + 1]
 
 
-def quoting(chat: Chat, sample: dict[str, str]) -> dict[str, str]:
+def quoting(chat: Chat, sample: dict[str, str], answer: str) -> dict[str, str]:
     """The sample with what opens an answer, and its answer, quoted in its prompt: who looks for them as text finds them twice."""
     turns = chat.turns(sample["prompt"])
     plain = chat.tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"]
     marker = chat.tokenizer.decode(chat.ask(turns)[len(plain) :])
-    return {**sample, "prompt": f"{sample['prompt']} {marker}{sample['completion']}"}
+    return {**sample, "prompt": f"{sample['prompt']} {marker}{sample[answer]}"}
 
 
-def template(chat: Chat) -> Gate:
+def rows(samples: dict[str, dict[str, str]], answers: tuple[str, ...]) -> list[tuple[str, str, str]]:
+    """(name, prompt, answer) of each row of their batch."""
+    named = {k: f" ({k})" if len(answers) > 1 else "" for k in answers}
+    return [(name + named[k], sample["prompt"], sample[k]) for k in answers for name, sample in samples.items()]
+
+
+def template(chat: Chat, answers: tuple[str, ...]) -> Gate:
     @gate("template", rows="L8", title="the chat template is applied once, and nothing is added to it", reads="data")
     def prove(proof: Proof) -> Finding:
         """The ids that reach the model against the tokenizer's own rendering of the same turns."""
@@ -76,19 +95,20 @@ def template(chat: Chat) -> Gate:
         data, wrong = stage.data["train"], []
         indices = some(data, proof.cfg.run.seed)
         batch = fetch(data, indices, proof.cfg.run.seed, run.device)
+        seen = rows_of(batch)
         size = stage.model.get_input_embeddings().num_embeddings
-        for row, i in enumerate(indices):
-            before, answer = reference(chat, data.get(i, None))
+        for row, (i, prompt, said) in enumerate(rows({f"sample {i}": data.get(i, None) for i in indices}, answers)):
+            before, answer = reference(chat, prompt, said)
             due = before + answer
-            ids = batch["input_ids"][row][batch["attention_mask"][row].bool()].tolist()
+            ids = seen["input_ids"][row][seen["attention_mask"][row].bool()].tolist()
             if max(ids) >= size:
-                wrong.append(f"sample {i} has token {max(ids)}, the embedding {size:,} rows")
+                wrong.append(f"{i} has token {max(ids)}, the embedding {size:,} rows")
             if ids != due:
                 at = next(
                     (k for k, (a, b) in enumerate(zip(ids, due, strict=False)) if a != b), min(len(ids), len(due))
                 )
                 here, there = (chat.tokenizer.decode(x[max(0, at - 4) : at + 6]) for x in (ids, due))
-                wrong.append(f"sample {i} differs from token {at} on: {here!r}, the template gives {there!r}")
+                wrong.append(f"{i} differs from token {at} on: {here!r}, the template gives {there!r}")
         example = shown(chat.tokenizer, batch)[-1]
         return Finding(
             not wrong, "; ".join(wrong) or f"{len(indices)} examples as the template renders them, e.g. {example!r}",
@@ -101,7 +121,7 @@ def template(chat: Chat) -> Gate:
     return prove
 
 
-def scored(chat: Chat) -> Gate:
+def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
     title = "the answer and the token that ends it are scored, and nothing else"
 
     def words(batch: dict, row: int, places: set[int]) -> str:
@@ -117,12 +137,13 @@ def scored(chat: Chat) -> Gate:
         data, wrong = stage.data["train"], []
         samples = {f"sample {i}": data.get(i, None) for i in some(data, proof.cfg.run.seed)}
         named, sample = next(reversed(samples.items()))
-        samples[f"{named} with an answer quoted in its prompt"] = quoting(chat, sample)
+        samples[f"{named} with an answer quoted in its prompt"] = quoting(chat, sample, answers[0])
         batch = to_device(data.collate([*samples.values()]), run.device)
         states: list[Tensor] = []
 
         def keep(_module, _args, out) -> None:
-            states.append(out.last_hidden_state)
+            if out.last_hidden_state.requires_grad:  # a reference's do not
+                states.append(out.last_hidden_state)
 
         hook = backbone(stage.model).register_forward_hook(keep)
         try:
@@ -131,10 +152,11 @@ def scored(chat: Chat) -> Gate:
             grads = torch.autograd.grad(total, states, allow_unused=True)  # nothing is left on the weights
         finally:
             hook.remove()
-        felt = sum(g.abs().sum(-1) for g in grads if g is not None) > 0  # (B, T)
+        felt = sum(g.abs().sum(-1) for g in grads if g is not None) > 0  # (rows, T)
+        batch = rows_of(batch)
         share = []
-        for row, (name, sample) in enumerate(samples.items()):
-            before, answer = reference(chat, sample)
+        for row, (name, prompt, said) in enumerate(rows(samples, answers)):
+            before, answer = reference(chat, prompt, said)
             first = int(batch["attention_mask"][row].argmax()) + len(before) - 1
             due = set(range(first, first + len(answer)))
             got = set(felt[row].nonzero().flatten().tolist())
@@ -148,8 +170,8 @@ def scored(chat: Chat) -> Gate:
                 wrong.append(
                     f"{name} leaves {len(lost)} tokens of the answer unscored{end}: {words(batch, row, lost)!r}"
                 )
-        answers = torch.where(felt.roll(1, dims=1), batch["input_ids"], IGNORED)  # what each scored state answers for
-        example = shown(chat.tokenizer, {**batch, "labels": answers})[0]
+        said_for = torch.where(felt.roll(1, dims=1), batch["input_ids"], IGNORED)  # what each scored state answers for
+        example = shown(chat.tokenizer, {**batch, "labels": said_for})[0]
         return Finding(
             not wrong, "; ".join(wrong) or f"{sum(share) / len(share):.0%} of the tokens are scored: {example!r}",
             "a gradient at the completion and its end-of-turn token alone",
@@ -158,7 +180,7 @@ def scored(chat: Chat) -> Gate:
             "the answer is looked for by its role marker as text, which a prompt may quote: count tokens instead\n"
             "labels are shifted by hand and once more in the loss, or not at all\n"
             "a pair is cut at a length limit: its answer is gone",
-            evidence={"share": share, "example": example}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
+            evidence={"share": share, "example": example}, batch=batch,
         )  # fmt: skip
 
     return prove
@@ -200,7 +222,8 @@ def asked(chat: Chat) -> Gate:
             run.measure(stage, View(data, indices))
         wrong = []
         for i in indices:
-            _, answer = reference(chat, data.get(i, None))
+            sample = data.get(i, None)
+            _, answer = reference(chat, sample["prompt"], sample["completion"])
             with heard(stage.model, once=True) as learnt, evaluating(stage.model), run.autocast():
                 stage.loss(stage.model, fetch(data, [i], proof.cfg.run.seed, run.device))
             trained = learnt[0][0].tolist()

@@ -1,6 +1,6 @@
 """Prompts with the completion that is wanted: where they come from, and how a chat model reads one."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,8 @@ from recipes.llm import docstrings
 
 IGNORED = -100
 COLUMNS = ("prompt", "completion")
-SCHEMAS = {"chosen": "preferences (DPO)", "rejected": "preferences (DPO)", "messages": "whole conversations",
+SCHEMAS = {"completion": "prompts with one completion (SFT)",
+           "chosen": "preferences (DPO)", "rejected": "preferences (DPO)", "messages": "whole conversations",
            "conversations": "whole conversations", "text": "plain text (pretraining)"}  # fmt: skip
 
 
@@ -37,17 +38,18 @@ class Source:
 
 def read(source: Source) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """(train, val) rows of `prompt`, `completion` and `source`."""
-    train, val = docstrings.load() if source.path == "docstrings" else _read(source)
+    train, val = docstrings.load() if source.path == "docstrings" else read_file(source.path, checked)
     n = min(source.held_out or len(val), len(val))
     return train, [val[i * len(val) // n] for i in range(n)]
 
 
-def _read(source: Source) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    splits = _tables(source.path)
+def read_file(path: str, checked: Callable[[Iterable[dict], str], list[dict]]) -> tuple[list[dict], list[dict]]:
+    """(train, val) rows of a file or of a data set on the hub, `checked`; what has no split of its own gets one by its `source`."""
+    splits = _tables(path)
     held_out = next((splits[k] for k in ("validation", "val", "test") if k in splits), None)
-    train = checked(splits["train"], source.path)
+    train = checked(splits["train"], path)
     if held_out is not None:
-        return train, checked(held_out, source.path)
+        return train, checked(held_out, path)
     apart = [crc32(row["source"].encode()) % 20 == 0 for row in train]  # one in twenty, whatever the seed
     return [r for r, a in zip(train, apart, strict=True) if not a], [r for r, a in zip(train, apart, strict=True) if a]
 
@@ -70,28 +72,27 @@ def _tables(path: str) -> dict[str, Iterable[dict[str, Any]]]:
 
 def checked(rows: Iterable[dict[str, Any]], where: str) -> list[dict[str, str]]:
     """Rows with both columns as text; anything else is told by its name and type."""
+    return columns(rows, where, COLUMNS, "pair")
+
+
+def columns(rows: Iterable[dict[str, Any]], where: str, wanted: tuple[str, ...], what: str) -> list[dict[str, str]]:
+    """Rows with the `wanted` columns as text, none empty, and their `source` (else the prompt)."""
     found = []
     for i, row in enumerate(rows):
         wrong = [
             f"{k}: {type(row[k]).__name__ if k in row else 'missing'}"
-            for k in COLUMNS
+            for k in wanted
             if not isinstance(row.get(k), str)
         ]
-        wrong += [f"{k} is empty" for k in COLUMNS if not wrong and not row[k].strip()]
+        wrong += [f"{k} is empty" for k in wanted if not wrong and not row[k].strip()]
         if wrong:
-            wrong += [f"these look like {SCHEMAS[k]}" for k in row if k in SCHEMAS][:1]
+            wrong += [f"these look like {SCHEMAS[k]}" for k in row if k in SCHEMAS and k not in wanted][:1]
             raise core.UserError(
-                f"row {i} of {where} is no pair", got=", ".join(f"{k} ({type(v).__name__})" for k, v in row.items()),
-                needed="columns prompt (str) and completion (str), neither empty", cause="; ".join(wrong),
+                f"row {i} of {where} is no {what}", got=", ".join(f"{k} ({type(v).__name__})" for k, v in row.items()),
+                needed=f"columns {', '.join(f'{k} (str)' for k in wanted)}, none empty", cause="; ".join(wrong),
                 next="rename or convert the columns, then give the file again",
             )  # fmt: skip
-        found.append(
-            {
-                "prompt": row["prompt"],
-                "completion": row["completion"],
-                "source": str(row.get("source") or row["prompt"]),
-            }
-        )
+        found.append({k: row[k] for k in wanted} | {"source": str(row.get("source") or row["prompt"])})
     return found
 
 
@@ -119,10 +120,14 @@ class Chat:
         """Ids up to where the answer begins: what generation starts from."""
         return self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
 
+    def answer(self, completion: str) -> list[int]:
+        """Ids of an answer and of the token that ends its turn."""
+        return self.tokenizer(completion, add_special_tokens=False)["input_ids"] + [self.tokenizer.eos_token_id]
+
     def example(self, prompt: str, completion: str) -> dict[str, list[int]]:
         """Ids and labels of one pair: only the completion and the end-of-turn token after it are scored."""
         asked = self.ask(self.turns(prompt))
-        answer = self.tokenizer(completion, add_special_tokens=False)["input_ids"] + [self.tokenizer.eos_token_id]
+        answer = self.answer(completion)
         return {"input_ids": asked + answer, "labels": [IGNORED] * len(asked) + answer}
 
 

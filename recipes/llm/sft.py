@@ -86,7 +86,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
 
     whole = (
         run.precision == "fp32" or not cfg.lora
-    )  # frozen weights may be bf16, trained ones not: small updates would be lost
+    )  # frozen weights may be bf16; of trained ones small updates would be lost
     models.score_what_counts()
     model = models.adapted(models.load(path, torch.float32 if whole else torch.bfloat16), cfg.lora)
     args = SFTConfig(
@@ -192,7 +192,9 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
             models.merged(path, folder).save_pretrained(folder / "merged")
             tokenizer.save_pretrained(folder / "merged")
 
-    new = tuple(n for n, p in trainer.model.named_parameters() if "lora_" in n) if cfg.lora else ()
+    new = tuple(
+        n for n, _ in trainer.model.named_parameters() if "lora_" in n and not cfg.init_from
+    )  # else from its file
     return host.host(
         trainer,
         run,

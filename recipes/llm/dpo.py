@@ -1,0 +1,266 @@
+"""Direct preference optimisation (Rafailov 2023): teach a chat model which of two answers is preferred, with TRL's DPOTrainer.
+
+tiny  SmolLM2-135M learns which docstring belongs to a function's name; LoRA, two CPU cores, minutes. Constructed preferences.
+full  SmolLM2-360M on `--data.path FILE` or `hub:owner/name`; an accelerator. The same code path.
+
+What this recipe gets right without being asked: the reference is a frozen copy of the very weights that training starts from, made
+in memory and never loaded again by name; the chat template is applied once; only the answers and the tokens that end them count,
+summed and not averaged; two equal answers prefer nothing and are left out; margins are judged on held-out pairs, beside the
+log-probabilities of both answers, so that a collapse shows.
+"""
+
+import contextlib
+import copy
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+import core
+from core import host
+from core.config import Optim, RunSettings, Train
+from core.run import evaluating
+from core.stage import View
+from recipes.llm import gates, models, pairs, preference_gates, preferences
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+@dataclass
+class Config(core.Config):
+    """Settings of llm/dpo."""
+
+    data: preferences.Source = field(default_factory=preferences.Source)
+    model: str = "smollm2"
+    """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
+    lora: int = 8
+    """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32."""
+    beta: float = 0.1
+    """How dear it is to leave the reference: the loss sees beta times the log-probabilities' difference to it."""
+    loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
+    """DPO's own, IPO (Azar 2023), or SLiC's hinge (Zhao 2023), as TRL names them."""
+    merge: bool = False
+    """Also export the whole model with the adapters merged into it."""
+
+
+def tiny() -> Config:
+    """SmolLM2-135M on two CPU cores: 60 steps of 4 pairs."""
+    return Config(
+        train=Train(epochs=0.06, batch_size=4, eval_batch_size=16, eval_every=0.03),
+        optim=Optim(lr=5e-4, warmup=0.1, weight_decay=0.0),
+        run=RunSettings(save_every=0.03),
+    )
+
+
+def full() -> Config:
+    """Preferences of people between two summaries."""
+    return Config(
+        data=preferences.Source(
+            path="hub:trl-lib/tldr-preference", system="", max_length=1024, max_bad=0.1, held_out=1000
+        ),
+        model="HuggingFaceTB/SmolLM2-360M-Instruct",
+        lora=16,
+        train=Train(epochs=1, batch_size=64, accumulate=8, eval_batch_size=16, eval_every=0.1, precision="bf16"),
+        optim=Optim(lr=1e-5, warmup=0.1, weight_decay=0.0),
+        run=RunSettings(save_every=0.1),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
+    """Both splits, without what is too long or prefers nothing."""
+    data = {}
+    for name, rows in zip(("train", "val"), preferences.read(cfg.data), strict=True):
+        kept, told = preferences.usable(rows, chat, cfg.data, name)
+        data[name] = preferences.Preferences(kept, chat)
+        data[name].notes = {f"left out of {name}": "; ".join(told)} if told else {}
+    return data
+
+
+# ---------------------------------------------------------------------------------------------------------------- model
+def make_trainer(cfg: Config, run: core.Run, path: str):
+    """TRL's trainer, as its documentation builds it: model, reference, settings, data that core's stream replaces."""
+    from datasets import Dataset
+    from trl import DPOConfig, DPOTrainer
+
+    whole = (
+        run.precision == "fp32" or not cfg.lora
+    )  # frozen weights may be bf16; of trained ones small updates would be lost
+    models.score_what_counts()
+    model = models.adapted(models.load(path, torch.float32 if whole else torch.bfloat16), cfg.lora)
+    args = DPOConfig(
+        output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
+        per_device_train_batch_size=cfg.train.batch_size,
+        beta=cfg.beta,
+        loss_type=cfg.loss,
+        max_length=None,  # what is too long is left out, never cut
+        bf16=False,  # core's autocast: --train.precision
+        use_cpu=run.device.type == "cpu",
+        gradient_checkpointing=False,
+        ddp_find_unused_parameters=False,
+        report_to="none",
+        disable_tqdm=True,
+        accelerator_config={"use_configured_state": True},
+    )
+    shape = Dataset.from_dict({"prompt": ["a:"], "chosen": [" b"], "rejected": [" c"]})
+    reference = None if cfg.lora else copy.deepcopy(model)  # of adapters TRL keeps a second, frozen set, named "ref"
+    return DPOTrainer(model=model, ref_model=reference, args=args, train_dataset=shape,
+                      processing_class=models.tokenizer(path))  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------------- stage
+def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    """The one stage of this recipe."""
+    from trl.trainer.utils import use_adapter
+
+    path = models.locate(cfg.model)
+    tokenizer = models.tokenizer(path)
+    chat = pairs.Chat(tokenizer, cfg.data.system)
+    data = read(cfg, chat)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
+        trainer = host.built(lambda: make_trainer(cfg, run, path))
+    trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)
+    for split in data.values():
+        split.collator = trainer.data_collator
+
+    def begin() -> None:
+        """The reference is what the policy is when training begins, with `--init-from` too."""
+        if cfg.lora:
+            own = dict(trainer.model.named_parameters())
+            for name, p in own.items():
+                if ".ref." in name:
+                    p.data.copy_(own[name.replace(".ref.", ".default.")])
+        else:
+            trainer.ref_model.load_state_dict(trainer.model.state_dict())
+
+    @contextlib.contextmanager
+    def reference() -> Iterator[nn.Module]:
+        """The frozen model."""
+        if trainer.ref_model is not None:
+            yield trainer.ref_model
+        else:
+            with use_adapter(trainer.model, "ref"):
+                yield trainer.model
+
+    def log_probs(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor]:
+        """(chosen, rejected) log-probability of each answer, the sum over its tokens in nats, (B,) both; plain logits."""
+        rows = gates.rows_of(batch)
+        logits = model(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], use_cache=False).logits
+        labels = rows["labels"][:, 1:]
+        each = logits[:, :-1].float().log_softmax(-1).gather(-1, labels.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+        return tuple((each * (labels != pairs.IGNORED)).sum(1).chunk(2))  # (2B, T - 1) -> (B,), (B,)
+
+    def scores(model: nn.Module, batch: dict) -> Tensor:
+        """(margin to the reference, chosen, rejected, chosen of the reference, rejected of the reference, tokens of the chosen
+        answer), (B, 6)."""
+        chosen, rejected = log_probs(model, batch)
+        with reference() as frozen:
+            ref_chosen, ref_rejected = log_probs(frozen, batch)
+        margin = (chosen - ref_chosen) - (rejected - ref_rejected)
+        tokens = (batch["labels"][:, 0] != pairs.IGNORED).sum(1)
+        return torch.stack([margin, chosen, rejected, ref_chosen, ref_rejected, tokens], 1)
+
+    def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
+        table = run.gather(torch.cat([scores(model, batch) for batch in run.batches(data)])).double()  # (N, 6)
+        margin, chosen, rejected, ref_chosen, ref_rejected, tokens = table.unbind(1)
+        return {
+            "accuracy": preferred(margin),
+            "likelier": preferred(chosen - rejected),
+            "margin": cfg.beta * margin.mean().item(),
+            "chosen": chosen.mean().item(),
+            "rejected": rejected.mean().item(),
+            "reference/chosen": ref_chosen.mean().item(),
+            "reference/rejected": ref_rejected.mean().item(),
+            "tokens": tokens.mean().item(),
+        }
+
+    def baselines() -> dict[str, dict[str, float]]:
+        with reference() as frozen, evaluating(frozen), run.autocast():
+            table = run.gather(torch.cat([torch.stack(log_probs(frozen, b), 1) for b in run.batches(data["val"])]))
+        rows = data["val"].rows
+        return {
+            "untrained, the likelier answer": {"accuracy": preferred(table[:, 0] - table[:, 1])},
+            "the answer that shares more words with its prompt": {
+                "accuracy": preferred(preferences.shared_words(rows))
+            },
+            "the longer answer": {"accuracy": preferred(preferences.longer(rows))},
+        }
+
+    def preview(batch: dict) -> list[core.Tile]:
+        return [core.Tile(text) for text in gates.shown(tokenizer, batch)]
+
+    def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
+        told = zip(scores(model, batch)[:, 0].tolist(), *(batch[k] for k in preferences.COLUMNS), strict=True)
+        return [core.Tile(f"{m:+.1f} {prompt}: {chosen} | {rejected}", good=preferred(torch.tensor([m])))
+                for m, prompt, chosen, rejected in told]  # fmt: skip
+
+    def figures(model: nn.Module, data: core.Data) -> dict:
+        some = View(data, range(min(24, len(data))))
+        tiles = [tile for batch in run.batches(some) for tile in predict(model, batch)]
+        return {"Held-out pairs: margin in nats, chosen | rejected": tiles}
+
+    def export(folder: Path) -> None:
+        """The adapter (or the model) as `from_pretrained` of peft (or transformers) reads it, and the tokenizer."""
+        adapter = {"selected_adapters": ["default"]} if cfg.lora else {}
+        trainer.model.save_pretrained(folder, **adapter)
+        tokenizer.save_pretrained(folder)
+        if cfg.lora and cfg.merge:
+            models.merged(path, folder).save_pretrained(folder / "merged")
+            tokenizer.save_pretrained(folder / "merged")
+
+    # Adapters begin at nothing, or stand in the file of --init-from; of the reference's nothing stands anywhere.
+    new = tuple(n for n, _ in trainer.model.named_parameters() if ".ref." in n or ("lora_" in n and not cfg.init_from))
+    return host.host(
+        trainer,
+        run,
+        name="dpo",
+        data=data,
+        beside={} if cfg.lora else {"reference": trainer.ref_model},
+        begin=begin,
+        evaluate=evaluate,
+        metric=core.Metric("accuracy", "which of two answers is the preferred one?", floor=0.5, ceiling=1.0),
+        expect=core.Expect(
+            initial_loss=preference_gates.first_loss(cfg.loss, cfg.beta),
+            fresh=new,
+            frozen=("base_model.",) if cfg.lora else (),
+            range_test="how far the policy is from its reference decides, not one batch",
+            overfit_steps=60,
+            dear=2,
+        ),
+        pretrained=models.from_file(trainer.model, path),
+        gates=[*gates.of_answers(chat, ("chosen", "rejected")), preference_gates.preference(chat, cfg)],
+        monitors=[preference_gates.likelihood, preference_gates.moved_reference],
+        baselines=baselines,
+        preview=preview,
+        predict=predict,
+        figures=figures,
+        export=export,
+    )  # fmt: skip
+
+
+def preferred(margins: Tensor) -> float:
+    """Share of positive margins; a tie is half of one."""
+    return ((margins > 0).double() + 0.5 * (margins == 0).double()).mean().item()
+
+
+STAGES = [dpo]
+
+
+# ----------------------------------------------------------------------------------------------------------------- loop
+def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
+    """TRL's own loop over core's steps; the gates rehearse this very function."""
+
+    def after(step: core.Step) -> None:
+        if step.due(cfg.train.eval_every):
+            run.evaluate(stage)
+
+    host.train(run, stage, after)
+
+
+if __name__ == "__main__":
+    core.main(__file__)

@@ -1,0 +1,16 @@
+"""Healthy variants of llm/dpo that look like bugs."""
+
+from tests.quiet import Healthy
+
+DPO = "llm/dpo"
+SKIPS = ("terms", "fabricated", "range-test", "tiny-data")
+
+LOOKALIKES = [
+    Healthy("dpo-ipo", ("--loss", "ipo", "--beta", "0.5"), recipe=DPO, may_skip=SKIPS, naive="the first loss is not ln 2"),
+    Healthy("dpo-hinge", ("--loss", "hinge"), recipe=DPO, may_skip=SKIPS, naive="the first loss is not ln 2"),
+    Healthy("dpo-beta", ("--beta", "0.3"), recipe=DPO, may_skip=SKIPS, naive="margins are small"),
+    Healthy("dpo-no-lora", ("--lora", "0", "--optim.lr", "2e-5"), recipe=DPO, may_skip=SKIPS,
+            naive="the model is its own reference"),
+    Healthy("dpo-micro-batches", ("--train.accumulate", "2"), recipe=DPO, may_skip=SKIPS, naive="a mean of means"),
+]  # fmt: skip
+SAMPLED = ()  # make verify has them all

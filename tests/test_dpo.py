@@ -1,0 +1,160 @@
+"""llm/dpo through the real command, on a language model small enough for a test: the loss, the reference, the chain, bad input."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from core.errors import UserError
+from recipes.llm import preference_gates, preferences
+from tests import language
+from tests.commands import losses, read, run_folder, trainworthy
+from tests.test_llm import written
+
+SMALL = (
+    "--lora",
+    "4",
+    "--optim.lr",
+    "3e-3",
+    "--data.held-out",
+    "8",
+    "--data.max-length",
+    "256",
+    "--data.max-bad",
+    "0.02",
+)
+QUICK = (*SMALL, "--gates.no-enabled", "--run.no-tensorboard", "--train.epochs", "0.012")  # 13 steps of 4 pairs
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return language.write(tmp_path_factory.mktemp("net"))
+
+
+@pytest.fixture(scope="module")
+def straight(net: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cwd = tmp_path_factory.mktemp("straight")
+    done = trainworthy("run", "llm/dpo", "--model", net, *QUICK, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
+    return run_folder(cwd)
+
+
+@pytest.mark.parametrize("more", [(), pytest.param(("--lora", "0"), marks=pytest.mark.verify),
+                                  pytest.param(("--loss", "hinge"), marks=pytest.mark.verify),
+                                  ("--loss", "ipo", "--beta", "0.5")], ids=["lora", "whole", "hinge", "ipo"])  # fmt: skip
+def test_the_loss_is_the_formula_s(more: tuple[str, ...], net: Path, launch):
+    """Every gate that needs no trained language model; the formula is written apart from TRL's, the answers are read alone."""
+    only = "schema,data,leakage,initial-loss,init,wiring,schedule,dependency,accumulation,template,scored,preference"
+    done = launch("check", "llm/dpo", "--model", str(net), *SMALL, *more, "--only", only)
+    gaps = {v["id"]: v for v in done.verdicts()}["preference"]["evidence"]["gaps"]
+    assert max(gaps) < 1e-5, done.shown
+    assert done.returncode == 0, done.shown
+
+
+@pytest.mark.parametrize(("loss", "beta", "first"), [("sigmoid", 0.1, 0.6931), ("hinge", 0.1, 1.0), ("ipo", 0.1, 25.0)])
+def test_first_losses(loss: str, beta: float, first: float):
+    assert preference_gates.first_loss(loss, beta) == pytest.approx(first, abs=1e-4)
+
+
+def test_a_run_keeps_its_reference_and_exports_an_adapter(net: Path, straight: Path):
+    from peft import AutoPeftModelForCausalLM
+
+    rows = read(straight / "epoch_metrics.jsonl")
+    assert rows[0]["val/reference/chosen"] == pytest.approx(rows[-1]["val/reference/chosen"], rel=1e-6)
+    assert losses(straight)[0] == pytest.approx(0.693147, abs=1e-5)
+    assert (
+        len({round(value, 3) for value in losses(straight)}) > 8
+    )  # it trains; random weights learn nothing general in 13 steps
+    monitors = {m["id"]: m["verdict"] for m in read(straight / "monitors.json")["monitors"]}
+    assert (monitors["likelihood"], monitors["reference"]) == ("pass", "pass")
+    tensors = load_file(straight / "export" / "adapter_model.safetensors")
+    assert not [n for n in tensors if ".ref." in n]
+    assert AutoPeftModelForCausalLM.from_pretrained(straight / "export").peft_config.keys() == {"default"}
+
+
+def test_from_fine_tuning_to_preferences(net: Path, launch, tmp_path: Path):
+    """sft, then dpo from its weights: the reference is what was fine-tuned, not the model that was loaded by name."""
+    sft = trainworthy("run", "llm/sft", "--model", net, *SMALL, "--train.batch-size", "4", "--train.epochs", "0.02",
+                      "--gates.no-enabled", "--run.no-tensorboard", cwd=tmp_path)  # fmt: skip
+    assert sft.returncode == 0, sft.stderr
+    folder = run_folder(tmp_path)
+    asked = ("--model", str(net), *SMALL, "--init-from", str(folder))
+    done = launch("check", "llm/dpo", *asked, "--only", "init,wiring,preference")
+    assert done.returncode == 0, done.shown
+    told = {v["id"]: v for v in done.verdicts()}
+    assert told["init"]["verdict"] == "pass", done.shown
+    assert max(told["preference"]["evidence"]["gaps"]) < 1e-5
+
+
+def test_a_reference_of_another_model_is_stopped(net: Path, fork, launch, tmp_path: Path):
+    """The same chain with the reference left as the model that was loaded by name."""
+    sft = trainworthy("run", "llm/sft", "--model", net, *SMALL, "--train.batch-size", "4", "--train.epochs", "0.02",
+                      "--gates.no-enabled", "--run.no-tensorboard", cwd=tmp_path)  # fmt: skip
+    assert sft.returncode == 0, sft.stderr
+    fork(("        begin=begin,\n", ""), recipe="llm/dpo")
+    done = launch(
+        "check",
+        "mine.py",
+        "--model",
+        str(net),
+        *SMALL,
+        "--init-from",
+        str(run_folder(tmp_path)),
+        "--only",
+        "preference",
+    )
+    assert done.returncode == 3, done.shown
+    verdict = done.verdicts()[0]
+    assert "--init-from" in verdict["remedy"]
+    assert "before training 0.69315" not in verdict["measured"]
+
+
+def test_monitors_tell_a_collapse_from_what_is_normal():
+    def history(chosen: float, rejected: float, moved: float = 0.0) -> list[dict[str, float]]:
+        start = {"val/reference/chosen": -40.0, "val/reference/rejected": -45.0, "val/tokens": 15.0}
+        return [{**start, "val/chosen": -40.0, "val/rejected": -45.0},
+                {**start, "val/reference/chosen": -40.0 + moved, "val/chosen": chosen, "val/rejected": rejected}]  # fmt: skip
+
+    assert preference_gates.likelihood.judge(history(-46.0, -78.0)).ok  # measured on a healthy run: 6 nats and 33
+    assert preference_gates.likelihood.judge(history(-38.0, -60.0)).ok
+    assert not preference_gates.likelihood.judge(history(-140.0, -160.0)).ok
+    assert preference_gates.moved_reference.judge(history(-40.0, -45.0)).ok
+    assert not preference_gates.moved_reference.judge(history(-40.0, -45.0, moved=-1.0)).ok
+
+
+# ------------------------------------------------------------------------------------------------------------- bad input
+@pytest.mark.parametrize(("rows", "words"), [
+    ([{"prompt": "a", "completion": "b"}], ("chosen: missing", "prompts with one completion (SFT)")),
+    ([{"prompt": "a", "chosen": "b", "rejected": 1}], ("rejected (int)", "rejected: int")),
+    ([{"prompt": "a", "chosen": [{"role": "assistant", "content": "b"}], "rejected": "c"}], ("chosen: list",)),
+], ids=["pairs", "other-type", "messages"])  # fmt: skip
+def test_rows_that_are_no_preferences(rows: list[dict], words: tuple[str, ...], tmp_path: Path):
+    with pytest.raises(UserError) as told:
+        preferences.read(preferences.Source(path=str(written(tmp_path / "rows.jsonl", rows))))
+    assert not [w for w in words if w not in str(told.value)], told.value
+
+
+def test_two_answers_that_are_the_same_are_told(net: Path, launch, tmp_path: Path):
+    rows = [{"prompt": f"number {i}", "chosen": str(i), "rejected": str(i if i % 2 else i + 1)} for i in range(80)]
+    path = str(written(tmp_path / "rows.jsonl", rows))
+    asked = (
+        "check",
+        "llm/dpo",
+        "--model",
+        str(net),
+        "--data.path",
+        path,
+        "--data.max-length",
+        "200",
+        "--only",
+        "schema",
+    )
+    done = launch(*asked)
+    assert done.returncode == 2, done.shown
+    for words in ("one answer twice", "filled from one column"):
+        assert words in done.stderr, done.stderr
+    done = launch(*asked, "--data.max-bad", "0.6")
+    assert done.returncode == 0, done.shown
+    assert "left out" in json.dumps(read(done.folder() / "data.json"))
