@@ -41,9 +41,12 @@ def straight(net: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_folder(cwd)
 
 
-@pytest.mark.parametrize("more", [(), pytest.param(("--lora", "0"), marks=pytest.mark.verify),
-                                  pytest.param(("--loss", "hinge"), marks=pytest.mark.verify),
-                                  ("--loss", "ipo", "--beta", "0.5")], ids=["lora", "whole", "hinge", "ipo"])  # fmt: skip
+MORE = {"lora": (), "whole": ("--lora", "0"), "hinge": ("--loss", "hinge"), "ipo": ("--loss", "ipo", "--beta", "0.5")}
+
+
+@pytest.mark.parametrize(
+    "more", [pytest.param(v, id=k, marks=[pytest.mark.verify] * (k != "lora")) for k, v in MORE.items()]
+)
 def test_the_loss_is_the_formula_s(more: tuple[str, ...], net: Path, launch):
     """Every gate that needs no trained language model; the formula is written apart from TRL's, the answers are read alone."""
     only = "schema,data,leakage,initial-loss,init,wiring,schedule,dependency,accumulation,template,scored,preference"
@@ -74,13 +77,19 @@ def test_a_run_keeps_its_reference_and_exports_an_adapter(net: Path, straight: P
     assert AutoPeftModelForCausalLM.from_pretrained(straight / "export").peft_config.keys() == {"default"}
 
 
-def test_from_fine_tuning_to_preferences(net: Path, launch, tmp_path: Path):
+@pytest.fixture(scope="module")
+def tuned(net: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of llm/sft whose adapters are no longer nothing."""
+    cwd = tmp_path_factory.mktemp("tuned")
+    done = trainworthy("run", "llm/sft", "--model", net, *SMALL, "--train.batch-size", "4", "--train.epochs", "0.02",
+                       "--gates.no-enabled", "--run.no-tensorboard", cwd=cwd)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return run_folder(cwd)
+
+
+def test_from_fine_tuning_to_preferences(net: Path, tuned: Path, launch):
     """sft, then dpo from its weights: the reference is what was fine-tuned, not the model that was loaded by name."""
-    sft = trainworthy("run", "llm/sft", "--model", net, *SMALL, "--train.batch-size", "4", "--train.epochs", "0.02",
-                      "--gates.no-enabled", "--run.no-tensorboard", cwd=tmp_path)  # fmt: skip
-    assert sft.returncode == 0, sft.stderr
-    folder = run_folder(tmp_path)
-    asked = ("--model", str(net), *SMALL, "--init-from", str(folder))
+    asked = ("--model", str(net), *SMALL, "--init-from", str(tuned))
     done = launch("check", "llm/dpo", *asked, "--only", "init,wiring,preference")
     assert done.returncode == 0, done.shown
     told = {v["id"]: v for v in done.verdicts()}
@@ -88,23 +97,10 @@ def test_from_fine_tuning_to_preferences(net: Path, launch, tmp_path: Path):
     assert max(told["preference"]["evidence"]["gaps"]) < 1e-5
 
 
-def test_a_reference_of_another_model_is_stopped(net: Path, fork, launch, tmp_path: Path):
+def test_a_reference_of_another_model_is_stopped(net: Path, tuned: Path, fork, launch):
     """The same chain with the reference left as the model that was loaded by name."""
-    sft = trainworthy("run", "llm/sft", "--model", net, *SMALL, "--train.batch-size", "4", "--train.epochs", "0.02",
-                      "--gates.no-enabled", "--run.no-tensorboard", cwd=tmp_path)  # fmt: skip
-    assert sft.returncode == 0, sft.stderr
     fork(("        begin=begin,\n", ""), recipe="llm/dpo")
-    done = launch(
-        "check",
-        "mine.py",
-        "--model",
-        str(net),
-        *SMALL,
-        "--init-from",
-        str(run_folder(tmp_path)),
-        "--only",
-        "preference",
-    )
+    done = launch("check", "mine.py", "--model", str(net), *SMALL, "--init-from", str(tuned), "--only", "preference")
     assert done.returncode == 3, done.shown
     verdict = done.verdicts()[0]
     assert "--init-from" in verdict["remedy"]
