@@ -164,6 +164,8 @@ SCHEMA = [
 ]  # fmt: skip
 
 DATA = [
+    Plant("normalised-for-0-255", "scale", "V1", "(images - self.mean) / self.std", "(images * 255 - self.mean) / self.std",
+          ("mean", "0-255"), source="VIS-01", harm="the stem sees values in the hundreds: slow and rough at first, then hidden"),
     Plant("normalised-twice-in-training", "data", "V1", "image = self.augment(image)", "image = self.augment(image) / 255",
           ("'image'", "another scale in training"), source="VIS-01 imagenet-multiGPU.torch PR#18",
           harm="the net is evaluated on inputs 255 times larger than those it was trained on"),

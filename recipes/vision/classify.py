@@ -20,7 +20,7 @@ from torchvision.transforms import v2
 import core
 from core.config import Loader, Optim, RunSettings, Train
 from recipes.shared import digits
-from recipes.vision import mixing, pictures, zoo
+from recipes.vision import gates, mixing, pictures, zoo
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -276,6 +276,8 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         predict=predict,
         figures=figures,
         export=export,
+        gates=[gates.scale],
+        monitors=[gates.forgotten],
     )  # fmt: skip
 
 

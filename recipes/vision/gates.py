@@ -1,7 +1,7 @@
-"""Gates of semantic segmentation: what a mask holds (V5), what loss and metric score (V5), that picture and mask move as one (V2,
-V5), what the net really sees (V1); and a monitor of classes that are never found (V6).
+"""What the net really sees (V1) and a monitor of classes that are never found (V6), for every recipe of pictures; and gates of
+semantic segmentation: what a mask holds (V5), what loss and metric score (V5), that picture and mask move as one (V2, V5).
 
-They ask of a recipe: data of masks.Windows (`pairs`, `places`), samples of `image` and `mask`, a model that answers (B, n, H, W).
+The latter ask of a recipe: data of masks.Windows (`pairs`, `places`), samples of `image` and `mask`, answers (B, n, H, W).
 """
 
 import copy
@@ -19,14 +19,8 @@ from recipes.vision import masks
 from recipes.vision.masks import IGNORE
 
 SAMPLES, WINDOWS = 16, 200
-DRAWS, AS_ONE = (
-    32,
-    0.7,
-)  # augmented windows; correlation of a picture with the mask it was painted from (healthy: 1, apart: 0)
-SPREAD, OFF = (
-    (0.2, 4.0),
-    2.5,
-)  # of what reaches the first layer: standard deviation of a channel, distance of its mean from 0
+DRAWS, AS_ONE = 32, 0.7  # augmented windows; correlation of a picture with the mask it was painted from (healthy: 1, apart: 0)
+SPREAD, OFF = (0.2, 4.0), 2.5  # of what reaches the first layer: standard deviation of a channel, distance of its mean from 0
 SHIFT = 6  # pixels: a prediction that is wrong along one side of everything
 
 
