@@ -82,9 +82,8 @@ def train(run: Run, stage: Hosted, after: Callable[[Step], None]) -> None:
         return  # resumed after its last step
 
     def batches() -> Iterator[dict]:
-        stage.trainer.state.global_step = stage.trainer._globalstep_last_logged = (
-            run.started
-        )  # it logs a mean since then
+        # It logs a mean since then.
+        stage.trainer.state.global_step = stage.trainer._globalstep_last_logged = run.started
         step = first
         while step is not None:
             seeds.seed_global(run.cfg.run.seed, "model", step.index, run.rank)  # the trainer's preparations may draw
@@ -134,9 +133,8 @@ def drive(
         del trainer.get_train_dataloader
         if own is not None:
             trainer.get_train_dataloader = own
-    next(
-        batches, None
-    )  # the trainer does not ask again after its last step, and what follows that step is still to come
+    # The trainer does not ask again after its last step, and what follows that step is still to come.
+    next(batches, None)
 
 
 def quiet(trainer: Trainer) -> Optimizer:

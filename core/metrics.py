@@ -9,10 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-ROWS, SECONDS = (
-    50,
-    1.0,
-)  # written together: between two steps of training, with cold caches, a row costs three times as much
+# Written together: between two steps of training, with cold caches, a row costs three times as much.
+ROWS, SECONDS = 50, 1.0
 
 
 class MetricsTracker:

@@ -195,7 +195,6 @@ def write_start(session: Session) -> None:
 def _write_args(s: Session, folder: Path, **more: object) -> None:
     args = {"recipe": s.recipe.target, "preset": s.preset, "argv": s.argv, "processes": s.accelerator.num_processes,
             "settings": config.to_dict(s.cfg), "start": s.start and asdict(s.start), **more}  # fmt: skip
-    args["settings"]["train"]["precision"] = precision(
-        s.cfg, s.accelerator
-    )  # what the launcher decided holds on resume
+    # What the launcher decided holds on resume.
+    args["settings"]["train"]["precision"] = precision(s.cfg, s.accelerator)
     (folder / "args.json").write_text(json.dumps(args, indent=1))

@@ -68,10 +68,8 @@ def shared(train: list[str], val: list[str]) -> Shared:
     known = _unique(train)
     asked = _unique(val)
     wanted = {c for text in asked for c in chunks(text.split())}
-    first, where = (
-        [at[0] for at in known.values()],
-        {},
-    )  # where: chunk -> numbers of training texts, one more than RARE at most
+    # where: chunk -> numbers of training texts, one more than RARE at most.
+    first, where = [at[0] for at in known.values()], {}
     for i, text in enumerate(known):
         for chunk in set(chunks(text.split())) & wanted:
             found = where.setdefault(chunk, [])

@@ -67,9 +67,8 @@ def test_a_run_keeps_its_reference_and_exports_an_adapter(net: Path, straight: P
     rows = read(straight / "epoch_metrics.jsonl")
     assert rows[0]["val/reference/chosen"] == pytest.approx(rows[-1]["val/reference/chosen"], rel=1e-6)
     assert losses(straight)[0] == pytest.approx(0.693147, abs=1e-5)
-    assert (
-        len({round(value, 3) for value in losses(straight)}) > 8
-    )  # it trains; random weights learn nothing general in 13 steps
+    # It trains; random weights learn nothing general in 13 steps.
+    assert len({round(value, 3) for value in losses(straight)}) > 8
     monitors = {m["id"]: m["verdict"] for m in read(straight / "monitors.json")["monitors"]}
     assert (monitors["likelihood"], monitors["reference"]) == ("pass", "pass")
     tensors = load_file(straight / "export" / "adapter_model.safetensors")

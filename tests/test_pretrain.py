@@ -128,9 +128,8 @@ def test_rows_hold_the_documents_and_nothing_between_them(folder: Path):
         ids, labels, positions = (sample[k].tolist() for k in ("input_ids", "labels", "position_ids"))
         got.update((ids[k - 1], labels[k]) for k in range(32) if labels[k] != packing.IGNORED)
         assert all(p in (0, q + 1) for q, p in pairwise(positions))
-        assert all(
-            positions[k] for k in range(32) if labels[k] != packing.IGNORED
-        )  # nothing is asked of another document
+        # Nothing is asked of another document.
+        assert all(positions[k] for k in range(32) if labels[k] != packing.IGNORED)
     assert got == due
 
 

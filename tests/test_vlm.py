@@ -38,9 +38,8 @@ def test_each_question_is_answered_as_if_it_stood_alone(talker):
     with torch.no_grad():
         packed = rows.answer(talker, embed(batch["ids"]), batch)
         said = packed[:, :-1].argmax(-1)
-        batch["labels"][::2, 1:] = torch.where(
-            batch["labels"][::2, 1:] >= 0, said[::2], -100
-        )  # half of the rows are right
+        # Half of the rows are right.
+        batch["labels"][::2, 1:] = torch.where(batch["labels"][::2, 1:] >= 0, said[::2], -100)
         right = rows.right(packed, batch)
         assert right[::2].all()
         assert not right[1::2].all()

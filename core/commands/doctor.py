@@ -26,16 +26,8 @@ from core.registry import recipes
 
 HOME = Path(__file__).resolve().parents[2]
 NOT_DOMAINS = ("dev", "all", "bench")  # extras that no recipe needs
-BESIDE = (
-    "torchvision",
-    "transformers",
-    "trl",
-    "peft",
-    "diffusers",
-    "datasets",
-    "gymnasium",
-    "scikit-learn",
-)  # told if there
+# Told if there.
+BESIDE = ("torchvision", "transformers", "trl", "peft", "diffusers", "datasets", "gymnasium", "scikit-learn")
 SHM = 2**30  # bytes of shared memory below which workers' batches may not fit; containers get 64 MiB unless told
 DISK = 5 * 2**30  # bytes of free disk below which checkpoints soon do not fit
 

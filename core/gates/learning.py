@@ -196,9 +196,8 @@ def _train_on_eight(proof: Proof, blank: tuple[str, ...] = (), patience: int = 0
     goal = found["goal"] = metric.ceiling if goal is None else goal
     for module in stage.model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.momentum = max(
-                module.momentum or 0.0, 0.1
-            )  # slower ones arrive later than this trains (see batch-norm)
+            # Slower ones arrive later than this trains (see batch-norm).
+            module.momentum = max(module.momentum or 0.0, 0.1)
     with evaluating(stage.model):
         found["initial"] = total_loss(run, stage, batch).item()
     untrained = max(found["initial"], _on(batch, expect.initial_loss) or -math.inf)  # pretrained: part of the way down

@@ -16,9 +16,8 @@ def sample(unet, scheduler, class_labels, noise, *, null, guidance_scale, num_in
     the class that stands for none. At a scale of 1 the unconditional half is not computed.
     """
     scheduler.set_timesteps(num_inference_steps, device=noise.device)
-    sample = noise * getattr(
-        scheduler, "init_noise_sigma", 1.0
-    )  # the schedulers of a flow name none, and scale no input
+    # The schedulers of a flow name none, and scale no input.
+    sample = noise * getattr(scheduler, "init_noise_sigma", 1.0)
     guided = guidance_scale != 1
     asked = torch.cat([class_labels, torch.full_like(class_labels, null)]) if guided else class_labels
     for t in scheduler.timesteps:

@@ -24,11 +24,8 @@ from core.errors import UserError
 from recipes.shared import speech, whisper
 
 VERSION = 1  # of what is kept on disk: another number makes everybody's lessons anew
-FPS, CHANNELS, WINDOW = (
-    20,
-    16,
-    1600,
-)  # the sensor: frames a second, bands, samples of each window (100 ms, half overlapping)
+# The sensor: frames a second, bands, samples of each window (100 ms, half overlapping).
+FPS, CHANNELS, WINDOW = 20, 16, 1600
 LOWEST, HIGHEST = 80.0, 7_000.0  # Hz, ends of the bands, evenly spaced in mel
 FLOOR = 1e-6  # energy that the sensor cannot tell from nothing
 SHORTEST, QUIET = 0.3, 1e-3  # seconds, and root mean square (full scale: 1) below which nothing is said

@@ -150,9 +150,8 @@ class Student(nn.Module):
         x = (envelope - self.ears_mean) / self.ears_std * there[..., None]
         x = F.gelu(self.stem(x.mT).mT)
         x = x + sinusoids(x.shape[1], x.shape[2], x.device)
-        seen = there | ~there.any(
-            -1, keepdim=True
-        )  # attention to nothing at all is NaN: an empty recording sees its pads
+        # Attention to nothing at all is NaN: an empty recording sees its pads.
+        seen = there | ~there.any(-1, keepdim=True)
         for block in self.blocks:
             x = block(x, seen)
         x = (self.norms[0](x) * there[..., None]).unflatten(1, (-1, 2)).flatten(2)  # (B, T / 2, 2 d)
@@ -223,9 +222,8 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         ids, place = batch["ids"], torch.arange(batch["ids"].shape[1], device=batch["ids"].device)
-        scored = (place >= len(teacher.prompt)) & (
-            place < batch["words"][:, None]
-        )  # text and its end, no prompt, no pad
+        # Text and its end, no prompt, no pad.
+        scored = (place >= len(teacher.prompt)) & (place < batch["words"][:, None])
         logits = teacher.logits(model(batch["envelope"]), ids[:, :-1]).float()  # (B, L - 1, vocabulary)
         wrong = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)
         return {"ce": (wrong * scored[:, 1:]).sum()}

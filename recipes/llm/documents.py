@@ -136,9 +136,8 @@ def loaded(path: str) -> Any:
     if not both:
         raise core.UserError(f"the tokenizer of {path} marks no end of a text", needed="an eos_token or a bos_token")
     found.bos_token, found.eos_token = both[0], both[-1]
-    found.pad_token = (
-        found.pad_token or found.eos_token
-    )  # labels are made from lengths, so an eos that is meant stays one
+    # Labels are made from lengths, so an eos that is meant stays one.
+    found.pad_token = found.pad_token or found.eos_token
     return found
 
 

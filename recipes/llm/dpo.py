@@ -87,9 +87,8 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 
-    whole = (
-        run.precision == "fp32" or not cfg.lora
-    )  # frozen weights may be bf16; of trained ones small updates would be lost
+    # Frozen weights may be bf16; of trained ones small updates would be lost.
+    whole = run.precision == "fp32" or not cfg.lora
     models.score_what_counts()
     model = models.adapted(models.load(path, torch.float32 if whole else torch.bfloat16), cfg.lora)
     args = DPOConfig(
@@ -192,7 +191,9 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         }
 
     def preview(batch: dict) -> list[core.Tile]:
-        return [core.Tile(text) for text in gates.shown(tokenizer, batch)]
+        rows = gates.shown(tokenizer, batch)
+        pair = zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True)
+        return [core.Tile(f"{chosen} rejected: {rejected[rejected.find('[[') :]}") for chosen, rejected in pair]
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         told = zip(scores(model, batch)[:, 0].tolist(), *(batch[k] for k in preferences.COLUMNS), strict=True)

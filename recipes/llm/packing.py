@@ -102,9 +102,8 @@ class Packed(core.Data):
             labels[at + first : end] = tokens[first:]
             positions[at:end] = torch.arange(len(tokens))
             at = end
-        positions[at:] = torch.arange(
-            self.context - at
-        )  # the padding is a document of its own, of which nothing is asked
+        # The padding is a document of its own, of which nothing is asked.
+        positions[at:] = torch.arange(self.context - at)
         size = torch.tensor(int(self.sizes[labels[labels != IGNORED].numpy()].sum()))
         text = self.tokenizer.decode(ids[:at], skip_special_tokens=True)
         return {"input_ids": ids, "labels": labels, "position_ids": positions, "bytes": size, "text": text}

@@ -84,9 +84,8 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    whole = (
-        run.precision == "fp32" or not cfg.lora
-    )  # frozen weights may be bf16; of trained ones small updates would be lost
+    # Frozen weights may be bf16; of trained ones small updates would be lost.
+    whole = run.precision == "fp32" or not cfg.lora
     models.score_what_counts()
     model = models.adapted(models.load(path, torch.float32 if whole else torch.bfloat16), cfg.lora)
     args = SFTConfig(
@@ -192,9 +191,8 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
             models.merged(path, folder).save_pretrained(folder / "merged")
             tokenizer.save_pretrained(folder / "merged")
 
-    new = tuple(
-        n for n, _ in trainer.model.named_parameters() if "lora_" in n and not cfg.init_from
-    )  # else from its file
+    # Else from its file.
+    new = tuple(n for n, _ in trainer.model.named_parameters() if "lora_" in n and not cfg.init_from)
     return host.host(
         trainer,
         run,

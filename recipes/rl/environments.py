@@ -341,9 +341,8 @@ def views(name: str, stack: int) -> tuple[Callable, ...]:
 def trace(observations: Tensor, height: int = 64, width: int = 250) -> Tensor:
     """A picture (height, width) uint8 of one episode: a line for each number of the observation over time, darkest first."""
     length, n = observations.shape
-    scaled = observations / observations.abs().amax(0).clamp_min(
-        1e-6
-    )  # each in [-1, 1] of its own scale, zero in the middle
+    # Each in [-1, 1] of its own scale, zero in the middle.
+    scaled = observations / observations.abs().amax(0).clamp_min(1e-6)
     x = torch.arange(width)
     t = (x * (length - 1) / (width - 1)).round().long()  # a line, not dots, also where the episode is short
     y = ((1 - scaled) / 2 * (height - 1)).round().long()[t]

@@ -23,10 +23,8 @@ from recipes.rl.probes import PROBES
 
 Make = Callable[[Any, Run], Stage]
 UNITS = 60  # of 8 environments x 16 steps
-EVERY, IN_A_ROW = (
-    3,
-    4,
-)  # looked at after every third, and close four times in a row: a value on its way elsewhere passes by
+# Looked at after every third, and close four times in a row: a value on its way elsewhere passes by.
+EVERY, IN_A_ROW = 3, 4
 CLOSE = 0.1  # of the largest value: how near the learnt values must come
 EARNED = 0.4  # by best actions that are taken with 0.7
 LIMIT = 1e-3
@@ -248,9 +246,8 @@ def lag_gate(subject: Subject) -> Gate:
     @gate("target", rows="R5", title="targets do not move with every update of the net that learns from them")
     def prove(proof: Proof) -> Finding:
         result = learnt(proof, subject, "delay", units=1, **subject.estimated)
-        first = answers(subject, "delay")[0][1].to(
-            result.run.device
-        )  # its target is the value of the second step, listed before it
+        # Its target is the value of the second step, listed before it.
+        first = answers(subject, "delay")[0][1].to(result.run.device)
         whole = [{k: result.run.gather(b[k]) for k in ("observation", "return")} for b in result.batches]
         targets = torch.stack([b["return"][(b["observation"] == first).all(-1)].mean() for b in whole])
         values = GAMMA * torch.stack(result.values)[:, 0]

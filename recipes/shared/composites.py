@@ -14,11 +14,8 @@ from core import seeds
 from recipes.shared import digits
 
 SIDE, TILE = 64, 28  # pixels; a digit fills about 20 of its tile's 28
-MARGIN, APART, ASIDE = (
-    12,
-    20,
-    6,
-)  # of centres: from the border; from each other along one axis; along x, so that left is left
+# Of centres: from the border; from each other along one axis; along x, so that left is left.
+MARGIN, APART, ASIDE = 12, 20, 6
 COLOURS = {"red": (225, 45, 45), "green": (60, 200, 70), "blue": (70, 110, 240), "yellow": (235, 215, 60)}
 TINTS = np.array(list(COLOURS.values()), dtype=np.float32)
 

@@ -22,9 +22,8 @@ HASHES = {
 @cache
 def load() -> tuple[Tensor, Tensor]:
     """(picture (512, 512) uint8, its brightness 0-235; mask (512, 512) uint8: 0 background, 1 nucleus)."""
-    picture, outlines = (
-        np.asarray(Image.open(_file(name))) for name in HASHES
-    )  # uint16: the file's depth, not its range
+    # uint16: the file's depth, not its range.
+    picture, outlines = (np.asarray(Image.open(_file(name))) for name in HASHES)
     return torch.from_numpy(picture.astype(np.uint8)), torch.from_numpy((outlines > 0).astype(np.uint8))
 
 

@@ -236,9 +236,8 @@ def agree(config: WhisperConfig, tokenizer: WhisperTokenizerFast, name: str) -> 
     """A vocabulary of 51,864 entries, and the ids of start and end the same in model and tokenizer."""
     theirs = {"start": config.decoder_start_token_id, "end": config.eos_token_id, "entries": config.vocab_size}
     start, end = tokenizer.convert_tokens_to_ids(["<|startoftranscript|>", "<|endoftext|>"])
-    last = tokenizer.convert_tokens_to_ids("<|notimestamps|>") + len(
-        range(0, 3001, 2)
-    )  # a timestamp every 20 ms of 30 s
+    # A timestamp every 20 ms of 30 s.
+    last = tokenizer.convert_tokens_to_ids("<|notimestamps|>") + len(range(0, 3001, 2))
     ours = {"start": start, "end": end, "entries": last + 1}
     if theirs != ours or config.vocab_size != ENGLISH:
         raise UserError(

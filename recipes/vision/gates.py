@@ -19,8 +19,10 @@ from recipes.vision import masks
 from recipes.vision.masks import IGNORE
 
 SAMPLES, WINDOWS = 16, 200
-DRAWS, AS_ONE = 32, 0.7  # augmented windows; correlation of a picture with the mask it was painted from (healthy: 1, apart: 0)
-SPREAD, OFF = (0.2, 4.0), 2.5  # of what reaches the first layer: standard deviation of a channel, distance of its mean from 0
+# Augmented windows; correlation of a picture with the mask it was painted from (healthy: 1, apart: 0).
+DRAWS, AS_ONE = 32, 0.7
+# Of what reaches the first layer: standard deviation of a channel, distance of its mean from 0.
+SPREAD, OFF = (0.2, 4.0), 2.5
 SHIFT = 6  # pixels: a prediction that is wrong along one side of everything
 
 

@@ -298,9 +298,8 @@ class Windows(core.Data):
     def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         image, mask = self.whole(self.places[index][0])
         if generator is not None and self.augment is not None:
-            image, mask = self.augment(
-                image, mask
-            )  # torchvision draws from torch's global generator, seeded per sample
+            # Torchvision draws from torch's global generator, seeded per sample.
+            image, mask = self.augment(image, mask)
         else:
             image, mask = self.cut(index, image, mask)
         return {"image": image.as_subclass(Tensor), "mask": mask.as_subclass(Tensor).long()}

@@ -237,9 +237,8 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
             config |= {"architecture": cfg.model, "library": "torchvision", "num_classes": n}
             core.save(folder, model, config, torch.zeros(2, *shape), weights=model.net)
 
-    reach = (
-        1 if cfg.model == "small" else 4
-    )  # pixels from an outline that are a guess; torchvision's nets answer at 1/8
+    # Pixels from an outline that are a guess; torchvision's nets answer at 1/8.
+    reach = 1 if cfg.model == "small" else 4
     of_terms = {"focal": cfg.focal, "dice": cfg.dice}
     expect = core.Expect(
         initial_loss=lambda b: masks.answered(b["mask"], masks.unsure(b["mask"], n), n, **of_terms),

@@ -95,9 +95,8 @@ def build(target: Path) -> None:
             said_there, said_digit, said_colour = reader(images)
             at = digit >= 0
             loss = F.cross_entropy(said_digit[at], digit[at]) + 0.5 * F.cross_entropy(said_colour[at], colour[at])
-            loss = loss + 5 * F.binary_cross_entropy_with_logits(
-                said_there, at.float()
-            )  # one place in twenty has a digit
+            # One place in twenty has a digit.
+            loss = loss + 5 * F.binary_cross_entropy_with_logits(said_there, at.float())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
