@@ -1,5 +1,5 @@
-"""Torchvision's classifiers and segmentation nets by name, with their own weights and preprocessing, and a head for other
-classes."""
+"""Torchvision's classifiers, segmentation nets and detectors by name, with their own weights and preprocessing, and a head for
+other classes."""
 
 import re
 from collections.abc import Sequence
@@ -9,15 +9,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torchvision import models
+from torchvision.ops import FrozenBatchNorm2d
 from torchvision.transforms import v2
 
 from core import UserError
 from core.config import unknown
+from recipes.vision import detectors
 
 NAMES = [
     n for n in models.list_models(module=models) if n not in ("googlenet", "inception_v3")
 ]  # those answer with three heads
 SEGMENTERS = models.list_models(module=models.segmentation)
+DETECTORS = {
+    "fcos": "fcos",
+    "retinanet": "retinanet",
+    "faster-rcnn": "fasterrcnn",
+}  # ours: what torchvision's names begin with
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ class Segmenting(Normalised):
 def find(model: str, weights: str, names: Sequence[str] = NAMES) -> models.WeightsEnum:
     """The weights `weights` of `model` (a member's name or DEFAULT); their metadata, nothing is fetched."""
     if model not in names:
-        kind = "classifier" if names is NAMES else "segmentation net"
+        kind = "classifier" if names is NAMES else "segmentation net" if names is SEGMENTERS else "detector"
         raise unknown(f"model '{model}'", model, names, cause=f"--model is `small` or the name of a torchvision {kind}")
     offered = models.get_model_weights(model)
     if weights not in ("none", "DEFAULT", *offered.__members__):
@@ -141,6 +148,42 @@ def segmenter(model: str, weights: str, n_classes: int) -> Start:
         if name in head:  # 1x1 convolutions, nothing behind them
             nn.init.zeros_(parameter)
     return Start(Segmenting(net, p.mean, p.std), started, tuple(f"net.{n}" for n in head))
+
+
+def detector(model: str, backbone: str, weights: str, n_classes: int, limits: dict[str, float]) -> Start:
+    """The detector `model` of torchvision on its backbone `backbone`, with a head for `n_classes`; thresholds as in `limits`. What was
+    started from weights keeps the statistics of its batch norms (frozen, as torchvision has it): a batch of detection is small."""
+    made = models.list_models(module=models.detection, include=f"{DETECTORS[model]}_*")
+    offered = [n.removeprefix(f"{DETECTORS[model]}_") for n in made]
+    if backbone not in offered:
+        raise unknown(f"backbone '{backbone}' of {model}", backbone, ["small", *offered])
+    name, kind = f"{DETECTORS[model]}_{backbone}", detectors.KINDS[model]
+    find(name, weights, made)
+    build = lambda n: models.get_model(name, weights=None, weights_backbone=None, num_classes=n + kind.background)  # noqa: E731
+    net = build(n_classes)
+    with torch.device("meta"):
+        other = build(n_classes + 1)
+    head, started = _loaded(net, other, name, weights, made)
+    if weights != "none":
+        # The first ResNet-50 weights were trained with norms that add nothing to the variance; torchvision sets that, too.
+        _freeze_norms(net, 0.0 if name in ("fasterrcnn_resnet50_fpn", "retinanet_resnet50_fpn") else 1e-5)
+        started = {k: v for k, v in started.items() if k.removeprefix("net.") in net.state_dict()}
+    mean, std = net.transform.image_mean, net.transform.image_std
+    model = kind(net, mean, std)
+    for key, value in limits.items():
+        setattr(model.limits, key, value)
+    return Start(model, started, tuple(f"net.{n}" for n in head))
+
+
+def _freeze_norms(module: nn.Module, eps: float) -> None:
+    """Every batch norm that stands in `module` with fixed statistics and weights in its place."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            frozen = FrozenBatchNorm2d(child.num_features, eps=eps)
+            frozen.load_state_dict({k: v for k, v in child.state_dict().items() if k != "num_batches_tracked"})
+            setattr(module, name, frozen)
+        else:
+            _freeze_norms(child, eps)
 
 
 def _loaded(

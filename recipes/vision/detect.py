@@ -1,0 +1,275 @@
+"""Find objects: torchvision's FCOS, RetinaNet or Faster R-CNN, on a small backbone from scratch or from COCO weights, proved first.
+
+tiny  real handwritten digits pasted on real photos, exact boxes; other digits and other photos held out; two CPU cores.
+full  FCOS on ResNet-50 from its COCO weights on `--data.path FOLDER` (COCO's JSON, its pictures); an accelerator. The same code path.
+
+What this recipe gets right without being asked: one kind of box (xyxy, pixels) from the file on; picture and boxes moved by one
+transform; average precision in the pictures' own pixels, whatever the net saw; every loss term a sum with its own denominator,
+counted before the forward; anchors fitted to the boxes where the head has any; one normalisation, inside the model.
+"""
+
+import json
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.transforms import v2
+
+import core
+from core.config import Loader, Optim, RunSettings, Train
+from recipes.vision import boxes, detect_gates, detectors, gates, zoo
+
+SURE = 0.3  # score of the boxes that the pictures of the report show
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+@dataclass
+class Config(core.Config):
+    """Settings of vision/detect."""
+
+    data: boxes.Source = field(default_factory=boxes.Source)
+    model: Literal["fcos", "retinanet", "faster-rcnn"] = "fcos"
+    """FCOS (no anchors), RetinaNet (anchors, one stage) or Faster R-CNN (anchors, two stages)."""
+    backbone: str = "small"
+    """`small` (the one below), or torchvision's for this model: resnet50_fpn, resnet50_fpn_v2, mobilenet_v3_large_fpn, ..."""
+    weights: str = "none"
+    """What a torchvision net starts from: DEFAULT or a name of its weights (fetched and cached), or `none`."""
+    image_size: int = 96
+    """Pixels of a side of the square that the net sees; a picture's longer side fills it."""
+    widths: tuple[int, ...] = (32, 64, 64)
+    """Channels of each stage of the small backbone; each halves the resolution."""
+    anchors: int = 4
+    """Anchors at every location of the small RetinaNet and Faster R-CNN, fitted to the training boxes (k-means)."""
+    min_score: float = 0.2
+    """Boxes of a lower score are dropped."""
+    nms: float = 0.6
+    """Of two boxes of one class that overlap by more (IoU), the better one stays."""
+    most: int = 100
+    """Boxes of a picture that are kept at most; COCO scores 100."""
+    augment: bool = True
+    """Other brightness, contrast and colours; with --mirror and --crop as they say. Training only."""
+    mirror: bool = False
+    """Left and right are mirrored in half of the pictures; a mirrored digit is none."""
+    crop: bool = False
+    """Parts of pictures that keep some of their objects, and pictures shrunk into a larger frame (SSD; Liu 2016)."""
+
+
+def tiny() -> Config:
+    """Digits on photos on two CPU cores: one thread for the net, pictures drawn in the same process."""
+    return Config(
+        train=Train(epochs=4, batch_size=16, eval_batch_size=50),
+        optim=Optim(lr=3e-3, weight_decay=0.01, warmup=0.1),
+        run=RunSettings(threads=1),
+    )
+
+
+def full() -> Config:
+    """Fine-tune from COCO weights on pictures of your own; bf16."""
+    return Config(
+        data=boxes.Source(path="coco"),
+        backbone="resnet50_fpn",
+        weights="DEFAULT",
+        image_size=800,
+        mirror=True,
+        crop=True,
+        train=Train(epochs=12, batch_size=16, precision="bf16", eval_batch_size=16),
+        optim=Optim(lr=1e-4, weight_decay=0.01, warmup=0.03),
+        loader=Loader(workers=8, eval_workers=8),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+def augmentation(cfg: Config) -> nn.Module:
+    """The training path, over picture, boxes and labels alike."""
+    steps: list[nn.Module] = [v2.RandomPhotometricDistort()]
+    if cfg.crop:
+        steps += [v2.RandomZoomOut(side_range=(1.0, 2.0)), v2.RandomIoUCrop()]
+    if cfg.mirror:
+        steps.append(v2.RandomHorizontalFlip())
+    # What a crop leaves of a box may be nothing: box and label go together.
+    return v2.Compose([*steps, v2.SanitizeBoundingBoxes(labels_getter=lambda sample: sample[2])])
+
+
+# ---------------------------------------------------------------------------------------------------------------- model
+class Block(nn.Module):
+    """Basic residual block (He 2016) with GroupNorm (Wu & He 2018): (B, n_in, H, W) -> (B, n_out, H/stride, W/stride)."""
+
+    def __init__(self, n_in: int, n_out: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(n_in, n_out, 3, stride, 1, bias=False)
+        self.norm1 = nn.GroupNorm(8, n_out)
+        self.conv2 = nn.Conv2d(n_out, n_out, 3, 1, 1, bias=False)
+        self.norm2 = nn.GroupNorm(8, n_out)
+        same = stride == 1 and n_in == n_out
+        self.shortcut = nn.Identity() if same else nn.Conv2d(n_in, n_out, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.shortcut(x) + self.norm2(self.conv2(h)))
+
+
+class Backbone(nn.Sequential):
+    """A stem and a block per width, each of stride 2, and one more block: (B, 3, S, S) -> (B, C, S/8, S/8) with three widths."""
+
+    def __init__(self, widths: tuple[int, ...]):
+        pairs = pairwise(widths)
+        stem = [nn.Conv2d(3, widths[0], 5, 2, 2, bias=False), nn.GroupNorm(8, widths[0]), nn.ReLU()]
+        super().__init__(*stem, *[Block(a, b, stride=2) for a, b in pairs], Block(widths[-1], widths[-1], stride=1))
+        self.out_channels = widths[-1]
+
+
+def make_model(cfg: Config, data: boxes.Annotated) -> zoo.Start:
+    """One of the three on the backbone above, or torchvision's own: a detectors.Detector."""
+    limits = {"score_thresh": cfg.min_score, "nms_thresh": cfg.nms, "detections_per_img": cfg.most}
+    stride = 2 ** len(cfg.widths) if cfg.backbone == "small" else 32
+    if cfg.image_size % stride or cfg.image_size < 4 * stride:
+        raise core.UserError("--image-size does not fit the net's strides", got=f"{cfg.image_size} pixels",
+                             needed=f"a multiple of {stride}, at least {4 * stride}",
+                             next=f"--image-size {max(4, -(-cfg.image_size // stride)) * stride}")  # fmt: skip
+    if cfg.backbone != "small":
+        return zoo.detector(cfg.model, cfg.backbone, cfg.weights, len(data.classes), limits)
+    some = data.learn[:100]  # training pictures alone
+    pixels = torch.cat([data.pictures[i].double().flatten(1) for i in some], 1) / 255
+    to = [cfg.image_size / max(data.sizes[i]) for i in data.learn]
+    seen = torch.cat([data.boxes[i] * s for i, s in zip(data.learn, to, strict=True)])
+    net = detectors.small(cfg.model, Backbone(cfg.widths), len(data.classes), detectors.fit(seen, cfg.anchors), stride=stride,
+                          limits=limits)  # fmt: skip
+    kind = detectors.KINDS[cfg.model]
+    return zoo.Start(kind(net, pixels.mean(1).tolist(), pixels.std(1).tolist()))
+
+
+# ---------------------------------------------------------------------------------------------------------------- stage
+def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    """The one stage of this recipe."""
+    data = boxes.load(cfg.data)
+    classes, embedded = data.classes, cfg.data.path == "digits"
+    train_data = boxes.Boxed(data, data.learn, side=cfg.image_size, augment=augmentation(cfg) if cfg.augment else None)
+    val_data = boxes.Boxed(data, data.held_out, side=cfg.image_size)
+    model, started_from, fresh = make_model(cfg, data)
+
+    def counts(batch: dict) -> dict[str, float | Tensor]:
+        """Locations inside objects for FCOS, pictures for the others."""
+        return {"*": model.counts(batch["image"].shape, boxes.targets(batch))}
+
+    def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+        return model(batch["image"], boxes.targets(batch))
+
+    def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
+        found, truth = answers(model, data)
+        return boxes.scores(found, truth, len(data), classes)
+
+    def answers(model: nn.Module, data: core.Data) -> tuple[Tensor, Tensor]:
+        """((N, 7) picture, label, score, box of all that was found; (M, 6) picture, label, box of all there is), own pixels."""
+        found, truth, i = [torch.zeros(0, 7)], [torch.zeros(0, 6)], run.rank * len(data) // run.world
+        for batch in run.batches(data):
+            for j, said in enumerate(model(batch["image"])):
+                own = boxes.to_own(said["boxes"], batch["scale"][j], batch["size"][j])
+                here = lambda n, i=i: torch.full((n, 1), float(i))  # noqa: E731
+                labelled = torch.cat([said["labels"][:, None], said["scores"][:, None], own], 1).cpu()
+                found.append(torch.cat([here(len(own)), labelled], 1))
+                real = batch["labels"][j] >= 0
+                there = torch.cat([batch["labels"][j][real, None], batch["truth"][j][real]], 1).cpu()
+                truth.append(torch.cat([here(len(there)), there], 1))
+                i += 1
+        gather = lambda rows: run.gather(torch.cat(rows).double().to(run.device)).cpu()  # noqa: E731
+        return gather(found).float(), gather(truth).float()
+
+    def baselines() -> dict[str, dict[str, float]]:
+        return {"nothing found": boxes.scores(torch.zeros(0, 7), torch.zeros(1, 6), 1, classes)}
+
+    def names(labels: Tensor) -> str:
+        said = [classes[c] for c in labels.tolist()]
+        return ", ".join(said[:6]) + (", ..." if len(said) > 6 else "") if said else "nothing"
+
+    def preview(batch: dict) -> list[core.Tile]:
+        seen = zip(batch["image"], batch["boxes"], batch["labels"], strict=True)
+        return [core.Tile(names(y[y >= 0]), boxes.drawn(x, b[y >= 0], y[y >= 0])) for x, b, y in seen]
+
+    def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
+        tiles = []
+        for x, b, y, said in zip(batch["image"], batch["boxes"], batch["labels"], model(batch["image"]), strict=True):
+            got = {k: v[said["scores"] >= SURE] for k, v in said.items()}
+            share = boxes.overlap_share(*(torch.cat([i[:, None], j], 1) for i, j in
+                                          ((got["labels"], got["boxes"]), (y[y >= 0], b[y >= 0]))))  # fmt: skip
+            tiles.append(core.Tile(names(got["labels"]), boxes.drawn(x, got["boxes"], got["labels"]), good=share))
+        return tiles
+
+    def figures(model: nn.Module, data: core.Data) -> dict:
+        batch = data.collate([data.get(i, None) for i in range(min(8, len(data)))])
+        images, tiles = batch["image"].to(run.device), []
+        with detectors.without_nms(model):
+            before = model(images)
+        for x, b, y, all_, kept in zip(
+            batch["image"], batch["boxes"], batch["labels"], before, model(images), strict=True
+        ):
+            sets = [(b[y >= 0], y[y >= 0]), (all_["boxes"], all_["labels"]), (kept["boxes"], kept["labels"])]
+            told = f"{len(sets[0][0])} objects; {len(sets[1][0])} boxes before NMS, {len(sets[2][0])} after"
+            tiles.append(core.Tile(told, torch.cat([boxes.drawn(x, *s) for s in sets], 2)))
+        return {"Held-out pictures: truth, boxes before and after NMS": tiles}
+
+    def export(folder: Path) -> None:
+        """model.safetensors + config.json; and of FCOS and RetinaNet a program that runs without this project (torch.export)."""
+        config = {"classes": classes, "architecture": cfg.model, "backbone": cfg.backbone, "background_first": bool(model.background),
+                  "image_size": cfg.image_size, "nms_thresh": cfg.nms, "score_thresh": cfg.min_score,
+                  "input": "float32 (B, 3, image_size, image_size) in [0, 1], the longer side filling it, zeros right and below",
+                  "mean": model.mean.flatten().tolist(), "std": model.std.flatten().tolist(),
+                  "output": "boxes (B, A, 4) xyxy in these pixels, scores (B, A, classes) of every location; then "
+                            "torchvision.ops.batched_nms"}  # fmt: skip
+        if cfg.backbone != "small":  # models.detection has the constructor that loads them
+            config |= {"library": "torchvision", "num_classes": len(classes) + model.background}
+        if isinstance(model, detectors.Dense):
+            raw, example = detectors.Raw(model, cfg.image_size), torch.zeros(2, 3, cfg.image_size, cfg.image_size)
+            core.save(folder, raw, config, example, weights=model.net)
+        else:
+            save_file(model.net.state_dict(), folder / "model.safetensors")
+            (folder / "config.json").write_text(json.dumps(config, indent=1))
+
+    dense = isinstance(model, detectors.Dense) and started_from is None
+    expect = core.Expect(
+        initial_loss=(lambda b: model.untrained(b["image"].shape, boxes.targets(b))) if dense else None,
+        loss_floor=(lambda b: model.lowest(b["image"].shape, boxes.targets(b))) if dense else 0.0,
+        overfit_metric=0.9,
+        overfit_steps=300,  # boxes are learnt to half a pixel
+        fresh=fresh,
+    )
+    question = "which digits are where?" if embedded else f"which of {len(classes)} kinds of objects are where?"
+    return core.Stage(
+        name="detect",
+        model=model,
+        optimizers={"main": core.make_optimizer(model, cfg.optim)},
+        data={"train": train_data, "val": val_data},
+        loss=loss,
+        counts=counts,
+        evaluate=evaluate,
+        metric=core.Metric("map", question, floor=0.0, ceiling=1.0),
+        expect=expect,
+        pretrained=started_from,
+        baselines=baselines,
+        preview=preview,
+        predict=predict,
+        figures=figures,
+        export=export,
+        gates=detect_gates.DETECTING,
+        monitors=[gates.forgotten],
+    )  # fmt: skip
+
+
+STAGES = [detect]
+
+
+# ----------------------------------------------------------------------------------------------------------------- loop
+def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
+    """The loop; the gates rehearse this very function."""
+    for step in run.steps(stage):
+        run.update(stage, step.batches)
+        if step.due(cfg.train.eval_every):
+            run.evaluate(stage)
+
+
+if __name__ == "__main__":
+    core.main(__file__)

@@ -1,0 +1,293 @@
+"""Torchvision's FCOS, RetinaNet and Faster R-CNN as one kind of module: pictures in, boxes or loss sums out.
+
+What differs between the three ends here. Pictures (B, 3, S, S) come in as [0, 1] and are normalised inside; boxes are xyxy in pixels
+of those pictures; labels are 0 to n - 1 (Faster R-CNN's background is put in front of them and taken away again). Nothing is resized
+here: torchvision's own transform is not used.
+"""
+
+import contextlib
+import copy
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models import detection
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.fcos import FCOS, FCOSHead
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.retinanet import RetinaNet
+from torchvision.ops import MultiScaleRoIAlign, box_iou
+
+Target = dict[str, Tensor]
+"""`boxes` (k, 4), `labels` (k,) and, where the loss draws (Faster R-CNN), `seed` ()."""
+
+
+class Detector(nn.Module):
+    """A detector of torchvision that owns its normalisation. With targets: {term: sum}; without: a dict of `boxes` (k, 4), `scores`
+    (k,) and `labels` (k,) for each picture, best first."""
+
+    background = 0
+    """Labels of the net that stand before class 0."""
+
+    def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float]):
+        super().__init__()
+        self.net = net
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+        self._grids: dict[tuple[int, int], list[tuple[int, int]]] = {}
+
+    def features(self, images: Tensor) -> "OrderedDict[str, Tensor]":
+        """Maps of every level, (B, C, h, w) each."""
+        found = self.net.backbone((images - self.mean) / self.std)
+        return found if isinstance(found, dict) else OrderedDict([("0", found)])
+
+    def grids(self, shape: Sequence[int]) -> list[tuple[int, int]]:
+        """(h, w) of every level for pictures (..., H, W), without computing anything."""
+        size = tuple(shape[-2:])
+        if size not in self._grids:
+            ghost = copy.deepcopy(self.net.backbone).to("meta").eval()
+            found = ghost(torch.zeros(1, len(self.mean), *size, device="meta"))
+            maps = found.values() if isinstance(found, dict) else [found]
+            self._grids[size] = [tuple(m.shape[-2:]) for m in maps]
+        return self._grids[size]
+
+    def anchors(self, shape: Sequence[int]) -> Tensor:
+        """(A, 4) of one picture; FCOS has a square as large as the stride around each of its locations."""
+        device = self.mean.device
+        maps = [torch.empty(1, 1, *g, device=device) for g in self.grids(shape)]
+        pictures = ImageList(torch.empty(1, 1, *shape[-2:], device=device), [tuple(shape[-2:])])
+        return self.anchor_generator(pictures, maps)[0]
+
+    @property
+    def anchor_generator(self) -> AnchorGenerator:
+        return self.net.anchor_generator
+
+    @property
+    def limits(self) -> nn.Module:
+        """Where `score_thresh`, `nms_thresh` and `detections_per_img` are kept."""
+        return self.net
+
+    def inside(self, targets: list[Target]) -> list[Target]:
+        """Targets as the net counts classes."""
+        return [{**t, "labels": t["labels"] + self.background} for t in targets]
+
+    def outside(self, said: list[Target]) -> list[Target]:
+        return [{**s, "labels": s["labels"] - self.background} for s in said]
+
+    def counts(self, shape: Sequence[int], targets: list[Target]) -> float | Tensor:
+        """What the sums are divided by: pictures, as RetinaNet does (each picture's loss is a mean of its own)."""
+        return len(targets)
+
+
+class Dense(Detector):
+    """FCOS and RetinaNet: one head over every location."""
+
+    def forward(self, images: Tensor, targets: list[Target] | None = None) -> dict[str, Tensor] | list[Target]:
+        maps = list(self.features(images).values())
+        outputs = {k: v.float() for k, v in self.net.head(maps).items()}  # (B, A, ...), all levels in a row
+        if targets is not None:
+            return self.sums(images.shape, outputs, targets)
+        anchors = self.anchors(images.shape)
+        sizes = [m.shape[-2] * m.shape[-1] for m in maps]
+        sizes = [s * len(anchors) // sum(sizes) for s in sizes]  # anchors of each level
+        split = {k: list(v.split(sizes, 1)) for k, v in outputs.items()}
+        return self.outside(self.net.postprocess_detections(
+            split, [list(anchors.split(sizes))] * len(images), [tuple(images.shape[-2:])] * len(images)))  # fmt: skip
+
+    def sums(self, shape: Sequence[int], outputs: dict[str, Tensor], targets: list[Target]) -> dict[str, Tensor]:
+        """The library's loss of these outputs, its division undone."""
+        means = self.library_loss(shape, outputs, self.inside(targets))
+        n = self.divided_by(shape, targets)
+        return {k: v * n for k, v in means.items()}
+
+    def divided_by(self, shape: Sequence[int], targets: list[Target]) -> float:
+        """What the library divides a batch's sums by."""
+        return len(targets)
+
+    def library_loss(
+        self, shape: Sequence[int], outputs: dict[str, Tensor], targets: list[Target]
+    ) -> dict[str, Tensor]:
+        return self.net.compute_loss(targets, outputs, [self.anchors(shape)] * len(targets))
+
+    def ignorant(self, shape: Sequence[int], n: int, prior: float = 0.01) -> dict[str, Tensor]:
+        """Outputs of an untrained head for `n` pictures: every class improbable, boxes of no offset."""
+        a, like = len(self.anchors(shape)), self.mean
+        logit = -math.log((1 - prior) / prior)
+        return {"cls_logits": like.new_full((n, a, self.net.head.classification_head.num_classes), logit),
+                "bbox_regression": like.new_zeros(n, a, 4), "bbox_ctrness": like.new_zeros(n, a, 1)}  # fmt: skip
+
+    def untrained(self, shape: Sequence[int], targets: list[Target]) -> float:
+        """Loss of a net that knows nothing yet, on these targets."""
+        sums = self.sums(shape, self.ignorant(shape, len(targets)), targets)
+        return float(sum(sums.values())) / float(self.counts(shape, targets))
+
+    def lowest(self, shape: Sequence[int], targets: list[Target]) -> float:
+        """Lowest loss there is on these targets."""
+        return 0.0
+
+
+class Fcos(Dense):
+    """FCOS (Tian 2019). The library divides by the locations inside objects over the whole batch; they are counted before the
+    forward, so that no cut of a batch changes what a location weighs."""
+
+    def matches(self, shape: Sequence[int], targets: list[Target]) -> list[Tensor]:
+        """(A,) for each picture: which box a location answers for, or -1; the library's own matching."""
+        head = SimpleNamespace(compute_loss=lambda targets, outputs, anchors, matched: matched)
+        me = SimpleNamespace(center_sampling_radius=self.net.center_sampling_radius, head=head)
+        levels = [h * w for h, w in self.grids(shape)]
+        return FCOS.compute_loss(me, targets, {}, [self.anchors(shape)] * len(targets), levels)
+
+    def answering(self, shape: Sequence[int], targets: list[Target]) -> Tensor:
+        """(B,) locations that answer for an object."""
+        return torch.stack([(m >= 0).sum() for m in self.matches(shape, targets)])
+
+    def counts(self, shape: Sequence[int], targets: list[Target]) -> Tensor:
+        """Locations; a picture without any counts as one, so that a batch of nothing else is no division by zero."""
+        return self.answering(shape, targets).clamp_min(1).sum().float()
+
+    def divided_by(self, shape: Sequence[int], targets: list[Target]) -> float:
+        return max(1, int(self.answering(shape, targets).sum()))
+
+    def library_loss(
+        self, shape: Sequence[int], outputs: dict[str, Tensor], targets: list[Target]
+    ) -> dict[str, Tensor]:
+        levels = [h * w for h, w in self.grids(shape)]
+        return self.net.compute_loss(targets, outputs, [self.anchors(shape)] * len(targets), levels)
+
+    def lowest(self, shape: Sequence[int], targets: list[Target]) -> float:
+        """Centerness is a soft target: its entropy cannot be learnt away."""
+        total = 0.0
+        for target, matched in zip(targets, self.matches(shape, targets), strict=True):
+            mine = matched >= 0
+            sides = self.net.box_coder.encode(self.anchors(shape)[mine], target["boxes"][matched[mine]]).view(-1, 2, 2)
+            t = (sides.min(1).values / sides.max(1).values).prod(1).sqrt()
+            total += F.binary_cross_entropy(t, t, reduction="sum").item()
+        return total / float(self.counts(shape, targets))
+
+
+class FasterRcnn(Detector):
+    """Faster R-CNN (Ren 2015): the backbone sees the batch, its two heads one picture after the other, so that a picture's loss is
+    its own. Which anchors and proposals a picture learns from is drawn by the seed that came with it."""
+
+    background = 1
+
+    @property
+    def anchor_generator(self) -> AnchorGenerator:
+        return self.net.rpn.anchor_generator
+
+    @property
+    def limits(self) -> nn.Module:
+        return self.net.roi_heads
+
+    def forward(self, images: Tensor, targets: list[Target] | None = None) -> dict[str, Tensor] | list[Target]:
+        maps = OrderedDict((k, v.float()) for k, v in self.features(images).items())
+        size = tuple(images.shape[-2:])
+        if targets is None:
+            pictures = ImageList(images, [size] * len(images))
+            proposals, _ = self._as(False, self.net.rpn, pictures, maps)
+            return self.outside(self._as(False, self.net.roi_heads, maps, proposals, pictures.image_sizes)[0])
+        sums: dict[str, Tensor] = {}
+        for i, target in enumerate(self.inside(targets)):
+            own = OrderedDict((k, v[i : i + 1]) for k, v in maps.items())
+            picture = ImageList(images[i : i + 1], [size])
+            with torch.random.fork_rng([images.device] if images.is_cuda else []):
+                torch.manual_seed(int(target["seed"]))
+                proposals, first = self._as(True, self.net.rpn, picture, own, [target])
+                _, second = self._as(True, self.net.roi_heads, own, proposals, [size], [target])
+            for k, v in (first | second).items():
+                sums[k] = sums[k] + v if k in sums else v
+        return sums
+
+    @staticmethod
+    def _as(training: bool, module: nn.Module, *args):
+        """Call a part that asks its own flag for what to return, whatever mode the net is in; its children keep theirs."""
+        kept, module.training = module.training, training
+        try:
+            return module(*args)
+        finally:
+            module.training = kept
+
+
+class Raw(nn.Module):
+    """What a dense detector says of every anchor, above any threshold or not: (B, 3, S, S) in [0, 1] -> boxes (B, A, 4), scores
+    (B, A, n)."""
+
+    def __init__(self, detector: Dense, side: int):
+        super().__init__()
+        self.detector = detector
+        self.register_buffer("anchors", detector.anchors((side, side)))
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        net = self.detector.net
+        said = net.head(list(self.detector.features(images).values()))
+        offsets, scores = said["bbox_regression"], said["cls_logits"].sigmoid()
+        anchors = self.anchors.expand_as(offsets)
+        if "bbox_ctrness" in said:
+            return net.box_coder.decode(offsets, anchors), (scores * said["bbox_ctrness"].sigmoid()).sqrt()
+        return net.box_coder.decode_single(offsets.flatten(0, 1), anchors.flatten(0, 1)).view_as(offsets), scores
+
+
+KINDS: dict[str, type[Detector]] = {"fcos": Fcos, "retinanet": Dense, "faster-rcnn": FasterRcnn}
+
+
+# ---------------------------------------------------------------------------------------------------------------- anchors
+class Fitted(AnchorGenerator):
+    """Anchors of these (w, h) at every location of every level, `per_level` of them."""
+
+    def __init__(self, sizes: Tensor, levels: int = 1):
+        super().__init__(sizes=((1.0,) * len(sizes),) * levels, aspect_ratios=((1.0,),) * levels)
+        self.cell_anchors = [torch.cat([-sizes / 2, sizes / 2], 1)] * levels
+
+
+def fit(boxes: Tensor, k: int, *, rounds: int = 30) -> Tensor:
+    """(k, 2) widths and heights: k-means over the boxes' (N, 4) logarithms, started at quantiles of their area."""
+    sides = (boxes[:, 2:] - boxes[:, :2]).log()
+    order = sides.sum(1).argsort()
+    centres = sides[order[((torch.arange(k) + 0.5) / k * len(order)).long()]]
+    for _ in range(rounds):
+        nearest = torch.cdist(sides, centres).argmin(1)
+        centres = torch.stack([sides[nearest == i].mean(0) if (nearest == i).any() else centres[i] for i in range(k)])
+    return centres.exp()
+
+
+def best_overlap(anchors: Tensor, boxes: Tensor) -> Tensor:
+    """(k,) the best IoU that each box (k, 4) has with any anchor."""
+    return box_iou(boxes, anchors).max(1).values if len(boxes) else boxes.new_zeros(0)
+
+
+# --------------------------------------------------------------------------------------------------------------- building
+def small(kind: str, backbone: nn.Module, n_classes: int, anchors: Tensor, *, stride: int, limits: dict) -> nn.Module:
+    """One of torchvision's three on a backbone of one level, its heads a size that two CPU cores can train."""
+    channels = backbone.out_channels
+    if kind == "fcos":
+        squares = AnchorGenerator(((stride,),), ((1.0,),))
+        head = FCOSHead(channels, 1, n_classes, num_convs=2)
+        return FCOS(backbone, n_classes, anchor_generator=squares, head=head, **limits)
+    fitted = Fitted(anchors)
+    if kind == "retinanet":
+        norm = lambda c: nn.GroupNorm(8, c)  # noqa: E731
+        head = detection.retinanet.RetinaNetHead(channels, len(anchors), n_classes, norm_layer=norm)
+        return RetinaNet(backbone, n_classes, anchor_generator=fitted, head=head, **limits)
+    rpn = {f"rpn_{k}_nms_top_n_{m}": 200 for k in ("pre", "post") for m in ("train", "test")}
+    sampled = {"rpn_batch_size_per_image": 64, "box_batch_size_per_image": 64}
+    pool = MultiScaleRoIAlign(["0"], 7, 2)
+    head = detection.faster_rcnn.TwoMLPHead(channels * 49, 128)
+    predictor = detection.faster_rcnn.FastRCNNPredictor(128, n_classes + 1)
+    return detection.FasterRCNN(backbone, rpn_anchor_generator=fitted, box_roi_pool=pool, box_head=head, box_predictor=predictor,
+                                **rpn, **sampled, **{f"box_{k}": v for k, v in limits.items()})  # fmt: skip
+
+
+@contextlib.contextmanager
+def without_nms(model: Detector) -> Iterator[None]:
+    """Every box above the score threshold, as many as there are."""
+    limits = model.limits
+    kept = limits.nms_thresh, limits.detections_per_img
+    limits.nms_thresh, limits.detections_per_img = 1.0, 10**6
+    try:
+        yield
+    finally:
+        limits.nms_thresh, limits.detections_per_img = kept
