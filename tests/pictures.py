@@ -1,6 +1,7 @@
 """Small sets of real pictures on disk: the embedded digits as files of many kinds, and in the hub's layout."""
 
 import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -107,4 +108,34 @@ def write_masks(
         ids.save(part / "masks" / f"{i:02}.png")
     if classes:
         (root / "classes.txt").write_text("\n".join(classes) + "\n")
+    return root
+
+
+def write_coco(root: Path, *, n: int = 10, layout: str = "annotations") -> Path:
+    """`n` scenes of pasted digits with COCO's JSON: `annotations` (instances_train.json and _val.json), `beside` (each split's JSON
+    among its pictures) or `single` (one JSON for all); category ids with gaps, a crowd, a last picture without any object."""
+    from recipes.vision import pasted
+
+    parts = {"": range(n)} if layout == "single" else {"train": range(n - n // 4), "val": range(n - n // 4, n)}
+    for split, rows in parts.items():
+        folder = root / (split or "images")
+        folder.mkdir(parents=True, exist_ok=True)
+        listed: dict[str, list] = {"images": [], "annotations": []}
+        listed["categories"] = [{"id": 10 + 3 * c, "name": f"digit {c}"} for c in range(10)]
+        for i in rows:
+            scene = pasted.scene("train", i)
+            if i == n - 1:
+                scene = scene._replace(items=())
+            Image.fromarray(pasted.render("train", scene).permute(1, 2, 0).numpy()).save(folder / f"{i:02}.png")
+            listed["images"].append({"id": 100 + i, "file_name": f"{i:02}.png", "width": 96, "height": 96})
+            for one in scene.items:
+                x0, y0, x1, y1 = one.box
+                listed["annotations"].append({"id": len(listed["annotations"]), "image_id": 100 + i, "iscrowd": 0,
+                                              "category_id": 10 + 3 * one.digit, "bbox": [x0, y0, x1 - x0, y1 - y0]})  # fmt: skip
+        crowd = {"id": 9999, "image_id": 100 + rows[0], "iscrowd": 1, "category_id": 10, "bbox": [0, 0, 50, 50]}
+        listed["annotations"].append(crowd)
+        file = {"annotations": root / "annotations" / f"instances_{split}.json", "beside": folder / "_annotations.coco.json",
+                "single": root / "annotations.json"}[layout]  # fmt: skip
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(listed))
     return root

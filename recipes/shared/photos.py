@@ -16,7 +16,7 @@ HASHES = {
     "rocket.jpg": "c2dd0de7c538df8d111e479619b129464d0269d0ae5fd18ca91d33a7fdfea95c",
     "brick.png": "7966caf324f6ba843118d98f7a07746d22f6a343430add0233eca5f6eaaa8fcf",
 }
-HELD_OUT = ("rocket.jpg", "brick.png")
+HELD_OUT = ("coffee.png", "brick.png")  # together about as bright and colourful as the four others
 
 
 @cache

@@ -254,7 +254,7 @@ def _listed(root: Path, file: Path, split: str) -> Listed:
                    for a in found["annotations"]]  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"no {error}" if isinstance(error, KeyError) else said(error)
-        raise UserError(f"cannot read {file}", got=problem, needed="COCO's JSON: images (id, file_name, width, height), annotations "
+        raise UserError(f"cannot read {file}", got=problem, needed="COCO: images (id, file_name, width, height), annotations "
                         "(image_id, category_id, bbox), categories (id, name)") from None  # fmt: skip
     whole = [e for e in entries if not e[3]]
     orphans = {e[0] for e in whole} - pictures.keys()
@@ -311,7 +311,7 @@ def checked(one: Listed, notes: dict[str, str], *, max_bad: float) -> tuple[Tens
                         cause="two corners were written, where COCO has a corner and a size",
                         next="subtract: w = x2 - x1, h = y2 - y1")  # fmt: skip
     for bad, what, cause in ((empty, "no area", "corners in the wrong order, clipped away, or a point for a box"),
-                             (outside, "parts outside their pictures", "the pictures were resized or cropped and the boxes were not, "
+                             (outside, "parts outside their pictures", "the pictures were resized or cropped and the boxes not, "
                               "or x and y are exchanged")):  # fmt: skip
         if bad.sum() / n > max_bad:
             raise UserError(f"{int(bad.sum()):,} of {n:,} boxes of {one.file} have {what}", got=name(bad),
@@ -398,8 +398,8 @@ def to_own(boxes: Tensor, scale: Tensor, size: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------------------------- scores
 def scores(found: Tensor, truth: Tensor, n: int, classes: Sequence[str]) -> dict[str, float]:
-    """COCO's average precision. `found` (N, 7): picture, label, score, box; `truth` (M, 6): picture, label, box; pictures 0 to n - 1,
-    boxes xyxy in the pictures' own pixels. Where nothing is to be found, nothing found is right."""
+    """COCO's average precision. `found` (N, 7): picture, label, score, box; `truth` (M, 6): picture, label, box; pictures 0 to
+    n - 1, boxes xyxy in the pictures' own pixels. Where nothing is to be found, nothing found is right."""
     from torchmetrics.detection import MeanAveragePrecision
 
     if not len(truth):
@@ -412,15 +412,32 @@ def scores(found: Tensor, truth: Tensor, n: int, classes: Sequence[str]) -> dict
     metric.update([{"labels": r[:, 1].long(), "scores": r[:, 2], "boxes": r[:, 3:]} for r in parts(found)],
                   [{"labels": r[:, 1].long(), "boxes": r[:, 2:]} for r in parts(truth)])  # fmt: skip
     got = metric.compute()
-    recall = got["recall"][
-        0, :, 0, -1
-    ].tolist()  # at IoU 0.5, of every size, with 100 boxes a picture; -1: no such object
+    # At IoU 0.5, of every size, with 100 boxes a picture; -1: no such object.
+    recall = got["recall"][0, :, 0, -1].tolist()
     sizes = {k: float(got[f"map_{k}"]) for k in ("small", "medium", "large")}
     return {
         **{k: max(0.0, float(got[k])) for k in ("map", "map_50", "map_75")},
         **{f"map/{k}": v for k, v in sizes.items() if v >= 0},
         **{f"recall/{classes[int(c)]}": r for c, r in zip(got["classes"].view(-1), recall, strict=True) if r >= 0},
     }
+
+
+def listed(data: Annotated, rows: Sequence[int]) -> Tensor:
+    """(M, 6) picture (a place in `rows`), label, box: the truth as `scores` reads it."""
+    each = [torch.cat([torch.full((len(data.boxes[row]), 1), float(i)), data.labels[row][:, None], data.boxes[row]], 1)
+            for i, row in enumerate(rows)]  # fmt: skip
+    return torch.cat(each)
+
+
+def by_hand(data: Annotated) -> dict[str, float]:
+    """Scores of pasted.by_hand on the held-out scenes, at the threshold that is best on 100 of those to learn from."""
+
+    def judged(rows: Sequence[int], threshold: int) -> dict[str, float]:
+        found = pasted.by_hand([data.pictures.scenes[i] for i in rows], threshold)
+        return scores(found, listed(data, rows), len(rows), data.classes)
+
+    best = max(pasted.THRESHOLDS, key=lambda t: judged(data.learn[:100], t)["map"])
+    return judged(data.held_out, best)
 
 
 def overlap_share(found: Tensor, truth: Tensor) -> float:

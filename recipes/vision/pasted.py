@@ -1,6 +1,7 @@
 """Digits pasted on photos, 96x96: two to four real handwritten digits of 22 to 40 pixels on a crop of a real photo, each with its
 exact box. Digits and photos are parted into train and val before anything is composed; a scene is a function of its number."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -83,3 +84,39 @@ def render(split: str, found: Scene) -> Tensor:
         part = canvas[y0:y1, x0:x1]
         part += opaque / 255 * (np.float32(one.colour) - part)
     return torch.from_numpy(canvas.clip(0, 255).astype(np.uint8)).permute(2, 0, 1)
+
+
+# --------------------------------------------------------------------------------------------------------------- by hand
+SEEN, THRESHOLDS = (
+    20,
+    (40, 60, 80, 100, 120, 140),
+)  # pixels of a side that the reader sees; how vivid a pixel of a digit may be
+
+
+def by_hand(scenes: Sequence[tuple[str, Scene]], threshold: int) -> Tensor:
+    """(N, 7) picture, label, score, box: what a detector without a learnt eye finds. Digits are the vivid pixels that hang
+    together; which ones is read by logistic regression on the digits to learn from."""
+    from scipy import ndimage
+
+    reader, found = _reader(), []
+    for i, one in enumerate(scenes):
+        picture = render(*one).numpy().astype(np.float32)
+        vivid = picture.max(0) - picture.min(0)
+        areas, _ = ndimage.label(vivid > threshold, np.ones((3, 3)))
+        for n, (rows, columns) in enumerate(ndimage.find_objects(areas), 1):
+            box = (columns.start, rows.start, columns.stop, rows.stop)
+            if rows.stop - rows.start < HEIGHTS[0] / 2 or rows.stop - rows.start > 1.2 * HEIGHTS[1]:
+                continue
+            ink = Image.fromarray(((areas[rows, columns] == n) * 255).astype(np.uint8)).resize((SEEN, SEEN))
+            p = reader.predict_proba(np.asarray(ink).reshape(1, -1) / 255)[0]
+            found.append([i, int(p.argmax()), float(p.max()), *box])
+    return torch.tensor(found, dtype=torch.float32).view(-1, 7)
+
+
+@cache
+def _reader() -> object:
+    from sklearn.linear_model import LogisticRegression
+
+    tiles = [(t, d) for d, of in enumerate(pool("train").of) for t in of]
+    ink = [np.asarray(inked("train", t).resize((SEEN, SEEN))).reshape(-1) / 255 for t, _ in tiles]
+    return LogisticRegression(C=0.1, max_iter=300).fit(np.array(ink), [d for _, d in tiles])

@@ -151,8 +151,8 @@ def segmenter(model: str, weights: str, n_classes: int) -> Start:
 
 
 def detector(model: str, backbone: str, weights: str, n_classes: int, limits: dict[str, float]) -> Start:
-    """The detector `model` of torchvision on its backbone `backbone`, with a head for `n_classes`; thresholds as in `limits`. What was
-    started from weights keeps the statistics of its batch norms (frozen, as torchvision has it): a batch of detection is small."""
+    """The detector `model` of torchvision on its backbone `backbone`, a head for `n_classes`, thresholds as in `limits`. Started
+    from weights it keeps the statistics of its batch norms (frozen, as torchvision has it): a batch of detection is small."""
     made = models.list_models(module=models.detection, include=f"{DETECTORS[model]}_*")
     offered = [n.removeprefix(f"{DETECTORS[model]}_") for n in made]
     if backbone not in offered:
