@@ -24,6 +24,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "rl/dqn": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--updates", "8", "--episodes", "10"),
     "rl/ppo": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1"),
     "rl/sac": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--updates", "8", "--episodes", "10"),
+    "vision/detect": ("--data.scenes", "160", "--train.epochs", "2", "--train.eval-every", "2", "--run.save-every", "0.3"),
     "vision/segment": ("--train.epochs", "1.2", "--train.eval-every", "1.2", "--run.save-every", "0.2"),
     "vlm/instruct": ("--align.epochs", "0.08", "--instruct.epochs", "0.08", "--run.save-every", "0.01", "--data.held-out", "20"),
 }  # fmt: skip
