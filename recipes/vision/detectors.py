@@ -125,8 +125,8 @@ class Dense(Detector):
         sums = self.sums(shape, self.ignorant(shape, len(targets)), targets)
         return float(sum(sums.values())) / float(self.counts(shape, targets))
 
-    def lowest(self, shape: Sequence[int], targets: list[Target]) -> float:
-        """Lowest loss there is on these targets."""
+    def lowest(self, shape: Sequence[int], targets: list[Target], off: float = 0.0) -> float:
+        """Lowest loss there is on these targets, for boxes that are `off` pixels too wide and too high."""
         return 0.0
 
 
@@ -158,14 +158,18 @@ class Fcos(Dense):
         levels = [h * w for h, w in self.grids(shape)]
         return self.net.compute_loss(targets, outputs, [self.anchors(shape)] * len(targets), levels)
 
-    def lowest(self, shape: Sequence[int], targets: list[Target]) -> float:
+    def lowest(self, shape: Sequence[int], targets: list[Target], off: float = 0.0) -> float:
         """Centerness is a soft target: its entropy cannot be learnt away."""
         total = 0.0
         for target, matched in zip(targets, self.matches(shape, targets), strict=True):
             mine = matched >= 0
             sides = self.net.box_coder.encode(self.anchors(shape)[mine], target["boxes"][matched[mine]]).view(-1, 2, 2)
             t = (sides.min(1).values / sides.max(1).values).prod(1).sqrt()
-            total += F.binary_cross_entropy(t, t, reduction="sum").item()
+            wide, high = (
+                target["boxes"][matched[mine]] @ target["boxes"].new_tensor(m) for m in ([-1, 0, 1, 0], [0, -1, 0, 1])
+            )
+            beside = 1 - wide * high / ((wide + off) * (high + off))
+            total += (F.binary_cross_entropy(t, t, reduction="none") + beside).sum().item()
         return total / float(self.counts(shape, targets))
 
 
@@ -185,6 +189,11 @@ class FasterRcnn(Detector):
 
     def forward(self, images: Tensor, targets: list[Target] | None = None) -> dict[str, Tensor] | list[Target]:
         maps = OrderedDict((k, v.float()) for k, v in self.features(images).items())
+        with torch.autocast(images.device.type, enabled=False):  # half precision would round a box's corner by pixels
+            return self.heads(images, maps, targets)
+
+    def heads(self, images: Tensor, maps: "OrderedDict[str, Tensor]", targets: list[Target] | None):
+        """What `forward` gives, from the backbone's maps."""
         size = tuple(images.shape[-2:])
         if targets is None:
             pictures = ImageList(images, [size] * len(images))
