@@ -118,7 +118,7 @@ def test_centerness_has_a_floor():
     """FCOS that answers perfectly has the loss that `lowest` says."""
     model, (images, targets) = small("fcos"), batch()
     shape, anchors = images.shape, model.anchors(images.shape)
-    outputs = model.ignorant(shape, 2)
+    outputs = {k: v.clone() for k, v in model.ignorant(shape, 2).items()}
     outputs["cls_logits"].fill_(-30)
     for i, matched in enumerate(model.matches(shape, targets)):
         mine = matched >= 0
