@@ -249,7 +249,7 @@ def test_what_may_be_bad_is_left_out_and_told(tmp_path: Path):
     (("--data.path", "nowhere"), ("there is no data folder nowhere", "annotations")),
     (("--image-size", "20"), ("does not fit the net's strides", "a multiple of 8", "--image-size 32")),
     (("--model", "yolo"), ("fcos", "retinanet", "faster-rcnn")),
-    (("--backbone", "resnet50"), ("unknown backbone", "resnet50_fpn")),
+    (("--backbone", "resnet50", "--image-size", "128"), ("unknown backbone", "resnet50_fpn")),
 ])  # fmt: skip
 def test_what_cannot_work_is_exit_2(launch, argv, words):
     done = launch("run", "vision/detect", *argv)
