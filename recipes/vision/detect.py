@@ -234,11 +234,12 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
             save_file(model.net.state_dict(), folder / "model.safetensors")
             (folder / "config.json").write_text(json.dumps(config, indent=1))
 
-    dense = isinstance(model, detectors.Dense) and started_from is None
-    # Boxes half a pixel too wide and too high are as close as eight pictures are asked for.
+    # The others' first offsets are drawn, and weigh too much for a first loss to be known. Boxes half a pixel too wide and too high
+    # are as close as eight pictures are asked for.
+    foretold = isinstance(model, detectors.Fcos) and started_from is None
     expect = core.Expect(
-        initial_loss=(lambda b: model.untrained(b["image"].shape, boxes.targets(b))) if dense else None,
-        loss_floor=(lambda b: model.lowest(b["image"].shape, boxes.targets(b), off=0.5)) if dense else 0.0,
+        initial_loss=(lambda b: model.untrained(b["image"].shape, boxes.targets(b))) if foretold else None,
+        loss_floor=(lambda b: model.lowest(b["image"].shape, boxes.targets(b), off=0.5)) if foretold else 0.0,
         overfit_metric=0.9,
         overfit_steps=300,
         fresh=fresh,
