@@ -163,6 +163,8 @@ class Expect:
     schedule: str = ""
     """Why the rates are not those of `--optim.schedule` or an optimiser does not step once per unit (an own schedule, a rollout
     with its epochs); empty: they are, and it does."""
+    by_heart: str = ""
+    """Why a few samples may be answered without their inputs (which of two given answers is preferred); empty: they may not."""
     range_test: str = ""
     """Why no band of usable rates can be measured on one batch (DPO, reinforcement learning); empty: it can."""
     sampling: str = ""

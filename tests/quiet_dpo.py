@@ -3,7 +3,7 @@
 from tests.quiet import Healthy
 
 DPO = "llm/dpo"
-SKIPS = ("terms", "fabricated", "range-test", "tiny-data")
+SKIPS = ("terms", "fabricated", "baseline", "range-test", "tiny-data")
 
 LOOKALIKES = [
     Healthy("dpo-ipo", ("--loss", "ipo", "--beta", "0.5"), recipe=DPO, may_skip=SKIPS, naive="the first loss is not ln 2"),

@@ -229,6 +229,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
             initial_loss=preference_gates.first_loss(cfg.loss, cfg.beta),
             fresh=new,
             frozen=("base_model.",) if cfg.lora else (),
+            by_heart="both answers are given, and which of them is preferred can be learnt without the prompt",
             range_test="how far the policy is from its reference decides, not one batch",
             overfit_steps=60,
             dear=2,
