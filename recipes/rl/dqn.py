@@ -237,7 +237,7 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
                   "output": f"(B, {n_actions}) in units of the returns' size: act by argmax"}  # fmt: skip
         core.save(folder, policy, config, torch.zeros(2, n_obs))
 
-    val_data = Episodes(cfg.episodes)
+    val_data = Episodes(cfg.env, cfg.episodes)
     floor = environments.at_random(cfg.env, cfg.episodes)
     return core.Stage(
         name="dqn",

@@ -218,17 +218,18 @@ class Environments:
 
 
 class Episodes(Data):
-    """Episodes to evaluate on, each given by the seed it begins from; the same for every run."""
+    """Episodes of the environment `name` to evaluate on, each given by the seed it begins from; the same for every run. That it is
+    this environment's makes it other data than another's: a band of healthy runs is not drawn over it."""
 
-    def __init__(self, n: int):
-        self.n = n
-        self.fields = {"seed": Field("source")}
+    def __init__(self, name: str, n: int):
+        self.name, self.n = name, n
+        self.fields = {"environment": Field("source"), "seed": Field("source")}
 
     def __len__(self) -> int:
         return self.n
 
-    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
-        return {"seed": torch.tensor(seeds.derive("evaluation", index))}
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+        return {"environment": self.name, "seed": torch.tensor(seeds.derive("evaluation", index))}
 
     @property
     def starts(self) -> Tensor:
@@ -278,7 +279,9 @@ def at_random(name: str, episodes: int) -> float:
     with contextlib.closing(make(name)) as env:
         space = env.action_space
     draws = torch.Generator().manual_seed(seeds.derive("random policy"))
-    returns, _ = play(name, Episodes(episodes).starts, lambda observation: draw(space, (len(observation),), draws))
+    returns, _ = play(
+        name, Episodes(name, episodes).starts, lambda observation: draw(space, (len(observation),), draws)
+    )
     return returns.mean().item()
 
 
