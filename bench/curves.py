@@ -47,7 +47,7 @@ PANELS = (
     Panel("ppo", "Acrobot-v1", 16 * 128, -90),
     Panel("ppo", "LunarLander-v3", 16 * 512, 200),
     Panel("dqn", "CartPole-v1", 8 * 16, 490, first=1000 - 8 * 16, own=True),
-    Panel("dqn", "LunarLander-v3", 8 * 16, 200, first=10_000 - 8 * 16),
+    Panel("dqn", "LunarLander-v3", 8 * 16, 200, first=2000 - 8 * 16),
     Panel("sac", "Pendulum-v1", 4 * 16, -200, first=1000 - 4 * 16, own=True),
 )
 

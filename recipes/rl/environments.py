@@ -49,7 +49,11 @@ def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
         raise UserError(f"gymnasium knows no environment '{name}'", got=str(error).splitlines()[0],
                         needed="one of: " + ", ".join(near) if near else "the id of a registered environment",
                         next="python -c 'import gymnasium; gymnasium.pprint_registry()'") from None  # fmt: skip
-    env, space = gym.wrappers.FlattenObservation(env), env.action_space
+    given, space = env.observation_space, env.action_space
+    if stack > 1 or not isinstance(given, gym.spaces.Box) or len(given.shape) != 1:
+        env = gym.wrappers.FlattenObservation(
+            env
+        )  # a copy, too: frames are kept, and some environments fill one array for ever
     if stack > 1:
         env = gym.wrappers.FlattenObservation(gym.wrappers.FrameStackObservation(env, stack, padding_type="reset"))
     if not isinstance(space, gym.spaces.Box):
