@@ -30,6 +30,8 @@ class Panel:
     """The return to reach."""
     first: int = 0
     """Steps that the first unit has more than the others."""
+    episodes: int = 100
+    """Of an evaluation."""
 
     own: bool = False
     """Is it the result that is kept beside the recipe?"""
@@ -47,8 +49,9 @@ PANELS = (
     Panel("ppo", "Acrobot-v1", 16 * 128, -90),
     Panel("ppo", "LunarLander-v3", 16 * 512, 200),
     Panel("dqn", "CartPole-v1", 8 * 16, 490, first=1000 - 8 * 16, own=True),
-    Panel("dqn", "LunarLander-v3", 8 * 16, 200, first=10_000 - 8 * 16),
+    Panel("dqn", "LunarLander-v3", 8 * 16, 200, first=2000 - 8 * 16),
     Panel("sac", "Pendulum-v1", 4 * 16, -200, first=1000 - 4 * 16, own=True),
+    Panel("sac", "InvertedPendulum-v5", 4 * 16, 950, first=1000 - 4 * 16, episodes=20),
 )
 
 
@@ -69,7 +72,7 @@ def chart(panel: Panel, kept: dict[str, Any]) -> Chart:
         axes.set_xlabel("steps of the environment", color=c["muted"])
         axes.legend(frameon=False, labelcolor=c["ink"], fontsize=7, loc="lower right")
 
-    return Chart(f"rl-{panel.recipe}", f"rl/{panel.recipe} on {panel.env}: return of 100 episodes", draw)
+    return Chart(f"rl-{panel.recipe}", f"rl/{panel.recipe} on {panel.env}: return of {panel.episodes} episodes", draw)
 
 
 def main() -> None:

@@ -4,8 +4,10 @@
     python bench/rl.py --returns --seeds 0 1 2 3 4 [--json FILE]          whole trainings, and what they earn
 
 The settings are those of the recipes' tiny presets (of DQN without double and dueling, which Stable-Baselines3 does not have): as
-many ordinary vector environments in this process, the same nets, rates, steps and updates. Each library as it comes: the recipes
-through `core.Run` with everything they log, Stable-Baselines3 with its own monitor and no logger, single files with neither.
+many environments in this process, the same nets, rates, steps and updates. Each library as it comes: the recipes through `core.Run`
+with everything they log, Stable-Baselines3 with its own monitor and no logger, single files with neither. The recipes step CartPole
+in one array where the other programs step copies one after another; a table each says what the recipe does with such copies,
+too, which is what it does in every other environment.
 
 Speed: each round runs every program once, in shuffled order, and compares it with the recipe OF ITS OWN ROUND. CPU time
 (`time.process_time`), one torch thread, from the first steps that learn on; imports, building and evaluation are not in it.
@@ -31,6 +33,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from accelerate import Accelerator
@@ -41,7 +44,7 @@ from core.console import Console
 from core.gates import build
 from core.metrics import MetricsTracker
 from core.recipe import versions
-from recipes.rl import environments
+from recipes.rl import arrays, environments
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import plain_rl
@@ -63,6 +66,15 @@ class Task:
     rounds: int
     settings: dict[str, Any]
     warm: int = 3
+    ordinary: bool = False
+    """Are environments stepped one after another where the recipe would step them in one array?"""
+
+    @property
+    def title(self) -> str:
+        """What it is called."""
+        cfg = self.config(0)
+        array = arrays.known(cfg.env) and not self.ordinary
+        return f"{self.name} on {cfg.env}, {cfg.envs} environments{' of the recipe in one array' * array}"
 
     @property
     def recipe(self) -> Any:
@@ -89,7 +101,8 @@ class Task:
         return first + (round(cfg.train.epochs) - 1) * unit
 
 
-TASKS = [Task("ppo", 4, 7, {}), Task("dqn", 30, 7, PLAIN_DQN), Task("sac", 25, 7, {})]
+TASKS = [Task("ppo", 4, 7, {}), Task("ppo", 4, 7, {}, ordinary=True), Task("dqn", 30, 7, PLAIN_DQN),
+         Task("dqn", 30, 7, PLAIN_DQN, ordinary=True), Task("sac", 25, 7, {})]  # fmt: skip
 
 
 class Clock:
@@ -132,7 +145,9 @@ def ours(task: Task, seed: int, clock: Clock) -> Act:
     cfg, recipe = task.config(seed), task.recipe
     unit = cfg.envs * cfg.rollout
     first = max(unit, getattr(cfg, "first", 0) // cfg.envs * cfg.envs)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as undo:
+        if task.ordinary:
+            undo.enter_context(mock.patch.object(arrays, "known", return_value=False))
         tracker = MetricsTracker(folder, use_tensorboard=False)
         console = Ticking(clock, lambda done: first + (done - 1) * unit)
         run = core.Run(cfg, Accelerator(cpu=True), tracker=tracker, console=console)
@@ -241,7 +256,8 @@ def speed(task: Task, programs: dict[str, Callable]) -> list[dict]:
 @torch.no_grad()
 def earned(task: Task, act: Act) -> float:
     """Mean return of the evaluation's episodes."""
-    returned, _ = environments.play(task.config(0).env, environments.Episodes(EPISODES).starts, act)
+    env = task.config(0).env
+    returned, _ = environments.play(env, environments.Episodes(env, EPISODES).starts, act)
     return returned.mean().item()
 
 
@@ -262,7 +278,7 @@ def returns(task: Task, programs: dict[str, Callable], seeds: list[int]) -> list
 def show(task: Task, rows: list[dict]) -> None:
     cfg = task.config(0)
     stretch = task.units * cfg.envs * cfg.rollout
-    print(f"\n{task.name} on {cfg.env}, {cfg.envs} environments; {task.rounds} rounds of {stretch:,} steps")
+    print(f"\n{task.title}; {task.rounds} rounds of {stretch:,} steps")
     print(f"  {'':<20}{'steps/CPU-s':>12}   least - most    ours over it   least - most")
     for r in rows:
         print(f"  {r['program']:<20}{r['steps_per_second']:>12,}{r['least']:>8,} -{r['most']:>6,}{r['ours_over_it']:>14.2f}x"
@@ -288,8 +304,8 @@ def main() -> None:
         print("stable_baselines3 is not installed: no rows for it  (pip install stable-baselines3)")
     start, tables = time.monotonic(), []
     for task in TASKS:
-        if args.only and task.name not in args.only.split(","):
-            continue
+        if (args.only and task.name not in args.only.split(",")) or (args.returns and task.ordinary):
+            continue  # bit for bit the same training
         task.rounds = args.rounds or task.rounds
         if args.returns:
             print(f"\n{task.name} on {task.config(0).env}: whole trainings")
@@ -297,7 +313,7 @@ def main() -> None:
         else:
             rows = speed(task, programs)
             show(task, rows)
-        tables.append({"task": task.name, "env": task.config(0).env, "rows": rows})
+        tables.append({"task": task.name, "env": task.config(0).env, "ordinary": task.ordinary, "rows": rows})
     print(f"\n{time.monotonic() - start:.0f} s")
     if args.json:
         others = {"stable_baselines3": version("stable_baselines3")} if SB3 else {}

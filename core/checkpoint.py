@@ -27,7 +27,8 @@ SEGMENT = "file of a segment"  # the one key of what stands for it in state.pt
 
 class Segment:
     """A part of a state that never changes again, anywhere in what `state_dict` returns; `load_state_dict` gets one back. Its keys
-    are its identity: under the same keys a run gives the same tensors, and only the first checkpoint asks for them."""
+    are its identity: under the same keys a run gives the same tensors, and only the first checkpoint asks for them. Segments
+    side by side in one dict are consecutive parts of one whole."""
 
     def __init__(self, read: Callable[[], dict[str, Tensor]]):
         self.read = read

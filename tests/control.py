@@ -17,7 +17,7 @@ def mean_return(env: gym.Env, act: Callable[[torch.Tensor], Any], episodes: int 
     """Of the evaluation's own episodes, played with gymnasium alone: `act` takes an observation (1, n_obs)."""
     returns = []
     for i in range(episodes):
-        observation, _ = env.reset(seed=environments.Episodes(episodes).get(i, None)["seed"].item())
+        observation, _ = env.reset(seed=environments.Episodes(env.spec.id, episodes).get(i, None)["seed"].item())
         total, over = 0.0, False
         while not over:
             observation, reward, terminated, truncated, _ = env.step(

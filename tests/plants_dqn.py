@@ -16,6 +16,16 @@ ERROR = 'error = F.smooth_l1_loss(model.of(batch["observation"], batch["action"]
 FOLLOW = (
     "            if (step.index * cfg.updates + i) % cfg.target_every == 0:\n                target.follow(policy)\n"
 )
+AGELESS = """def ageless(cfg, run, previous=None):
+    stage = dqn(cfg, run)
+    ring = stage.state["replay"]
+    load = ring.load_state_dict
+    ring.load_state_dict = lambda state: (load(state), ring.born.zero_())
+    return stage
+
+
+STAGES = [ageless]
+"""
 KEPT = '"target": Target(policy, run.device)},\n'
 
 
@@ -78,6 +88,8 @@ PLANTS = [
             harm=harm)
       for kept, harm in (("replay", "a resumed run has forgotten what it saw"), ("target", "targets of a net that knows nothing"),
                          ("environments", "a resumed run begins new episodes"))],
+    plant("dqn-replay-forgets-its-age", "resume", "C13", "STAGES = [dqn]\n", AGELESS, ("differ", "state.replay", "stage.state"),
+          harm="no loss shows it; what is thrown away by its age is another part"),
 ]  # fmt: skip
 RELATIVES = (
     "dqn-target-never-updated",
@@ -85,5 +97,5 @@ RELATIVES = (
     "dqn-no-discount", "dqn-n-step-discounted-once", "dqn-replay-of-views",
     "dqn-value-of-the-reset-state", "dqn-n-step-one-short", "dqn-worth-of-the-best", "dqn-every-sample-with-every-other",
     "dqn-rows-shuffled-apart", "dqn-nothing-tried", "dqn-no-normaliser", "dqn-normaliser-moves-in-evaluation",
-    "dqn-target-not-saved", "dqn-environments-not-saved", "dqn-replay-not-saved",
+    "dqn-target-not-saved", "dqn-environments-not-saved", "dqn-replay-not-saved", "dqn-replay-forgets-its-age",
 )  # fmt: skip

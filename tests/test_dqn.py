@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 
 from core.checkpoint import Checkpoints
 from core.errors import Stop, UserError
+from core.gates.recorder import bits
 from recipes.rl import dqn, environments
 from recipes.rl.environments import Environments
 from recipes.rl.replay import KEPT, Replay, Target
@@ -121,6 +123,48 @@ def test_a_ring_is_saved_in_segments_and_goes_on_from_them(prioritised: bool, tm
             store, ring = fresh, other
     inodes = {f.stat().st_ino for f in tmp_path.glob("step-*/*replay*")}
     assert len(inodes) == 6  # written once each, whatever is kept
+
+
+def test_a_state_that_nobody_keeps_changes_nothing_that_is_kept(tmp_path: Path):
+    """Asked for its state at moments of which no checkpoint is made, a ring cuts more segments and holds the same."""
+    stores, rings = [Checkpoints(tmp_path / name) for name in ("asked", "left")], [filled(10, ()), filled(10, ())]
+    for step in range(8):
+        for ring in rings:
+            ring.add({k: (torch.arange(3)[:, None] * 10.0 + torch.arange(3) + 100 * step) for k in KEPT}, step)
+        names = [[*rings[0].state_dict()["segments"]] for _ in range(2)]
+        assert names[0] == names[1]  # asked twice, it says the same
+        if step % 3 == 2:
+            for store, ring in zip(stores, rings, strict=True):
+                store.save(step, nn.Linear(1, 1), {"replay": ring.state_dict()}, {})
+    again = [Replay(10, 3, torch.device("cpu")) for _ in rings]
+    for store, ring in zip(stores, again, strict=True):
+        store.close()
+        fresh = Checkpoints(store.folder)
+        ring.load_state_dict(fresh.load(fresh.newest())[1]["replay"])
+    asked, left = again
+    assert len(asked.cuts) > len(left.cuts)
+    assert (asked.added, asked.age(9)) == (left.added, left.age(9))
+    assert all(torch.equal(asked.rows[k], left.rows[k]) for k in KEPT)
+
+
+def test_what_lies_in_segments_is_compared_wherever_it_was_cut():
+    """The rows a resume gate compares are those of the ring, whenever it was saved; one that differs is seen."""
+
+    def seen(ring: Replay) -> dict[str, torch.Tensor]:
+        return bits(SimpleNamespace(model=nn.Identity(), average=None, optimizers={}, state={"replay": ring}))
+
+    straight, saved = filled(10, (4, 5, 4)), filled(10, ())
+    for unit in range(3):
+        made = saved.added
+        reward = (torch.arange(made, made + (4, 5, 4)[unit])[:, None] * 10 + torch.arange(3)).float()
+        saved.add({k: reward.clone() for k in KEPT}, unit)
+        saved.state_dict()
+    assert len(saved.cuts) > len(straight.cuts)
+    names = [n for n in seen(straight) if n.startswith("state")]
+    assert len(names) == 2 + len(KEPT) + 1  # priorities aside: which step, of which unit, what happened
+    assert [seen(straight)[n] for n in names] == [seen(saved)[n] for n in names]
+    saved.born[2] += 1
+    assert sum(seen(straight)[n] != seen(saved)[n] for n in names) == 1
 
 
 def test_a_damaged_segment_passes_to_the_checkpoint_before(tmp_path: Path):

@@ -1,7 +1,9 @@
 """rl/ppo by what can be computed by hand, and through the real command: estimates, statistics, environments, bad input, export."""
 
+import importlib
 import importlib.util
 import json
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -11,11 +13,13 @@ from gymnasium.spaces import Discrete
 from safetensors.torch import load_file
 
 from core.errors import UserError
+from core.inventory import scan
 from recipes.rl import arrays, environments, ppo
 from recipes.rl.environments import Environments
 from recipes.rl.heads import Categorical, Gaussian
 from recipes.rl.nets import Running
 from tests.commands import losses, read
+from tests.conftest import ROOT
 from tests.control import mean_return, two_like_one
 
 SHORT = (
@@ -224,6 +228,16 @@ def test_environments_that_cannot_be_used(name: str, words: tuple[str, ...]):
     assert all(w in str(error.value) for w in words), str(error.value)
 
 
+@pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])
+def test_a_band_is_that_of_its_environment(name: str):
+    """Episodes of another environment are other data, so reports do not judge them by the band that ships."""
+    recipe = importlib.import_module(f"recipes.rl.{name}")
+    band, cfg = read(ROOT / "recipes" / "rl" / f"{name}.reference.json"), recipe.tiny()
+    known = {env: scan("val", environments.Episodes(env, cfg.episodes)).fingerprint for env in (cfg.env, "Acrobot-v1")}
+    assert band["settings"]["env"] == cfg.env
+    assert band["data"] == known[cfg.env] != known["Acrobot-v1"]
+
+
 def test_heads_are_the_distributions_of_torch():
     """Log-probability and entropy of what was drawn; draws as often as they should be."""
     draws = torch.Generator().manual_seed(0)
@@ -258,6 +272,36 @@ def test_bad_input_is_one_message(argv: tuple[str, ...], words: tuple[str, ...],
     assert done.returncode == 2, done.shown
     assert all(w in done.stderr for w in words), done.stderr
     assert "Traceback" not in done.stderr
+
+
+WINDY = '''
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+
+class Windy(CartPoleEnv):
+    """Its wind comes from a generator that no reset seeds."""
+
+    wind = np.random.default_rng()
+
+    def step(self, action):
+        observation, *ends = super().step(action)
+        return observation + self.wind.normal(0, 0.01, 4).astype(np.float32), *ends
+
+
+gym.register("Windy-v0", entry_point=Windy, max_episode_steps=500)
+'''
+
+
+def test_an_environment_with_randomness_of_its_own_is_told(launch, tmp_path: Path):
+    """A resume cannot be exact there: said before any training, in one verdict; who accepts it waives it, and the page says so."""
+    (tmp_path / "windy.py").write_text(WINDY)
+    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    done = launch("check", "rl/ppo", "--env", "windy:Windy-v0", "--only", "environments", **env)
+    assert done.returncode == 3, done.shown
+    assert "observations differ by up to" in done.shown
+    assert "a generator that reset(seed=...) does not seed" in done.shown
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])

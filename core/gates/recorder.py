@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 from core import seeds
+from core.checkpoint import Segment
 from core.gates import Proof, Skip
 from core.pretrained import equal, holds_state, match
 from core.run import Plan, Run, denominator, summed
@@ -202,9 +203,20 @@ def tensors(stage: Stage, kinds: tuple[str, ...] = ("optimizers", "state")) -> d
         out |= {f"average.{n}": t for n, t in stage.average.state_dict().items()}
     for kind in kinds:
         for key, one in getattr(stage, kind).items():
-            leaves = [x for x in tree_leaves(one.state_dict()) if isinstance(x, Tensor)]
+            leaves = [x for x in tree_leaves(_read(one.state_dict())) if isinstance(x, Tensor)]
             out |= {f"{kind}.{key}.{i}": t for i, t in enumerate(leaves)}
     return out
+
+
+def _read(state: Any) -> Any:
+    """`state` with what lies in segments at hand. Those side by side are one: where it was cut only says when it was saved."""
+    if not isinstance(state, dict):
+        return state
+    parts = [one.read() for one in state.values() if isinstance(one, Segment)]
+    whole = (
+        {k: torch.cat([part[k] for part in parts]) for k in sorted(parts[0])} if parts else {}
+    )  # files have their own order
+    return [{k: _read(v) for k, v in state.items() if not isinstance(v, Segment)}, whole]
 
 
 def bits(stage: Stage) -> dict[str, Tensor]:

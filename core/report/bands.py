@@ -122,16 +122,21 @@ class Healthy:
     unlike: str
     """Why the band is not drawn; empty: it is."""
     differs: str
-    """Settings that are not the band's, where it is drawn nevertheless."""
+    """Settings that are not the band's, but for those that `unlike` names."""
 
     def words(self, f: Folder) -> str:
         """In one line, whether this run left the band, where first and in which direction."""
         name = f"the band of healthy runs ({self.seeds} seeds, {self.date})"
         if self.unlike:
-            return f"{name[0].upper()}{name[1:]} is not drawn: {self.unlike}."
+            return f"{name[0].upper()}{name[1:]} is not drawn: {self.unlike}.{self.otherwise}"
         left = "; ".join(d.words for d in self.departures(f))
         first = f"Left {name}: {left}." if left else f"Within {name}{'' if f.finished else ' so far'}."
-        return first + (f" Set otherwise than there: {self.differs}." if self.differs else "")
+        return first + self.otherwise
+
+    @property
+    def otherwise(self) -> str:
+        """The sentence that names those settings."""
+        return f" Set otherwise than there: {self.differs}." if self.differs else ""
 
     @property
     def total(self) -> float:
@@ -173,7 +178,7 @@ def healthy(f: Folder) -> Healthy | None:
         return None
     mine = flat(f.settings)
     other = {k: f"{k} {mine[k]} (band: {v})" for k, v in r["settings"].items() if k in mine and mine[k] != v}
-    unlike = [other[k] for k in ("train.epochs", "train.batch_size") if k in other]
+    unlike = [other.pop(k) for k in ("train.epochs", "train.batch_size") if k in other]
     if f.data.get("fingerprint") != r["data"]:
         unlike.append("other data")
     bands = {} if unlike else {k: Band.read(v) for k, v in r["bands"].items()}

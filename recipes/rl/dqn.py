@@ -88,12 +88,12 @@ def full() -> Config:
     return Config(
         env="LunarLander-v3",
         n_step=3,
-        first=10_000,
+        first=2000,
         target_every=250,
         widths=(256, 256),
-        train=Train(epochs=2000, batch_size=128, eval_every=100),
+        train=Train(epochs=1200, batch_size=128, eval_every=100),
         optim=Optim(lr=5e-4, weight_decay=0.0, clip=10.0, schedule="linear", warmup=0.0),
-        run=RunSettings(save_every=100),
+        run=RunSettings(threads=1, save_every=100),
     )
 
 
@@ -237,7 +237,7 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
                   "output": f"(B, {n_actions}) in units of the returns' size: act by argmax"}  # fmt: skip
         core.save(folder, policy, config, torch.zeros(2, n_obs))
 
-    val_data = Episodes(cfg.episodes)
+    val_data = Episodes(cfg.env, cfg.episodes)
     floor = environments.at_random(cfg.env, cfg.episodes)
     return core.Stage(
         name="dqn",

@@ -49,7 +49,11 @@ def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
         raise UserError(f"gymnasium knows no environment '{name}'", got=str(error).splitlines()[0],
                         needed="one of: " + ", ".join(near) if near else "the id of a registered environment",
                         next="python -c 'import gymnasium; gymnasium.pprint_registry()'") from None  # fmt: skip
-    env, space = gym.wrappers.FlattenObservation(env), env.action_space
+    given, space = env.observation_space, env.action_space
+    if stack > 1 or not isinstance(given, gym.spaces.Box) or len(given.shape) != 1:
+        env = gym.wrappers.FlattenObservation(
+            env
+        )  # a copy, too: frames are kept, and some environments fill one array for ever
     if stack > 1:
         env = gym.wrappers.FlattenObservation(gym.wrappers.FrameStackObservation(env, stack, padding_type="reset"))
     if not isinstance(space, gym.spaces.Box):
@@ -218,17 +222,18 @@ class Environments:
 
 
 class Episodes(Data):
-    """Episodes to evaluate on, each given by the seed it begins from; the same for every run."""
+    """Episodes of the environment `name` to evaluate on, each given by the seed it begins from; the same for every run. That it is
+    this environment's makes it other data than another's: a band of healthy runs is not drawn over it."""
 
-    def __init__(self, n: int):
-        self.n = n
-        self.fields = {"seed": Field("source")}
+    def __init__(self, name: str, n: int):
+        self.name, self.n = name, n
+        self.fields = {"environment": Field("source"), "seed": Field("source")}
 
     def __len__(self) -> int:
         return self.n
 
-    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
-        return {"seed": torch.tensor(seeds.derive("evaluation", index))}
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+        return {"environment": self.name, "seed": torch.tensor(seeds.derive("evaluation", index))}
 
     @property
     def starts(self) -> Tensor:
@@ -278,7 +283,9 @@ def at_random(name: str, episodes: int) -> float:
     with contextlib.closing(make(name)) as env:
         space = env.action_space
     draws = torch.Generator().manual_seed(seeds.derive("random policy"))
-    returns, _ = play(name, Episodes(episodes).starts, lambda observation: draw(space, (len(observation),), draws))
+    returns, _ = play(
+        name, Episodes(name, episodes).starts, lambda observation: draw(space, (len(observation),), draws)
+    )
     return returns.mean().item()
 
 

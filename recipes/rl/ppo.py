@@ -230,7 +230,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
                   "output": f"{says[space]}; value (B,) in units of the returns' size"}  # fmt: skip
         core.save(folder, policy, config, torch.zeros(2, n_obs))
 
-    val_data = Episodes(cfg.episodes)
+    val_data = Episodes(cfg.env, cfg.episodes)
     floor = environments.at_random(cfg.env, cfg.episodes)
     return core.Stage(
         name="ppo",

@@ -231,7 +231,7 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
                   "output": f"(B, {n_act}) in [-1, 1]: act by low + (1 + output) / 2 * (high - low)"}  # fmt: skip
         core.save(folder, policy, config, torch.zeros(2, n_obs))
 
-    val_data = Episodes(cfg.episodes)
+    val_data = Episodes(cfg.env, cfg.episodes)
     floor = environments.at_random(cfg.env, cfg.episodes)
     return core.Stage(
         name="sac",
