@@ -67,7 +67,8 @@ def _weigh(trainer: Trainer) -> None:
     own, trainer.shares = trainer.compute_loss, deque()
 
     def weighed(*args: Any, **kwargs: Any) -> Any:
-        share = trainer.shares.popleft() if trainer.shares else 1.0
+        waiting = getattr(trainer, "shares", None)  # none: not a micro-batch of training
+        share = waiting.popleft() if waiting else 1.0
         out = own(*args, **kwargs)
         return (out[0] * share, *out[1:]) if isinstance(out, tuple) else out * share
 
@@ -92,13 +93,15 @@ def train(run: Run, stage: Hosted, after: Callable[[Step], None]) -> None:
                 for group, rate in zip(stage.optimizers["main"].param_groups, rates, strict=True):
                     group["lr"] = rate
             for batch, keys in zip(step.batches, step.keys, strict=True):
-                counted = _items(stage.trainer, inputs(batch)) is not None
-                stage.trainer.shares.append(1.0 if counted else len(keys) * run.world * len(step.keys) / size)
+                if shares is not None:
+                    counted = _items(stage.trainer, inputs(batch)) is not None
+                    shares.append(1.0 if counted else len(keys) * run.world * len(step.keys) / size)
                 yield batch
             after(step)
             step = next(steps, None)
 
     size = (run.plan and run.plan.batch_size) or run.cfg.train.batch_size
+    shares = getattr(stage.trainer, "shares", None)  # a trainer that a script built is judged as it is
 
     def note(logs: dict[str, float]) -> None:
         values = {"loss": logs["loss"], "grad_norm": logs["grad_norm"]}
@@ -167,9 +170,10 @@ def loss(trainer: Trainer, model: nn.Module, batch: dict) -> Tensor:
     """`compute_loss` on one batch as a micro-batch of its own: a mean, normalised as in training."""
     one = inputs(batch)
     items, trainer.current_gradient_accumulation_steps = _items(trainer, one), 1
-    shares, trainer.shares = getattr(trainer, "shares", deque()), deque()  # those are of training
+    shares = trainer.__dict__.pop("shares", None)
     value = trainer.compute_loss(model, one, num_items_in_batch=items)
-    trainer.shares = shares
+    if shares is not None:
+        trainer.shares = shares
     if items is not None and trainer.args.average_tokens_across_devices:
         value = value / trainer.accelerator.num_processes  # undone by DDP's mean, which is not here
     return value
