@@ -161,7 +161,7 @@ def test_a_spike_is_named_and_the_run_goes_on(fork, launch):
     assert done.returncode == 0, done.shown
     assert "step 200: the loss jumps to" in done.stdout
     assert load_file(done.folder() / "postmortem" / "step-200.safetensors")["0/label"].shape == (64,)
-    spike = read(done.folder() / "monitors.json")["monitors"][0]
+    spike = next(m for m in read(done.folder() / "monitors.json")["monitors"] if m["id"] == "spike")
     assert spike["evidence"]["spikes"] == [200]
     assert "advice spike" in done.stdout
 
