@@ -43,7 +43,7 @@ PLANTS = [
     Plant("dpo-without-reference", "preference", "L9", TRAINER, own_loss(SUM, "torch.zeros(mask.shape[0])"),
           ("left at zero",), recipe=DPO, before=("initial-loss",), why="the first loss is not ln 2",
           source="LLM-14 linkedin/Liger-Kernel PR#387", harm="another algorithm, free to drift"),
-    Plant("dpo-reference-follows", "wiring", "L9 C3", BUILT, BUILT +
+    Plant("dpo-reference-follows", "wiring", "C3", BUILT, BUILT +
           "    step = trainer.training_step\n\n    def followed(*args, **kwargs):\n        begin()\n"
           "        return step(*args, **kwargs)\n\n    trainer.training_step = followed\n", ("frozen",), recipe=DPO,
           source="L9", harm="margins are measured from a moving place"),
