@@ -240,13 +240,10 @@ class Gap:
 
     def verdict(self) -> "Verdict":
         """How far validation lies behind training, as a share of the way from chance to the ceiling."""
-        behind = _behind(self.metric, self.val, self.train)
-        return _verdict(
-            GAPS, "advice" if behind > GAP else "pass",
+        return _apart(
+            GAPS, self.metric, self.val, self.train,
             f"{self.metric.name} {self.train:.4g} on training samples, {self.val:.4g} on held-out ones",
-            f"at most {GAP:.0%} of the way from chance to the ceiling apart",
-            "more data or augmentation, stronger regularisation, a smaller model, or the best weights (--run.export best)"
-            if behind > GAP else "", behind=behind,
+            "more data or augmentation, stronger regularisation, a smaller model, or the best weights (--run.export best)",
         )  # fmt: skip
 
 
@@ -260,21 +257,23 @@ class Norms:
 
     def verdict(self) -> "Verdict":
         """How far the evaluation lies behind what training sees, as a share of the way from chance to the ceiling."""
-        behind = _behind(self.metric, self.running, self.by_batch)
-        return _verdict(
-            NORMS, "advice" if behind > GAP else "pass",
+        return _apart(
+            NORMS, self.metric, self.running, self.by_batch,
             f"{self.metric.name} {self.running:.4g} on training samples by running statistics, {self.by_batch:.4g} by each batch's",
-            f"at most {GAP:.0%} of the way from chance to the ceiling apart",
-            "a higher momentum or more steps for batch norm; larger batches, SyncBatchNorm, GroupNorm, or frozen statistics"
-            if behind > GAP else "", behind=behind,
+            "a higher momentum or more steps for batch norm; larger batches, SyncBatchNorm, GroupNorm, or frozen statistics",
         )  # fmt: skip
 
 
-def _behind(metric: Metric, value: float, other: float) -> float:
-    """How far `value` is behind `other`, as a share of the way from chance to the ceiling."""
+def _apart(
+    which: tuple[str, str, str], metric: Metric, value: float, other: float, measured: str, remedy: str
+) -> "Verdict":
+    """Advice where `value` lies behind `other` by more than `GAP` of the way from chance to the ceiling."""
     way = abs(metric.ceiling - metric.floor)
     way = way if math.isfinite(way) and way else max(abs(value - metric.floor), 1e-12)
-    return (other - value) * (1 if metric.higher_is_better else -1) / way
+    behind = (other - value) * (1 if metric.higher_is_better else -1) / way
+    far = behind > GAP
+    needed = f"at most {GAP:.0%} of the way from chance to the ceiling apart"
+    return _verdict(which, "advice" if far else "pass", measured, needed, remedy if far else "", behind=behind)
 
 
 @dataclass

@@ -213,9 +213,8 @@ def _read(state: Any) -> Any:
     if not isinstance(state, dict):
         return state
     parts = [one.read() for one in state.values() if isinstance(one, Segment)]
-    whole = (
-        {k: torch.cat([part[k] for part in parts]) for k in sorted(parts[0])} if parts else {}
-    )  # files have their own order
+    names = sorted(parts[0]) if parts else ()  # files have their own order
+    whole = {k: torch.cat([part[k] for part in parts]) for k in names}
     return [{k: _read(v) for k, v in state.items() if not isinstance(v, Segment)}, whole]
 
 

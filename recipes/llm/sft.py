@@ -191,7 +191,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
             models.merged(path, folder).save_pretrained(folder / "merged")
             tokenizer.save_pretrained(folder / "merged")
 
-    # Else from its file.
+    # With --init-from adapters stand in its file; else they begin at nothing.
     new = tuple(n for n, _ in trainer.model.named_parameters() if "lora_" in n and not cfg.init_from)
     return host.host(
         trainer,

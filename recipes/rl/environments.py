@@ -51,9 +51,8 @@ def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
                         next="python -c 'import gymnasium; gymnasium.pprint_registry()'") from None  # fmt: skip
     given, space = env.observation_space, env.action_space
     if stack > 1 or not isinstance(given, gym.spaces.Box) or len(given.shape) != 1:
-        env = gym.wrappers.FlattenObservation(
-            env
-        )  # a copy, too: frames are kept, and some environments fill one array for ever
+        # A copy, too: frames are kept, and some environments fill one array for ever.
+        env = gym.wrappers.FlattenObservation(env)
     if stack > 1:
         env = gym.wrappers.FlattenObservation(gym.wrappers.FrameStackObservation(env, stack, padding_type="reset"))
     if not isinstance(space, gym.spaces.Box):

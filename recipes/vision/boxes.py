@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ import core
 from core import UserError, seeds
 from recipes.shared import digits
 from recipes.vision import pasted
-from recipes.vision.pictures import VALIDATION, Encoded, decode, readable, said, survey
+from recipes.vision.pictures import VALIDATION, Decoded, decode, readable, said, survey
 
 LAYOUT = ("FOLDER/annotations/instances_train*.json with pictures in FOLDER/train*/ (the same for val), or FOLDER/train/*.json "
           "among its pictures, or one FOLDER/*.json")  # fmt: skip
@@ -84,21 +84,10 @@ class Drawn(Sequence):
         return pasted.render(*self.scenes[row])
 
 
-class Files(Encoded):
-    """Picture files, decoded when asked for."""
+class Files(Decoded):
+    """Picture files."""
 
-    def __init__(self, root: Path, files: list[Path]):
-        self.root, self.files, self.key = root, files, f"boxes {root}"
-        self.read = lru_cache(2)(self._read)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getstate__(self) -> dict:
-        return {k: v for k, v in vars(self).items() if k != "read"}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__init__(state["root"], state["files"])
+    kind = "boxes"
 
     def name(self, row: int) -> str:
         return str(self.files[row].relative_to(self.root))
@@ -109,14 +98,6 @@ class Files(Encoded):
 
     def _read(self, row: int) -> Tensor:
         return decode(Image.open(self.files[row]))
-
-    def __getitem__(self, row: int) -> Tensor:
-        try:
-            return self.read(row)
-        except (OSError, ValueError, SyntaxError) as error:
-            raise UserError(f"cannot read the picture {self.name(row)}", got=said(error), needed="a picture",
-                            cause="changed or removed since the data set was checked",
-                            next="start again: what cannot be read is left out") from None  # fmt: skip
 
     def look(self, row: int) -> tuple:
         """(problem, kind, digest of its bytes, its size)."""

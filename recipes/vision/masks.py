@@ -8,7 +8,7 @@ import hashlib
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 import core
 from core import UserError, seeds
 from recipes.shared import nuclei
-from recipes.vision.pictures import VALIDATION, Encoded, decode, readable, said, survey
+from recipes.vision.pictures import VALIDATION, Decoded, decode, readable, said, survey
 
 IGNORE = 255
 """Void. Loss, metric, padding and augmentation read it here."""
@@ -78,21 +78,10 @@ def ids(image: Image.Image) -> Tensor:
     return torch.from_numpy(values.astype(np.uint8))
 
 
-class Pairs(Encoded):
-    """Files under `root`, a picture and its mask in each row."""
+class Pairs(Decoded):
+    """A picture and its mask in each row; the windows of a picture come one after another."""
 
-    def __init__(self, root: Path, files: list[tuple[Path, Path]]):
-        self.root, self.files, self.key = root, files, f"masks {root}"
-        self.read = lru_cache(2)(self._read)  # the windows of a picture come one after another
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getstate__(self) -> dict:
-        return {k: v for k, v in vars(self).items() if k != "read"}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__init__(state["root"], state["files"])
+    kind, beside, needed = "masks", " or its mask", "a picture and a mask"
 
     def name(self, row: int) -> str:
         return str(self.files[row][0].relative_to(self.root))
@@ -103,14 +92,6 @@ class Pairs(Encoded):
     def _read(self, row: int) -> Pair:
         picture, mask = self.files[row]
         return decode(Image.open(picture)), ids(Image.open(mask))
-
-    def __getitem__(self, row: int) -> Pair:
-        try:
-            return self.read(row)
-        except (OSError, ValueError, SyntaxError) as error:
-            raise UserError(f"cannot read the picture {self.name(row)} or its mask", got=said(error), needed="a picture and a mask",
-                            cause="changed or removed since the data set was checked",
-                            next="start again: what cannot be read is left out") from None  # fmt: skip
 
     def look(self, row: int) -> tuple:
         """(problem, kind, digest of the picture's bytes, its size, the mask's size, values of the mask with their counts)."""

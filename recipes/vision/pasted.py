@@ -87,10 +87,8 @@ def render(split: str, found: Scene) -> Tensor:
 
 
 # --------------------------------------------------------------------------------------------------------------- by hand
-SEEN, THRESHOLDS = (
-    20,
-    (40, 60, 80, 100, 120, 140),
-)  # pixels of a side that the reader sees; how vivid a pixel of a digit may be
+# Pixels of a side that the reader sees; how vivid a pixel of a digit may be.
+SEEN, THRESHOLDS = 20, (40, 60, 80, 100, 120, 140)
 
 
 def by_hand(scenes: Sequence[tuple[str, Scene]], threshold: int) -> Tensor:

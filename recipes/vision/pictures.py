@@ -150,6 +150,40 @@ class Files(Encoded):
         return f"{found.st_size} {found.st_mtime_ns}"
 
 
+class Decoded(Encoded):
+    """Rows of files under `root` (`files`), decoded when asked for; the last two stay at hand."""
+
+    kind = ""
+    """Tells its survey in the cache from others of the same folder."""
+    beside = ""
+    """What a message names beside the picture, behind a blank."""
+    needed = "a picture"
+
+    def __init__(self, root: Path, files: list):
+        self.root, self.files, self.key = root, files, f"{self.kind} {root}"
+        self.read = lru_cache(2)(self._read)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getstate__(self) -> dict:
+        return {k: v for k, v in vars(self).items() if k != "read"}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__init__(state["root"], state["files"])
+
+    def _read(self, row: int):
+        raise NotImplementedError
+
+    def __getitem__(self, row: int):
+        try:
+            return self.read(row)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise UserError(f"cannot read the picture {self.name(row)}{self.beside}", got=said(error), needed=self.needed,
+                            cause="changed or removed since the data set was checked",
+                            next="start again: what cannot be read is left out") from None  # fmt: skip
+
+
 class Rows(Encoded):
     """A column of a `datasets.Dataset` on disk (Arrow, random access)."""
 
