@@ -140,7 +140,7 @@ class LRFinder:
         if steepest is not None:  # a blow-up would flatten everything else
             low, start = min(self.losses), max(self.losses[: steepest + 1])
             axes.set_ylim(low - 0.1 * (start - low), start + 0.5 * (start - low))
-        axes.legend(loc="upper left", fontsize=9)
+        axes.legend(loc="lower left", fontsize=9)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)
