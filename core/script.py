@@ -154,7 +154,9 @@ def _prove(
     stage = gates.build(Run(cfg, alone, plan=Plan(steps=1)), make)
     scans = {name: inventory.scan(name, data) for name, data in stage.data.items()}
     report = inventory.report(scans)
-    proof = Proof(cfg, alone, make, subject.train, folder, scans, report, again=partial(_again, factory, seed))
+    proof = Proof(
+        cfg, alone, make, subject.train, folder, scans, report, again=partial(_again, factory, seed), sized=False
+    )
     place = inspect.getsourcefile(factory) if inspect.isfunction(factory) else None
     counts = " / ".join(f"{s.total:,} {name}" for name, s in scans.items())
     console.say(f"{place or type(factory).__name__} · seed {seed} · {alone.device}\ndata   {counts}\ngates")

@@ -2,15 +2,20 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
+import trainworthy
 from core import monitors
 from core.gates.norms import by_batch
 from core.stage import Metric
-from tests.commands import read, run_folder, trainworthy
+from tests import commands
+from tests.commands import read, run_folder
 from tests.plants import STAGES
 from tests.plants_norms import PLANTS, normalised
+from tests.test_check import TRAIN, script
 
 SHORT = ("--train.epochs", "1", "--gates.no-enabled", "--run.no-tensorboard")
 
@@ -37,13 +42,25 @@ def test_its_verdict():
     assert said == ["advice", "pass", "pass", "advice", "pass"]
 
 
+@pytest.mark.parametrize(("momentum", "verdict"), [(0.1, "pass"), (1.0, "pass"), (0.0, "fail")])
+def test_a_script_whose_length_nobody_knows(momentum: float, verdict: str):
+    """Sixty-four samples in two batches: how often they come again is the script's own affair."""
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64, momentum=momentum), nn.ReLU(), nn.Linear(64, 10))
+
+    few = TensorDataset(*(t[:64] for t in TRAIN.tensors))
+    found = trainworthy.check(script(net, train=few), only="batch-norm", raises=False).verdicts[0]
+    assert found.verdict == verdict, found.measured or found.reason
+
+
 def test_a_run_whose_statistics_lag_is_told(fork, tmp_path: Path):
     """The same two nets, one with a momentum that follows and one without: nothing else tells them apart while they train."""
     lags = next(p for p in PLANTS if p.id == "statistics-never-arrive")
     found = {}
     for name, hunk in (("follows", (STAGES, normalised())), ("lags", lags.hunk)):
         fork(hunk)
-        done = trainworthy("run", "mine.py", *SHORT, cwd=tmp_path)
+        done = commands.trainworthy("run", "mine.py", *SHORT, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         folder = run_folder(tmp_path)
         found[name] = next(m for m in read(folder / "monitors.json")["monitors"] if m["id"] == "batch-norm")

@@ -111,6 +111,8 @@ class Proof:
     """Set in the process that a deep resume gate starts: train the first half into this folder, no more."""
     again: Callable[[str], str] | None = None
     """Gate id -> the lines of its repro that prove it again; default: `check` of `argv`."""
+    sized: bool = True
+    """Is it known how long the run will be? Of a script it is not."""
     stage: str = ""
     """Name of the stage that is proved."""
     follows: Literal["none", "rehearsed", "trained"] = "none"

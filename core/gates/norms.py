@@ -75,22 +75,24 @@ def batch_norm(proof: Proof) -> Finding:
     if not seen:
         raise Skip("batch norm trains in eval mode: nothing is taken from a batch")
     least = min(min(sizes) for sizes in seen.values())
-    updates = Run(cfg, proof.accelerator).total_steps(stage)
+    updates = Run(cfg, proof.accelerator).total_steps(stage) if proof.sized else math.inf
     momenta = {
         n: m.momentum for n, m in layers(stage.model).items() if n in seen and n in new and m.momentum is not None
     }
     left = {n: (1 - m) ** (updates * len(seen[n])) for n, m in momenta.items()}
     slow = max(left, key=left.get, default="")
-    wrong = []
+    wrong, enough = [], 0
     if least <= FEW:
         wrong.append(f"batch norm takes its statistics from {least} sample{'s' * (least > 1)} at a time")
     if slow and left[slow] > LEFT:
-        wrong.append(f"after the {updates:,} steps of the run {left[slow]:.0%} of the running statistics of {slow} are still "
+        length = f"the {updates:,} steps of the run" if proof.sized else "any number of steps"
+        wrong.append(f"after {length} {left[slow]:.0%} of the running statistics of {slow} are still "
                      f"those it was made with (momentum {momenta[slow]:g})")  # fmt: skip
+        if momenta[slow]:
+            enough = math.ceil(math.log(LEFT) / math.log1p(-momenta[slow]) / len(seen[slow]))
     shown = f"{len(seen)} layers over {least} samples or more at a time"
     if slow:
         shown += f"; at most {left[slow]:.0e} of the first running statistics is left in the end"
-    enough = math.ceil(math.log(LEFT) / math.log1p(-momenta[slow]) / len(seen[slow])) if slow and momenta[slow] else 0
     return Finding(
         not wrong, "; ".join(wrong) if wrong else shown,
         f"more than {FEW} samples at a time; at most {LEFT:.0%} left of statistics that nothing was learnt from",
