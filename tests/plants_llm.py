@@ -3,9 +3,12 @@
 Most are overrides of the trainer's or the collator's methods, as a user would write them.
 """
 
+from pathlib import Path
+
 from tests.plants import Plant
 
 SFT = "llm/sft"
+CONVERSATIONS = str(Path(__file__).parent / "fixtures" / "conversations.jsonl")
 TRAINER = "    return SFTTrainer(model=model,"
 MODEL = "    model = models.adapted(models.load(path, torch.float32 if whole else torch.bfloat16), cfg.lora)\n"
 COLLATOR = "        split.collator = trainer.data_collator\n"
@@ -13,7 +16,7 @@ PADDED_LEFT = """[[tokenizer.pad_token_id] * (width - len(a)) + a for a in asked
         mask = torch.tensor([[0] * (width - len(a)) + [1] * len(a) for a in asked]"""
 PADDED_RIGHT = """[a + [tokenizer.pad_token_id] * (width - len(a)) for a in asked], device=run.device)
         mask = torch.tensor([[1] * len(a) + [0] * (width - len(a)) for a in asked]"""
-ASKED = "asked = [chat.ask([*system, *before, *chat.turns(p)[-1:]]) for p in prompts]"
+ASKED = "asked = [chat.ask(chat.turns(p, before), p) for p in prompts]"
 
 
 def override(method: str, *body: str) -> str:
@@ -88,5 +91,26 @@ PLANTS = [
                    "return super().training_step(model, inputs, None)"),
           ("gradient against the whole batch", "micro-batches"), recipe=SFT,
           source="huggingface/transformers#34191", harm="short answers weigh more than long ones"),
+]  # fmt: skip
+PACKED = """    class Own(SFTTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            inputs = {**inputs, %s}
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    return Own(model=model,"""
+PLANTS += [
+    Plant("packed-with-a-mask-of-ones", "isolation", "L4", TRAINER,
+          PACKED % '"attention_mask": torch.ones_like(inputs["input_ids"])', ("mask of ones", "moves the states"), recipe=SFT,
+          argv=("--pack",), source="LLM-07 huggingface/nanoVLM PR#204", harm="document 2's logits moved by up to 11.34 there"),
+    Plant("packed-with-one-count-of-positions", "isolation", "L4", TRAINER,
+          PACKED % '"position_ids": torch.arange(inputs["input_ids"].shape[1], device=inputs["input_ids"].device)[None]',
+          ("begin anew", "moves the states"), recipe=SFT, argv=("--pack",), source="LLM-07 huggingface/trl#3910",
+          harm="samples attend to each other"),
+    Plant("earlier-answers-unscored", "scored", "L2", READ,
+          "    answered, chat = chat.answered, pairs.chat(tokenizer, cfg.data)\n"
+          "    object.__setattr__(chat, 'example', lambda p, c: {'input_ids': (a := chat.ask(chat.turns(p), p)) + chat.answer(c),\n"
+          "                                                      'labels': [-100] * len(a) + chat.answer(c)})\n" + READ,
+          ("unscored",), recipe=SFT, argv=("--data.path", CONVERSATIONS), source="huggingface/trl assistant_only_loss",
+          harm="only the last answer of a conversation is learnt"),
 ]  # fmt: skip
 RELATIVES = [p.id for p in PLANTS if p.id != "eos-masked-as-pad"]  # each builds a language model several times

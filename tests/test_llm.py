@@ -177,11 +177,18 @@ def written(path: Path, rows: list[dict]) -> Path:
     ([{"prompt": "a", "completion": 3}], ("completion (int)", "completion: int")),
     ([{"prompt": "a", "completion": " "}], ("completion is empty",)),
     ([{"prompt": "a", "chosen": "b", "rejected": "c"}], ("preferences (DPO)",)),
-    ([{"messages": [{"role": "user", "content": "a"}]}], ("whole conversations",)),
-], ids=["other-names", "other-type", "empty", "preferences", "conversations"])  # fmt: skip
+    ([{"conversations": [{"from": "human", "value": "a"}]}], ("whole conversations",)),
+    ([{"messages": [{"from": "human", "value": "a"}]}], ("ShareGPT", "role")),
+    ([{"messages": [{"role": "user", "content": "a"}]}], ("no answer to learn", "user")),
+    ([{"messages": [{"role": "assistant", "content": "a"}]}], ("no answer to learn",)),
+    ([{"messages": [{"role": "user", "content": [{"type": "image"}]}]}], ("vlm/instruct",)),
+    ([{"messages": "a"}], ("str, not a list",)),
+], ids=["other-names", "other-type", "empty", "preferences", "sharegpt", "sharegpt-turns", "no-answer", "no-question",
+        "parts", "no-list"])  # fmt: skip
 def test_rows_that_are_no_pairs(rows: list[dict], words: tuple[str, ...], tmp_path: Path):
+    source = pairs.Source(path=str(written(tmp_path / "rows.jsonl", rows)))
     with pytest.raises(UserError) as told:
-        pairs.read(pairs.Source(path=str(written(tmp_path / "rows.jsonl", rows))))
+        pairs.read(source, pairs.chat(language.tokenizer(), source))
     assert not [w for w in words if w not in str(told.value)], told.value
 
 

@@ -52,6 +52,32 @@ def staged(cfg: pretrain.Config) -> core.Stage:
     return stage
 
 
+# ----------------------------------------------------------------------------------------------------------------- chain
+def test_pretrain_sft_and_dpo_by_init_from(folder: Path, tmp_path: Path):
+    """One model from nothing to preferences: each stage begins with the very weights that the one before ended with."""
+    quick = ("--gates.no-enabled", "--run.no-tensorboard", "--run.threads", "1")
+    rows = [{"prompt": f"say {i}", "completion": f"{i}!", "chosen": f"{i}!", "rejected": "no"} for i in range(60)]
+    data = tmp_path / "rows.jsonl"
+
+    def stage(recipe: str, *argv: str) -> Path:
+        done = trainworthy("run", recipe, *quick, *argv, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return next((tmp_path / "runs" / recipe.replace("/", "-")).glob("2*"))
+
+    begun = stage("llm/pretrain", "--data.path", str(folder), *SMALL, "--data.context", "96", "--train.epochs", "0.1")
+    model = ("--model", str(begun / "export"), "--lora", "0", "--data.path", str(data), "--data.system", "")
+    more = {
+        "llm/sft": ("--train.epochs", "1", "--data.near", "0"),
+        "llm/dpo": ("--train.epochs", "0.2", "--optim.lr", "1e-4"),
+    }
+    for recipe, columns in (("llm/sft", ("prompt", "completion")), ("llm/dpo", ("prompt", "chosen", "rejected"))):
+        data.write_text("".join(json.dumps({k: row[k] for k in columns}) + "\n" for row in rows))
+        before, begun = begun, stage(recipe, *model, "--init-from", str(begun), *more[recipe])
+        start = read(begun / "args.json")["start"]
+        assert str(before) in start["file"]
+        assert start["share"] == 1.0
+
+
 # ------------------------------------------------------------------------------------------------------------------ loss
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
 def test_the_loss_of_packed_rows_is_that_of_each_document_alone(folder: Path, backend: str):

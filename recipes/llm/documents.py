@@ -20,6 +20,11 @@ from recipes.shared import hub
 PAD, BOS, EOS = SPECIAL = ("<|pad|>", "<|begin|>", "<|end|>")
 TABLES = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 PLAIN = (".txt", ".md", ".rst")
+# Each turn of a chat is a document, as the model has learnt what one is: no token is new to it when it is fine-tuned.
+CHAT = (
+    "{% for m in messages %}{{ bos_token + m['role'] + '\n' + m['content'] + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ bos_token + 'assistant\n' }}{% endif %}"
+)
 SHORTEST = 16  # tokens of a row that two documents fit into
 FEWEST = 8  # documents to learn from
 
@@ -122,9 +127,11 @@ def trained(texts: list[str], vocabulary: int) -> Any:
         vocab_size=vocabulary, initial_alphabet=letters, special_tokens=[*SPECIAL], show_progress=False
     )
     one.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
+    found = PreTrainedTokenizerFast(
         tokenizer_object=one, pad_token=PAD, bos_token=BOS, eos_token=EOS, clean_up_tokenization_spaces=False
     )
+    found.chat_template = CHAT
+    return found
 
 
 def loaded(path: str) -> Any:

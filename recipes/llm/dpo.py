@@ -118,6 +118,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     path = models.locate(cfg.model)
     tokenizer = models.tokenizer(path)
+    models.fits(path, cfg.data.max_length)
     chat = pairs.Chat(tokenizer, cfg.data.system)
     data = read(cfg, chat)
     with warnings.catch_warnings():

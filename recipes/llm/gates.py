@@ -6,20 +6,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from core.gates import Finding, Gate, Proof, Skip, fetch, gate, pick
 from core.gates.learning import overfitted
 from core.loader import to_device
 from core.run import evaluating
 from core.stage import Data, View
+from recipes.llm import models
 from recipes.llm.pairs import IGNORED, Chat
 
 SAMPLES = 3
 
 
-def of(chat: Chat) -> list[Gate]:
+def of(chat: Chat, *, packed: bool) -> list[Gate]:
     """The gates of a recipe whose pairs `chat` renders, and which generates."""
-    return [*of_answers(chat, ("completion",)), asked(chat), padding()]
+    return [*of_answers(chat, ("completion",)), *[isolation] * packed, asked(chat), padding()]
 
 
 def of_answers(chat: Chat, answers: tuple[str, ...]) -> list[Gate]:
@@ -67,18 +69,30 @@ def some(data: Data, seed: int) -> list[int]:
 def reference(chat: Chat, prompt: str, completion: str) -> tuple[list[int], list[int]]:
     """(ids before the answer, ids of the answer with the token that ends it), as the tokenizer's own template has them."""
     turns = chat.turns(prompt)
-    before = chat.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
+    before = chat.render(turns, prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
     whole = [*turns, {"role": "assistant", "content": completion}]
-    answer = chat.tokenizer.apply_chat_template(whole, return_dict=True)["input_ids"][len(before) :]
+    answer = chat.render(whole, prompt, return_dict=True)["input_ids"][len(before) :]
     return before, answer[: answer.index(chat.tokenizer.eos_token_id) + 1]
+
+
+def answered(chat: Chat, prompt: str, before: list[int]) -> set[int]:
+    """Positions in `before`, the ids of a conversation, that are what the assistant says there, and the tokens that end its turns:
+    between what the template puts with the turn and what it puts without."""
+    turns, found = chat.turns(prompt), set()
+    for k in chat.answered(turns):
+        start = len(chat.render(turns[:k], prompt, add_generation_prompt=True, return_dict=True)["input_ids"])
+        end = len(chat.render(turns[: k + 1], prompt, return_dict=True)["input_ids"])
+        last = max(i for i in range(start, end) if before[i] == chat.tokenizer.eos_token_id)
+        found |= set(range(start, last + 1))
+    return found
 
 
 def quoting(chat: Chat, sample: dict[str, str], answer: str) -> dict[str, str]:
     """The sample with what opens an answer, and its answer, quoted in its prompt: who looks for them as text finds them twice."""
     turns = chat.turns(sample["prompt"])
-    plain = chat.tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"]
-    marker = chat.tokenizer.decode(chat.ask(turns)[len(plain) :])
-    return {**sample, "prompt": f"{sample['prompt']} {marker}{sample[answer]}"}
+    plain = chat.render(turns, sample["prompt"], return_dict=True)["input_ids"]
+    marker = chat.tokenizer.decode(chat.ask(turns, sample["prompt"])[len(plain) :])
+    return {**sample, "prompt": chat.saying(sample["prompt"], f"{marker}{sample[answer]}")}
 
 
 def rows(samples: dict[str, dict[str, str]], answers: tuple[str, ...]) -> list[tuple[str, str, str]]:
@@ -154,11 +168,13 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
             hook.remove()
         felt = sum(g.abs().sum(-1) for g in grads if g is not None) > 0  # (rows, T)
         batch = rows_of(batch)
+        if felt.shape != batch["input_ids"].shape:  # packed: all samples in one row
+            felt = pad_sequence(felt.flatten().split(batch["attention_mask"].sum(1).tolist()), batch_first=True)
         share = []
         for row, (name, prompt, said) in enumerate(rows(samples, answers)):
             before, answer = reference(chat, prompt, said)
-            first = int(batch["attention_mask"][row].argmax()) + len(before) - 1
-            due = set(range(first, first + len(answer)))
+            start = int(batch["attention_mask"][row].argmax()) - 1  # a state answers for the next token
+            due = {start + i for i in (*answered(chat, prompt, before), *range(len(before), len(before) + len(answer)))}
             got = set(felt[row].nonzero().flatten().tolist())
             share.append(len(got) / int(batch["attention_mask"][row].sum()))
             if extra := got - due:
@@ -184,6 +200,58 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
         )  # fmt: skip
 
     return prove
+
+
+@gate(
+    "isolation",
+    rows="L4",
+    title="a packed sample has the states that it has alone, on every attention backend",
+    reads="data model loss train",
+)
+def isolation(proof: Proof) -> Finding:
+    """What the recipe's own loss computes of three samples in one row: then the first is exchanged, then the last stands alone."""
+    run, stage = proof.look()
+    data = stage.data["train"]
+    indices = some(data, proof.cfg.run.seed)
+    batch = fetch(data, indices, proof.cfg.run.seed, run.device)
+    alone = fetch(data, indices[-1:], proof.cfg.run.seed, run.device)
+    sizes = batch["attention_mask"].sum(1).tolist()
+    changed = {**batch, "inputs": {**batch["inputs"], "input_ids": batch["inputs"]["input_ids"].clone()}}
+    changed["inputs"]["input_ids"][0, 1 : sizes[0]] = changed["inputs"]["input_ids"][0, 1 : sizes[0]].flip(0)
+    net, wrong, gaps = backbone(stage.model), [], {}
+    used, limit = net.config._attn_implementation, 1e-3 if run.precision == "fp32" else 5e-2
+    for backend in models.backends(net, run.device):
+        net.set_attn_implementation(backend)
+        seen: list[Tensor] = []
+        hook = net.register_forward_hook(lambda _m, _a, out, seen=seen: seen.append(out.last_hidden_state.float()))
+        try:
+            with evaluating(stage.model), run.autocast():
+                for one in (batch, changed, alone):
+                    stage.loss(stage.model, one)
+        finally:
+            hook.remove()
+            net.set_attn_implementation(used)
+        both, other, single = (states.flatten(0, 1) for states in seen)  # (tokens, D)
+        first, last = slice(1, sizes[0]), slice(-sizes[-1], None)
+        scale = (both[first] - other[first]).abs().max().item()
+        moved, apart = ((both[last] - x[last]).abs().max().item() / scale for x in (other, single))
+        gaps[backend] = {"moved": moved, "alone": apart, "scale": scale}
+        if moved > limit:
+            wrong.append(
+                f"{backend}: exchanging sample 1 moves the states of sample 3 by {moved:.2g} of what it moves its own"
+            )
+        if apart > limit:
+            wrong.append(f"{backend}: sample 3 has other states than alone, by {apart:.2g} of that")
+    worst = max(max(g["moved"], g["alone"]) for g in gaps.values())
+    return Finding(
+        not wrong,
+        "; ".join(wrong) or f"sample 1 exchanged, or left out: sample 3 is unmoved on {', '.join(gaps)} ({worst:.1e})",
+        f"no more than {limit:g} of what the exchanged sample moves itself",
+        "positions do not begin anew with each sample, or are not handed to the model\n"
+        "an attention mask of ones is passed along: samples are then no longer told apart by their positions\n"
+        "an attention backend, or an architecture, that ignores positions: take another (OPT, Falcon and Bloom always leak)",
+        evidence={"gaps": gaps}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
+    )  # fmt: skip
 
 
 class Enough(Exception):

@@ -1,5 +1,6 @@
 """Language models by name, folder or hub id, and their tokenizers."""
 
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,20 @@ def tokenizer(path: str) -> Any:
     if found.pad_token_id is None:
         found.pad_token = found.eos_token  # masks and labels are made from lengths, so the eos of an answer stays one
     return found
+
+
+def context(path: str) -> float:
+    """Tokens that the model was made to read at once; infinite where its configuration says nothing."""
+    from transformers import AutoConfig
+
+    return getattr(AutoConfig.from_pretrained(path), "max_position_embeddings", None) or math.inf
+
+
+def fits(path: str, max_length: int) -> None:
+    """Does the model read what may be that long? Beyond its positions it was never trained, and nothing says so."""
+    if max_length > (limit := context(path)):
+        raise core.UserError(f"--data.max-length {max_length}: longer than the model's context", got=f"{path}: {limit} positions",
+                             needed=f"at most {limit}", next=f"--data.max-length {limit}")  # fmt: skip
 
 
 def load(path: str, dtype: torch.dtype) -> nn.Module:
@@ -85,3 +100,9 @@ def merged(path: str, adapter: Path) -> nn.Module:
     from peft import PeftModel
 
     return PeftModel.from_pretrained(load(path, torch.float32), adapter).merge_and_unload().to(torch.bfloat16)
+
+
+def backends(model: nn.Module, device: torch.device) -> list[str]:
+    """Attention implementations to ask: those that run anywhere, what the model uses, and on an accelerator flex attention."""
+    found = ["sdpa", "eager", model.config._attn_implementation, *["flex_attention"] * (device.type == "cuda")]
+    return list(dict.fromkeys(found))

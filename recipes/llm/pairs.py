@@ -1,5 +1,6 @@
 """Prompts with the completion that is wanted: where they come from, and how a chat model reads one."""
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -8,9 +9,10 @@ from typing import Any
 from zlib import crc32
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 import core
-from recipes.llm import docstrings
+from recipes.llm import conversations, docstrings, mixture
 
 IGNORED = -100
 COLUMNS = ("prompt", "completion")
@@ -25,7 +27,8 @@ class Source:
 
     path: str = "docstrings"
     """`docstrings` (the standard library's), a .jsonl, .json, .csv or .parquet file, or `hub:owner/name`: columns `prompt` and
-    `completion`, both text; a column `source`, if there is one, is what the split must not cut through."""
+    `completion`, both text, or whole conversations as `messages` (and `tools`); a column `source`, if there is one, is what the
+    split must not cut through. Several with commas between them, a weight behind `*`: `a.jsonl,b.jsonl*2,hub:owner/name*0.5`."""
     system: str = "You name Python functions."
     """System turn of every chat; empty: none (some templates then put their own)."""
     max_length: int = 96
@@ -34,13 +37,28 @@ class Source:
     """Share of pairs that may be longer; they are left out, counted and named, never cut."""
     held_out: int = 128
     """Validation pairs that are read, evenly spaced: generating answers takes its time. 0: all there are."""
+    every_turn: bool = True
+    """Score every answer of a conversation; no: the last one alone."""
+    near: float = 0.8
+    """A pair of a file goes if an earlier one has this share of its words, in runs of four; 1: only equal pairs go; 0: none."""
 
 
-def read(source: Source) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """(train, val) rows of `prompt`, `completion` and `source`."""
-    train, val = docstrings.load() if source.path == "docstrings" else read_file(source.path, checked)
-    n = min(source.held_out or len(val), len(val))
-    return train, [val[i * len(val) // n] for i in range(n)]
+def chat(tokenizer: Any, source: Source) -> "Chat":
+    """How this tokenizer's template puts what stands in `source`."""
+    first = (next(iter(_tables(path)["train"]), {}) for path, _ in mixture.parts(source.path) if path != "docstrings")
+    return Chat(tokenizer, source.system, any("messages" in row for row in first), source.every_turn)
+
+
+def read(source: Source, chat: "Chat") -> tuple[list[dict[str, str]], list[dict[str, str]], list[str]]:
+    """(train rows of `prompt`, `completion` and `source`, val rows, what to say of what was left out or repeated)."""
+    parts, told = [], []
+    for path, weight in mixture.parts(source.path):
+        train, val = docstrings.load() if path == "docstrings" else read_file(path, chat.rows)
+        n = min(source.held_out or len(val), len(val))
+        parts.append(mixture.Part(path, weight, train, [val[i * len(val) // n] for i in range(n)]))
+    if [p.path for p in parts] == ["docstrings"] and not chat.conversations and parts[0].weight == 1:
+        return parts[0].train, parts[0].val, told  # one of each, and split so that nothing is shared
+    return mixture.mixed([p.map(chat.row) for p in parts], source.near)
 
 
 def read_file(path: str, checked: Callable[[Iterable[dict], str], list[dict]]) -> tuple[list[dict], list[dict]]:
@@ -54,6 +72,7 @@ def read_file(path: str, checked: Callable[[Iterable[dict], str], list[dict]]) -
     return [r for r, a in zip(train, apart, strict=True) if not a], [r for r, a in zip(train, apart, strict=True) if a]
 
 
+@cache
 def _tables(path: str) -> dict[str, Iterable[dict[str, Any]]]:
     """Splits of a file or of a data set on the hub, as `datasets` reads them."""
     import datasets
@@ -67,7 +86,16 @@ def _tables(path: str) -> dict[str, Iterable[dict[str, Any]]]:
         raise core.UserError(
             f"--data.path {path}: no such file of pairs", needed=f"a {', '.join(kinds)} file, or hub:owner/name"
         )
-    return datasets.load_dataset(kinds[file.suffix], data_files={"train": str(file)})
+    if not file.stat().st_size:
+        raise core.UserError(f"--data.path {path} is empty", needed="one pair at least", cause="a download that failed")
+    try:
+        return {"train": list(datasets.load_dataset(kinds[file.suffix], data_files={"train": str(file)})["train"])}
+    except (UnicodeDecodeError, datasets.exceptions.DatasetGenerationError) as error:
+        raise core.UserError(
+            f"--data.path {path} cannot be read", got=str(error.__cause__ or error).splitlines()[0],
+            needed=f"a {file.suffix} file in UTF-8", cause="another encoding, or rows that are not whole",
+            next=f"iconv -f LATIN1 -t UTF-8 {path} > utf8{file.suffix}" if isinstance(error, UnicodeDecodeError) else None,
+        ) from None  # fmt: skip
 
 
 def checked(rows: Iterable[dict[str, Any]], where: str) -> list[dict[str, str]]:
@@ -102,10 +130,36 @@ class Chat:
 
     tokenizer: Any
     system: str
+    conversations: bool = False
+    """Prompts are conversations up to an answer, as JSON (`recipes/llm/conversations.py`); else what a user says."""
+    every_turn: bool = True
+    """The answers in them are scored, too."""
 
-    def turns(self, prompt: str) -> list[dict[str, str]]:
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, {"role": "user", "content": prompt}]
+    def rows(self, table: Iterable[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+        """The rows of a file, checked: whole conversations, or pairs."""
+        table = list(table)
+        if table and "messages" in table[0]:
+            return conversations.checked(table, where)
+        return checked(table, where)
+
+    def row(self, row: dict[str, Any], where: str) -> dict[str, str]:
+        """A checked row as text: `prompt`, `completion` and `source`."""
+        if not self.conversations:
+            return row
+        if "messages" not in row:
+            asked, answer = (
+                {"role": r, "content": row[k]} for r, k in (("user", "prompt"), ("assistant", "completion"))
+            )
+            row = {"messages": [asked, answer], "source": row["source"]}
+        return conversations.pair(row, self, where)
+
+    def turns(self, prompt: str, shots: list[dict[str, str]] = ()) -> list[dict[str, Any]]:
+        """The turns before the answer: the system's, examples of answered prompts, the prompt."""
+        found = [{"role": "user", "content": prompt}]
+        if self.conversations and prompt.startswith("{"):
+            found = json.loads(prompt)["messages"]
+        system = [{"role": "system", "content": self.system}] if self.system and found[0]["role"] != "system" else []
+        return [*system, *shots, *found]
 
     def shots(self, rows: list[dict[str, str]], n: int) -> list[dict[str, str]]:
         """Turns of `n` answered prompts, evenly spaced in `rows`: a prompt with examples."""
@@ -116,26 +170,52 @@ class Chat:
             for turn in (self.turns(r["prompt"])[-1], {"role": "assistant", "content": r["completion"]})
         ]
 
-    def ask(self, turns: list[dict[str, str]]) -> list[int]:
+    def render(self, turns: list[dict[str, Any]], prompt: str = "", **how: Any) -> Any:
+        """What the template makes of `turns`, with the tools that `prompt` brings."""
+        tools = json.loads(prompt).get("tools") if self.conversations and prompt.startswith("{") else None
+        return self.tokenizer.apply_chat_template(turns, tools=tools, **how)
+
+    def ask(self, turns: list[dict[str, Any]], prompt: str = "") -> list[int]:
         """Ids up to where the answer begins: what generation starts from."""
-        return self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
+        return self.render(turns, prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
 
     def answer(self, completion: str) -> list[int]:
         """Ids of an answer and of the token that ends its turn."""
         return self.tokenizer(completion, add_special_tokens=False)["input_ids"] + [self.tokenizer.eos_token_id]
 
     def example(self, prompt: str, completion: str) -> dict[str, list[int]]:
-        """Ids and labels of one pair: only the completion and the end-of-turn token after it are scored."""
-        asked = self.ask(self.turns(prompt))
-        answer = self.answer(completion)
-        return {"input_ids": asked + answer, "labels": [IGNORED] * len(asked) + answer}
+        """Ids and labels of one pair: only answers and the end-of-turn tokens after them are scored."""
+        turns = self.turns(prompt)
+        asked, answer = self.ask(turns, prompt), self.answer(completion)
+        labels = [IGNORED] * len(asked)
+        for k in self.answered(turns):
+            start = len(self.ask(turns[:k], prompt))  # conversations.pair has seen that the template puts them so
+            end = asked.index(self.tokenizer.eos_token_id, start) + 1
+            labels[start:end] = asked[start:end]
+        return {"input_ids": asked + answer, "labels": labels + answer}
+
+    def answered(self, turns: list[dict[str, Any]]) -> list[int]:
+        """Which of the turns before the last answer are scored."""
+        return [k for k, turn in enumerate(turns) if turn["role"] == "assistant"] if self.every_turn else []
+
+    def shown(self, prompt: str) -> str:
+        """What was said last."""
+        return self.turns(prompt)[-1].get("content", "")
+
+    def saying(self, prompt: str, more: str) -> str:
+        """The prompt, with `more` said at its end."""
+        if not (self.conversations and prompt.startswith("{")):
+            return f"{prompt} {more}"
+        found = json.loads(prompt)
+        found["messages"][-1]["content"] = f"{found['messages'][-1].get('content', '')} {more}"
+        return json.dumps(found)
 
 
 class Pairs(core.Data):
     """Rows of text; `collate` turns some into ids and labels, so that gates can blank or exchange a prompt."""
 
     collator: Any = None
-    """The trainer's, which pads."""
+    """The trainer's, which pads, or packs."""
 
     def __init__(self, rows: list[dict[str, str]], chat: Chat):
         self.rows, self.chat = rows, chat
@@ -148,13 +228,24 @@ class Pairs(core.Data):
         return self.rows[index]
 
     def collate(self, samples: list[dict[str, str]]) -> dict[str, Any]:
-        """{input_ids, labels, attention_mask (B, T)} beside the texts as they are."""
-        batch = self.collator([self.chat.example(s["prompt"], s["completion"]) for s in samples])
+        """{input_ids, labels, attention_mask (B, T)} beside the texts as they are; where the trainer packs, what it reads is
+        `inputs`, all samples in one row (1, sum of their tokens)."""
+        examples = [self.chat.example(s["prompt"], s["completion"]) for s in samples]
+        batch = dict(self.collator(examples))
+        if "position_ids" in batch:
+            pad = {"input_ids": self.chat.tokenizer.pad_token_id, "labels": IGNORED, "attention_mask": 0}
+            rows = [{k: torch.tensor(v) for k, v in e.items()} for e in examples]
+            rows = [row | {"attention_mask": torch.ones_like(row["labels"])} for row in rows]
+            seen = {k: pad_sequence([row[k] for row in rows], True, value) for k, value in pad.items()}
+            batch = {"inputs": batch, **seen}
         return {**batch, **{key: [s[key] for s in samples] for key in self.fields}}
 
 
 def short_enough(rows: list[dict[str, str]], chat: Chat, source: Source, name: str) -> tuple[list[dict[str, str]], str]:
     """(rows that fit, what to say of the others). A completion that is cut never ends; one that is cut off teaches nothing."""
+    if not rows:
+        raise core.UserError(f"{name}: no pair in it", got=f"--data.path {source.path}", cause="too few rows to hold some out: one "
+                             "`source` (else prompt) in twenty is", needed="some dozens, or a validation split")  # fmt: skip
     sizes = lengths(tuple((r["prompt"], r["completion"]) for r in rows), chat)
     long = [i for i, n in enumerate(sizes) if n > source.max_length]
     if not long:
@@ -173,6 +264,8 @@ def short_enough(rows: list[dict[str, str]], chat: Chat, source: Source, name: s
 @cache
 def lengths(pairs: tuple[tuple[str, str], ...], chat: Chat) -> list[int]:
     """Tokens of each pair, counted once per process."""
+    if chat.conversations:
+        return [len(chat.example(p, c)["input_ids"]) for p, c in pairs]
     frame = len(chat.ask(chat.turns("")))
     ids = chat.tokenizer([p + c for p, c in pairs], add_special_tokens=False)["input_ids"] if pairs else []
     return [frame + len(one) + 2 for one in ids]  # two for the end of turn, and for a token that the seam may split

@@ -16,6 +16,7 @@ from core.gates import Finding, Gate, Proof, Skip, fetch, gate
 from core.gates.recorder import rehearsed
 from core.run import Run, evaluating
 from core.stage import Stage
+from recipes.llm import models
 from recipes.llm.packing import IGNORED, Packed
 
 KEYS = ("input_ids", "labels", "position_ids")
@@ -161,12 +162,6 @@ def asked(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-def backends(model: nn.Module, device: torch.device) -> list[str]:
-    """Attention implementations to ask: those that run anywhere, what the model uses, and on an accelerator flex attention."""
-    found = ["sdpa", "eager", model.config._attn_implementation, *["flex_attention"] * (device.type == "cuda")]
-    return list(dict.fromkeys(found))
-
-
 @gate(
     "isolation",
     rows="L4",
@@ -187,7 +182,7 @@ def isolation(proof: Proof) -> Finding:
     if len(rows["both"]["input_ids"]) != 1:
         raise Skip("two documents of half a row each are not packed into one: nothing to isolate")
     used, limit = model.config._attn_implementation, 1e-3 if run.precision == "fp32" else 5e-2
-    for backend in backends(model, run.device):
+    for backend in models.backends(model, run.device):
         model.set_attn_implementation(backend)
         seen: dict[str, dict[str, Tensor]] = {}
         try:

@@ -4,8 +4,9 @@ tiny  SmolLM2-135M learns to name Python functions from the first sentence of th
 full  SmolLM2-360M on `--data.path FILE` or `hub:owner/name`; an accelerator. The same code path.
 
 What this recipe gets right without being asked: the chat template is applied once, by the tokenizer itself; only the completion and
-the token that ends its turn are scored, though that token is also the pad; batches are padded right for training and left for
-generation; what is too long is left out and counted, never cut; the number that counts is taken from generated text, beside the
+the token that ends its turn are scored, though that token is also the pad (in a conversation, those of every turn); batches are
+padded right for training and left for generation, or packed without padding, each pair on its own; what is too long is left out
+and counted, never cut, and so is what validation asks about; the number that counts is taken from generated text, beside the
 untrained model and its 4-shot prompt.
 """
 
@@ -41,6 +42,10 @@ class Config(core.Config):
     """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32."""
     max_new_tokens: int = 10
     """Longest answer when generating; what has not ended by then has not stopped by itself."""
+    pack: bool = False
+    """Train on the pairs of a micro-batch one behind the other, without padding; each sees itself alone."""
+    neftune: float = 0.0
+    """Noise on the embeddings while training (NEFTune, Jain 2023: 5 to 15); 0: none."""
     merge: bool = False
     """Also export the whole model with the adapters merged into it."""
 
@@ -70,11 +75,12 @@ def full() -> Config:
 # ----------------------------------------------------------------------------------------------------------------- data
 def read(cfg: Config, chat: pairs.Chat) -> dict[str, pairs.Pairs]:
     """Both splits, without what is too long."""
-    data = {}
-    for name, rows in zip(("train", "val"), pairs.read(cfg.data), strict=True):
-        kept, told = pairs.short_enough(rows, chat, cfg.data, name)
+    data, (*splits, told) = {}, pairs.read(cfg.data, chat)
+    for name, rows in zip(("train", "val"), splits, strict=True):
+        kept, long = pairs.short_enough(rows, chat, cfg.data, name)
         data[name] = pairs.Pairs(kept, chat)
-        data[name].notes = {f"too long in {name}": told} if told else {}
+        data[name].notes = {f"too long in {name}": long} if long else {}
+    data["train"].notes |= {"data sets": "; ".join(told)} if told else {}
     return data
 
 
@@ -98,6 +104,9 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
         report_to="none",
         disable_tqdm=True,
         dataset_kwargs={"skip_prepare_dataset": True},
+        padding_free=cfg.pack,
+        max_length=None,  # what is too long is left out, never cut
+        neftune_noise_alpha=cfg.neftune or None,
         accelerator_config={"use_configured_state": True},
     )
     shape = Dataset.from_dict({"input_ids": [[0, 0]], "labels": [[0, 0]]})  # core's stream brings the samples
@@ -109,7 +118,8 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     """The one stage of this recipe."""
     path = models.locate(cfg.model)
     tokenizer = models.tokenizer(path)
-    chat = pairs.Chat(tokenizer, cfg.data.system)
+    models.fits(path, cfg.data.max_length)
+    chat = pairs.chat(tokenizer, cfg.data)
     data = read(cfg, chat)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
@@ -117,12 +127,13 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)
     for split in data.values():
         split.collator = trainer.data_collator
-    shots = chat.shots(data["train"].rows, 4)
+    shots = [] if chat.conversations else chat.shots(data["train"].rows, 4)
+    if shots and len(chat.ask(shots)) + cfg.data.max_length > models.context(path):
+        shots = []  # a short context has no room for examples
 
     def generate(model: nn.Module, prompts: list[str], before: list[dict] = ()) -> list[tuple[str, bool]]:
         """(answer, did it stop by itself?) to each prompt, greedily; padded left: every prompt ends where its answer begins."""
-        system = chat.turns("")[:-1]
-        asked = [chat.ask([*system, *before, *chat.turns(p)[-1:]]) for p in prompts]
+        asked = [chat.ask(chat.turns(p, before), p) for p in prompts]
         width = max(map(len, asked))
         ids = torch.tensor([[tokenizer.pad_token_id] * (width - len(a)) + a for a in asked], device=run.device)
         mask = torch.tensor([[0] * (width - len(a)) + [1] * len(a) for a in asked], device=run.device)
@@ -165,18 +176,16 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     def baselines() -> dict[str, dict[str, float]]:
         untrained = trainer.model if cfg.lora else models.load(path, torch.bfloat16).to(run.device)
         off = untrained.disable_adapter() if cfg.lora else contextlib.nullcontext()
+        asked = {"untrained": [], "untrained, 4-shot prompt": shots} if shots else {"untrained": []}
         with off, evaluating(untrained), run.autocast():
-            return {
-                "untrained": scores(untrained, data["val"]),
-                "untrained, 4-shot prompt": scores(untrained, data["val"], shots),
-            }
+            return {name: scores(untrained, data["val"], before) for name, before in asked.items()}
 
     def preview(batch: dict) -> list[core.Tile]:
         return [core.Tile(text) for text in gates.shown(tokenizer, batch)]
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         answers = generate(model, batch["prompt"])
-        return [core.Tile(f"{p} -> {text}{'' if stopped else ' ...'} ({wanted})", good=token_f1(text, wanted))
+        return [core.Tile(f"{chat.shown(p)} -> {text}{'' if stopped else ' ...'} ({wanted})", good=token_f1(text, wanted))
                 for (text, stopped), p, wanted in zip(answers, batch["prompt"], batch["completion"], strict=True)]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:
@@ -202,7 +211,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         metric=core.Metric("f1", "which words are in the name of the function?", floor=0.0, ceiling=1.0),
         expect=core.Expect(fresh=new, frozen=("base_model.",) if cfg.lora else (), overfit_steps=40, dear=2),
         pretrained=models.from_file(trainer.model, path),
-        gates=gates.of(chat),
+        gates=gates.of(chat, packed=cfg.pack),
         baselines=baselines,
         preview=preview,
         predict=predict,
