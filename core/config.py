@@ -40,8 +40,8 @@ class Train:
 class Optim:
     """Optimiser and schedule; everything is counted in optimiser steps."""
 
-    name: Literal["adamw", "sgd", "adafactor"] = "adamw"
-    """AdamW; SGD with Nesterov momentum; Adafactor (least memory)."""
+    name: Literal["adamw", "sgd", "adafactor", "muon"] = "adamw"
+    """AdamW; SGD with Nesterov momentum; Adafactor (least memory); Muon for the matrices of numbered layers, AdamW for the rest."""
     lr: float = 1e-3
     """Peak learning rate."""
     weight_decay: float = 1e-4

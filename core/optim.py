@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -64,6 +64,9 @@ def make_optimizer(model: nn.Module, settings: config.Optim, rates: Mapping[str,
         return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=nesterov, fused=True)
     if settings.name == "adafactor":
         return torch.optim.Adafactor(groups, lr=settings.lr)
+    if settings.name == "muon":
+        names = {id(p): n for n, p in trainable.items()}
+        return Muon(list(_apart(groups, lambda p: p.ndim == 2 and re.search(r"\d", names[id(p)]))), settings)
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
 
 
@@ -78,6 +81,47 @@ def _groups(parameters: dict[str, nn.Parameter], settings: config.Optim, lr: flo
             {**g, "name": f"{layer}.{g['name']}", "lr": lr * factor} for g in decay_groups(own, settings.weight_decay)
         ]
     return groups
+
+
+def _apart(groups: list[dict], hidden: Callable[[nn.Parameter], object]) -> Iterator[dict]:
+    """The groups, each as what is `hidden` in it and what is not."""
+    for group in groups:
+        for own, name in ((True, f"{group['name']}.muon"), (False, group["name"])):
+            params = [p for p in group["params"] if bool(hidden(p)) == own]
+            if params:
+                yield {**group, "name": name, "params": params}
+
+
+class Muon(Optimizer):
+    """Muon (Jordan 2024) for the groups named so, AdamW for the others; to whoever steps, saves or loads it, one optimiser.
+
+    torch's own two share its groups and its state. Muon's updates are scaled to the size of AdamW's (Liu 2025, arXiv 2502.16982),
+    so that one rate and one decay hold for both. It orthogonalises matrices of hidden layers; embeddings and heads, whose rows are
+    tokens or classes, stay with AdamW, as its authors have it.
+    """
+
+    def __init__(self, groups: list[dict], settings: config.Optim):
+        self.settings = settings
+        super().__init__(groups, {"lr": settings.lr})
+        self._share()
+
+    def _share(self) -> None:
+        hidden = [g for g in self.param_groups if g["name"].endswith(".muon")]
+        rest = [g for g in self.param_groups if not g["name"].endswith(".muon")]
+        own = {"lr": self.settings.lr, "adjust_lr_fn": "match_rms_adamw"}
+        self.parts = [torch.optim.Muon(hidden, **own)] if hidden else []
+        self.parts += [torch.optim.AdamW(rest, lr=self.settings.lr, betas=self.settings.betas)] if rest else []
+        for part in self.parts:
+            part.state = self.state
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self._share()
+
+    def step(self, closure: None = None) -> None:
+        """One step of both."""
+        for part in self.parts:
+            part.step()
 
 
 def schedule(step: int, total: int, settings: config.Optim) -> float:

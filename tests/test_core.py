@@ -1,5 +1,6 @@
 """The core's own arithmetic: streams, cuts, schedules, groups, checkpoints, metrics, settings."""
 
+import copy
 import json
 import math
 import threading
@@ -82,6 +83,47 @@ def test_norms_and_biases_do_not_decay():
     assert {p.ndim for p in groups["no_decay"]["params"]} == {1}
     with pytest.raises(UserError, match="nothing to train"):
         optim.make_optimizer(net.requires_grad_(False), Optim())
+
+
+def muon(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    blocks = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 4))
+    net = torch.nn.ModuleDict({"embed": torch.nn.Embedding(5, 4), "blocks": blocks, "head": torch.nn.Linear(4, 3)})
+    return net, optim.make_optimizer(net, Optim(name="muon", lr=0.01, weight_decay=0.0))
+
+
+def steps(net: torch.nn.Module, optimizer: torch.optim.Optimizer, n: int) -> list[torch.Tensor]:
+    for _ in range(n):
+        optimizer.zero_grad()
+        net["head"](net["blocks"](net["embed"](torch.arange(3)))).square().sum().backward()
+        optimizer.step()
+    return [p.detach().clone() for p in net.parameters()]
+
+
+def test_muon_takes_the_matrices_of_numbered_layers_and_adamw_the_rest():
+    net, optimizer = muon(0)
+    inside = {id(p) for g in optimizer.param_groups if g["name"].endswith(".muon") for p in g["params"]}
+    assert [n for n, p in net.named_parameters() if id(p) in inside] == ["blocks.0.weight", "blocks.1.weight"]
+    before = [p.detach().clone() for p in net.parameters()]
+    after = steps(net, optimizer, 1)
+    moved = {n: (b - a).float() for (n, _), a, b in zip(net.named_parameters(), before, after, strict=True)}
+    assert moved["head.weight"].abs().max() == pytest.approx(0.01, rel=1e-3)  # AdamW's first step is the rate
+    # Orthogonalised: the second direction counts for more than in the gradient.
+    gradient, update = (torch.linalg.svdvals(m) for m in (net["blocks"][0].weight.grad, moved["blocks.0.weight"]))
+    assert gradient[1] / gradient[0] < 0.5 < update[1] / update[0]
+
+
+def test_muon_goes_on_bitwise_from_its_state():
+    net, optimizer = muon(0)
+    steps(net, optimizer, 3)
+    state, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(net.state_dict())
+    straight = steps(net, optimizer, 3)
+    net, optimizer = muon(1)
+    net.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+    assert all(torch.equal(a, b) for a, b in zip(steps(net, optimizer, 3), straight, strict=True))
+    optim.set_rates(optimizer, 0.0)  # the schedule reaches both
+    assert all(torch.equal(a, b) for a, b in zip(steps(net, optimizer, 1), straight, strict=True))
 
 
 # ----------------------------------------------------------------------------------------------------------- checkpoints

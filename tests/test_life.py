@@ -315,6 +315,7 @@ def test_tiny_reaches_its_result_and_its_export_stands_alone(tmp_path: Path):
 CHOICES = [
     pytest.param(("--optim.name", "sgd", "--optim.lr", "0.1"), marks=pytest.mark.verify),
     pytest.param(("--optim.name", "adafactor", "--optim.lr", "0.1"), marks=pytest.mark.verify),
+    pytest.param(("--optim.name", "muon"), marks=pytest.mark.verify),
     pytest.param(("--train.precision", "bf16"), marks=pytest.mark.verify),
     pytest.param(("--train.precision", "fp16"), marks=pytest.mark.verify),  # a minute: processors emulate it
     ("--optim.schedule", "wsd", "--run.export", "best"),

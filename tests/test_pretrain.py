@@ -17,7 +17,7 @@ import core
 from core.config import Train
 from core.errors import UserError
 from core.run import Plan
-from recipes.llm import documents, ngrams, packing, pretrain, prose
+from recipes.llm import documents, models, ngrams, packing, pretrain, prose
 from tests import language
 from tests.commands import read, run_folder, trainworthy
 
@@ -206,6 +206,40 @@ def test_a_run_logs_what_a_pretraining_run_is_judged_by(folder: Path, tmp_path: 
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
     assert out.shape[1] > 1
     assert model.config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_queries_and_keys_are_normalised_where_that_is_asked_for(folder: Path):
+    stage = staged(settings(folder, qk_norm=True))
+    assert {n.split(".")[-2] for n, _ in stage.model.named_parameters() if "q_norm" in n or "k_norm" in n} == {
+        "q_norm",
+        "k_norm",
+    }
+    plain = staged(settings(folder))
+    assert stage.expect.initial_loss == plain.expect.initial_loss
+
+
+@pytest.mark.parametrize("rope", ["linear", "dynamic", "yarn"])
+def test_a_longer_context_by_scaled_positions(folder: Path, rope: str):
+    """Within what was learnt and beyond it: the config is the export's, the positions are other ones, and each kind acts."""
+    stages = {}
+    for kind in ("default", rope):
+        cfg = settings(folder, rope=kind, rope_from=16)
+        stages[kind] = staged(cfg)
+    ids = {"input_ids": torch.arange(3, 35)[None], "position_ids": torch.arange(32)[None]}
+    with torch.no_grad():
+        a, b = (stages[kind].model.eval()(**ids, use_cache=False).logits for kind in ("default", rope))
+    assert (a - b)[:, 20:].abs().max() > 1e-4
+    assert stages[rope].model.config.rope_parameters["rope_type"] == rope
+    assert stages[rope].model.config.rope_parameters["factor"] == 2.0
+    with pytest.raises(UserError, match="--rope-from"):
+        staged(settings(folder, rope=rope))
+
+
+def test_flops_of_a_token_are_six_for_each_weight_and_attention(folder: Path):
+    model = staged(settings(folder)).model
+    body = sum(p.numel() for n, p in model.named_parameters() if "embed_tokens" not in n)
+    assert models.flops(model, 32) == 6 * body + 12 * 2 * 32 * 32
+    assert models.utilisation(1e12, torch.device("cpu")) == {"tflops_per_sec": 1.0}
 
 
 @pytest.mark.verify

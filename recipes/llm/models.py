@@ -106,3 +106,34 @@ def backends(model: nn.Module, device: torch.device) -> list[str]:
     """Attention implementations to ask: those that run anywhere, what the model uses, and on an accelerator flex attention."""
     found = ["sdpa", "eager", model.config._attn_implementation, *["flex_attention"] * (device.type == "cuda")]
     return list(dict.fromkeys(found))
+
+
+# Dense bf16 peak of one device in FLOP/s, from its maker's data sheet.
+PEAKS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "A10G": 70e12,
+    "L4": 121e12,
+    "RTX 4090": 165e12,
+}
+
+
+def flops(model: nn.Module, context: int) -> float:
+    """Floating-point operations that a trained token costs: six for each weight that multiplies, 12 x layers x width x context for
+    attention over a whole row (PaLM, Chowdhery 2022, appendix B). Rows of short packed documents need less."""
+    config, embedding = model.config, model.get_input_embeddings().weight
+    tied = model.get_output_embeddings().weight is embedding
+    weights = sum(p.numel() for p in model.parameters()) - (0 if tied else embedding.numel())
+    width = config.num_attention_heads * (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+    return 6 * weights + 12 * config.num_hidden_layers * width * context
+
+
+def utilisation(achieved: float, device: torch.device) -> dict[str, float]:
+    """Tera-operations per second and device, and their share of what the device can do at most (MFU) where that is known."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    peak = next((peak for known, peak in PEAKS.items() if known in name), None)
+    return {"tflops_per_sec": achieved / 1e12} | ({"mfu": achieved / peak} if peak else {})

@@ -11,8 +11,9 @@ documents, beside what counting and xz reach.
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,8 +22,10 @@ from torch.nn import functional as F
 
 import core
 from core.config import Optim, RunSettings, Train
+from core.pretrained import read_weights
+from core.run import evaluating
 from core.stage import View
-from recipes.llm import documents, ngrams, pretrain_gates
+from recipes.llm import documents, models, ngrams, pretrain_gates
 from recipes.llm.packing import IGNORED, Packed
 from recipes.shared import hub
 
@@ -41,6 +44,13 @@ class Config(core.Config):
     """Blocks."""
     heads: int = 4
     """Attention heads; the width over this is even (rotary positions)."""
+    qk_norm: bool = False
+    """Normalise queries and keys (Henry 2020), so that attention does not saturate; the net is Qwen3's, a Llama with just that."""
+    rope: Literal["default", "linear", "dynamic", "yarn"] = "default"
+    """How positions beyond `rope_from` are made ones that the model knows: interpolated (Chen 2023), by a base that grows with the
+    row (dynamic NTK), or each frequency by its own measure (YaRN, Peng 2023). `--init-from` brings the model that is extended."""
+    rope_from: int = 0
+    """Context that the model of `--init-from` was trained with; what lies beyond is measured apart. 0: nothing is extended."""
     z_loss: float = 1e-4
     """Weight of log^2 Z (PaLM, Chowdhery 2022): it keeps the logits from drifting, which a softmax does not feel; 0: none."""
 
@@ -83,7 +93,7 @@ def read(cfg: Config) -> tuple[documents.Corpus, Packed, Packed]:
 # ---------------------------------------------------------------------------------------------------------------- model
 def make_model(cfg: Config, tokenizer, log_p: Tensor) -> nn.Module:
     """A causal language model of transformers, untrained; (V,) log-frequencies are what a Llama of ours begins with."""
-    from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Config
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -96,14 +106,27 @@ def make_model(cfg: Config, tokenizer, log_p: Tensor) -> nn.Module:
             raise core.UserError(f"--model {cfg.model} reads fewer tokens than a row has", got=config.max_position_embeddings,
                                  needed=f"{cfg.data.context} (--data.context)")  # fmt: skip
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if cfg.rope != "default" and not 0 < cfg.rope_from < cfg.data.context:
+        got = f"--rope-from {cfg.rope_from}, --data.context {cfg.data.context}"
+        raise core.UserError(f"--rope {cfg.rope} extends a context", got=got,
+                             needed="--rope-from: the shorter context of the run in --init-from")  # fmt: skip
     if cfg.width % (2 * cfg.heads):
         raise core.UserError(
             "--width does not fit --heads",
             got=f"{cfg.width} over {cfg.heads}",
             needed="an even number of channels for each head",
         )
-    config = LlamaConfig(hidden_size=cfg.width, intermediate_size=3 * cfg.width, num_hidden_layers=cfg.layers,
-                         num_attention_heads=cfg.heads, max_position_embeddings=cfg.data.context, **ids)  # fmt: skip
+    sizes = {"hidden_size": cfg.width, "intermediate_size": 3 * cfg.width, "num_hidden_layers": cfg.layers, "head_dim":
+             cfg.width // cfg.heads, "num_attention_heads": cfg.heads, "num_key_value_heads": cfg.heads,
+             "max_position_embeddings": cfg.data.context}  # fmt: skip
+    config = (Qwen3Config if cfg.qk_norm else LlamaConfig)(**sizes, **ids)
+    if cfg.rope != "default":
+        config.rope_parameters |= {"rope_type": cfg.rope, "factor": cfg.data.context / cfg.rope_from,
+                                   "original_max_position_embeddings": cfg.rope_from}  # fmt: skip
+        if cfg.rope == "dynamic":
+            config.max_position_embeddings = (
+                cfg.rope_from
+            )  # this type takes it for the original one, whatever stands above
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     start_at_frequencies(model, log_p)
     return model
@@ -155,14 +178,16 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         rows = []
         for batch in run.batches(data):
             nll, log_z, asked = scores(model, batch)
-            sums = (nll * asked, log_z * asked, asked)
-            rows.append(torch.stack([*(x.double().sum(1) for x in sums), batch["bytes"].double()], 1))  # (B, 4)
-        nll, log_z, tokens, size = run.gather(torch.cat(rows)).sum(0).tolist()
-        return {
+            beyond = asked & (batch["position_ids"][:, 1:] >= (cfg.rope_from or cfg.data.context))
+            sums = (nll * asked, log_z * asked, asked, nll * beyond, beyond)
+            rows.append(torch.stack([*(x.double().sum(1) for x in sums), batch["bytes"].double()], 1))  # (B, 6)
+        nll, log_z, tokens, far, there, size = run.gather(torch.cat(rows)).sum(0).tolist()
+        found = {
             "bits_per_byte": nll / math.log(2) / size,
             "perplexity": math.exp(nll / tokens),
             "log_z": log_z / tokens,
         }
+        return found | ({"perplexity_beyond": math.exp(far / there)} if there else {})
 
     def baselines() -> dict[str, dict[str, float]]:
         found = {
@@ -170,7 +195,17 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
             **ngrams.smoothed(corpus.train, corpus.val, log_p, size),
             **ngrams.xz(*corpus.texts),
         }
-        return {name: {"bits_per_byte": bits} for name, bits in found.items()}
+        return {name: {"bits_per_byte": bits} for name, bits in found.items()} | (before() if cfg.rope_from else {})
+
+    def before() -> dict[str, dict[str, float]]:
+        """The model of `--init-from` at this context, untrained: with its positions as they were, and scaled."""
+        found = {}
+        for rope in dict.fromkeys(("default", cfg.rope)):
+            old = make_model(replace(cfg, rope=rope), tokenizer, torch.from_numpy(log_p).float()).to(run.device)
+            old.load_state_dict(read_weights(Path(cfg.init_from), trust_pickle=cfg.trust_pickle).tensors, strict=False)
+            with evaluating(old), run.autocast():
+                found[f"before, {rope} positions"] = evaluate(old, val_data)
+        return found
 
     def preview(batch: dict) -> list[core.Tile]:
         return [
@@ -245,11 +280,12 @@ STAGES = [pretrain]
 # ----------------------------------------------------------------------------------------------------------------- loop
 def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
     """The loop; the gates rehearse this very function."""
-    then = time.monotonic()
+    then, flops = time.monotonic(), models.flops(stage.model, cfg.data.context)
     for step in run.steps(stage):
         means = run.update(stage, step.batches)
         tokens = sum(stage.counts(batch)["*"] for batch in step.batches) * run.world
-        told = {"tokens_per_sec": tokens / (time.monotonic() - then)}
+        rate = tokens / (time.monotonic() - then)
+        told = {"tokens_per_sec": rate} | models.utilisation(rate * flops / run.world, run.device)
         if "z" in means:
             told["rms_log_z"] = (means["z"] / cfg.z_loss).sqrt()
         run.log("lm", told)
