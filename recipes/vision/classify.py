@@ -20,7 +20,7 @@ from torchvision.transforms import v2
 import core
 from core.config import Loader, Optim, RunSettings, Train
 from recipes.shared import digits
-from recipes.vision import gates, mixing, pictures, zoo
+from recipes.vision import balancing, gates, mixing, pictures, zoo
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -30,6 +30,7 @@ class Config(core.Config):
 
     data: pictures.Source = field(default_factory=pictures.Source)
     mix: mixing.Mix = field(default_factory=mixing.Mix)
+    balance: balancing.Balance = field(default_factory=balancing.Balance)
     model: str = "small"
     """`small` (the net below), or any classifier of torchvision by name (resnet50, vit_b_16, convnext_tiny, ...)."""
     weights: str = "none"
@@ -77,8 +78,8 @@ def read(cfg: Config) -> pictures.Labelled:
         return pictures.load(cfg.data)
     images, labels = digits.load()
     learn, held_out = digits.split(labels)
-    classes = digits.CLASSES
-    return pictures.Labelled(images, labels, classes, learn, held_out)
+    learn = balancing.thinned(learn, labels, cfg.balance.ratio)
+    return pictures.Labelled(images, labels, digits.CLASSES, learn, held_out)
 
 
 def preprocessing(cfg: Config) -> tuple[zoo.Preprocessing | None, nn.Module]:
@@ -181,6 +182,11 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     if cfg.data.streaming:  # near neighbours lie in one row group: shuffled together, mixed together
         train_data.order, val_data.order = train_data.images.order, val_data.images.order
 
+    balanced = balancing.parts(cfg.balance, labels[learn], n, eps)
+    if cfg.balance.by != "none" and cfg.mix.on:
+        raise core.UserError("--balance.by and --mix do not go together", got=cfg.balance.by, needed="one of them",
+                             cause="a mixed picture has two classes")  # fmt: skip
+
     model, started_from, fresh = make_model(cfg, train_data, classes)
     if run.world > 1 and run.device.type == "cuda":  # statistics over the whole batch, however it is cut
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -253,6 +259,10 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     smoothed = [1 - eps + eps / n, *[eps / n] * (n - 1)]  # the target; its entropy is the lowest loss there is
     floor = -sum(p * math.log(p) for p in smoothed if p > 0)
     expect = core.Expect(initial_loss=math.log(n), loss_floor=floor, fresh=fresh)
+    if cfg.balance.by == "focal":
+        expect.initial_loss, expect.loss_floor = (1 - 1 / n) ** cfg.balance.gamma * math.log(n), 0.0
+    if cfg.balance.by == "sampler":
+        train_data = balancing.Even(train_data, labels[learn])
     if cfg.mix.on:  # every draw lies in the sample; the floor is that of the very batch
         near = train_data.images.near if cfg.data.streaming else None
         train_data, val_data = mixing.Mixed(train_data, cfg.mix, near), mixing.Mixed(val_data, cfg.mix)
@@ -264,7 +274,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
         data={"train": train_data, "val": val_data},
-        loss=mixed_loss if cfg.mix.on else loss,
+        **({"loss": mixed_loss if cfg.mix.on else loss} | balanced),
         evaluate=evaluate,
         metric=core.Metric("accuracy", question, floor=1 / n, ceiling=1.0, best_known=best_known),
         average=ema.model if ema else None,
@@ -276,7 +286,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         predict=predict,
         figures=figures,
         export=export,
-        gates=[gates.scale],
+        gates=[gates.scale, *[gates.balance] * (cfg.balance.by in ("weights", "sampler"))],
         monitors=[gates.forgotten],
     )  # fmt: skip
 

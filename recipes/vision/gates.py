@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from core.gates import Finding, Proof, fetch, gate, pick
 from core.monitors import monitor
@@ -23,6 +24,7 @@ SAMPLES, WINDOWS = 16, 200
 DRAWS, AS_ONE = 32, 0.7
 # Of what reaches the first layer: standard deviation of a channel, distance of its mean from 0.
 SPREAD, OFF = (0.2, 4.0), 2.5
+EVEN = 1.2  # the most that one class may have of what another has of the loss
 SHIFT = 6  # pixels: a prediction that is wrong along one side of everything
 
 
@@ -31,6 +33,43 @@ def outputs(proof: Proof) -> int:
     run, stage = proof.look()
     with evaluating(stage.model), torch.no_grad(), run.autocast():
         return stage.model(fetch(stage.data["train"], [0], None, run.device)["image"]).shape[1]
+
+
+# ---------------------------------------------------------------------------------------------------------------- classes
+@gate(
+    "balance", rows="V6", title="every class has the same say where that is asked for", reads="data model loss counts"
+)
+def balance(proof: Proof) -> Finding:
+    """How often a class comes in an epoch, times what a sample of it weighs in the loss and in what the loss is divided by."""
+    (run, stage), smoothing = proof.look(), proof.cfg.label_smoothing
+    data = stage.data["train"]
+    first, often = {}, Counter()
+    for i in range(len(data)):
+        label = int(data.peek(i, "label"))
+        first.setdefault(label, i)
+        often[label] += 1
+    say, names = {}, data.fields["label"].classes
+    for label, i in sorted(first.items()):
+        one = fetch(data, [i], None, run.device)
+        with evaluating(stage.model), torch.no_grad(), run.autocast():
+            plain = F.cross_entropy(stage.model(one["image"]).float(), one["label"], label_smoothing=smoothing)
+            weighs = sum(stage.loss(stage.model, one).values()) / plain
+        divided = sum(stage.counts(one).values())
+        say[names[label]] = often[label] * float(weighs)
+        if abs(float(weighs) - float(divided)) > 0.01 * float(weighs):
+            say[names[label]] *= float(weighs) / float(divided)
+    most, least = max(say, key=say.get), min(say, key=say.get)
+    apart, total = say[most] / max(say[least], 1e-9), sum(say.values())
+    return Finding(
+        apart <= EVEN,
+        f"{most} has {say[most] / total:.1%} of the loss of an epoch, {least} {say[least] / total:.1%}; samples "
+        f"{min(often.values()):,} to {max(often.values()):,} a class",
+        f"no class more than {EVEN:g} times another",
+        "weights of another split, of classes in another order, or upside down\n"
+        "weighed in the loss and not in its denominator (counts), or twice: sampler and weights together\n"
+        "the sampler repeats other samples than those of small classes",
+        evidence={"say": say, "often": {names[k]: v for k, v in often.items()}},
+    )  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------------- labels

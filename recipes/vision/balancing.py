@@ -1,0 +1,74 @@
+"""Classes of unequal size: each gets the same say by its weight or by repetition, or hard samples get more of it (focal loss)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import core
+
+
+@dataclass
+class Balance:
+    """What is done about classes of unequal size."""
+
+    by: Literal["none", "weights", "sampler", "focal"] = "none"
+    """A weight of 1 / its size for each class, as many samples of each by repeating small ones, or focal loss (Lin 2017)."""
+    gamma: float = 2.0
+    """Focal loss: a sample counts by (1 - p)^gamma of what its own class has."""
+    ratio: float = 1.0
+    """Digits: training samples are left out until the largest class is so many times the smallest (sizes fall exponentially, Cui
+    2019); held-out ones stay."""
+
+
+def thinned(learn: Tensor, labels: Tensor, ratio: float) -> Tensor:
+    """Those of `learn` (N,) that stay: of class c the first `size * ratio^(-c / (n - 1))`."""
+    if ratio < 1:
+        raise core.UserError("--balance.ratio is the largest class over the smallest", got=ratio, needed=">= 1")
+    n = int(labels.max()) + 1
+    own = [learn[labels[learn] == c] for c in range(n)]
+    return torch.cat([i[: max(1, round(len(i) * ratio ** (-c / (n - 1))))] for c, i in enumerate(own)])
+
+
+class Even(core.Data):
+    """`data` with as many samples of each class as its largest has: those of smaller ones come again, with draws of their own."""
+
+    def __init__(self, data: core.Data, labels: Tensor):
+        self.data, self.fields, self.notes = data, data.fields, data.notes
+        own = [(labels == c).nonzero().flatten() for c in labels.unique().tolist()]
+        most = max(map(len, own))
+        self.places = torch.stack([i[torch.arange(most) % len(i)] for i in own], 1).flatten().tolist()
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+        return self.data.get(self.places[index], generator)
+
+    def peek(self, index: int, key: str) -> Any:
+        return self.data.peek(self.places[index], key)
+
+
+def parts(balance: Balance, labels: Tensor, n: int, smoothing: float) -> dict[str, Callable]:
+    """`loss` and `counts` of a stage: {} where neither differs from plain cross-entropy."""
+
+    def focal(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+        """Against the label as it is: smoothing would pull back what (1 - p)^gamma lets go."""
+        nll = F.cross_entropy(model(batch["image"]).float(), batch["label"], reduction="none")
+        return {"ce": ((1 - (-nll).exp()) ** balance.gamma * nll).sum()}
+
+    def weighed(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+        """Each sample by its class, smoothing included, so that the floor of the loss stays what it is."""
+        logits, label = model(batch["image"]).float(), batch["label"]
+        each = F.cross_entropy(logits, label, label_smoothing=smoothing, reduction="none")
+        return {"ce": (weight.to(each)[label] * each).sum()}
+
+    weight = len(labels) / (n * torch.bincount(labels, minlength=n).clamp_min(1))  # (n,); mean 1 over the samples
+    if balance.by == "focal":
+        return {"loss": focal}
+    if balance.by == "weights":
+        return {"loss": weighed, "counts": lambda batch: {"ce": weight.to(batch["image"].device)[batch["label"]].sum()}}
+    return {}
