@@ -7,7 +7,7 @@ POSITIONS = 'position_ids=batch["position_ids"], use_cache=False)'
 SHIFTED = 'logits, labels = out.logits[:, :-1].float(), batch["labels"][:, 1:]'
 ASKED = "return log_z - own, log_z, labels != IGNORED"
 Z = 'terms["z"] = cfg.z_loss * log_z[asked].square().sum()'
-TOTAL = "nll, log_z, tokens, size = run.gather(torch.cat(rows)).sum(0).tolist()\n"
+TOTAL = "        nll, log_z, tokens, far, there, size = run.gather(torch.cat(rows)).sum(0).tolist()\n"
 VAL = "val_data = Packed(corpus.val,"
 MODEL = "    start_at_frequencies(model, log_p)\n    return model\n"
 

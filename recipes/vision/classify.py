@@ -78,8 +78,8 @@ def read(cfg: Config) -> pictures.Labelled:
         return pictures.load(cfg.data)
     images, labels = digits.load()
     learn, held_out = digits.split(labels)
-    learn = balancing.thinned(learn, labels, cfg.balance.ratio)
-    return pictures.Labelled(images, labels, digits.CLASSES, learn, held_out)
+    classes = digits.CLASSES
+    return pictures.Labelled(images, labels, classes, balancing.thinned(learn, labels, cfg.balance.ratio), held_out)
 
 
 def preprocessing(cfg: Config) -> tuple[zoo.Preprocessing | None, nn.Module]:
