@@ -4,7 +4,7 @@ from tests.plants import STAGES, Plant, staged
 
 UNEVEN = ("--balance.ratio", "20")
 BY_WEIGHT, BY_SAMPLER = (*UNEVEN, "--balance.by", "weights"), (*UNEVEN, "--balance.by", "sampler")
-PARTS = "balanced = balancing.parts(cfg.balance, labels[learn], n, eps)\n"
+PARTS = "balanced = balancing.parts(cfg.balance, labels[learn], n, eps, mixed=cfg.mix.on)\n"
 
 PLANTS = [
     Plant("weights-of-the-other-split", "balance", "V6", PARTS, PARTS.replace("labels[learn]", "labels[held_out]"),
@@ -15,7 +15,7 @@ PLANTS = [
           ("denominator",), argv=BY_WEIGHT, before=("initial-loss",), why="a mean of weighed losses over unweighed samples",
           harm="a batch without small classes learns at a lower rate"),
     Plant("weighed-and-repeated", "balance", "V6", PARTS,
-          PARTS + "    balanced = balancing.parts(balancing.Balance(by='weights'), labels[learn], n, eps)\n",
+          PARTS + "    balanced = balancing.parts(balancing.Balance(by='weights'), labels[learn], n, eps, mixed=cfg.mix.on)\n",
           ("sampler and weights together",), argv=BY_SAMPLER, harm="small classes count twenty times twice"),
 ]  # fmt: skip
 RELATIVES = [p.id for p in PLANTS[1:]]

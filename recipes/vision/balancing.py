@@ -1,5 +1,6 @@
 """Classes of unequal size: each gets the same say by its weight or by repetition, or hard samples get more of it (focal loss)."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -52,11 +53,30 @@ class Even(core.Data):
         return self.data.peek(self.places[index], key)
 
 
-def parts(balance: Balance, labels: Tensor, n: int, smoothing: float) -> dict[str, Callable]:
+def smoothing(cfg: Any) -> float:
+    """Label smoothing, which focal loss is without: it would pull back what (1 - p)^gamma lets go."""
+    return 0.0 if cfg.balance.by == "focal" else cfg.label_smoothing
+
+
+def losses(balance: Balance, n: int, smoothing: float) -> tuple[float, float]:
+    """(of a net that knows nothing of `n` classes, the lowest there is: the entropy of a smoothed target), in nats."""
+    target = [1 - smoothing + smoothing / n, *[smoothing / n] * (n - 1)]
+    first = math.log(n) * ((1 - 1 / n) ** balance.gamma if balance.by == "focal" else 1)
+    return first, -sum(p * math.log(p) for p in target if p > 0)
+
+
+def repeated(balance: Balance, data: core.Data, labels: Tensor) -> core.Data:
+    """What is trained on."""
+    return Even(data, labels) if balance.by == "sampler" else data
+
+
+def parts(balance: Balance, labels: Tensor, n: int, smoothing: float, *, mixed: bool) -> dict[str, Callable]:
     """`loss` and `counts` of a stage: {} where neither differs from plain cross-entropy."""
+    if balance.by != "none" and mixed:
+        raise core.UserError("--balance.by and --mix do not go together", got=balance.by, needed="one of them",
+                             cause="a mixed picture has two classes")  # fmt: skip
 
     def focal(model: nn.Module, batch: dict) -> dict[str, Tensor]:
-        """Against the label as it is: smoothing would pull back what (1 - p)^gamma lets go."""
         nll = F.cross_entropy(model(batch["image"]).float(), batch["label"], reduction="none")
         return {"ce": ((1 - (-nll).exp()) ** balance.gamma * nll).sum()}
 

@@ -8,7 +8,6 @@ augmentation on the training path only; an output layer that starts at "I do not
 sample's prediction depends on its neighbours; per-class recall beside accuracy, so that a forgotten class is seen.
 """
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -172,7 +171,7 @@ def make_model(cfg: Config, train_data: Images, classes: tuple[str, ...]) -> zoo
 def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
     images, labels, classes, learn, held_out, notes = read(cfg)
-    embedded, n, eps = cfg.data.path == "digits", len(classes), cfg.label_smoothing
+    embedded, n, eps = cfg.data.path == "digits", len(classes), balancing.smoothing(cfg)
     fit, augment = preprocessing(cfg)
     if cfg.data.through:
         augment = pictures.through(augment, cfg.data.through, images.shape[-1])
@@ -182,11 +181,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     if cfg.data.streaming:  # near neighbours lie in one row group: shuffled together, mixed together
         train_data.order, val_data.order = train_data.images.order, val_data.images.order
 
-    balanced = balancing.parts(cfg.balance, labels[learn], n, eps)
-    if cfg.balance.by != "none" and cfg.mix.on:
-        raise core.UserError("--balance.by and --mix do not go together", got=cfg.balance.by, needed="one of them",
-                             cause="a mixed picture has two classes")  # fmt: skip
-
+    balanced = balancing.parts(cfg.balance, labels[learn], n, eps, mixed=cfg.mix.on)
     model, started_from, fresh = make_model(cfg, train_data, classes)
     if run.world > 1 and run.device.type == "cuda":  # statistics over the whole batch, however it is cut
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -256,13 +251,9 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
             config |= {"architecture": cfg.model, "library": "torchvision", "num_classes": n}
             core.save(folder, net, config, torch.zeros(2, *shape), weights=net.net)
 
-    smoothed = [1 - eps + eps / n, *[eps / n] * (n - 1)]  # the target; its entropy is the lowest loss there is
-    floor = -sum(p * math.log(p) for p in smoothed if p > 0)
-    expect = core.Expect(initial_loss=math.log(n), loss_floor=floor, fresh=fresh)
-    if cfg.balance.by == "focal":
-        expect.initial_loss, expect.loss_floor = (1 - 1 / n) ** cfg.balance.gamma * math.log(n), 0.0
-    if cfg.balance.by == "sampler":
-        train_data = balancing.Even(train_data, labels[learn])
+    first, floor = balancing.losses(cfg.balance, n, eps)
+    expect = core.Expect(initial_loss=first, loss_floor=floor, fresh=fresh)
+    train_data = balancing.repeated(cfg.balance, train_data, labels[learn])
     if cfg.mix.on:  # every draw lies in the sample; the floor is that of the very batch
         near = train_data.images.near if cfg.data.streaming else None
         train_data, val_data = mixing.Mixed(train_data, cfg.mix, near), mixing.Mixed(val_data, cfg.mix)
