@@ -47,7 +47,8 @@ PLANTS = [
     bug("cached-with-a-draw", "latent-scale", "DF3", CACHED,
         "with torch.no_grad():\n"
         "        said = [vae.encode(x.to(run.device)).latent_dist for x in images.split(256)]\n"
-        "    middles = torch.cat([x.sample().cpu() for x in said])\n", ("from fresh ones", "cached with a draw"), harm="one noise for ever on each latent"),
+        "    middles = torch.cat([x.sample().cpu() for x in said])\n",
+        ("from fresh ones", "cached with a draw"), harm="one noise for ever on each latent"),
     bug("cached-from-another-range", "latent-scale", "DF3", CACHED, CACHED.replace("images", "(images + 1) / 2"),
         ("pictures of another range",), source="mlcommons/training#721", harm="whited-out or washed-out samples"),
     bug("cached-by-another-autoencoder", "latent-scale", "DF3", CACHED,
