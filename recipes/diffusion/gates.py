@@ -88,8 +88,8 @@ class Objective:
 
 
 def clean_key(data: Data) -> str:
-    """Name of what is noised: the field that the others are drawn from."""
-    return next(k for k, f in data.fields.items() if f.role == "source")
+    """Name of what is noised."""
+    return data.process.clean_key
 
 
 def objective(proof: Proof) -> Objective:
@@ -188,7 +188,11 @@ def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
         one = fetch(val, [first[c] for c in range(n)], None, run.device)[clean_key(val)]
         knowing = Knowing(asked, one)
         with evaluating(stage.model):
-            known = stage.evaluate(knowing, View(val, pick(val, 10 * n, proof.cfg.run.seed)))[stage.metric.name]
+            each = (
+                proof.cfg.sampling.every
+            )  # an evaluation samples for one of so many: two of each class come at that distance
+            some = [i for i in pick(val, 2 * n, proof.cfg.run.seed) for _ in range(each)]
+            known = stage.evaluate(knowing, View(val, some))[stage.metric.name]
         shipped.set_timesteps(proof.cfg.sampling.steps)
         met = torch.tensor(sorted(knowing.met))
         strays = sum((met - i).abs().min().item() > 1e-3 for i in shipped.timesteps.tolist())
@@ -197,13 +201,15 @@ def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
         below = proof.cfg.noise.below(torch.arange(1, 4) * total / 4)
         declared = torch.cat([below.new_zeros(1), below, below.new_ones(1)]).diff()
         alone, spread_ok = seen.distinct >= 0.5, (spread >= 0.4 * declared).all() and seen.timesteps.max() <= total
-        recognised = (judge(one)[0] == torch.arange(n, device=run.device)).double().mean().item()
+        middle = one.mean(0)  # guidance at a scale s leads from there to the picture and, above 1, beyond it
+        ends = middle + proof.cfg.sampling.guidance_scale * (one - middle)
+        recognised = (judge(ends)[0] == torch.arange(n, device=run.device)).double().mean().item()
         floor = 0.75 * stage.metric.ceiling * recognised
         return Finding(
             wrong[worst] <= EXACT and known >= floor and not strays and alone and bool(spread_ok),
             f"asked for: {asked.kind}, undone in one step by {type(shipped).__name__} to rms {wrong[worst]:.1e} at worst "
             f"(t {t[worst]:.0f}); samples of a net that knows the answer: {stage.metric.name} {known:.2f} "
-            f"(its pictures themselves: {recognised:.2f}); {strays} of the export's "
+            f"(of what it must end at: {recognised:.2f}); {strays} of the export's "
             f"timesteps are not the evaluation's; {seen.distinct:.0%} of a batch's timesteps differ, "
             f"{' '.join(f'{s:.0%}' for s in spread.tolist())} in each quarter of {total}",
             f"rms at most {EXACT:g} at every level; {stage.metric.name} at least {floor:.2f}; sampled and exported with one "

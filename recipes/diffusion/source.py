@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from diffusers.utils import logging
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchvision.transforms import v2
 
 from core import Tile
@@ -40,6 +41,11 @@ def read(source: Source) -> labelled.Labelled:
     fit = v2.Compose([v2.Resize(source.image_size), v2.CenterCrop(source.image_size)])
     images = torch.stack([fit(found.images[i]) for i in range(len(found.labels))])
     return found._replace(images=images.float() / 127.5 - 1)
+
+
+def small(images: Tensor, side: int = 32) -> Tensor:
+    """Pictures (N, C, H, H) shrunk to `side` pixels where they are larger: enough to tell them apart."""
+    return F.adaptive_avg_pool2d(images, side) if images.shape[-1] > side else images
 
 
 def judge(source: Source) -> judges.Judge:
