@@ -4,6 +4,7 @@ from tests.plants import Plant
 from tests.plants_diffusion import ASKED, HIDDEN, TARGET
 
 LATENT = "diffusion/latent"
+SECOND = ("--stage", "latent")
 CACHED = "middles = latents.cached(vae, images)\n"
 SCALED = "z = pipeline.scaled(latents.measured(vae, middles[learn]), middles)\n"
 TAKEN = "latent, label = self.latents[index], self.labels[index]\n"
@@ -27,7 +28,7 @@ OTHER = """import copy
 
 def bug(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ...], **more: str) -> Plant:
     """One of stage two."""
-    return Plant(f"latent-{id}", gate, row, old, new, words, recipe=LATENT, argv=("--stage", "latent"), **more)
+    return Plant(f"latent-{id}", gate, row, old, new, words, recipe=LATENT, argv=SECOND, **more)
 
 
 PLANTS = [
