@@ -33,15 +33,15 @@ def bug(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ...]
 
 PLANTS = [
     bug("factor-five-times", "latent-scale", "DF3", SCALED, SCALED.replace("z = ", "z = 5 * "),
-        ("deviation 5.", "1 / deviation", "factor and offset as in its config"), harm="agreement at guidance 2: 0.99 -> 0.71"),
+        ("1 / deviation", "factor and offset as in its config"), harm="agreement at guidance 2: 0.99 -> 0.71"),
     bug("dif-03-factor-of-another-autoencoder", "latent-scale", "DF3", SCALED,
         SCALED + "    vae.register_to_config(scaling_factor=0.18215, shift_factor=None)\n    z = pipeline.scaled(vae, middles)\n",
-        ("deviation 0.", "0.18215", "another autoencoder's factor"), source="hpcaitech/Open-Sora#493, huggingface/diffusers#6923",
+        ("0.18215", "another autoencoder's factor"), source="hpcaitech/Open-Sora#493, huggingface/diffusers#6923",
         harm="none on these digits: a factor that is too small did no harm; noise is then too strong for what it covers"),
     bug("factor-measured-before-training", "latent-scale", "DF3", SCALED, EARLY, ("before training ended",),
         harm="latents drift while the autoencoder learns"),
     bug("shifted", "latent-scale", "DF3", SCALED, SCALED.replace("z = ", "z = 1 + "),
-        ("mean +1.", "a shift that is not taken away"), harm="the sampler starts at a mean of 0"),
+        ("made with", "a shift that is not taken away"), harm="the sampler starts at a mean of 0"),
     bug("scaled-again-as-they-are-read", "latent-scale", "DF3", TAKEN,
         TAKEN.replace("self.latents[index],", "0.18215 * self.latents[index],"), ("or twice",),
         source="hpcaitech/Open-Sora#493", harm="latents of another scale than the way back undoes"),

@@ -22,10 +22,8 @@ from recipes.diffusion.gates import Knowing, clean_key, objective
 from recipes.shared.judge import Judge
 
 FEW = 64  # samples whose latents are made afresh, and the least noisy of LEVELS
-MEAN, STD = (
-    0.1,
-    (0.8, 1.25),
-)  # of latents at the net; where they are measured on other pictures they are never quite 0 and 1
+MEAN = 0.25  # of latents at the net: many an autoencoder has a factor and no shift
+STD = (0.8, 1.25)
 FRESH = 5e-3  # rms between cached latents and fresh ones, in deviations
 FACTOR = 0.01  # relative difference of a factor from the one that is declared, of a latent from the one that was learnt
 BACK = 0.05  # rms of pictures in [-1, 1] that should be one picture

@@ -93,10 +93,8 @@ def measured(vae: nn.Module, middles: Tensor) -> nn.Module:
 
 def told(vae: nn.Module) -> str:
     """For the data report."""
-    mean, std = vae.config.shift_factor, 1 / vae.config.scaling_factor
-    return (
-        f"each picture encoded once; mean {mean:.3f} and deviation {std:.3f} as they come, 0 and 1 as they are learnt"
-    )
+    mean, std = vae.config.shift_factor or 0.0, 1 / vae.config.scaling_factor
+    return f"each picture encoded once; mean {mean:.3f} and deviation {std:.3f} as they come, taken away and divided by"
 
 
 class Pictures(Data):
