@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
 from diffusers import AutoencoderKL
 from safetensors.torch import load_file
 
+from core import config, gates, parts, recipe
 from recipes.diffusion import latents, nets, pipeline, source
 from recipes.diffusion.noise import Noise, Process
 from recipes.shared import digits
@@ -114,6 +116,23 @@ torch.save(made.images, "made.pt")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"(16, 16) {vae.config.scaling_factor}"
     assert torch.allclose(torch.load(tmp_path / "made.pt"), (made / 2 + 0.5).clamp(0, 1), atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------------------- gates
+@pytest.mark.verify
+def test_an_autoencoder_below_the_bar_is_refused_once_it_is_trained(tmp_path: Path):
+    """An untrained one, as what stage one left and as what eight samples made of it: only the first can be judged."""
+    loaded, accelerator = recipe.load("diffusion/latent"), Accelerator(cpu=True)
+    first, second = parts.parts(loaded, config.parse(loaded.module, ["--sampling.steps", "4"], prog="test")[0])
+    before, found = first.untrained(accelerator), {}
+    for follows in ("trained", "rehearsed"):
+        proof = gates.Proof(second.cfg, accelerator, second.maker(lambda: before), loaded.module.train, tmp_path, {}, {},
+                            follows=follows)  # fmt: skip
+        found[follows] = next(g for g in proof.look()[1].gates if g.id == "round-trip").prove(proof)
+    assert not found["trained"].ok
+    assert "not good enough" in found["trained"].remedy
+    assert found["rehearsed"].ok, found["rehearsed"].measured
+    assert "not judged yet" in found["rehearsed"].measured
 
 
 # ------------------------------------------------------------------------------------------------------- through the command
