@@ -88,7 +88,9 @@ def asked_for(process: Diffusion, t: Tensor, target: Tensor, image: Tensor, nois
     alpha, sigma = process.levels(t)
     basis = torch.stack([image.flatten(1), noise.flatten(1)], 2)
     fit = torch.linalg.lstsq(basis, target.flatten(1)[..., None]).solution[..., 0].unbind(1)
-    return gates.Objective({}, process.add(image, noise, t), t, target, torch.ones_like(alpha), alpha, sigma, *fit)
+    return gates.Objective(
+        {}, image, process.add(image, noise, t), t, target, torch.ones_like(alpha), alpha, sigma, *fit
+    )
 
 
 def test_targets_are_told_apart():

@@ -14,6 +14,8 @@ from tests.conftest import ROOT
 OURS = [e for e in recipes() if HOME in e.path.parents]
 SHORT: dict[str, tuple[str, ...]] = {
     "diffusion/flow": ("--train.epochs", "0.3", "--run.save-every", "0.1", "--sampling.every", "50", "--sampling.steps", "4"),
+    "diffusion/latent": ("--autoencoder.epochs", "0.3", "--latent.epochs", "0.3", "--run.save-every", "0.1",
+                         "--sampling.every", "50", "--sampling.steps", "4"),
     "diffusion/pixel": ("--train.epochs", "0.3", "--run.save-every", "0.1", "--sampling.every", "50", "--sampling.steps", "4"),
     "distill/logits": ("--alone.epochs", "10", "--alone.save-every", "1",
                        "--distilled.epochs", "0.5", "--distilled.save-every", "0.1"),

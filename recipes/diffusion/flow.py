@@ -26,7 +26,6 @@ from core.stage import View
 from recipes.diffusion import gates, nets, pipeline, source
 from recipes.diffusion.line import Noise, Process
 from recipes.diffusion.scores import Scores
-from recipes.shared import judge as judges
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -147,7 +146,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     model = make_model(cfg, images.shape[1], n)
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
     # After the model: building a judge draws random numbers once a process, and takes a minute that a wrong setting need not cost.
-    judge = judges.load(cfg.data.image_size) if cfg.data.judge == "digits" else judges.of(Path(cfg.data.judge))
+    judge = source.judge(cfg.data)
     train_data.notes = {**notes, "judge": judge.told}
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
@@ -179,7 +178,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     def figures(at_hand: nn.Module, data: core.Data) -> dict:
         return {
             "Samples by guidance scale": scores.curve(ema.model if ema else None, model, data, asked.scales),
-            "Samples": scores.grid(at_hand, asked.guidance_scale),
+            "Samples": scores.grid(at_hand, data, asked.guidance_scale),
         }
 
     def baselines() -> dict[str, dict[str, float]]:

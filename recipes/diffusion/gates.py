@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from core.gates import Finding, Gate, Proof, Skip, fetch, gate, pick
 from core.monitors import monitor
 from core.run import Plan, Run, evaluating
-from core.stage import Stage, View
+from core.stage import Data, Stage, View
 
 LEVELS = 512  # training samples whose timesteps stand for the schedule
 EXACT = 0.02  # rms of a picture in [-1, 1] that is undone in one step
@@ -53,6 +53,8 @@ class Objective:
     """What the loss asks of the net, sample by sample."""
 
     batch: dict
+    clean: Tensor
+    """(B, C, H, W) what was noised: pictures or latents."""
     noisy: Tensor
     """(B, C, H, W) what the net got."""
     told: Tensor
@@ -85,6 +87,11 @@ class Objective:
         return kind if miss[kind] < 0.1 else shares
 
 
+def clean_key(data: Data) -> str:
+    """Name of what is noised."""
+    return data.process.clean_key
+
+
 def objective(proof: Proof) -> Objective:
     """Read off the loss, on samples of the training path."""
 
@@ -100,12 +107,13 @@ def objective(proof: Proof) -> Objective:
         steep = slopes[1] - slopes[0]
         target = torch.where(steep > 0, -slopes[0] / steep, 0.0)
         weight = steep.flatten(1).mean(1) * steep[0].numel() / 2
-        basis = torch.stack([batch["image"].flatten(1), batch["noise"].flatten(1)], 2).double()  # (B, CHW, 2)
+        clean = batch[clean_key(data)]
+        basis = torch.stack([clean.flatten(1), batch["noise"].flatten(1)], 2).double()  # (B, CHW, 2)
 
         def fitted(y: Tensor) -> tuple[Tensor, Tensor]:
             return torch.linalg.lstsq(basis, y.flatten(1)[..., None].double()).solution[..., 0].unbind(1)
 
-        return Objective(batch, net.noisy, net.told, target, weight, *fitted(net.noisy), *fitted(target))
+        return Objective(batch, clean, net.noisy, net.told, target, weight, *fitted(net.noisy), *fitted(target))
 
     return proof.once("diffusion objective", read)
 
@@ -150,59 +158,73 @@ def undone(scheduler, prediction: Tensor, t: float, noisy: Tensor) -> Tensor:
     return noisy + moved * level / (level - after)
 
 
-@gate(
-    "noise-process",
-    rows="DF4",
-    title="what training asks for, sampling turns back into the picture at every noise level",
-    reads="data model loss counts evaluate export train",
-)
-def noise_process(proof: Proof) -> Finding:
-    """The loss's own target, fed to the exported scheduler, must give the clean picture back in one step, at 512 noise levels and
-    the timesteps that the net is told. Then a net that knows one picture per class is evaluated: sampling with it must show those
-    pictures, at the timesteps that the exported scheduler will ask for. And train() must draw a timestep for each sample, over
-    the whole schedule."""
-    asked, run, stage = objective(proof), *proof.build(Plan(steps=1))
-    with tempfile.TemporaryDirectory() as name:
-        stage.export(Path(name))
-        shipped = DiffusionPipeline.from_pretrained(name, trust_remote_code=True).scheduler
-    stage.model.to(run.device)
-    total, t = shipped.config.num_train_timesteps, asked.told.tolist()
-    wrong = [
-        undone(shipped, p, i, x).sub(clean).square().mean().sqrt().item()
-        for p, i, x, clean in zip(asked.target.cpu(), t, asked.noisy.cpu(), asked.batch["image"].cpu(), strict=True)
-    ]
-    worst = max(range(len(wrong)), key=wrong.__getitem__)
-    val, n = stage.data["val"], len(stage.data["val"].fields["label"].classes)
-    first = {int(val.peek(i, "label")): i for i in reversed(pick(val, 4 * n, proof.cfg.run.seed))}
-    one = fetch(val, [first[c] for c in range(n)], None, run.device)["image"]
-    knowing = Knowing(asked, one)
-    with evaluating(stage.model):
-        known = stage.evaluate(knowing, View(val, pick(val, 10 * n, proof.cfg.run.seed)))[stage.metric.name]
-    shipped.set_timesteps(proof.cfg.sampling.steps)
-    met = torch.tensor(sorted(knowing.met))
-    strays = sum((met - i).abs().min().item() > 1e-3 for i in shipped.timesteps.tolist())
-    seen = watched(proof)
-    spread = torch.histc(seen.timesteps, bins=4, min=0, max=total) / len(seen.timesteps)
-    below = proof.cfg.noise.below(torch.arange(1, 4) * total / 4)
-    declared = torch.cat([below.new_zeros(1), below, below.new_ones(1)]).diff()
-    alone, spread_ok = seen.distinct >= 0.5, (spread >= 0.4 * declared).all() and seen.timesteps.max() <= total
-    floor = 0.75 * stage.metric.ceiling
-    return Finding(
-        wrong[worst] <= EXACT and known >= floor and not strays and alone and bool(spread_ok),
-        f"asked for: {asked.kind}, undone in one step by {type(shipped).__name__} to rms {wrong[worst]:.1e} at worst "
-        f"(t {t[worst]:.0f}); samples of a net that knows the answer: {stage.metric.name} {known:.2f}; {strays} of the export's "
-        f"timesteps are not the evaluation's; {seen.distinct:.0%} of a batch's timesteps differ, "
-        f"{' '.join(f'{s:.0%}' for s in spread.tolist())} in each quarter of {total}",
-        f"rms at most {EXACT:g} at every level; {stage.metric.name} at least {floor:.2f}; sampled and exported with one scheduler; "
-        f"timesteps of their own, at least {' '.join(f'{0.4 * s:.0%}' for s in declared.tolist())} in each quarter of "
-        "the sampler's schedule",
-        "the sampler is not built from the training scheduler's config: another schedule, shift, number of timesteps or prediction "
-        "type\n"
-        "the target has another sign or form than the scheduler undoes\n"
-        "the net is told another timestep than its sampler will tell it: on another scale, or with time reversed\n"
-        "one timestep for the whole batch, or a constant in its place\nthe sampler starts at another noise level than pure noise",
-        evidence={"kind": asked.kind, "levels": t, "rms": wrong, "known": known, "quarters": spread.tolist()},
-    )  # fmt: skip
+def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
+    """The gate on what is learnt and undone; `judge` also says which of the clean things it works with can be recognised at all."""
+
+    @gate(
+        "noise-process",
+        rows="DF4",
+        title="what training asks for, sampling turns back into the picture at every noise level",
+        reads="data model loss counts evaluate export train",
+    )
+    def prove(proof: Proof) -> Finding:
+        """The loss's own target, fed to the exported scheduler, must give the clean picture back in one step, at 512 noise levels
+        and the timesteps that the net is told. Then a net that knows one picture per class is evaluated: sampling with it must show
+        those pictures, at the timesteps that the exported scheduler will ask for. And train() must draw a timestep for each sample,
+        over the whole schedule."""
+        asked, run, stage = objective(proof), *proof.build(Plan(steps=1))
+        with tempfile.TemporaryDirectory() as name:
+            stage.export(Path(name))
+            shipped = DiffusionPipeline.from_pretrained(name, trust_remote_code=True).scheduler
+        stage.model.to(run.device)
+        total, t = shipped.config.num_train_timesteps, asked.told.tolist()
+        wrong = [
+            undone(shipped, p, i, x).sub(clean).square().mean().sqrt().item()
+            for p, i, x, clean in zip(asked.target.cpu(), t, asked.noisy.cpu(), asked.clean.cpu(), strict=True)
+        ]
+        worst = max(range(len(wrong)), key=wrong.__getitem__)
+        val, n = stage.data["val"], len(stage.data["val"].fields["label"].classes)
+        first = {int(val.peek(i, "label")): i for i in reversed(pick(val, 4 * n, proof.cfg.run.seed))}
+        one = fetch(val, [first[c] for c in range(n)], None, run.device)[clean_key(val)]
+        knowing = Knowing(asked, one)
+        with evaluating(stage.model):
+            each = (
+                proof.cfg.sampling.every
+            )  # an evaluation samples for one of so many: two of each class come at that distance
+            some = [i for i in pick(val, 2 * n, proof.cfg.run.seed) for _ in range(each)]
+            known = stage.evaluate(knowing, View(val, some))[stage.metric.name]
+        shipped.set_timesteps(proof.cfg.sampling.steps)
+        met = torch.tensor(sorted(knowing.met))
+        strays = sum((met - i).abs().min().item() > 1e-3 for i in shipped.timesteps.tolist())
+        seen = watched(proof)
+        spread = torch.histc(seen.timesteps, bins=4, min=0, max=total) / len(seen.timesteps)
+        below = proof.cfg.noise.below(torch.arange(1, 4) * total / 4)
+        declared = torch.cat([below.new_zeros(1), below, below.new_ones(1)]).diff()
+        alone, spread_ok = seen.distinct >= 0.5, (spread >= 0.4 * declared).all() and seen.timesteps.max() <= total
+        middle = one.mean(0)  # guidance at a scale s leads from there to the picture and, above 1, beyond it
+        ends = middle + proof.cfg.sampling.guidance_scale * (one - middle)
+        recognised = (judge(ends)[0] == torch.arange(n, device=run.device)).double().mean().item()
+        floor = 0.75 * stage.metric.ceiling * recognised
+        return Finding(
+            wrong[worst] <= EXACT and known >= floor and not strays and alone and bool(spread_ok),
+            f"asked for: {asked.kind}, undone in one step by {type(shipped).__name__} to rms {wrong[worst]:.1e} at worst "
+            f"(t {t[worst]:.0f}); samples of a net that knows the answer: {stage.metric.name} {known:.2f} "
+            f"(of what it must end at: {recognised:.2f}); {strays} of the export's "
+            f"timesteps are not the evaluation's; {seen.distinct:.0%} of a batch's timesteps differ, "
+            f"{' '.join(f'{s:.0%}' for s in spread.tolist())} in each quarter of {total}",
+            f"rms at most {EXACT:g} at every level; {stage.metric.name} at least {floor:.2f}; sampled and exported with one "
+            f"scheduler; timesteps of their own, at least {' '.join(f'{0.4 * s:.0%}' for s in declared.tolist())} in each quarter "
+            "of the sampler's schedule",
+            "the sampler is not built from the training scheduler's config: another schedule, shift, number of timesteps or "
+            "prediction type\n"
+            "the target has another sign or form than the scheduler undoes\n"
+            "the net is told another timestep than its sampler will tell it: on another scale, or with time reversed\n"
+            "one timestep for the whole batch, or a constant in its place\n"
+            "the sampler starts at another noise level than pure noise",
+            evidence={"kind": asked.kind, "levels": t, "rms": wrong, "known": known, "quarters": spread.tolist()},
+        )  # fmt: skip
+
+    return prove
 
 
 @dataclass
@@ -441,7 +463,7 @@ def judged(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
 
 def of(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Gate]:
     """The gates of a recipe whose samples `judge` judges."""
-    return [judged(judge), noise_process, hidden_class, average, weighting, two_samplers]
+    return [judged(judge), noise_process(judge), hidden_class, average, weighting, two_samplers]
 
 
 # ------------------------------------------------------------------------------------------------------------- monitors

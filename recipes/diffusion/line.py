@@ -45,8 +45,8 @@ class Noise:
 class Process(curved.Process):
     """x_t = (1 - s) x_0 + s noise, at the noise level s = t / timesteps of (0, 1); t is a real number."""
 
-    def __init__(self, noise: Noise):
-        self.noise = noise
+    def __init__(self, noise: Noise, clean_key: str = "image", bound: float = 1.0):
+        self.noise, self.clean_key, self.bound = noise, clean_key, bound
         self.scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=noise.timesteps, shift=noise.shift)
 
     def levels(self, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,8 +67,8 @@ class Process(curved.Process):
         return torch.ones_like(t)
 
     def clean(self, prediction: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
-        """The picture in [-1, 1] that a prediction implies, in one step."""
-        return (noisy - self.levels(t)[1].view(-1, 1, 1, 1) * prediction).clamp(-1, 1)
+        """The picture, within its bounds, that a prediction implies, in one step."""
+        return (noisy - self.levels(t)[1].view(-1, 1, 1, 1) * prediction).clamp(-self.bound, self.bound)
 
     def sampler(self, name: str = "euler"):
         """A scheduler that undoes it: `euler`, or `heun`, which asks the net twice a step. Both end with a step of a thousandth."""

@@ -34,10 +34,11 @@ class Noise:
 
 
 class Process:
-    """x_t = alpha_t x_0 + sigma_t noise, for t of 0 .. timesteps - 1."""
+    """x_t = alpha_t x_0 + sigma_t noise, for t of 0 .. timesteps - 1; x_0 is what stands under `clean_key` in a batch, pictures in
+    [-1, 1] or latents, which have no `bound`."""
 
-    def __init__(self, noise: Noise):
-        self.noise = noise
+    def __init__(self, noise: Noise, clean_key: str = "image", bound: float = 1.0):
+        self.noise, self.clean_key, self.bound = noise, clean_key, bound
         # By keyword: from_config takes what was given by position for a default, and drops it for another class.
         self.scheduler = DDPMScheduler(num_train_timesteps=noise.timesteps, beta_schedule=noise.schedule,
                                        prediction_type=noise.prediction, timestep_spacing="trailing")  # fmt: skip
@@ -63,15 +64,16 @@ class Process:
         return self.weight.to(t.device)[t]
 
     def clean(self, prediction: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
-        """The picture in [-1, 1] that a prediction implies, in one step."""
+        """The picture, within its bounds, that a prediction implies, in one step."""
         alpha, sigma = (level.view(-1, 1, 1, 1) for level in self.levels(t))
         epsilon = self.noise.prediction == "epsilon"
-        return ((noisy - sigma * prediction) / alpha if epsilon else alpha * noisy - sigma * prediction).clamp(-1, 1)
+        implied = (noisy - sigma * prediction) / alpha if epsilon else alpha * noisy - sigma * prediction
+        return implied.clamp(-self.bound, self.bound)
 
     def look(self, model: nn.Module, batch: dict) -> Tensor:
         """(B, 5) of each sample: timestep, mean square error of the prediction, of the picture it implies, the picture's own mean
         square and mean."""
-        t, image = batch["timestep"], batch["image"]
+        t, image = batch["timestep"], batch[self.clean_key]
         prediction = model(batch["noisy"], t, batch["condition"]).sample.float()
         error = prediction - self.target(image, batch["noise"], t)
         wrong = self.clean(prediction, batch["noisy"], t) - image
@@ -93,7 +95,7 @@ class Process:
     def initial_loss(self, batch: dict) -> float:
         """Loss per sample of a net that says 0: the weighted mean square of what it should say."""
         t = batch["timestep"]
-        target = self.target(batch["image"], batch["noise"], t)
+        target = self.target(batch[self.clean_key], batch["noise"], t)
         return (self.weights(t) * target.square().mean((1, 2, 3))).mean().item()
 
     def sampler(self, name: str = "ddim"):

@@ -30,12 +30,33 @@ def sample(unet, scheduler, class_labels, noise, *, null, guidance_scale, num_in
     return sample
 
 
+@torch.no_grad()
+def middle(vae, images):
+    """(B, c, h, w) the middle of what the autoencoder says of each picture (B, C, H, W) in [-1, 1], not a draw from it."""
+    return vae.encode(images).latent_dist.mode()
+
+
+def scaled(vae, middles):
+    """Latents with mean 0 and deviation 1: shifted and scaled by the autoencoder's own measured factors."""
+    return (middles - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
+
+
+@torch.no_grad()
+def decode(vae, latents):
+    """Pictures in about [-1, 1] of such latents: the same factors undone."""
+    return vae.decode(latents / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)).sample
+
+
 class ClassConditionalPipeline(DiffusionPipeline):
     """`pipeline([3, 1, 4], guidance_scale=2.0).images`: a picture of each class asked for."""
 
     def __init__(self, unet, scheduler):
         super().__init__()
         self.register_modules(unet=unet, scheduler=scheduler)
+
+    def shown(self, sample):
+        """The pictures that samples are."""
+        return sample
 
     def __call__(self, class_labels, *, guidance_scale=2.0, num_inference_steps=30, generator=None, output_type="pil"):
         """`output_type`: `pil`, `np` (B, H, W, C) or `pt` (B, C, H, W), the latter two in [0, 1]."""
@@ -47,8 +68,19 @@ class ClassConditionalPipeline(DiffusionPipeline):
             self.unet, self.scheduler, torch.as_tensor(class_labels, device=self.device), noise.to(self.device, self.unet.dtype),
             null=config.num_class_embeds - 1, guidance_scale=guidance_scale, num_inference_steps=num_inference_steps,
         )  # fmt: skip
-        images = (images.float() / 2 + 0.5).clamp(0, 1)
+        images = (self.shown(images).float() / 2 + 0.5).clamp(0, 1)
         if output_type == "pt":
             return ImagePipelineOutput(images=images)
         images = images.permute(0, 2, 3, 1).cpu().numpy()
         return ImagePipelineOutput(images=self.numpy_to_pil(images) if output_type == "pil" else images)
+
+
+class LatentPipeline(ClassConditionalPipeline):
+    """The same where the net makes latents: `vae` turns them into pictures."""
+
+    def __init__(self, unet, scheduler, vae):
+        super(ClassConditionalPipeline, self).__init__()
+        self.register_modules(unet=unet, scheduler=scheduler, vae=vae)
+
+    def shown(self, sample):
+        return decode(self.vae, sample)

@@ -64,10 +64,11 @@ class Scores:
         values = torch.tensor([[s["agreement"], s["frechet"]] for s in found.values()])
         return Matrix(values, list(found), ("agreement", "Frechet distance"), axes=("samples", "score"))
 
-    def grid(self, model: nn.Module, scale: float) -> list[Tile]:
-        """Four samples of each of the first ten classes, from noise that is always the same."""
+    def grid(self, model: nn.Module, data: Data, scale: float) -> list[Tile]:
+        """Four samples of each of the first ten classes, from noise that is always the same, shaped like that of `data`."""
         asked = torch.arange(min(len(self.found.classes), 10), device=self.run.device).repeat_interleave(4)
-        noise = torch.randn(len(asked), *self.found.images.shape[1:], generator=torch.Generator().manual_seed(0))
+        shape = data.peek(0, "noise").shape
+        noise = torch.randn(len(asked), *shape, generator=torch.Generator().manual_seed(0))
         return self.shown(self.sample(model, asked, noise.to(self.run.device), scale), asked)
 
     def shown(self, made: Tensor, asked: Tensor) -> list[Tile]:

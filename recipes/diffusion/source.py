@@ -7,12 +7,14 @@ from pathlib import Path
 
 import torch
 from diffusers.utils import logging
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torchvision.transforms import v2
 
 from core import Tile
 from recipes.diffusion import pipeline
 from recipes.shared import digits
+from recipes.shared import judge as judges
 from recipes.vision import pictures as labelled
 
 logging.disable_progress_bar()  # a bar for two small files says nothing
@@ -41,16 +43,27 @@ def read(source: Source) -> labelled.Labelled:
     return found._replace(images=images.float() / 127.5 - 1)
 
 
+def small(images: Tensor, side: int = 32) -> Tensor:
+    """Pictures (N, C, H, H) shrunk to `side` pixels where they are larger: enough to tell them apart."""
+    return F.adaptive_avg_pool2d(images, side) if images.shape[-1] > side else images
+
+
+def judge(source: Source) -> judges.Judge:
+    """Who says what a picture shows."""
+    return judges.load(source.image_size) if source.judge == "digits" else judges.of(Path(source.judge))
+
+
 def tiles(pictures: Tensor, captions: list[str], good: list[float] | None = None) -> list[Tile]:
     """(B, C, H, W) in about [-1, 1] to look at."""
     shown = zip(captions, (pictures + 1) / 2, good or [None] * len(captions), strict=True)
     return [Tile(c, x, g) for c, x, g in shown]
 
 
-def save_pipeline(folder: Path, unet: torch.nn.Module, scheduler) -> None:
+def save_pipeline(folder: Path, unet: nn.Module, scheduler, vae: nn.Module | None = None) -> None:
     """What `DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)` loads: parts, index, the pipeline's source."""
-    pipeline.ClassConditionalPipeline(unet, scheduler).save_pretrained(folder)
+    kind = pipeline.LatentPipeline if vae else pipeline.ClassConditionalPipeline
+    kind(unet, scheduler, *([vae] if vae else [])).save_pretrained(folder)
     shutil.copy(pipeline.__file__, folder / "pipeline.py")
     index = folder / "model_index.json"
-    config = json.loads(index.read_text()) | {"_class_name": ["pipeline", "ClassConditionalPipeline"]}
+    config = json.loads(index.read_text()) | {"_class_name": ["pipeline", kind.__name__]}
     index.write_text(json.dumps(config, indent=2))

@@ -76,12 +76,13 @@ class Judge:
 
 @cache
 def load(side: int) -> Judge:
-    """The judge of digits of `side` pixels; its features are what its last layer reads."""
+    """The judge of digits of `side` pixels; its features are what its last layer reads. From 16 on it is one and the same net."""
     # Core is left out: a change of it that changed what vision/classify trains to would fail that recipe's own tests, and the judge
     # is measured at every use.
     recipe = find("vision/classify").path
-    key = {"settings": _settings(side), "torch": torch.__version__}
-    folder = assets.built(f"judge-{side}", key, lambda folder: _build(folder, side),
+    through = min(side, 16)  # a net that reads digits both whole and through 16 pixels reads those between
+    key = {"settings": _settings(through), "torch": torch.__version__}
+    folder = assets.built(f"judge-{through}", key, lambda folder: _build(folder, through),
                           sources=[recipe, recipe.with_name("pictures.py"), digits.__file__])  # fmt: skip
     config, state = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
     net = ResNet(state["mean"], state["std"], config["widths"], len(config["classes"])).eval().requires_grad_(False)
@@ -114,15 +115,15 @@ def of(export: Path) -> Judge:
     return Judge(program, nn.Identity(), (3, fit["crop"]) if fit else (1, 28), f"the export in {export}")
 
 
-def _settings(side: int) -> list[str]:
-    return ["--data.through", str(side), "--train.epochs", str(EPOCHS), "--train.eval-every", str(EPOCHS)]
+def _settings(through: int) -> list[str]:
+    return ["--data.through", str(through), "--train.epochs", str(EPOCHS), "--train.eval-every", str(EPOCHS)]
 
 
-def _build(folder: Path, side: int) -> None:
+def _build(folder: Path, through: int) -> None:
     """`trainworthy run vision/classify` in a process of its own, whoever launched this one; its export is kept."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER)}
     with tempfile.TemporaryDirectory() as out:
-        command = [sys.executable, "-m", "core.launch", "run", "vision/classify", *_settings(side), "--run.out", out]
+        command = [sys.executable, "-m", "core.launch", "run", "vision/classify", *_settings(through), "--run.out", out]
         done = subprocess.run(command, env={**env, "PYTHONSAFEPATH": "1"}, capture_output=True, text=True)
         if done.returncode != DONE:
             raise UserError("the judge of generated digits could not be trained", got=done.stderr.strip()[-300:],
