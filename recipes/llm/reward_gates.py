@@ -133,10 +133,10 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
         _, start = proof.look()
         run, learnt, found = overfitted(proof)
         data = View(start.data["train"], found["indices"])
-        samples = [data.get(i, None) for i in range(len(data))]
-        turned = [{**s, "chosen": s["rejected"], "rejected": s["chosen"]} for s in samples]
+        all_of = [data.get(i, None) for i in range(len(data))]
         gaps, told = {}, []
-        for name, stage in (("before training", start), ("after", learnt)):
+        for name, stage, samples in (("before training", start, all_of[:2]), ("after", learnt, all_of)):
+            turned = [{**s, "chosen": s["rejected"], "rejected": s["chosen"]} for s in samples]
             with evaluating(stage.model), run.autocast():
                 rewards = torch.stack([torch.stack([alone(stage.model, chat, s["prompt"], s[k], run.device) for k in ANSWERS])
                                        for s in samples]).cpu()  # (N, 2)  # fmt: skip
