@@ -46,7 +46,8 @@ def straight(net: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_folder(cwd)
 
 
-MORE = {"lora": (), "whole": ("--lora", "0"), "hinge": ("--loss", "hinge"), "ipo": ("--loss", "ipo", "--beta", "0.5")}
+MORE = {"lora": (), "whole": ("--lora", "0"), "ipo": ("--loss", "ipo", "--beta", "0.5")}
+MORE |= {k: ("--loss", k) for k in ("hinge", "exo_pair", "nca_pair", "sppo_hard", "apo_down", "discopop")}
 
 
 @pytest.mark.parametrize(
