@@ -124,18 +124,23 @@ def test_calibration():
 def test_a_reward_that_counts_tokens_is_told():
     """With and without a preference for length in the data, and beside a reward that knows what is preferred."""
     generator = torch.Generator().manual_seed(0)
-    more = torch.randn(200, generator=generator) * 6 + 4  # what is preferred is longer by four tokens
-    noise = torch.randn(200, generator=generator)
+    sizes = (12 + 6 * torch.randn(200, 2, generator=generator).abs()).round()
+    noise = torch.randn(200, 2, generator=generator)
+    wanted = torch.tensor([1.0, -1.0])
 
-    def judged(margin: Tensor) -> bool:
-        history = [{"val/follows_length": calibration.partial(margin, more)}]
+    def judged(rewards: Tensor, sizes: Tensor) -> bool:
+        history = [{"val/follows_length": calibration.follows(rewards, sizes)}]
         return reward_gates.follows_length.judge(history).ok
 
-    assert calibration.partial(0.3 * more, more) == pytest.approx(1.0)
-    assert not judged(0.3 * more + 0.5 * noise)
-    assert not judged(-0.3 * more + 0.5 * noise)
-    assert judged(2.0 + noise)
-    assert judged(2.0 + 0.05 * more + noise)  # a little
+    longer = sizes.sort(1, descending=True).values  # what is preferred is longer in every pair
+    assert calibration.follows(0.3 * sizes, sizes) == pytest.approx(1.0)
+    for n in (sizes, longer):
+        assert not judged(0.3 * n + 0.5 * noise, n)
+        assert not judged(-0.3 * n + 0.5 * noise, n)
+        assert not judged(3 * (n - 14).tanh() + 0.5 * noise, n)  # saturates
+        assert judged(wanted + noise, n)
+        assert judged(wanted + 0.05 * n + noise, n)  # a little
+    assert judged(torch.zeros(200, 2), sizes)
 
 
 # ------------------------------------------------------------------------------------------------------------- bad input

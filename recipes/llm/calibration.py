@@ -44,12 +44,23 @@ def reliability(margins: Tensor) -> Points:
     )  # fmt: skip
 
 
-def partial(margins: Tensor, more: Tensor) -> float:
-    """Correlation of the margins (N,) with how many more tokens the preferred answer has (N,), 0 where one of them does not vary.
+def follows(rewards: Tensor, sizes: Tensor) -> float:
+    """Rank correlation (Spearman) of rewards (N, 2) with sizes (N, 2), taken among the preferred answers and among the others, and
+    averaged: what the preference itself gives either is left out. 0 where one of them does not vary.
 
-    Both are differences of the preferred answer to the other, so taking their means off takes off what the preference itself gives
-    either of them: it is the partial correlation over pairs in random order, given which answer is preferred.
+    Ranks, since a reward that counts tokens saturates: one that was trained on nothing but length had 0.25 by differences of its
+    margins (Pearson's), and 0.82 so.
     """
-    a, b = (x.double() - x.double().mean() for x in (margins, more))
+    return sum(_correlation(_ranks(a), _ranks(b)) for a, b in zip(rewards.T, sizes.T, strict=True)) / rewards.shape[1]
+
+
+def _correlation(a: Tensor, b: Tensor) -> float:
+    a, b = a - a.mean(), b - b.mean()
     size = a.norm() * b.norm()
     return (a @ b / size).item() if size > 0 else 0.0
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Place of each value, ties sharing theirs, (N,)."""
+    _, place, n = values.unique(return_inverse=True, return_counts=True)
+    return (n.cumsum(0).double() - n / 2)[place]

@@ -144,7 +144,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
             "margin": margin.mean().item(),
             "chosen": found[:, 0].mean().item(),
             "rejected": found[:, 1].mean().item(),
-            "follows_length": calibration.partial(margin, more),
+            "follows_length": calibration.follows(found[:, :2], found[:, 2:]),
         }
 
     def baselines() -> dict[str, dict[str, float]]:
@@ -172,15 +172,15 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
 
     def figures(model: nn.Module, data: core.Data) -> dict:
         found = table(model, data)
-        margin, more = found[:, 0] - found[:, 1], found[:, 2] - found[:, 3]
+        rewards, tokens = found.split(2, 1)
         some = View(data, range(min(24, len(data))))
         tiles = [tile for batch in run.batches(some) for tile in predict(model, batch)]
         return {
-            "Calibration on held-out pairs": calibration.reliability(margin),
-            "Margins over lengths": core.Points(
-                more, margin, axes=("tokens, chosen minus rejected", "reward, chosen minus rejected"),
-                note=f"Correlation {calibration.partial(margin, more):+.2f}: how far rewards follow the number of tokens, with "
-                     "what the preference itself gives taken off."),
+            "Calibration on held-out pairs": calibration.reliability(rewards[:, 0] - rewards[:, 1]),
+            "Rewards over lengths": core.Points(
+                tokens.flatten(), rewards.flatten(), axes=("tokens of the answer", "reward"),
+                note=f"Rank correlation {calibration.follows(rewards, tokens):+.2f} among preferred answers and among the others: "
+                     "how far rewards follow the number of tokens."),
             "Held-out pairs: rewards of chosen | rejected": tiles,
         }  # fmt: skip
 

@@ -24,7 +24,9 @@ from recipes.llm.pairs import Chat
 
 FIRST_LOSS = math.log(2)  # every answer is worth the same
 ONE_SIDED = 0.9  # share of the pairs whose preferred answer has more (or fewer) tokens: nothing else need be learnt
-FOLLOWS = 0.5  # correlation of margins with lengths that is told
+FOLLOWS = (
+    0.5  # rank correlation of rewards with lengths that is told: measured -0.07 healthy, 0.82 trained on length alone
+)
 ANSWERS = ("chosen", "rejected")
 
 
@@ -212,15 +214,15 @@ def _few(rewards: Tensor) -> str:
 
 @monitor("length", rows="R1", title="rewards do not follow the number of tokens")
 def follows_length(history: list[dict[str, float]]) -> Finding:
-    """Of held-out pairs: how margins go with differences in length, and how often it is right where length speaks against it."""
+    """Of held-out answers: how rewards rank with the number of tokens, and how often they are right against it."""
     last = history[-1]
     follows = last["val/follows_length"]
     against = {k: last.get(f"val/accuracy/chosen is {k}", math.nan) for k in ("shorter", "longer")}
     return Finding(
         abs(follows) <= FOLLOWS,
-        f"margins correlate {follows:+.2f} with differences in tokens; right in {against['shorter']:.0%} of the pairs whose "
+        f"rewards rank with the number of tokens by {follows:+.2f}; right in {against['shorter']:.0%} of the pairs whose "
         f"preferred answer is shorter, in {against['longer']:.0%} where it is longer",
-        f"a correlation within {FOLLOWS:g}",
+        f"a rank correlation within {FOLLOWS:g}",
         "the reward counts tokens: pairs of nearly equal length, or a term for length; a policy would learn to talk",
         evidence={"follows": follows, **against},
     )  # fmt: skip
