@@ -9,7 +9,8 @@ BUILT = "    trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)\n
 COLLATOR = "        split.collator = trainer.data_collator\n"
 ADAPTED = '    model = models.adapted(model, cfg.lora, head="score")\n'
 ROWS = "        kept, told = preferences.usable(rows, chat, cfg.data, name)\n"
-MERGED = "                host.built(lambda: models.merged_scorer(path, Path(adapter))).save_pretrained(folder)\n"
+MADE = "host.built(lambda: models.merged_scorer(path, Path(adapter), kept_in(cfg, run)))"
+MERGED = f"                {MADE}.save_pretrained(folder)\n"
 
 
 def override(*rewards: str) -> str:
@@ -30,8 +31,7 @@ def override(*rewards: str) -> str:
 
 def exported(change: str) -> str:
     """MERGED, with the model changed before it is saved."""
-    made = MERGED.replace("host.built", "net = host.built").replace(".save_pretrained(folder)", "")
-    return f"{made}                {change}\n                net.save_pretrained(folder)\n"
+    return "".join(f"                {line}\n" for line in (f"net = {MADE}", change, "net.save_pretrained(folder)"))
 
 
 PLANTS = [

@@ -77,25 +77,29 @@ def scoring_tokenizer(path: str) -> Any:
 
 
 def scorer(path: str, dtype: torch.dtype) -> nn.Module:
-    """The model with a head of one number in place of its words, fp32 and zero: every text is worth the same, on the CPU."""
+    """The model with a head of one number in place of its words, fp32, on the CPU. A new one is zero: every text the same."""
     from transformers import AutoModelForSequenceClassification
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1, dtype=dtype)
+    model, told = AutoModelForSequenceClassification.from_pretrained(
+        path, num_labels=1, dtype=dtype, output_loading_info=True
+    )
     tokens = scoring_tokenizer(path)
     if model.get_input_embeddings().num_embeddings < len(tokens):
         model.resize_token_embeddings(len(tokens))
     model.config.get_text_config().pad_token_id = tokens.pad_token_id
-    nn.init.zeros_(model.score.float().weight)
+    model.score.float()
+    if "score.weight" in told["missing_keys"]:
+        nn.init.zeros_(model.score.weight)
     return model
 
 
-def merged_scorer(path: str, adapter: Path) -> nn.Module:
-    """The model at `path` with exported adapters merged into its weights, and their head; fp32."""
+def merged_scorer(path: str, adapter: Path, dtype: torch.dtype) -> nn.Module:
+    """The model at `path`, its weights as training had them (`dtype`), exported adapters merged into them, and their head; fp32."""
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(scorer(path, torch.float32), adapter).merge_and_unload()
+    return PeftModel.from_pretrained(scorer(path, dtype).float(), adapter).merge_and_unload()
 
 
 def adapted(model: nn.Module, rank: int, *, head: str = "") -> nn.Module:

@@ -81,14 +81,17 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- model
+def kept_in(cfg: Config, run: core.Run) -> torch.dtype:
+    """Frozen weights may be bf16; of trained ones small updates would be lost."""
+    return torch.float32 if run.precision == "fp32" or not cfg.lora else torch.bfloat16
+
+
 def make_trainer(cfg: Config, run: core.Run, path: str):
     """TRL's trainer, as its documentation builds it: model, settings, data that core's stream replaces."""
     from datasets import Dataset
     from trl import RewardConfig, RewardTrainer
 
-    # Frozen weights may be bf16; of trained ones small updates would be lost.
-    whole = run.precision == "fp32" or not cfg.lora
-    model = models.scorer(path, torch.float32 if whole else torch.bfloat16)
+    model = models.scorer(path, kept_in(cfg, run))
     model = models.adapted(model, cfg.lora, head="score")
     args = RewardConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
@@ -189,15 +192,18 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         if cfg.lora and cfg.merge:
             with tempfile.TemporaryDirectory() as adapter:
                 trainer.model.save_pretrained(adapter)
-                host.built(lambda: models.merged_scorer(path, Path(adapter))).save_pretrained(folder)
+                host.built(lambda: models.merged_scorer(path, Path(adapter), kept_in(cfg, run))).save_pretrained(folder)
         else:
             trainer.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
-    # The head begins at nothing; adapters do, or stand in the file of --init-from.
+    # The head begins at nothing, unless --model is a reward model; adapters do, or stand in the file of --init-from.
     head = "base_model.model.score." if cfg.lora else "score."
     new = tuple(
         n for n, _ in trainer.model.named_parameters() if n.startswith(head) or ("lora_" in n and not cfg.init_from)
+    )
+    untrained = not cfg.init_from and not any(
+        p.any() for n, p in trainer.model.named_parameters() if n.startswith(head)
     )
     return host.host(
         trainer,
@@ -207,7 +213,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         evaluate=evaluate,
         metric=core.Metric("accuracy", "which of two answers is the preferred one?", floor=0.5, ceiling=1.0),
         expect=core.Expect(
-            initial_loss=None if cfg.init_from else reward_gates.FIRST_LOSS,
+            initial_loss=reward_gates.FIRST_LOSS if untrained else None,
             fresh=new,
             frozen=("base_model.model.model.", f"{head}original_module.") if cfg.lora else (),
             by_heart="both answers are given, and which of them is preferred can be learnt without the prompt",

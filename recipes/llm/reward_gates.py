@@ -1,6 +1,7 @@
 """What must be proved of a reward: that it is read where the answer ends, that its loss is Bradley and Terry's, that what is
 exported is what was trained, and that it is not the number of tokens."""
 
+import copy
 import math
 import tempfile
 import warnings
@@ -182,8 +183,10 @@ def exported(chat: Chat) -> Gate:
             raise Skip("no export of its own")
         samples = [stage.data["train"].get(i, None) for i in found["indices"]]
         asked = [(s["prompt"], s[k]) for s in samples for k in ANSWERS]
-        with evaluating(stage.model):
-            due = torch.stack([alone(stage.model, chat, *a, run.device) for a in asked]).cpu()
+        # What is exported is fp32: a run in bf16 is compared without its rounding of what it computes.
+        exact = stage.model if run.precision == "fp32" else copy.deepcopy(stage.model).float()
+        with evaluating(exact):
+            due = torch.stack([alone(exact, chat, *a, run.device) for a in asked]).cpu()
         with tempfile.TemporaryDirectory() as folder:
             stage.export(Path(folder))
             net, tokenizer = loaded(Path(folder)), AutoTokenizer.from_pretrained(folder)
