@@ -115,6 +115,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
     """The one stage of this recipe."""
     path = models.locate(cfg.model)
     tokenizer = models.scoring_tokenizer(path)
+    models.fits(path, cfg.data.max_length)
     chat = pairs.Chat(tokenizer, cfg.data.system)
     data = read(cfg, chat)
     with warnings.catch_warnings():
