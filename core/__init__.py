@@ -7,7 +7,7 @@ from importlib import import_module
 
 _EXPORTS = {
     "Config": "config", "Train": "config", "Optim": "config", "Phase": "config",
-    "Data": "stage", "Expect": "stage", "Field": "stage", "Matrix": "stage", "Metric": "stage", "Probe": "stage",
+    "Data": "stage", "Expect": "stage", "Field": "stage", "Matrix": "stage", "Metric": "stage", "Points": "stage", "Probe": "stage",
     "Stage": "stage", "Tile": "stage",
     "GateFailed": "errors", "UserError": "errors", "TrainworthyWarning": "errors",
     "Ema": "ema",

@@ -206,6 +206,20 @@ class Matrix:
     axes: tuple[str, str] = ("", "")
 
 
+@dataclass
+class Points:
+    """Values over other values to look at, (N,) both: what no axis of steps or of classes holds."""
+
+    x: Tensor
+    y: Tensor
+    axes: tuple[str, str]
+    error: Tensor | None = None
+    """Half the length of a bar through each point, (N,)."""
+    diagonal: bool = False
+    """Points belong on y = x."""
+    note: str = ""
+
+
 def batch_size(batch: dict[str, Any]) -> int:
     """Samples in a batch: the length of its first tensor."""
     return next(v.shape[0] for v in batch.values() if isinstance(v, Tensor))
@@ -251,7 +265,7 @@ class Stage:
     predict: Callable[[nn.Module, dict], list[Tile]] | None = None
     """(model, batch) -> the prediction for each sample."""
     figures: Callable[[nn.Module, Data], dict[str, Any]] | None = None
-    """(model, data) -> {title: list of Tiles, or a Matrix} for the report."""
+    """(model, data) -> {title: list of Tiles, a Matrix or Points} for the report."""
     pretrained: dict[str, Tensor] | None = None
     """The state dict that `model` was started from, names as in the file; `--init-from` fills it, a recipe that loads by
     itself says so here. A gate compares; it is dropped before the full run trains."""

@@ -8,6 +8,9 @@ SKIPS = ("terms", "fabricated", "baseline", "range-test", "tiny-data")
 LOOKALIKES = [
     Healthy("dpo-ipo", ("--loss", "ipo", "--beta", "0.5"), recipe=DPO, may_skip=SKIPS, naive="the first loss is not ln 2"),
     Healthy("dpo-hinge", ("--loss", "hinge"), recipe=DPO, may_skip=SKIPS, naive="the first loss is not ln 2"),
+    Healthy("dpo-nca", ("--loss", "nca_pair", "--beta", "0.5"), recipe=DPO, may_skip=SKIPS, naive="the loss stays near 0.95"),
+    Healthy("dpo-exo", ("--loss", "exo_pair", "--beta", "0.5"), recipe=DPO, may_skip=SKIPS, naive="the first loss is not ln 2"),
+    Healthy("dpo-apo", ("--loss", "apo_zero", "--beta", "0.5"), recipe=DPO, may_skip=SKIPS, naive="the first loss is not ln 2"),
     Healthy("dpo-beta", ("--beta", "0.3"), recipe=DPO, may_skip=SKIPS, naive="margins are small"),
     Healthy("dpo-no-lora", ("--lora", "0", "--optim.lr", "2e-5"), recipe=DPO, may_skip=SKIPS,
             naive="the model is its own reference"),

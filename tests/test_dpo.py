@@ -2,12 +2,17 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import get_args
 
 import pytest
+import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
+from trl.trainer.utils import use_adapter
 
 from core.errors import UserError
-from recipes.llm import preference_gates, preferences
+from recipes.llm import dpo, models, pairs, preference_gates, preferences
 from tests import language
 from tests.commands import losses, read, run_folder, trainworthy
 from tests.test_llm import written
@@ -41,7 +46,8 @@ def straight(net: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_folder(cwd)
 
 
-MORE = {"lora": (), "whole": ("--lora", "0"), "hinge": ("--loss", "hinge"), "ipo": ("--loss", "ipo", "--beta", "0.5")}
+MORE = {"lora": (), "whole": ("--lora", "0"), "ipo": ("--loss", "ipo", "--beta", "0.5")}
+MORE |= {k: ("--loss", k) for k in ("hinge", "exo_pair", "nca_pair", "sppo_hard", "apo_down", "discopop")}
 
 
 @pytest.mark.parametrize(
@@ -56,9 +62,52 @@ def test_the_loss_is_the_formula_s(more: tuple[str, ...], net: Path, launch):
     assert done.returncode == 0, done.shown
 
 
-@pytest.mark.parametrize(("loss", "beta", "first"), [("sigmoid", 0.1, 0.6931), ("hinge", 0.1, 1.0), ("ipo", 0.1, 25.0)])
-def test_first_losses(loss: str, beta: float, first: float):
-    assert preference_gates.first_loss(loss, beta) == pytest.approx(first, abs=1e-4)
+FIRST = {"sigmoid": 0.6931, "sigmoid_norm": 0.6931, "hinge": 1.0, "ipo": 25.0, "robust": 0.6931, "exo_pair": 0.5108,
+         "nca_pair": 1.3863, "bco_pair": 1.3863, "sppo_hard": 50.0, "apo_zero": 1.0, "apo_down": 1.0,
+         "discopop": 0.8466}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def learnt(net: Path):
+    """TRL's trainer as the recipe builds it, its policy moved away from the reference; a batch; what each answer has over the
+    reference in nats, read alone from plain logits, and its tokens, (2, 2) both."""
+    Accelerator(cpu=True)  # the launcher's, which the trainer is told to take
+    cfg = dpo.Config(lora=4, flipped=0.1)
+    trainer = dpo.make_trainer(cfg, SimpleNamespace(precision="fp32", device=torch.device("cpu")), str(net))
+    generator = torch.Generator().manual_seed(0)
+    for name, p in trainer.model.named_parameters():
+        if ".default." in name:
+            p.data += 0.6 * torch.randn(p.shape, generator=generator)
+    chat = pairs.Chat(models.tokenizer(str(net)), "Say.")
+    rows = [{"prompt": "a", "chosen": "an answer", "rejected": "no", "source": "1"},
+            {"prompt": "what else", "chosen": "b", "rejected": "something longer", "source": "2"}]  # fmt: skip
+    data = preferences.Preferences(rows, chat)
+    data.collator = trainer.data_collator
+
+    def nats(row: dict, key: str) -> tuple[float, int]:
+        before, after = chat.ask(chat.turns(row["prompt"])), chat.answer(row[key])
+        ids = torch.tensor([before + after])
+        said = trainer.model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1].double().log_softmax(-1)
+        return said.gather(-1, ids[0, len(before) :, None]).sum().item(), len(after)
+
+    with torch.no_grad():
+        said = torch.tensor([[nats(r, k) for k in ("chosen", "rejected")] for r in rows], dtype=torch.double)
+        with use_adapter(trainer.model, "ref"):
+            was = torch.tensor([[nats(r, k) for k in ("chosen", "rejected")] for r in rows], dtype=torch.double)
+    return trainer, data.collate(rows)["inputs"], said[..., 0] - was[..., 0], said[..., 1]
+
+
+@pytest.mark.parametrize("loss", preference_gates.LOSSES)
+def test_every_loss_that_is_offered_is_its_formula(loss: str, learnt):
+    trainer, inputs, over, sizes = learnt
+    assert over.abs().min() > 0.02
+    trainer.loss_types = [loss]
+    got = trainer.compute_loss(trainer.model, dict(inputs)).item()
+    due = preference_gates.LOSSES[loss](over, sizes, 0.1, 0.1).mean().item()
+    assert got == pytest.approx(due, rel=1e-6, abs=1e-6)
+    assert preference_gates.first_loss(loss, 0.1, 0.1) == pytest.approx(FIRST[loss], abs=1e-4)
+    assert abs(due - FIRST[loss]) > 1e-4
+    assert loss in get_args(dpo.Config.__annotations__["loss"])
 
 
 def test_a_run_keeps_its_reference_and_exports_an_adapter(net: Path, straight: Path):

@@ -22,6 +22,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "distill/whisper": ("--data.sentences", "60", "--features.epochs", "4", "--task.epochs", "3", "--run.save-every", "0.1"),
     "llm/dpo": ("--train.batch-size", "2", "--train.epochs", "0.004", "--run.save-every", "0.001", "--data.held-out", "4"),
     "llm/pretrain": ("--train.epochs", "0.03", "--run.save-every", "0.005", "--data.stride", "127"),
+    "llm/reward": ("--train.batch-size", "2", "--train.epochs", "0.003", "--run.save-every", "0.0005", "--data.held-out", "4"),
     "llm/sft": ("--train.batch-size", "2", "--train.epochs", "0.004", "--run.save-every", "0.001", "--data.held-out", "4"),
     "rl/dqn": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--updates", "8", "--episodes", "10"),
     "rl/ppo": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1"),

@@ -101,6 +101,8 @@ def charts(f: Folder, known: Healthy | None) -> list[Chart]:
     for key in f.steps[-1] if f.steps else {}:  # what the loop logs beside its losses: step/<group>/<name>
         if key.count("/") == 2 and not key.startswith("step/lr/"):
             made.append(_more(f, key))
+    figures = f.summary.get("figures", {}).items()
+    made += [_points(title, figure) for title, figure in figures if "x" in figure]
     return [m for m in made if m]
 
 
@@ -110,6 +112,21 @@ def _more(f: Folder, key: str) -> Chart:
     return Chart(
         name.replace("/", "-"), name, lambda a, c: a.plot(*smooth(x, y), color=c["line"]), f"Newest {y[-1]:.4g}.", SMALL
     )
+
+
+def _points(title: str, figure: dict[str, Any]) -> Chart:
+    x, y, error = (np.array(figure[k], float) if figure[k] is not None else None for k in ("x", "y", "error"))
+    name = re.sub(r"\W+", "-", title.lower()).strip("-")
+
+    def draw(axes: Any, c: dict[str, str]) -> None:
+        if figure["diagonal"]:
+            ends = [min(x.min(), y.min()), max(x.max(), y.max())]
+            axes.plot(ends, ends, "--", color=c["muted"], linewidth=0.8)
+        axes.errorbar(x, y, error, fmt="o", markersize=3, color=c["line"], elinewidth=0.8)
+        axes.set_xlabel(figure["axes"][0], color=c["muted"])
+        axes.set_ylabel(figure["axes"][1], color=c["muted"])
+
+    return Chart(name, title, draw, figure["note"])
 
 
 Bands = dict[str, tuple[Band, int]]

@@ -228,6 +228,8 @@ def figures(f: Folder) -> str:
     """Which weights there are, figures of the recipe, and its per-class metrics."""
     parts = [weights(f)]
     for title, figure in f.summary.get("figures", {}).items():
+        if "x" in figure:
+            continue  # a chart
         if isinstance(figure, list):
             images = [None if t.get("image") is None else np.array(t["image"], float) for t in figure]
             items = list(zip(images, [t.get("caption", "") for t in figure], strict=True))

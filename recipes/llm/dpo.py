@@ -41,8 +41,11 @@ class Config(core.Config):
     """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32."""
     beta: float = 0.1
     """How dear it is to leave the reference: the loss sees beta times the log-probabilities' difference to it."""
-    loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
-    """DPO's own, IPO (Azar 2023), or SLiC's hinge (Zhao 2023), as TRL names them."""
+    loss: Literal["sigmoid", "sigmoid_norm", "hinge", "ipo", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard",
+                  "apo_zero", "apo_down", "discopop"] = "sigmoid"  # fmt: skip
+    """DPO's own, or another as TRL names it (`preference_gates.LOSSES` has their formulas and sources)."""
+    flipped: float = 1e-3
+    """Share of the pairs that are held to be exchanged: `robust` (0.1 is usual) and `exo_pair` (1e-3); others do not ask."""
     merge: bool = False
     """Also export the whole model with the adapters merged into it."""
 
@@ -96,6 +99,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
         per_device_train_batch_size=cfg.train.batch_size,
         beta=cfg.beta,
         loss_type=cfg.loss,
+        label_smoothing=cfg.flipped,
         max_length=None,  # what is too long is left out, never cut
         bf16=False,  # core's autocast: --train.precision
         use_cpu=run.device.type == "cpu",
@@ -116,6 +120,8 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     """The one stage of this recipe."""
     from trl.trainer.utils import use_adapter
 
+    if cfg.loss in ("robust", "exo_pair") and not 0 < cfg.flipped < 0.5:
+        raise core.UserError(f"--flipped {cfg.flipped:g}", needed=f"above 0 and below a half, for --loss {cfg.loss}")
     path = models.locate(cfg.model)
     tokenizer = models.tokenizer(path)
     models.fits(path, cfg.data.max_length)
@@ -227,7 +233,8 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         evaluate=evaluate,
         metric=core.Metric("accuracy", "which of two answers is the preferred one?", floor=0.5, ceiling=1.0),
         expect=core.Expect(
-            initial_loss=preference_gates.first_loss(cfg.loss, cfg.beta),
+            initial_loss=preference_gates.first_loss(cfg.loss, cfg.beta, cfg.flipped),
+            loss_floor=preference_gates.FLOORS.get(cfg.loss, 0.0),
             fresh=new,
             frozen=("base_model.",) if cfg.lora else (),
             by_heart="both answers are given, and which of them is preferred can be learnt without the prompt",

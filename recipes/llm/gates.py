@@ -11,8 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 from core.gates import Finding, Gate, Proof, Skip, fetch, gate, pick
 from core.gates.learning import overfitted
 from core.loader import to_device
-from core.run import evaluating
-from core.stage import Data, View
+from core.run import Run, evaluating
+from core.stage import Data, Stage, View
 from recipes.llm import models
 from recipes.llm.pairs import IGNORED, Chat
 
@@ -57,6 +57,24 @@ def backbone(model: nn.Module) -> nn.Module:
     """What makes the hidden states: the transformer under the head, under an adapter too."""
     bare = model.get_base_model() if hasattr(model, "peft_config") else model
     return bare.base_model
+
+
+def felt(run: Run, stage: Stage, batch: dict) -> Tensor:
+    """Where the loss has a gradient with respect to the last hidden states, (rows, T): what it reads, whatever labels say."""
+    states: list[Tensor] = []
+
+    def keep(_module, _args, out) -> None:
+        if out.last_hidden_state.requires_grad:  # a reference's do not
+            states.append(out.last_hidden_state)
+
+    hook = backbone(stage.model).register_forward_hook(keep)
+    try:
+        with torch.enable_grad(), run.autocast():
+            total = sum(stage.loss(stage.model, batch).values())
+        grads = torch.autograd.grad(total, states, allow_unused=True)  # nothing is left on the weights
+    finally:
+        hook.remove()
+    return sum(g.abs().sum(-1) for g in grads if g is not None) > 0
 
 
 def some(data: Data, seed: int) -> list[int]:
@@ -153,29 +171,16 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
         named, sample = next(reversed(samples.items()))
         samples[f"{named} with an answer quoted in its prompt"] = quoting(chat, sample, answers[0])
         batch = to_device(data.collate([*samples.values()]), run.device)
-        states: list[Tensor] = []
-
-        def keep(_module, _args, out) -> None:
-            if out.last_hidden_state.requires_grad:  # a reference's do not
-                states.append(out.last_hidden_state)
-
-        hook = backbone(stage.model).register_forward_hook(keep)
-        try:
-            with run.autocast():
-                total = sum(stage.loss(stage.model, batch).values())
-            grads = torch.autograd.grad(total, states, allow_unused=True)  # nothing is left on the weights
-        finally:
-            hook.remove()
-        felt = sum(g.abs().sum(-1) for g in grads if g is not None) > 0  # (rows, T)
+        read = felt(run, stage, batch)  # (rows, T)
         batch = rows_of(batch)
-        if felt.shape != batch["input_ids"].shape:  # packed: all samples in one row
-            felt = pad_sequence(felt.flatten().split(batch["attention_mask"].sum(1).tolist()), batch_first=True)
+        if read.shape != batch["input_ids"].shape:  # packed: all samples in one row
+            read = pad_sequence(read.flatten().split(batch["attention_mask"].sum(1).tolist()), batch_first=True)
         share = []
         for row, (name, prompt, said) in enumerate(rows(samples, answers)):
             before, answer = reference(chat, prompt, said)
             start = int(batch["attention_mask"][row].argmax()) - 1  # a state answers for the next token
             due = {start + i for i in (*answered(chat, prompt, before), *range(len(before), len(before) + len(answer)))}
-            got = set(felt[row].nonzero().flatten().tolist())
+            got = set(read[row].nonzero().flatten().tolist())
             share.append(len(got) / int(batch["attention_mask"][row].sum()))
             if extra := got - due:
                 wrong.append(
@@ -186,7 +191,7 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
                 wrong.append(
                     f"{name} leaves {len(lost)} tokens of the answer unscored{end}: {words(batch, row, lost)!r}"
                 )
-        said_for = torch.where(felt.roll(1, dims=1), batch["input_ids"], IGNORED)  # what each scored state answers for
+        said_for = torch.where(read.roll(1, dims=1), batch["input_ids"], IGNORED)  # what each scored state answers for
         example = shown(chat.tokenizer, {**batch, "labels": said_for})[0]
         return Finding(
             not wrong, "; ".join(wrong) or f"{sum(share) / len(share):.0%} of the tokens are scored: {example!r}",

@@ -1,5 +1,6 @@
 """Language models by name, folder or hub id, and their tokenizers."""
 
+import copy
 import math
 from functools import cache
 from pathlib import Path
@@ -61,15 +62,55 @@ def load(path: str, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def adapted(model: nn.Module, rank: int) -> nn.Module:
-    """LoRA (Hu 2021) of that rank on every linear layer but the head, fp32; the rest is frozen. Rank 0: every weight trains."""
+@cache
+def scoring_tokenizer(path: str) -> Any:
+    """The tokenizer with a pad that ends no answer. A sequence-classification head is read at the last token that is not the pad:
+    where the pad is the end of a turn (SmolLM2, and whoever sets pad = eos), at the one before it."""
+    found = copy.deepcopy(tokenizer(path))
+    if found.pad_token_id == found.eos_token_id:
+        others = [t for t in (found.unk_token, *found.all_special_tokens) if t not in (None, found.eos_token)]
+        if not others:
+            raise core.UserError(f"the tokenizer of {path} has no special token beside its eos", needed="a pad of its own",
+                                 cause="pad = eos: the reward would be read before the end of the answer")  # fmt: skip
+        found.pad_token = others[0]
+    return found
+
+
+def scorer(path: str, dtype: torch.dtype) -> nn.Module:
+    """The model with a head of one number in place of its words, fp32, on the CPU. A new one is zero: every text the same."""
+    from transformers import AutoModelForSequenceClassification
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model, told = AutoModelForSequenceClassification.from_pretrained(
+        path, num_labels=1, dtype=dtype, output_loading_info=True
+    )
+    tokens = scoring_tokenizer(path)
+    if model.get_input_embeddings().num_embeddings < len(tokens):
+        model.resize_token_embeddings(len(tokens))
+    model.config.get_text_config().pad_token_id = tokens.pad_token_id
+    model.score.float()
+    if "score.weight" in told["missing_keys"]:
+        nn.init.zeros_(model.score.weight)
+    return model
+
+
+def merged_scorer(path: str, adapter: Path, dtype: torch.dtype) -> nn.Module:
+    """The model at `path`, its weights as training had them (`dtype`), exported adapters merged into them, and their head; fp32."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(scorer(path, dtype).float(), adapter).merge_and_unload()
+
+
+def adapted(model: nn.Module, rank: int, *, head: str = "") -> nn.Module:
+    """LoRA (Hu 2021) of that rank on every linear layer but the head, fp32; the rest is frozen, but for a new `head` by its name,
+    which is trained whole and saved with the adapters. Rank 0: every weight trains."""
     from peft import LoraConfig, get_peft_model
 
     if not rank:
         return model
-    return get_peft_model(
-        model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-    )
+    task = {"task_type": "SEQ_CLS", "modules_to_save": [head]} if head else {"task_type": "CAUSAL_LM"}
+    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", **task))
 
 
 def score_what_counts() -> None:

@@ -1,5 +1,6 @@
 """What must be proved of a loss over preferences: that it is the declared one, against the weights training began with (L9)."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,18 +19,54 @@ from recipes.llm.pairs import Chat
 PAIRS = 2
 SUNK = 1.0  # nats a token: what chosen answers may lose; healthy runs lose less and gain more elsewhere (see the page)
 
-LOSSES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
-    # (B, 2) log-probability over the reference's of chosen and rejected, in nats; (B, 2) their tokens; beta -> (B,)
-    "sigmoid": lambda over, sizes, beta: -F.logsigmoid(beta * (over[:, 0] - over[:, 1])),
-    "hinge": lambda over, sizes, beta: F.relu(1 - beta * (over[:, 0] - over[:, 1])),
-    "ipo": lambda over, sizes, beta: (over / sizes @ over.new_tensor([1.0, -1.0]) - 1 / (2 * beta)) ** 2,
+
+def _won(over: Tensor, beta: float) -> Tensor:
+    """Implicit reward of the chosen answer less that of the rejected one, (B,)."""
+    return beta * (over[:, 0] - over[:, 1])
+
+
+def _robust(over: Tensor, sizes: Tensor, beta: float, flipped: float) -> Tensor:
+    kept, turned = F.softplus(-_won(over, beta)), F.softplus(_won(over, beta))
+    return ((1 - flipped) * kept - flipped * turned) / (1 - 2 * flipped)
+
+
+def _exo(over: Tensor, sizes: Tensor, beta: float, flipped: float) -> Tensor:
+    said, due = (beta * over).log_softmax(1), over.new_tensor([1 - flipped, flipped]).log()
+    return (said.exp() * (said - due)).sum(1)
+
+
+def _discopop(over: Tensor, sizes: Tensor, beta: float, flipped: float) -> Tensor:
+    won, share = _won(over, beta), (_won(over, beta) / 0.05).sigmoid()
+    return (1 - share) * F.softplus(-won) + share * (-won).exp()
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor, float, float], Tensor]] = {
+    # (B, 2) log-probability over the reference's of chosen and rejected, in nats; (B, 2) their tokens; beta; flipped -> (B,)
+    "sigmoid": lambda over, sizes, beta, _: F.softplus(-_won(over, beta)),
+    "sigmoid_norm": lambda over, sizes, beta, _: F.softplus(-_won(over / sizes, beta)),
+    "hinge": lambda over, sizes, beta, _: F.relu(1 - _won(over, beta)),
+    "ipo": lambda over, sizes, beta, _: (_won(over / sizes, 1.0) - 1 / (2 * beta)) ** 2,
+    "robust": _robust,
+    "exo_pair": _exo,
+    "nca_pair": lambda over, sizes, beta, _: F.softplus(-beta * over[:, 0]) + F.softplus(beta * over).mean(1),
+    "bco_pair": lambda over, sizes, beta, _: F.softplus(-beta * over[:, 0]) + F.softplus(beta * over[:, 1]),
+    "sppo_hard": lambda over, sizes, beta, _: ((over - over.new_tensor([0.5, -0.5]) / beta) ** 2).sum(1),
+    "apo_zero": lambda over, sizes, beta, _: (-beta * over[:, 0]).sigmoid() + (beta * over[:, 1]).sigmoid(),
+    "apo_down": lambda over, sizes, beta, _: (beta * over[:, 0]).sigmoid() + (-_won(over, beta)).sigmoid(),
+    "discopop": _discopop,
 }
-"""DPO (Rafailov 2023, equation 7), SLiC (Zhao 2023), IPO (Azar 2023, equation 17, means over tokens as its authors said to TRL)."""
+"""DPO (Rafailov 2023, equation 7), the same per token, SLiC (Zhao 2023), IPO (Azar 2023, equation 17, means over tokens as its
+authors said to TRL), robust DPO (Chowdhury 2024), EXO (Ji 2024, equation 16), NCA (Chen 2024), BCO without its shift (Jung 2024),
+SPPO with hard labels (Wu 2024), APO (D'Oosterlinck 2024, equations 7 and 8), DiscoPOP (Lu 2024, equation 5)."""
+
+FLOORS = {"nca_pair": 1.5 * math.log(3) - math.log(2)}
+"""Lowest loss of a pair where that is not zero: NCA stops where the chosen answer's implicit odds are two. (That of `robust` falls
+without end, the more slowly the smaller `flipped` is.)"""
 
 
-def first_loss(loss: str, beta: float) -> float:
+def first_loss(loss: str, beta: float, flipped: float = 0.0) -> float:
     """Of a policy that still is its reference: ln 2 for DPO."""
-    return LOSSES[loss](torch.zeros(1, 2), torch.ones(1, 2), beta).item()
+    return LOSSES[loss](torch.zeros(1, 2), torch.ones(1, 2), beta, flipped).item()
 
 
 def preference(chat: Chat, cfg: Any) -> Gate:
@@ -61,7 +98,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         gaps, told = [], []
         for name, stage in (("before", start), ("after", learnt)):
             over = read(stage.model)[0] - begun
-            due = LOSSES[cfg.loss](over, sizes, cfg.beta).mean().item()
+            due = LOSSES[cfg.loss](over, sizes, cfg.beta, cfg.flipped).mean().item()
             batch = fetch(data, list(range(len(data))), proof.cfg.run.seed, run.device)
             with evaluating(stage.model), run.autocast():
                 terms, counts = stage.loss(stage.model, batch), stage.counts(batch)
@@ -72,7 +109,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         limit = 1e-3 if run.precision == "fp32" else 5e-2
         return Finding(
             max(gaps) <= limit, "; ".join(told),
-            f"{cfg.loss} at beta {cfg.beta:g}, within {limit:g}; {first_loss(cfg.loss, cfg.beta):.4f} before training",
+            f"{cfg.loss} at beta {cfg.beta:g}, within {limit:g}; {first_loss(cfg.loss, cfg.beta, cfg.flipped):.4f} before training",
             "the reference is another model: loaded again by name, left at zero, or not taken after --init-from\n"
             "the reference is trained, or follows the policy\n"
             "log-probabilities are averaged over tokens, or count the prompt or the padding\n"

@@ -101,6 +101,12 @@ def longer(rows: list[dict[str, str]]) -> Tensor:
     return torch.tensor([len(r["chosen"]) - len(r["rejected"]) for r in rows])
 
 
+def more_tokens(rows: list[dict[str, str]], chat: pairs.Chat) -> Tensor:
+    """How many more tokens the chosen answer has than the rejected one, (N,)."""
+    ids = [chat.tokenizer([r[k] for r in rows], add_special_tokens=False)["input_ids"] for k in ("chosen", "rejected")]
+    return torch.tensor([len(a) - len(b) for a, b in zip(*ids, strict=True)])
+
+
 class Preferences(core.Data):
     """Rows of text; `collate` turns some into what the trainer reads, so that gates can blank or exchange a prompt."""
 
@@ -118,18 +124,34 @@ class Preferences(core.Data):
     def get(self, index: int, generator: torch.Generator | None) -> dict[str, str]:
         return self.rows[index]
 
+    def row(self, sample: dict[str, str]) -> dict[str, list[int]]:
+        """What the trainer's collator gets of a sample: the answers apart from their prompt."""
+        asked = self.chat.ask(self.chat.turns(sample["prompt"]))
+        return {"prompt_ids": asked, **{f"{k}_ids": self.chat.answer(sample[k]) for k in ("chosen", "rejected")}}
+
+    def answered(self, inputs: dict[str, Tensor], rows: list[dict[str, list[int]]]) -> Tensor:
+        """Which tokens are an answer's, (2B, T)."""
+        return inputs["completion_mask"]
+
     def collate(self, samples: list[dict[str, str]]) -> dict[str, Any]:
         """`inputs` of the trainer, (2B, T): the B chosen answers behind their prompts, then the B rejected ones; the same as
         {input_ids, attention_mask, labels} (B, 2, T), and the texts."""
-        rows = []
-        for s in samples:
-            asked = self.chat.ask(self.chat.turns(s["prompt"]))
-            answers = {f"{k}_ids": self.chat.answer(s[k]) for k in ("chosen", "rejected")}
-            rows.append({"prompt_ids": asked, **answers})
+        rows = [self.row(s) for s in samples]
         inputs = dict(self.collator(rows))
-        seen = {
-            k: inputs[k].unflatten(0, (2, -1)).transpose(0, 1)
-            for k in ("input_ids", "attention_mask", "completion_mask")
-        }
-        labels = seen["input_ids"].masked_fill(seen.pop("completion_mask") == 0, pairs.IGNORED)
-        return {"inputs": inputs, **seen, "labels": labels, **{key: [s[key] for s in samples] for key in self.fields}}
+        labels = inputs["input_ids"].masked_fill(self.answered(inputs, rows) == 0, pairs.IGNORED)
+        seen = {k: inputs[k] for k in ("input_ids", "attention_mask")} | {"labels": labels}
+        seen = {k: v.unflatten(0, (2, -1)).transpose(0, 1) for k, v in seen.items()}
+        return {"inputs": inputs, **seen, **{key: [s[key] for s in samples] for key in self.fields}}
+
+
+class Whole(Preferences):
+    """The same for a trainer that reads each answer and its prompt as one text."""
+
+    def row(self, sample: dict[str, str]) -> dict[str, list[int]]:
+        row = super().row(sample)
+        asked = row.pop("prompt_ids")
+        return {k: asked + answer for k, answer in row.items()} | {"asked": [len(asked)]}
+
+    def answered(self, inputs: dict[str, Tensor], rows: list[dict[str, list[int]]]) -> Tensor:
+        asked = torch.tensor([r["asked"] for r in rows] * 2)  # (2B, 1) tokens of the prompt, whichever side is padded
+        return (inputs["attention_mask"].cumsum(1) > asked) & (inputs["attention_mask"] > 0)

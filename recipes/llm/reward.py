@@ -1,0 +1,257 @@
+"""A reward model (Bradley & Terry 1952; Ouyang 2022): a number for an answer, higher if preferred, with TRL's RewardTrainer.
+
+tiny  SmolLM2-135M learns which docstring belongs to a function's name; LoRA, two CPU cores, minutes. Constructed preferences.
+full  SmolLM2-360M on `--data.path FILE` or `hub:owner/name`; an accelerator. The same code path.
+
+What this recipe gets right without being asked: the number is read at the token that ends the answer (a pad that is also the end of
+a turn moves it to another one), whichever side is padded; the head starts at zero, so every answer is worth the same and the first
+loss is ln 2; it is trained beside the adapters and exported with them, its pad in the configuration; two equal answers prefer
+nothing and are left out; what counting tokens alone would reach stands beside the result, and how far the rewards follow the
+number of tokens; held-out margins are judged as probabilities, too.
+"""
+
+import tempfile
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import core
+from core import host
+from core.config import Optim, RunSettings, Train
+from core.stage import View
+from recipes.llm import calibration, gates, models, pairs, preferences, reward_gates
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+@dataclass
+class Config(core.Config):
+    """Settings of llm/reward."""
+
+    data: preferences.Source = field(default_factory=preferences.Source)
+    model: str = "smollm2"
+    """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
+    lora: int = 8
+    """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32. The head is trained either way."""
+    center: float = 0.0
+    """Weight of the squared sum of a pair's rewards in the loss, which keeps them around zero (Eisenstein 2023); 0.01 is usual."""
+    merge: bool = True
+    """Export the whole model, the adapters merged into it, fp32. Otherwise adapters and head alone: whoever loads those must say
+    `num_labels=1` and which token the pad is, or gets other numbers."""
+
+
+def tiny() -> Config:
+    """SmolLM2-135M on two CPU cores: 65 steps of 4 pairs."""
+    return Config(
+        train=Train(epochs=0.06, batch_size=4, eval_batch_size=16, eval_every=0.03),
+        optim=Optim(lr=5e-4, warmup=0.1, weight_decay=0.0),
+        run=RunSettings(save_every=0.03),
+    )
+
+
+def full() -> Config:
+    """Preferences of people between two summaries."""
+    return Config(
+        data=preferences.Source(
+            path="hub:trl-lib/tldr-preference", system="", max_length=1024, max_bad=0.1, held_out=1000
+        ),
+        model="HuggingFaceTB/SmolLM2-360M-Instruct",
+        lora=16,
+        center=0.01,
+        train=Train(epochs=1, batch_size=64, accumulate=8, eval_batch_size=16, eval_every=0.1, precision="bf16"),
+        optim=Optim(lr=1e-4, warmup=0.1, weight_decay=0.0),
+        run=RunSettings(save_every=0.1),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
+    """Both splits, without what is too long or prefers nothing."""
+    data = {}
+    for name, rows in zip(("train", "val"), preferences.read(cfg.data), strict=True):
+        kept, told = preferences.usable(rows, chat, cfg.data, name)
+        data[name] = preferences.Whole(kept, chat)
+        share = preferred(preferences.more_tokens(kept, chat))
+        data[name].notes = {f"{name}: the preferred answer has more tokens": f"in {share:.0%} of the pairs"}
+        data[name].notes |= {f"left out of {name}": "; ".join(told)} if told else {}
+    return data
+
+
+# ---------------------------------------------------------------------------------------------------------------- model
+def kept_in(cfg: Config, run: core.Run) -> torch.dtype:
+    """Frozen weights may be bf16; of trained ones small updates would be lost."""
+    return torch.float32 if run.precision == "fp32" or not cfg.lora else torch.bfloat16
+
+
+def make_trainer(cfg: Config, run: core.Run, path: str):
+    """TRL's trainer, as its documentation builds it: model, settings, data that core's stream replaces."""
+    from datasets import Dataset
+    from trl import RewardConfig, RewardTrainer
+
+    model = models.scorer(path, kept_in(cfg, run))
+    model = models.adapted(model, cfg.lora, head="score")
+    args = RewardConfig(
+        output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
+        per_device_train_batch_size=cfg.train.batch_size,
+        center_rewards_coefficient=cfg.center or None,
+        max_length=None,  # what is too long is left out, never cut
+        bf16=False,  # core's autocast: --train.precision
+        use_cpu=run.device.type == "cpu",
+        gradient_checkpointing=False,
+        ddp_find_unused_parameters=False,
+        report_to="none",
+        disable_tqdm=True,
+        accelerator_config={"use_configured_state": True},
+    )
+    shape = Dataset.from_dict({"chosen_ids": [[1, 2]], "rejected_ids": [[1, 3]]})
+    return RewardTrainer(model=model, args=args, train_dataset=shape, processing_class=models.scoring_tokenizer(path))
+
+
+# ---------------------------------------------------------------------------------------------------------------- stage
+def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    """The one stage of this recipe."""
+    path = models.locate(cfg.model)
+    tokenizer = models.scoring_tokenizer(path)
+    models.fits(path, cfg.data.max_length)
+    chat = pairs.Chat(tokenizer, cfg.data.system)
+    data = read(cfg, chat)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
+        trainer = host.built(lambda: make_trainer(cfg, run, path))
+    trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)
+    for split in data.values():
+        split.collator = trainer.data_collator
+
+    def scores(model: nn.Module, batch: dict) -> Tensor:
+        """(reward of the chosen answer, of the rejected one, tokens of the chosen answer, of the rejected one), (B, 4)."""
+        rows = gates.rows_of(batch)
+        rewards = model(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], use_cache=False).logits
+        tokens = (rows["labels"] != pairs.IGNORED).sum(1)
+        return torch.stack([*rewards.float().squeeze(-1).chunk(2), *tokens.chunk(2)], 1)  # of (2B, 1) and (2B,)
+
+    def table(model: nn.Module, data: core.Data) -> Tensor:
+        """`scores` of every pair, (N, 4)."""
+        return run.gather(torch.cat([scores(model, batch) for batch in run.batches(data)])).double()
+
+    def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
+        found = table(model, data)
+        margin, more = found[:, 0] - found[:, 1], found[:, 2] - found[:, 3]
+        against = {"shorter": margin[more < 0], "longer": margin[more > 0]}
+        return {
+            "accuracy": preferred(margin),
+            **{f"accuracy/chosen is {k}": preferred(v) for k, v in against.items() if len(v)},
+            "nll": -F.logsigmoid(margin).mean().item(),
+            "ece": calibration.error(margin),
+            "margin": margin.mean().item(),
+            "chosen": found[:, 0].mean().item(),
+            "rejected": found[:, 1].mean().item(),
+            "follows_length": calibration.follows(found[:, :2], found[:, 2:]),
+        }
+
+    def baselines() -> dict[str, dict[str, float]]:
+        rows = data["val"].rows
+        longer = preferred(preferences.more_tokens(rows, chat))
+        return {
+            "the answer that shares more words with its prompt": {
+                "accuracy": preferred(preferences.shared_words(rows))
+            },
+            "the answer with more tokens": {"accuracy": longer},
+            "the answer with fewer tokens": {"accuracy": 1 - longer},
+            "untrained: every answer is worth the same": {"accuracy": 0.5},
+        }
+
+    def preview(batch: dict) -> list[core.Tile]:
+        rows = gates.shown(tokenizer, batch)
+        pair = zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True)
+        return [core.Tile(f"{chosen} rejected: {rejected[rejected.find('[[') :]}") for chosen, rejected in pair]
+
+    def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
+        found = scores(model, batch)
+        told = zip(found[:, :2].tolist(), *(batch[k] for k in preferences.COLUMNS), strict=True)
+        return [core.Tile(f"{prompt}: {a:+.1f} {chosen} | {b:+.1f} {rejected}", good=preferred(torch.tensor([a - b])))
+                for (a, b), prompt, chosen, rejected in told]  # fmt: skip
+
+    def figures(model: nn.Module, data: core.Data) -> dict:
+        found = table(model, data)
+        rewards, tokens = found.split(2, 1)
+        some = View(data, range(min(24, len(data))))
+        tiles = [tile for batch in run.batches(some) for tile in predict(model, batch)]
+        return {
+            "Calibration on held-out pairs": calibration.reliability(rewards[:, 0] - rewards[:, 1]),
+            "Rewards over lengths": core.Points(
+                tokens.flatten(), rewards.flatten(), axes=("tokens of the answer", "reward"),
+                note=f"Rank correlation {calibration.follows(rewards, tokens):+.2f} among preferred answers and among the others: "
+                     "how far rewards follow the number of tokens."),
+            "Held-out pairs: rewards of chosen | rejected": tiles,
+        }  # fmt: skip
+
+    def export(folder: Path) -> None:
+        """The model with its pad as transformers reads it (or adapters and head as peft does), and the tokenizer with that pad."""
+        if cfg.lora and cfg.merge:
+            with tempfile.TemporaryDirectory() as adapter:
+                trainer.model.save_pretrained(adapter)
+                host.built(lambda: models.merged_scorer(path, Path(adapter), kept_in(cfg, run))).save_pretrained(folder)
+        else:
+            trainer.model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    # The head begins at nothing, unless --model is a reward model; adapters do, or stand in the file of --init-from.
+    head = "base_model.model.score." if cfg.lora else "score."
+    new = tuple(
+        n for n, _ in trainer.model.named_parameters() if n.startswith(head) or ("lora_" in n and not cfg.init_from)
+    )
+    untrained = not cfg.init_from and not any(
+        p.any() for n, p in trainer.model.named_parameters() if n.startswith(head)
+    )
+    return host.host(
+        trainer,
+        run,
+        name="reward",
+        data=data,
+        evaluate=evaluate,
+        metric=core.Metric("accuracy", "which of two answers is the preferred one?", floor=0.5, ceiling=1.0),
+        expect=core.Expect(
+            initial_loss=reward_gates.FIRST_LOSS if untrained else None,
+            fresh=new,
+            frozen=("base_model.model.model.", f"{head}original_module.") if cfg.lora else (),
+            by_heart="both answers are given, and which of them is preferred can be learnt without the prompt",
+            overfit_steps=60,
+            dear=2,
+        ),
+        pretrained=models.from_file(trainer.model, path),
+        gates=[
+            reward_gates.lengths(chat),
+            gates.template(chat, ("chosen", "rejected")),
+            reward_gates.place(chat),
+            reward_gates.bradley_terry(chat, cfg),
+            reward_gates.exported(chat),
+        ],
+        monitors=[reward_gates.follows_length],
+        baselines=baselines,
+        preview=preview,
+        predict=predict,
+        figures=figures,
+        export=export,
+    )  # fmt: skip
+
+
+preferred = calibration.preferred
+STAGES = [reward]
+
+
+# ----------------------------------------------------------------------------------------------------------------- loop
+def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
+    """TRL's own loop over core's steps; the gates rehearse this very function."""
+
+    def after(step: core.Step) -> None:
+        if step.due(cfg.train.eval_every):
+            run.evaluate(stage)
+
+    host.train(run, stage, after)
+
+
+if __name__ == "__main__":
+    core.main(__file__)
