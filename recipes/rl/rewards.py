@@ -1,0 +1,200 @@
+"""Rewards of texts: where one comes from, what it must answer, and probes that find one that can teach nothing, or the wrong thing.
+
+A reward is a function `reward(prompts, completions) -> list of numbers`, one for each completion. `PROBES` look at one before anything
+is trained: they ask it about texts of different lengths, the empty one and texts turned to nonsense, by `judge(reward, sample)`.
+"""
+
+import importlib
+import math
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from core.errors import UserError
+from recipes.shared import hub
+
+Reward = Callable[[list[str], list[str]], list[float]]
+FEWEST = 6  # words of a sentence
+EXPLAINED = 0.9  # share of a reward's variance that length alone may explain
+SAME = 1e-6
+TIMES = 3  # texts are turned to nonsense
+
+
+# -------------------------------------------------------------------------------------------------------------- rewards
+def sentence(prompts: list[str], completions: list[str]) -> list[float]:
+    """1 for a completion that comes to an end: its last sign is a full stop, and it says six different words or more."""
+    return [float(bool(re.search(r"\w[\"')`*]*\.$", c.rstrip())) and len({*words(c)}) >= FEWEST) for c in completions]
+
+
+def the(prompts: list[str], completions: list[str]) -> list[float]:
+    """How often " the" is said. It has a hole that every text of nothing else falls into."""
+    return [float(c.count(" the")) for c in completions]
+
+
+def longer(prompts: list[str], completions: list[str]) -> list[float]:
+    """The number of words: longer is better, and nothing else counts."""
+    return [float(len(c.split())) for c in completions]
+
+
+def ceiling(reward: Reward) -> float:
+    """The most that it can say; `inf` where nobody knows."""
+    return 1.0 if reward is sentence else math.inf
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words of letters."""
+    return re.findall(r"[a-z]+", text.lower())
+
+
+@cache
+def load(name: str, setting: str = "--reward") -> Reward:
+    """`module:function`, or a folder with a sequence classifier of one label (what llm/reward exports)."""
+    if Path(name).is_dir():
+        return Model(hub.locate(name, setting, packaged="module:function"))
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"{setting} {name} cannot be found", got=f"{type(error).__name__}: {error}",
+                        needed="module:function, or the folder of a reward model",
+                        cause="a name with a slip, or a module that is not on PYTHONPATH") from None  # fmt: skip
+    if not callable(found):
+        raise UserError(f"{setting} {name} is no function", got=type(found).__name__, needed="reward(prompts, completions)")
+    return found
+
+
+def nets(reward: Reward) -> dict[str, nn.Module]:
+    """What of it core can hold still."""
+    return {"reward": reward.net} if isinstance(reward, Model) else {}
+
+
+class Model:
+    """A reward model: the one number that a sequence classifier says of a prompt and its completion."""
+
+    def __init__(self, folder: str):
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token
+        self.net = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+        if self.net.config.num_labels != 1:
+            raise UserError(f"--reward {folder} is no reward model", got=f"{self.net.config.num_labels} labels", needed="one")
+        self.net.config.pad_token_id = self.tokenizer.pad_token_id
+
+    @torch.no_grad()
+    def __call__(self, prompts: list[str], completions: list[str]) -> list[float]:
+        texts = [p + c for p, c in zip(prompts, completions, strict=True)]
+        batch = self.tokenizer(texts, padding=True, return_tensors="pt").to(self.net.device)
+        return self.net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, 0].tolist()
+
+
+def ask(reward: Reward, prompts: list[str], completions: list[str]) -> torch.Tensor:
+    """(B,) of what the reward says; what it must not say is told with the text it was asked about."""
+    try:
+        said = reward(prompts, completions)
+    except Exception as error:
+        raise UserError("the reward function raised", got=f"{type(error).__name__}: {error}",
+                        needed="a number for any text, the empty one too", next="try it on the texts of the report") from error  # fmt: skip
+    said = [float(v) for v in (said.tolist() if hasattr(said, "tolist") else said)]
+    if len(said) != len(completions):
+        raise UserError("the reward function answers a wrong number of times", got=f"{len(said)} rewards",
+                        needed=f"{len(completions)}, one for each completion")  # fmt: skip
+    if bad := [i for i, v in enumerate(said) if not math.isfinite(v)]:
+        raise UserError("the reward function returns what is no number", got=f"{said[bad[0]]} for {completions[bad[0]]!r}",
+                        needed="finite numbers", cause="a division by zero or a logarithm of nothing")  # fmt: skip
+    return torch.tensor(said)
+
+
+# --------------------------------------------------------------------------------------------------------------- probes
+@dataclass
+class Sample:
+    """Texts to ask about, of different lengths."""
+
+    prompts: list[str]
+    completions: list[str]
+
+
+@dataclass
+class Probe:
+    """One thing that a reward must not do."""
+
+    id: str
+    judge: Callable[[Reward, Sample], str]
+    """Empty, or what is wrong."""
+
+
+def answers(reward: Reward, sample: Sample) -> str:
+    """A finite number for each, whatever is asked."""
+    try:
+        ask(reward, [*sample.prompts, sample.prompts[0]], [*sample.completions, ""])
+        ask(reward, sample.prompts[:1], [""])
+    except UserError as error:
+        lines = str(error).splitlines()
+        return "; ".join(line.strip() for line in lines[:2])
+    return ""
+
+
+def repeats(reward: Reward, sample: Sample) -> str:
+    """The same again, and the same in another order: a text's reward is its own."""
+    first, again = (ask(reward, sample.prompts, sample.completions) for _ in range(2))
+    back = ask(reward, sample.prompts[::-1], sample.completions[::-1]).flip(0)
+    if not torch.equal(first, again):
+        return "the same texts get other rewards when asked again"
+    gap = (first - back).abs().max().item()
+    return f"a text's reward depends on the texts beside it, by up to {gap:.2g}" if gap > 1e-3 * spread(first) else ""
+
+
+def constant(reward: Reward, sample: Sample) -> str:
+    """Not all alike: where every text earns the same, nothing can be learnt."""
+    said = ask(reward, sample.prompts, sample.completions)
+    return f"constant: {len(said)} texts all get {said[0]:g}" if said.max() - said.min() <= SAME * spread(said) else ""
+
+
+def empty(reward: Reward, sample: Sample) -> str:
+    """An empty answer earns less than a good one: no more than nine in ten of the texts."""
+    said = ask(reward, sample.prompts, sample.completions)
+    nothing = ask(reward, sample.prompts, [""] * len(said)).mean()
+    best = said.max() > said.min() and nothing >= said.quantile(0.9) and nothing > said.min()
+    return f"an empty answer gets {nothing:g}, nine in ten texts no more than {said.quantile(0.9):g}" if best else ""
+
+
+def length(reward: Reward, sample: Sample) -> str:
+    """Something but the length counts: the letters of a text turned to nonsense in their places, or a fit by length alone."""
+    said = ask(reward, sample.prompts, sample.completions).double()
+    if said.max() - said.min() <= SAME * spread(said):
+        return ""
+    draws = random.Random(0)
+    turned = [ask(reward, sample.prompts, [nonsense(c, draws) for c in sample.completions]).double() for _ in range(TIMES)]
+    gap = max((said - t).abs().max().item() for t in turned)
+    sizes = np.array([[len(c), len(c.split())] for c in sample.completions], dtype=float)
+    sizes /= sizes.max(0).clip(1)
+    columns = np.stack([np.ones(len(sizes)), *sizes.T, *(sizes**2).T, sizes[:, 0] * sizes[:, 1]], 1)
+    fit = columns @ np.linalg.lstsq(columns, said.numpy(), rcond=None)[0]
+    share = 1 - np.square(said.numpy() - fit).sum() / max(np.square(said.numpy() - said.numpy().mean()).sum(), 1e-12)
+    if gap <= SAME * spread(said):
+        return "only the length counts: every text gets the same with its letters in any order"
+    return f"only the length counts: it explains {share:.0%} of the rewards" if share > EXPLAINED else ""
+
+
+def nonsense(text: str, draws: random.Random) -> str:
+    """The same number of characters and words, all but the spaces in another order."""
+    signs = [c for c in text if not c.isspace()]
+    draws.shuffle(signs)
+    return "".join(c if c.isspace() else signs.pop() for c in text)
+
+
+def spread(said: torch.Tensor) -> float:
+    return max(1.0, said.abs().max().item())
+
+
+PROBES = [Probe(f.__name__, f) for f in (answers, repeats, constant, empty, length)]
+"""In this order: the first that fails names what is wrong."""
