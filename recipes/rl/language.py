@@ -1,5 +1,5 @@
-"""Language models that learn from rewards, as transformers' own classes: by folder, hub id, or `prose`, the small one that llm/pretrain
-makes of the manual and the docstrings of the running Python.
+"""Language models that learn from rewards, as transformers' own classes: by folder, hub id, or `prose`, the small one that
+llm/pretrain makes of the manual and the docstrings of the running Python.
 
 `prose` is a built asset: made by the real recipe behind its own gates on first use, then cached under what it depends on.
 """
@@ -63,7 +63,9 @@ def tokenizer(path: str) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     found = AutoTokenizer.from_pretrained(path, padding_side="left")
     if found.eos_token_id is None:
-        raise UserError(f"the tokenizer of {path} has no eos token", needed="the token that ends an answer, as eos_token")
+        raise UserError(
+            f"the tokenizer of {path} has no eos token", needed="the token that ends an answer, as eos_token"
+        )
     if found.pad_token_id is None:
         found.pad_token = found.eos_token  # masks are made from lengths, so the eos of an answer stays one
     return found

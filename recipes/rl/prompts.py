@@ -75,7 +75,10 @@ def read(source: Source, tokenizer: Any, new_tokens: int) -> dict[str, Prompts]:
                 raise core.UserError(f"--data.path {source.path}: {len(ids) - len(fits)} of {len(ids)} prompts are too long",
                                      got=f"{max(map(len, ids))} tokens, e.g. {long[:60]!r}", needed=f"at most {source.tokens}",
                                      next="--data.tokens N, or --data.max-bad SHARE to leave them out")  # fmt: skip
-            notes = {**notes, f"too long, {name}": f"{len(ids) - len(fits)} of {len(ids)} prompts left out, e.g. {long[:60]!r}"}
+            notes = {
+                **notes,
+                f"too long, {name}": f"{len(ids) - len(fits)} of {len(ids)} prompts left out, e.g. {long[:60]!r}",
+            }
         fits = fits[: source.held_out] if name == "val" else fits
         if not fits:
             raise core.UserError(f"--data.path {source.path}: no prompts to {'judge by' if name == 'val' else 'learn from'}",
@@ -95,7 +98,9 @@ def encode(source: Source, tokenizer: Any, text: str) -> list[int]:
     """The ids of a prompt: what begins a text where the tokenizer has such a token, or the turns of a chat."""
     if source.chat:
         if tokenizer.chat_template is None:
-            raise core.UserError("--data.chat: the tokenizer has no chat template", needed="an instruct model's tokenizer")
+            raise core.UserError(
+                "--data.chat: the tokenizer has no chat template", needed="an instruct model's tokenizer"
+            )
         turns = [{"role": "user", "content": text}]
         return tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
     begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]

@@ -1,7 +1,7 @@
 """Rewards of texts: where one comes from, what it must answer, and probes that find one that can teach nothing, or the wrong thing.
 
-A reward is a function `reward(prompts, completions) -> list of numbers`, one for each completion. `PROBES` look at one before anything
-is trained: they ask it about texts of different lengths, the empty one and texts turned to nonsense, by `judge(reward, sample)`.
+A reward is a function `reward(prompts, completions) -> list of numbers`, one for each completion. `PROBES` look at one before
+anything is trained: they ask it about texts of different lengths, the empty one and texts turned to nonsense.
 """
 
 import importlib
@@ -66,7 +66,9 @@ def load(name: str, setting: str = "--reward") -> Reward:
                         needed="module:function, or the folder of a reward model",
                         cause="a name with a slip, or a module that is not on PYTHONPATH") from None  # fmt: skip
     if not callable(found):
-        raise UserError(f"{setting} {name} is no function", got=type(found).__name__, needed="reward(prompts, completions)")
+        raise UserError(
+            f"{setting} {name} is no function", got=type(found).__name__, needed="reward(prompts, completions)"
+        )
     return found
 
 
@@ -85,9 +87,13 @@ class Model:
         logging.disable_progress_bar()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token
-        self.net = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+        self.net = (
+            AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+        )
         if self.net.config.num_labels != 1:
-            raise UserError(f"--reward {folder} is no reward model", got=f"{self.net.config.num_labels} labels", needed="one")
+            raise UserError(
+                f"--reward {folder} is no reward model", got=f"{self.net.config.num_labels} labels", needed="one"
+            )
         self.net.config.pad_token_id = self.tokenizer.pad_token_id
 
     @torch.no_grad()
@@ -103,7 +109,7 @@ def ask(reward: Reward, prompts: list[str], completions: list[str]) -> torch.Ten
         said = reward(prompts, completions)
     except Exception as error:
         raise UserError("the reward function raised", got=f"{type(error).__name__}: {error}",
-                        needed="a number for any text, the empty one too", next="try it on the texts of the report") from error  # fmt: skip
+                        needed="a number for any text, the empty one too") from error  # fmt: skip
     said = [float(v) for v in (said.tolist() if hasattr(said, "tolist") else said)]
     if len(said) != len(completions):
         raise UserError("the reward function answers a wrong number of times", got=f"{len(said)} rewards",
@@ -173,7 +179,9 @@ def length(reward: Reward, sample: Sample) -> str:
     if said.max() - said.min() <= SAME * spread(said):
         return ""
     draws = random.Random(0)
-    turned = [ask(reward, sample.prompts, [nonsense(c, draws) for c in sample.completions]).double() for _ in range(TIMES)]
+    turned = [
+        ask(reward, sample.prompts, [nonsense(c, draws) for c in sample.completions]).double() for _ in range(TIMES)
+    ]
     gap = max((said - t).abs().max().item() for t in turned)
     sizes = np.array([[len(c), len(c.split())] for c in sample.completions], dtype=float)
     sizes /= sizes.max(0).clip(1)

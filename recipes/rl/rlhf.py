@@ -1,12 +1,12 @@
-"""Proximal policy optimisation of a language model (Ziegler 2019, Ouyang 2022): write what a reward asks for, and stay near the start.
+"""Proximal policy optimisation of a language model (Ziegler 2019, Ouyang 2022): write what a reward wants, and stay near the start.
 
 tiny  a small Llama that llm/pretrain makes of Python's prose (built once), a reward for sentences that end; two CPU cores, minutes.
 full  SmolLM2-135M, or any causal language model by `--model`, and your reward: `module:function` or a reward model's folder.
 
-What this recipe gets right without being asked: the reference is a frozen copy of what training starts from, `--init-from` too, never
-a model loaded again by name; the price of the distance to it is adapted, and its state is in the checkpoint; nothing but the answer,
+What this recipe gets right without being asked: the reference is a frozen copy of what training starts from, `--init-from` too,
+never a model loaded again by name; the price of the distance to it is adapted, and lies in the checkpoint; nothing but the answer,
 its end token included, is scored, priced or whitened over; policy and values come of one forward; the reward is tested before
-anything is learnt, and a run that learns its hole by heart stops itself.
+anything is learnt, and a run that falls into a hole of it stops itself.
 """
 
 import copy
@@ -38,7 +38,7 @@ class Config(core.Config):
 
     data: Source = field(default_factory=Source)
     model: str = "prose"
-    """`prose` (a small Llama that llm/pretrain makes, once), `smollm2`, or a folder or `owner/name` with a causal language model."""
+    """`prose` (a small Llama that llm/pretrain makes, once), `smollm2`, or a folder or `owner/name` with a causal model."""
     pretrained: float = 1.0
     """Of `prose`: passes over the texts of the running Python that it has made."""
     reward: str = "recipes.rl.rewards:sentence"
@@ -106,7 +106,9 @@ def collect(cfg: Config, run: core.Run, stage: core.Stage, unit: int) -> dict[st
     known = loader.Keyed(prompts, cfg.run.seed)
     batch = loader.to_device(prompts.collate([known[key] for key in mine]), run.device)
     said, valid = policy.write(batch["input_ids"], batch["mask"], batch["draws"])
-    reward = rewards.ask(rewards.load(cfg.reward), batch["prompt"], texts(prompts.tokenizer, said, valid)).to(run.device)
+    reward = rewards.ask(rewards.load(cfg.reward), batch["prompt"], texts(prompts.tokenizer, said, valid)).to(
+        run.device
+    )
     asked = {"input_ids": batch["input_ids"], "mask": torch.cat([batch["mask"], valid], 1), "said": said}
     log_p, value = policy(**asked)
     log_prob, value = own(log_p, said), value * policy.returns.rms
@@ -134,7 +136,11 @@ def earnings(reward: Tensor, kl: Tensor, valid: Tensor, price: float) -> Tensor:
 
 def gae(reward: Tensor, value: Tensor, valid: Tensor, gamma: float, lam: float) -> Tensor:
     """Generalised advantage estimates (Schulman 2016), everything (B, T). After its last token a completion is worth nothing."""
-    advantage, later, following = torch.zeros_like(reward), torch.zeros_like(reward[:, 0]), torch.zeros_like(reward[:, 0])
+    advantage, later, following = (
+        torch.zeros_like(reward),
+        torch.zeros_like(reward[:, 0]),
+        torch.zeros_like(reward[:, 0]),
+    )
     for t in reversed(range(reward.shape[1])):
         delta = reward[:, t] + gamma * following - value[:, t]
         later = (delta + gamma * lam * later) * valid[:, t]
@@ -165,15 +171,15 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     path = language.locate(cfg.model, cfg.pretrained)
     tokenizer, lm = language.tokenizer(path), language.load(path)
     if cfg.data.tokens + cfg.new_tokens > lm.config.max_position_embeddings:
-        raise UserError("prompts and completions are longer than what the model reads", got=f"{cfg.data.tokens} (--data.tokens) and "
-                        f"{cfg.new_tokens} (--new-tokens)", needed=f"{lm.config.max_position_embeddings} in all")  # fmt: skip
+        raise UserError("prompts and completions are longer than what the model reads", needed=f"--data.tokens + --new-tokens <= "
+                        f"{lm.config.max_position_embeddings}", got=f"{cfg.data.tokens} + {cfg.new_tokens}")  # fmt: skip
     if cfg.rollout % cfg.train.batch_size:
         raise UserError("a rollout is not cut evenly into minibatches", got=f"{cfg.rollout} by {cfg.train.batch_size}",
                         needed="--train.batch-size that divides --rollout")  # fmt: skip
     data = read(cfg.data, tokenizer, cfg.new_tokens)
     reward = rewards.load(cfg.reward)
     policy = Writer(lm, tokenizer, cfg.temperature)
-    reference = copy.deepcopy(policy)
+    reference, watch = copy.deepcopy(policy), Watch(cfg.kl_target)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         log_p, value = model(batch["input_ids"], batch["mask"], batch["said"])
@@ -191,17 +197,16 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
             earned = rewards.ask(reward, batch["prompt"], texts(tokenizer, said, valid)).to(run.device)
             asked = batch["input_ids"], torch.cat([batch["mask"], valid], 1), said
             kl = ((own(model(*asked)[0], said) - own(reference(*asked)[0], said)) * valid).sum(1)
-            rows.append(torch.stack([earned, kl, *shape(said, valid)], 1))
+            rows.append(torch.stack([earned, kl, *shape(said, valid, tokenizer.eos_token_id)], 1))
         names = ("reward", "kl", "tokens", "distinct", "ended")
         return dict(zip(names, run.gather(torch.cat(rows)).double().mean(0).tolist(), strict=True))
 
-    def shape(said: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(tokens, share of them that are distinct, does it end by itself?) of each completion, (B,) all."""
-        return written(said, valid, tokenizer.eos_token_id)
-
     def baselines() -> dict[str, dict[str, float]]:
         with torch.no_grad():
-            return {"the start, without training": evaluate(reference.to(run.device), data["val"]), "saying nothing": {"reward": floor}}
+            return {
+                "the start, without training": evaluate(reference.to(run.device), data["val"]),
+                "saying nothing": {"reward": floor},
+            }
 
     def preview(batch: dict) -> list[core.Tile]:
         ids = batch["input_ids"] if "said" not in batch else torch.cat([batch["input_ids"], batch["said"]], 1)
@@ -214,9 +219,11 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         return [core.Tile(f"{r:.3g}: {p} -> {c}") for r, p, c in zip(earned, batch["prompt"], found, strict=True)]
 
     def figures(model: nn.Module, some: core.Data) -> dict:
-        some = View(some, range(min(16, len(some))))
-        return {title: [tile for batch in run.batches(some) for tile in predict(net, batch)]
-                for title, net in (("Held-out prompts: reward, completion", model), ("The same by the reference", reference))}  # fmt: skip
+        some, nets = (
+            View(some, range(min(16, len(some)))),
+            {"Reward: prompt -> completion": model, "The start's": reference},
+        )
+        return {title: [t for batch in run.batches(some) for t in predict(net, batch)] for title, net in nets.items()}
 
     def export(folder: Path) -> None:
         """The language model as `from_pretrained` reads it, and its tokenizer; the value head has done its work."""
@@ -234,7 +241,7 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         evaluate=evaluate,
         metric=core.Metric("reward", "what does the reward say of completions of held-out prompts?", floor=floor,
                            ceiling=rewards.ceiling(reward)),
-        state={"controller": Controller(cfg.kl_start, cfg.kl_target, cfg.kl_step), "watch": Watch(cfg.kl_target)},
+        state={"controller": Controller(cfg.kl_start, cfg.kl_target, cfg.kl_step), "watch": watch},
         begin=lambda: reference.load_state_dict(policy.state_dict()),
         beside={"reference": reference, **rewards.nets(reward)},
         expect=core.Expect(loss_may_rise="its targets move with the policy", small_terms=("value",), fresh=("head.",), dear=8),
@@ -244,15 +251,17 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         predict=predict,
         figures=figures,
         export=export,
-        monitors=rlhf_monitors.of(cfg.kl_target),
+        monitors=rlhf_monitors.of(cfg.kl_target, watch),
         gates=rlhf_gates.of(reward),
     )  # fmt: skip
 
 
-def written(said: Tensor, valid: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:
+def shape(said: Tensor, valid: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:
     """(tokens, share of them that are distinct, does it end by itself?) of each completion, (B,) all."""
     tokens = valid.sum(1)
-    distinct = torch.tensor([len({*row[keep].tolist()}) for row, keep in zip(said, valid, strict=True)], device=said.device)
+    distinct = torch.tensor(
+        [len({*row[keep].tolist()}) for row, keep in zip(said, valid, strict=True)], device=said.device
+    )
     return tokens, distinct / tokens, ((said == end) & valid).any(1)
 
 
@@ -289,7 +298,7 @@ def moved(cfg: Config, policy: Writer, rollout: dict[str, Tensor]) -> dict[str, 
     log_p, _ = policy(rollout["input_ids"], rollout["mask"], rollout["said"])
     log_ratio = (own(log_p, rollout["said"]) - rollout["log_prob"])[valid]
     ratio, returned = log_ratio.exp(), rollout["return"][valid]
-    tokens, distinct, ended = written(rollout["said"], valid, policy.eos)
+    tokens, distinct, ended = shape(rollout["said"], valid, policy.eos)
     told = {"approx_kl": ratio - 1 - log_ratio,  # Schulman, "Approximating KL divergence", 2020: the k3 estimate
             "clip_fraction": (ratio - 1).abs() > cfg.clip, "entropy": rollout["entropy"][valid], "reward": rollout["reward"],
             "kl": rollout["kl"], "tokens": tokens, "distinct": distinct, "ended": ended}  # fmt: skip

@@ -1,4 +1,4 @@
-"""What holds a policy near to where it began: the price of the distance, and a watch that stops a run that is learning a hole by heart."""
+"""What holds a policy near to where it began: the price of the distance, and a watch that stops a run which falls into a hole."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ IN_A_ROW = 3  # units
 
 
 class Controller:
-    """The price of a nat (Ziegler 2019, section 2.2): higher where the policy is further than `target` nats from its reference, lower
-    where it is nearer, by at most `step` an update. A start of 0 stays 0: no price."""
+    """The price of a nat (Ziegler 2019, section 2.2): higher where the policy is further than `target` nats from its reference,
+    lower where it is nearer, by at most `step` an update. A start of 0 stays 0: no price."""
 
     def __init__(self, start: float, target: float, step: float):
         self.start, self.target, self.step = start, target, step
@@ -65,7 +65,7 @@ class Watch:
             raise Stop(
                 f"the reward is being hacked (R1): {said}; the run stopped itself at unit {unit}\n"
                 "  likely cause: a reward with a hole, and a price of the distance that is missing, too low or too slow\n"
-                "  next:         read the samples of the report; mend the reward, or hold the policy: --kl-start 0.2 --kl-step 0.1\n"
+                "  next:         read the samples of the report; mend the reward, or hold the policy (--kl-start 0.2)\n"
                 "                (--no-stop-hacked goes on all the same)"
             )
 

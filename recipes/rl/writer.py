@@ -16,7 +16,9 @@ class Writer(nn.Module):
         super().__init__()
         width = lm.get_input_embeddings().embedding_dim
         self.lm, self.head, self.returns = lm, mlp(width, width, 1), Running(1)
-        nn.init.zeros_(self.head[-1].weight)  # nothing is expected, and the language model is not pulled at, before there is a reason
+        nn.init.zeros_(
+            self.head[-1].weight
+        )  # nothing is expected, and the language model is not pulled at, before there is a reason
         self.eos, self.pad, self.temperature = tokenizer.eos_token_id, tokenizer.pad_token_id, temperature
 
     @torch.no_grad()
@@ -24,7 +26,10 @@ class Writer(nn.Module):
         """(tokens (B, T), is it a part of the answer? (B, T)): what `draws` (B, T) in [0, 1) stand for, up to the token that ends
         a text, and with it."""
         said = torch.full(draws.shape, self.pad, device=input_ids.device)
-        valid, going = torch.zeros_like(said, dtype=torch.bool), torch.ones(len(said), dtype=torch.bool, device=said.device)
+        valid, going = (
+            torch.zeros_like(said, dtype=torch.bool),
+            torch.ones(len(said), dtype=torch.bool, device=said.device),
+        )
         cache, new = None, input_ids
         for t in range(draws.shape[1]):
             place = (mask.long().cumsum(1) - 1).clamp_min(0)[:, -new.shape[1] :]
