@@ -13,7 +13,6 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ from recipes.llm.models import from_file
 from recipes.rl import language, rewards, rlhf_gates, rlhf_monitors
 from recipes.rl.prompts import Source, read
 from recipes.rl.tether import Controller, Watch
-from recipes.rl.writer import Writer, own
+from recipes.rl.writer import Writer, own, shape, texts
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -61,6 +60,8 @@ class Config(core.Config):
     """The same for the value, in units of the returns' size; `inf` switches it off."""
     value_weight: float = 0.1
     """Weight of the value's squared error beside the policy's term: they share a net."""
+    head_lr: float = 2e-3
+    """Peak rate of the head for values, which begins at nothing; --optim.lr is the language model's."""
     kl_start: float = 0.2
     """Price of a nat between policy and reference, in units of the reward, to begin with; 0: none, for ever."""
     kl_target: float = 6.0
@@ -77,7 +78,7 @@ def tiny() -> Config:
     """A small Llama on two CPU cores."""
     return Config(
         train=Train(epochs=60, batch_size=32, eval_every=10, eval_batch_size=128),
-        optim=Optim(lr=5e-4, weight_decay=0.0, clip=1.0, schedule="constant", warmup=0.0),
+        optim=Optim(lr=3e-4, weight_decay=0.0, clip=1.0, schedule="linear", warmup=0.0),
         run=RunSettings(threads=1, save_every=10),
     )
 
@@ -106,9 +107,8 @@ def collect(cfg: Config, run: core.Run, stage: core.Stage, unit: int) -> dict[st
     known = loader.Keyed(prompts, cfg.run.seed)
     batch = loader.to_device(prompts.collate([known[key] for key in mine]), run.device)
     said, valid = policy.write(batch["input_ids"], batch["mask"], batch["draws"])
-    reward = rewards.ask(rewards.load(cfg.reward), batch["prompt"], texts(prompts.tokenizer, said, valid)).to(
-        run.device
-    )
+    found = texts(prompts.tokenizer, said, valid)
+    reward = rewards.ask(rewards.load(cfg.reward), batch["prompt"], found).to(run.device)
     asked = {"input_ids": batch["input_ids"], "mask": torch.cat([batch["mask"], valid], 1), "said": said}
     log_p, value = policy(**asked)
     log_prob, value = own(log_p, said), value * policy.returns.rms
@@ -120,12 +120,6 @@ def collect(cfg: Config, run: core.Run, stage: core.Stage, unit: int) -> dict[st
                        "return": advantage + value, "reward": reward, "kl": kl.sum(1)}  # fmt: skip
     rollout = {k: run.gather(v) for k, v in rollout.items()}
     return rollout | {"advantage": whitened(rollout["advantage"], rollout["valid"])}
-
-
-def texts(tokenizer: Any, said: Tensor, valid: Tensor) -> list[str]:
-    """What was said, without what pads and what ends it."""
-    rows = [row[keep].tolist() for row, keep in zip(said, valid, strict=True)]
-    return tokenizer.batch_decode(rows, skip_special_tokens=True)
 
 
 def earnings(reward: Tensor, kl: Tensor, valid: Tensor, price: float) -> Tensor:
@@ -203,10 +197,8 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def baselines() -> dict[str, dict[str, float]]:
         with torch.no_grad():
-            return {
-                "the start, without training": evaluate(reference.to(run.device), data["val"]),
-                "saying nothing": {"reward": floor},
-            }
+            start = evaluate(reference.to(run.device), data["val"])
+        return {"the start, without training": start, "saying nothing": {"reward": floor}}
 
     def preview(batch: dict) -> list[core.Tile]:
         ids = batch["input_ids"] if "said" not in batch else torch.cat([batch["input_ids"], batch["said"]], 1)
@@ -219,10 +211,8 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         return [core.Tile(f"{r:.3g}: {p} -> {c}") for r, p, c in zip(earned, batch["prompt"], found, strict=True)]
 
     def figures(model: nn.Module, some: core.Data) -> dict:
-        some, nets = (
-            View(some, range(min(16, len(some)))),
-            {"Reward: prompt -> completion": model, "The start's": reference},
-        )
+        nets = {"Reward: prompt -> completion": model, "The same by the start": reference}
+        some = View(some, range(min(16, len(some))))
         return {title: [t for batch in run.batches(some) for t in predict(net, batch)] for title, net in nets.items()}
 
     def export(folder: Path) -> None:
@@ -230,11 +220,11 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         policy.lm.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
-    floor = rewards.ask(reward, data["val"].texts, [""] * len(data["val"])).mean().item()
+    floor = rewards.of_nothing(reward, data["val"].texts)
     return core.Stage(
         name="rlhf",
         model=policy,
-        optimizers={"main": core.make_optimizer(policy, cfg.optim)},
+        optimizers={"main": core.make_optimizer(policy, cfg.optim, {"lm": cfg.optim.lr, "head": cfg.head_lr})},
         data=data,
         loss=loss,
         counts=lambda batch: {"*": batch["valid"].sum()},
@@ -254,15 +244,6 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         monitors=rlhf_monitors.of(cfg.kl_target, watch),
         gates=rlhf_gates.of(reward),
     )  # fmt: skip
-
-
-def shape(said: Tensor, valid: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(tokens, share of them that are distinct, does it end by itself?) of each completion, (B,) all."""
-    tokens = valid.sum(1)
-    distinct = torch.tensor(
-        [len({*row[keep].tolist()}) for row, keep in zip(said, valid, strict=True)], device=said.device
-    )
-    return tokens, distinct / tokens, ((said == end) & valid).any(1)
 
 
 STAGES = [rlhf]

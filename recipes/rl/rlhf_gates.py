@@ -16,7 +16,7 @@ from core.gates import Finding, Gate, Proof, Skip, fetch, gate
 from core.gates.recorder import rehearsed
 from core.run import Plan, Run, evaluating
 from core.stage import Stage
-from recipes.rl.rewards import PROBES, Reward, Sample, ask
+from recipes.rl.rewards import Reward, Sample, ask, fault
 from recipes.rl.tether import BOUND
 from recipes.rl.writer import Writer, own
 
@@ -111,15 +111,11 @@ def reward_gate(reward: Reward) -> Gate:
         rows += [row[: 1 + i % max(1, len(row))] for i, row in enumerate(rows)]
         texts = prompts.tokenizer.batch_decode(rows, skip_special_tokens=True)
         sample = Sample([*batch["prompt"], *batch["prompt"]], texts)
-        wrong = ""
-        for probe in PROBES:
-            if wrong := probe.judge(reward, sample):
-                break
+        wrong = fault(reward, sample)
         told = "" if wrong else ask(reward, sample.prompts, texts)
         return Finding(
             not wrong, wrong or f"{len(texts)} texts get {told.min():.3g} to {told.max():.3g}, {told.mean():.3g} on average",
-            "a finite number for each text, the same whenever it is asked; not one for all, not the most for an empty answer, and not "
-            "the length alone",
+            "a finite number for each text, the same whenever it is asked; not one for all, not the most for an empty answer",
             "a reward that raises, returns NaN or a wrong number of rewards on an empty or odd text\n"
             "a constant: an answer that is looked for where it never stands, or a scale that rounds everything away\n"
             "longer (or shorter) is better: divide by the length, or ask for what is meant",
@@ -169,7 +165,7 @@ def generation(proof: Proof) -> Finding:
     return Finding(
         not wrong, f"{len(wrong)} of {len(chosen)}: {wrong[0]}" if wrong else
         f"{len(chosen)} prompts of {lengths[0]} to {lengths[1]} tokens, written as alone; {ended} end by themselves",
-        "each token the one that its draw stands for in a plain forward of the text before it; the end token counts, and is the last",
+        "each token the one that its draw stands for in a plain forward of the text before it; the end token counts",
         "the end token is dropped from the answer, or what pads is counted: mask by length, never by id (it then never stops)\n"
         "prompts padded on the right: the answer continues the padding\n"
         "no attention mask, or positions that count the padding; another temperature than the one that is scored",

@@ -62,3 +62,16 @@ class Writer(nn.Module):
 def own(log_p: Tensor, said: Tensor) -> Tensor:
     """Of (B, T, V) what was said (B, T)."""
     return log_p.gather(-1, said.unsqueeze(-1)).squeeze(-1)
+
+
+def texts(tokenizer: Any, said: Tensor, valid: Tensor) -> list[str]:
+    """What was said, without what pads and what ends it."""
+    rows = [row[keep].tolist() for row, keep in zip(said, valid, strict=True)]
+    return tokenizer.batch_decode(rows, skip_special_tokens=True)
+
+
+def shape(said: Tensor, valid: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(tokens, share of them that are distinct, does it end by itself?) of each completion, (B,) all."""
+    tokens = valid.sum(1)
+    kinds = [len({*row[keep].tolist()}) for row, keep in zip(said, valid, strict=True)]
+    return tokens, torch.tensor(kinds, device=said.device) / tokens, ((said == end) & valid).any(1)
