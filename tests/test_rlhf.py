@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from core.errors import Stop, UserError
-from recipes.rl import rewards, rlhf
+from recipes.rl import prompts, rewards, rlhf
 from recipes.rl.rlhf_gates import estimates
 from recipes.rl.tether import Controller, Watch
 from tests import language, odd_rewards
@@ -178,27 +178,54 @@ def test_a_reference_loaded_by_name_is_stopped(net: Path, fork, launch, tmp_path
     done = launch("check", "mine.py", *asked)
     assert done.returncode == 3, done.shown
     assert "another model than the start" in done.verdicts()[0]["remedy"]
-    healthy = launch("check", "rl/rlhf", *asked)
-    assert healthy.returncode == 0, healthy.shown
 
 
-@pytest.mark.parametrize(("argv", "words"), [
-    (("--new-tokens", "4096"), "longer than what the model reads"),
-    (("--train.batch-size", "7"), "cut evenly"),
-    (("--data.tokens", "3", "--data.max-bad", "0.01", "--data.path", "ROWS"), "too long"),
-    (("--data.path", "ROWS", "--data.column", "question"), "question"),
+def test_lengths_that_do_not_fit_are_one_message(net: Path, launch):
+    for argv, words in (
+        (("--new-tokens", "4096"), "longer than what the model reads"),
+        (("--train.batch-size", "7"), "cut evenly"),
+    ):
+        done = launch("check", "rl/rlhf", "--model", str(net), *SMALL, *argv, "--only", "schema")
+        assert done.returncode == 2, done.shown
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+# -------------------------------------------------------------------------------------------------------------- prompts
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"prompt": "number {i} of many"}}\n' for i in range(60)))
+    return path
+
+
+def test_prompts_of_ones_own(rows: Path):
+    found = prompts.read(prompts.Source(path=str(rows), held_out=2), language.tokenizer(), 5)
+    assert len(found["val"]) <= 2
+    some, seeded = found["prompts"], torch.Generator()
+    sample = some.get(0, seeded.manual_seed(1))
+    n = int(sample["mask"].sum())
+    assert sample["mask"].tolist() == [False] * (24 - n) + [True] * n
+    assert language.tokenizer().decode(sample["input_ids"][-n + 1 :]) == sample["prompt"]
+    assert torch.equal(sample["draws"], some.get(0, seeded.manual_seed(1))["draws"])
+    assert not torch.equal(sample["draws"], some.get(0, seeded.manual_seed(2))["draws"])
+    assert torch.equal(some.get(0, None)["draws"], some.get(0, None)["draws"])
+
+
+def test_prompts_in_turns(rows: Path):
+    source = prompts.Source(path=str(rows), tokens=80, chat=True)
+    sample = prompts.read(source, language.tokenizer(), 5)["prompts"].get(0, None)
+    said = language.tokenizer().decode(sample["input_ids"][sample["mask"]])
+    assert said.startswith("<|im_start|>user\nnumber")
+    assert said.endswith("<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"tokens": 3}, "too long"),
+    ({"column": "question"}, "question"),
+    ({"path": "nowhere.jsonl"}, "no such file"),
+    ({"chat": True, "tokens": 7}, "too long"),
 ])  # fmt: skip
-def test_bad_input_is_one_message(argv: tuple[str, ...], words: str, net: Path, launch, tmp_path: Path):
-    rows = "".join(f'{{"prompt": "number {i} of many"}}\n' for i in range(60))
-    (tmp_path / "rows.jsonl").write_text(rows)
-    argv = tuple(str(tmp_path / "rows.jsonl") if word == "ROWS" else word for word in argv)
-    done = launch("check", "rl/rlhf", "--model", str(net), *SMALL, *argv, "--only", "schema")
-    assert done.returncode == 2, done.shown
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_run_takes_prompts_of_ones_own(net: Path, launch, tmp_path: Path):
-    (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "number {i} of many"}}\n' for i in range(60)))
-    done = launch("check", "rl/rlhf", "--model", str(net), *SMALL, "--data.path", "rows.jsonl", "--only", "schema")
-    assert done.returncode == 0, done.shown
+def test_prompts_that_cannot_be_asked(settings: dict, words: str, rows: Path):
+    with pytest.raises(UserError, match=words):
+        prompts.read(prompts.Source(**{"path": str(rows), **settings}), language.tokenizer(), 5)

@@ -1,6 +1,8 @@
 """What a language model is asked to go on with: the beginnings of prose, or prompts of one's own, as tokens padded on the left."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -58,7 +60,13 @@ class Prompts(core.Data):
 
 
 def read(source: Source, tokenizer: Any, new_tokens: int) -> dict[str, Prompts]:
-    """{"prompts": to learn from, "val": to be judged by}."""
+    """{"prompts": to learn from, "val": to be judged by}; read once per process."""
+    return {**_read(astuple(source), tokenizer, new_tokens)}
+
+
+@cache
+def _read(settings: tuple, tokenizer: Any, new_tokens: int) -> dict[str, Prompts]:
+    source = Source(*settings)
     if source.path == "prose":
         train, val, notes = prose.load()
         train, val = (list(dict.fromkeys(beginning(t) for t in some)) for some in (train, val))
@@ -90,8 +98,9 @@ def read(source: Source, tokenizer: Any, new_tokens: int) -> dict[str, Prompts]:
 
 
 def beginning(text: str) -> str:
-    """The first words of a text, three to eight: how many depends on the text alone."""
-    return " ".join(text.split()[: SHORTEST + crc32(text.encode()) % (LONGEST - SHORTEST + 1)])
+    """The first words of a text, three to eight: how many depends on the text alone. What underlines a heading is no word."""
+    words = (w for w in text.split() if any(c.isalnum() for c in w))
+    return " ".join(islice(words, SHORTEST + crc32(text.encode()) % (LONGEST - SHORTEST + 1)))
 
 
 def encode(source: Source, tokenizer: Any, text: str) -> list[int]:

@@ -77,7 +77,7 @@ class Config(core.Config):
 def tiny() -> Config:
     """A small Llama on two CPU cores."""
     return Config(
-        train=Train(epochs=60, batch_size=32, eval_every=10, eval_batch_size=128),
+        train=Train(epochs=40, batch_size=32, eval_every=10, eval_batch_size=128),
         optim=Optim(lr=3e-4, weight_decay=0.0, clip=1.0, schedule="linear", warmup=0.0),
         run=RunSettings(threads=1, save_every=10),
     )
