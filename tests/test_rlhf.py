@@ -128,6 +128,7 @@ def test_a_reward_model_is_a_folder(net: Path, tmp_path: Path):
     alone = torch.cat([rewards.ask(model, [p], [c]) for p, c in (("a", " word"), ("a long prompt", ""))])
     assert torch.allclose(together, alone, atol=1e-5)
     assert set(rewards.nets(model)) == {"reward"}
+    assert model._shown("a", "b") == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
 
 
 # ---------------------------------------------------------------------------------------------------------------- watch

@@ -78,7 +78,8 @@ def nets(reward: Reward) -> dict[str, nn.Module]:
 
 
 class Model:
-    """A reward model: the one number that a sequence classifier says of a prompt and its completion."""
+    """A reward model: the one number that a sequence classifier says of a prompt and its completion, in the turns of its chat
+    template where its tokenizer has one (as llm/reward shows them), else one after the other."""
 
     def __init__(self, folder: str):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -98,9 +99,16 @@ class Model:
 
     @torch.no_grad()
     def __call__(self, prompts: list[str], completions: list[str]) -> list[float]:
-        texts = [p + c for p, c in zip(prompts, completions, strict=True)]
-        batch = self.tokenizer(texts, padding=True, return_tensors="pt").to(self.net.device)
+        texts = [self._shown(p, c) for p, c in zip(prompts, completions, strict=True)]
+        plain = self.tokenizer.chat_template is None  # a template brings its own special tokens
+        batch = self.tokenizer(texts, padding=True, return_tensors="pt", add_special_tokens=plain).to(self.net.device)
         return self.net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, 0].tolist()
+
+    def _shown(self, prompt: str, completion: str) -> str:
+        if self.tokenizer.chat_template is None:
+            return prompt + completion
+        turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+        return self.tokenizer.apply_chat_template(turns, tokenize=False)
 
 
 def ask(reward: Reward, prompts: list[str], completions: list[str]) -> torch.Tensor:
