@@ -5,7 +5,6 @@ llm/pretrain makes of the manual and the docstrings of the running Python.
 """
 
 import os
-import subprocess
 import sys
 import tempfile
 from functools import cache
@@ -16,11 +15,10 @@ import torch
 from torch import nn
 
 from core import assets
-from core.errors import DONE, UserError
+from core.errors import UserError
 from core.registry import find
 from recipes.llm import prose
-from recipes.shared import hub, smollm
-from recipes.shared.judge import LAUNCHER
+from recipes.shared import exports, hub, smollm
 
 
 def locate(name: str, passes: float) -> str:
@@ -40,19 +38,12 @@ def built(passes: float) -> Path:
 
 
 def _build(folder: Path, passes: float) -> None:
-    """`trainworthy run llm/pretrain` in a process of its own, whoever launched this one; its export is kept."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER)}
+    """The export of llm/pretrain is kept, and what it says of itself."""
+    settings = ["--train.epochs", str(passes), "--train.eval-every", str(passes)]
     with tempfile.TemporaryDirectory() as out:
-        command = [sys.executable, "-m", "core.launch", "run", "llm/pretrain", "--train.epochs", str(passes),
-                   "--train.eval-every", str(passes), "--run.out", out]  # fmt: skip
-        done = subprocess.run(command, env={**env, "PYTHONSAFEPATH": "1"}, capture_output=True, text=True)
-        if done.returncode != DONE:
-            raise UserError("the small language model could not be trained", got=done.stderr.strip()[-300:],
-                            next="trainworthy run llm/pretrain")  # fmt: skip
-        (run,) = Path(out).glob("*/*/export")
-        for file in run.iterdir():
+        run = exports.made("llm/pretrain", settings, out, what="the small language model")
+        for file in [*(run / "export").iterdir(), run / "summary.json"]:
             os.replace(file, folder / file.name)
-        os.replace(run.parent / "summary.json", folder / "summary.json")
 
 
 @cache
