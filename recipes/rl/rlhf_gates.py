@@ -46,10 +46,12 @@ class Unit:
 
 
 def made(proof: Proof) -> tuple[Run, Stage, list[Unit]]:
-    """Two units of the recipe's own `train()`: in the second the policy is no longer the reference."""
+    """Two units of the recipe's own `train()`: in the second the policy is no longer the reference. Values that begin at nothing hide
+    what is done to them, so the head begins with something here."""
 
     def make() -> tuple[Run, Stage, list[Unit]]:
         run, stage = proof.build(Plan(steps=2, peak=True))
+        torch.nn.init.normal_(stage.model.head[-1].weight, std=0.1)
         loss, told, units = stage.loss, stage.state["controller"].update, {}
         share = proof.cfg.rollout // run.world
 
@@ -77,12 +79,17 @@ def whole(unit: Unit) -> dict[str, Tensor]:
     return {k: torch.cat([b[k] for b in unit.batches]) for k in unit.batches[0]}
 
 
-def parts(batch: dict, row: int, end: int) -> tuple[Tensor, Tensor]:
+def known(stage: Stage) -> dict[tuple[int, ...], int]:
+    """How many tokens each prompt has, by its padded row: what a batch says of its padding is not taken for granted."""
+    prompts, pad = stage.data["prompts"], stage.model.pad
+    return {(*[pad] * (prompts.width - len(ids)), *ids): len(ids) for ids in prompts.ids}
+
+
+def parts(batch: dict, row: int, end: int, lengths: dict) -> tuple[Tensor, Tensor]:
     """(prompt (p,), answer (n,)) without padding: the answer ends with the token that ends a text, if it has one."""
-    width = batch["input_ids"].shape[1]
-    prompt, said = batch["input_ids"][row][batch["mask"][row, :width].bool()], batch["said"][row]
+    asked, said = batch["input_ids"][row], batch["said"][row]
     ends = (said == end).nonzero().flatten()
-    return prompt, said[: int(ends[0]) + 1] if len(ends) else said
+    return asked[len(asked) - lengths[tuple(asked.tolist())] :], said[: int(ends[0]) + 1] if len(ends) else said
 
 
 @torch.no_grad()
@@ -139,19 +146,19 @@ def generation(proof: Proof) -> Finding:
     by_length = sorted(prompts.order(proof.cfg.run.seed, "written").tolist()[:400], key=lambda i: len(prompts.ids[i]))
     chosen = by_length[:: max(1, len(by_length) // WRITTEN)][:WRITTEN]
     batch = fetch(prompts, chosen, proof.cfg.run.seed, run.device)
-    wrong, ended = [], 0
+    wrong, ended, lengths = [], 0, known(stage)
     with evaluating(model), run.autocast():
         said, valid = model.write(batch["input_ids"], batch["mask"], batch["draws"])
         for row, index in enumerate(chosen):
-            _, answer = parts({**batch, "said": said}, row, model.eos)
+            prompt, answer = parts({**batch, "said": said}, row, model.eos, lengths)
             ended += int(answer[-1] == model.eos)
             if int(valid[row].sum()) != len(answer) or not valid[row, : len(answer)].all():
                 wrong.append(
                     f"prompt {index}: {int(valid[row].sum())} tokens count, {len(answer)} with the end token were written"
                 )
                 continue
-            ids = torch.cat([torch.tensor(prompts.ids[index], device=run.device), answer])
-            logits = model.lm(input_ids=ids[None], use_cache=False).logits[0, len(prompts.ids[index]) - 1 : -1].double()
+            logits = model.lm(input_ids=torch.cat([prompt, answer])[None], use_cache=False).logits
+            logits = logits[0, len(prompt) - 1 : -1].double()
             high = (logits / model.temperature).softmax(-1).cumsum(-1)
             at = answer[:, None]
             top, low = high.gather(1, at)[:, 0], high.gather(1, (at - 1).clamp_min(0))[:, 0] * (answer > 0)
@@ -161,10 +168,10 @@ def generation(proof: Proof) -> Finding:
                 wrong.append(
                     f"prompt {index}: token {int(off[0]) + 1} of {len(answer)} is not what its draw stands for alone"
                 )
-    lengths = [len(prompts.ids[i]) for i in (chosen[0], chosen[-1])]
+    short, long = (len(prompts.ids[i]) for i in (chosen[0], chosen[-1]))
     return Finding(
         not wrong, f"{len(wrong)} of {len(chosen)}: {wrong[0]}" if wrong else
-        f"{len(chosen)} prompts of {lengths[0]} to {lengths[1]} tokens, written as alone; {ended} end by themselves",
+        f"{len(chosen)} prompts of {short} to {long} tokens, written as alone; {ended} end by themselves",
         "each token the one that its draw stands for in a plain forward of the text before it; the end token counts",
         "the end token is dropped from the answer, or what pads is counted: mask by length, never by id (it then never stops)\n"
         "prompts padded on the right: the answer continues the padding\n"
@@ -175,7 +182,7 @@ def generation(proof: Proof) -> Finding:
 
 @gate(
     "score",
-    rows="L1 L2 R3",
+    rows="L1 L2 L3 R3",
     title="log-probabilities and values of a rollout are those of each answer read alone",
     reads="data model loss train",
 )
@@ -184,11 +191,11 @@ def score(proof: Proof) -> Finding:
     whose ratio must be 1; and the reference, which must be what training began with."""
     run, stage, units = made(proof)
     wrong, worst = [], {"log-probabilities": 0.0, "values": 0.0, "ratio": 0.0}
-    limit = 1e-3 if run.precision == "fp32" else 5e-2
+    limit, lengths = 1e-3 if run.precision == "fp32" else 5e-2, known(stage)
     for k, unit in enumerate(units):
         batch, model = whole(unit), unit.model.eval()
         for row in range(min(len(batch["said"]), 64)):
-            prompt, answer = parts(batch, row, model.eos)
+            prompt, answer = parts(batch, row, model.eos, lengths)
             n = len(answer)
             if batch["valid"][row].nonzero().flatten().tolist() != list(range(n)):
                 wrong.append(
@@ -234,20 +241,21 @@ def estimates(reward: list[float], value: list[float], gamma: float, lam: float)
 def returns_gate(reward: Reward) -> Gate:
     title = "a token earns the reward at the end, less the price of its distance; advantages are whitened over answers"
 
-    @gate("returns", rows="R2 R3", title=title, reads="data model loss state train")
+    @gate("returns", rows="L2 R2 R3", title=title, reads="data model loss state train")
     def prove(proof: Proof) -> Finding:
         """What two units learnt from, against reward - price x (log p - log p of the start) of each answer read alone, added up by
         the definition of the estimate, and whitened over the tokens of answers."""
         run, stage, units = made(proof)
         cfg, start, prompts = proof.cfg, proof.look()[1].model, stage.data["prompts"]
         asked = {tuple(ids): text for ids, text in zip(prompts.ids, prompts.texts, strict=True)}
+        lengths = known(stage)
         limit, wrong, told = 5e-3 if run.precision == "fp32" else 0.1, [], []
         for k, unit in enumerate(units):
             batch, size, spent = whole(unit), unit.model.returns.rms.item(), []
             gaps = {"returns": 0.0, "advantages": 0.0}
             rows, scale = [], 1e-9
             for row in range(len(batch["said"])):
-                prompt, answer = parts(batch, row, unit.model.eos)
+                prompt, answer = parts(batch, row, unit.model.eos, lengths)
                 with run.autocast():
                     log_p, value = alone(unit.model, prompt, answer)
                     kl = log_p - alone(start, prompt, answer)[0]
@@ -296,7 +304,7 @@ def formula(proof: Proof) -> Finding:
     for key, size in (("log_prob", 0.4), ("value", 0.5), ("return", 0.5)):
         moved = batch[key] + size * torch.randn(valid.shape, generator=draws).to(run.device)
         batch[key] = torch.where(valid, moved, torch.full_like(moved, 3.0))
-    batch["advantage"] = torch.where(valid, batch["advantage"], torch.full_like(batch["advantage"], 5.0))
+    batch["advantage"] = torch.where(valid, batch["advantage"], torch.full_like(batch["advantage"], -5.0))
     with torch.no_grad(), run.autocast():
         terms = {k: v.item() for k, v in stage.loss(model, batch).items()}
         log_p, value = model(batch["input_ids"], batch["mask"], batch["said"])
