@@ -46,8 +46,8 @@ class Unit:
 
 
 def made(proof: Proof) -> tuple[Run, Stage, list[Unit]]:
-    """Two units of the recipe's own `train()`: in the second the policy is no longer the reference. Values that begin at nothing hide
-    what is done to them, so the head begins with something here."""
+    """Two units of the recipe's own `train()`: in the second the policy is no longer the reference. The head begins with something
+    here: values of nothing hide what is done to them."""
 
     def make() -> tuple[Run, Stage, list[Unit]]:
         run, stage = proof.build(Plan(steps=2, peak=True))
