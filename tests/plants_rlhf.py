@@ -50,7 +50,7 @@ PLANTS = [
     plant("rlhf-prompt-scored", "returns", "L2", FOUND,
           '    found = [a + b for a, b in zip(batch["prompt"], texts(prompts.tokenizer, said, valid), strict=True)]\n    reward',
           ("the prompt is scored",), source="L2", harm="a reward for what was asked, not for what was said"),
-    plant("rlhf-end-dropped", "score", "L3", WRITE, WRITE + "    valid = valid & (said != policy.eos)\n", ("the end token",),
+    plant("rlhf-end-dropped", "score", "L3", WRITE, WRITE + "    valid[:, 1:] &= said[:, 1:] != policy.eos\n", ("the end token",),
           source="L3", harm="nobody learns to stop"),
     plant("rlhf-answer-shifted", "score", "L2", '    log_prob, value = own(log_p, said), value * policy.returns.rms\n',
           "    log_prob, value = own(log_p.roll(-1, 1), said), value * policy.returns.rms\n", ("shifted by one",), source="L2",

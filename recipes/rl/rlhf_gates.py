@@ -191,7 +191,7 @@ def score(proof: Proof) -> Finding:
     whose ratio must be 1; and the reference, which must be what training began with."""
     run, stage, units = made(proof)
     wrong, worst = [], {"log-probabilities": 0.0, "values": 0.0, "ratio": 0.0}
-    limit, lengths = 1e-3 if run.precision == "fp32" else 5e-2, known(stage)
+    limit, lengths = 1e-3 if run.precision == "fp32" else 0.2, known(stage)
     for k, unit in enumerate(units):
         batch, model = whole(unit), unit.model.eval()
         for row in range(min(len(batch["said"]), 64)):
@@ -249,7 +249,7 @@ def returns_gate(reward: Reward) -> Gate:
         cfg, start, prompts = proof.cfg, proof.look()[1].model, stage.data["prompts"]
         asked = {tuple(ids): text for ids, text in zip(prompts.ids, prompts.texts, strict=True)}
         lengths = known(stage)
-        limit, wrong, told = 5e-3 if run.precision == "fp32" else 0.1, [], []
+        limit, wrong, told = 5e-3 if run.precision == "fp32" else 0.2, [], []
         for k, unit in enumerate(units):
             batch, size, spent = whole(unit), unit.model.returns.rms.item(), []
             gaps = {"returns": 0.0, "advantages": 0.0}
