@@ -26,6 +26,8 @@ SHORT: dict[str, tuple[str, ...]] = {
     "llm/sft": ("--train.batch-size", "2", "--train.epochs", "0.004", "--run.save-every", "0.001", "--data.held-out", "4"),
     "rl/dqn": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--updates", "8", "--episodes", "10"),
     "rl/ppo": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1"),
+    "rl/rlhf": ("--pretrained", "0.05", "--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1",
+                "--rollout", "32", "--data.held-out", "32"),
     "rl/sac": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--updates", "8", "--episodes", "10"),
     "vision/detect": ("--data.scenes", "160", "--train.epochs", "2", "--train.eval-every", "2", "--run.save-every", "0.3"),
     "vision/segment": ("--train.epochs", "1.2", "--train.eval-every", "1.2", "--run.save-every", "0.2"),

@@ -5,8 +5,6 @@ It is a built asset: made by the real recipe behind its own gates on first use, 
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from functools import cache
@@ -18,24 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from core import assets
-from core.errors import DONE, UserError
+from core.errors import UserError
 from core.registry import find
-from recipes.shared import digits
+from recipes.shared import digits, exports
 from recipes.vision.classify import ResNet
 
 EPOCHS = 24
 NEEDED = 0.98  # a judge that is wrong more often cannot tell 99% from 97%
-LAUNCHER = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "GROUP_",
-    "ROLE_",
-    "MASTER_",
-    "TORCHELASTIC_",
-    "ACCELERATE_",
-    "TRAINWORTHY_EXIT",
-)
 
 
 @dataclass
@@ -120,14 +107,8 @@ def _settings(through: int) -> list[str]:
 
 
 def _build(folder: Path, through: int) -> None:
-    """`trainworthy run vision/classify` in a process of its own, whoever launched this one; its export is kept."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER)}
+    """The export of vision/classify is kept."""
     with tempfile.TemporaryDirectory() as out:
-        command = [sys.executable, "-m", "core.launch", "run", "vision/classify", *_settings(through), "--run.out", out]
-        done = subprocess.run(command, env={**env, "PYTHONSAFEPATH": "1"}, capture_output=True, text=True)
-        if done.returncode != DONE:
-            raise UserError("the judge of generated digits could not be trained", got=done.stderr.strip()[-300:],
-                            next="trainworthy run vision/classify")  # fmt: skip
-        (export,) = Path(out).glob("*/*/export")
+        run = exports.made("vision/classify", _settings(through), out, what="the judge of generated digits")
         for file in ("config.json", "model.safetensors"):
-            os.replace(export / file, folder / file)
+            os.replace(run / "export" / file, folder / file)

@@ -1,0 +1,292 @@
+"""Proximal policy optimisation of a language model (Ziegler 2019, Ouyang 2022): write what a reward wants, and stay near the start.
+
+tiny  a small Llama that llm/pretrain makes of Python's prose (built once), a reward for sentences that end; two CPU cores, minutes.
+full  SmolLM2-135M, or any causal language model by `--model`, and your reward: `module:function` or a reward model's folder.
+
+What this recipe gets right without being asked: the reference is a frozen copy of what training starts from, `--init-from` too,
+never a model loaded again by name; the price of the distance to it is adapted, and lies in the checkpoint; nothing but the answer,
+its end token included, is scored, priced or whitened over; policy and values come of one forward; the reward is tested before
+anything is learnt, and a run that falls into a hole of it stops itself.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import core
+from core import loader, seeds
+from core.config import Optim, RunSettings, Train
+from core.errors import UserError
+from core.stage import View
+from recipes.llm.models import from_file
+from recipes.rl import language, rewards, rlhf_gates, rlhf_monitors
+from recipes.rl.prompts import Source, read
+from recipes.rl.tether import Controller, Watch
+from recipes.rl.writer import Writer, own, shape, texts
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+@dataclass
+class Config(core.Config):
+    """Settings of rl/rlhf. A unit of training, and an epoch, is one rollout and what is learnt from it: --train.epochs counts
+    rollouts, --train.batch-size the completions of one update."""
+
+    data: Source = field(default_factory=Source)
+    model: str = "prose"
+    """`prose` (a small Llama that llm/pretrain makes, once), `smollm2`, or a folder or `owner/name` with a causal model."""
+    pretrained: float = 1.0
+    """Of `prose`: passes over the texts of the running Python that it has made."""
+    reward: str = "recipes.rl.rewards:sentence"
+    """`module:function` that answers (prompts, completions) with a number for each, or the folder of a reward model."""
+    new_tokens: int = 24
+    """Tokens of a completion, at most."""
+    temperature: float = 1.0
+    """Of what is drawn, and of what is scored."""
+    rollout: int = 64
+    """Completions of a rollout, over all processes."""
+    passes: int = 4
+    """How often each rollout is learnt from, at most."""
+    gamma: float = 1.0
+    """Discount of a reward one token later."""
+    gae_lambda: float = 0.95
+    """Advantages: 0 trusts the value function, 1 the rewards alone (Schulman 2016)."""
+    clip: float = 0.2
+    """How far the probability of a token may move, as a ratio, before a rollout has no more to say about it."""
+    value_clip: float = 0.2
+    """The same for the value, in units of the returns' size; `inf` switches it off."""
+    value_weight: float = 0.1
+    """Weight of the value's squared error beside the policy's term: they share a net."""
+    head_lr: float = 2e-3
+    """Peak rate of the head for values, which begins at nothing; --optim.lr is the language model's."""
+    kl_start: float = 0.2
+    """Price of a nat between policy and reference, in units of the reward, to begin with; 0: none, for ever."""
+    kl_target: float = 6.0
+    """Nats of a completion that the price is adapted to."""
+    kl_step: float = 0.1
+    """By how much of itself it changes after a rollout, at most."""
+    far: float = 0.05
+    """Nats a token between the policy and what wrote the rollout, at which no further pass is made."""
+    stop_hacked: bool = True
+    """Stop a run whose reward rises while its completions fall apart."""
+
+
+def tiny() -> Config:
+    """A small Llama on two CPU cores."""
+    return Config(
+        train=Train(epochs=40, batch_size=32, eval_every=10, eval_batch_size=128),
+        optim=Optim(lr=3e-4, weight_decay=0.0, clip=1.0, schedule="linear", warmup=0.0),
+        run=RunSettings(threads=1, save_every=10),
+    )
+
+
+def full() -> Config:
+    """SmolLM2-135M and sentences that end; take `--model`, `--reward` and `--data.path` of your own."""
+    return Config(
+        model="smollm2",
+        new_tokens=64,
+        rollout=512,
+        data=Source(tokens=64),
+        train=Train(epochs=200, batch_size=64, accumulate=4, eval_every=10, eval_batch_size=128, precision="bf16"),
+        optim=Optim(lr=1e-5, weight_decay=0.0, clip=1.0, schedule="linear", warmup=0.05),
+        run=RunSettings(save_every=10),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- rollouts
+@torch.no_grad()
+def collect(cfg: Config, run: core.Run, stage: core.Stage, unit: int) -> dict[str, Tensor]:
+    """One rollout of the policy as it is, of all processes: (rollout, ...) each. Its draws depend on (seed, unit, prompt) alone."""
+    policy, reference, prompts = stage.model, stage.beside["reference"], stage.data["prompts"]
+    stream = loader.Stream(len(prompts), cfg.run.seed, order=prompts.order)
+    keys = stream.keys(unit * cfg.rollout, (unit + 1) * cfg.rollout)
+    mine = keys[run.rank * len(keys) // run.world : (run.rank + 1) * len(keys) // run.world]
+    known = loader.Keyed(prompts, cfg.run.seed)
+    batch = loader.to_device(prompts.collate([known[key] for key in mine]), run.device)
+    said, valid = policy.write(batch["input_ids"], batch["mask"], batch["draws"])
+    found = texts(prompts.tokenizer, said, valid)
+    reward = rewards.ask(rewards.load(cfg.reward), batch["prompt"], found).to(run.device)
+    asked = {"input_ids": batch["input_ids"], "mask": torch.cat([batch["mask"], valid], 1), "said": said}
+    log_p, value = policy(**asked)
+    log_prob, value = own(log_p, said), value * policy.returns.rms
+    kl = (log_prob - own(reference(**asked)[0], said)) * valid
+    earned = earnings(reward, kl, valid, stage.state["controller"].value)
+    advantage = gae(earned, value, valid, cfg.gamma, cfg.gae_lambda)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    rollout = asked | {"valid": valid, "log_prob": log_prob, "value": value, "advantage": advantage, "entropy": entropy,
+                       "return": advantage + value, "reward": reward, "kl": kl.sum(1)}  # fmt: skip
+    rollout = {k: run.gather(v) for k, v in rollout.items()}
+    return rollout | {"advantage": whitened(rollout["advantage"], rollout["valid"])}
+
+
+def earnings(reward: Tensor, kl: Tensor, valid: Tensor, price: float) -> Tensor:
+    """(B, T): what each token costs, `price` for a nat of `kl` (B, T), and at the last one of a completion its `reward` (B,)."""
+    last = valid.sum(1) - 1
+    return (-price * kl * valid).scatter_add(1, last[:, None], reward[:, None].to(kl))
+
+
+def gae(reward: Tensor, value: Tensor, valid: Tensor, gamma: float, lam: float) -> Tensor:
+    """Generalised advantage estimates (Schulman 2016), everything (B, T). After its last token a completion is worth nothing."""
+    advantage, later, following = (
+        torch.zeros_like(reward),
+        torch.zeros_like(reward[:, 0]),
+        torch.zeros_like(reward[:, 0]),
+    )
+    for t in reversed(range(reward.shape[1])):
+        delta = reward[:, t] + gamma * following - value[:, t]
+        later = (delta + gamma * lam * later) * valid[:, t]
+        following = value[:, t] * valid[:, t]
+        advantage[:, t] = later
+    return advantage
+
+
+def whitened(x: Tensor, valid: Tensor) -> Tensor:
+    """Mean 0 and standard deviation 1 over the tokens of answers; 0 elsewhere."""
+    some = x[valid]
+    return (x - some.mean()) / (some.std() + 1e-8) * valid
+
+
+def minibatches(cfg: Config, run: core.Run, policy: Writer, rollout: dict, unit: int, i: int) -> Iterator[dict]:
+    """The rollout in minibatches, in another order each pass; values in units of the returns' size."""
+    rows = {k: rollout[k] for k in ("input_ids", "mask", "said", "valid", "log_prob", "advantage")}
+    rows |= {k: rollout[k] / policy.returns.rms for k in ("return", "value")}
+    order = seeds.permutation(cfg.rollout, cfg.run.seed, "minibatches", unit, i).to(run.device)
+    for chosen in order.split(cfg.train.batch_size):
+        mine = chosen[run.rank * len(chosen) // run.world : (run.rank + 1) * len(chosen) // run.world]
+        yield {k: v[mine] for k, v in rows.items()}
+
+
+# ---------------------------------------------------------------------------------------------------------------- stage
+def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    """The one stage of this recipe."""
+    path = language.locate(cfg.model, cfg.pretrained)
+    tokenizer, lm = language.tokenizer(path), language.load(path)
+    if cfg.data.tokens + cfg.new_tokens > lm.config.max_position_embeddings:
+        raise UserError("prompts and completions are longer than what the model reads", needed=f"--data.tokens + --new-tokens <= "
+                        f"{lm.config.max_position_embeddings}", got=f"{cfg.data.tokens} + {cfg.new_tokens}")  # fmt: skip
+    if cfg.rollout % cfg.train.batch_size:
+        raise UserError("a rollout is not cut evenly into minibatches", got=f"{cfg.rollout} by {cfg.train.batch_size}",
+                        needed="--train.batch-size that divides --rollout")  # fmt: skip
+    data = read(cfg.data, tokenizer, cfg.new_tokens)
+    reward = rewards.load(cfg.reward)
+    policy = Writer(lm, tokenizer, cfg.temperature)
+    reference, watch = copy.deepcopy(policy), Watch(cfg.kl_target)
+
+    def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+        log_p, value = model(batch["input_ids"], batch["mask"], batch["said"])
+        ratio = (own(log_p, batch["said"]) - batch["log_prob"]).exp()
+        gain = torch.min(ratio * batch["advantage"], ratio.clamp(1 - cfg.clip, 1 + cfg.clip) * batch["advantage"])
+        near = batch["value"] + (value - batch["value"]).clamp(-cfg.value_clip, cfg.value_clip)
+        error = torch.max((value - batch["return"]).square(), (near - batch["return"]).square())
+        valid = batch["valid"]
+        return {"policy": -gain[valid].sum(), "value": cfg.value_weight * 0.5 * error[valid].sum()}
+
+    def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
+        rows = []
+        for batch in run.batches(data):
+            said, valid = model.write(batch["input_ids"], batch["mask"], batch["draws"])
+            earned = rewards.ask(reward, batch["prompt"], texts(tokenizer, said, valid)).to(run.device)
+            asked = batch["input_ids"], torch.cat([batch["mask"], valid], 1), said
+            kl = ((own(model(*asked)[0], said) - own(reference(*asked)[0], said)) * valid).sum(1)
+            rows.append(torch.stack([earned, kl, *shape(said, valid, tokenizer.eos_token_id)], 1))
+        names = ("reward", "kl", "tokens", "distinct", "ended")
+        return dict(zip(names, run.gather(torch.cat(rows)).double().mean(0).tolist(), strict=True))
+
+    def baselines() -> dict[str, dict[str, float]]:
+        with torch.no_grad():
+            start = evaluate(reference.to(run.device), data["val"])
+        return {"the start, without training": start, "saying nothing": {"reward": floor}}
+
+    def preview(batch: dict) -> list[core.Tile]:
+        ids = batch["input_ids"] if "said" not in batch else torch.cat([batch["input_ids"], batch["said"]], 1)
+        return [core.Tile(tokenizer.decode(row[keep.bool()])) for row, keep in zip(ids, batch["mask"], strict=True)]
+
+    def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
+        said, valid = model.write(batch["input_ids"], batch["mask"], batch["draws"])
+        found = texts(tokenizer, said, valid)
+        earned = rewards.ask(reward, batch["prompt"], found).tolist()
+        return [core.Tile(f"{r:.3g}: {p} -> {c}") for r, p, c in zip(earned, batch["prompt"], found, strict=True)]
+
+    def figures(model: nn.Module, some: core.Data) -> dict:
+        nets = {"Reward: prompt -> completion": model, "The same by the start": reference}
+        some = View(some, range(min(16, len(some))))
+        return {title: [t for batch in run.batches(some) for t in predict(net, batch)] for title, net in nets.items()}
+
+    def export(folder: Path) -> None:
+        """The language model as `from_pretrained` reads it, and its tokenizer; the value head has done its work."""
+        policy.lm.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    floor = rewards.of_nothing(reward, data["val"].texts)
+    return core.Stage(
+        name="rlhf",
+        model=policy,
+        optimizers={"main": core.make_optimizer(policy, cfg.optim, {"lm": cfg.optim.lr, "head": cfg.head_lr})},
+        data=data,
+        loss=loss,
+        counts=lambda batch: {"*": batch["valid"].sum()},
+        evaluate=evaluate,
+        metric=core.Metric("reward", "what does the reward say of completions of held-out prompts?", floor=floor,
+                           ceiling=rewards.ceiling(reward)),
+        state={"controller": Controller(cfg.kl_start, cfg.kl_target, cfg.kl_step), "watch": watch},
+        begin=lambda: reference.load_state_dict(policy.state_dict()),
+        beside={"reference": reference, **rewards.nets(reward)},
+        expect=core.Expect(loss_may_rise="its targets move with the policy", small_terms=("value",), fresh=("head.",), dear=8),
+        pretrained=from_file(lm, path),
+        baselines=baselines,
+        preview=preview,
+        predict=predict,
+        figures=figures,
+        export=export,
+        monitors=rlhf_monitors.of(cfg.kl_target, watch),
+        gates=rlhf_gates.of(reward),
+    )  # fmt: skip
+
+
+STAGES = [rlhf]
+
+
+# ----------------------------------------------------------------------------------------------------------------- loop
+def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
+    """The loop; the gates rehearse this very function."""
+    policy, controller, watch = stage.model, stage.state["controller"], stage.state["watch"]
+    for step in run.steps(stage):
+        with run.autocast():  # as the loss will see it, so that the first ratio is 1
+            rollout = collect(cfg, run, stage, step.index)
+        for i in range(cfg.passes):
+            for minibatch in minibatches(cfg, run, policy, rollout, step.index, i):
+                run.update(stage, run.cut(minibatch))
+            with run.autocast():
+                told = moved(cfg, policy, rollout)
+            if told["approx_kl"] > cfg.far:
+                break
+        controller.update(told["kl"])
+        run.log("policy", told | {"kl_price": controller.value, "passes": i + 1})
+        policy.observe(rollout["return"][rollout["valid"]])
+        if cfg.stop_hacked and not run.plan:
+            watch.stop(told, step.index + 1)
+        if step.due(cfg.train.eval_every):
+            run.evaluate(stage)
+
+
+@torch.no_grad()
+def moved(cfg: Config, policy: Writer, rollout: dict[str, Tensor]) -> dict[str, float]:
+    """What a rollout's updates did to the policy, and what the rollout was; of all processes, the same on each."""
+    valid = rollout["valid"]
+    log_p, _ = policy(rollout["input_ids"], rollout["mask"], rollout["said"])
+    log_ratio = (own(log_p, rollout["said"]) - rollout["log_prob"])[valid]
+    ratio, returned = log_ratio.exp(), rollout["return"][valid]
+    tokens, distinct, ended = shape(rollout["said"], valid, policy.eos)
+    told = {"approx_kl": ratio - 1 - log_ratio,  # Schulman, "Approximating KL divergence", 2020: the k3 estimate
+            "clip_fraction": (ratio - 1).abs() > cfg.clip, "entropy": rollout["entropy"][valid], "reward": rollout["reward"],
+            "kl": rollout["kl"], "tokens": tokens, "distinct": distinct, "ended": ended}  # fmt: skip
+    told = {k: v.double().mean().item() for k, v in told.items()}
+    unexplained = (returned - rollout["value"][valid]).var()
+    return told | {"explained_variance": 1 - (unexplained / returned.var().clamp_min(1e-12)).item()}
+
+
+if __name__ == "__main__":
+    core.main(__file__)

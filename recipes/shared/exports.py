@@ -1,0 +1,34 @@
+"""Assets that are the export of another recipe of ours: made by the real command, behind its own gates."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from core.errors import DONE, UserError
+
+LAUNCHER = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "GROUP_",
+    "ROLE_",
+    "MASTER_",
+    "TORCHELASTIC_",
+    "ACCELERATE_",
+    "TRAINWORTHY_EXIT",
+)
+
+
+def made(recipe: str, settings: list[str], out: str, *, what: str) -> Path:
+    """`trainworthy run RECIPE` in a process of its own, whoever launched this one; its run folder, under `out`. `what` it is for is
+    said where it fails."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER)}
+    command = [sys.executable, "-m", "core.launch", "run", recipe, *settings, "--run.out", out]
+    done = subprocess.run(command, env={**env, "PYTHONSAFEPATH": "1"}, capture_output=True, text=True)
+    if done.returncode != DONE:
+        raise UserError(
+            f"{what} could not be trained", got=done.stderr.strip()[-300:], next=f"trainworthy run {recipe}"
+        )
+    (export,) = Path(out).glob("*/*/export")
+    return export.parent
