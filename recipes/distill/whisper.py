@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import core
-from core.config import Optim, Phase, Train
+from core.config import Loader, Optim, Phase, Train
 from core.stage import View
 from recipes.distill import gates, lessons, pictures
 from recipes.distill.measures import Measures, speech
@@ -62,6 +62,7 @@ def full() -> Config:
         task=Phase(epochs=20, batch_size=64, lr=2e-4),
         train=Train(precision="bf16", eval_batch_size=32),
         optim=Optim(warmup=0.06),
+        loader=Loader(threads=16),
     )
 
 
@@ -80,12 +81,20 @@ class Heard(core.Data):
         return len(self.which)
 
     def get(self, index: int, generator: torch.Generator | None) -> dict:
+        return self.make(index, self.read(index), generator)
+
+    def read(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.source.read(
+            self.which[index]
+        )  # two files, where the sensor has arrays: --loader.threads reads ahead
+
+    def make(self, index: int, got: tuple[Tensor, Tensor], generator: torch.Generator | None) -> dict:
         i, (canvas, length, end) = self.which[index], self.shape
-        heard, ids = self.source.heard(i), self.ids[i]
+        (envelope, heard), ids = got, self.ids[i]
         features = torch.zeros(canvas)
         features[: len(heard)] = heard
         padded = torch.tensor(ids + [end] * (length - len(ids)))  # the end is a label once; `words` tells it from a pad
-        return {"envelope": self.source.envelopes[i], "features": features, "span": torch.tensor(len(heard)), "ids": padded,
+        return {"envelope": envelope, "features": features, "span": torch.tensor(len(heard)), "ids": padded,
                 "words": torch.tensor(len(ids)), "text": self.source.texts[i]}  # fmt: skip
 
     def collate(self, samples: list[dict]) -> dict:
@@ -107,7 +116,7 @@ def prepare(cfg: Config, run: core.Run) -> tuple[whisper.Whisper, dict[str, Hear
     learn, held_out = ((source.held_out == k).nonzero()[:, 0].tolist() for k in (False, True))
     data = {"train": Heard(source, learn, teacher), "val": Heard(source, held_out, teacher)}
     data["train"].notes = source.story
-    return teacher, data, Measures(run, teacher, *source.centre(learn))
+    return teacher, data, Measures(run, teacher, source.mean, source.std)
 
 
 # ---------------------------------------------------------------------------------------------------------------- model
@@ -177,8 +186,7 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     """First: what the teacher hears, frame by frame."""
     teacher, data, measures = prepare(cfg, run)
     source, mean = data["train"].source, measures.mean
-    frames = torch.cat([e[e.any(-1)] for e in source.envelopes[data["train"].which]])
-    model = Student(cfg.width, cfg.depth, (frames.mean(0), frames.std(0)), mean, measures.std, source.rest)
+    model = Student(cfg.width, cfg.depth, (source.ears_mean, source.ears_std), mean, measures.std, source.rest)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         ours, theirs, mask = model(batch["envelope"]).float(), batch["features"], speech(batch)
@@ -217,7 +225,7 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """Then: the words, through the teacher's frozen decoder. The student alone learns."""
     teacher, data, measures = prepare(cfg, run)
-    model, envelopes = previous.judged, data["val"].source.envelopes
+    model, source = previous.judged, data["val"].source
     before = copy.deepcopy(model).to(run.device)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
@@ -249,10 +257,10 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     def export(folder: Path) -> None:
         """The student (model.safetensors, and model.pt2 that runs without this project) and the Whisper whose ears it replaces."""
         config = {"architecture": "Student", "width": cfg.width, "depth": cfg.depth, "teacher": cfg.data.teacher,
-                  "input": f"float32 (B, {envelopes.shape[1]}, {lessons.CHANNELS}): log-energies at {lessons.FPS} frames a second, "
-                  "zeros after the end; lessons.py computes them from 16 kHz audio",
+                  "input": f"float32 (B, {source.length}, {len(source.ears_mean)}): {source.sensor} at {lessons.FPS} frames a "
+                  "second, zeros after the end (of sound: lessons.py)",
                   "output": f"float32 (B, {teacher.frames}, {teacher.width}): encoder_outputs of whisper/"}  # fmt: skip
-        core.save(folder, model, config, envelopes[:2].clone())
+        core.save(folder, model, config, torch.stack([source.read(i)[0] for i in range(2)]))
         whisper.save(teacher, folder / "whisper")
 
     return core.Stage(
