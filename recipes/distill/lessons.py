@@ -145,6 +145,11 @@ class Recording:
     array: Path | None = None
     """Its sensor's frames; without it the sensor's energies are computed from the wave."""
 
+    def at_16k(self) -> np.ndarray:
+        """The wave at the teacher's rate."""
+        same = self.rate == whisper.RATE
+        return self.wave if same else resample_poly(self.wave, whisper.RATE, self.rate).astype(np.float32)
+
 
 def synthesised(n: int) -> list[Callable[[], Recording]]:
     """Sentences of drawn words, spoken by espeak-ng."""
@@ -153,28 +158,29 @@ def synthesised(n: int) -> list[Callable[[], Recording]]:
 
 def folder(source: Source, teacher: whisper.Whisper) -> tuple[list[Callable[[], Recording]], dict[str, str]]:
     """(the recordings that metadata.csv names, with their transcripts and, where it names them, arrays; what to tell of them)."""
-    import soundfile
-
     root = Path(source.path)
     found, told = arrays.rows(root, arrays.table(root / "metadata.csv", LAYOUT), rate=FPS, ids_of=teacher.ids), {}
     if found and found[0].array is not None:
         found, told["arrays left out"] = arrays.survey(found, rate=FPS, max_bad=source.max_bad)
+    return [lambda row=row: sound(row) for row in found], told
 
-    def read(row: arrays.Row) -> Recording:
-        try:
-            wave, rate = soundfile.read(row.audio, dtype="float32", always_2d=True)
-        except (soundfile.LibsndfileError, OSError) as error:
-            raise UserError(f"{row.audio} cannot be read as audio", got=error, needed="wav, flac, ogg or mp3",
-                            cause=f"line {row.line} of metadata.csv names it") from None  # fmt: skip
-        if rate < whisper.RATE:
-            raise UserError(
-                f"{row.audio} has too low a rate", got=f"{rate:,} samples a second",
-                needed=f"{whisper.RATE:,} or more: the teacher listens up to 8 kHz, half of which is not in this recording",
-                next="record at 16 kHz; or resample it yourself, knowing that the upper bands stay empty",
-            )  # fmt: skip
-        return Recording(wave.mean(1), rate, row.text, row.group, row.array)
 
-    return [lambda row=row: read(row) for row in found], told
+def sound(row: arrays.Row) -> Recording:
+    """The recording that a line of metadata.csv names."""
+    import soundfile
+
+    try:
+        wave, rate = soundfile.read(row.audio, dtype="float32", always_2d=True)
+    except (soundfile.LibsndfileError, OSError) as error:
+        raise UserError(f"{row.audio} cannot be read as audio", got=error, needed="wav, flac, ogg or mp3",
+                        cause=f"line {row.line} of metadata.csv names it") from None  # fmt: skip
+    if rate < whisper.RATE:
+        raise UserError(
+            f"{row.audio} has too low a rate", got=f"{rate:,} samples a second",
+            needed=f"{whisper.RATE:,} or more: the teacher listens up to 8 kHz, half of which is not in this recording",
+            next="record at 16 kHz; or resample it yourself, knowing that the upper bands stay empty",
+        )  # fmt: skip
+    return Recording(wave.mean(1), rate, row.text, row.group, row.array)
 
 
 def envelope(wave: np.ndarray) -> Tensor:
@@ -296,9 +302,7 @@ def _hear(readers: list[Callable[[], Recording]], teacher: whisper.Whisper, left
 
     for reader in readers:
         one = reader()
-        wave = (
-            resample_poly(one.wave, whisper.RATE, one.rate).astype(np.float32) if one.rate != whisper.RATE else one.wave
-        )
+        wave = one.at_16k()
         if reason := unfit(wave, teacher.seconds):
             left_out[reason] += 1
             continue

