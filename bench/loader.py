@@ -3,7 +3,8 @@
     python bench/loader.py --latency 20 --compute 15 --json docs/loader.json
 
 Every sample is one .npy file of 64 KB on this disk; each read sleeps `--latency` milliseconds first, as a network file system does.
-Training is a matrix product that takes `--compute` milliseconds a batch on one thread. The ways, in shuffled order each round:
+Training is matrix products for `--compute` milliseconds a batch on one thread, or with `--wait` a wait of as long, as for a device.
+The ways, in shuffled order each round:
 
 window    core's loader with `--threads` threads: a sliding window of reads
 chunks    chunk-prefetch: read a chunk of `--chunk` files by as many threads, hand it out, read the next (a common recipe);
@@ -98,8 +99,11 @@ def ways(args: argparse.Namespace) -> dict[str, tuple[Callable, int]]:
     }
 
 
-def compute(seconds: float, a: Tensor) -> None:
-    """Matrix products for so long."""
+def compute(seconds: float, a: Tensor, wait: bool) -> None:
+    """Matrix products for so long, or nothing."""
+    if wait:
+        time.sleep(seconds)
+        return
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         a @ a
@@ -112,7 +116,7 @@ def measure(batches: Callable, data: Files, args: argparse.Namespace) -> tuple[f
         if n == 0:
             first = time.perf_counter()
         n += len(batch["x"])
-        compute(args.compute / 1000, a)
+        compute(args.compute / 1000, a, args.wait)
         if n >= args.samples:
             break
     return (n - args.batch_size) / (time.perf_counter() - first - args.compute / 1000), first - started
@@ -132,6 +136,7 @@ def main() -> None:
         ("rounds", 3),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--wait", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
