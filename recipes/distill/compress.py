@@ -122,8 +122,8 @@ def price(one: whisper.Whisper) -> dict[str, float]:
 
 
 def clock(one: whisper.Whisper, waves: list, device: torch.device) -> list[float]:
-    """Milliseconds of each step from sound to words and of all, recordings one at a time; the quickest of three rounds. On a CPU the
-    process's own time, which what else runs there does not stretch."""
+    """Milliseconds of each step from sound to words and of all, recordings one at a time; the quickest of three rounds. On a CPU
+    the process's own time, which what else runs there does not stretch."""
     one.model.to(device).eval()
 
     def now() -> float:

@@ -9,7 +9,7 @@ direction in the loss, no pad in either (W2); an output that starts at the teach
 """
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -40,6 +40,8 @@ class Config(core.Config):
     """Weight of the mean squared error: how large."""
     cosine: float = 1.0
     """Weight of 1 - cosine: in which direction."""
+    no_repeat: int = 0
+    """So many ids never follow one another twice in what the decoder writes of the student's features; 0: no limit."""
 
 
 def tiny() -> Config:
@@ -110,7 +112,7 @@ def prepare(cfg: Config, run: core.Run) -> tuple[whisper.Whisper, dict[str, Hear
         raise core.UserError(
             "the student is not cut into heads of 32", got=f"--width {cfg.width}", needed="a multiple of 32"
         )
-    teacher = whisper.load(cfg.data.teacher, cfg.data.seconds)
+    teacher = replace(whisper.load(cfg.data.teacher, cfg.data.seconds), no_repeat=cfg.no_repeat)
     with run.accelerator.local_main_process_first():  # one process makes the lessons, the others wait for them
         source = lessons.load(cfg.data)
     learn, held_out = ((source.held_out == k).nonzero()[:, 0].tolist() for k in (False, True))
@@ -167,9 +169,8 @@ class Student(nn.Module):
         x = F.gelu(self.upsample(x)).unflatten(-1, (5, -1)).flatten(1, 2)  # (B, 5 T / 2, d)
         place = torch.arange(x.shape[1], device=x.device)
         ended = (place >= 2.5 * there.sum(1, keepdim=True))[..., None]  # (B, 5 T / 2, 1)
-        x = self.final(
-            (self.norms[1](x) * ~ended).mT
-        ).mT.float()  # behind the end stands what stands behind the canvas: zeros
+        # Behind the end stands what stands behind the canvas: zeros.
+        x = self.final((self.norms[1](x) * ~ended).mT).mT.float()
         speech = self.offset[: x.shape[1]] + self.scale * x
         start = torch.where(ended, self.rest[: x.shape[1]], speech)
         return torch.cat([start, self.rest[x.shape[1] :].expand(x.shape[0], -1, -1)], 1)
@@ -196,11 +197,8 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         }
 
     def baselines() -> dict[str, dict[str, float]]:
-        return {
-            "the teacher's mean at each place": measures.likeness(
-                lambda envelope: mean.expand(len(envelope), -1, -1), data["val"]
-            )
-        }
+        placed = measures.likeness(lambda envelope: mean.expand(len(envelope), -1, -1), data["val"])
+        return {"the teacher's mean at each place": placed}
 
     return core.Stage(
         name="features",
@@ -212,9 +210,8 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         evaluate=measures.likeness,
         metric=core.Metric("centred_cosine", "does the student hear what the teacher hears?", floor=0.0, ceiling=1.0),
         counts=lambda batch: {"*": batch["span"].sum()},
-        expect=core.Expect(
-            loss_floor=0.3, overfit_metric=0.8
-        ),  # what 120 steps reach (measured); none is exact in so few
+        # What 120 steps reach (measured); none is exact in so few.
+        expect=core.Expect(loss_floor=0.3, overfit_metric=0.8),
         baselines=baselines,
         preview=lambda batch: pictures.preview(batch, teacher),
         figures=lambda model, data: pictures.side_by_side(model, data, measures.mean),
@@ -281,6 +278,7 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         figures=lambda model, data: pictures.side_by_side(model, data, measures.mean),
         export=export,
         gates=gates.TASK,
+        monitors=[gates.repetition],
     )
 
 

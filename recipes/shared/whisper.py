@@ -33,6 +33,18 @@ ENGLISH = (
 normalise = EnglishTextNormalizer({})
 
 
+def followed(ids: list[int], n: int) -> list[int]:
+    """What followed the last n - 1 of `ids` where they stood before: the ids that would make n of them stand there twice."""
+    last = ids[len(ids) - n + 1 :]
+    return [ids[i + n - 1] for i in range(len(ids) - n + 1) if ids[i : i + n - 1] == last]
+
+
+def loops(ids: list[int], n: int = 4) -> bool:
+    """Do the same n ids stand twice in a transcript?"""
+    seen = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
+    return len(set(seen)) < len(seen)
+
+
 def word_error_rate(said: list[str], heard: list[str]) -> float:
     """Words wrong, missing or added over words said, both normalised as Whisper's paper does (numbers, contractions, case)."""
     return jiwer.wer([normalise(t) for t in said], [normalise(t) for t in heard])
@@ -137,6 +149,8 @@ class Whisper:
     model: WhisperForConditionalGeneration
     tokenizer: WhisperTokenizerFast
     seconds: int
+    no_repeat: int = 0
+    """So many ids never follow one another twice in what it writes; 0: no limit."""
 
     @property
     def frames(self) -> int:
@@ -203,6 +217,9 @@ class Whisper:
             cache, logits = out.past_key_values, out.logits[:, -1]
             if i == 0:
                 logits[:, first] = -torch.inf
+            if self.no_repeat:
+                for row, wrote in zip(logits, ids[:, len(self.prompt) :].tolist(), strict=True):
+                    row[followed(wrote, self.no_repeat)] = -torch.inf
             step = torch.where(ended, self.end, logits.argmax(-1))[:, None]
             ids, ended = torch.cat([ids, step], 1), ended | (step[:, 0] == self.end)
             if ended.all():
