@@ -13,9 +13,6 @@ def healthy(id: str, *argv: str, naive: str = "") -> Healthy:
 LOOKALIKES = [
     healthy("encoder-whole", "--encoder", "0", naive="the encoder does not train, and is asked once for both"),
     healthy("one-layer-each", "--encoder", "1", "--decoder", "1", naive="the last layer is not kept"),
-    healthy(
-        "every-layer", "--encoder", "4", "--decoder", "4", naive="the student is its teacher: the divergence is zero"
-    ),
     healthy("temperature-1", "--temperature", "1"),
     healthy("read-ahead", "--loader.threads", "4", naive="samples are made in other threads"),
 ]
