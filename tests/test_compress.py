@@ -80,6 +80,13 @@ def test_labels_are_filtered_and_what_is_held_out_is_not(spoken: Path):
     )
 
 
+def test_nothing_but_silence(tmp_path: Path):
+    soundfile.write(tmp_path / "a.wav", np.zeros(2 * speech.RATE), speech.RATE)
+    (tmp_path / "metadata.csv").write_text("file_name,transcription\na.wav,Hello.\n")
+    with pytest.raises(UserError, match=r"no recording can be heard(?s:.*)1 silent"):
+        transcripts.load(transcripts.Source(path=str(tmp_path)))
+
+
 @pytest.mark.verify
 def test_recordings_of_ones_own_and_the_export(spoken: Path, launch):
     """A folder trains; transformers alone writes words with what is exported, on the short canvas."""

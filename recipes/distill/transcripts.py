@@ -147,7 +147,10 @@ def _make(source: Source, into: Path) -> None:
             write()
     if batch:
         write()
-    where, said, wrote, held_out, spans, sounds = zip(*kept, strict=True) if kept else [[]] * 6
+    if not kept:
+        raise UserError("no recording can be heard", got=", ".join(f"{n} {why}" for why, n in left_out.items()) or "none at all",
+                        needed=f"{lessons.SHORTEST:g} to {source.seconds} s of sound that is not silent")  # fmt: skip
+    where, said, wrote, held_out, spans, sounds = zip(*kept, strict=True)
     tensors = {"spans": torch.tensor(spans), "held_out": torch.tensor(held_out)}
     if not rows:
         tensors["waves"] = torch.cat(sounds)
