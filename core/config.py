@@ -104,6 +104,16 @@ class Loader:
     """Page-locked host memory for faster copies; only used with an accelerator."""
     prefetch: int = 4
     """Batches each worker keeps ready."""
+    threads: int = 0
+    """Threads that read files ahead in the training process, where there are no workers: for samples that wait for a slow disk or a
+    network, of data that says how one is read (`Data.read`)."""
+    window: int = 64
+    """Samples that the threads have in hand, read or being read; memory is bounded by it."""
+
+    def __post_init__(self):
+        if self.threads and self.window < self.threads:
+            raise UserError("--loader.window holds fewer samples than there are threads to read them", got=self.window,
+                            needed=f"{self.threads} or more")  # fmt: skip
 
 
 @dataclass

@@ -6,9 +6,12 @@ end that would weigh more. Step s of a run with batch size G holds positions s*G
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -18,6 +21,7 @@ from core.errors import Stop, UserError
 from core.stage import Data
 
 Key = tuple[int, int]  # (epoch, index); epoch -1 is the evaluation path
+Item, Result = TypeVar("Item"), TypeVar("Result")
 
 
 @dataclass
@@ -81,10 +85,13 @@ class Keyed(Dataset):
 
     def __getitems__(self, keys: list[Key]) -> list[dict]:
         """Samples of a batch."""
-        get, seed = self.data.get, self.seed
-        return [
-            get(index, None if epoch < 0 else seeds.seed_sample(seed, "sample", epoch, index)) for epoch, index in keys
-        ]
+        get = self.data.get
+        return [get(key[1], self.draws(key)) for key in keys]
+
+    def draws(self, key: Key) -> torch.Generator | None:
+        """The generator of one sample's draws, as every global one is seeded now, too; none on the evaluation path."""
+        epoch, index = key
+        return None if epoch < 0 else seeds.seed_sample(self.seed, "sample", epoch, index)
 
 
 class _Worker(Keyed):
@@ -105,10 +112,59 @@ class _Batches(Sampler):
         return iter(self.batches)
 
 
-def batches(data: Data, keys, *, seed: int, settings: config.Loader, device: torch.device) -> Iterator[dict]:
-    """One collated batch on `device` for each list of keys in `keys` (an iterable, read ahead by the workers)."""
+def ahead(read: Callable[[Item], Result], items: Iterable[Item], *, threads: int, window: int) -> Iterator[Result]:
+    """`read(item)` of every item, in their order, by `threads` at once: a sliding window. One read begins for each result that is
+    taken, so at most `window` are under way or wait to be taken, and reading goes on while the taker works. What a read raises is
+    raised in its turn."""
+    pool, under_way = ThreadPoolExecutor(threads, "read"), deque[Future]()
+    try:
+        for item in items:
+            if len(under_way) == window:
+                yield under_way.popleft().result()
+            under_way.append(pool.submit(read, item))
+        while under_way:
+            yield under_way.popleft().result()
+    finally:  # who stops taking waits for nobody
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def batches(data: Data, keys: Iterable[list[Key]], *, seed: int, settings: config.Loader,
+            device: torch.device) -> Iterator[dict]:  # fmt: skip
+    """One collated batch on `device` for each list of keys in `keys`, read ahead by threads or workers."""
+    threaded = settings.threads and not settings.workers
+    for batch in (_by_threads if threaded else _by_workers)(data, keys, seed, settings, device):
+        if isinstance(batch, Stop):
+            raise batch
+        yield to_device(batch, device)
+
+
+def _by_threads(data: Data, keys: Iterable[list[Key]], seed: int, settings: config.Loader,
+                _: torch.device) -> Iterator[dict]:  # fmt: skip
+    """Only `data.read` runs in threads. A sample is made of what it returned in this one: its draws seed torch's global generator,
+    which all threads share."""
+    keyed, sizes, samples = Keyed(data, seed), deque[int](), []
+
+    def each() -> Iterator[Key]:
+        for batch in keys:
+            sizes.append(len(batch))
+            yield from batch
+
+    def read(key: Key) -> tuple:
+        return key, data.read(key[1])
+
+    for key, got in ahead(read, each(), threads=settings.threads, window=settings.window):
+        samples.append(data.make(key[1], got, keyed.draws(key)))
+        if len(samples) == sizes[0]:
+            sizes.popleft()
+            yield data.collate(samples)
+            samples = []
+
+
+def _by_workers(data: Data, keys: Iterable[list[Key]], seed: int, settings: config.Loader,
+                device: torch.device) -> DataLoader:  # fmt: skip
+    """Worker processes, or this one."""
     workers = settings.workers
-    loader = DataLoader(
+    return DataLoader(
         _Worker(data, seed),
         batch_sampler=_Batches(keys),
         collate_fn=_as_it_is,
@@ -122,10 +178,6 @@ def batches(data: Data, keys, *, seed: int, settings: config.Loader, device: tor
             0
         ),  # torch draws a base seed for its workers; ours are seeded per sample
     )
-    for batch in loader:
-        if isinstance(batch, Stop):
-            raise batch
-        yield to_device(batch, device)
 
 
 def _as_it_is(batch: dict | Stop) -> dict | Stop:

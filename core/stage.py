@@ -51,6 +51,15 @@ class Data:
         which is seeded the same). With None: the evaluation path, no randomness at all."""
         raise NotImplementedError
 
+    def read(self, index: int) -> Any:
+        """What sample `index` must wait for (its file), as `make` takes it. With `--loader.threads` it is called in threads, many
+        at once and ahead of time: nothing is drawn and nothing changed here. Default: nothing."""
+        return None
+
+    def make(self, index: int, got: Any, generator: torch.Generator | None) -> dict[str, Any]:
+        """Sample `index` of what `read` returned. Whoever writes both writes `get` as `make(index, read(index), generator)`."""
+        return self.get(index, generator)
+
     def peek(self, index: int, key: str) -> Any:
         """One entry of a sample on the evaluation path; worth overriding where a target can be had without reading its input."""
         return self.get(index, None)[key]
@@ -84,16 +93,22 @@ class View(Data):
         return len(self.indices)
 
     def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
-        sample = self._read(index, generator)
+        return self.make(index, self.read(index), generator)
+
+    def read(self, index: int) -> Any:
+        return self.data.read(self.indices[index])
+
+    def make(self, index: int, got: Any, generator: torch.Generator | None) -> dict[str, Any]:
+        sample = self._made(index, got, generator)
         if self.swap is not None:
-            other = self._read(self.swap[index], generator)
+            other = self._made(self.swap[index], self.read(self.swap[index]), generator)
             sample = {**sample, **{k: other[k] for k, f in self.fields.items() if f.role == "input"}}
         return {k: _blank(v) if k in self.blank else v for k, v in sample.items()}
 
-    def _read(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+    def _made(self, index: int, got: Any, generator: torch.Generator | None) -> dict[str, Any]:
         if self.draws is not None and generator is None:
             generator = seeds.seed_sample(self.draws, "sample", 0, index)
-        return self.data.get(self.indices[index], generator)
+        return self.data.make(self.indices[index], got, generator)
 
     def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         return self.data.collate(samples)

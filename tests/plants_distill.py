@@ -14,7 +14,7 @@ OPTIMIZER = """        model=model,
 LOADED = "    learn, held_out = ((source.held_out"
 SPEECH = "speech = self.offset[: x.shape[1]] + self.scale * x"
 SCORED = 'logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)'
-PREVIOUS = "model, envelopes = previous.judged, "
+PREVIOUS = "model, source = previous.judged, "
 UPDATE = "        run.update(stage, step.batches)\n"
 
 
@@ -26,11 +26,11 @@ def bug(
 
 
 PLANTS = [
-    bug("features-of-another-recording", "lessons", "W6", "heard, ids = self.source.heard(i), self.ids[i]",
-        "heard, ids = self.source.heard(self.which[index - 1]), self.ids[i]", ("misheard", "not filtered"),
+    bug("features-of-another-recording", "lessons", "W6", "(envelope, heard), ids = got, self.ids[i]",
+        "(envelope, heard), ids = (got[0], self.read(index - 1)[1]), self.ids[i]", ("misheard", "not filtered"),
         harm="the student is taught other words than were said"),
-    bug("silent-recordings", "lessons", "W6", '"envelope": self.source.envelopes[i],',
-        '"envelope": self.source.envelopes[i] if i % 3 else -13.8 * (self.source.envelopes[i] != 0),', ("silent",),
+    bug("silent-recordings", "lessons", "W6", '"envelope": envelope, ',
+        '"envelope": envelope if i % 3 else -13.8 * (envelope != 0), ', ("silent",),
         harm="a third of the lessons are words out of nothing"),
     bug("start-twice", "vocabulary", "W5", "self.ids = [teacher.ids(text) for text in source.texts]",
         "self.ids = [teacher.prompt[:1] + teacher.ids(text) for text in source.texts]", ("start", "twice"),

@@ -4,6 +4,7 @@ import csv
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from transformers import WhisperConfig, WhisperForConditionalGeneration, Whisper
 from transformers.modeling_outputs import BaseModelOutput
 
 from core.errors import UserError
-from recipes.distill import lessons
+from recipes.distill import gates, lessons
 from recipes.shared import speech, whisper
 from tests.commands import losses, read, run_folder
 
@@ -189,3 +190,28 @@ def test_two_processes_learn_what_one_does(launch, tmp_path: Path):
         assert done.returncode == 0, done.shown
     one, two = (losses(run_folder(tmp_path, f"{name}/*/2*")) for name in ("one", "two"))
     assert one == pytest.approx(two, rel=1e-4)
+
+
+def test_what_would_stand_there_twice():
+    assert whisper.followed([5, 6, 7, 8, 5, 6, 7], 4) == [8]
+    assert whisper.followed([5, 6, 5, 7, 5], 2) == [6, 7]
+    assert whisper.followed([5, 6], 4) == []
+    assert whisper.followed([1, 2, 1], 1) == [1, 2, 1]
+    assert whisper.loops([1, 2, 3, 4, 9, 1, 2, 3, 4])
+    assert not whisper.loops([1, 2, 3, 4, 1, 2, 3, 9])
+
+
+def test_a_decoder_that_loops_is_told_and_can_be_kept_from_it():
+    """Noise instead of features: what the decoder writes of it loops; with a limit no four ids stand there twice."""
+    teacher = whisper.load("tiny.en", 6)
+    noise = 3 * torch.randn(4, teacher.frames, teacher.width, generator=torch.Generator().manual_seed(0))
+    free, kept = (replace(teacher, no_repeat=n).generate(noise, at_most=40)[:, 2:].tolist() for n in (0, 4))
+    assert any(map(whisper.loops, free))
+    bodies = [ids[: ids.index(teacher.end)] if teacher.end in ids else ids for ids in kept]
+    assert not any(map(whisper.loops, bodies))
+
+
+def test_the_monitor_of_repetition():
+    found = [gates.repetition.judge([{"val/repetition": share}]) for share in (0.02, 0.2)]
+    assert [f.ok for f in found] == [True, False]
+    assert "20.0% of the transcripts" in found[1].measured

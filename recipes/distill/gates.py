@@ -9,6 +9,7 @@ from torch import Tensor
 from core.gates import Finding, Proof, fetch, gate, pick
 from core.gates.learning import OVERFIT_SAMPLES, overfitted
 from core.gates.recorder import rehearsed
+from core.monitors import monitor
 from core.run import Plan, Run, evaluating
 from core.stage import Data, Stage, View
 from recipes.distill import lessons
@@ -17,6 +18,8 @@ from recipes.shared import whisper
 
 LISTENED = 48  # lessons that the teacher transcribes again
 RANGE = 2.3  # natural log of energy, 10 dB, between the quietest and the loudest frame: less is silence or hum
+LOOPING = 0.05  # share of transcripts that may repeat themselves
+STILL = 1e-6  # the same of a sensor whose unit nobody knows: nothing moves
 TAUGHT = {"rehearsed": 0.5, "trained": 0.3, "none": 0.3}
 """Centred cosine that the first stage must have reached: on the eight samples the gates taught it, or on held-out ones."""
 
@@ -40,7 +43,8 @@ def agreement(proof: Proof) -> Finding:
         rest = stage.model(torch.zeros_like(batch["envelope"]))
     heard = teacher.write(torch.where(speech(batch)[..., None], batch["features"], rest))
     wrong = [(t, h) for t, h in zip(batch["text"], heard, strict=True) if whisper.normalise(t) != whisper.normalise(h)]
-    quiet = [i for i in range(len(data)) if _loudness(data.get(i, None)["envelope"]) < RANGE]
+    least = RANGE if data.source.arrays is None else STILL
+    quiet = [i for i in range(len(data)) if _loudness(data.get(i, None)["envelope"]) < least]
     allowed = len(heard) // 24  # half precision may turn a word
     example = f", e.g. '{wrong[0][0]}' as '{wrong[0][1]}'" if wrong else ""
     return Finding(
@@ -259,6 +263,20 @@ def collapse(proof: Proof) -> Finding:
 def _eight(data: Data) -> dict:
     """Eight samples on the evaluation path."""
     return data.collate([data.get(i, None) for i in range(min(OVERFIT_SAMPLES, len(data)))])
+
+
+# -------------------------------------------------------------------------------------------------------------- the words
+@monitor("repetition", rows="W8", title="transcripts end, and do not repeat themselves")
+def repetition(history: list[dict[str, float]]) -> Finding:
+    """Share of held-out transcripts that have the same four ids twice or do not end, at the last evaluation."""
+    share = history[-1]["val/repetition"]
+    return Finding(
+        share <= LOOPING, f"{share:.1%} of the transcripts repeat themselves or do not end", f"at most {LOOPING:.0%}",
+        "features the decoder cannot read, so that it follows its own words: longer first stage, more steps of the second\n"
+        "sound that is longer than what was trained on\n"
+        "--no-repeat 4 keeps four ids from standing twice: it mends what is written, not what is heard",
+        evidence={"repetition": [row["val/repetition"] for row in history]},
+    )  # fmt: skip
 
 
 FEATURES = [agreement, vocabulary, counted, magnitude, alignment]

@@ -43,15 +43,18 @@ class Measures:
         return {"centred_cosine": centred / n, "cosine": raw / n, "magnitude_ratio": ours / theirs}
 
     def words(self, canvas: Callable[[dict], Tensor], data: core.Data) -> dict[str, float]:
-        """What the frozen decoder reads from the canvas of each batch: word error rate, and how many of the transcripts differ
-        (where every input says something else: all of them, or the decoder does not listen)."""
+        """What the frozen decoder reads from the canvas of each batch: word error rate, how many of the transcripts differ (where
+        every input says something else: all of them, or the decoder does not listen), and how many repeat themselves: the same four
+        ids stand in them twice, or they do not end."""
         said, heard = [], []
         for batch in self.run.batches(data):
             length = batch["ids"].shape[1] + 8  # a decoder that loops is cut off there
             ids = self.teacher.generate(canvas(batch).float(), at_most=length - len(self.teacher.prompt))
             heard.append(F.pad(ids, (0, length - ids.shape[1]), value=self.teacher.end))
             said.append(batch["ids"])
-        said, heard = (
-            [self.teacher.text(row) for row in self.run.gather(torch.cat(rows)).tolist()] for rows in (said, heard)
-        )
-        return {"wer": whisper.word_error_rate(said, heard), "different": len(set(heard)) / len(set(said))}
+        said, ids = (self.run.gather(torch.cat(rows)).tolist() for rows in (said, heard))
+        bodies = [row[len(self.teacher.prompt) :] for row in ids]
+        endless = [self.teacher.end not in b or whisper.loops(b[: b.index(self.teacher.end)]) for b in bodies]
+        said, heard = ([self.teacher.text(row) for row in rows] for rows in (said, ids))
+        return {"wer": whisper.word_error_rate(said, heard), "different": len(set(heard)) / len(set(said)),
+                "repetition": sum(endless) / len(endless)}  # fmt: skip

