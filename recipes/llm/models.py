@@ -1,6 +1,8 @@
 """Language models by name, folder or hub id, and their tokenizers."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,20 @@ def from_file(model: nn.Module, path: str) -> dict[str, torch.Tensor]:
         name.removeprefix("base_model.model.").replace(".base_layer", ""): name for name, _ in model.named_parameters()
     }
     return {own: tensors[name] for name, own in plain.items() if name in tensors}
+
+
+@contextmanager
+def exchanged(model: nn.Module, other: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Other values for some parameters inside, their own again afterwards."""
+    own = {n: p for n, p in model.named_parameters() if n in other}
+    kept = {n: p.detach().clone() for n, p in own.items()}
+    try:
+        for n, p in own.items():
+            p.data.copy_(other[n])
+        yield
+    finally:
+        for n, p in own.items():
+            p.data.copy_(kept[n])
 
 
 def merged(path: str, adapter: Path) -> nn.Module:
