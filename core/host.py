@@ -38,6 +38,11 @@ class Hosted(Stage):
     trainer: Trainer = field(kw_only=True)
     own_rates: bool = False
     """The trainer's schedule is what trains; else core's, by --optim.*."""
+    ask: Callable[[int], list[dict]] | None = None
+    """Where the trainer makes its samples itself (GRPO): unit -> this process's rows that it makes them from. The stage then has no
+    training set."""
+    passes: int = 1
+    """Optimiser steps that are made from the samples of such a unit."""
 
 
 def host(trainer: Trainer, run: Run, **parts: Any) -> Hosted:
@@ -50,15 +55,15 @@ def host(trainer: Trainer, run: Run, **parts: Any) -> Hosted:
     optimizer = quiet(trainer)
     trainer.compute_loss_context_manager = run.autocast
     trainer.lr_scheduler = _Core(optimizer)
-    _weigh(trainer)
-    return Hosted(
-        model=trainer.model,
-        optimizers={"main": optimizer},
-        loss=lambda model, batch: {"loss": loss(trainer, model, batch) * count(trainer, batch)},
-        counts=lambda batch: {"loss": count(trainer, batch)},
-        trainer=trainer,
-        **parts,
-    )
+    if "ask" in parts:
+        _made(trainer, run, parts.get("passes", 1))
+    else:
+        _weigh(trainer)
+    own = {
+        "loss": lambda model, batch: {"loss": loss(trainer, model, batch) * count(trainer, batch)},
+        "counts": lambda batch: {"loss": count(trainer, batch)},
+    }
+    return Hosted(model=trainer.model, optimizers={"main": optimizer}, trainer=trainer, **(own | parts))
 
 
 def _weigh(trainer: Trainer) -> None:
@@ -75,6 +80,32 @@ def _weigh(trainer: Trainer) -> None:
     trainer.compute_loss = weighed
 
 
+def _made(trainer: Trainer, run: Run, passes: int) -> None:
+    """A trainer that makes its samples as it prepares its inputs does so once a unit; they are cut into micro-batches as core cuts,
+    and gates are told what was learnt from."""
+    own = trainer._prepare_inputs
+
+    def prepared(rows: Any) -> dict[str, Any]:
+        inputs = own(rows)
+        if not trainer.model.training:
+            return inputs
+        each = trainer.args.steps_per_generation
+        at = trainer._step % (each * passes)
+        if at == 0:
+            trainer._buffered_inputs = _recut(run, trainer._buffered_inputs)
+        run.used_batches = [{k: v for k, v in part.items() if v.dim()} for part in trainer._buffered_inputs]
+        return trainer._buffered_inputs[at % each]
+
+    trainer._prepare_inputs = prepared
+
+
+def _recut(run: Run, parts: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """The samples of a unit in core's micro-batches; what is one number for all (how many tokens they score) goes with each."""
+    whole = {k: v for k, v in parts[0].items() if not v.dim()}
+    rows = {k: torch.cat([part[k] for part in parts]) for k in parts[0] if k not in whole}
+    return [{**part, **whole} for part in run.cut(rows)]
+
+
 def train(run: Run, stage: Hosted, after: Callable[[Step], None]) -> None:
     """`trainer.train()` over the steps of `run`; `after` follows each update, where another recipe's loop has its evaluation."""
     steps = run.steps(stage)
@@ -84,7 +115,7 @@ def train(run: Run, stage: Hosted, after: Callable[[Step], None]) -> None:
 
     def batches() -> Iterator[dict]:
         # It logs a mean since then.
-        stage.trainer.state.global_step = stage.trainer._globalstep_last_logged = run.started
+        stage.trainer.state.global_step = stage.trainer._globalstep_last_logged = run.started * stage.passes
         step = first
         while step is not None:
             seeds.seed_global(run.cfg.run.seed, "model", step.index, run.rank)  # the trainer's preparations may draw
@@ -92,6 +123,8 @@ def train(run: Run, stage: Hosted, after: Callable[[Step], None]) -> None:
                 rates = stage.trainer.lr_scheduler.get_last_lr()
                 for group, rate in zip(stage.optimizers["main"].param_groups, rates, strict=True):
                     group["lr"] = rate
+            if stage.ask is not None:
+                yield from [stage.ask(step.index)] * (stage.passes * accumulate)
             for batch, keys in zip(step.batches, step.keys, strict=True):
                 if shares is not None:
                     counted = _items(stage.trainer, inputs(batch)) is not None
@@ -102,16 +135,21 @@ def train(run: Run, stage: Hosted, after: Callable[[Step], None]) -> None:
 
     size = (run.plan and run.plan.batch_size) or run.cfg.train.batch_size
     shares = getattr(stage.trainer, "shares", None)  # a trainer that a script built is judged as it is
+    accumulate = len(first.batches)
+    if stage.ask is not None:
+        accumulate = len(run.plan.sizes) if run.plan and run.plan.sizes else run.cfg.train.accumulate
+        stage.trainer.args.steps_per_generation = accumulate
 
     def note(logs: dict[str, float]) -> None:
         values = {"loss": logs["loss"], "grad_norm": logs["grad_norm"]}
-        run.note(stage.optimizers["main"], run.current.batches, list(values), torch.tensor(list(values.values())))
+        batches = run.current.batches or run.used_batches
+        run.note(stage.optimizers["main"], batches, list(values), torch.tensor(list(values.values())))
         more = {k: v for k, v in logs.items() if k not in OWN and isinstance(v, (int, float))}
         run.log("trainer", more)
 
     clip = run.cfg.optim.clip
     stage.trainer.args.max_grad_norm = clip if math.isfinite(clip) else 0.0
-    drive(stage.trainer, batches(), run.total_steps(stage), len(first.batches), note)
+    drive(stage.trainer, batches(), run.total_steps(stage) * stage.passes, accumulate, note)
 
 
 def drive(
@@ -153,8 +191,10 @@ def quiet(trainer: Trainer) -> Optimizer:
     return getattr(optimizer, "optimizer", optimizer)
 
 
-def inputs(batch: dict[str, Any]) -> dict[str, Any]:
-    """What the trainer gets of a batch: texts and columns are for people and gates."""
+def inputs(batch: dict[str, Any] | list[dict]) -> dict[str, Any] | list[dict]:
+    """What the trainer gets of a batch: texts and columns are for people and gates. Rows it makes its own batch from."""
+    if isinstance(batch, list):
+        return batch
     if "inputs" in batch:
         return dict(batch["inputs"])
     return {k: v for k, v in batch.items() if not (isinstance(v, list) and v and isinstance(v[0], str))}
@@ -166,10 +206,11 @@ def count(trainer: Trainer, batch: dict) -> float | Tensor:
     return batch_size(inputs(batch)) if items is None else items
 
 
-def loss(trainer: Trainer, model: nn.Module, batch: dict) -> Tensor:
-    """`compute_loss` on one batch as a micro-batch of its own: a mean, normalised as in training."""
+def loss(trainer: Trainer, model: nn.Module, batch: dict, *, accumulate: int = 1) -> Tensor:
+    """`compute_loss` on one batch as a micro-batch of its own: a mean, normalised as in training. `accumulate`: micro-batches that
+    the trainer takes it for one of."""
     one = inputs(batch)
-    items, trainer.current_gradient_accumulation_steps = _items(trainer, one), 1
+    items, trainer.current_gradient_accumulation_steps = _items(trainer, one), accumulate
     shares = trainer.__dict__.pop("shares", None)
     value = trainer.compute_loss(model, one, num_items_in_batch=items)
     if shares is not None:

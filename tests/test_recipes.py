@@ -26,6 +26,8 @@ SHORT: dict[str, tuple[str, ...]] = {
     "llm/reward": ("--train.batch-size", "2", "--train.epochs", "0.003", "--run.save-every", "0.0005", "--data.held-out", "4"),
     "llm/sft": ("--train.batch-size", "2", "--train.epochs", "0.004", "--run.save-every", "0.001", "--data.held-out", "4"),
     "rl/dqn": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--updates", "8", "--episodes", "10"),
+    "rl/grpo": ("--train.batch-size", "8", "--train.epochs", "12", "--train.eval-every", "12", "--run.save-every", "1",
+                "--data.held-out", "4"),
     "rl/ppo": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1"),
     "rl/rlhf": ("--pretrained", "0.05", "--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1",
                 "--rollout", "32", "--data.held-out", "32"),

@@ -2,6 +2,8 @@
 
 import copy
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,20 @@ def from_file(model: nn.Module, path: str) -> dict[str, torch.Tensor]:
         name.removeprefix("base_model.model.").replace(".base_layer", ""): name for name, _ in model.named_parameters()
     }
     return {own: tensors[name] for name, own in plain.items() if name in tensors}
+
+
+@contextmanager
+def exchanged(model: nn.Module, other: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Other values for some parameters inside, their own again afterwards."""
+    own = {n: p for n, p in model.named_parameters() if n in other}
+    kept = {n: p.detach().clone() for n, p in own.items()}
+    try:
+        for n, p in own.items():
+            p.data.copy_(other[n])
+        yield
+    finally:
+        for n, p in own.items():
+            p.data.copy_(kept[n])
 
 
 def merged(path: str, adapter: Path) -> nn.Module:

@@ -1,0 +1,299 @@
+"""Group relative policy optimisation (Shao 2024): a language model learns from rewards that can be checked, with TRL's GRPOTrainer.
+
+tiny  SmolLM2-135M learns to add two two-digit numbers from nothing but right or wrong; LoRA, two CPU cores, minutes.
+full  SmolLM2-360M-Instruct on `--data.path FILE` (`prompt`, `answer`); an accelerator. The same code path.
+
+What this recipe gets right without being asked: the reward function is tested before anything is trained; groups whose answers all
+earn the same teach nothing, and are counted; an answer ends with its end token, which is scored, and nothing after it is; questions
+that are held out are answered greedily and judged by their last number, for the training reward also rises where answers only
+become surer; with `--beta` the reference is what training begins with, `--init-from` included. `--shuffled` is the control.
+"""
+
+import tempfile
+import warnings
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import core
+from core import host
+from core.config import Optim, RunSettings, Train
+from core.errors import Stop
+from core.loader import Stream
+from core.run import evaluating
+from core.stage import View
+from recipes.llm import models
+from recipes.rl import grpo_gates, problems
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+@dataclass
+class Config(core.Config):
+    """Settings of rl/grpo. A unit of training, and an epoch, is a batch of answers and what is learnt from it: --train.epochs
+    counts those, --train.batch-size the answers of one."""
+
+    data: problems.Source = field(default_factory=problems.Source)
+    model: str = "smollm2"
+    """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
+    lora: int = 8
+    """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32."""
+    reward: str = "exact"
+    """`exact` (1 for the right last number, else 0), or a function of your own as `file.py:function` or `module:function`: called
+    with lists of texts as `prompts`, `completions` and `answer`, it returns a list of numbers."""
+    group: int = 8
+    """Answers to each question; what an answer is worth is measured against the others of its group."""
+    passes: int = 1
+    """Updates that are made from a unit's answers. With one nothing can be clipped."""
+    clip: float = 0.2
+    """How far the probability of a token may move, as a ratio, before a unit's answers have no more to say about it."""
+    beta: float = 0.0
+    """How dear it is to leave the reference (KL, nats a token); 0: there is none."""
+    temperature: float = 1.0
+    """Of the answers that are learnt from. Held-out questions are answered greedily."""
+    max_new_tokens: int = 6
+    """Tokens of an answer, with the one that ends it."""
+    shuffled: bool = False
+    """A control: each answer gets the reward of another one. What is learnt then, no reward has taught; the gates refuse it."""
+    rehearsed: int = 2
+    """Questions of a unit while gates rehearse; more where few answers are right: a group without a difference has no gradient."""
+    merge: bool = False
+    """Also export the whole model with the adapters merged into it."""
+
+
+def tiny() -> Config:
+    """SmolLM2-135M on two CPU cores: 24 units of 4 sums, 8 answers each."""
+    return Config(
+        train=Train(epochs=24, batch_size=32, eval_batch_size=50, eval_every=12),
+        optim=Optim(lr=5e-4, warmup=0.1, weight_decay=0.0),
+        run=RunSettings(save_every=10, log_every=1),
+    )
+
+
+def full() -> Config:
+    """Grade-school mathematics in a file of one's own, or any questions with one right answer."""
+    return Config(
+        data=problems.Source(path="gsm8k.jsonl", style="chat", shots=0, max_prompt=512, held_out=500),
+        model="HuggingFaceTB/SmolLM2-360M-Instruct",
+        lora=16,
+        max_new_tokens=512,
+        rehearsed=16,
+        train=Train(epochs=500, batch_size=256, accumulate=16, eval_batch_size=64, eval_every=50, precision="bf16"),
+        optim=Optim(lr=2e-5, warmup=0.05, weight_decay=0.0),
+        run=RunSettings(save_every=25),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+def read(cfg: Config, asker: problems.Asker, rows: tuple, context: int) -> dict[str, problems.Problems]:
+    """The questions to learn from and those held out, without what is too long."""
+    data = {}
+    for name, some in zip(("questions", "val"), rows, strict=True):
+        kept, told = problems.usable(some, asker, name, context=context, new=cfg.max_new_tokens)
+        data[name] = problems.Problems(kept)
+        data[name].notes = {f"left out of {name}": told} if told else {}
+    return data
+
+
+# ---------------------------------------------------------------------------------------------------------------- model
+def make_trainer(cfg: Config, run: core.Run, path: str, asker: problems.Asker, reward: problems.Reward):
+    """TRL's trainer, as its documentation builds it: model, reward, settings; the questions come from core's stream."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    # Frozen weights may be bf16; of trained ones small updates would be lost.
+    whole = run.precision == "fp32" or not cfg.lora
+    models.score_what_counts()
+    model = models.load(path, torch.float32 if whole else torch.bfloat16)
+    ends = model.generation_config.eos_token_id
+    model.generation_config.eos_token_id = asker.ends  # the trainer ends answers where the model declares their end
+    args = GRPOConfig(
+        output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
+        per_device_train_batch_size=cfg.train.batch_size // cfg.train.accumulate // run.world,
+        gradient_accumulation_steps=cfg.train.accumulate,
+        num_generations=cfg.group,
+        num_iterations=cfg.passes,
+        max_completion_length=cfg.max_new_tokens,
+        temperature=cfg.temperature,
+        epsilon=cfg.clip,
+        beta=cfg.beta,
+        use_bias_correction_kl=True,
+        loss_type="dapo",  # a mean over all tokens of a unit: the same however it is cut
+        scale_rewards="group",
+        bf16=False,  # core's autocast: --train.precision
+        use_cpu=run.device.type == "cpu",
+        gradient_checkpointing=False,
+        ddp_find_unused_parameters=False,
+        report_to="none",
+        disable_tqdm=True,
+        accelerator_config={"use_configured_state": True},
+    )
+    shape = Dataset.from_dict({"prompt": ["a"], "answer": ["b"]})
+    trainer = GRPOTrainer(model=models.adapted(model, cfg.lora), reward_funcs=reward, args=args, train_dataset=shape,
+                          processing_class=asker.tokenizer)  # fmt: skip
+    model.generation_config.eos_token_id = ends  # what is exported is the model's own
+    return trainer
+
+
+# ---------------------------------------------------------------------------------------------------------------- stage
+def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    """The one stage of this recipe."""
+    if cfg.train.batch_size % (cfg.group * run.world) or cfg.group < 2:
+        raise core.UserError("answers do not come in whole groups", got=f"{cfg.train.batch_size} answers, groups of {cfg.group}",
+                             needed=f"--train.batch-size as a multiple of --group (2 or more) x {run.world} processes")  # fmt: skip
+    path = models.locate(cfg.model)
+    tokenizer = models.tokenizer(path)
+    rows = problems.read(cfg.data)
+    asker = problems.Asker(tokenizer, cfg.data, rows[0])
+
+    def fail(reason: str) -> Exception:
+        """In training the run stops and keeps what it saved; in a gate it is what the gate has found."""
+        return ValueError(reason) if run.plan else Stop(reason)
+
+    function = problems.load(cfg.reward)
+    problems.tried(problems.guarded(function, cfg.reward, core.UserError), rows[1])
+    declared = problems.guarded(function, cfg.reward, fail)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
+        reward = problems.of_others(declared) if cfg.shuffled else declared
+        trainer = host.built(lambda: make_trainer(cfg, run, path, asker, reward))
+    trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)
+    data = read(cfg, asker, rows, trainer.model.config.max_position_embeddings)
+    start: dict[str, Tensor] = {}  # of --init-from: what is trained, as it was
+    stream = Stream(len(data["questions"]), cfg.run.seed, order=data["questions"].order)
+
+    def ask(unit: int) -> list[dict]:
+        """This process's questions, each once for every answer; which they are is a function of (seed, unit) alone."""
+        n = cfg.train.batch_size // cfg.group
+        if run.plan:  # one is enough where a gate looks at rates alone, and asks for less than a group
+            n = min(n, max(cfg.rehearsed if (run.plan.batch_size or cfg.group) >= cfg.group else 1, run.world))
+        keys = stream.keys(unit * n, (unit + 1) * n)
+        mine = [
+            data["questions"].get(i, None) for _, i in keys[run.rank * n // run.world : (run.rank + 1) * n // run.world]
+        ]
+        return [
+            {**row, "question": row["prompt"], "prompt": asker.put(row["prompt"])}
+            for row in mine
+            for _ in range(cfg.group)
+        ]
+
+    def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+        """Sum over the tokens of the answers; the trainer's own is a mean over as many as it is told of."""
+        tokens = batch["completion_mask"].sum()
+        told = {**batch, "num_items_in_batch": tokens * run.world}
+        return {"loss": tokens * host.loss(trainer, model, told, accumulate=trainer.args.steps_per_generation)}
+
+    def begin() -> None:
+        """The reference is what the policy is when training begins, with `--init-from` too."""
+        own = dict(trainer.model.named_parameters())
+        start.update(
+            {n: p.detach().clone() for n, p in own.items() if p.requires_grad and cfg.init_from and not run.plan}
+        )
+        for name, p in own.items():
+            if ".ref." in name:
+                p.data.copy_(own[name.replace(".ref.", ".default.")])
+        if trainer.ref_model is not None:
+            trainer.ref_model.load_state_dict(trainer.model.state_dict())
+
+    def generate(model: nn.Module, prompts: list[str]) -> list[tuple[str, int, bool]]:
+        """(answer, its tokens, did it end by itself?) to each prompt, greedily; padded left: every prompt ends where its answer
+        begins."""
+        asked = [asker.ids(p) for p in prompts]
+        width = max(map(len, asked))
+        ids = torch.tensor([[tokenizer.pad_token_id] * (width - len(a)) + a for a in asked], device=run.device)
+        mask = torch.tensor([[0] * (width - len(a)) + [1] * len(a) for a in asked], device=run.device)
+        out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=cfg.max_new_tokens, do_sample=False,
+                             eos_token_id=asker.ends, pad_token_id=tokenizer.pad_token_id)  # fmt: skip
+        out = out[:, width:].tolist()
+        ends = [next((i for i, token in enumerate(row) if token in asker.ends), None) for row in out]
+        return [(tokenizer.decode(row[:end], skip_special_tokens=True), len(row[:end]), end is not None)
+                for row, end in zip(out, ends, strict=True)]  # fmt: skip
+
+    def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
+        table = []
+        for batch in run.batches(data):
+            answers = zip(generate(model, batch["prompt"]), batch["answer"], strict=True)
+            table += [[problems.right(said, due), ended, n] for (said, n, ended), due in answers]
+        right, ended, n = (
+            run.gather(torch.tensor(table, device=run.device, dtype=torch.float32)).double().mean(0).tolist()
+        )
+        return {"accuracy": right, "ended": ended, "tokens": n}
+
+    def baselines() -> dict[str, dict[str, float]]:
+        found = {"the commonest answer": {"accuracy": problems.majority(data["questions"].rows, data["val"].rows)}}
+        untrained = trainer.model if cfg.lora else models.load(path, torch.bfloat16).to(run.device)
+        with trainer.model.disable_adapter() if cfg.lora else nullcontext(), evaluating(untrained), run.autocast():
+            found["untrained, the same prompts"] = evaluate(untrained, data["val"])
+        if start:
+            with evaluating(trainer.model), run.autocast(), models.exchanged(trainer.model, start):
+                found["where it started"] = evaluate(trainer.model, data["val"])
+        return found
+
+    def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
+        answers = zip(batch["prompt"], generate(model, batch["prompt"]), batch["answer"], strict=True)
+        return [core.Tile(f"{p} -> {said.strip()}{'' if ended else ' ...'} ({due})", good=float(problems.right(said, due)))
+                for p, (said, _, ended), due in answers]  # fmt: skip
+
+    def figures(model: nn.Module, data: core.Data) -> dict:
+        some = View(data, range(min(24, len(data))))
+        return {"Answers to held-out questions": [t for batch in run.batches(some) for t in predict(model, batch)]}
+
+    def export(folder: Path) -> None:
+        """The adapter (or the model) as `from_pretrained` of peft (or transformers) reads it, and the tokenizer."""
+        adapter = {"selected_adapters": ["default"]} if cfg.lora else {}
+        trainer.model.save_pretrained(folder, **adapter)
+        tokenizer.save_pretrained(folder)
+        if cfg.lora and cfg.merge:
+            models.merged(path, folder).save_pretrained(folder / "merged")
+            tokenizer.save_pretrained(folder / "merged")
+
+    # Adapters begin at nothing, or stand in the file of --init-from; of the reference's nothing stands anywhere.
+    new = tuple(n for n, _ in trainer.model.named_parameters() if ".ref." in n or ("lora_" in n and not cfg.init_from))
+    return host.host(
+        trainer,
+        run,
+        name="grpo",
+        data=data,
+        ask=ask,
+        passes=cfg.passes,
+        loss=loss,
+        counts=lambda batch: {"loss": batch["completion_mask"].sum()},
+        beside={} if trainer.ref_model is None else {"reference": trainer.ref_model},
+        begin=begin,
+        evaluate=evaluate,
+        metric=core.Metric("accuracy", "which share of unseen questions is answered right?", floor=0.0, ceiling=1.0),
+        expect=core.Expect(
+            fresh=new,
+            frozen=("base_model.",) if cfg.lora else (),
+            loss_may_rise="the samples are the policy's own, and advantages sum to nothing",
+            schedule="several updates to a unit" if cfg.passes > 1 else "",
+            dear=8,
+        ),
+        pretrained=models.from_file(trainer.model, path),
+        gates=grpo_gates.gates(grpo_gates.Subject(cfg, asker, declared)),
+        monitors=grpo_gates.monitors(cfg, len(data["val"])),
+        baselines=baselines,
+        predict=predict,
+        figures=figures,
+        export=export,
+    )  # fmt: skip
+
+
+STAGES = [grpo]
+
+
+# ----------------------------------------------------------------------------------------------------------------- loop
+def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
+    """TRL's own loop over core's units; the gates rehearse this very function."""
+
+    def after(step: core.Step) -> None:
+        if step.due(cfg.train.eval_every):
+            run.evaluate(stage)
+
+    host.train(run, stage, after)
+
+
+if __name__ == "__main__":
+    core.main(__file__)
