@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from core.errors import UserError
 from recipes.vision import balancing
 from recipes.vision.classify import Images
+from recipes.vision.pictures import Labelled
 
 LABELS = torch.arange(10).repeat_interleave(100)
 
@@ -27,14 +28,14 @@ def batch() -> dict:
 
 
 def test_sizes_fall_exponentially_to_the_ratio():
-    kept = balancing.thinned(torch.arange(1000), LABELS, 50)
-    sizes = torch.bincount(LABELS[kept]).tolist()
+    every = Labelled(torch.zeros(1000), LABELS, tuple("0123456789"), torch.arange(1000), torch.arange(0))
+    sizes = torch.bincount(LABELS[balancing.thinned(every, 50).learn]).tolist()
     assert sizes[0] == 100
     assert sizes[-1] == 2
     assert sizes == [round(100 * 50 ** (-c / 9)) for c in range(10)]
-    assert torch.equal(balancing.thinned(torch.arange(1000), LABELS, 1), torch.arange(1000))
+    assert balancing.thinned(every, 1) is every
     with pytest.raises(UserError, match="ratio"):
-        balancing.thinned(torch.arange(1000), LABELS, 0.5)
+        balancing.thinned(every, 0.5)
 
 
 def test_small_classes_come_again_with_draws_of_their_own():

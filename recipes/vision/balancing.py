@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import core
+from recipes.vision.pictures import Labelled
 
 
 @dataclass
@@ -21,17 +22,20 @@ class Balance:
     gamma: float = 2.0
     """Focal loss: a sample counts by (1 - p)^gamma of what its own class has."""
     ratio: float = 1.0
-    """Digits: training samples are left out until the largest class is so many times the smallest (sizes fall exponentially, Cui
-    2019); held-out ones stay."""
+    """Training samples are left out, by class, until sizes fall exponentially to 1 / ratio (Cui 2019): to see what the above does.
+    Held-out ones stay."""
 
 
-def thinned(learn: Tensor, labels: Tensor, ratio: float) -> Tensor:
-    """Those of `learn` (N,) that stay: of class c the first `size * ratio^(-c / (n - 1))`."""
+def thinned(found: Labelled, ratio: float) -> Labelled:
+    """With fewer to learn from: of class c of n the first `size * ratio^(-c / (n - 1))`."""
     if ratio < 1:
         raise core.UserError("--balance.ratio is the largest class over the smallest", got=ratio, needed=">= 1")
-    n = int(labels.max()) + 1
-    own = [learn[labels[learn] == c] for c in range(n)]
-    return torch.cat([i[: max(1, round(len(i) * ratio ** (-c / (n - 1))))] for c, i in enumerate(own)])
+    if ratio == 1:
+        return found
+    n = len(found.classes)
+    own = [found.learn[found.labels[found.learn] == c] for c in range(n)]
+    kept = [i[: max(1, round(len(i) * ratio ** (-c / (n - 1))))] for c, i in enumerate(own)]
+    return found._replace(learn=torch.cat(kept))
 
 
 class Even(core.Data):

@@ -78,7 +78,7 @@ def read(cfg: Config) -> pictures.Labelled:
     images, labels = digits.load()
     learn, held_out = digits.split(labels)
     classes = digits.CLASSES
-    return pictures.Labelled(images, labels, classes, balancing.thinned(learn, labels, cfg.balance.ratio), held_out)
+    return pictures.Labelled(images, labels, classes, learn, held_out)
 
 
 def preprocessing(cfg: Config) -> tuple[zoo.Preprocessing | None, nn.Module]:
@@ -170,7 +170,7 @@ def make_model(cfg: Config, train_data: Images, classes: tuple[str, ...]) -> zoo
 # ---------------------------------------------------------------------------------------------------------------- stage
 def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    images, labels, classes, learn, held_out, notes = read(cfg)
+    images, labels, classes, learn, held_out, notes = balancing.thinned(read(cfg), cfg.balance.ratio)
     embedded, n, eps = cfg.data.path == "digits", len(classes), balancing.smoothing(cfg)
     fit, augment = preprocessing(cfg)
     if cfg.data.through:
