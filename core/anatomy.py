@@ -90,7 +90,8 @@ def pieces(source: str) -> dict[str, Piece]:
                 call = None if _is_def(inner) else _stage_call(inner)
                 if call:
                     for word in call.keywords:
-                        add(word, f"{scope}: {word.arg}=", scope, word.arg)
+                        arg = word.arg or ""  # **more: what it sets is not seen from here
+                        add(word if arg else word.value, f"{scope}: {arg or '**'}=", scope, arg)
                 elif not (isinstance(inner, ast.Return) and isinstance(inner.value, ast.Name)):
                     set_field = re.match(r"\w+\.(\w+)", " ".join(_targets(inner)))  # stage.loss = ...
                     root = set_field[1] if set_field and set_field[1] in PARTS else ""

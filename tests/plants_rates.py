@@ -6,6 +6,9 @@ from tests.plants import CLIP, LOOP, MEAN_LOSS, NORMALISE, STAGES, UPDATE, Plant
 SAME = NORMALISE + " + 0"  # the bug is in the settings
 
 
+MATH = "    import math\n\n"
+
+
 def rate(expression: str, head: str = "") -> str:
     """A loop that sets the rate by itself."""
     return (f"    total = run.total_steps(stage)\n{head}    for step in run.steps(stage):\n"
@@ -39,10 +42,10 @@ stage.expect.initial_loss += 0.9 * {weight}
 
 SCHEDULE = [
     Plant("scheduler-once-per-process", "schedule", "C11", LOOP,
-          rate("0.5 * (1 + math.cos(math.pi * min(4 * step.index, total) / total))"),
+          rate("0.5 * (1 + math.cos(math.pi * min(4 * step.index, total) / total))", MATH),
           ("ticks more than once", "once per process"), source="GEN-03 huggingface/transformers PR#24088",
           harm="the last three quarters of the run train nothing", before=("wiring",), why="its four steps train nothing either"),
-    Plant("cosine-too-short", "schedule", "C11", LOOP, rate("0.5 * (1 + math.cos(2 * math.pi * step.index / total))"),
+    Plant("cosine-too-short", "schedule", "C11", LOOP, rate("0.5 * (1 + math.cos(2 * math.pi * step.index / total))", MATH),
           ("it rises again",), source="GEN-03 ContextualAI/HALOs PR#33"),
     Plant("no-schedule", "schedule", "C11", LOOP, rate("1.0"), ("the schedule says", "run.steps() sets it")),
     Plant("own-warm-up-on-top", "schedule", "C11", LOOP, rate("min(1.0, (step.index + 1) / 500)"), ("the schedule says",)),

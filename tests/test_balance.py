@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from core.errors import UserError
 from recipes.vision import balancing
 from recipes.vision.classify import Images
+from recipes.vision.pictures import Labelled
 
 LABELS = torch.arange(10).repeat_interleave(100)
 
@@ -27,14 +28,14 @@ def batch() -> dict:
 
 
 def test_sizes_fall_exponentially_to_the_ratio():
-    kept = balancing.thinned(torch.arange(1000), LABELS, 50)
-    sizes = torch.bincount(LABELS[kept]).tolist()
+    every = Labelled(torch.zeros(1000), LABELS, tuple("0123456789"), torch.arange(1000), torch.arange(0))
+    sizes = torch.bincount(LABELS[balancing.thinned(every, 50).learn]).tolist()
     assert sizes[0] == 100
     assert sizes[-1] == 2
     assert sizes == [round(100 * 50 ** (-c / 9)) for c in range(10)]
-    assert torch.equal(balancing.thinned(torch.arange(1000), LABELS, 1), torch.arange(1000))
+    assert balancing.thinned(every, 1) is every
     with pytest.raises(UserError, match="ratio"):
-        balancing.thinned(torch.arange(1000), LABELS, 0.5)
+        balancing.thinned(every, 0.5)
 
 
 def test_small_classes_come_again_with_draws_of_their_own():
@@ -47,17 +48,15 @@ def test_small_classes_come_again_with_draws_of_their_own():
 
 def test_weights_are_one_over_the_size_and_the_mean_is_over_weights(batch: dict):
     found = balancing.parts(balancing.Balance(by="weights"), batch["label"], 3, 0.1, mixed=False)
-    loss = found["loss"](Given(), batch)["ce"] / found["counts"](batch)["ce"]
+    loss = found.loss(Given(), batch)["ce"] / found.counts(batch)["ce"]
     weight = torch.tensor([6 / (3 * 2), 6 / (3 * 1), 6 / (3 * 3)])
     each = F.cross_entropy(batch["image"], batch["label"], label_smoothing=0.1, reduction="none")
     due = (weight[batch["label"]] * each).sum() / weight[batch["label"]].sum()
     assert loss.item() == pytest.approx(due.item(), rel=1e-6)
-    assert found["counts"](batch)["ce"].item() == pytest.approx(6)  # mean 1
+    assert found.counts(batch)["ce"].item() == pytest.approx(6)  # mean 1
     plain = F.cross_entropy(batch["image"], batch["label"], weight=weight)  # torch's own, without smoothing
     loss = (
-        balancing.parts(balancing.Balance(by="weights"), batch["label"], 3, 0.0, mixed=False)["loss"](Given(), batch)[
-            "ce"
-        ]
+        balancing.parts(balancing.Balance(by="weights"), batch["label"], 3, 0.0, mixed=False).loss(Given(), batch)["ce"]
         / 6
     )
     assert loss.item() == pytest.approx(plain.item(), rel=1e-6)
@@ -68,8 +67,8 @@ def test_focal_loss_is_its_formula_and_cross_entropy_at_gamma_0(batch: dict):
     for gamma in (0.0, 2.0):
         found = balancing.parts(balancing.Balance(by="focal", gamma=gamma), batch["label"], 3, 0.1, mixed=False)
         due = (-((1 - p) ** gamma) * p.log()).sum()
-        assert found["loss"](Given(), batch)["ce"].item() == pytest.approx(due.item(), rel=1e-6)
-    unknowing = found["loss"](Given(), {**batch, "image": torch.zeros(6, 3)})["ce"] / 6
+        assert found.loss(Given(), batch)["ce"].item() == pytest.approx(due.item(), rel=1e-6)
+    unknowing = found.loss(Given(), {**batch, "image": torch.zeros(6, 3)})["ce"] / 6
     assert unknowing.item() == pytest.approx((2 / 3) ** 2 * math.log(3), rel=1e-6)
 
 

@@ -14,7 +14,7 @@ FORK_WITHOUT = {
     "no stages": ("STAGES = [classify]", "STAGES = []", "nothing in STAGES"),
     "no train": ("def train(cfg: Config", "def practise(cfg: Config", "no train"),
     "a crash on import": ("STAGES = [classify]", "STAGES = [clasify]", "cannot be imported"),
-    "a missing package": ("import math\n", "import a_package_nobody_has\n", "is not installed"),
+    "a missing package": ("import torch\n", "import torch\nimport a_package_nobody_has\n", "is not installed"),
 }
 
 
@@ -124,7 +124,7 @@ def test_a_fork_runs_from_any_folder_and_imports_its_neighbours(tmp_path: Path):
     assert "    1 " not in told.stdout  # every line number was found
     (home / "neighbour.py").write_text("SMOOTHING = 0.05\n")
     source = (home / "mine.py").read_text()
-    source = source.replace("import math\n", "import math\n\nimport neighbour\n", 1)
+    source = source.replace("import torch\n", "import torch\n\nimport neighbour\n", 1)
     (home / "mine.py").write_text(
         source.replace("label_smoothing: float = 0.1", "label_smoothing: float = neighbour.SMOOTHING")
     )

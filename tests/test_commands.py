@@ -164,6 +164,13 @@ def test_diff_says_when_nothing_that_runs_changed(tmp_path: Path):
     assert "only comments, docstrings or layout changed" in trainworthy("diff", "mine.py", cwd=tmp_path).stdout
 
 
+def test_diff_reads_settings_that_are_unpacked(tmp_path: Path):
+    forked(tmp_path, ("        counts=balanced.counts,\n", '        **{"counts": balanced.counts},\n'))
+    done = trainworthy("diff", "mine.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "balanced.counts" in done.stdout
+
+
 @pytest.mark.parametrize("in_git", [True, False])
 def test_diff_after_the_recipe_has_changed(tmp_path: Path, in_git: bool):
     parent = forked(tmp_path, name="parent.py")

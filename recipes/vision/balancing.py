@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import core
+from recipes.vision.pictures import Labelled
 
 
 @dataclass
@@ -21,17 +22,20 @@ class Balance:
     gamma: float = 2.0
     """Focal loss: a sample counts by (1 - p)^gamma of what its own class has."""
     ratio: float = 1.0
-    """Digits: training samples are left out until the largest class is so many times the smallest (sizes fall exponentially, Cui
-    2019); held-out ones stay."""
+    """Training samples are left out, by class, until sizes fall exponentially to 1 / ratio (Cui 2019): to see what the above does.
+    Held-out ones stay."""
 
 
-def thinned(learn: Tensor, labels: Tensor, ratio: float) -> Tensor:
-    """Those of `learn` (N,) that stay: of class c the first `size * ratio^(-c / (n - 1))`."""
+def thinned(found: Labelled, ratio: float) -> Labelled:
+    """With fewer to learn from: of class c of n the first `size * ratio^(-c / (n - 1))`."""
     if ratio < 1:
         raise core.UserError("--balance.ratio is the largest class over the smallest", got=ratio, needed=">= 1")
-    n = int(labels.max()) + 1
-    own = [learn[labels[learn] == c] for c in range(n)]
-    return torch.cat([i[: max(1, round(len(i) * ratio ** (-c / (n - 1))))] for c, i in enumerate(own)])
+    if ratio == 1:
+        return found
+    n = len(found.classes)
+    own = [found.learn[found.labels[found.learn] == c] for c in range(n)]
+    kept = [i[: max(1, round(len(i) * ratio ** (-c / (n - 1))))] for c, i in enumerate(own)]
+    return found._replace(learn=torch.cat(kept))
 
 
 class Even(core.Data):
@@ -58,11 +62,16 @@ def smoothing(cfg: Any) -> float:
     return 0.0 if cfg.balance.by == "focal" else cfg.label_smoothing
 
 
-def losses(balance: Balance, n: int, smoothing: float) -> tuple[float, float]:
-    """(of a net that knows nothing of `n` classes, the lowest there is: the entropy of a smoothed target), in nats."""
-    target = [1 - smoothing + smoothing / n, *[smoothing / n] * (n - 1)]
-    first = math.log(n) * ((1 - 1 / n) ** balance.gamma if balance.by == "focal" else 1)
-    return first, -sum(p * math.log(p) for p in target if p > 0)
+class Parts(NamedTuple):
+    """What balancing changes of a stage."""
+
+    loss: Callable | None
+    """None: plain cross-entropy."""
+    counts: Callable
+    first_loss: float
+    """Of a net that knows nothing, in nats."""
+    floor: float
+    """The lowest loss there is: the entropy of a smoothed target."""
 
 
 def repeated(balance: Balance, data: core.Data, labels: Tensor) -> core.Data:
@@ -70,8 +79,8 @@ def repeated(balance: Balance, data: core.Data, labels: Tensor) -> core.Data:
     return Even(data, labels) if balance.by == "sampler" else data
 
 
-def parts(balance: Balance, labels: Tensor, n: int, smoothing: float, *, mixed: bool) -> dict[str, Callable]:
-    """`loss` and `counts` of a stage: {} where neither differs from plain cross-entropy."""
+def parts(balance: Balance, labels: Tensor, n: int, smoothing: float, *, mixed: bool) -> Parts:
+    """For training samples of these labels (N,), of `n` classes."""
     if balance.by != "none" and mixed:
         raise core.UserError("--balance.by and --mix do not go together", got=balance.by, needed="one of them",
                              cause="a mixed picture has two classes")  # fmt: skip
@@ -87,8 +96,12 @@ def parts(balance: Balance, labels: Tensor, n: int, smoothing: float, *, mixed: 
         return {"ce": (weight.to(each)[label] * each).sum()}
 
     weight = len(labels) / (n * torch.bincount(labels, minlength=n).clamp_min(1))  # (n,); mean 1 over the samples
+    target = [1 - smoothing + smoothing / n, *[smoothing / n] * (n - 1)]
+    floor, first = -sum(p * math.log(p) for p in target if p > 0), math.log(n)
+    plain = lambda batch: {"*": len(batch["label"])}  # noqa: E731
     if balance.by == "focal":
-        return {"loss": focal}
+        return Parts(focal, plain, (1 - 1 / n) ** balance.gamma * first, floor)
     if balance.by == "weights":
-        return {"loss": weighed, "counts": lambda batch: {"ce": weight.to(batch["image"].device)[batch["label"]].sum()}}
-    return {}
+        own = lambda batch: {"ce": weight.to(batch["image"].device)[batch["label"]].sum()}  # noqa: E731
+        return Parts(weighed, own, first, floor)
+    return Parts(None, plain, first, floor)

@@ -78,7 +78,7 @@ def read(cfg: Config) -> pictures.Labelled:
     images, labels = digits.load()
     learn, held_out = digits.split(labels)
     classes = digits.CLASSES
-    return pictures.Labelled(images, labels, classes, balancing.thinned(learn, labels, cfg.balance.ratio), held_out)
+    return pictures.Labelled(images, labels, classes, learn, held_out)
 
 
 def preprocessing(cfg: Config) -> tuple[zoo.Preprocessing | None, nn.Module]:
@@ -170,7 +170,7 @@ def make_model(cfg: Config, train_data: Images, classes: tuple[str, ...]) -> zoo
 # ---------------------------------------------------------------------------------------------------------------- stage
 def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    images, labels, classes, learn, held_out, notes = read(cfg)
+    images, labels, classes, learn, held_out, notes = balancing.thinned(read(cfg), cfg.balance.ratio)
     embedded, n, eps = cfg.data.path == "digits", len(classes), balancing.smoothing(cfg)
     fit, augment = preprocessing(cfg)
     if cfg.data.through:
@@ -251,8 +251,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
             config |= {"architecture": cfg.model, "library": "torchvision", "num_classes": n}
             core.save(folder, net, config, torch.zeros(2, *shape), weights=net.net)
 
-    first, floor = balancing.losses(cfg.balance, n, eps)
-    expect = core.Expect(initial_loss=first, loss_floor=floor, fresh=fresh)
+    expect = core.Expect(initial_loss=balanced.first_loss, loss_floor=balanced.floor, fresh=fresh)
     train_data = balancing.repeated(cfg.balance, train_data, labels[learn])
     if cfg.mix.on:  # every draw lies in the sample; the floor is that of the very batch
         near = train_data.images.near if cfg.data.streaming else None
@@ -265,7 +264,8 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
         data={"train": train_data, "val": val_data},
-        **({"loss": mixed_loss if cfg.mix.on else loss} | balanced),
+        loss=balanced.loss or (mixed_loss if cfg.mix.on else loss),
+        counts=balanced.counts,
         evaluate=evaluate,
         metric=core.Metric("accuracy", question, floor=1 / n, ceiling=1.0, best_known=best_known),
         average=ema.model if ema else None,
