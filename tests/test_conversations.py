@@ -1,5 +1,6 @@
 """llm/sft beyond pairs of one turn: conversations and tool calls, several data sets, packing without padding, noise."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -37,8 +38,6 @@ CALLED = {
 
 
 def with_template(template: str):
-    import copy
-
     found = copy.deepcopy(language.tokenizer())
     found.chat_template = template
     return found

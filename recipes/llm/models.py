@@ -165,6 +165,18 @@ def backends(model: nn.Module, device: torch.device) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def extend(config: Any, rope: str, learnt: int) -> None:
+    """Positions up to the context of `config` by those up to `learnt` tokens, scaled as `rope` says; in place."""
+    context = config.max_position_embeddings
+    if not 0 < learnt < context:
+        raise core.UserError(f"--rope {rope} extends a context", got=f"--rope-from {learnt}, --data.context {context}",
+                             needed="--rope-from: the shorter context of the run in --init-from")  # fmt: skip
+    scaled = {"rope_type": rope, "factor": context / learnt, "original_max_position_embeddings": learnt}
+    config.rope_parameters |= scaled
+    if rope == "dynamic":  # takes this for the original context, whatever stands above
+        config.max_position_embeddings = learnt
+
+
 # Dense bf16 peak of one device in FLOP/s, from its maker's data sheet.
 PEAKS = {
     "H200": 989e12,

@@ -155,11 +155,15 @@ class Chat:
 
     def turns(self, prompt: str, shots: list[dict[str, str]] = ()) -> list[dict[str, Any]]:
         """The turns before the answer: the system's, examples of answered prompts, the prompt."""
-        found = [{"role": "user", "content": prompt}]
-        if self.conversations and prompt.startswith("{"):
-            found = json.loads(prompt)["messages"]
+        found = self._given(prompt)["messages"]
         system = [{"role": "system", "content": self.system}] if self.system and found[0]["role"] != "system" else []
         return [*system, *shots, *found]
+
+    def _given(self, prompt: str) -> dict[str, Any]:
+        """`messages`, and `tools` where it has some, of a prompt; a plain one (a gate's blank, too) is what a user says."""
+        if self.conversations and prompt.startswith("{"):
+            return json.loads(prompt)
+        return {"messages": [{"role": "user", "content": prompt}]}
 
     def shots(self, rows: list[dict[str, str]], n: int) -> list[dict[str, str]]:
         """Turns of `n` answered prompts, evenly spaced in `rows`: a prompt with examples."""
@@ -172,8 +176,7 @@ class Chat:
 
     def render(self, turns: list[dict[str, Any]], prompt: str = "", **how: Any) -> Any:
         """What the template makes of `turns`, with the tools that `prompt` brings."""
-        tools = json.loads(prompt).get("tools") if self.conversations and prompt.startswith("{") else None
-        return self.tokenizer.apply_chat_template(turns, tools=tools, **how)
+        return self.tokenizer.apply_chat_template(turns, tools=self._given(prompt).get("tools"), **how)
 
     def ask(self, turns: list[dict[str, Any]], prompt: str = "") -> list[int]:
         """Ids up to where the answer begins: what generation starts from."""
@@ -200,15 +203,14 @@ class Chat:
 
     def shown(self, prompt: str) -> str:
         """What was said last."""
-        return self.turns(prompt)[-1].get("content", "")
+        return self._given(prompt)["messages"][-1]["content"]
 
     def saying(self, prompt: str, more: str) -> str:
         """The prompt, with `more` said at its end."""
-        if not (self.conversations and prompt.startswith("{")):
-            return f"{prompt} {more}"
-        found = json.loads(prompt)
-        found["messages"][-1]["content"] = f"{found['messages'][-1].get('content', '')} {more}"
-        return json.dumps(found)
+        found = self._given(prompt)
+        last = found["messages"][-1]
+        last["content"] = f"{last['content']} {more}"
+        return json.dumps(found) if self.conversations else last["content"]
 
 
 class Pairs(core.Data):

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 import core
 from core.config import Optim, RunSettings, Train
-from core.pretrained import read_weights
+from core.pretrained import match, read_weights
 from core.run import evaluating
 from core.stage import View
 from recipes.llm import documents, models, ngrams, pretrain_gates
@@ -100,16 +100,15 @@ def make_model(cfg: Config, tokenizer, log_p: Tensor) -> nn.Module:
     ids = {"vocab_size": len(tokenizer), "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
            "pad_token_id": tokenizer.pad_token_id}  # fmt: skip
     if cfg.model != "llama":
+        if cfg.qk_norm or cfg.rope != "default":
+            raise core.UserError("--qk-norm and --rope are of the net that is made here", got=f"--model {cfg.model}",
+                                 needed="--model llama, or a config.json that says so itself")  # fmt: skip
         where = hub.locate(cfg.model, "--model", packaged="llama", needs=("config.json",), weights=False)
         config = AutoConfig.from_pretrained(where, **ids)
         if config.max_position_embeddings < cfg.data.context:
             raise core.UserError(f"--model {cfg.model} reads fewer tokens than a row has", got=config.max_position_embeddings,
                                  needed=f"{cfg.data.context} (--data.context)")  # fmt: skip
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    if cfg.rope != "default" and not 0 < cfg.rope_from < cfg.data.context:
-        got = f"--rope-from {cfg.rope_from}, --data.context {cfg.data.context}"
-        raise core.UserError(f"--rope {cfg.rope} extends a context", got=got,
-                             needed="--rope-from: the shorter context of the run in --init-from")  # fmt: skip
     if cfg.width % (2 * cfg.heads):
         raise core.UserError(
             "--width does not fit --heads",
@@ -121,12 +120,7 @@ def make_model(cfg: Config, tokenizer, log_p: Tensor) -> nn.Module:
              "max_position_embeddings": cfg.data.context}  # fmt: skip
     config = (Qwen3Config if cfg.qk_norm else LlamaConfig)(**sizes, **ids)
     if cfg.rope != "default":
-        config.rope_parameters |= {"rope_type": cfg.rope, "factor": cfg.data.context / cfg.rope_from,
-                                   "original_max_position_embeddings": cfg.rope_from}  # fmt: skip
-        if cfg.rope == "dynamic":
-            config.max_position_embeddings = (
-                cfg.rope_from
-            )  # this type takes it for the original one, whatever stands above
+        models.extend(config, cfg.rope, cfg.rope_from)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     start_at_frequencies(model, log_p)
     return model
@@ -195,14 +189,16 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
             **ngrams.smoothed(corpus.train, corpus.val, log_p, size),
             **ngrams.xz(*corpus.texts),
         }
-        return {name: {"bits_per_byte": bits} for name, bits in found.items()} | (before() if cfg.rope_from else {})
+        counted = {name: {"bits_per_byte": bits} for name, bits in found.items()}
+        return counted | (before() if cfg.rope_from and cfg.init_from else {})
 
     def before() -> dict[str, dict[str, float]]:
         """The model of `--init-from` at this context, untrained: with its positions as they were, and scaled."""
         found = {}
         for rope in dict.fromkeys(("default", cfg.rope)):
             old = make_model(replace(cfg, rope=rope), tokenizer, torch.from_numpy(log_p).float()).to(run.device)
-            old.load_state_dict(read_weights(Path(cfg.init_from), trust_pickle=cfg.trust_pickle).tensors, strict=False)
+            tensors = read_weights(Path(cfg.init_from), trust_pickle=cfg.trust_pickle).tensors
+            old.load_state_dict(match(old, tensors).pairs, strict=False)
             with evaluating(old), run.autocast():
                 found[f"before, {rope} positions"] = evaluate(old, val_data)
         return found

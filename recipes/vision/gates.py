@@ -48,23 +48,26 @@ def balance(proof: Proof) -> Finding:
         label = int(data.peek(i, "label"))
         first.setdefault(label, i)
         often[label] += 1
-    say, names = {}, data.fields["label"].classes
+    say, names, wrong = {}, data.fields["label"].classes, []
     for label, i in sorted(first.items()):
         one = fetch(data, [i], None, run.device)
         with evaluating(stage.model), torch.no_grad(), run.autocast():
             plain = F.cross_entropy(stage.model(one["image"]).float(), one["label"], label_smoothing=smoothing)
-            weighs = sum(stage.loss(stage.model, one).values()) / plain
-        divided = sum(stage.counts(one).values())
-        say[names[label]] = often[label] * float(weighs)
-        if abs(float(weighs) - float(divided)) > 0.01 * float(weighs):
-            say[names[label]] *= float(weighs) / float(divided)
+            weighs = float(sum(stage.loss(stage.model, one).values()) / plain)
+        divided = float(sum(stage.counts(one).values()))
+        say[names[label]] = often[label] * weighs
+        if abs(weighs - divided) > 0.01 * weighs:
+            wrong.append(f"a sample of {names[label]} weighs {weighs:.3g} and is divided by {divided:.3g}")
     most, least = max(say, key=say.get), min(say, key=say.get)
     apart, total = say[most] / max(say[least], 1e-9), sum(say.values())
-    return Finding(
-        apart <= EVEN,
+    told = (
         f"{most} has {say[most] / total:.1%} of the loss of an epoch, {least} {say[least] / total:.1%}; samples "
-        f"{min(often.values()):,} to {max(often.values()):,} a class",
-        f"no class more than {EVEN:g} times another",
+        f"{min(often.values()):,} to {max(often.values()):,} a class"
+    )
+    return Finding(
+        apart <= EVEN and not wrong,
+        "; ".join([told, *wrong[:1]]),
+        f"no class more than {EVEN:g} times another; divided by what it weighs",
         "weights of another split, of classes in another order, or upside down\n"
         "weighed in the loss and not in its denominator (counts), or twice: sampler and weights together\n"
         "the sampler repeats other samples than those of small classes",
