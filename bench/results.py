@@ -2,6 +2,8 @@
 
     python bench/results.py vision/classify --seeds 0 1 2
     python bench/results.py vision/classify --seeds 0 1 --to /tmp/quick.json -- --train.epochs 1
+    python bench/results.py rl/grpo --seeds 0 --runs /tmp/grpo           # one seed at a time, whenever there is time:
+    python bench/results.py rl/grpo --seeds 0 1 2 --runs /tmp/grpo       # those that ended there are not run again
 
 Every run is `python -m core.launch run RECIPE --run.seed S`, gates proved afresh, in a process of its own and one at a time:
 its time is a result too (on a machine that others kept busy, its CPU time).
@@ -35,12 +37,20 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
 
 
 def run_once(recipe: str, seed: int, settings: list[str], out: Path) -> dict:
-    """One run of the real command; its summary, the seconds of its gates and of the whole command."""
-    start, spent = time.monotonic(), cpu_seconds()
-    made = run_seed(recipe, seed, settings, out)
-    wall, cpu = time.monotonic() - start, cpu_seconds() - spent
+    """One run of the real command; its summary, the seconds of its gates and of the whole command. A run that ended in `out` on
+    another day is read again."""
+    note = out / "spent.json"
+    if not note.exists():
+        start, spent = time.monotonic(), cpu_seconds()
+        made = run_seed(recipe, seed, settings, out)
+        kept = {"wall": time.monotonic() - start, "cpu": cpu_seconds() - spent, "settings": settings}
+        note.write_text(json.dumps({**kept, "folder": str(made.relative_to(out))}))
+    kept = json.loads(note.read_text())
+    if kept["settings"] != settings:
+        raise UserError(f"{out} was run with other settings", got=kept["settings"], needed=settings)
+    made = out / kept["folder"]
     read = {name: json.loads((made / f"{name}.json").read_text()) for name in ("summary", "gates", "environment")}
-    return {"seed": seed, "wall": wall, "cpu": cpu, "folder": made, **read}
+    return {"seed": seed, **kept, "folder": made, **read}
 
 
 def cpu_seconds() -> float:
@@ -139,6 +149,7 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--to", type=Path, help="file to write (default: RECIPE.results.json beside the recipe)")
+    parser.add_argument("--runs", type=Path, help="folder that keeps the runs, one per seed (default: a temporary one)")
     own, settings = sys.argv[1:], []
     if "--" in own:
         cut = own.index("--")
@@ -149,11 +160,12 @@ def main() -> None:
     if settings and args.to is None:
         raise SystemExit("error: figures of changed settings belong in a file of their own\n  needed:       --to FILE")
     runs = []
-    with tempfile.TemporaryDirectory() as out:
+    with tempfile.TemporaryDirectory() as temporary:
+        out = args.runs or Path(temporary)
         try:
             recipe = find(args.recipe)
             for seed in args.seeds:
-                runs.append(run_once(args.recipe, seed, settings, Path(out) / str(seed)))
+                runs.append(run_once(args.recipe, seed, settings, out / str(seed)))
                 reported, wall = runs[-1]["summary"]["reported"], runs[-1]["wall"]
                 print(f"seed {seed}: {reported[runs[-1]['summary']['metric']]:.4f} in {wall:.0f} s", flush=True)
         except UserError as error:

@@ -149,8 +149,7 @@ def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) 
     trip = latents.RoundTrip(run, judge, found)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
-        said = model.encode(batch["image"]).latent_dist
-        back = model.decode(said.mean + said.std * batch["noise"]).sample.float()
+        said, back = latents.there_and_back(model, batch)
         wrong = (back - batch["target"]).flatten(1)
         return {
             "mse": wrong.square().mean(1).sum(),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from diffusers import AutoencoderKL
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from torch import Tensor, nn
 
 from core import Data, Field, Run, Tile, UserError
@@ -103,9 +104,12 @@ class Pictures(Data):
 
     def __init__(self, images: Tensor, labels: Tensor, classes: tuple[str, ...], shape: tuple[int, ...]):
         self.images, self.labels, self.shape = images, labels, shape
+        self.small = source.small(images)
         self.fields = {
+            "small": Field("source", low=-1.0, high=1.0),
             "image": Field("input", low=-1.0, high=1.0),
             "target": Field("target", low=-1.0, high=1.0),
+            "noise": Field("input"),  # it tells eight samples apart, too
             "label": Field("target", classes=classes),
         }
 
@@ -115,7 +119,13 @@ class Pictures(Data):
     def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         image = self.images[index]
         noise = torch.zeros(self.shape) if generator is None else torch.randn(self.shape, generator=generator)
-        return {"image": image, "target": image, "noise": noise, "label": self.labels[index]}
+        return {
+            "small": self.small[index],
+            "image": image,
+            "target": image,
+            "noise": noise,
+            "label": self.labels[index],
+        }
 
     def peek(self, index: int, key: str):
         return self.labels[index] if key == "label" else super().peek(index, key)
@@ -136,10 +146,9 @@ class RoundTrip:
         standard normal per value of a latent (nats); mean and deviation of the latents."""
         rows = []
         for b in self.run.batches(data):
-            said = vae.encode(b["image"]).latent_dist
-            back = vae.decode(said.mode()).sample.float()
+            said, back = there_and_back(vae, b)
             right = (self.judge(back)[0] == b["label"]).float()
-            z = said.mode().flatten(1)
+            z = said.mean.flatten(1)
             error = (back - b["target"]).square().mean((1, 2, 3))
             rows.append(torch.stack([error, right, said.kl() / z.shape[1], z.mean(1), z.square().mean(1)], 1))
         error, right, kl, mean, square = self.run.gather(torch.cat(rows)).double().mean(0).tolist()
@@ -159,9 +168,16 @@ class RoundTrip:
 
     def tiles(self, vae: nn.Module, batch: dict) -> list[Tile]:
         """Each picture's reconstruction, and whether the judge still sees its class."""
-        back = vae.decode(vae.encode(batch["image"]).latent_dist.mode()).sample.float()
+        _, back = there_and_back(vae, batch)
         right = (self.judge(back)[0] == batch["label"]).float().tolist()
         return source.tiles(back, [self.found.classes[c] for c in batch["label"].tolist()], right)
+
+
+def there_and_back(vae: nn.Module, batch: dict) -> tuple[DiagonalGaussianDistribution, Tensor]:
+    """What is said of each latent, and its picture (B, C, H, W), drawn with the noise of the sample: none on the evaluation
+    path. Eight samples that are learnt by heart are so with their noise, and are read with it."""
+    said = vae.encode(batch["image"]).latent_dist
+    return said, vae.decode(said.mean + said.std * batch["noise"]).sample.float()
 
 
 def psnr(error: float) -> float:
