@@ -312,7 +312,7 @@ def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
 
 def of(run: "Run", stage: Stage, gap: Gap | None = None, norms: Norms | None = None) -> "list[Verdict]":
     """Every monitor of a run as it stands, from its files."""
-    own = [_own(one, run.history) for one in stage.monitors] + ([norms.verdict()] if norms else [])
+    own = [_own(one, run.journal.history) for one in stage.monitors] + ([norms.verdict()] if norms else [])
     no_gap = {} if "train" in stage.data else {"no_gap": "no training set: the loop makes its own samples"}
     return own + judge(
         read_rows(run.folder / "step_metrics.jsonl"), config.to_dict(run.cfg), total=run.total_steps(stage),

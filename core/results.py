@@ -62,11 +62,11 @@ class Watcher:
 def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     """Final evaluation against the baselines, figures, export, summary.json and card.md."""
     metric, cfg = stage.metric, s.cfg
-    if not run.history or run.history[-1]["step"] != run.step:
+    if not run.journal.history or run.journal.history[-1]["step"] != run.step:
         run.evaluate(stage)  # the loop ended without one
-    best_value, best_step = run.best[0]
-    final = {k.removeprefix("val/"): v for k, v in run.history[-1].items() if k.startswith("val/")}
-    chosen_step = run.history[-1]["step"]
+    best_value, best_step = run.journal.best[0]
+    final = {k.removeprefix("val/"): v for k, v in run.journal.history[-1].items() if k.startswith("val/")}
+    chosen_step = run.journal.history[-1]["step"]
     if cfg.run.export == "best":
         run.checkpoints.wait()
         run.accelerator.wait_for_everyone()
@@ -105,11 +105,11 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         "floor": metric.floor, "ceiling": metric.ceiling if math.isfinite(metric.ceiling) else None,
         "best_known": metric.best_known,
         "reported": {"weights": cfg.run.export, "step": chosen_step, metric.name: final[metric.name]},
-        "final": run.history[-1], "best": {"step": best_step, metric.name: best_value},
-        "n_best": [{"step": st, metric.name: v} for v, st in run.best], "evaluations": len(run.history),
+        "final": run.journal.history[-1], "best": {"step": best_step, metric.name: best_value},
+        "n_best": [{"step": st, metric.name: v} for v, st in run.journal.best], "evaluations": len(run.journal.history),
         "metrics": final, "baselines": baselines, "bounds": stage.bounds, "seeds": [cfg.run.seed],
         "steps": run.step, "planned_steps": run.total_steps(stage),
-        "epochs": cfg.train.epochs, "train_seconds": round(run.seconds, 1), "skipped_steps": run.skipped,
+        "epochs": cfg.train.epochs, "train_seconds": round(run.seconds, 1), "skipped_steps": run.journal.skipped,
         "parameters": sum(p.numel() for p in stage.model.parameters()),
         "trained_parameters": sum(p.numel() for p in stage.parameters().values()),
         "parameters_per_sample": train and round(sum(p.numel() for p in stage.parameters().values()) / len(train), 2),

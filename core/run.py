@@ -8,20 +8,20 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from core import checkpoint, config, loader, monitors, optim, seeds
 from core.console import Console
 from core.errors import Interrupted, Stop, UserError
+from core.journal import Collapse, Journal, Logged, finite
 from core.metrics import MetricsTracker
 from core.stage import Data, Stage, View, batch_size
 
@@ -95,26 +95,17 @@ class Run:
         self.signal: str | None = None  # set by the signal handler, read between steps
         self.step = 0  # optimiser steps done in the present stage
         self.started = 0  # steps that were already done when this process began
-        self.skipped: list[int] = []  # steps whose loss or gradient was not finite
-        self.history: list[dict[str, float]] = []  # one row per evaluation
-        self.best: list[tuple[float, int]] = []  # (value, step) of the best evaluations, best first
         self.seconds = 0.0  # spent training, over all resumes
         self.checkpoints: checkpoint.Checkpoints | None = None
         self._wrapped: tuple[nn.Module, nn.Module] | None = None
-        self._pending: list[_Logged] = []
-        self._epoch_sums: dict[str, tuple[float, int]] = {}  # (sum, count) since the last evaluation
-        self.live: monitors.Live | None = None
+        self.journal = Journal(self)
         self._frozen_hash: str | None = None
         self.finished = False  # the last step was made: a resumed run of a later stage makes no more
-        self._bad_in_a_row = 0
         self._saw_bad = False  # on CPU a bad step is known at once
-        self._shown = ""
-        self._clock = self._since = time.monotonic()
-        self._last_rates: dict[str, float] = {}
+        self._since = time.monotonic()
         self.current: Step | None = None
         self.used_loss: Callable | None = None  # of the last update, where it was not the stage's own
         self.used_batches: list[dict] = []  # of the last update
-        self._told: dict[int, dict[str, float | Tensor]] = {}  # by unit: what log() was given
         self.after_eval: Callable[[int], None] | None = None
 
     # ---------------------------------------------------------------- data
@@ -175,7 +166,7 @@ class Run:
         n = len(data) if reads else size
         stream = loader.Stream(n, cfg.run.seed, fixed=bool(plan and plan.fixed), order=data.order) if reads else None
         if not plan and not stage.expect.loss_may_rise:
-            self.live = monitors.Live(cfg.train.batch_size, total)
+            self.journal.live = monitors.Live(cfg.train.batch_size, total)
         start = self.started = self._restore(stage)
         training_modes(stage)
         cuts = plan.sizes if plan and plan.sizes else cfg.train.accumulate
@@ -193,8 +184,8 @@ class Run:
         per_step = len(cut(0))
 
         self.console.start_bar(stage.name, total, start)
-        self._clock = self._since = time.monotonic()
-        for index in range(start, start if self.finished or self.out_of_patience(stage) else total):
+        self.journal.clock = self._since = time.monotonic()
+        for index in range(start, start if self.finished or self.journal.out_of_patience(stage) else total):
             micro = [next(fetched) for _ in range(per_step)]
             for optimizer in stage.optimizers.values():
                 optim.set_rates(optimizer, 1.0 if plan and plan.peak else optim.schedule(index, total, cfg.optim))
@@ -209,12 +200,12 @@ class Run:
             yield self.current
 
             self.step = index + 1
-            self.console.tick(self.step, lambda: self._shown)
+            self.console.tick(self.step, lambda: self.journal.shown)
             if plan:
                 if self._rehearsed(stage):
                     return
                 continue
-            tired = self.step < total and self.out_of_patience(stage)
+            tired = self.step < total and self.journal.out_of_patience(stage)
             last = tired or self.step == total
             self._after_step(stage, last=last, save=crosses(self.step, size, n * cfg.run.save_every))
             if tired:
@@ -223,17 +214,6 @@ class Run:
                 )
                 break
         self.console.end_bar()
-
-    def out_of_patience(self, stage: Stage) -> bool:
-        """Have `--train.patience` epochs passed since the best evaluation? A function of the history, so a resumed run agrees."""
-        patience, key = self.cfg.train.patience, f"val/{stage.metric.name}"
-        if not patience or self.plan or not self.history:
-            return False
-        best = self.history[0]
-        for row in self.history:
-            best = row if stage.metric.better(row[key], best[key]) or math.isnan(best[key]) else best
-        passed = (self.history[-1]["step"] - best["step"]) * self.cfg.train.batch_size / self.epoch(stage)
-        return passed > patience - 1e-9
 
     def end(self, stage: Stage) -> None:
         """After `train()`: a loop that was left early gets the log and the checkpoint of its last step."""
@@ -258,8 +238,8 @@ class Run:
     def _rehearsed(self, stage: Stage) -> bool:
         """Has the gate seen enough?"""
         plan = self.plan
-        plan.losses += [float(p.values[0]) for p in self._pending]
-        self._pending = []
+        plan.losses += [float(p.values[0]) for p in self.journal.pending]
+        self.journal.pending = []
         if plan.stop_after == self.step:
             self._save(stage)
             return True
@@ -323,11 +303,11 @@ class Run:
             else {f"lr/{k}": v for k, v in rates.items()}
         )
         keys = self.current.keys if self.current else []
-        self._pending.append(_Logged(self.step + 1, keys, [] if keys else batches, names, values, rates))
+        self.journal.pending.append(Logged(self.step + 1, keys, [] if keys else batches, names, values, rates))
 
     def log(self, group: str, values: dict[str, float | Tensor]) -> None:
         """More about the present unit than its losses: each value is tagged `step/<group>/<name>`, in the row of that unit."""
-        self._told.setdefault(self.step + 1, {}).update({f"{group}/{k}": v for k, v in values.items()})
+        self.journal.tell(self.step + 1, group, values)
 
     def _guarded_step(self, opt: torch.optim.Optimizer, values: Tensor) -> None:
         """Step if all `values` are finite. Zeroed gradients would still decay weights and move moments, so the step is skipped."""
@@ -335,7 +315,7 @@ class Run:
             self.scaler.step(opt)  # skips by itself where a gradient overflowed
             self.scaler.update()
         elif self.device.type == "cpu":
-            if _finite(values.tolist()):  # no sync on CPU, and 40 us less than a kernel told to skip
+            if finite(values.tolist()):  # no sync on CPU, and 40 us less than a kernel told to skip
                 opt.step()
             else:
                 self._saw_bad = True
@@ -343,7 +323,7 @@ class Run:
             found_inf = ~torch.isfinite(values.sum())  # a fused kernel skips on the device, without a sync
             opt.grad_scale, opt.found_inf = None, found_inf.float()
             opt.step()
-        elif _finite(values.tolist()):  # a sync on an accelerator, for optimisers that cannot skip by themselves
+        elif finite(values.tolist()):  # a sync on an accelerator, for optimisers that cannot skip by themselves
             opt.step()
 
     # ---------------------------------------------------------------- evaluation
@@ -376,44 +356,21 @@ class Run:
             return
         step = self.current.index + 1 if self.current else self.step
         self._flush(stage)
-        if stage.metric.name not in metrics:
-            raise UserError(
-                "evaluate() does not return its stage's metric", got=", ".join(metrics), needed=stage.metric.name
-            )
-        value = metrics[stage.metric.name]
-        train = {k: total / n for k, (total, n) in self._epoch_sums.items()}
-        self._epoch_sums = {}
-        passed = step * self.cfg.train.batch_size / self.epoch(stage)
-        epoch = round(passed, 1 if passed >= 1 else 3)
-        row = {
-            "epoch": epoch,
-            "step": step,
-            **{f"train/{k}": v for k, v in train.items()},
-            **{f"val/{k}": v for k, v in metrics.items()},
-        }
-        self.history.append(row)
-        if self.tracker:
-            self.tracker.log_epoch(epoch=epoch, train=train, val=metrics,
-                                   extra={"global_step": step, **self._last_rates, "skipped_steps": len(self.skipped)})  # fmt: skip
-        sign = -1 if stage.metric.higher_is_better else 1
-        ranked = sorted([*self.best, (value, step)], key=lambda b: (math.isnan(b[0]), sign * b[0], b[1]))
-        self.best = ranked[: self.cfg.run.n_best]
+        epoch, told = self.journal.evaluated(stage, step, metrics)
+        name, best = stage.metric.name, self.journal.best
 
         def keep_best() -> None:
-            if (value, step) in self.best:
-                info = {"metric": stage.metric.name, "value": value, "epoch": epoch}
-                best = [s for _, s in self.best]
-                self.checkpoints.save_best(step, stage.judged, info, metric=stage.metric.name, best=best,
+            if (metrics[name], step) in best:
+                info = {"metric": name, "value": metrics[name], "epoch": epoch}
+                self.checkpoints.save_best(step, stage.judged, info, metric=name, best=[s for _, s in best],
                                            without=stage.rebuilt)  # fmt: skip
 
         if self.checkpoints:
             self._on_rank_0(keep_best)
-        mark = "  best so far" if self.best[0][1] == step else ""
-        shown = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items() if "/" not in k)
         if self.after_eval:
             self.after_eval(step)
-        self._clock = time.monotonic()  # the evaluation is not part of the next step's rate
-        self.console.say(f"  epoch {epoch:>5g}  train loss {train.get('loss', math.nan):.4f}  {shown}{mark}")
+        self.journal.clock = time.monotonic()  # the evaluation is not part of the next step's rate
+        self.console.say(told)
 
     # ---------------------------------------------------------------- wrapping
 
@@ -451,101 +408,18 @@ class Run:
         dist.all_reduce(stacked)
         return dict(zip(values, stacked.unbind(), strict=True))
 
-    # ---------------------------------------------------------------- logging and saving
+    # ---------------------------------------------------------------- saving
 
     def _flush(self, stage: Stage) -> None:
-        """Read back the metrics of the steps since the last time, in one transfer; judge and write them."""
-        if not self._pending:
-            return
-        rows = torch.stack([p.values for p in self._pending]).tolist()
-        now = time.monotonic()
-        rate = len(rows) * self.cfg.train.batch_size / max(now - self._clock, 1e-9)
-        self._clock = now
-        units: dict[int, dict[str, list[float]]] = {}  # several updates of a unit: one row with their means
-        for logged, numbers in zip(self._pending, rows, strict=True):
-            for k, v in zip(logged.names, numbers, strict=True):
-                units.setdefault(logged.step, {}).setdefault(k, []).append(v)
-        for logged, numbers in zip(self._pending, rows, strict=True):
-            values = dict(zip(logged.names, numbers, strict=True))
-            self._last_rates = logged.rates
-            if all_of_it := units.pop(logged.step, None):
-                row = {k: sum(v) / len(v) for k, v in all_of_it.items()}
-                row |= {k: float(v) for k, v in self._told.pop(logged.step, {}).items()}
-                self._write_row(logged, row, rate)
-            self._judge_finite(stage, logged, values)
-            self._judge_level(stage, logged, values["loss"])
-        self._pending, self._saw_bad = [], False
-
-    def _write_row(self, logged: "_Logged", row: dict[str, float], rate: float) -> None:
-        """The metrics of one unit: to the files, and to the means of its epoch."""
-        if self.tracker:
-            self.tracker.log_step(logged.step, **row, **logged.rates, samples_per_sec=rate)
-        for k, v in row.items():
-            if math.isfinite(v):
-                total, n = self._epoch_sums.get(k, (0.0, 0))
-                self._epoch_sums[k] = (total + v, n + 1)
-        self._shown = f"loss {row['loss']:.4f}  {rate:.0f} samples/s"
-
-    def _judge_finite(self, stage: Stage, logged: "_Logged", values: dict[str, float]) -> None:
-        """Count a step that was skipped, keep its batch, stop after too many in a row."""
-        if _finite(values.values()):
-            self._bad_in_a_row = 0
-            return
-        self._bad_in_a_row += 1
-        if self.scaler.is_enabled() and math.isfinite(values["loss"]) and self._bad_in_a_row < 20:
-            return  # fp16 looks for its scale by overflowing; only a bad loss, or no end of it, is news
-        self.skipped.append(logged.step)
-        where = self._keep_batch(stage, logged) if len(self.skipped) <= 20 else ""
-        said = ", ".join(f"{k} {v:g}" for k, v in values.items())
-        self.console.say(f"  step {logged.step}: {said}: skipped, weights untouched{where}")
-        if self._bad_in_a_row >= self.cfg.run.stop_after_bad:
-            self._pending = []
-            if self.folder:
+        """Read back what was logged since the last time; what it says may stop the run."""
+        try:
+            self.journal.read(stage)
+        except Stop as stop:
+            if self.folder and not isinstance(stop, Collapse):
                 self._save(stage)
-                self.close()
-            raise Stop(
-                f"{self._bad_in_a_row} non-finite steps in a row (C17), the last at step {logged.step}: the run stopped itself\n"
-                f"  the weights are those of the last finite step\n"
-                f"  likely cause: a rate too high, a division by zero or log(0) in the loss, non-finite values in the data\n"
-                f"  next:         look at the batch in {self.folder}/postmortem, then lower --optim.lr"
-            )
-
-    def _judge_level(self, stage: Stage, logged: "_Logged", loss: float) -> None:
-        """Name a spike and keep its batch; stop where nothing is left of what was learnt."""
-        seen = self.live.see(logged.step, loss) if self.live else ""
-        if seen == "spike" and len(self.live.spikes) <= 3:
-            where = self._keep_batch(stage, logged)
-            self.console.say(f"  step {logged.step}: the loss jumps to {self.live.window[-1]:.3g}{where}")
-        if seen == "collapse":
-            self._pending = []
             self.close()
-            best = self.checkpoints.folder / f"best_val_{stage.metric.name}" if self.checkpoints else "none"
-            raise Stop(
-                f"collapse (C17): since step {self.live.lost_since} the loss is that of the untrained model, {self.live.first:.3g} "
-                f"(best {self.live.best:.3g}); the run stopped itself at step {logged.step}\n"
-                f"  best weights: {best}{f', step {self.best[0][1]}' if self.best else ': no evaluation yet'}\n"
-                f"  likely cause: a rate too high, or one bad batch: see {self.folder}/postmortem and step_metrics.jsonl\n"
-                f"  next:         a new run with --optim.lr {self.cfg.optim.lr / 3:.1g}"
-            )
-
-    def _keep_batch(self, stage: Stage, logged: "_Logged") -> str:
-        """Write the samples of a bad step, read again (they are a function of their keys), and say where and which."""
-        if not self.folder or self.rank or not (logged.keys or logged.made):
-            return ""
-        keyed = loader.Keyed(self.train_data(stage), self.cfg.run.seed) if logged.keys else None
-        tensors, suspects = {}, []
-        for i, batch in enumerate(logged.made):
-            tensors |= {f"{i}/{k}": v.contiguous() for k, v in batch.items() if isinstance(v, Tensor)}
-        for i, keys in enumerate(logged.keys):
-            samples = keyed.__getitems__(keys)
-            suspects += [k[1] for k, s in zip(keys, samples, strict=True) if any(_spoilt(v) for v in s.values())]
-            batch = stage.data["train"].collate(samples)
-            tensors |= {f"{i}/{k}": v.contiguous() for k, v in batch.items() if isinstance(v, Tensor)}
-        path = self.folder / "postmortem" / f"step-{logged.step}.safetensors"
-        path.parent.mkdir(exist_ok=True)
-        save_file(tensors, path)
-        named = f"; non-finite values in sample {' '.join(map(str, suspects[:5]))}" if suspects else ""
-        return f"; its batch is in {path}{named}"
+            raise
+        self._saw_bad = False
 
     def _save(self, stage: Stage) -> None:
         """A complete state by rank 0. What is a pure function of seed and step (order, draws, rates) needs no saving."""
@@ -562,9 +436,8 @@ class Run:
                 "stateful": stateful,
                 "scaler": self.scaler.state_dict(),
             }
-            info = {"stage": stage.name, "best": self.best, "history": self.history, "epoch_sums": self._epoch_sums,
-                    "skipped": self.skipped, "finished": self.finished, "bad_in_a_row": self._bad_in_a_row, "seconds": self.seconds,
-                    "live": self.live and asdict(self.live), "frozen": self._frozen(stage)}  # fmt: skip
+            info = {"stage": stage.name, **self.journal.state(), "finished": self.finished, "seconds": self.seconds,
+                    "frozen": self._frozen(stage)}  # fmt: skip
             if self.tracker:
                 self.tracker.flush()
             self.checkpoints.save(self.step, stage.model, state, info, without=stage.rebuilt)
@@ -626,11 +499,8 @@ class Run:
             stateful.load_state_dict(state["stateful"][name])
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
-        self.best = [(value, step) for value, step in info["best"]]
-        self.history, self._epoch_sums, self.skipped = info["history"], info["epoch_sums"], info["skipped"]
-        self.finished = info["finished"]
-        self._bad_in_a_row, self.seconds, self.step = info["bad_in_a_row"], info["seconds"], info["step"]
-        self.live = monitors.Live(**info["live"]) if info["live"] else None
+        self.journal.restore(info)
+        self.finished, self.seconds, self.step = info["finished"], info["seconds"], info["step"]
         if self.tracker:
             self.tracker.truncate(after_step=info["step"])
         self.console.say(f"  resumed from {newest.name} ({newest})")
@@ -653,19 +523,6 @@ class Run:
             self.checkpoints.close()
         if self.tracker:
             self.tracker.close()
-
-
-@dataclass
-class _Logged:
-    """The metrics of one update, still on the device."""
-
-    step: int
-    keys: list[list[loader.Key]]
-    made: list[dict]
-    """The batches themselves, where the loop made them."""
-    names: list[str]
-    values: Tensor
-    rates: dict[str, float]
 
 
 class _Objective(nn.Module):
@@ -721,14 +578,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def crosses(step: int, size: int, stretch: float) -> bool:
     """Does the `step`-th batch of `size` samples end or pass a multiple of `stretch` samples?"""
     return math.floor(step * size / stretch + 1e-9) > math.floor((step - 1) * size / stretch + 1e-9)
-
-
-def _finite(numbers: Iterable[float]) -> bool:
-    return all(map(math.isfinite, numbers))
-
-
-def _spoilt(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and not torch.isfinite(value).all()
 
 
 def _fill(like: Tensor, value: float | Tensor) -> Tensor:
