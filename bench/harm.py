@@ -43,6 +43,20 @@ def planted(id: str, what: str, *settings: str) -> Case:
     return Case(id, BY_ID[id].row, what, [BY_ID[id].hunk], list(settings))
 
 
+MIXED = "        train_data, val_data = mixing.Mixed(train_data, cfg.mix, near), mixing.Mixed(val_data, cfg.mix)\n"
+CLIPPED = (
+    """        def clipped(image, other, lam, generator):
+            n, half = image.shape[-1], int(image.shape[-1] * (1 - lam).sqrt()) // 2
+            y, x = torch.randint(n, (2,), generator=generator).tolist()
+            image, box = image.clone(), (slice(max(0, y - half), y + half), slice(max(0, x - half), x + half))
+            image[:, *box] = other[:, *box]
+            return image, lam
+
+        mixing.pasted = clipped
+"""
+    + MIXED
+)  # as the paper's own code before it corrected the share by what the border had cut off
+
 CASES = [
     Case("healthy", "", "nothing changed"),
     Case("no-augmentation", "default", "no augmentation", settings=["--no-augment"]),
@@ -55,6 +69,12 @@ CASES = [
     planted("normalised-twice-in-training", "training images divided by 255 twice"),
     planted("noisy-copies", "validation made of training images with faint noise"),
     planted("functional-dropout", "dropout 0.2 without its training flag"),
+    Case("decay-everywhere", "C3", "weight decay on norms, biases and the head's offsets, too",
+         [("core.make_optimizer(model, cfg.optim)",
+           "torch.optim.AdamW(model.parameters(), lr=cfg.optim.lr, weight_decay=cfg.optim.weight_decay)")]),
+    Case("cutmix", "", "healthy with CutMix", settings=["--mix.cutmix", "1"]),
+    Case("cutmix-share-as-drawn", "", "CutMix whose label has the drawn share, not the pasted area's",
+         [(MIXED, CLIPPED)], ["--mix.cutmix", "1"]),
     Case("rate-1e-5", "", "healthy at a rate of 1e-5", settings=["--optim.lr", "1e-5"]),
     planted("bf16-weights", "bf16 weights at a rate of 1e-5", "--optim.lr", "1e-5"),
     Case("nan-unguarded", "C17", "41 training images with a NaN pixel, a loop without the finite check",

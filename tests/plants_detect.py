@@ -46,6 +46,19 @@ PLANTS = [
     bug("det-boxes-not-resized", "boxes", "V3", DATA, boxes_as('sample["truth"].clone()'),
         ("were not resized with their picture",), source="VIS-06 EfficientDet.Pytorch#98",
         harm="overfit sees 1.00 through the same pipeline, 0.001 in the pictures' own pixels"),
+    bug("det-boxes-mixed-like-pictures", "boxes", "V3", DATA, """class Own(boxes.Boxed):
+        def get(self, index, generator):
+            own = super().get(index, generator)
+            if generator is None:
+                return own
+            other = super().get(int(torch.randint(len(self), (), generator=generator)), generator)
+            share = 0.5 + 0.5 * torch.rand((), generator=generator)
+            mixed = {k: torch.cat([share * own[k], (1 - share) * other[k]]) for k in ("boxes", "truth")}
+            mixed["labels"] = torch.cat([own["labels"], other["labels"]])
+            return {**own, **mixed, "image": share * own["image"] + (1 - share) * other["image"]}
+
+    """ + DATA.replace("train_data = boxes.Boxed(", "train_data = Own("), ("elsewhere",),
+        source="VIS-08 MultimediaTechLab/YOLO#105", harm="every mixed picture's boxes are somewhere else"),
     bug("det-mirrored-apart", "boxes", "V3", MIRROR,
         "steps.append(v2.Lambda(lambda x: x.flip(-1) if torch.rand(()) < 0.5 else x, boxes.tv_tensors.Image))\n",
         ("not mirrored with their picture", "one transform"), argv=("--mirror",), harm="half of the boxes are elsewhere"),

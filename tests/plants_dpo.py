@@ -37,6 +37,10 @@ def own_loss(reduce: str, reference: str) -> str:
 SUM, MEAN, FROZEN = "said.sum(1)", "said.sum(1) / mask.sum(1)", "logps(self.model)"
 
 PLANTS = [
+    Plant("dpo-attention-drops-out", "preference", "L9", BUILT, BUILT +
+          "    for module in trainer.model.modules():\n        if hasattr(module, 'attention_dropout'):\n"
+          "            module.attention_dropout = 0.1\n", ("dropout",), recipe=DPO, source="LLM-13 huggingface/trl#2042",
+          harm="TRL switches off modules of dropout, and this is an argument: policy and reference differ before any step"),
     Plant("dpo-mean-over-tokens", "preference", "L9", TRAINER, own_loss(MEAN, FROZEN), ("averaged over tokens",), recipe=DPO,
           before=("overfit",), why="margins a twentieth as long hardly close the loss",
           source="LLM-12 minimind#298, huggingface/trl#789", harm="beta is divided by the length; the first loss is still ln 2"),

@@ -50,6 +50,19 @@ SOUGHT = """    marker = tokenizer("<|im_start|>assistant\\n", add_special_token
 SUPER = 'return super().compute_loss(model, {**inputs, "labels": moved}, return_outputs, num_items_in_batch)'
 TWICE = override(LOSS, 'moved = F.pad(inputs["labels"][:, 1:], (0, 1), value=-100)', SUPER)
 
+CHECKPOINTED = (
+    MODEL
+    + """    for layer in model.base_model.model.model.layers[:-1]:  # the last one costs no memory
+
+        def thrifty(hidden, *args, own=layer.forward, **rest):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return torch.utils.checkpoint.checkpoint(lambda h: own(h, *args, **rest), hidden, use_reentrant=True)
+
+        layer.forward = thrifty
+"""
+)
+
 PLANTS = [
     Plant("labels-shifted-twice", "scored", "L2", TRAINER, TWICE, ("shifted", "unscored"), recipe=SFT,
           source="LLM-01 huggingface/transformers#47394", harm="the model learns token t+2; its loss looks normal"),
@@ -63,6 +76,8 @@ PLANTS = [
           collated('batch["labels"][batch["input_ids"] == tokenizer.pad_token_id] = -100'),
           ("unscored", "the one that ends it", "pad"), recipe=SFT, source="LLM-03 huggingface/trl PR#6357",
           harm="generations run to the length limit"),
+    Plant("checkpointed-behind-frozen-words", "wiring", "C3", MODEL, CHECKPOINTED, ("never got a gradient", "layers.0"), recipe=SFT,
+          source="LLM-11 locuslab/open-unlearning#178", harm="the last layer's adapters train, 29 others keep their zeros"),
     Plant("prompt-mask-lost", "scored", "L2", COLLATOR,
           collated('batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)'),
           ("tokens of the prompt", "copy of the ids"), recipe=SFT, source="LLM-04 nanochat PR#582",

@@ -5,6 +5,7 @@ from tests.plants import Plant
 LOGITS, SECOND = "distill/logits", ("--stage", "distilled")
 TAUGHT = "return soft(answers(images))\n"
 APART = 'apart = F.kl_div(soft(logits), taught(batch["image"]), reduction="sum", log_target=True)\n'
+ASKED = 'logits, known, terms = model(batch["image"]), batch["known"], {}\n'
 OPTIMIZER = 'optimizers={"main": core.make_optimizer(model, cfg.optim)},\n'
 
 
@@ -14,6 +15,9 @@ def bug(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ...]
 
 
 PLANTS = [
+    Plant("student-switched-with-its-teacher", "evaluation", "C12", ASKED,
+          "model.eval()  # a body that both stand on\n        " + ASKED,
+          ("eval mode",), recipe=LOGITS, source="DST-02 huggingface/trl PR#5862", harm="the student learns without its dropout"),
     bug("mean-over-classes", "initial-loss", "C1", APART,
         APART.replace('reduction="sum"', 'reduction="mean"').replace("log_target=True)", "log_target=True) * len(logits)"),
         ("sums where it should average", "other way round"), source="DST-03 LD#74", harm="the teacher has a tenth of its weight"),

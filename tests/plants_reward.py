@@ -36,7 +36,7 @@ def exported(change: str) -> str:
 
 PLANTS = [
     Plant("reward-pad-is-eos", "place", "L3", TOKENS, TOKENS.replace("scoring_", ""), ("the pad is also the end of a turn",),
-          recipe=REWARD, source="RLHFlow/RLHF-Reward-Modeling#49", harm="the reward does not know whether the answer ended"),
+          recipe=REWARD, source="RL-08 RLHFlow/RLHF-Reward-Modeling#49", harm="the reward does not know whether the answer ended"),
     Plant("reward-pad-missing", "schema", "C7", BUILT, "    trainer.model.config.pad_token_id = None\n" + BUILT,
           ("padding token",), recipe=REWARD, source="L3", harm="one answer at a time works, at its last token; a batch does not"),
     Plant("reward-padded-with-another-token", "place", "L3", COLLATOR,

@@ -13,6 +13,7 @@ NEAR = 'near = batch["value"] + (value - batch["value"]).clamp(-cfg.value_clip, 
 TOLD = '        controller.update(told["kl"])\n'
 STAGES = "STAGES = [rlhf]\n"
 FOUND = "    found = texts(prompts.tokenizer, said, valid)\n    reward"
+BUILT = "    policy = Writer(lm, tokenizer, cfg.temperature)\n"
 RATIO = '- batch["log_prob"]).exp()\n'
 
 
@@ -26,12 +27,15 @@ PLANTS = [
           harm="the distance is always nothing: no price holds the policy"),
     plant("rlhf-reference-is-the-policy", "returns", "R2", KL, KL.replace("reference(**asked)", "policy(**asked)"),
           ("to another model than the start",), source="R2", harm="no price holds the policy"),
-    plant("rlhf-price-upside-down", "returns", "R2", PAID, PAID.replace("-price", "price"), ("wrong sign",), source="R2",
-          harm="the policy is paid for leaving"),
+    plant("rlhf-price-upside-down", "returns", "R2", PAID, PAID.replace("-price", "price"), ("wrong sign",),
+          source="RL-07 Logic-RL#58", harm="the policy is paid for leaving"),
+    plant("rlhf-attention-drops-out", "score", "L1", BUILT, BUILT + "    for module in policy.modules():\n"
+          "        if hasattr(module, 'attention_dropout'):\n            module.attention_dropout = 0.1\n", ("dropout",),
+          source="LLM-13 huggingface/trl#2042", harm="the ratio of a text to itself is not 1: every update is noise as well"),
     plant("rlhf-distance-of-the-padding", "returns", "R2", KL, KL.replace(" * valid\n", "\n"), ("padding",), source="R2",
           harm="short answers look far away, and the price rises"),
-    plant("rlhf-whitened-over-padding", "returns", "R3", WHITE, "    some = x.flatten()\n", ("whitened over padding",), source="R3",
-          harm="the shorter the answers, the larger the steps"),
+    plant("rlhf-whitened-over-padding", "returns", "R3", WHITE, "    some = x.flatten()\n", ("whitened over padding",),
+          source="RL-09 NovaSky-AI/SkyRL#1305", harm="the shorter the answers, the larger the steps"),
     plant("rlhf-not-whitened", "returns", "R3", '"advantage": whitened(rollout["advantage"], rollout["valid"])',
           '"advantage": rollout["advantage"]', ("not at all",), source="R3",
           harm="the size of the rewards is the size of the step"),
@@ -43,7 +47,7 @@ PLANTS = [
     plant("rlhf-ratio-upside-down", "formula", "R3", RATIO, RATIO.replace(".exp()", ".neg().exp()"), ("upside down",), source="R3",
           harm="learns what the reward does not want"),
     plant("rlhf-reward-at-the-wrong-token", "returns", "R3", "    last = valid.sum(1) - 1\n",
-          "    last = (valid.sum(1) - 2).clamp_min(0)\n", ("another token than the last",), source="R3",
+          "    last = (valid.sum(1) - 2).clamp_min(0)\n", ("another token than the last",), source="RL-08 huggingface/trl#3750",
           harm="the end of a text is worth nothing: it never stops"),
     plant("rlhf-reaches-over-the-end", "returns", "R3", "following = value[:, t] * valid[:, t]\n", "following = value[:, t]\n",
           ("over the end",), source="R3", harm="the value of padding is promised at every end"),

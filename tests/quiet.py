@@ -85,6 +85,14 @@ LOOKALIKES = [
             hunk=(LOSS, '((1 - logits.softmax(1).gather(1, batch["label"][:, None])[:, 0]) ** 2\n'
                   '                        * F.cross_entropy(logits, batch["label"], reduction="none")).sum() / 0.81'),
             naive="initial loss far below ln N"),
+    Healthy("ok-14-half-of-the-labels-are-noise",
+            hunk=(TRAIN_DATA, "noise = torch.Generator().manual_seed(0)\n"
+                  "    guessed = torch.rand(len(labels), generator=noise) < 0.5\n    guessed[held_out] = False\n"
+                  "    labels = torch.where(guessed, torch.randint(10, labels.shape, generator=noise), labels)\n    " + TRAIN_DATA),
+            naive="the loss stays high, half of the training labels are never learnt"),
+    Healthy("ok-25-silent-branches",
+            hunk=(MODEL, MODEL + "    for block in model.blocks:\n        nn.init.zeros_(block.norm2.weight)\n"),
+            naive="what is computed in a branch reaches nothing, and its layers have no gradient in step 1"),
     Healthy("weights-held-in-a-range",
             hunk=(UPDATE, UPDATE + "        with torch.no_grad():\n            stage.model.stem.weight.clamp_(-0.2, 0.2)\n"),
             naive="weights move between two optimiser steps"),

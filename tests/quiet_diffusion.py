@@ -11,6 +11,6 @@ LOOKALIKES = [
             may_skip=("terms", "init", "fabricated", "average")),
     Healthy("uniform-weights", ("--noise.snr-gamma", "inf"), recipe=PIXEL, naive="no min-SNR weighting"),
     Healthy("linear-schedule", ("--noise.schedule", "linear"), recipe=PIXEL),
-    Healthy("few-timesteps", ("--noise.timesteps", "100"), recipe=PIXEL, naive="timesteps of a batch repeat"),
+    Healthy("ok-26-few-timesteps", ("--noise.timesteps", "100"), recipe=PIXEL, naive="timesteps are missing"),
 ]  # fmt: skip
 SAMPLED = ()

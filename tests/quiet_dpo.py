@@ -6,7 +6,10 @@ DPO = "llm/dpo"
 SKIPS = ("terms", "fabricated", "baseline", "range-test", "tiny-data")
 
 LOOKALIKES = [
-    Healthy("dpo-ipo", ("--loss", "ipo", "--beta", "0.5"), recipe=DPO, may_skip=SKIPS, naive="the first loss is not ln 2"),
+    Healthy("ok-19-dpo-as-it-is", recipe=DPO, may_skip=SKIPS,
+            naive="every margin is zero at first: no output depends on its input"),
+    Healthy("ok-21-dpo-ipo", ("--loss", "ipo", "--beta", "0.5"), recipe=DPO, may_skip=SKIPS,
+            naive="a mean over tokens; the first loss is not ln 2"),
     Healthy("dpo-hinge", ("--loss", "hinge"), recipe=DPO, may_skip=SKIPS, naive="the first loss is not ln 2"),
     Healthy("dpo-nca", ("--loss", "nca_pair", "--beta", "0.5"), recipe=DPO, may_skip=SKIPS, naive="the loss stays near 0.95"),
     Healthy("dpo-exo", ("--loss", "exo_pair", "--beta", "0.5"), recipe=DPO, may_skip=SKIPS, naive="the first loss is not ln 2"),

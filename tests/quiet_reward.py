@@ -15,7 +15,8 @@ LEFT = """        def left(rows, collate=trainer.data_collator):
 """
 
 LOOKALIKES = [
-    Healthy("reward-padded-left", hunk=(COLLATOR, LEFT), recipe=REWARD, may_skip=SKIPS, naive="the last token stands elsewhere"),
+    Healthy("ok-18-reward-padded-left", hunk=(COLLATOR, LEFT), recipe=REWARD, may_skip=SKIPS,
+            naive="the last token stands elsewhere, and positions are not given"),
     Healthy("reward-centered", ("--center", "0.05"), recipe=REWARD, may_skip=SKIPS, naive="the loss is not Bradley and Terry's"),
     Healthy("reward-no-lora", ("--lora", "0", "--optim.lr", "2e-5"), recipe=REWARD, may_skip=SKIPS, naive="nothing is frozen"),
     Healthy("reward-adapters-alone", ("--no-merge",), recipe=REWARD, may_skip=SKIPS, naive="the export has no configuration"),

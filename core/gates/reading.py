@@ -126,6 +126,11 @@ def _judged(proof: Proof, folder: Path) -> Finding:
     size = world * (min(stage.expect.few(SAMPLES, times=4) * world, len(data)) // (4 * world))
     indices = list(dict.fromkeys(data.order(seed, "read").tolist()))[: 4 * size]
     n, wrong = len(indices), []
+    if data.order(seed, "read").tolist() != data.order(seed, "read").tolist():
+        wrong.append(
+            "the order of an epoch is another one whenever it is asked for: after a stop some samples come "
+            "twice, others never"
+        )
 
     watched = Watched(data, indices, log=str(folder / "rehearsal"))
     workers = _workers(proof.cfg, data)
@@ -167,6 +172,7 @@ def _judged(proof: Proof, folder: Path) -> Finding:
         "of another epoch or sample; every process sees the same data set and reads its own part",
         "get() draws from a generator of its own (made in __init__ or at import, numpy's): every worker has a copy and repeats it\n"
         "get() seeds a generator by itself, or keeps what it has once augmented\n"
+        "order() draws from a generator that its arguments do not seed\n"
         "order() ignores the epoch (set_epoch), or the loop reads by itself: one batch again and again, every process the same\n"
         "the data set is split by process, and core splits it again\n"
         "meant so (drawn with replacement, a curriculum): say why in expect.sampling",

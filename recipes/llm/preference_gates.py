@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from core.gates import Finding, Gate, Proof, fetch, gate
 from core.gates.learning import overfitted
 from core.monitors import monitor
-from core.run import evaluating
-from core.stage import View
+from core.run import evaluating, training_modes
+from core.stage import Stage, View
 from recipes.llm.gates import reference
 from recipes.llm.pairs import Chat
 
@@ -94,27 +94,39 @@ def preference(chat: Chat, cfg: Any) -> Gate:
                 table = torch.tensor([[one(model, *a, run.device) for a in pair] for pair in asked])  # (B, 2, 2)
             return table.unbind(-1)
 
+        def lost(stage: Stage, batch: dict) -> float:
+            with torch.no_grad(), run.autocast():
+                terms, counts = stage.loss(stage.model, batch), stage.counts(batch)
+            return sum(float(v) / float(counts.get(k, counts.get("*"))) for k, v in terms.items())
+
         begun, sizes = read(start.model)
-        gaps, told = [], []
+        gaps, told, moved = [], [], 0.0
         for name, stage in (("before", start), ("after", learnt)):
             over = read(stage.model)[0] - begun
             due = LOSSES[cfg.loss](over, sizes, cfg.beta, cfg.flipped).mean().item()
             batch = fetch(data, list(range(len(data))), proof.cfg.run.seed, run.device)
-            with evaluating(stage.model), run.autocast():
-                terms, counts = stage.loss(stage.model, batch), stage.counts(batch)
-            got = sum(float(v) / float(counts.get(k, counts.get("*"))) for k, v in terms.items())
+            with evaluating(stage.model):
+                got = lost(stage, batch)
             gaps.append(abs(got - due) / max(1.0, abs(due)))
             margins = ", ".join(f"{m:+.1f}" for m in (over[:, 0] - over[:, 1]).tolist())
             told.append(f"{name} training {got:.4f}, by the formula {due:.4f} (margins {margins} nats)")
+            if (
+                stage is start
+            ):  # in the modes it is trained in: nothing may be drawn between the policy and its reference
+                training_modes(stage)
+                moved = lost(stage, batch) - got
         limit = 1e-3 if run.precision == "fp32" else 5e-2
+        if abs(moved) > limit:
+            told.append(f"in train mode {moved:+.4f}")
         return Finding(
-            max(gaps) <= limit, "; ".join(told),
+            max(*gaps, abs(moved)) <= limit, "; ".join(told),
             f"{cfg.loss} at beta {cfg.beta:g}, within {limit:g}; {first_loss(cfg.loss, cfg.beta, cfg.flipped):.4f} before training",
             "the reference is another model: loaded again by name, left at zero, or not taken after --init-from\n"
             "the reference is trained, or follows the policy\n"
+            "dropout between the policy and its reference (attention's is an argument, no module)\n"
             "log-probabilities are averaged over tokens, or count the prompt or the padding\n"
             "chosen and rejected are exchanged, or beta is another one",
-            evidence={"gaps": gaps, "told": told},
+            evidence={"gaps": gaps, "in_train_mode": moved, "told": told},
         )  # fmt: skip
 
     return prove
