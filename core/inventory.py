@@ -57,7 +57,7 @@ class Scan:
     notes: dict[str, str] = field(default_factory=dict)
     """What the data set says of itself."""
     fingerprint: str = ""
-    """Of every field of 512 evenly spaced samples: what the ledger knows the data by."""
+    """Of every field of 512 samples, spread over it: what the ledger knows the data by."""
 
     def index(self, row: int) -> int:
         """Sample index of a row of `contents`."""

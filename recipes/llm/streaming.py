@@ -9,10 +9,11 @@ several processes each reads lanes of its own.
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from functools import cache, cached_property, lru_cache
 from hashlib import sha256
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from threading import RLock
 from typing import Any, NamedTuple
@@ -159,11 +160,11 @@ class Lanes:
         self.blocks, self.apart = splits["train"], len(splits) == 1
         self.n = min(LANES, len(self.blocks))
         self.lock = RLock()  # loader threads share a tokenizer
-        self.tokens = lru_cache(2 * LANES)(
-            lambda text: documents.tokens(tokenizer, text)
-        )  # one may reach over stretches
+        # A document may reach over stretches.
+        self.tokens = lru_cache(2 * LANES)(lambda text: documents.tokens(tokenizer, text))
         self.stretch = lru_cache(3 * LANES)(self._stretch)
         self.starts = [[Cursor()] for _ in range(self.n)]
+        self.going: dict[int, tuple] = {}  # by lane: (process, where it stands), documents read ahead, the rest
         code = [Path(module.__file__).read_bytes() for module in (documents, packing)] + [Path(__file__).read_bytes()]
         key = [tokenizer.backend_tokenizer.to_str(), tokenizer.bos_token_id, tokenizer.eos_token_id, source.context, source.column,
                *([*block, stamp(block.url)] for block in self.blocks)]  # fmt: skip
@@ -173,10 +174,8 @@ class Lanes:
     @cached_property
     def share(self) -> float:
         """Bytes of text in a byte of a block."""
-        return (
-            sum(len((text or "").encode()) for _, text in texts(self.blocks[0], self.source.column))
-            / self.blocks[0].size
-        )
+        found = sum(len((text or "").encode()) for _, text in texts(self.blocks[0], self.source.column))
+        return found / self.blocks[0].size
 
     def documents(self, lane: int, start: Cursor) -> Iterator[tuple[int, int, str]]:
         """(block, document in it, text) from a cursor on, for ever. Bad documents are left out; a block with too many ends it."""
@@ -203,14 +202,18 @@ class Lanes:
     def _stretch(self, lane: int, number: int) -> Packed:
         """`ROWS` rows of a lane: as many windows, in their order, as they hold."""
         context, start = self.source.context, self.start(lane, number)
-        kept, found, places, total = [], [], [], 0
-        for b, d, text in self.documents(lane, start):
+        where, before, rest = self.going.pop(lane, (None, [], None))
+        if where != (os.getpid(), start):  # a file that is open in another process, too, has one place for both
+            before, rest = [], self.documents(lane, start)
+        taken, rows, found, places, total = [], [], [], [], 0
+        for b, d, text in chain(before, rest):
             row = self.tokens(text)
             first = start.window if (b, d) == start[:2] else 0
             some = windows([len(row)], context, context - 1)[first:]
-            found += [w._replace(document=len(kept)) for w in some]
+            found += [w._replace(document=len(rows)) for w in some]
             places += [Cursor(b, d, first + i) for i in range(len(some))]
-            kept.append(row)
+            taken.append((b, d, text))
+            rows.append(row)
             total += sum(w.end - w.start for w in some)
             if total > ROWS * context:
                 break
@@ -219,9 +222,12 @@ class Lanes:
         while (over := len(best_fit(lengths[:n], context)) - ROWS) > 0:
             n -= over  # a window less is a row less at most
         self.note(lane, number + 1, places[n])
-        return Packed(
-            kept, context=context, stride=context - 1, tokenizer=self.tokenizer, sizes=self.sizes, some=found[:n]
+        self.going[lane] = (os.getpid(), places[n]), taken[found[n].document :] + before[len(taken) :], rest
+        made = Packed(
+            rows, context=context, stride=context - 1, tokenizer=self.tokenizer, sizes=self.sizes, some=found[:n]
         )
+        made.rows += [[]] * (ROWS - len(made.rows))
+        return made
 
     def start(self, lane: int, number: int) -> Cursor:
         """Where a stretch begins: noted before, in this process or another, or found by reading all that stands before it."""
