@@ -57,7 +57,7 @@ class Scan:
     notes: dict[str, str] = field(default_factory=dict)
     """What the data set says of itself."""
     fingerprint: str = ""
-    """Of every field of 512 evenly spaced samples: what the ledger knows the data by."""
+    """Of every field of 512 samples, spread over it: what the ledger knows the data by."""
 
     def index(self, row: int) -> int:
         """Sample index of a row of `contents`."""
@@ -66,14 +66,14 @@ class Scan:
 
 def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = False, samples: int | None = None,
          tick: Callable[[int], None] = lambda done: None) -> Scan:  # fmt: skip
-    """Read `data`, evenly spaced: as much as `seconds` allow (at least 2,000 samples), or so many `samples`, or everything.
+    """Read `data`, spread over it: as much as `seconds` allow (at least 2,000 samples), or so many `samples`, or everything.
     `tick` is told how many were read."""
     started = time.monotonic()
     for i in range(min(8, len(data))):
         data.get(i, None)
     cost = (time.monotonic() - started) / max(1, min(8, len(data)))
     count = len(data) if everything else min(len(data), samples or max(2000, int(seconds / max(cost, 1e-6))))
-    indices = [i * len(data) // count for i in range(count)]
+    indices = data.spread(count)
     found = Scan(name, len(data), indices, notes=dict(data.notes), fingerprint=_fingerprint(data))
     stats = {k: _Stats() for k in data.fields}
     contents: list[Tensor] = []
@@ -162,8 +162,8 @@ def _units(data: Data) -> tuple[dict[str, list[str]], list[str], str]:
 
 def _fingerprint(data: Data, samples: int = 512) -> str:
     digest = hashlib.blake2b(str(len(data)).encode(), digest_size=16)
-    for i in range(min(samples, len(data))):
-        sample = data.get(i * len(data) // min(samples, len(data)), None)
+    for i in data.spread(min(samples, len(data))):
+        sample = data.get(i, None)
         for key in data.fields:
             value = sample[key]
             digest.update(

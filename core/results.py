@@ -79,7 +79,8 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     gap, norms, train = None, None, stage.data.get("train")
     if train:
         n = min(len(val), stage.expect.few(1000, times=16))
-        some = View(train, seeds.permutation(len(train), cfg.run.seed, "gap").tolist()[:n])
+        among = train.spread(min(len(train), 4 * n))
+        some = View(train, [among[i] for i in seeds.permutation(len(among), cfg.run.seed, "gap").tolist()[:n]])
         gap = monitors.Gap(metric, run.measure(stage, some)[metric.name], final[metric.name])
         if layers(stage.judged):
             with by_batch(stage.judged):
@@ -131,5 +132,10 @@ def _plain_figure(figure: Any) -> Any:
     """What summary.json can hold of a figure."""
     if isinstance(figure, list):
         return [{**asdict(t), "image": None if t.image is None else t.image.tolist()} for t in figure]
-    plain = asdict(figure)
-    return {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in plain.items()}
+    return _plain(asdict(figure))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return value.tolist() if isinstance(value, torch.Tensor) else value

@@ -68,6 +68,10 @@ class Data:
         """A permutation (n,) of the samples that depends on `parts` alone; worth overriding where far jumps are dear."""
         return seeds.permutation(len(self), *parts)
 
+    def spread(self, count: int) -> Sequence[int]:
+        """`count` samples that stand for all where not all are read, evenly spaced; worth overriding where far jumps are dear."""
+        return [i * len(self) // count for i in range(count)]
+
     def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """Samples to a batch; tensors are stacked along a new first axis."""
         return default_collate(samples)
@@ -233,6 +237,8 @@ class Points:
     diagonal: bool = False
     """Points belong on y = x."""
     note: str = ""
+    named: dict[str, Tensor] = field(default_factory=dict)
+    """Values (N,) to compare over the same x, by name: each a line, instead of the points."""
 
 
 def batch_size(batch: dict[str, Any]) -> int:

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 
+import core
 from core.errors import UserError
-from recipes.llm import models, pairs
+from core.run import Plan
+from recipes.llm import models, pairs, sft
 from tests import language
 from tests.commands import losses, read, run_folder, same, trainworthy
 from tests.plants_llm import TRAINER, override
@@ -65,6 +68,30 @@ def test_the_trainer_s_own_log_stands_beside_core_s(straight: Path):
     summary = read(straight / "summary.json")
     assert {"untrained", "untrained, 4-shot prompt"} <= summary["baselines"].keys()
     assert {"f1", "perplexity", "stops", "exact"} <= summary["metrics"].keys()
+
+
+@pytest.mark.parametrize("more", [{}, {"lora": 0}, {"pack": True}], ids=["lora", "whole", "packed"])
+def test_the_loss_is_that_of_each_answer_alone(more: dict, net: Path):
+    """Masked cross-entropy through the recipe's own function, to 1e-6 of plain logits of each pair by itself, without a pad: its
+    answer and the token that ends it."""
+    cfg = sft.Config(**{"lora": 4, **more}, model=str(net), data=pairs.Source(max_length=256, held_out=8, max_bad=0.02))
+    torch.manual_seed(0)
+    stage = sft.sft(cfg, core.Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1)))
+    with torch.no_grad():
+        for p in stage.parameters().values():
+            p += 0.1 * torch.randn_like(p)
+    model, data, due, n = stage.model.eval(), stage.data["train"], 0.0, 0
+    chat = pairs.Chat(models.tokenizer(str(net)), cfg.data.system)
+    rows = sorted((data.get(i, None) for i in range(40)), key=lambda row: len(row["completion"]))[::13]
+    for row in rows:
+        before, after = chat.ask(chat.turns(row["prompt"])), chat.answer(row["completion"])
+        assert after[-1] == chat.tokenizer.pad_token_id
+        ids = torch.tensor([before + after])
+        said = model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1].double().log_softmax(-1)
+        due, n = due - said.gather(-1, ids[0, len(before) :, None]).sum().item(), n + len(after)
+    batch = data.collate(rows)
+    assert stage.counts(batch) == {"loss": n}
+    assert stage.loss(model, batch)["loss"].item() == pytest.approx(due, rel=1e-6)
 
 
 def test_the_head_reads_what_is_scored_and_the_loss_is_the_same(monkeypatch: pytest.MonkeyPatch):

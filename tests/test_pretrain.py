@@ -199,7 +199,7 @@ def test_a_run_logs_what_a_pretraining_run_is_judged_by(folder: Path, tmp_path: 
     summary = read(made / "summary.json")
     assert {"bits_per_byte", "perplexity", "log_z"} <= summary["metrics"].keys()
     assert {"unigram", "bigram, Witten-Bell", "trigram, Witten-Bell", "xz"} <= summary["baselines"].keys()
-    assert "Sampled texts" in (made / "report.html").read_text()
+    assert not [t for t in ("Sampled texts", "Perplexity by position") if t not in (made / "report.html").read_text()]
     model = AutoModelForCausalLM.from_pretrained(made / "export")
     tokenizer = AutoTokenizer.from_pretrained(made / "export")
     ids = torch.tensor([[tokenizer.bos_token_id]])
@@ -233,6 +233,24 @@ def test_a_longer_context_by_scaled_positions(folder: Path, rope: str):
     assert stages[rope].model.config.rope_parameters["factor"] == 2.0
     with pytest.raises(UserError, match="--rope-from"):
         staged(settings(folder, rope=rope))
+
+
+def test_perplexity_by_position_adds_up_to_perplexity(folder: Path):
+    """Each token in the part of the row where it stands, whatever the batches: as one by one."""
+    stage = staged(settings(folder))
+    data = stage.data["val"]
+    figure = stage.figures(stage.model.eval(), data)["Perplexity by position"]
+    nats, tokens = torch.zeros(2, 32, dtype=torch.float64)
+    for window in data.windows:
+        ids = torch.from_numpy(data.documents[window.document][window.start : window.end].astype(np.int64))
+        with torch.no_grad():
+            logits = stage.model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+        for place in range(window.scored - window.start, len(ids)):
+            nats[place] += F.cross_entropy(logits[place - 1], ids[place]).double()
+            tokens[place] += 1
+    due = (nats.view(16, 2).sum(1) / tokens.view(16, 2).sum(1)).exp()
+    assert torch.allclose(figure.y, due, rtol=1e-5)
+    assert figure.x.tolist() == list(range(1, 33, 2))
 
 
 def test_flops_of_a_token_are_six_for_each_weight_and_attention(folder: Path):

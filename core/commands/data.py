@@ -77,7 +77,7 @@ def read(name: str, data: Data, samples: int | None, console: Console) -> invent
     except (Stop, KeyboardInterrupt):
         raise
     except Exception as error:
-        where = done * len(data) // count
+        where = data.spread(count)[done]
         raise UserError(f"sample {where} of {name} cannot be read", got=f"{type(error).__name__}: {error}",
                         needed="get(index, None) to return every field") from error  # fmt: skip
     finally:

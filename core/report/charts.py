@@ -117,12 +117,17 @@ def _more(f: Folder, key: str) -> Chart:
 def _points(title: str, figure: dict[str, Any]) -> Chart:
     x, y, error = (np.array(figure[k], float) if figure[k] is not None else None for k in ("x", "y", "error"))
     name = re.sub(r"\W+", "-", title.lower()).strip("-")
+    named = figure.get("named", {})  # folders of before have none
 
     def draw(axes: Any, c: dict[str, str]) -> None:
         if figure["diagonal"]:
             ends = [min(x.min(), y.min()), max(x.max(), y.max())]
             axes.plot(ends, ends, "--", color=c["muted"], linewidth=0.8)
-        axes.errorbar(x, y, error, fmt="o", markersize=3, color=c["line"], elinewidth=0.8)
+        colours = [c[k] for k in ("line", "second", "good", "muted")]
+        for i, (label, values) in enumerate(named.items()):
+            axes.plot(x, np.array(values, float), ".-", color=colours[i % 4], label=label)
+        if not named:
+            axes.errorbar(x, y, error, fmt="o", markersize=3, color=c["line"], elinewidth=0.8)
         axes.set_xlabel(figure["axes"][0], color=c["muted"])
         axes.set_ylabel(figure["axes"][1], color=c["muted"])
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -20,6 +20,7 @@ from recipes.shared import hub
 PAD, BOS, EOS = SPECIAL = ("<|pad|>", "<|begin|>", "<|end|>")
 TABLES = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 PLAIN = (".txt", ".md", ".rst")
+VALIDATION = ("validation", "val", "test")
 # Each turn of a chat is a document, as the model has learnt what one is: no token is new to it when it is fine-tuned.
 CHAT = (
     "{% for m in messages %}{{ bos_token + m['role'] + '\n' + m['content'] + eos_token }}{% endfor %}"
@@ -48,8 +49,20 @@ class Source:
     """Validation windows of a longer document begin this far apart: a token has at least context - stride tokens before it."""
     max_bad: float = 0.01
     """Share of documents that may be empty or no valid UTF-8; they are left out, counted and named."""
+    streaming: bool = False
+    """Read .jsonl or .parquet files (a file, a folder of them, or the hub) while they are trained on: nothing holds them all."""
+    rows: int = 0
+    """Streamed: rows of an epoch; 0: as many as the size of the files lets expect."""
 
     def __post_init__(self):
+        if self.streaming and self.path == "prose":
+            raise core.UserError(
+                "--data.streaming reads files",
+                got="the packaged prose",
+                needed="--data.path FILE, FOLDER or hub:owner/name",
+            )
+        if self.rows and not self.streaming:
+            raise core.UserError("--data.rows is for streams", got=self.rows, needed="--data.streaming")
         if self.context < SHORTEST:
             raise core.UserError("--data.context is too short", got=self.context, needed=f">= {SHORTEST}")
         if not 1 <= self.stride < self.context:
@@ -74,14 +87,14 @@ class Corpus(NamedTuple):
     notes: dict[str, str]
 
 
-def read(source: Source) -> Corpus:
-    """The corpus, tokenised once and cached."""
-    return _read(source.path, source.column, source.tokenizer, source.vocabulary, source.max_bad)
+def read(source: Source, load: Callable | None = None) -> Corpus:
+    """The corpus, or the part of it that `load` finds (another function than the one below), tokenised once and cached."""
+    return _read(source.path, source.column, source.tokenizer, source.vocabulary, source.max_bad, load)
 
 
 @cache
-def _read(path: str, column: str, name: str, vocabulary: int, max_bad: float) -> Corpus:
-    train, val, notes = prose.load() if path == "prose" else load(path, column, max_bad)
+def _read(path: str, column: str, name: str, vocabulary: int, max_bad: float, find: Callable | None) -> Corpus:
+    train, val, notes = prose.load() if path == "prose" else (find or load)(path, column, max_bad)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # loader workers are forked
     known = (
         name
@@ -176,39 +189,58 @@ def load(path: str, column: str, max_bad: float) -> tuple[list[str], list[str], 
         else {"train": _files(Path(path), column)}
     )
     notes: dict[str, str] = {}
-    kept = {name: _checked(rows, path, name, max_bad, notes) for name, rows in splits.items()}
-    held_out = next((kept[k] for k in ("validation", "val", "test") if k in kept), None)
-    train = kept["train"]
-    if held_out is None:
-        apart = [crc32(text.encode()) % 20 == 0 for text in train]
-        train, held_out = ([t for t, a in zip(train, apart, strict=True) if a is side] for side in (False, True))
-    if len(train) < FEWEST or not held_out:
-        raise core.UserError(f"--data.path {path}: too little to train on and to hold out", got=f"{len(train)} and {len(held_out)}",
+    kept = {name: checked(rows, path, name, max_bad, notes) for name, rows in splits.items()}
+    return *apart(kept["train"], next((kept[k] for k in VALIDATION if k in kept), None), path), notes
+
+
+def apart(train: list[str], val: list[str] | None, path: str) -> tuple[list[str], list[str]]:
+    """(train, val): what is held out already, or one document in twenty."""
+    if val is None:
+        sides = [held_out(text) for text in train]
+        train, val = ([t for t, a in zip(train, sides, strict=True) if a is side] for side in (False, True))
+    if len(train) < FEWEST or not val:
+        raise core.UserError(f"--data.path {path}: too little to train on and to hold out", got=f"{len(train)} and {len(val)}",
                              needed="a few dozen documents",
                              next="cut the text into documents: empty lines in a file, or one file each")  # fmt: skip
-    return train, held_out, notes
+    return train, val
 
 
-def _checked(
+def held_out(text: str) -> bool:
+    """One document in twenty, by its text: equal ones stay on one side."""
+    return crc32(text.encode()) % 20 == 0
+
+
+def checked(
     rows: Iterable[tuple[str, str | None]], path: str, split: str, max_bad: float, notes: dict[str, str]
 ) -> list[str]:
     """The texts of (place, text or what is wrong with it); too many bad ones are refused, some are counted."""
     good, bad, total = [], [], 0
     for place, text in rows:
         total += 1
-        if text is None or not text.strip():
-            bad.append(f"{place} ({'no valid UTF-8' if text is None else 'empty: nothing in it can be asked for'})")
+        if wrong := problem(text):
+            bad.append(f"{place} ({wrong})")
         else:
             good.append(text)
     if len(bad) > max_bad * total or not good:
-        raise core.UserError(f"--data.path {path}: {len(bad)} of {total} documents in {split} cannot be learnt from",
-                             got=", ".join(bad[:3]) + " ..." * (len(bad) > 3) or "no documents",
-                             needed=f"at most {max_bad:.1%} (--data.max-bad)",
-                             cause="another encoding, empty rows or files, or the wrong column",
-                             next="convert to UTF-8, or mend the files named")  # fmt: skip
+        raise too_many(bad, f"{path}: {len(bad)} of {total} documents in {split}", max_bad)
     if bad:
         notes[f"left out of {split}"] = f"{len(bad)} of {total} documents: {', '.join(bad[:3])}"
     return good
+
+
+def problem(text: str | None) -> str:
+    """What keeps a document from being learnt from."""
+    if text is None:
+        return "no valid UTF-8"
+    return "" if text.strip() else "empty: nothing in it can be asked for"
+
+
+def too_many(bad: list[str], what: str, max_bad: float) -> core.UserError:
+    return core.UserError(f"--data.path {what} cannot be learnt from",
+                          got=", ".join(bad[:3]) + " ..." * (len(bad) > 3) or "no documents",
+                          needed=f"at most {max_bad:.1%} (--data.max-bad)",
+                          cause="another encoding, empty rows or files, or the wrong column",
+                          next="convert to UTF-8, or mend the files named")  # fmt: skip
 
 
 def _files(path: Path, column: str) -> list[tuple[str, str | None]]:
@@ -254,7 +286,7 @@ def _table(path: str, column: str) -> dict[str, list[tuple[str, str | None]]]:
             return {"train": _lines(file, column)}
         splits = datasets.load_dataset(TABLES[file.suffix], data_files={"train": str(file)})
     for name, rows in splits.items():
-        _has_column(rows.features, column, f"{name} of {path}")
+        has_column(rows.features, column, f"{name} of {path}")
     return {name: [(f"row {i}", row[column]) for i, row in enumerate(rows)] for name, rows in splits.items()}
 
 
@@ -264,27 +296,29 @@ def _lines(file: Path, column: str) -> list[tuple[str, str | None]]:
     content = file.read_bytes()
     lines = [content] if content[:1] == b"[" else content.splitlines()
     for i, line in enumerate(lines, 1):
-        try:
-            rows = json.loads(line.decode()) if line.strip() else []
-        except UnicodeDecodeError:
-            found.append((f"line {i}", None))
-            continue
-        except json.JSONDecodeError as error:
-            raise core.UserError(
-                f"line {i} of {file} is no JSON", got=f"{error.msg} at column {error.colno}", needed="one object a line"
-            ) from None
-        for row in rows if isinstance(rows, list) else [rows]:
-            if not isinstance(row, dict) or not isinstance(row.get(column), str):
-                _has_column(
-                    {k: type(v).__name__ for k, v in row.items()} if isinstance(row, dict) else {},
-                    column,
-                    f"line {i} of {file}",
-                )
-            found.append((f"line {i}", row[column]))
+        found += [(f"line {i}", text) for _, text in parsed(line, f"line {i} of {file}", column)]
     return found
 
 
-def _has_column(columns: dict[str, Any], column: str, where: str) -> None:
+def parsed(line: bytes, place: str, column: str) -> list[tuple[str, str | None]]:
+    """(place, text) of a line's object, or of each in its list; no text where it is no UTF-8."""
+    try:
+        rows = json.loads(line.decode()) if line.strip() else []
+    except UnicodeDecodeError:
+        return [(place, None)]
+    except json.JSONDecodeError as error:
+        got = f"{error.msg} at column {error.colno}"
+        raise core.UserError(f"{place} is no JSON", got=got, needed="one object a line") from None
+    found: list[tuple[str, str | None]] = []
+    for row in rows if isinstance(rows, list) else [rows]:
+        if not isinstance(row, dict) or not isinstance(row.get(column), str):
+            got = {k: type(v).__name__ for k, v in row.items()} if isinstance(row, dict) else {}
+            has_column(got, column, place)
+        found.append((place, row[column]))
+    return found
+
+
+def has_column(columns: dict[str, Any], column: str, where: str) -> None:
     """Told by name and type."""
     kind = columns.get(column)
     if getattr(kind, "dtype", kind) not in ("string", "large_string"):

@@ -61,7 +61,8 @@ def best_fit(lengths: list[int], room: int) -> list[list[int]]:
 class Packed(core.Data):
     """Rows of documents as tokens: ids, labels and positions, each (context,)."""
 
-    def __init__(self, documents: list[np.ndarray], *, context: int, stride: int, tokenizer: Any, sizes: np.ndarray):
+    def __init__(self, documents: list[np.ndarray], *, context: int, stride: int, tokenizer: Any, sizes: np.ndarray,
+                 some: list[Window] | None = None):  # fmt: skip
         self.documents, self.context, self.stride, self.tokenizer, self.sizes = (
             documents,
             context,
@@ -69,7 +70,7 @@ class Packed(core.Data):
             tokenizer,
             sizes,
         )
-        self.windows = windows([len(d) for d in documents], context, stride)
+        self.windows = windows([len(d) for d in documents], context, stride) if some is None else some
         self.rows = best_fit([w.end - w.start for w in self.windows], context)
         self.fields = {"input_ids": core.Field("input", low=0, high=len(sizes) - 1), "text": core.Field("source"),
                        "labels": core.Field("target", low=IGNORED, high=len(sizes) - 1)}  # fmt: skip

@@ -12,6 +12,7 @@ documents, beside what counting and xz reach.
 import math
 import time
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +26,7 @@ from core.config import Optim, RunSettings, Train
 from core.pretrained import match, read_weights
 from core.run import evaluating
 from core.stage import View
-from recipes.llm import documents, models, ngrams, pretrain_gates
+from recipes.llm import documents, models, ngrams, positions, pretrain_gates, streaming
 from recipes.llm.packing import IGNORED, Packed
 from recipes.shared import hub
 
@@ -82,9 +83,9 @@ def full() -> Config:
 # ----------------------------------------------------------------------------------------------------------------- data
 def read(cfg: Config) -> tuple[documents.Corpus, Packed, Packed]:
     """The corpus, and both splits packed: to train on each token once, to judge by with a good part of a row before each."""
-    corpus = documents.read(cfg.data)
+    corpus = documents.read(cfg.data, streaming.sample if cfg.data.streaming else None)
     how = {"context": cfg.data.context, "tokenizer": corpus.tokenizer, "sizes": corpus.sizes}
-    train_data = Packed(corpus.train, stride=cfg.data.context - 1, **how)
+    train_data = streaming.rows(corpus, cfg.data, **how)
     val_data = Packed(corpus.val, stride=cfg.data.stride, **how)
     train_data.notes |= corpus.notes
     return corpus, train_data, val_data
@@ -190,18 +191,23 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
             **ngrams.xz(*corpus.texts),
         }
         counted = {name: {"bits_per_byte": bits} for name, bits in found.items()}
-        return counted | (before() if cfg.rope_from and cfg.init_from else {})
+        return counted | {name: metrics for name, (metrics, _) in before().items()}
 
-    def before() -> dict[str, dict[str, float]]:
-        """The model of `--init-from` at this context, untrained: with its positions as they were, and scaled."""
+    @cache
+    def before() -> dict[str, tuple[dict[str, float], Tensor]]:
+        """(metrics, perplexity by position) of the model of `--init-from` at this context, untrained: with its positions as they
+        were, and scaled."""
         found = {}
-        for rope in dict.fromkeys(("default", cfg.rope)):
+        for rope in dict.fromkeys(("default", cfg.rope)) if cfg.rope_from and cfg.init_from else ():
             old = make_model(replace(cfg, rope=rope), tokenizer, torch.from_numpy(log_p).float()).to(run.device)
             tensors = read_weights(Path(cfg.init_from), trust_pickle=cfg.trust_pickle).tensors
             old.load_state_dict(match(old, tensors).pairs, strict=False)
             with evaluating(old), run.autocast():
-                found[f"before, {rope} positions"] = evaluate(old, val_data)
+                found[f"before, {rope} positions"] = evaluate(old, val_data), by_position(old)
         return found
+
+    def by_position(model: nn.Module) -> Tensor:
+        return positions.perplexity(partial(scores, model), run.batches(val_data), cfg.data.context, run.gather)
 
     def preview(batch: dict) -> list[core.Tile]:
         return [
@@ -219,7 +225,7 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
                 for ids, p in zip(said, sure.tolist(), strict=True)]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:
-        """Texts from nothing, at temperature 0.8, and what follows the beginnings of held-out documents."""
+        """Perplexity along a row; texts from nothing, at temperature 0.8; what follows the beginnings of held-out documents."""
         with torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
             torch.manual_seed(cfg.run.seed)
             begin = torch.full((4, 1), tokenizer.bos_token_id, device=run.device)
@@ -227,7 +233,9 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
                                   max_new_tokens=min(120, cfg.data.context - 1))  # fmt: skip
         some = View(data, range(min(8, len(data))))
         going_on = [tile for batch in run.batches(some) for tile in predict(model, batch)]
-        return {"Sampled texts": [core.Tile(tokenizer.decode(row, skip_special_tokens=True)) for row in made],
+        curves = {"after": by_position(model)} | {name: curve for name, (_, curve) in before().items()}
+        return {"Perplexity by position": positions.figure(curves, cfg.data.context, cfg.rope_from),
+                "Sampled texts": [core.Tile(tokenizer.decode(row, skip_special_tokens=True)) for row in made],
                 "Held-out beginnings, continued greedily": going_on}  # fmt: skip
 
     def export(folder: Path) -> None:
@@ -238,12 +246,8 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     size = sum(len(text.encode()) for text in corpus.texts[1])
     unigram = ngrams.unigram(log_p, corpus.val, size)
     ours = cfg.model == "llama"
-    # The entropy of the frequencies, or of no knowledge at all.
-    first = (
-        float(-(np.exp(log_p) * log_p).sum())
-        if ours
-        else math.log(len(log_p)) * (1 + cfg.z_loss * math.log(len(log_p)))
-    )
+    knows_nothing = math.log(len(log_p)) * (1 + cfg.z_loss * math.log(len(log_p)))
+    first = float(-(np.exp(log_p) * log_p).sum()) if ours else knows_nothing  # ours: the entropy of the frequencies
     return core.Stage(
         name="pretrain",
         model=model,

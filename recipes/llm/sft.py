@@ -200,6 +200,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
             models.merged(path, folder).save_pretrained(folder / "merged")
             tokenizer.save_pretrained(folder / "merged")
 
+    question = f"which words are in {'the name of the function' if cfg.data.path == 'docstrings' else 'the answer'}?"
     # With --init-from adapters stand in its file; else they begin at nothing.
     new = tuple(n for n, _ in trainer.model.named_parameters() if "lora_" in n and not cfg.init_from)
     return host.host(
@@ -208,7 +209,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         name="sft",
         data=data,
         evaluate=evaluate,
-        metric=core.Metric("f1", "which words are in the name of the function?", floor=0.0, ceiling=1.0),
+        metric=core.Metric("f1", question, floor=0.0, ceiling=1.0),
         expect=core.Expect(fresh=new, frozen=("base_model.",) if cfg.lora else (), overfit_steps=40, dear=2),
         pretrained=models.from_file(trainer.model, path),
         gates=gates.of(chat, packed=cfg.pack),
