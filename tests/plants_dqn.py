@@ -7,10 +7,10 @@ STEPS = 'steps.append({"observation": observation, "action": action, **followed}
 SEEN = "observation = envs.observation.to(run.device)\n"
 ENDED = '~steps["terminated"][last, n]'
 OWN = "own = (done.cumsum(0) - done.long()) == 0"
-FUTURE = f"cfg.gamma ** (last + 1) * {ENDED} * value\n"
-BEST = "best = (policy(following) if cfg.double else worth).argmax(-1, keepdim=True)\n"
-VALUE = "worth = target(following)\n"
-RETURN = 'batch["return"] = returns(cfg, policy, target, steps) / policy.returns.rms\n'
+FUTURE = f"cfg.gamma ** (last + 1) * {ENDED}\n"
+BEST = 'best = (policy(rows["following"]) if cfg.double else worth).argmax(-1, keepdim=True)\n'
+VALUE = 'worth = target(rows["following"])\n'
+RETURN = 'batch["return"] = returns(cfg, policy, target, rows) / policy.returns.rms\n'
 TAKEN = "return self(observation).gather(-1, action[:, None]).squeeze(-1)\n"
 ERROR = 'error = F.smooth_l1_loss(model.of(batch["observation"], batch["action"]), batch["return"], reduction="none")\n'
 FOLLOW = (
@@ -42,7 +42,7 @@ PLANTS = [
           ("after every update",), harm="a target that runs away from the net"),
     plant("dqn-value-of-the-online-net", "target", "R5", VALUE, VALUE.replace("target", "policy"),
           ("from the net that learns",), harm="the largest error is learnt"),
-    plant("dqn-old-action", "next-action", "R5", BEST, 'best = steps["action"][last, n][:, None]\n', ("the stored one",),
+    plant("dqn-old-action", "next-action", "R5", BEST, 'best = rows["action"][:, None]\n', ("the stored one",),
           harm="values of actions that nobody will take"),
     plant("dqn-time-limit-is-an-end", "probe-limit", "R5", FUTURE, FUTURE.replace(ENDED, "~done[last, n]"),
           ("truncation", "treated as termination"), source="RL-02 Toni-SM/skrl#449", harm="values too low near the limit"),
@@ -52,7 +52,7 @@ PLANTS = [
     plant("dqn-value-of-the-reset-state", "probe-limit", "R5", STEPS,
           STEPS.replace("**followed", '**followed, "next_observation": envs.observation.to(run.device)'), ("after the reset",),
           source="RL-02 instadeepai/flashbax#3", harm="values of another episode at every time limit"),
-    plant("dqn-no-discount", "probe-delay", "R5", FUTURE, FUTURE.replace("cfg.gamma ** (last + 1) * ", ""),
+    plant("dqn-no-discount", "probe-delay", "R5", FUTURE, FUTURE.replace("cfg.gamma ** (last + 1)", "1.0"),
           ("the discount is missing",), harm="values without a bound"),
     plant("dqn-n-step-discounted-once", "probe-limit", "R5", FUTURE, FUTURE.replace("cfg.gamma ** (last + 1)", "cfg.gamma"),
           ("not discounted n times",), argv=("--n-step", "3"), harm="the future counts too much"),

@@ -32,12 +32,13 @@ def test_returns_by_hand(double: bool):
     """Against the definition, step by step: 40 stretches of three steps with both kinds of end in them."""
     draws = torch.Generator().manual_seed(0)
     steps = {"reward": torch.randn(3, 40, generator=draws), "next_observation": torch.randn(3, 40, 4, generator=draws)}
+    steps |= {"observation": steps["next_observation"], "action": steps["reward"]}  # handed through
     steps |= {k: torch.rand(3, 40, generator=draws) < 0.3 for k in ("terminated", "truncated")}
     cfg = dqn.Config(gamma=0.9, n_step=3, double=double)
     policy, target = (dqn.Policy(4, 3, (8,), dueling=True) for _ in range(2))
     target.returns.update(torch.full((10, 1), 5.0))
     with torch.no_grad():
-        found = dqn.returns(cfg, policy, target, steps)
+        found = dqn.returns(cfg, policy, target, dqn.ahead(cfg, steps))
         for i in range(40):
             total = 0.0
             for k in range(3):

@@ -23,11 +23,10 @@ from torch.nn import functional as F
 import core
 from core import seeds
 from core.config import Optim, RunSettings, Train
-from core.errors import UserError
 from recipes.rl import environments, gates, monitors
 from recipes.rl.environments import Environments, Episodes
 from recipes.rl.nets import Running, mlp
-from recipes.rl.replay import Replay, Target
+from recipes.rl.replay import Replay, Target, fits
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -99,9 +98,7 @@ def full() -> Config:
 
 # ------------------------------------------------------------------------------------------------------------- rollouts
 @torch.no_grad()
-def collect(
-    cfg: Config, run: core.Run, policy: "Policy", envs: Environments, unit: int, epsilon: float
-) -> dict[str, Tensor]:
+def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, unit: int, epsilon: float) -> dict:
     """A stretch of the policy as it is: (steps, envs of this process, ...) each. Its draws depend on (seed, unit) alone."""
     length = cfg.rollout if unit else max(cfg.rollout, cfg.first // cfg.envs)
     draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", unit))
@@ -122,19 +119,23 @@ def epsilon(cfg: Config, progress: float) -> float:
     return 1 - (1 - cfg.epsilon) * min(progress / max(cfg.explore, 1e-9), 1)
 
 
-@torch.no_grad()
-def returns(cfg: Config, policy: "Policy", target: "Policy", steps: dict[str, Tensor]) -> Tensor:
-    """What the first of consecutive `steps` (n_step, B, ...) earned, in units of the reward: rewards up to the end of its episode,
-    then, unless it terminated, what the target network says of what followed. (B,)"""
+def ahead(cfg: Config, steps: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`steps` (n_step, B, ...) without a net: `earned` in the first's episode, what is `following`, how much that `counts`."""
     done = steps["terminated"] | steps["truncated"]
     own = (done.cumsum(0) - done.long()) == 0  # of the first step's episode
     last, n = own.sum(0) - 1, torch.arange(done.shape[1], device=done.device)
     discount = cfg.gamma ** torch.arange(len(done), device=done.device)[:, None]
-    following = steps["next_observation"][last, n]
-    worth = target(following)
-    best = (policy(following) if cfg.double else worth).argmax(-1, keepdim=True)
-    value = worth.gather(-1, best).squeeze(-1) * target.returns.rms
-    return (discount * own * steps["reward"]).sum(0) + cfg.gamma ** (last + 1) * ~steps["terminated"][last, n] * value
+    counts = cfg.gamma ** (last + 1) * ~steps["terminated"][last, n]
+    return {"observation": steps["observation"][0], "action": steps["action"][0], "counts": counts,
+            "earned": (discount * own * steps["reward"]).sum(0), "following": steps["next_observation"][last, n]}  # fmt: skip
+
+
+@torch.no_grad()
+def returns(cfg: Config, policy: "Policy", target: "Policy", rows: dict[str, Tensor]) -> Tensor:
+    """What was earned and, as far as it counts, what the target network says of what followed: (B,), in units of the reward."""
+    worth = target(rows["following"])
+    best = (policy(rows["following"]) if cfg.double else worth).argmax(-1, keepdim=True)
+    return rows["earned"] + rows["counts"] * (worth.gather(-1, best).squeeze(-1) * target.returns.rms)
 
 
 @torch.no_grad()
@@ -143,16 +144,18 @@ def minibatches(
 ) -> Iterator[dict]:
     """Minibatches from the replay, each with the targets of its moment, in units of the returns' size."""
     draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "minibatches", unit))
-    size = cfg.train.batch_size
+    size, at_once = cfg.train.batch_size, 1 if cfg.prioritised else cfg.updates  # errors change what is drawn next
     mine = slice(run.rank * size // run.world, (run.rank + 1) * size // run.world)
-    for _ in range(cfg.updates):
-        places, likelier = replay.draw(size, cfg.n_step, draws, cfg.prioritised)
-        weight = likelier ** -(cfg.correction + (1 - cfg.correction) * progress)
+    for i in range(cfg.updates):
+        if i % at_once == 0:
+            places, likelier = replay.draw(at_once * size, cfg.n_step, draws, cfg.prioritised)
+            weight = likelier ** -(cfg.correction + (1 - cfg.correction) * progress)
+            drawn = {**ahead(cfg, replay.stretch(places, cfg.n_step)), "weight": weight / weight.max()}
+            drawn = {k: v.unflatten(0, (at_once, size))[:, mine].unbind() for k, v in drawn.items()}
+        rows = {k: v[i % at_once] for k, v in drawn.items()}
         with run.autocast():
-            steps = replay.stretch(places[mine], cfg.n_step)
-            batch = {k: steps[k][0] for k in ("observation", "action")}
-            batch["return"] = returns(cfg, policy, target, steps) / policy.returns.rms
-            batch["weight"] = (weight / weight.max())[mine]
+            batch = {k: rows[k] for k in ("observation", "action", "weight")}
+            batch["return"] = returns(cfg, policy, target, rows) / policy.returns.rms
             if cfg.prioritised:
                 error = policy.of(batch["observation"], batch["action"]) - batch["return"]
                 replay.priority.view(-1)[places] = run.gather(error).abs() + 1e-3  # none is never drawn again
@@ -200,9 +203,7 @@ class Policy(nn.Module):
 # ---------------------------------------------------------------------------------------------------------------- stage
 def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    if not cfg.n_step <= cfg.rollout <= cfg.capacity // cfg.envs:
-        raise UserError("the steps of a unit do not fit", needed=f"--n-step <= --rollout <= --capacity / {cfg.envs} environments",
-                        got=f"{cfg.n_step}, {cfg.rollout}, {cfg.capacity}")  # fmt: skip
+    fits(cfg.n_step, cfg.rollout, cfg.capacity, cfg.envs)
     n_obs, n_actions, _ = environments.sizes(cfg.env, Discrete, stack=cfg.stack)
     solved, ceiling = environments.limits(cfg.env)
     policy = Policy(n_obs, n_actions, cfg.widths, cfg.dueling)
@@ -231,10 +232,9 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
-        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.stack, "n_actions": n_actions,
-                  "widths": cfg.widths, "dueling": cfg.dueling, "first_action": envs.first_action,
-                  "input": environments.seen(n_obs, cfg.stack),
-                  "output": f"(B, {n_actions}) in units of the returns' size: act by argmax"}  # fmt: skip
+        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.stack, "widths": cfg.widths,
+                  "dueling": cfg.dueling, "first_action": envs.first_action, "input": environments.seen(n_obs, cfg.stack),
+                  "n_actions": n_actions, "output": f"(B, {n_actions}) in units of the returns' size: act by argmax"}  # fmt: skip
         core.save(folder, policy, config, torch.zeros(2, n_obs))
 
     val_data = Episodes(cfg.env, cfg.episodes)
@@ -287,9 +287,9 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
 @torch.no_grad()
 def learnt(cfg: Config, policy: Policy, target: Policy, rollout: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
     """What the net says of a unit after its updates, and the returns (n,) of the unit."""
-    one = {k: v.flatten(0, 1)[None] for k, v in rollout.items()}
+    one = ahead(cfg, {k: v.flatten(0, 1)[None] for k, v in rollout.items()})
     returned = returns(cfg, policy, target, one)
-    value, finished = policy.value(one["observation"][0]), rollout["finished"]
+    value, finished = policy.value(one["observation"]), rollout["finished"]
     told = {"value": value.mean(), "explained_variance": 1 - (returned - value).var() / returned.var().clamp_min(1e-12)}
     if not finished.isnan().all():
         told["training_return"] = finished.nanmean()

@@ -10,8 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from core.checkpoint import Segment
+from core.errors import UserError
 
 KEPT = ("observation", "action", "reward", "next_observation", "terminated", "truncated")
+
+
+def fits(n_step: int, rollout: int, capacity: int, envs: int) -> None:
+    """Settings under which a ring holds whatever is drawn from it."""
+    if not n_step <= rollout <= capacity // envs:
+        raise UserError("the steps of a unit do not fit", got=f"{n_step}, {rollout}, {capacity}",
+                        needed=f"--n-step <= --rollout <= --capacity / {envs} environments")  # fmt: skip
 
 
 class Replay:
