@@ -12,6 +12,9 @@ OWNED = "self.observations, self.returns = Running(n_obs), Running(1)\n"
 ACT = "return model.act(observation.to(run.device)).cpu()\n"
 ENVS = "envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, stack=cfg.stack, rank=run.rank, world=run.world)\n"
 STAGES = "STAGES = [ppo]\n"
+REMEMBER = ("--memory", "16")
+OWN = "own = envs.rows(chosen)\n"
+THROUGH = 'outputs, value, *_ = model(batch["observation"], through=True)\n'
 RATIO = '- batch["log_prob"]).exp()\n'
 
 
@@ -26,6 +29,12 @@ def frames(*body: str) -> str:
         "import numpy as np\nfrom gymnasium import wrappers\n\n\nclass Frames(wrappers.FrameStackObservation):\n"
         f"{lines}\n\nwrappers.FrameStackObservation = Frames\n{STAGES}"
     )
+
+
+def remembering(method: str, *body: str) -> str:
+    """STAGES, and before it another class of environments with a memory, which differs in one method."""
+    lines = "".join(f"        {line}\n" for line in body)
+    return f"class Other(Remembering):\n    def {method}:\n{lines}\n\nRemembering = Other\n{STAGES}"
 
 
 PLANTS = [
@@ -89,12 +98,28 @@ PLANTS = [
                  "    self.obs_queue.append(observation)", "    return np.stack(self.obs_queue), info"),
           ("depends on the episode before", "stacked over the end"), argv=("--stack", "4"),
           harm="an episode begins with what it cannot know"),
+    plant("rl-memory-goes-on-over-the-end", "memory", "R5", STAGES,
+          remembering("step(self, actions)", "followed = super().step(actions)",
+                      "self.begun, self.state = 0 * self.begun, followed['next_observation'][:, -16:]", "return followed"),
+          ("spread", "set to zero where an episode ended"), argv=REMEMBER, harm="an episode begins with what it cannot know"),
+    plant("rl-memory-replayed-over-the-end", "memory", "R5", THROUGH,
+          'whole = torch.cat([batch["observation"][..., :n_obs], 0 * batch["observation"][..., n_obs : n_obs + 1],\n'
+          '                           batch["observation"][..., n_obs + 1 :]], -1)\n'
+          "        outputs, value, *_ = model(whole, through=True)\n",
+          ("made anew for the update",), argv=REMEMBER, harm="the update sees another memory than the rollout had"),
+    plant("rl-memory-time-turned-round", "memory", "R5", OWN, "own = envs.rows(chosen).flip(-1)\n", ("order of time",),
+          argv=REMEMBER, harm="learns from what was not known yet"),
+    plant("rl-memory-not-saved", "resume", "C13", STAGES,
+          remembering("load_state_dict(self, state)", "self.envs.load_state_dict(state)"), ("differ", "stage.state"),
+          argv=(*REMEMBER, "--rollout", "32", "--train.batch-size", "64"),
+          harm="a resumed run has forgotten the running episodes"),
     plant("rl-newest-frame-again-and-again", "probe-memory", "R5", STAGES,
           frames("def step(self, action):", "    seen, *rest = super().step(action)",
                  "    self.obs_queue.extend([seen[-1]] * self.stack_size)", "    return np.stack(self.obs_queue), *rest"),
           ("newest again and again",), argv=("--stack", "4"), harm="four times the same: nothing is remembered"),
 ]  # fmt: skip
 RELATIVES = (
+    "rl-memory-goes-on-over-the-end", "rl-memory-replayed-over-the-end", "rl-memory-not-saved",
     "rl-mask-one-off", "rl-centred-only", "rl-value-of-the-reset-state", "rl-no-discount", "rl-ratio-upside-down", "rl-no-mask",
     "rl-rows-shuffled-apart", "rl-policy-sign", "rl-normaliser-not-saved", "rl-observation-after-the-step", "rl-policy-blind",
     "rl-every-sample-with-every-other",

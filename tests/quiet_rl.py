@@ -14,6 +14,7 @@ SKIPS = (
     "range-test",
     "tiny-data",
     "probe-memory",
+    "memory",
 )
 
 
@@ -40,6 +41,9 @@ LOOKALIKES = [
     healthy("ok-rl-stacked", "--stack", "4", naive="an episode begins with four times the same"),
     healthy("ok-rl-stacked-hidden", "--env", "hidden/CartPole-v1", "--stack", "3"),
     healthy("ok-rl-stacked-numbers", "--env", "Pendulum-v1", "--stack", "2"),
+    healthy("ok-rl-remembered", "--memory", "16", "--rollout", "32", "--train.batch-size", "64",
+            naive="probabilities that hang on what is not in the observation"),
+    healthy("ok-rl-remembered-numbers", "--env", "Pendulum-v1", "--memory", "8", "--rollout", "32", "--train.batch-size", "64"),
     healthy("ok-rl-low-rate", "--optim.lr", "1e-4"),
 ]  # fmt: skip
 SAMPLED = ()  # make verify has them all; as it is, every recipe is checked by tests/test_recipes.py

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 
 from core.errors import UserError
 from core.inventory import scan
-from recipes.rl import arrays, environments, ppo
+from recipes.rl import arrays, environments, ppo, probes
 from recipes.rl.environments import Environments
 from recipes.rl.heads import Categorical, Gaussian
+from recipes.rl.memory import Remembering, player
 from recipes.rl.nets import Running
 from tests.commands import losses, read
 from tests.conftest import ROOT
@@ -162,6 +163,36 @@ def test_frames_are_the_last_of_their_own_episode():
     assert begun > 10
 
 
+def test_what_is_remembered_is_of_the_running_episode():
+    """Nothing at its beginning; what a stretch makes anew is what was carried; alone an episode is played as beside others."""
+    policy = ppo.Policy(2, Categorical(2), (8,), memory=5)
+    one = Environments(probes.HIDDEN, 3, seed=0)
+    envs, draws, steps = Remembering(one, policy, 80), torch.Generator().manual_seed(0), []
+    for _ in range(80):
+        row = envs.observation
+        steps.append({"row": row, **envs.step(torch.randint(2, (3,), generator=draws))})
+    rows, after = (torch.stack([s[k] for s in steps]) for k in ("row", "next_observation"))  # (80, 3, 8)
+    done = torch.stack([s["terminated"] | s["truncated"] for s in steps])
+    assert done.sum() > 5
+    begins = rows[1:][done[:-1]]
+    assert (begins[:, 2] == 1).all()
+    assert (begins[:, 3:] == 0).all()
+    going = ~done[:-1]
+    assert torch.equal(rows[1:][going], after[:-1][going])
+    with torch.no_grad():
+        anew = policy(rows.transpose(0, 1), through=True)[2].transpose(0, 1)
+        torch.testing.assert_close(anew, after[..., 3:])
+        act = player(lambda model, rows: model.act(rows), policy)
+        starts = torch.tensor([11, 12, 13])
+        together, _ = environments.play(probes.HIDDEN, starts, act)
+        alone = [environments.play(probes.HIDDEN, starts[i : i + 1], act)[0].item() for i in range(3)]
+    assert together.tolist() == alone
+    saved = envs.state_dict()
+    again = Remembering(Environments(probes.HIDDEN, 3, seed=0), policy, 80)
+    again.load_state_dict(saved)
+    assert torch.equal(again.observation, envs.observation)
+
+
 def test_pictures_of_an_episode_where_it_renders():
     """Eight of it at most, from its first step to its last; nothing where drawing needs what is not installed."""
     pictures = environments.strip("CartPole-v1", torch.tensor([3]), upright)
@@ -265,6 +296,8 @@ def test_heads_are_the_distributions_of_torch():
         (("--env", "CartPol-v1"), ("knows no environment 'CartPol-v1'", "CartPole-v1")),
         (("--train.batch-size", "300"), ("cut evenly", "--train.batch-size")),
         (("--stack", "0"), ("nothing would be observed", "--stack 0")),
+        (("--memory", "8", "--stack", "4"), ("remembered or stacked", "--memory 8 --stack 4")),
+        (("--memory", "8", "--train.batch-size", "64"), ("whole stretches", "multiple of --rollout 128")),
     ],
 )
 def test_bad_input_is_one_message(argv: tuple[str, ...], words: tuple[str, ...], launch):
@@ -304,10 +337,13 @@ def test_an_environment_with_randomness_of_its_own_is_told(launch, tmp_path: Pat
     assert "a generator that reset(seed=...) does not seed" in done.shown
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
-def test_a_run_leaves_what_the_ecosystem_loads(name: str, launch):
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [("CartPole-v1", 0), ("Pendulum-v1", 0), pytest.param("CartPole-v1", 8, marks=pytest.mark.verify)],
+)
+def test_a_run_leaves_what_the_ecosystem_loads(name: str, memory: int, launch):
     """The export alone, without this project, acts as the recipe says it does; the tags of a policy are in the metrics."""
-    done = launch("run", "rl/ppo", *SHORT, "--env", name)
+    done = launch("run", "rl/ppo", *SHORT, "--env", name, "--memory", str(memory))
     assert done.returncode == 0, done.shown
     folder = done.folder()
     row = read(folder / "step_metrics.jsonl")[-1]
@@ -323,7 +359,15 @@ def test_a_run_leaves_what_the_ecosystem_loads(name: str, launch):
     program = torch.export.load(folder / "export" / "model.pt2").module()
     env = gym.make(config["env"])
 
+    state = None
+
     def act(observation: torch.Tensor):
+        nonlocal state
+        if memory:
+            begun = env.get_wrapper_attr("_elapsed_steps") == 0
+            before = torch.zeros(1, memory) if begun else state
+            observation = torch.cat([observation, torch.tensor([[float(begun)]]), before], 1)
+            state = program(observation)[2].detach()
         said = program(observation)[0][0].detach()
         if config["low"] is None:
             return int(said.argmax()) + config["first_action"]

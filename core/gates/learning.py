@@ -110,7 +110,7 @@ def _mixture(
         trials.append((max(gap, leak), gap, leak, mean))
         if len(trials) == 2 and (trials[0][0] > limit) == (trials[1][0] > limit):
             break  # the third would not change which side the middle one is on
-    return sorted(trials)[1][1:]  # a mixture shows in every draw
+    return sorted(trials)[len(trials) // 2][1:]  # a mixture shows in every draw; where samples are few there is but one
 
 
 def _rows(alone: list[Tensor], whole: Tensor) -> Tensor:

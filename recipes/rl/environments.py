@@ -244,7 +244,7 @@ class Episodes(Data):
 def play(name: str, starts: Tensor, act: Callable[[Tensor], Tensor], *, stack: int = 1) -> tuple[Tensor, list[Tensor]]:
     """One whole episode from each of the seeds `starts` (n,): (returns (n,), observations (length, n_obs) of each).
     `act` maps observations (n, n_obs) to actions (n,) or (n, n_act); rows of episodes that have ended say nothing any more."""
-    n = len(starts)
+    n, act = len(starts), anew(act)
     with contextlib.closing(side_by_side(name, n, stack)) as vector:
         first = first_action(vector.single_action_space)
         with blamed(name):
@@ -266,6 +266,11 @@ def play(name: str, starts: Tensor, act: Callable[[Tensor], Tensor], *, stack: i
     alive = torch.stack([r for _, r in seen])  # (longest, n)
     rows = torch.stack([o for o, _ in seen])
     return torch.from_numpy(returns).float(), [rows[alive[:, i], i] for i in range(n)]
+
+
+def anew(act: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`act` from an episode's beginning on: it may remember."""
+    return act.begin() if hasattr(act, "begin") else act
 
 
 def told(returned: Tensor, solved: float) -> dict[str, float]:
@@ -318,7 +323,8 @@ def strip(name: str, start: Tensor, act: Callable[[Tensor], Tensor], *, stack: i
     """`frames` pictures, evenly spaced, of the episode from the seed `start` (1,); none where the environment, or what it needs to
     draw with, cannot."""
     _, [observed] = play(name, start, act, stack=stack)
-    last = len(observed) - 1
+    last, act = len(observed) - 1, anew(act)
+    actions = torch.cat([act(one) for one in observed.split(1)]).numpy()
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # drawn into memory: no display is asked for, none is missed
     chosen, found = {round(i * last / (frames - 1)) for i in range(frames)}, []
     try:
@@ -327,7 +333,7 @@ def strip(name: str, start: Tensor, act: Callable[[Tensor], Tensor], *, stack: i
             contextlib.closing(make(name, stack, render_mode="rgb_array")) as env,
         ):
             env.reset(seed=start.item())
-            for t, action in enumerate(act(observed).numpy() + first_action(env.action_space)):
+            for t, action in enumerate(actions + first_action(env.action_space)):
                 if t in chosen:
                     picture = torch.from_numpy(env.render().copy()).permute(2, 0, 1)[None] / 255  # (1, 3, H, W)
                     size = (80, 80 * picture.shape[3] // picture.shape[2])

@@ -19,6 +19,7 @@ from core.gates.recorder import rehearsed
 from core.run import Plan, Run, evaluating
 from core.stage import Stage
 from recipes.rl.environments import Environments, draw
+from recipes.rl.memory import Remembering, after, beginning
 from recipes.rl.probes import PROBES
 
 Make = Callable[[Any, Run], Stage]
@@ -75,11 +76,12 @@ def learnt(
     batch: int = 32,
     stack: int = 1,
     before: Callable[[Stage], None] | None = None,
+    look: Callable[[Callable, torch.nn.Module, dict], None] | None = None,
     **settings: Any,
 ) -> Learnt:
     """The recipe's own `train()` on a probe, at a rate of the probe's own; fewer units are made to the last. Batches are kept of
-    the unit `noted`; `before` may change the stage before anything is learnt. Every probe but one tells all by its newest
-    observation."""
+    the unit `noted`; of the first of them `look` is given the loss, the model and the batch. `before` may change the stage before
+    anything is learnt. Every probe but one tells all by its newest observation."""
     cfg, id = proof.cfg, f"probe/{name}{'-box' * subject.box}-v0"
     cfg = replace(cfg, env=id, stack=stack, envs=8, rollout=16, gamma=GAMMA, optim=replace(cfg.optim, lr=3e-3),
                   train=replace(cfg.train, batch_size=batch, accumulate=1), **subject.settings | settings)  # fmt: skip
@@ -95,14 +97,16 @@ def learnt(
     if before:
         before(stage)
     own, found, envs = stage.loss, Learnt(run, stage), environments_of(stage)
-    observations = answers(subject, name, stack)[0].to(run.device)
 
     def loss(model: torch.nn.Module, batch: dict) -> dict[str, Tensor]:
         terms = own(model, batch)
         if run.step == noted and torch.is_grad_enabled():
-            found.batches.append({k: v.detach().clone() for k, v in batch.items()})
+            if look and not found.batches:
+                look(own, model, batch)
+            ends = batch["return"].ndim - 1  # of whole environments, where something is remembered
+            found.batches.append({k: v.detach().clone().flatten(0, ends) for k, v in batch.items()})
             with torch.no_grad():
-                found.values.append(model.value(observations))
+                found.values.append(model.value(known(subject, model, name, stack)[0].to(run.device)))
             if not found.gradient and "policy" in terms:
                 weights = [p for p in model.parameters() if p.requires_grad]
                 given = torch.autograd.grad(terms["policy"], weights, retain_graph=True, allow_unused=True)
@@ -126,12 +130,13 @@ def learnt(
 
 def environments_of(stage: Stage) -> Environments | None:
     """Those in the stage's state."""
-    return next((s for s in stage.state.values() if isinstance(s, Environments)), None)
+    inner = (s.envs if isinstance(s, Remembering) else s for s in stage.state.values())
+    return next((s for s in inner if isinstance(s, Environments)), None)
 
 
 def off(subject: Subject, stage: Stage, name: str, stack: int = 1) -> float:
     """Distance from the known answer: of a value, as a share of the largest; of the probability of a best action, from 1."""
-    observations, values, best = answers(subject, name, stack)
+    observations, values, best = known(subject, stage.model, name, stack)
     observations = observations.to(next(stage.model.parameters()).device)
     with torch.no_grad():
         if best is not None:
@@ -164,17 +169,29 @@ def answers(subject: Subject, name: str, stack: int = 1) -> tuple[Tensor, Tensor
     return torch.tensor(rows), torch.tensor(values), chosen if n_actions > 1 else None
 
 
+def known(subject: Subject, model: torch.nn.Module, name: str, stack: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """`answers`, their observations as the model takes them: with what it remembers of the step before, where it does."""
+    if not getattr(getattr(model, "memory", None), "size", 0):
+        return answers(subject, name, stack)
+    frames, values, best = answers(subject, name, 2)  # no probe is longer
+    earlier, newest = frames.chunk(2, -1)
+    state, rows = after(model, beginning(model, earlier)), beginning(model, newest)
+    second = (earlier != newest).any(-1)
+    rows[second, newest.shape[1] :] = torch.cat([torch.zeros(len(state), 1), state], -1)[second]
+    return rows, values, best
+
+
 def probe_gate(subject: Subject, name: str, rows: str, title: str, remedy: str) -> Gate:
     """Is the probe solved, through the recipe's own loop?"""
 
     @gate(f"probe-{name}", rows=rows, title=title)
     def prove(proof: Proof) -> Finding:
         stack = proof.cfg.stack if name == "memory" else 1
-        if name == "memory" and stack == 1:
+        if name == "memory" and stack == 1 and not getattr(proof.cfg, "memory", 0):
             raise Skip("the newest observation alone is seen (--stack 1)")
         result = learnt(proof, subject, name, stack=stack)
         run, stage = result.run, result.stage
-        observations, values, best = answers(subject, name, stack)
+        observations, values, best = known(subject, stage.model, name, stack)
         with torch.no_grad():
             found = stage.model.value(observations.to(run.device)).tolist()
             near = None if best is None else stage.model.near(observations.to(run.device), best.to(run.device))
@@ -348,8 +365,10 @@ def density(proof: Proof) -> Finding:
     the volume that noise is stretched to (the determinant of the Jacobian), in double precision."""
     _, stage, record = rehearsed(proof)
     model = copy.deepcopy(stage.model).double().eval()
-    observations = record.batch["observation"][:16].double()
-    noise = torch.randn(record.batch["action"][:16].shape, generator=torch.Generator().manual_seed(proof.cfg.run.seed))
+    observations = record.batch["observation"].flatten(0, -2)[:16].double()
+    noise = torch.randn(
+        record.batch["action"].flatten(0, -2)[:16].shape, generator=torch.Generator().manual_seed(proof.cfg.run.seed)
+    )
     noise = noise.to(observations).requires_grad_()
     actions, found = model.sample(observations, noise)
     rows = [torch.autograd.grad(actions[:, i].sum(), noise, retain_graph=True)[0] for i in range(actions.shape[1])]
@@ -371,7 +390,7 @@ def entropy_gate(subject: Subject) -> Gate:
     @gate("entropy", rows="R5", title="a policy that is rewarded for nothing stays undecided")
     def prove(proof: Proof) -> Finding:
         result = learnt(proof, subject, "constant", units=20)
-        observations = answers(subject, "constant")[0].expand(512, -1).to(result.run.device)
+        observations = known(subject, result.stage.model, "constant", 1)[0].expand(512, -1).to(result.run.device)
         noise = torch.randn(512, 1, generator=torch.Generator().manual_seed(0)).to(result.run.device)
         with torch.no_grad():
             entropy = -result.stage.model.sample(observations, noise)[1].mean().item()
@@ -412,6 +431,45 @@ def whitening_gate(subject: Subject) -> Gate:
             "advantages are not whitened, or something is added or multiplied afterwards\n"
             "whitened over padding, along another axis, or with the statistics of another batch",
             evidence={"means": means, "standard_deviations": spreads, "ratio": ratio, "cosine": cosine},
+        )  # fmt: skip
+
+    return prove
+
+
+def memory_gate(subject: Subject) -> Gate:
+    """On a learnt probe: is the loss given the probabilities that actions had in the rollout, and is the value at an episode's
+    beginning that of what is observed, whatever was before?"""
+
+    @gate(
+        "memory",
+        rows="R4 R5",
+        title="what is remembered ends with its episode, and is learnt from in the order of time",
+    )
+    def prove(proof: Proof) -> Finding:
+        if not getattr(proof.cfg, "memory", 0):
+            raise Skip("nothing is remembered (--memory 0)")
+        ratios: list[Tensor] = []
+
+        def look(loss: Callable, model: torch.nn.Module, batch: dict) -> None:
+            """Before the first update of a unit: what one more of an advantage changes in the policy's term is its ratio."""
+            one = torch.ones_like(batch["advantage"]).requires_grad_()
+            term = loss(model, batch | {"advantage": one})["policy"]
+            ratios.append(torch.autograd.grad(-term, one)[0])
+
+        result = learnt(proof, subject, "memory", units=13, noted=12, look=look)
+        batches, limit = result.batches, 1e-4 if result.run.precision == "fp32" else 5e-2
+        apart = ratios[0].log().abs().max().item()
+        rows, value = (torch.cat([b[k] for b in batches]) for k in ("observation", "value"))
+        first = {signal: value[(rows[:, 0] == signal) & (rows[:, 1] == 0)] for signal in (-1, 1)}  # steps of an episode
+        spread = max((v.max() - v.min()).item() for v in first.values())
+        return Finding(
+            apart <= limit and spread <= limit,
+            f"log-probabilities in the first update are up to {apart:.2g} off those of the rollout; values of one observation at "
+            f"an episode's beginning spread by {spread:.2g}", f"{limit:g} or less",
+            "the state is not set to zero where an episode ended: in the rollout, or where it is made anew for the update\n"
+            "the steps of a minibatch are not in the order of time, or of several environments\n"
+            "the state before the first step of a rollout is not the one it was collected from",
+            evidence={"off": apart, "spread": spread},
         )  # fmt: skip
 
     return prove
@@ -505,9 +563,8 @@ def gates(subject: Subject, *, on_policy: bool) -> list[Gate]:
          "returns of this size swamp the value's loss: bring them to scale, too"),
     ]  # fmt: skip
     *found, scale = [probe_gate(subject, *one) for one in probes]
-    own = (
-        [whitening_gate(subject)] if on_policy else [f(subject) for f in (lag_gate, next_action_gate, exploration_gate)]
-    )
+    gates_of = (whitening_gate, memory_gate) if on_policy else (lag_gate, next_action_gate, exploration_gate)
+    own = [f(subject) for f in gates_of]
     own += [lower_gate(subject)] if subject.box and not on_policy else []
     own += [density, entropy_gate(subject)] if subject.box else []
     return [targets_gate(subject), *found, *own, scale, replay]

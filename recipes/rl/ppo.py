@@ -26,6 +26,7 @@ from core.errors import UserError
 from recipes.rl import environments, gates, monitors
 from recipes.rl.environments import Environments, Episodes
 from recipes.rl.heads import HEADS
+from recipes.rl.memory import Memory, Remembering, fits, player
 from recipes.rl.nets import Running, mlp
 
 
@@ -40,6 +41,8 @@ class Config(core.Config):
     module first)."""
     stack: int = 1
     """How many of an episode's last observations the policy sees at once: more than 1 where the newest does not say it all."""
+    memory: int = 0
+    """Numbers that it remembers of an episode instead, in a recurrent net; minibatches are then whole environments."""
     envs: int = 16
     """Environments side by side, over all processes."""
     rollout: int = 128
@@ -124,12 +127,12 @@ def minibatches(
     cfg: Config, run: core.Run, policy: "Policy", envs: Environments, rollout: dict, unit: int
 ) -> Iterator[dict]:
     """The rollout in minibatches, in another order each pass; advantages whitened in each, values in units of the returns' size."""
-    size = policy.returns.rms
+    size, whole = policy.returns.rms, cfg.rollout if cfg.memory else 1  # steps that stay together
     rows = {k: rollout[k].flatten(0, 1) for k in ("observation", "action", "log_prob", "advantage")}
     rows |= {k: rollout[k].flatten() / size for k in ("return", "value")}
     for i in range(cfg.passes):
-        order = seeds.permutation(cfg.rollout * cfg.envs, cfg.run.seed, "minibatches", unit, i)
-        for chosen in order.split(cfg.train.batch_size):
+        order = seeds.permutation(cfg.rollout * cfg.envs // whole, cfg.run.seed, "minibatches", unit, i)
+        for chosen in order.split(cfg.train.batch_size // whole):
             own = envs.rows(chosen)
             batch = {k: v[own] for k, v in rows.items()}
             everyone = run.gather(batch["advantage"])  # the minibatch over all processes
@@ -142,23 +145,24 @@ class Policy(nn.Module):
     """Two nets of tanh layers: observations (B, n_obs) as they come -> what `head` makes actions of, value (B,) in units of
     the returns' size. It owns the statistics that bring observations and returns to scale; only `observe` moves them."""
 
-    def __init__(self, n_obs: int, head: nn.Module, widths: tuple[int, ...]):
+    def __init__(self, n_obs: int, head: nn.Module, widths: tuple[int, ...], memory: int = 0):
         super().__init__()
         self.head = head
         self.observations, self.returns = Running(n_obs), Running(1)
-        self.actor, self.critic = mlp(n_obs, *widths, head.n), mlp(n_obs, *widths, 1)
+        self.memory = Memory(n_obs, memory)
+        self.actor, self.critic = (mlp(n_obs + memory, *widths, n) for n in (head.n, 1))
         nn.init.orthogonal_(self.actor[-1].weight, 0.01)  # nearly every action equally likely
 
     def scaled(self, observation: Tensor) -> Tensor:
         return ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)
 
-    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.scaled(observation)
-        return self.head(self.actor(x)), self.critic(x).squeeze(-1)
+    def forward(self, observation: Tensor, through: bool = False) -> tuple[Tensor, ...]:
+        x = self.memory(observation, self.scaled, through)
+        return self.head(self.actor(x)), self.critic(x).squeeze(-1), *self.memory.carried(x)
 
     def sample(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """(the actions that `noise` stands for, their log-probability (B,)); the critic is not asked."""
-        outputs = self.head(self.actor(self.scaled(observation)))
+        outputs = self.head(self.actor(self.memory(observation, self.scaled)))
         action = self.head.draw(outputs, noise)
         return action, self.head.log_prob(outputs, action)
 
@@ -168,7 +172,7 @@ class Policy(nn.Module):
 
     def value(self, observation: Tensor) -> Tensor:
         """Expected return, in units of the reward."""
-        return self.critic(self.scaled(observation)).squeeze(-1) * self.returns.rms
+        return self.critic(self.memory(observation, self.scaled)).squeeze(-1) * self.returns.rms
 
     def near(self, observation: Tensor, best: Tensor) -> Tensor:
         """1 where it does what is best."""
@@ -176,7 +180,7 @@ class Policy(nn.Module):
 
     def observe(self, observation: Tensor, returned: Tensor) -> None:
         """Take in what one rollout saw and earned, over all processes: (n, n_obs) and (n,)."""
-        self.observations.update(observation)
+        self.observations.update(observation[:, : self.memory.n_obs])
         self.returns.update(returned[:, None])
 
 
@@ -188,13 +192,14 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
                         got=f"{cfg.rollout} steps x {cfg.envs} environments, {cfg.train.batch_size} to an update")  # fmt: skip
     n_obs, size, space = environments.sizes(cfg.env, Discrete, Box, stack=cfg.stack)
     solved, ceiling = environments.limits(cfg.env)
-    policy = Policy(n_obs, HEADS[space](size), cfg.widths)
+    fits(cfg.memory, cfg.stack, cfg.rollout, cfg.train.batch_size, run.world)
+    policy = Policy(n_obs, HEADS[space](size), cfg.widths, cfg.memory)
     untrained = copy.deepcopy(policy).eval()
     envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, stack=cfg.stack, rank=run.rank, world=run.world)
     play, tiles, shown = environments.views(cfg.env, cfg.stack)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
-        outputs, value = model(batch["observation"])
+        outputs, value, *_ = model(batch["observation"], through=True)
         ratio = (policy.head.log_prob(outputs, batch["action"]) - batch["log_prob"]).exp()
         gain = torch.min(ratio * batch["advantage"], ratio.clamp(1 - cfg.clip, 1 + cfg.clip) * batch["advantage"])
         near = batch["value"] + (value - batch["value"]).clamp(-cfg.value_clip, cfg.value_clip)
@@ -206,7 +211,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         }
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        returns = [play(b["seed"], lambda o: act(model, o))[0] for b in run.batches(data)]
+        returns = [play(b["seed"], player(act, model))[0] for b in run.batches(data)]
         return environments.told(run.gather(torch.cat(returns).to(run.device)), solved)
 
     def act(model: nn.Module, observation: Tensor) -> Tensor:
@@ -214,21 +219,21 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return model.act(observation.to(run.device)).cpu()
 
     def baselines() -> dict[str, dict[str, float]]:
-        returned, _ = play(val_data.starts, lambda o: act(untrained.to(run.device), o))
+        returned, _ = play(val_data.starts, player(act, untrained.to(run.device)))
         return {"random actions": {"return": floor}, "untrained policy": {"return": returned.mean().item()}}
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
-        return tiles(batch["seed"], lambda o: act(model, o), low=floor, high=ceiling)
+        return tiles(batch["seed"], player(act, model), low=floor, high=ceiling)
 
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
+        scale = "in units of the returns' size"
         says = {Discrete: f"logits (B, {size}): act by argmax",
                 Box: f"means and log deviations (B, {2 * size}): act by low + (1 + mean) / 2 * (high - low), clipped"}  # fmt: skip
         config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.stack, "n_actions": size,
-                  "widths": cfg.widths, "first_action": envs.first_action, "input": environments.seen(n_obs, cfg.stack),
-                  "low": envs.low, "high": envs.high,
-                  "output": f"{says[space]}; value (B,) in units of the returns' size"}  # fmt: skip
-        core.save(folder, policy, config, torch.zeros(2, n_obs))
+                  "memory": cfg.memory, "widths": cfg.widths, "first_action": envs.first_action, "low": envs.low, "high": envs.high,
+                  **policy.memory.told(environments.seen(n_obs, cfg.stack), f"{says[space]}; value (B,) {scale}")}  # fmt: skip
+        core.save(folder, policy, config, torch.zeros(2, policy.memory.row))
 
     val_data = Episodes(cfg.env, cfg.episodes)
     floor = environments.at_random(cfg.env, cfg.episodes)
@@ -241,11 +246,12 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         evaluate=evaluate,
         metric=core.Metric("return", f"what does the policy earn in an episode of {cfg.env}?", floor=floor, ceiling=ceiling,
                            best_known=environments.BEST_KNOWN.get(cfg.env, "")),
-        state={"environments": envs},
+        counts=lambda batch: {"*": batch["advantage"].numel()},
+        state={"environments": Remembering(envs, policy, cfg.rollout) if cfg.memory else envs},
         expect=core.Expect(loss_may_rise="its targets move with the policy", small_terms=("entropy",)),
         baselines=baselines,
         predict=predict,
-        figures=lambda model, data: shown(data.starts[:8], lambda o: act(model, o), low=floor, high=ceiling),
+        figures=lambda model, data: shown(data.starts[:8], player(act, model), low=floor, high=ceiling),
         export=export,
         monitors=monitors.monitors(floor, ceiling, ratio=True, actions=size if space is Discrete else 0),
         gates=gates.gates(gates.Subject(ppo, settings={}, exact={"gae_lambda": 1.0}, box=space is Box), on_policy=True),
