@@ -28,7 +28,8 @@ from recipes.vision.pictures import VALIDATION, Decoded, decode, readable, said,
 
 IGNORE = 255
 """Void. Loss, metric, padding and augmentation read it here."""
-EMBEDDED = ("nuclei", "digits")
+QUESTIONS = {"nuclei": "which pixels are nuclei?", "digits": "which pixels belong to which digit?"}
+EMBEDDED = tuple(QUESTIONS)
 LAYOUT = "FOLDER/train/images and FOLDER/train/masks (and the same in val), or FOLDER/images and FOLDER/masks; FOLDER/classes.txt"
 
 
