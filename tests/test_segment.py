@@ -209,6 +209,35 @@ def test_a_fault_is_one_message(tmp_path, what):
     assert not [w for w in FAULTS[what] if w not in str(told.value)], str(told.value)
 
 
+@pytest.mark.parametrize(("side", "anew"), [(180, False), (90, True)])
+def test_numbers_of_objects_are_no_classes(tmp_path, side, anew):
+    """The real numbers of 125 nuclei in pieces of the picture, as they are or counted anew in each: told, unless named."""
+    numbers = np.asarray(Image.open(nuclei._file("mask2d.tif")))
+    for i in range(4):
+        piece = numbers[side * (i // 2) :, side * (i % 2) :][:side, :side]
+        ids = np.unique(piece, return_inverse=True)[1].reshape(piece.shape) if anew else piece
+        for name, values in (("images", (piece > 0) * 200), ("masks", ids)):
+            (tmp_path / "data" / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(values.astype(np.uint8)).save(tmp_path / "data" / name / f"{i}.png")
+    with pytest.raises(UserError, match="number objects") as told:
+        load(tmp_path / "data")
+    assert "instance masks" in str(told.value)
+    (tmp_path / "data" / "classes.txt").write_text("\n".join(map(str, range(numbers.max() + 1))))
+    assert len(load(tmp_path / "data").classes) == numbers.max() + 1
+
+
+def test_classes_are_not_taken_for_numbers(tmp_path):
+    """Five classes without names, several pieces of each, or a few pictures that show one each."""
+    draw = np.random.default_rng(0)
+    for i in range(6):
+        for name in ("images", "masks"):
+            (tmp_path / "data" / name).mkdir(parents=True, exist_ok=True)
+        values = draw.integers(0, 6, (8, 8)).repeat(8, 0).repeat(8, 1) if i < 3 else np.full((64, 64), i)
+        Image.fromarray(values.astype(np.uint8)).save(tmp_path / "data" / "masks" / f"{i}.png")
+        Image.fromarray((values * 40 + i).astype(np.uint8)).save(tmp_path / "data" / "images" / f"{i}.png")
+    assert load(tmp_path / "data").classes == tuple("012345")
+
+
 @pytest.mark.verify
 @pytest.mark.parametrize(("argv", "words"), [
     (("--data.path", "nowhere"), ("there is no data folder nowhere", "images")),

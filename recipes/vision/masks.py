@@ -230,11 +230,36 @@ def _named(root: Path, pixels: Tensor, pairs: Pairs) -> tuple[str, ...]:
                         needed=f"0 to {n - 1} ({', '.join(classes[:5])}{', ...' if n > 5 else ''}), or {IGNORE} for void",
                         cause="ids that count from 1" if beyond == [n] and 0 not in seen else
                         "instance masks (a number for each object), grey levels for ids, or another list of classes")  # fmt: skip
+    if not classes and numbered(pixels, pairs):
+        raise UserError(f"masks of {root} number objects, they do not name classes",
+                        got=f"values up to {max(seen)}, each in one piece", needed="class ids, the same for every object of a kind",
+                        cause="instance masks, or areas counted by a labelling tool",
+                        next=f"write the object's class for its number; where they are classes, name them in {file}")  # fmt: skip
     classes = classes or tuple(map(str, range(max(seen, default=0) + 1)))
     if len(classes) < 2 or len(classes) > IGNORE:
         raise UserError(f"{root} has {len(classes)} classes", got=f"values {', '.join(map(str, seen[:5])) or 'none but void'}",
                         needed=f"2 to {IGNORE}, the background counted", next=f"name them line by line in {file}")  # fmt: skip
     return classes
+
+
+def numbered(pixels: Tensor, pairs: Pairs, look: int = 20) -> bool:
+    """Do masks number objects? Values in one piece each, and either as many as objects are (the median mask has ten), or counted
+    from 1 without a gap to another number in each mask."""
+    from scipy import ndimage
+
+    some = (pixels[:, 1:IGNORE].sum(1) > 0).nonzero().flatten()[:look].tolist()
+    each = [(pixels[i, 1:IGNORE] > 0).nonzero().flatten() + 1 for i in some]
+    most = sorted(map(len, each))
+    counted_up = sum(torch.equal(v, torch.arange(1, len(v) + 1)) for v in each) >= 0.95 * len(each)
+    if not each or not (most[len(most) // 2] >= 10 or (counted_up and most[0] < most[-1] and most[-1] >= 5)):
+        return False
+    masks = [pairs[i][1].numpy() for i in some]
+    pieces = [
+        ndimage.label(m == v, np.ones((3, 3)))[1]
+        for m, values in zip(masks, each, strict=True)
+        for v in values.tolist()
+    ]
+    return sum(n == 1 for n in pieces) >= 0.95 * len(pieces)
 
 
 # ---------------------------------------------------------------------------------------------------------------- windows

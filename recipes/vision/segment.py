@@ -255,6 +255,7 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
         initial_loss=lambda b: masks.answered(b["mask"], masks.unsure(b["mask"], n), n, **of_terms),
         loss_floor=lambda b: masks.answered(b["mask"], masks.sure_inside(b["mask"], reach), n, **of_terms),
         overfit_metric=lambda b: masks.close(b["mask"], n, reach)[int(n == 2) :].nanmean().item(),
+        overfit_steps=120 if n == 2 else 300,
         fresh=fresh,
         frozen=tuple(n for n, p in model.named_parameters() if not p.requires_grad),
     )
