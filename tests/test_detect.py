@@ -318,6 +318,16 @@ def test_what_cannot_work_is_exit_2(launch, argv, words):
     assert not [w for w in words if w not in done.stderr], done.shown
 
 
+@pytest.mark.verify
+@pytest.mark.parametrize("what", ["unlisted id", "xyxy", "missing picture"])
+def test_a_fault_is_exit_2(launch, tmp_path: Path, what: str):
+    damaged(tmp_path / "data", what)
+    done = launch("run", "vision/detect", "--data.path", "data")
+    assert done.returncode == 2, done.shown
+    assert "Traceback" not in done.stderr
+    assert not [w for w in FAULTS[what] if w not in done.stderr], done.shown
+
+
 # ------------------------------------------------------------------------------------------------------------- whole runs
 @pytest.mark.verify
 def test_own_pictures_on_a_net_of_torchvision(launch, tmp_path: Path):
