@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 from torchvision.models import detection
+from torchvision.models.detection.roi_heads import fastrcnn_loss
 
 from core.errors import UserError
 from recipes.vision import boxes, detect, detect_gates, detectors, pasted, zoo
@@ -130,6 +131,18 @@ def test_centerness_has_a_floor():
         outputs["bbox_ctrness"][i, mine, 0] = t.logit()
     mean = sum(model.sums(shape, outputs, targets).values()).item() / model.counts(shape, targets).item()
     assert mean == pytest.approx(model.lowest(shape, targets), rel=1e-3)
+
+
+def test_the_second_stage_has_a_floor():
+    """Faster R-CNN's boxes that are two pixels too wide and high: torchvision's own loss of them, as often as they are sampled."""
+    model, (images, targets) = small("faster-rcnn"), batch()
+    known = targets[0]["boxes"]
+    said = model.net.roi_heads.box_coder.encode_single(known + torch.tensor([0, 0, 2.0, 2.0]), known)
+    labels, logits = [torch.ones(2).long()], torch.tensor([[-30.0, 30.0]] * 2)
+    _, boxes_ = fastrcnn_loss(logits, said.repeat(1, 2), labels, [torch.zeros(2, 4)])
+    assert model.lowest(images.shape, targets[:1], off=2.0) == pytest.approx(0.25 * boxes_.item(), rel=1e-4)
+    assert model.lowest(images.shape, targets, off=2.0) == pytest.approx(0.125 * boxes_.item(), rel=1e-4)
+    assert model.lowest(images.shape, targets) == 0
 
 
 def test_torchvisions_own_nets_are_taken_by_name():

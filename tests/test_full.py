@@ -276,6 +276,8 @@ def test_norms_are_exchanged_whole():
     run = type("Run", (), {"world": 1, "device": torch.device("cpu")})()
     kinds = lambda m: {type(x).__name__ for x in m.modules() if "Norm" in type(x).__name__}  # noqa: E731
     make = lambda: zoo.models.get_model("shufflenet_v2_x0_5", weights=None, num_classes=3)  # noqa: E731
+    many = type("Run", (), {"world": 2, "device": torch.device("cuda")})()
+    assert kinds(zoo.normed(zoo.Start(make()), "own", many).model) == {"SyncBatchNorm"}
     group = zoo.normed(zoo.Start(make()), "group", run).model
     assert kinds(group) == {"GroupNorm"}
     assert all(
