@@ -5,7 +5,7 @@
 
 `loss` is the mean over the last tenth of the training, `reported` what the run itself says, `honest` the exported program
 on the untouched held-out pictures, read without the recipe. The same seeds for every case; of the other two
-short runs, a third and an eighth of the recipe's own.
+short runs, a third and a twelfth of the recipe's own.
 """
 
 import argparse
@@ -173,7 +173,7 @@ class Recipe:
 RECIPES = {
     "vision/classify": Recipe(CASES, classified, ["--train.eval-every", "30"]),
     "vision/segment": Recipe(SEGMENT, segmented, ["--train.epochs", "10", "--train.eval-every", "10"]),
-    "vision/detect": Recipe(DETECT, detected, ["--data.scenes", "2400", "--train.epochs", "1"]),
+    "vision/detect": Recipe(DETECT, detected, ["--data.scenes", "1600", "--train.epochs", "1"]),
 }
 
 

@@ -88,7 +88,8 @@ def augmentation(cfg: Config) -> nn.Module:
     """The training path, over picture, boxes and labels alike."""
     steps: list[nn.Module] = [v2.RandomPhotometricDistort()]
     if cfg.crop:
-        steps += [v2.RandomZoomOut(side_range=(1.0, 2.0)), v2.RandomIoUCrop()]
+        # The frame is grey, about as bright as pictures are: black ones would be another scale than what is evaluated.
+        steps += [v2.RandomZoomOut(fill=0.45, side_range=(1.0, 2.0)), v2.RandomIoUCrop()]
     if cfg.mirror:
         steps.append(v2.RandomHorizontalFlip())
     # What a crop leaves of a box may be nothing: box and label go together.
