@@ -318,6 +318,11 @@ def test_evaluation_reads_the_same_pictures_whatever_was_drawn_before(folder):
     assert all(torch.equal(a, b) for a, b in zip(first, reversed(again), strict=True))
 
 
+def test_a_net_that_computes_its_widths_is_built():
+    start = zoo.build("regnet_y_400mf", "none", 3, zoo.preprocessing("regnet_y_400mf", "none", 64))
+    assert len(start.fresh) == 2
+
+
 def test_no_network_is_one_message(launch, folder, tmp_path):
     """Weights that cannot be fetched: exit 2, what to do, nothing left behind."""
     done = launch("run", "vision/classify", *NET, "--weights", "DEFAULT", "--data.path", str(folder),

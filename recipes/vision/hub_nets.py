@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from core import UserError
 from recipes.shared import hub
-from recipes.vision.zoo import Normalised, Start
+from recipes.vision.zoo import SEGMENTERS, Normalised, Start
 
 QUERIES = ("mask2former", "maskformer", "eomt")
 LEAST = 1e-6  # of a class's share at a pixel: its logarithm stays finite
@@ -21,8 +21,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 
 
 def named(model: str) -> bool:
-    """Is it a folder, or owner/name?"""
-    return "/" in model or Path(model).is_dir()
+    """Is it a folder or owner/name, and not a net that is known here by name?"""
+    return model not in ("small", *SEGMENTERS) and ("/" in model or Path(model).is_dir())
 
 
 class Semantic(Normalised):

@@ -257,7 +257,7 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
         overfit_metric=lambda b: masks.close(b["mask"], n, reach)[int(n == 2) :].nanmean().item(),
         overfit_steps=120 if n == 2 else 300,
         fresh=fresh,
-        frozen=tuple(n for n, p in model.named_parameters() if not p.requires_grad),
+        frozen=tuple(k for k, p in model.named_parameters() if not p.requires_grad),
     )
     name = "iou" if n == 2 else "miou"
     question = masks.QUESTIONS.get(cfg.data.path, f"which of {n} classes does each pixel belong to?")

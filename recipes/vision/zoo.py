@@ -130,10 +130,12 @@ def build(model: str, weights: str, n_classes: int, prepare: Preprocessing) -> S
     except (AssertionError, ValueError) as error:
         raise UserError(f"{model} cannot be built for pictures of {prepare.crop} pixels", got=error,
                         next="another --image-size (vision transformers: a multiple of their patches)") from None  # fmt: skip
-    with torch.device("meta"):
+    # RegNets compute their widths with tensors, which must have values.
+    with torch.device("cpu" if model.startswith("regnet") else "meta"):
         other = models.get_model(model, weights=None, num_classes=n_classes + 1, **sized).eval()
         try:
-            other(torch.empty(1, 3, prepare.crop, prepare.crop))
+            with torch.no_grad():
+                other(torch.empty(1, 3, prepare.crop, prepare.crop))
         except RuntimeError as error:
             raise UserError(f"pictures of {prepare.crop} pixels are too small for {model}", got=str(error).splitlines()[0],
                             needed="something left behind its last stride", next="a larger --image-size") from None  # fmt: skip
