@@ -51,8 +51,8 @@ def segmenter(model: str, weights: str, classes: Sequence[str]) -> Start:
     logging.disable_progress_bar()
     if weights not in ("none", "DEFAULT"):
         raise UserError(f"--weights {weights} of {model}", needed="DEFAULT (those of the folder or the hub) or none")
-    path = hub.locate(model, "--model", packaged="small, a net of torchvision", needs=("preprocessor_config.json",),
-                      weights=weights != "none")  # fmt: skip
+    needs = ("config.json",) if weights == "none" else ("preprocessor_config.json",)
+    path = hub.locate(model, "--model", packaged="small, a net of torchvision", needs=needs, weights=weights != "none")
     config = AutoConfig.from_pretrained(
         path, id2label=dict(enumerate(classes)), label2id={c: i for i, c in enumerate(classes)}
     )
