@@ -246,6 +246,83 @@ def test_weights_are_loaded_and_the_head_is_new(tmp_path, monkeypatch):
         zoo.build("resnet18", "DEFAULT", 5, fit)
 
 
+def trained(root: Path, model: str) -> Path:
+    """Weights of `model` with statistics of some data, in torch's own cache under `root`."""
+    file = root / "hub" / "checkpoints" / Path(zoo.find(model, "DEFAULT").url).name
+    file.parent.mkdir(parents=True)
+    net = zoo.models.get_model(model, weights=None).train()
+    with torch.no_grad():
+        for _ in range(3):
+            net(torch.rand(4, 3, 64, 64))
+    torch.save(net.state_dict(), file)
+    return file
+
+
+@pytest.mark.parametrize("norm", [pytest.param("own", marks=pytest.mark.verify), "frozen"])
+def test_trained_norms_stay_or_are_frozen(launch, folder, tmp_path, norm):
+    """The real command: the file's statistics are in the net; frozen ones stand still through the rehearsal, and the gate knows."""
+    trained(tmp_path / "torch", "shufflenet_v2_x0_5")
+    done = launch("check", "vision/classify", *NET, "--data.path", str(folder), "--weights", "DEFAULT", "--norm", norm,
+                  "--optim.lr", "5e-4", "--only", "init,wiring,batch-norm,evaluation",
+                  TORCH_HOME=str(tmp_path / "torch"))  # fmt: skip
+    assert done.returncode == 0, done.shown
+    said = {v["id"]: v for v in done.verdicts()}
+    assert {v["verdict"] for v in said.values()} == {"pass"}, done.shown
+    assert ("fixed statistics" in said["batch-norm"]["measured"]) == (norm == "frozen"), done.shown
+
+
+def test_norms_are_exchanged_whole():
+    """Every layer of the one kind gives way; frozen ones answer in train mode as the net does in eval mode."""
+    run = type("Run", (), {"world": 1, "device": torch.device("cpu")})()
+    kinds = lambda m: {type(x).__name__ for x in m.modules() if "Norm" in type(x).__name__}  # noqa: E731
+    make = lambda: zoo.models.get_model("shufflenet_v2_x0_5", weights=None, num_classes=3)  # noqa: E731
+    many = type("Run", (), {"world": 2, "device": torch.device("cuda")})()
+    assert kinds(zoo.normed(zoo.Start(make()), "own", many).model) == {"SyncBatchNorm"}
+    group = zoo.normed(zoo.Start(make()), "group", run).model
+    assert kinds(group) == {"GroupNorm"}
+    assert all(
+        m.num_channels // m.num_groups >= 4 or m.num_groups == 1 for m in group.modules() if hasattr(m, "num_groups")
+    )
+    net = make().train()
+    net(torch.rand(4, 3, 64, 64))
+    x = torch.rand(2, 3, 64, 64)
+    plain = net.eval()(x)
+    still = zoo.normed(zoo.Start(net, {}), "frozen", run).model.train()
+    assert kinds(still) == {"FrozenBatchNorm2d"}
+    assert torch.allclose(still(x), plain, atol=1e-4)
+    again = make()  # torchvision's own class reads what is exported, and answers alike
+    again.load_state_dict(dict(still.state_dict()))
+    assert torch.allclose(again.eval()(x), plain, atol=1e-4)
+
+
+@pytest.mark.parametrize(("argv", "words"), [
+    (("--norm", "frozen"), ("no statistics to keep", "--weights")),
+    (("--norm", "layer"), ("--norm", "frozen")),
+    (("--model", "squeezenet1_0", "--image-size", "8", "--data.path", "data"), ("too small for squeezenet1_0", "--image-size")),
+])  # fmt: skip
+def test_norms_and_sizes_that_cannot_be(launch, tmp_path, argv, words):
+    write_folder(tmp_path / "data", per_class=4, held_out=1)
+    refused(launch("run", "vision/classify", *argv), *words)
+
+
+def test_evaluation_reads_the_same_pictures_whatever_was_drawn_before(folder):
+    """V2: every held-out picture twice, with other global draws between, backwards the second time: bit for bit."""
+    found = pictures.load(pictures.Source(str(folder)))
+    data = Images(
+        found.images[found.held_out], found.labels[found.held_out], found.classes, augment=torch.nn.Dropout(0.5)
+    )
+    data.fit = zoo.preprocessing("resnet18", "none", 32)
+    first = [data.get(i, None)["image"] for i in range(len(data))]
+    torch.manual_seed(7)
+    again = [data.get(i, None)["image"] for i in reversed(range(len(data)))]
+    assert all(torch.equal(a, b) for a, b in zip(first, reversed(again), strict=True))
+
+
+def test_a_net_that_computes_its_widths_is_built():
+    start = zoo.build("regnet_y_400mf", "none", 3, zoo.preprocessing("regnet_y_400mf", "none", 64))
+    assert len(start.fresh) == 2
+
+
 def test_no_network_is_one_message(launch, folder, tmp_path):
     """Weights that cannot be fetched: exit 2, what to do, nothing left behind."""
     done = launch("run", "vision/classify", *NET, "--weights", "DEFAULT", "--data.path", str(folder),

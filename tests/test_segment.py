@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from core.errors import UserError
 from core.run import Plan, Run
 from recipes.shared import nuclei
-from recipes.vision import masks, segment, zoo
+from recipes.vision import hub_nets, masks, pasted, segment, zoo
 from recipes.vision.masks import IGNORE
 from tests.commands import read
 from tests.pictures import write_masks
@@ -55,6 +55,34 @@ def test_the_nuclei_are_those_of_the_file():
     assert picture.shape == mask.shape == (512, 512)
     assert mask.float().mean().item() == pytest.approx(0.1992, abs=1e-4)
     assert set(mask.unique().tolist()) == {0, 1}
+
+
+def test_digits_on_photos_have_their_edges_void():
+    """Where only the photo is, the mask is 0; inside its box a digit's own number; void is what is blended, and no class lost."""
+    data = masks.load(masks.Source("digits", scenes=20))
+    assert (len(data.learn), len(data.held_out), len(data.classes)) == (20, pasted.HELD_OUT, 11)
+    for row in range(20):
+        split, scene = data.pairs.scenes[row]
+        picture, mask = data.pairs[row]
+        bare = pasted.render(split, scene._replace(items=()))
+        faint = (picture.int() - bare.int()).abs().amax(0) * (mask == 0)
+        assert faint.max() <= 26  # a tenth of an ink of 255
+        inside = torch.zeros_like(mask)
+        for one in scene.items:
+            x0, y0, x1, y1 = one.box
+            inside[y0:y1, x0:x1] = one.digit + 1
+            assert (mask[y0:y1, x0:x1] == one.digit + 1).any()
+        solid = (mask > 0) & (mask != IGNORE)
+        assert torch.equal(mask[solid], inside[solid])
+    assert torch.equal(data.pixels[3], data.pairs[3][1].flatten().bincount(minlength=256))
+
+
+def test_the_table_is_of_each_class():
+    """Two classes, one that is never there: left out of the mean."""
+    found = masks.table(torch.tensor([[6, 2, 0], [0, 8, 0], [0, 0, 0]]), ("a", "b", "c"))
+    assert found.values[1].tolist() == [75, 75, 100]
+    assert found.values[2].tolist() == [80, 100, 80]
+    assert found.values[0].tolist() == [78, 88, 90]
 
 
 # ------------------------------------------------------------------------------------------------------- what is expected
@@ -181,6 +209,35 @@ def test_a_fault_is_one_message(tmp_path, what):
     assert not [w for w in FAULTS[what] if w not in str(told.value)], str(told.value)
 
 
+@pytest.mark.parametrize(("side", "anew"), [(180, False), (90, True)])
+def test_numbers_of_objects_are_no_classes(tmp_path, side, anew):
+    """The real numbers of 125 nuclei in pieces of the picture, as they are or counted anew in each: told, unless named."""
+    numbers = np.asarray(Image.open(nuclei._file("mask2d.tif")))
+    for i in range(4):
+        piece = numbers[side * (i // 2) :, side * (i % 2) :][:side, :side]
+        ids = np.unique(piece, return_inverse=True)[1].reshape(piece.shape) if anew else piece
+        for name, values in (("images", (piece > 0) * 200), ("masks", ids)):
+            (tmp_path / "data" / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(values.astype(np.uint8)).save(tmp_path / "data" / name / f"{i}.png")
+    with pytest.raises(UserError, match="number objects") as told:
+        load(tmp_path / "data")
+    assert "instance masks" in str(told.value)
+    (tmp_path / "data" / "classes.txt").write_text("\n".join(map(str, range(numbers.max() + 1))))
+    assert len(load(tmp_path / "data").classes) == numbers.max() + 1
+
+
+def test_classes_are_not_taken_for_numbers(tmp_path):
+    """Five classes without names, several pieces of each, or a few pictures that show one each."""
+    draw = np.random.default_rng(0)
+    for i in range(6):
+        for name in ("images", "masks"):
+            (tmp_path / "data" / name).mkdir(parents=True, exist_ok=True)
+        values = draw.integers(0, 6, (8, 8)).repeat(8, 0).repeat(8, 1) if i < 3 else np.full((64, 64), i)
+        Image.fromarray(values.astype(np.uint8)).save(tmp_path / "data" / "masks" / f"{i}.png")
+        Image.fromarray((values * 40 + i).astype(np.uint8)).save(tmp_path / "data" / "images" / f"{i}.png")
+    assert load(tmp_path / "data").classes == tuple("012345")
+
+
 @pytest.mark.verify
 @pytest.mark.parametrize(("argv", "words"), [
     (("--data.path", "nowhere"), ("there is no data folder nowhere", "images")),
@@ -212,6 +269,117 @@ def test_weights_are_loaded_and_the_head_is_new(tmp_path, monkeypatch):
     out = start.model.eval()(torch.rand(1, 3, 64, 96))
     assert out.shape == (1, 3, 64, 96)
     assert out.abs().max() == 0
+
+
+# ------------------------------------------------------------------------------------------------------ transformers' nets
+def hub_folder(root: Path, kind: str, n: int = 5) -> Path:
+    """A small random model with its preprocessor, as the hub lays them out."""
+    import transformers as t
+
+    if kind == "segformer":
+        config = t.SegformerConfig(depths=[1] * 4, hidden_sizes=[8, 16, 24, 32], num_attention_heads=[1, 2, 2, 4],
+                                   decoder_hidden_size=32, num_labels=n)  # fmt: skip
+        net = t.AutoModelForSemanticSegmentation.from_config(config)
+    else:
+        swin = t.SwinConfig(image_size=64, embed_dim=16, depths=[1] * 4, num_heads=[1, 2, 4, 8], window_size=4,
+                            out_features=[f"stage{i}" for i in range(1, 5)])  # fmt: skip
+        config = t.Mask2FormerConfig(backbone_config=swin, feature_size=32, mask_feature_size=32, hidden_dim=32,
+                                     encoder_feedforward_dim=32, encoder_layers=1, num_attention_heads=2, dim_feedforward=32,
+                                     decoder_layers=2, num_queries=8, num_labels=n)  # fmt: skip
+        net = t.AutoModelForUniversalSegmentation.from_config(config)
+    t.logging.disable_progress_bar()
+    net.save_pretrained(root)
+    t.SegformerImageProcessor(image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.2, 0.3]).save_pretrained(root)
+    return root
+
+
+@pytest.mark.parametrize("kind", ["segformer", pytest.param("mask2former", marks=pytest.mark.verify)])
+def test_a_model_of_the_hub_keeps_its_weights_and_has_a_new_head(tmp_path, kind):
+    """Every tensor but the head's is the file's; all classes alike at first; every parameter that trains has a gradient."""
+    root = hub_folder(tmp_path / "net", kind)
+    start = hub_nets.segmenter(str(root), "DEFAULT", ("a", "b", "c"))
+    theirs, mine = type(start.model.net).from_pretrained(root).state_dict(), start.model.net.state_dict()
+    head = {n.removeprefix("net.") for n in start.fresh}
+    assert head
+    assert all("classifier" in n or "class_predictor" in n or "empty_weight" in n for n in head)
+    assert all(torch.equal(mine[k], v) for k, v in theirs.items() if k not in head)
+    assert start.model.mean.flatten().tolist() == pytest.approx([0.4, 0.5, 0.6])
+    images = torch.rand(2, 3, 64, 96)
+    assert torch.allclose(start.model.eval()(images).softmax(1), torch.tensor(1 / 3))
+    for name, parameter in start.model.named_parameters():
+        if name in start.fresh:
+            torch.nn.init.normal_(parameter)  # at zero nothing flows back yet
+    start.model.train()(images).softmax(1)[:, 0].square().sum().backward()
+    assert [n for n, p in start.model.named_parameters() if p.requires_grad and p.grad is None] == []
+    with pytest.raises(UserError, match="DEFAULT"):
+        hub_nets.segmenter(str(root), "IMAGENET1K_V1", ("a", "b"))
+
+
+def test_masks_that_are_classified_become_classes():
+    """One query says class 1 on the left, one class 0 on the right, one nothing anywhere."""
+    classes = torch.tensor([[[0, 9, 0.0], [9, 0, 0], [0, 0, 9]]])
+    masks_ = torch.full((1, 3, 4, 6), -9.0)
+    masks_[0, 0, :, :3] = masks_[0, 1, :, 3:] = 9
+    masks_[0, 2] = 9
+    said = hub_nets.by_queries(classes, masks_).argmax(1)[0]
+    assert torch.equal(said, torch.tensor([[1, 1, 1, 0, 0, 0]] * 4))
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("kind", ["segformer", "mask2former"])
+def test_a_model_of_the_hub_through_gates_and_export(launch, tmp_path, kind):
+    """The real command: what proves its parts; then a few steps, and from_pretrained reads the export and answers alike."""
+    import transformers as t
+
+    root, data = hub_folder(tmp_path / "net", kind), write_masks(tmp_path / "data", n=12)
+    argv = (
+        "vision/segment",
+        *NET[:2],
+        *NET[6:-1],
+        "--model",
+        str(root),
+        "--weights",
+        "DEFAULT",
+        "--data.path",
+        str(data),
+    )
+    only = "schema,initial-loss,init,wiring,batch-norm,dependency,labels,scored,together"
+    done = launch("check", *argv, "--only", only, timeout=550)
+    assert done.returncode == 0, done.shown
+    assert {v["id"]: v["verdict"] for v in done.verdicts()}["init"] == "pass"
+    done = launch("run", *argv, "--gates.no-enabled", "--train.epochs", "2", timeout=550)
+    assert done.returncode == 0, done.shown
+    folder = done.folder() / "export"
+    auto = t.AutoModelForSemanticSegmentation if kind == "segformer" else t.AutoModelForUniversalSegmentation
+    net, config = auto.from_pretrained(folder).eval(), read(folder / "config.json")
+    mean, std = (torch.tensor(config[k]).view(-1, 1, 1) for k in ("image_mean", "image_std"))
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        answer = hub_nets.Semantic(net, mean.flatten(), std.flatten())(images)
+        program = torch.export.load(folder / "model.pt2").module()(images)
+    assert torch.allclose(program, answer, atol=1e-3)
+
+
+@pytest.mark.parametrize("what", ["lacking", "no pixels"])
+def test_what_is_no_segmentation_model_is_exit_2(launch, tmp_path, what):
+    import transformers as t
+
+    if what == "lacking":
+        (tmp_path / "net").mkdir()
+        (tmp_path / "net" / "config.json").write_text("{}")
+    else:
+        config = t.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+        t.ViTModel(config).save_pretrained(tmp_path / "net")
+        t.ViTImageProcessor().save_pretrained(tmp_path / "net")
+    done = launch("check", "vision/segment", "--model", "./net", "--weights", "DEFAULT", "--data.path", "nuclei")
+    words = (
+        ("a file is missing", "preprocessor_config.json")
+        if what == "lacking"
+        else ("does not answer for pixels", "vit")
+    )
+    assert done.returncode == 2, done.shown
+    assert not [w for w in words if w not in done.stderr], done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.verify

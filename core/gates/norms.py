@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from core.gates import Finding, Proof, Skip, gate
 from core.run import Plan, Run
@@ -17,6 +17,17 @@ FEW, LEFT = 2, 0.05
 def layers(model: nn.Module) -> dict[str, _BatchNorm]:
     """Every batch norm that keeps running statistics."""
     return {n: m for n, m in model.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
+
+
+def fixed(model: nn.Module) -> dict[str, nn.Module]:
+    """Every layer that holds such statistics and never takes any (torchvision's FrozenBatchNorm2d, a hub model's own)."""
+    held = lambda m: all(isinstance(getattr(m, k, None), torch.Tensor) for k in ("running_mean", "running_var"))  # noqa: E731
+    return {n: m for n, m in model.named_modules() if held(m) and not isinstance(m, _NormBase)}
+
+
+def new(module: nn.Module) -> bool:
+    """Are its statistics those it was made with, 0 and 1, and not of any data?"""
+    return not module.running_mean.any() and bool((module.running_var == 1).all())
 
 
 @contextlib.contextmanager
@@ -49,8 +60,19 @@ def by_batch(model: nn.Module) -> Iterator[None]:
 )
 def batch_norm(proof: Proof) -> Finding:
     """One step of `train()` on a batch of the run's size, cut as the run cuts it: how many samples each layer normalises over
-    while it trains. Of the statistics it was made with, (1 - momentum) to the number of micro-batches of the run is left."""
+    while it trains. Of the statistics it was made with, (1 - momentum) to the number of micro-batches of the run is left. Layers
+    whose statistics are fixed must have some."""
     cfg, (_, probe) = proof.cfg, proof.look()
+    still = fixed(probe.model)
+    empty = [n for n, m in still.items() if new(m)]
+    if empty:
+        return Finding(False, f"{len(empty)} of {len(still)} layers judge by fixed statistics of no data (mean 0, variance 1)",
+                       "statistics of trained weights, or layers that take their own",
+                       "frozen before the weights were loaded, or a net from scratch: it has nothing to freeze")  # fmt: skip
+    if not layers(probe.model) and still:
+        return Finding(
+            True, f"{len(still)} layers judge by fixed statistics, none takes its own", "statistics of some data"
+        )
     if not layers(probe.model):
         raise Skip("no batch norm")
     run, stage = proof.build(Plan(steps=1, batch_size=cfg.train.batch_size, peak=True))
@@ -66,7 +88,7 @@ def batch_norm(proof: Proof) -> Finding:
 
     hooks = [module.register_forward_pre_hook(count(name)) for name, module in layers(stage.model).items()]
     # From the file, statistics are right from the first step on; made here, they are 0 and 1 and say nothing yet.
-    new = [n for n, m in layers(probe.model).items() if not m.running_mean.any() and bool((m.running_var == 1).all())]
+    made_here = [n for n, m in layers(probe.model).items() if new(m)]
     try:
         proof.train(cfg, run, stage)
     finally:
@@ -77,7 +99,7 @@ def batch_norm(proof: Proof) -> Finding:
     least = min(min(sizes) for sizes in seen.values())
     updates = Run(cfg, proof.accelerator).total_steps(stage) if proof.sized else math.inf
     momenta = {
-        n: m.momentum for n, m in layers(stage.model).items() if n in seen and n in new and m.momentum is not None
+        n: m.momentum for n, m in layers(stage.model).items() if n in seen and n in made_here and m.momentum is not None
     }
     left = {n: (1 - m) ** (updates * len(seen[n])) for n, m in momenta.items()}
     slow = max(left, key=left.get, default="")

@@ -32,7 +32,6 @@ from recipes.vision.pictures import VALIDATION, Decoded, decode, readable, said,
 LAYOUT = ("FOLDER/annotations/instances_train*.json with pictures in FOLDER/train*/ (the same for val), or FOLDER/train/*.json "
           "among its pictures, or one FOLDER/*.json")  # fmt: skip
 SLACK = 1.0  # pixels that a box may reach over the edge before it is called outside: rounding
-HELD_OUT = 500  # scenes of the digits that are scored
 
 
 @dataclass
@@ -118,7 +117,7 @@ def load(source: Source) -> Annotated:
 
 @cache
 def _digits(n: int) -> Annotated:
-    scenes = [(s, pasted.scene(s, i)) for s, k in (("train", n), ("val", HELD_OUT)) for i in range(k)]
+    scenes = [(s, pasted.scene(s, i)) for s, k in (("train", n), ("val", pasted.HELD_OUT)) for i in range(k)]
     boxes = [torch.tensor([i.box for i in s.items], dtype=torch.float32) for _, s in scenes]
     labels = [torch.tensor([i.digit for i in s.items]) for _, s in scenes]
     sizes = [(pasted.SIDE, pasted.SIDE)] * len(scenes)
@@ -414,7 +413,7 @@ def by_hand(data: Annotated) -> dict[str, float]:
     """Scores of pasted.by_hand on the held-out scenes, at the threshold that is best on 100 of those to learn from."""
 
     def judged(rows: Sequence[int], threshold: int) -> dict[str, float]:
-        found = pasted.by_hand([data.pictures.scenes[i] for i in rows], threshold)
+        found, _ = pasted.by_hand([data.pictures.scenes[i] for i in rows], threshold)
         return scores(found, listed(data, rows), len(rows), data.classes)
 
     best = max(pasted.THRESHOLDS, key=lambda t: judged(data.learn[:100], t)["map"])

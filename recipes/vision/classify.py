@@ -34,6 +34,8 @@ class Config(core.Config):
     """`small` (the net below), or any classifier of torchvision by name (resnet50, vit_b_16, convnext_tiny, ...)."""
     weights: str = "none"
     """What a torchvision net starts from: DEFAULT or a name of its weights (fetched and cached), or `none`."""
+    norm: zoo.Norm = "own"
+    """GroupNorm for `small`, batch norm for most others; `batch` or `group` from scratch, `frozen`: the weights' own, fixed."""
     image_size: int = 0
     """Pixels of a side just before the net; 0 takes what the weights were trained with (small: 64; the digits have 28)."""
     ema: float = 0.0
@@ -182,9 +184,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         train_data.order, val_data.order = train_data.images.order, val_data.images.order
 
     balanced = balancing.parts(cfg.balance, labels[learn], n, eps, mixed=cfg.mix.on)
-    model, started_from, fresh = make_model(cfg, train_data, classes)
-    if run.world > 1 and run.device.type == "cuda":  # statistics over the whole batch, however it is cut
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    model, started_from, fresh = zoo.normed(make_model(cfg, train_data, classes), cfg.norm, run)
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
@@ -244,7 +244,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
         net, shape = ema.model if ema else model, tuple(val_data.get(0, None)["image"].shape)
         config = {"classes": classes, "preprocessing": fit and fit.plain()}
-        config["input"] = f"float32 (B, {str(shape)[1:]} in [0, 1]; normalised inside the model"
+        config |= {"norm": cfg.norm, "input": f"float32 (B, {str(shape)[1:]} in [0, 1]; normalised inside the model"}
         if cfg.model == "small":
             core.save(folder, net, config | {"architecture": "ResNet", "widths": cfg.widths}, torch.zeros(2, *shape))
         else:  # torchvision's own names: models.get_model(architecture, num_classes=...) loads it

@@ -88,7 +88,8 @@ def augmentation(cfg: Config) -> nn.Module:
     """The training path, over picture, boxes and labels alike."""
     steps: list[nn.Module] = [v2.RandomPhotometricDistort()]
     if cfg.crop:
-        steps += [v2.RandomZoomOut(side_range=(1.0, 2.0)), v2.RandomIoUCrop()]
+        # The frame is grey, about as bright as pictures are: black ones would be another scale than what is evaluated.
+        steps += [v2.RandomZoomOut(fill=0.45, side_range=(1.0, 2.0)), v2.RandomIoUCrop()]
     if cfg.mirror:
         steps.append(v2.RandomHorizontalFlip())
     # What a crop leaves of a box may be nothing: box and label go together.
@@ -227,6 +228,8 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
                             "torchvision.ops.batched_nms"}  # fmt: skip
         if cfg.backbone != "small":  # models.detection has the constructor that loads them
             config |= {"library": "torchvision", "num_classes": len(classes) + model.background}
+        elif cfg.model != "fcos":  # (w, h) in pixels: no weights, and nothing can be decoded without them
+            config["anchors"] = (model.anchor_generator.cell_anchors[0][:, 2:] * 2).tolist()
         if isinstance(model, detectors.Dense):
             raw, example = detectors.Raw(model, cfg.image_size), torch.zeros(2, 3, cfg.image_size, cfg.image_size)
             core.save(folder, raw, config, example, weights=model.net)
@@ -234,12 +237,11 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
             save_file(model.net.state_dict(), folder / "model.safetensors")
             (folder / "config.json").write_text(json.dumps(config, indent=1))
 
-    # The others' first offsets are drawn, and weigh too much for a first loss to be known. Boxes half a pixel too wide and too high
-    # are as close as eight pictures are asked for.
-    foretold = isinstance(model, detectors.Fcos) and started_from is None
+    # The others' first offsets are drawn, and weigh too much for a first loss to be known.
+    scratch, foretold = started_from is None, isinstance(model, detectors.Fcos) and started_from is None
     expect = core.Expect(
         initial_loss=(lambda b: model.untrained(b["image"].shape, boxes.targets(b))) if foretold else None,
-        loss_floor=(lambda b: model.lowest(b["image"].shape, boxes.targets(b), off=0.5)) if foretold else 0.0,
+        loss_floor=(lambda b: model.lowest(b["image"].shape, boxes.targets(b), off=model.near)) if scratch else 0.0,
         overfit_metric=0.9,
         overfit_steps=300,
         fresh=fresh,

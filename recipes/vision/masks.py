@@ -22,11 +22,14 @@ from torchvision.transforms import v2
 
 import core
 from core import UserError, seeds
-from recipes.shared import nuclei
+from recipes.shared import digits, nuclei
+from recipes.vision import pasted
 from recipes.vision.pictures import VALIDATION, Decoded, decode, readable, said, survey
 
 IGNORE = 255
 """Void. Loss, metric, padding and augmentation read it here."""
+QUESTIONS = {"nuclei": "which pixels are nuclei?", "digits": "which pixels belong to which digit?"}
+EMBEDDED = tuple(QUESTIONS)
 LAYOUT = "FOLDER/train/images and FOLDER/train/masks (and the same in val), or FOLDER/images and FOLDER/masks; FOLDER/classes.txt"
 
 
@@ -35,13 +38,15 @@ class Source:
     """Which pictures."""
 
     path: str = "nuclei"
-    """`nuclei` (embedded), or a folder: images/ and masks/ with files of equal names, or both in train/ and in val/; `classes.txt`
-    beside them names the class ids line by line, from 0."""
+    """`nuclei` or `digits` (pasted on photos; both embedded), or a folder: images/ and masks/ with files of equal names, or both in
+    train/ and in val/; `classes.txt` beside them names the class ids line by line, from 0."""
+    scenes: int = 4800
+    """Digits: how many pictures to learn from."""
     max_bad: float = 0.01
     """Share of pictures or masks that may be unreadable; they are left out, counted and named. More is an error."""
 
     def __post_init__(self):
-        if self.path != "nuclei" and Path(self.path).exists():
+        if self.path not in EMBEDDED and Path(self.path).exists():
             self.path = str(Path(self.path).resolve())  # resumable from any folder
 
 
@@ -113,7 +118,9 @@ class Pairs(Decoded):
 
 def load(source: Source) -> Annotated:
     """The data set, read once a process."""
-    return _nuclei() if source.path == "nuclei" else _folder(source.path, source.max_bad)
+    if source.path in EMBEDDED:
+        return _nuclei() if source.path == "nuclei" else _digits(source.scenes)
+    return _folder(source.path, source.max_bad)
 
 
 @cache
@@ -123,6 +130,27 @@ def _nuclei() -> Annotated:
     pairs = [(picture[None, :, p], mask[:, p]) for p in parts]
     pixels = torch.stack([m.flatten().bincount(minlength=256) for _, m in pairs])
     return Annotated(pairs, [tuple(m.shape) for _, m in pairs], pixels, nuclei.CLASSES, [0], [1], {})
+
+
+class Composed(Sequence):
+    """Digits pasted on photos, drawn when asked for, and their masks."""
+
+    def __init__(self, scenes: list[tuple[str, pasted.Scene]]):
+        self.scenes, self.masks = scenes, [pasted.ids(*s, void=IGNORE) for s in scenes]
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def __getitem__(self, row: int) -> Pair:
+        return pasted.render(*self.scenes[row]), self.masks[row]
+
+
+@cache
+def _digits(n: int) -> Annotated:
+    pairs = Composed([(s, pasted.scene(s, i)) for s, k in (("train", n), ("val", pasted.HELD_OUT)) for i in range(k)])
+    pixels = torch.stack([m.flatten().bincount(minlength=256) for m in pairs.masks])
+    classes, held_out = ("background", *digits.CLASSES), [*range(n, len(pairs))]
+    return Annotated(pairs, [(pasted.SIDE, pasted.SIDE)] * len(pairs), pixels, classes, [*range(n)], held_out, {})
 
 
 @cache
@@ -202,11 +230,36 @@ def _named(root: Path, pixels: Tensor, pairs: Pairs) -> tuple[str, ...]:
                         needed=f"0 to {n - 1} ({', '.join(classes[:5])}{', ...' if n > 5 else ''}), or {IGNORE} for void",
                         cause="ids that count from 1" if beyond == [n] and 0 not in seen else
                         "instance masks (a number for each object), grey levels for ids, or another list of classes")  # fmt: skip
+    if not classes and numbered(pixels, pairs):
+        raise UserError(f"masks of {root} number objects, they do not name classes",
+                        got=f"values up to {max(seen)}, each in one piece", needed="class ids, the same for every object of a kind",
+                        cause="instance masks, or areas counted by a labelling tool",
+                        next=f"write the object's class for its number; where they are classes, name them in {file}")  # fmt: skip
     classes = classes or tuple(map(str, range(max(seen, default=0) + 1)))
     if len(classes) < 2 or len(classes) > IGNORE:
         raise UserError(f"{root} has {len(classes)} classes", got=f"values {', '.join(map(str, seen[:5])) or 'none but void'}",
                         needed=f"2 to {IGNORE}, the background counted", next=f"name them line by line in {file}")  # fmt: skip
     return classes
+
+
+def numbered(pixels: Tensor, pairs: Pairs, look: int = 20) -> bool:
+    """Do masks number objects? Values in one piece each, and either as many as objects are (the median mask has ten), or counted
+    from 1 without a gap to another number in each mask."""
+    from scipy import ndimage
+
+    some = (pixels[:, 1:IGNORE].sum(1) > 0).nonzero().flatten()[:look].tolist()
+    each = [(pixels[i, 1:IGNORE] > 0).nonzero().flatten() + 1 for i in some]
+    most = sorted(map(len, each))
+    counted_up = sum(torch.equal(v, torch.arange(1, len(v) + 1)) for v in each) >= 0.95 * len(each)
+    if not each or not (most[len(most) // 2] >= 10 or (counted_up and most[0] < most[-1] and most[-1] >= 5)):
+        return False
+    masks = [pairs[i][1].numpy() for i in some]
+    pieces = [
+        ndimage.label(m == v, np.ones((3, 3)))[1]
+        for m, values in zip(masks, each, strict=True)
+        for v in values.tolist()
+    ]
+    return sum(n == 1 for n in pieces) >= 0.95 * len(pieces)
 
 
 # ---------------------------------------------------------------------------------------------------------------- windows
@@ -305,9 +358,38 @@ def scores(confusion: Tensor, classes: Sequence[str]) -> dict[str, float]:
     }
 
 
-def overlap(said: Tensor, truth: Tensor) -> float:
-    """Intersection over union of two areas (bool)."""
-    return ((said & truth).sum() / (said | truth).sum()).item()
+def counted(mask: Tensor, answer: Tensor, n: int) -> Tensor:
+    """(n, n) pixels with truth in rows; void is in no row. Any shapes, both alike."""
+    scored = mask != IGNORE
+    return torch.bincount(mask[scored].long() * n + answer[scored].long(), minlength=n * n).view(n, n)
+
+
+def table(confusion: Tensor, classes: Sequence[str]) -> core.Matrix:
+    """Each class in percent, and their mean."""
+    hit, truth, said = confusion.diag().double(), confusion.sum(1), confusion.sum(0)
+    over = torch.stack([truth + said - hit, truth, said], 1)
+    shares = torch.where(over > 0, 100 * hit[:, None] / over.clamp_min(1), torch.nan)
+    values = torch.cat([shares.nanmean(0)[None], shares]).nan_to_num(0.0).round().long()
+    return core.Matrix(
+        values, rows=["mean", *classes], columns=["IoU", "recall", "precision"], axes=("class", "percent")
+    )
+
+
+def by_hand(data: Annotated) -> dict[str, dict[str, float]]:
+    """Scores on the held-out pictures of who uses no net, with the threshold that is best where the net learns."""
+    if isinstance(data.pairs, Composed):
+        scenes, n = data.pairs.scenes, len(data.classes)
+
+        def judged(rows: list[int], threshold: int) -> dict[str, float]:
+            truth = torch.stack([data.pairs.masks[i] for i in rows])
+            return scores(counted(truth, pasted.by_hand([scenes[i] for i in rows], threshold)[1], n), data.classes)
+
+        best = max(pasted.THRESHOLDS, key=lambda t: judged(data.learn[:100], t)["miou"])
+        return {"vivid pixels, read by logistic regression": judged(data.held_out, best)}
+    (picture, mask), (unseen, truth) = (data.pairs[i] for i in (*data.learn, *data.held_out))
+    share = lambda said, mask: scores(counted(mask, said, 2), data.classes)["iou"]  # noqa: E731
+    bright = max(range(256), key=lambda t: share(picture[0] > t, mask))
+    return {"brightness above a threshold": {"iou": share(unseen[0] > bright, truth)}}
 
 
 # ------------------------------------------------------------------------------------------------------------ what to expect

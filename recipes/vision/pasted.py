@@ -15,6 +15,8 @@ from recipes.shared.composites import COLOURS, TINTS, generator, pool
 
 SIDE, FEWEST, MOST = 96, 2, 4
 HEIGHTS, INK = (22, 40), 64  # pixels; what counts as written, of 255
+EDGE = (0.1, 0.5)  # opacity: from the first on a pixel is no longer the photo's, from the second on it is the digit's
+HELD_OUT = 500  # scenes that are scored
 WINDOW = (96, 200)  # pixels of a side that a photo's crop has before it is shrunk to SIDE
 TRIES = 20  # places to try for a digit; where none is free, it is left out
 
@@ -78,12 +80,26 @@ def render(split: str, found: Scene) -> Tensor:
     canvas = np.array(background, dtype=np.float32)
     for one in found.items:
         x0, y0, x1, y1 = one.box
-        opaque = np.asarray(inked(split, one.tile).resize((x1 - x0, y1 - y0), Image.Resampling.BILINEAR), np.float32)[
-            ..., None
-        ]
         part = canvas[y0:y1, x0:x1]
-        part += opaque / 255 * (np.float32(one.colour) - part)
+        part += opacity(split, one)[..., None] * (np.float32(one.colour) - part)
     return torch.from_numpy(canvas.clip(0, 255).astype(np.uint8)).permute(2, 0, 1)
+
+
+def opacity(split: str, one: Pasted) -> np.ndarray:
+    """(h, w) of 0-1: how much of each pixel of its box is the digit's."""
+    x0, y0, x1, y1 = one.box
+    return np.asarray(inked(split, one.tile).resize((x1 - x0, y1 - y0), Image.Resampling.BILINEAR), np.float32) / 255
+
+
+def ids(split: str, found: Scene, *, void: int) -> Tensor:
+    """(96, 96) uint8: 0 where the photo is, a digit's number + 1, `void` along its edges, where both are blended."""
+    mask = np.zeros((SIDE, SIDE), np.uint8)
+    for one in found.items:
+        x0, y0, x1, y1 = one.box
+        part, ink = mask[y0:y1, x0:x1], opacity(split, one)
+        part[ink > EDGE[0]] = void
+        part[ink >= EDGE[1]] = one.digit + 1
+    return torch.from_numpy(mask)
 
 
 # --------------------------------------------------------------------------------------------------------------- by hand
@@ -91,12 +107,12 @@ def render(split: str, found: Scene) -> Tensor:
 SEEN, THRESHOLDS = 20, (40, 60, 80, 100, 120, 140)
 
 
-def by_hand(scenes: Sequence[tuple[str, Scene]], threshold: int) -> Tensor:
-    """(N, 7) picture, label, score, box: what a detector without a learnt eye finds. Digits are the vivid pixels that hang
-    together; which ones is read by logistic regression on the digits to learn from."""
+def by_hand(scenes: Sequence[tuple[str, Scene]], threshold: int) -> tuple[Tensor, Tensor]:
+    """What is found without a learnt eye: ((N, 7) picture, label, score, box; (len(scenes), 96, 96) uint8, 0 or label + 1). Digits
+    are the vivid pixels that hang together; which ones is read by logistic regression on the digits to learn from."""
     from scipy import ndimage
 
-    reader, found = _reader(), []
+    reader, found, masks = _reader(), [], torch.zeros(len(scenes), SIDE, SIDE, dtype=torch.uint8)
     for i, one in enumerate(scenes):
         picture = render(*one).numpy().astype(np.float32)
         vivid = picture.max(0) - picture.min(0)
@@ -105,10 +121,12 @@ def by_hand(scenes: Sequence[tuple[str, Scene]], threshold: int) -> Tensor:
             box = (columns.start, rows.start, columns.stop, rows.stop)
             if rows.stop - rows.start < HEIGHTS[0] / 2 or rows.stop - rows.start > 1.2 * HEIGHTS[1]:
                 continue
-            ink = Image.fromarray(((areas[rows, columns] == n) * 255).astype(np.uint8)).resize((SEEN, SEEN))
+            mine = areas[rows, columns] == n
+            ink = Image.fromarray((mine * 255).astype(np.uint8)).resize((SEEN, SEEN))
             p = reader.predict_proba(np.asarray(ink).reshape(1, -1) / 255)[0]
             found.append([i, int(p.argmax()), float(p.max()), *box])
-    return torch.tensor(found, dtype=torch.float32).view(-1, 7)
+            masks[i, rows, columns][torch.from_numpy(mine)] = int(p.argmax()) + 1
+    return torch.tensor(found, dtype=torch.float32).view(-1, 7), masks
 
 
 @cache

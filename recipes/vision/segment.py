@@ -1,6 +1,7 @@
-"""Segment images: a class for every pixel, by a small U-Net from scratch or any of torchvision's segmentation nets, proved first.
+"""Segment images: a class for every pixel, by a small U-Net from scratch, a net of torchvision or of the hub, proved first.
 
 tiny  the nuclei of one real microscope picture: its left two thirds to learn from, the right third held out; two CPU cores.
+      `--data.path digits`: real handwritten digits pasted on real photos, their blended edges void.
 full  DeepLabV3 from its COCO weights on `--data.path FOLDER` (images/, masks/, classes.txt); an accelerator. The same code path.
 
 What this recipe gets right without being asked: one `IGNORE` for loss, metric, padding and augmentation; picture and mask moved by
@@ -20,7 +21,7 @@ from torchvision.transforms import v2
 
 import core
 from core.config import Loader, Optim, RunSettings, Train
-from recipes.vision import gates, masks, zoo
+from recipes.vision import gates, hub_nets, masks, zoo
 from recipes.vision.masks import IGNORE
 
 
@@ -31,9 +32,12 @@ class Config(core.Config):
 
     data: masks.Source = field(default_factory=masks.Source)
     model: str = "small"
-    """`small` (the U-Net below), or a segmentation net of torchvision (deeplabv3_resnet50, fcn_resnet50, lraspp_...)."""
+    """`small` (the U-Net below), a segmentation net of torchvision (deeplabv3_resnet50, fcn_resnet50, lraspp_...), or one of
+    transformers by folder or owner/name (SegFormer, Mask2Former, ...)."""
     weights: str = "none"
-    """What a torchvision net starts from: DEFAULT or a name of its weights (fetched and cached), or `none`."""
+    """What such a net starts from: DEFAULT or a name of its weights (fetched and cached), or `none`."""
+    norm: zoo.Norm = "own"
+    """GroupNorm for `small`, batch norm for most others; `batch` or `group` from scratch, `frozen`: the weights' own, fixed."""
     window: int = 64
     """Pixels of a side that the net sees at once; smaller pictures are padded, the padding is void."""
     step: int = 32
@@ -42,6 +46,8 @@ class Config(core.Config):
     """Pictures are resized to so many pixels on the shorter side; 0: not at all."""
     widths: tuple[int, ...] = (8, 16, 32)
     """Channels of each stage of the U-Net; every stage after the first halves the resolution."""
+    fold: int = 1
+    """Squares of so many pixels a side become channels for the U-Net, and pixels again behind it: at 2 a quarter of the work."""
     dice: float = 1.0
     """Weight of the Dice loss (Milletari 2016) beside the cross-entropy; 0: none."""
     focal: float = 0.0
@@ -87,8 +93,11 @@ def augmentation(cfg: Config) -> nn.Module:
     if cfg.scale != 1:
         steps.append(v2.RandomResize(round(cfg.resize / cfg.scale), round(cfg.resize * cfg.scale) + 1))
     outside = {tv_tensors.Image: 0, tv_tensors.Mask: IGNORE}
-    steps += [v2.RandomCrop(cfg.window, pad_if_needed=True, fill=outside), v2.RandomHorizontalFlip()]
-    return v2.Compose(steps if cfg.upright else [*steps, v2.RandomVerticalFlip()])
+    steps += [v2.RandomCrop(cfg.window, pad_if_needed=True, fill=outside)]
+    if cfg.data.path != "digits":  # a mirrored digit is none
+        steps += [v2.RandomHorizontalFlip()]
+        steps += [] if cfg.upright else [v2.RandomVerticalFlip()]
+    return v2.Compose(steps)
 
 
 # ---------------------------------------------------------------------------------------------------------------- model
@@ -107,40 +116,43 @@ class Double(nn.Sequential):
 class UNet(nn.Module):
     """U-Net (Ronneberger 2015): down by maxima, up by interpolation. It owns its normalisation: images come in as [0, 1]."""
 
-    def __init__(self, mean: Tensor, std: Tensor, widths: tuple[int, ...], n_classes: int):
+    def __init__(self, mean: Tensor, std: Tensor, widths: tuple[int, ...], n_classes: int, fold: int = 1):
         super().__init__()
+        self.fold = fold
         self.register_buffer("mean", mean.view(-1, 1, 1))
         self.register_buffer("std", std.view(-1, 1, 1))
-        pairs = list(zip((len(mean), *widths), widths, strict=False))
+        pairs = list(zip((len(mean) * fold**2, *widths), widths, strict=False))
         self.down = nn.ModuleList([Double(a, b) for a, b in pairs])
         self.up = nn.ModuleList([Double(a + b, a) for a, b in reversed(pairs[1:])])
-        self.head = nn.Conv2d(widths[0], n_classes, 1)
+        self.head = nn.Conv2d(widths[0], n_classes * fold**2, 1)
         nn.init.zeros_(self.head.weight)  # every class equally likely: the first loss is known, no first steps lost
         nn.init.zeros_(self.head.bias)
 
     def forward(self, images: Tensor) -> Tensor:
         x = (images - self.mean) / self.std  # (B, C, H, W)
-        seen = []
+        x, seen = F.pixel_unshuffle(x, self.fold), []
         for i, block in enumerate(self.down):
             x = block(x if i == 0 else F.max_pool2d(x, 2))  # (B, widths[i], H / 2^i, W / 2^i)
             seen.append(x)
         for block, fine in zip(self.up, reversed(seen[:-1]), strict=True):
             x = block(torch.cat([F.interpolate(x, scale_factor=2.0), fine], 1))
-        return self.head(x)  # (B, n_classes, H, W)
+        return F.pixel_shuffle(self.head(x), self.fold)  # (B, n_classes, H, W)
 
 
 def make_model(cfg: Config, data: masks.Annotated) -> zoo.Start:
-    """The net above, or one of torchvision's: images (B, C, H, W) in [0, 1] -> (B, n_classes, H, W)."""
+    """The net above, or another's: images (B, C, H, W) in [0, 1] -> (B, n_classes, H, W)."""
+    if hub_nets.named(cfg.model):
+        return hub_nets.segmenter(cfg.model, cfg.weights, data.classes)
     if cfg.model != "small":
         return zoo.segmenter(cfg.model, cfg.weights, len(data.classes))
-    stride = 2 ** (len(cfg.widths) - 1)
+    stride = cfg.fold * 2 ** (len(cfg.widths) - 1)
     if cfg.window % stride or cfg.window < 4 * stride:
         raise core.UserError("--window does not fit the U-Net", got=f"{cfg.window} pixels",
                              needed=f"a multiple of {stride}, at least {4 * stride}: it halves {len(cfg.widths) - 1} times",
                              next=f"--window {max(4, math.ceil(cfg.window / stride)) * stride}, or fewer --widths")  # fmt: skip
     some = data.learn[:100]  # training pictures alone
     pixels = torch.cat([data.pairs[i][0].double().flatten(1) for i in some], 1) / 255
-    return zoo.Start(UNet(pixels.mean(1).float(), pixels.std(1).float(), cfg.widths, len(data.classes)))
+    return zoo.Start(UNet(pixels.mean(1).float(), pixels.std(1).float(), cfg.widths, len(data.classes), cfg.fold))
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage
@@ -149,14 +161,12 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
     if cfg.scale != 1 and not cfg.resize:
         raise core.UserError("--scale has nothing to start from", got=f"{cfg.scale:g}", needed="--resize PIXELS")
     data = masks.load(cfg.data)
-    classes, n, embedded = data.classes, len(data.classes), cfg.data.path == "nuclei"
+    classes, n, embedded = data.classes, len(data.classes), cfg.data.path in masks.EMBEDDED
     cut = {"window": cfg.window, "step": cfg.step, "resize": cfg.resize}
     train_data = masks.Windows(data, data.learn, **cut, augment=augmentation(cfg) if cfg.augment else None)
     val_data = masks.Windows(data, data.held_out, **cut)
 
-    model, started_from, fresh = make_model(cfg, data)
-    if run.world > 1 and run.device.type == "cuda":  # statistics over the whole batch, however it is cut
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    model, started_from, fresh = zoo.normed(make_model(cfg, data), cfg.norm, run)
 
     def present(mask: Tensor) -> Tensor:
         """(B, n) pixels of each class in each window; void is none."""
@@ -188,12 +198,10 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
 
     def confusion_matrix(model: nn.Module, data: core.Data) -> Tensor:
         """(n, n) pixels with truth in rows, over the whole of `data`; void is in no row."""
-        total = torch.zeros(n * n, dtype=torch.long, device=run.device)
+        total = torch.zeros(n, n, dtype=torch.long, device=run.device)
         for batch in run.batches(data):
-            mask, answer = batch["mask"], model(batch["image"]).argmax(1)
-            scored = mask != IGNORE
-            total += torch.bincount(mask[scored] * n + answer[scored], minlength=n * n)
-        return run.gather(total[None]).sum(0).view(n, n)
+            total += masks.counted(batch["mask"], model(batch["image"]).argmax(1), n)
+        return run.gather(total[None]).sum(0)
 
     def constant(c: int) -> Tensor:
         """The confusion matrix of who says class `c` everywhere in the held-out pictures."""
@@ -202,11 +210,7 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
     def baselines() -> dict[str, dict[str, float]]:
         most = int(data.pixels[data.learn].sum(0)[:n].argmax())
         known = {"most frequent class everywhere": masks.scores(constant(most), classes)}
-        if not embedded:
-            return known
-        (picture, mask), (unseen, truth) = (data.pairs[i] for i in (*data.learn, *data.held_out))
-        bright = max(range(256), key=lambda t: masks.overlap(picture[0] > t, mask > 0))  # the best where the net learns
-        return {**known, "brightness above a threshold": {"iou": masks.overlap(unseen[0] > bright, truth > 0)}}
+        return known | masks.by_hand(data) if embedded else known
 
     def preview(batch: dict) -> list[core.Tile]:
         tiles = []
@@ -222,32 +226,41 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
         return [core.Tile(f"{r:.1%} right", masks.beside(x, y, a), good=r) for r, x, y, a in shown]
 
     def figures(model: nn.Module, data: core.Data) -> dict:
-        matrix = core.Matrix(confusion_matrix(model, data), rows=classes, columns=classes, axes=("truth", "prediction"))
+        confusion = confusion_matrix(model, data)
+        matrix = core.Matrix(confusion, rows=classes, columns=classes, axes=("truth", "prediction"))
         whole = masks.stitched(data, lambda images: model(images.to(run.device)).argmax(1).cpu())
-        return {"Held-out pictures: picture, truth, prediction": whole, "Confusion matrix, in pixels": matrix}
+        return {"Held-out pictures: picture, truth, prediction": whole, "Confusion matrix, in pixels": matrix,
+                "Each class, in percent of its pixels": masks.table(confusion, classes)}  # fmt: skip
 
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
         shape = tuple(val_data.get(0, None)["image"].shape)
-        config = {"classes": classes, "ignore_index": IGNORE, "resize": cfg.resize}
+        config = {"classes": classes, "ignore_index": IGNORE, "resize": cfg.resize, "norm": cfg.norm}
         config["input"] = f"float32 (B, {str(shape)[1:]} in [0, 1]; normalised inside the model"
         if cfg.model == "small":
-            core.save(folder, model, config | {"architecture": "UNet", "widths": cfg.widths}, torch.zeros(2, *shape))
-        else:  # torchvision's own names: models.get_model(architecture, num_classes=...) loads it
-            config |= {"architecture": cfg.model, "library": "torchvision", "num_classes": n}
+            config |= {"architecture": "UNet", "widths": cfg.widths, "fold": cfg.fold}
+            core.save(folder, model, config, torch.zeros(2, *shape))
+        else:  # their own names: models.get_model(architecture, num_classes=...), or from_pretrained, loads it
+            config |= hub_nets.configured(model) or {
+                "architecture": cfg.model,
+                "library": "torchvision",
+                "num_classes": n,
+            }
             core.save(folder, model, config, torch.zeros(2, *shape), weights=model.net)
 
-    # Pixels from an outline that are a guess; torchvision's nets answer at 1/8.
-    reach = 1 if cfg.model == "small" else 4
+    # Pixels from an outline that are a guess; other nets answer at 1/4 or 1/8.
+    reach = cfg.fold if cfg.model == "small" else 4
     of_terms = {"focal": cfg.focal, "dice": cfg.dice}
     expect = core.Expect(
         initial_loss=lambda b: masks.answered(b["mask"], masks.unsure(b["mask"], n), n, **of_terms),
         loss_floor=lambda b: masks.answered(b["mask"], masks.sure_inside(b["mask"], reach), n, **of_terms),
         overfit_metric=lambda b: masks.close(b["mask"], n, reach)[int(n == 2) :].nanmean().item(),
+        overfit_steps=120 if n == 2 else 300,
         fresh=fresh,
+        frozen=tuple(k for k, p in model.named_parameters() if not p.requires_grad),
     )
     name = "iou" if n == 2 else "miou"
-    question = "which pixels are nuclei?" if embedded else f"which of {n} classes does each pixel belong to?"
+    question = masks.QUESTIONS.get(cfg.data.path, f"which of {n} classes does each pixel belong to?")
     floor = max(masks.scores(constant(c), classes)[name] for c in range(n))
     return core.Stage(
         name="segment",

@@ -1,10 +1,11 @@
 """Torchvision's classifiers, segmentation nets and detectors by name, with their own weights and preprocessing, and a head for
 other classes."""
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torchvision import models
 from torchvision.ops import FrozenBatchNorm2d
 from torchvision.transforms import v2
 
-from core import UserError
+from core import Run, UserError
 from core.config import unknown
 from recipes.vision import detectors
 
@@ -25,6 +26,7 @@ DETECTORS = {
     "retinanet": "retinanet",
     "faster-rcnn": "fasterrcnn",
 }  # ours: what torchvision's names begin with
+Norm = Literal["own", "batch", "group", "frozen"]
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,15 @@ def build(model: str, weights: str, n_classes: int, prepare: Preprocessing) -> S
     except (AssertionError, ValueError) as error:
         raise UserError(f"{model} cannot be built for pictures of {prepare.crop} pixels", got=error,
                         next="another --image-size (vision transformers: a multiple of their patches)") from None  # fmt: skip
-    with torch.device("meta"):
-        other = models.get_model(model, weights=None, num_classes=n_classes + 1, **sized)
+    # RegNets compute their widths with tensors, which must have values.
+    with torch.device("cpu" if model.startswith("regnet") else "meta"):
+        other = models.get_model(model, weights=None, num_classes=n_classes + 1, **sized).eval()
+        try:
+            with torch.no_grad():
+                other(torch.empty(1, 3, prepare.crop, prepare.crop))
+        except RuntimeError as error:
+            raise UserError(f"pictures of {prepare.crop} pixels are too small for {model}", got=str(error).splitlines()[0],
+                            needed="something left behind its last stride", next="a larger --image-size") from None  # fmt: skip
     head, started = _loaded(net, other, model, weights, NAMES)
     for name, parameter in net.named_parameters():
         if name in head and net.get_submodule(name.rpartition(".")[0]).__class__ is nn.Linear:
@@ -166,8 +175,8 @@ def detector(model: str, backbone: str, weights: str, n_classes: int, limits: di
     head, started = _loaded(net, other, name, weights, made)
     if weights != "none":
         # The first ResNet-50 weights were trained with norms that add nothing to the variance; torchvision sets that, too.
-        _freeze_norms(net, 0.0 if name in ("fasterrcnn_resnet50_fpn", "retinanet_resnet50_fpn") else 1e-5)
-        started = {k: v for k, v in started.items() if k.removeprefix("net.") in net.state_dict()}
+        eps = 0.0 if name in ("fasterrcnn_resnet50_fpn", "retinanet_resnet50_fpn") else 1e-5
+        _replace(net, nn.BatchNorm2d, lambda norm: frozen(norm, eps))
     mean, std = net.transform.image_mean, net.transform.image_std
     model = kind(net, mean, std)
     for key, value in limits.items():
@@ -175,15 +184,49 @@ def detector(model: str, backbone: str, weights: str, n_classes: int, limits: di
     return Start(model, started, tuple(f"net.{n}" for n in head))
 
 
-def _freeze_norms(module: nn.Module, eps: float) -> None:
-    """Every batch norm that stands in `module` with fixed statistics and weights in its place."""
+def normed(start: Start, norm: Norm, run: Run) -> Start:
+    """The same net with other norms: `batch` or `group` (from scratch), `frozen` (statistics and weights of the file, for good), or
+    its `own`. Batch norm takes its statistics over all processes, where accelerators make that possible."""
+    model, scratch = start.model, start.pretrained is None
+    if norm == "frozen" and scratch:
+        raise UserError("--norm frozen has no statistics to keep", got="a net from scratch: mean 0 and variance 1 of no picture",
+                        needed="--weights, whose statistics they are", next="--weights DEFAULT, or --norm group")  # fmt: skip
+    if norm in ("batch", "group") and not scratch:
+        raise UserError(f"--norm {norm} does not fit the weights", got="a net tuned to the norms it was trained with",
+                        needed="own or frozen", next="--norm frozen, or --weights none")  # fmt: skip
+    if norm == "frozen":
+        _replace(model, nn.BatchNorm2d, lambda old: frozen(old, old.eps))
+    elif norm == "group":
+        _replace(model, nn.BatchNorm2d, grouped)
+    elif norm == "batch":
+        _replace(model, nn.GroupNorm, lambda old: nn.BatchNorm2d(old.num_channels))
+    if run.world > 1 and run.device.type == "cuda":
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return start._replace(model=model)
+
+
+def frozen(norm: nn.BatchNorm2d, eps: float) -> FrozenBatchNorm2d:
+    """Its statistics and weights, fixed, whatever the mode."""
+    fixed = FrozenBatchNorm2d(norm.num_features, eps=eps)
+    fixed.load_state_dict({k: v for k, v in norm.state_dict().items() if k != "num_batches_tracked"})
+    return fixed
+
+
+def grouped(norm: nn.BatchNorm2d) -> nn.GroupNorm:
+    """GroupNorm (Wu & He 2018) for as many channels, four or more to a group: one alone at 1x1 would be 0."""
+    groups = math.gcd(32, norm.num_features)
+    while groups > 1 and norm.num_features // groups < 4:
+        groups //= 2
+    return nn.GroupNorm(groups, norm.num_features)
+
+
+def _replace(module: nn.Module, kind: type, by: Callable) -> None:
+    """Every module of that kind inside `module` gives way to what `by` makes of it."""
     for name, child in module.named_children():
-        if isinstance(child, nn.BatchNorm2d):
-            frozen = FrozenBatchNorm2d(child.num_features, eps=eps)
-            frozen.load_state_dict({k: v for k, v in child.state_dict().items() if k != "num_batches_tracked"})
-            setattr(module, name, frozen)
+        if isinstance(child, kind):
+            setattr(module, name, by(child))
         else:
-            _freeze_norms(child, eps)
+            _replace(child, kind, by)
 
 
 def _loaded(
