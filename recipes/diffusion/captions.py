@@ -67,14 +67,25 @@ def read(cfg: Source, *, grey: bool) -> Captioned:
 
 def _phrased(found: pictures.Labelled, phrases: list[list[list[str]]]) -> Captioned:
     """Each picture with one of its class's phrases, of those to learn from or of those to be asked by: [split][class]."""
-    numbers: dict[str, int] = {}
-    asked = torch.zeros(len(found.labels), dtype=torch.long)
+    said = [""] * len(found.labels)
     for split, chosen in zip(phrases, (found.learn, found.held_out), strict=True):
         for i in chosen.tolist():
             own = split[int(found.labels[i])]
-            text = own[seeds.derive("caption", i) % len(own)]
-            asked[i] = numbers.setdefault(text, len(numbers))
-    return Captioned(*found[:5], dict(found.notes), tuple(numbers), asked)
+            said[i] = own[seeds.derive("caption", i) % len(own)]
+    return Captioned(*found[:5], dict(found.notes), *numbered(said, (found.learn, found.held_out)))
+
+
+def numbered(said: list[str], parts: tuple[Tensor, Tensor]) -> tuple[tuple[str, ...], Tensor]:
+    """(each different caption, the number (N,) of each picture's), the numbers of either part spread evenly over all: the gate that
+    compares the scale of inputs takes them for such."""
+    place: dict[str, float] = {}
+    for part in parts:
+        own = list(dict.fromkeys(said[i] for i in part.tolist()))
+        for i, text in enumerate(own):
+            place.setdefault(text, (i + 0.5) / len(own))
+    captions = sorted(place, key=lambda text: (place[text], text))
+    number = {text: i for i, text in enumerate(captions)}
+    return tuple(captions), torch.tensor([number[text] for text in said])
 
 
 # ------------------------------------------------------------------------------------------------------ captions beside pictures
@@ -106,8 +117,6 @@ def beside(cfg: Source) -> Captioned:
     )
     images = torch.stack([fit(every[i]) for i in range(len(good))]).float() / 127.5 - 1
     said = [texts[names[i]] for i in good.tolist()]
-    captions = tuple(sorted(set(said)))
-    asked = torch.tensor([captions.index(t) for t in said])
     marks = [facts[i][2] for i in good.tolist()]
     first = {mark: i for i, mark in reversed(list(enumerate(marks)))}  # copies of one picture stay on one side
     owner = torch.tensor([first[mark] for mark in marks])
@@ -116,7 +125,8 @@ def beside(cfg: Source) -> Captioned:
     if len(alone) < 5:
         raise UserError(f"{root} has too few pictures", got=f"{len(alone)} different ones", needed="five or more")
     learn, held_out = (~held).nonzero().flatten(), held.nonzero().flatten()
-    return Captioned(images, torch.zeros(len(asked), dtype=torch.long), (), learn, held_out, notes, captions, asked)
+    labels = torch.zeros(len(said), dtype=torch.long)
+    return Captioned(images, labels, (), learn, held_out, notes, *numbered(said, (learn, held_out)))
 
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
@@ -171,16 +181,12 @@ def told(found: Captioned, parts, judge) -> dict[str, str]:
     return notes | {"judge": judge.told if judge else "nobody: captions beside pictures name no class"}
 
 
-def matched(run: Run, process: Process, model: nn.Module, data: Data, n: int) -> float:
-    """Share of samples that one step sees better through their noise with their own caption than with another of the n, drawn at
-    random (of digits one in ten names the same digit). Half by chance."""
+def matched(run: Run, process: Process, model: nn.Module, data: Data) -> float:
+    """Share of samples that one step sees better through their noise with their own caption than with another, drawn once for
+    each (of digits one in ten names the same digit). Half by chance."""
     rows = []
     for b in run.batches(data):
-        drawn = torch.randint(max(1, n - 1), (len(b["asked"]),), generator=torch.Generator().manual_seed(0)).to(
-            b["asked"]
-        )
-        other = (drawn + (drawn >= b["asked"])).clamp(max=n - 1)
-        own, wrong = (process.look(model, {**b, "condition": c})[:, 1] for c in (b["asked"], other))
+        own, wrong = (process.look(model, {**b, "condition": b[key]})[:, 1] for key in ("asked", "other"))
         rows.append((own < wrong).float() + 0.5 * (own == wrong).float())
     return run.gather(torch.cat(rows)).mean().item()
 
@@ -220,11 +226,10 @@ class Noised(Data):
         noisy = self.process.add(latent[None], noise[None], timestep[None])[0]
         condition = torch.tensor(self.null) if hidden else caption
         drawn = {"noise": noise, "noisy": noisy, "timestep": timestep, "condition": condition}
-        return {"small": self.small[index], "latent": latent, **drawn, "asked": caption, "label": self.labels[index]}
+        other = (caption + 1 + seeds.derive("other", index) % max(1, self.null - 1)) % self.null
+        told = {"asked": caption, "other": other, "label": self.labels[index]}
+        return {"small": self.small[index], "latent": latent, **drawn, **told}
 
     def peek(self, index: int, key: str):
-        return (
-            {"label": self.labels, "asked": self.asked}[key][index]
-            if key in ("label", "asked")
-            else super().peek(index, key)
-        )
+        own = {"label": self.labels, "asked": self.asked}
+        return own[key][index] if key in own else super().peek(index, key)

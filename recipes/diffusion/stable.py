@@ -22,6 +22,8 @@ from recipes.shared import exports, hub, smollm
 bars.disable_progress_bar()
 # It names every caption that is cut, batch by batch; the data report counts them.
 logging.getLogger("diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion").setLevel(logging.ERROR)
+# It expects CLIP, and loads any text model that its index names.
+logging.getLogger("diffusers.pipelines.pipeline_utils").setLevel(logging.ERROR)
 LAYERS = 8  # of SmolLM2's 30: what its later ones know is which word comes next
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 READ: dict[tuple, Tensor] = {}
@@ -55,8 +57,8 @@ class Parts:
     unet: UNet2DConditionModel
     noise: Noise
     """The training objective: a model's own prediction type and number of timesteps."""
-    scheduler: DDPMScheduler | None
-    """A model's own schedule; none where `noise` says all."""
+    scheduler: DDPMScheduler
+    """The schedule of training. (steps_offset 1 is what StableDiffusionPipeline sets in any other.)"""
     told: str
 
     def read(self, captions: tuple[str, ...], device: torch.device) -> Tensor:
@@ -110,7 +112,9 @@ def new(cfg: New, noise: Noise, channels: int, side: int) -> Parts:
     )  # fmt: skip
     nn.init.zeros_(unet.conv_out.weight)  # the first prediction is 0: the first loss is the target's second moment
     nn.init.zeros_(unet.conv_out.bias)
-    return Parts(vae, encoder, tokenizer, unet, noise, None, f"a new net; text: {cfg.text}, autoencoder: {cfg.vae}")
+    schedule = DDPMScheduler(num_train_timesteps=noise.timesteps, beta_schedule=noise.schedule, prediction_type=noise.prediction,
+                             timestep_spacing="trailing", steps_offset=1)  # fmt: skip
+    return Parts(vae, encoder, tokenizer, unet, noise, schedule, f"a new net; text: {cfg.text}, autoencoder: {cfg.vae}")
 
 
 def centred(vae: AutoencoderKL, middles: Tensor) -> AutoencoderKL:

@@ -142,7 +142,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
             first, second = (sample(model, b["condition"], b["noise"], scale, name) for name in ("ddim", "dpm++"))
             apart.append((first - second).square().mean((1, 2, 3)))
         rms = run.gather(torch.cat(apart)).mean().sqrt().item()
-        matched = {"matched": captions.matched(run, process, model, data, val_data.null), "samplers_apart": rms}
+        matched = {"matched": captions.matched(run, process, model, data), "samplers_apart": rms}
         return {**(scores.judged(model, data, scale) if scores else {}), **denoise(model, data), **matched}
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
