@@ -64,7 +64,7 @@ def test_captions_beside_pictures(how: str, tmp_path: Path):
             (tmp_path / name).with_suffix(".txt").write_text(text + "\n")
     else:
         table(tmp_path, said, how)
-    found = captions.read(captions.Source(path=str(tmp_path), captions=how, image_size=16), grey=True)
+    found = captions.read(captions.Source(path=str(tmp_path), captions=how, image_size=16))
     assert found.images.shape == (12, 3, 16, 16)
     assert sorted(found.captions) == ["a green square", "a red square"]
     reds = [found.captions[i] == "a red square" for i in found.asked.tolist()]
@@ -74,7 +74,7 @@ def test_captions_beside_pictures(how: str, tmp_path: Path):
 
 
 def test_held_out_digits_are_asked_for_in_other_words():
-    found = captions.read(captions.Source(image_size=8), grey=True)
+    found = captions.read(captions.Source(image_size=8))
     learnt, asked = ({found.captions[i] for i in found.asked[part].tolist()} for part in (found.learn, found.held_out))
     assert not learnt & asked
     assert len(learnt) == 160
@@ -82,7 +82,7 @@ def test_held_out_digits_are_asked_for_in_other_words():
     i = found.held_out[-1]
     assert found.classes[found.labels[i]] == "9"
     assert any(w in found.captions[found.asked[i]] for w in ("9", "nine"))
-    assert captions.read(captions.Source(image_size=8), grey=False).images.shape[1] == 3
+    assert captions.read(captions.Source(image_size=8), 3).images.shape[1] == 3
 
 
 # --------------------------------------------------------------------------------------------------------------- parts

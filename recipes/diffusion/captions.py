@@ -49,13 +49,13 @@ class Captioned(NamedTuple):
     """(N,) indices into `captions`."""
 
 
-def read(cfg: Source, *, grey: bool) -> Captioned:
-    """Every picture with its caption; digits in three channels unless they may be `grey`."""
+def read(cfg: Source, channels: int = 1) -> Captioned:
+    """Every picture with its caption; digits in as many channels as the autoencoder reads."""
     if cfg.captions:
         return beside(cfg)
     found = source.read(cfg)
-    if found.images.shape[1] == 1 and not grey:
-        found = found._replace(images=found.images.expand(-1, 3, -1, -1))
+    if found.images.shape[1] == 1:
+        found = found._replace(images=found.images.expand(-1, channels, -1, -1))
     if cfg.path == "digits":
         names = [(c, SPOKEN[int(c)]) for c in found.classes]
         return _phrased(

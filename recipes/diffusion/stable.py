@@ -194,7 +194,8 @@ def _digits() -> Path:
 
 # ------------------------------------------------------------------------------------------------------ a model of the hub
 def model(name: str, noise: Noise, channels: int, side: int) -> Parts:
-    """The parts of a StableDiffusionPipeline, its net a copy of its own; `noise` says how timesteps weigh."""
+    """The parts of a StableDiffusionPipeline for pictures of so many channels, its net a copy of its own; `noise` says how timesteps
+    weigh."""
     pipe = _pipeline(name)
     vae, unet, scheduler = pipe.vae, pipe.unet, _trained(name, pipe.scheduler.config)
     kinds = (unet.config.in_channels, vae.config.latent_channels)
@@ -215,6 +216,11 @@ def model(name: str, noise: Noise, channels: int, side: int) -> Parts:
         f"{name}: {type(pipe.text_encoder).__name__}, predicts {own.prediction}, factor {vae.config.scaling_factor:g}"
     )
     return Parts(vae, pipe.text_encoder, pipe.tokenizer, copy.deepcopy(unet), own, scheduler, told)
+
+
+def channels(name: str) -> int:
+    """Of the pictures that a model's autoencoder reads; 1, those of digits, where there is no model."""
+    return _pipeline(name).vae.config.in_channels if name else 1
 
 
 @cache
