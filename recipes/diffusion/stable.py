@@ -194,8 +194,7 @@ def _digits() -> Path:
 
 # ------------------------------------------------------------------------------------------------------ a model of the hub
 def model(name: str, noise: Noise, channels: int, side: int) -> Parts:
-    """The parts of a StableDiffusionPipeline for pictures of so many channels, its net a copy of its own; `noise` says how timesteps
-    weigh."""
+    """The parts of a StableDiffusionPipeline for pictures of so many channels, its net a copy; `noise` says how timesteps weigh."""
     pipe = _pipeline(name)
     vae, unet, scheduler = pipe.vae, pipe.unet, _trained(name, pipe.scheduler.config)
     kinds = (unet.config.in_channels, vae.config.latent_channels)
