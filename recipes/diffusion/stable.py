@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -45,6 +46,15 @@ class New:
     """Channels at each resolution of a latent; every one after the first halves it. Multiples of 8. The first has no attention."""
     layers: int = 1
     """Residual blocks at each resolution."""
+
+    def __post_init__(self):
+        self.vae, self.text = resolved(self.vae), resolved(self.text)
+
+
+def resolved(name: str) -> str:
+    """A folder's whole path, so that a run is resumed from anywhere; any other name as it is."""
+    packaged = name in ("", "digits", "smollm2")
+    return str(Path(name).resolve()) if not packaged and Path(name).is_dir() else name
 
 
 @dataclass
@@ -183,8 +193,6 @@ def _digits() -> Path:
     settings = ["--latent.epochs", "0.1", "--sampling.every", "50", "--sampling.steps", "4", "--gates.no-enabled"]
 
     def build(folder: Path) -> None:
-        import tempfile
-
         with tempfile.TemporaryDirectory() as out:
             run = exports.made("diffusion/latent", settings, out, what="the autoencoder of digits")
             AutoencoderKL.from_pretrained(run / "export" / "vae").save_pretrained(folder)

@@ -58,6 +58,7 @@ class Config(core.Config):
     """dB (PSNR) that held-out pictures must have after the way through the autoencoder and back."""
 
     def __post_init__(self):
+        self.model = stable.resolved(self.model)
         if self.lora and (self.ema or not self.model):
             raise core.UserError("adapters are of a pretrained net, and no average is made of them",
                                  got=f"--lora {self.lora} --ema {self.ema:g} --model {self.model or '(none)'}",
