@@ -49,13 +49,11 @@ class Captioned(NamedTuple):
     """(N,) indices into `captions`."""
 
 
-def read(cfg: Source, channels: int = 1) -> Captioned:
-    """Every picture with its caption; digits in as many channels as the autoencoder reads."""
+def read(cfg: Source) -> Captioned:
+    """Every picture with its caption."""
     if cfg.captions:
         return beside(cfg)
     found = source.read(cfg)
-    if found.images.shape[1] == 1:
-        found = found._replace(images=found.images.expand(-1, channels, -1, -1))
     if cfg.path == "digits":
         names = [(c, SPOKEN[int(c)]) for c in found.classes]
         return _phrased(
@@ -63,6 +61,11 @@ def read(cfg: Source, channels: int = 1) -> Captioned:
         )
     phrases = [[cfg.phrase.format(c.replace("_", " "))] for c in found.classes]
     return _phrased(found, [phrases, phrases])
+
+
+def in_channels(found: Captioned, channels: int) -> Captioned:
+    """Grey pictures in as many channels as an autoencoder reads."""
+    return found._replace(images=found.images.expand(-1, channels, -1, -1)) if found.images.shape[1] == 1 else found
 
 
 def _phrased(found: pictures.Labelled, phrases: list[list[list[str]]]) -> Captioned:

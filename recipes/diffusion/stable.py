@@ -138,6 +138,13 @@ def centred(vae: AutoencoderKL, middles: Tensor) -> AutoencoderKL:
     return vae
 
 
+def reachable(name: str, setting: str, what: str) -> None:
+    """Neither a folder nor a name of the hub: told at once, without asking the hub five times."""
+    if not Path(name).is_dir() and name.count("/") != 1:
+        raise UserError(f"{setting} {name}: no such folder", got="nothing there",
+                        needed=f"a folder with a {what}, or owner/name on the hub")  # fmt: skip
+
+
 @cache
 def _text(name: str, tokens: int) -> tuple[nn.Module, object]:
     """(frozen text encoder, its tokenizer, set to pad on the right to so many tokens)."""
@@ -175,6 +182,7 @@ def _autoencoder(path: str, channels: int) -> AutoencoderKL:
 
 @cache
 def _loaded(path: str, channels: int, setting: str) -> AutoencoderKL:
+    reachable(path, setting, "AutoencoderKL")
     try:
         vae = AutoencoderKL.from_pretrained(path)
     except (OSError, ValueError) as error:
@@ -233,6 +241,7 @@ def channels(name: str) -> int:
 @cache
 def _pipeline(name: str) -> StableDiffusionPipeline:
     """Loaded once a process, its net on no account trained."""
+    reachable(name, "--model", "StableDiffusionPipeline")
     try:
         kind = StableDiffusionPipeline.load_config(name).get("_class_name")
         if kind != "StableDiffusionPipeline":
