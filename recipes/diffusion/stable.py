@@ -255,9 +255,8 @@ def _pipeline(name: str) -> StableDiffusionPipeline:
                         needed="a folder or hub name of a StableDiffusionPipeline, complete",
                         cause="a folder that was copied in part, a name with a typo, or no network",
                         next=f"with a network: hf download {name} --local-dir FOLDER") from None  # fmt: skip
-    pipe.to(torch.float32)
     for part in (pipe.vae, pipe.unet, pipe.text_encoder):
-        part.eval().requires_grad_(False)
+        nn.Module.float(part.eval().requires_grad_(False))  # trained weights: of bf16 ones small updates would be lost
     return pipe
 
 
