@@ -46,4 +46,6 @@ class Ema:
 
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:
-    return [*model.parameters(), *model.buffers()]
+    """Parameters and buffers, each once though it be tied; one walk over the modules, half of the time of two."""
+    every = (t for m in model.modules() for t in (*m._parameters.values(), *m._buffers.values()) if t is not None)
+    return list({id(t): t for t in every}.values())

@@ -93,8 +93,10 @@ LOOKALIKES = [
     Healthy("ok-25-silent-branches",
             hunk=(MODEL, MODEL + "    for block in model.blocks:\n        nn.init.zeros_(block.norm2.weight)\n"),
             naive="what is computed in a branch reaches nothing, and its layers have no gradient in step 1"),
-    Healthy("decay-everywhere", hunk=("core.make_optimizer(model, cfg.optim)", "torch.optim.AdamW(model.parameters(), lr=cfg.optim.lr, "
-                                      "weight_decay=cfg.optim.weight_decay)"), naive="norms and biases decay"),
+    Healthy("decay-everywhere",
+            hunk=("core.make_optimizer(model, cfg.optim)",
+                  "torch.optim.AdamW(model.parameters(), lr=cfg.optim.lr, weight_decay=cfg.optim.weight_decay)"),
+            naive="norms and biases decay"),
     Healthy("weights-held-in-a-range",
             hunk=(UPDATE, UPDATE + "        with torch.no_grad():\n            stage.model.stem.weight.clamp_(-0.2, 0.2)\n"),
             naive="weights move between two optimiser steps"),

@@ -216,6 +216,17 @@ def test_average_is_ramped_and_restored():
     assert torch.equal(again.model.weight, ema.model.weight)
 
 
+def test_average_moves_tied_weights_once():
+    net = torch.nn.ModuleList([torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)])
+    net[1].weight = net[0].weight
+    ema = Ema(net, 0.9)
+    before = net[0].weight.detach().clone()
+    with torch.no_grad():
+        net[0].weight += 1
+    ema.update(net)
+    assert torch.allclose(ema.model[0].weight, before + 0.9)  # the first decay is 0.1
+
+
 @pytest.mark.parametrize("model", ["resnet18", "vit_b_16", "convnext_tiny", "mobilenet_v3_small", "densenet121"])
 def test_layers_are_the_models_own(model):
     """Rates rise from the stem to the head, which learns at the full rate; every parameter has a layer."""

@@ -24,6 +24,7 @@ from core.stage import Data, Stage, View
 
 LEVELS = 512  # training samples whose timesteps stand for the schedule
 EXACT = 0.02  # rms of a picture in [-1, 1] that is undone in one step
+MANY = 64  # of captions, which may be as many as pictures: those that a net is taught the answer to
 KNOWN = 200  # real pictures that the judge is asked about
 SHORT = 60  # steps after which a net denoises at all
 DRAWN = 2.5  # largest gap of a distribution function times sqrt(n): by chance in 7 of a million samples
@@ -92,6 +93,12 @@ def clean_key(data: Data) -> str:
     return data.process.clean_key
 
 
+def asked_for(data: Data) -> tuple[str, int]:
+    """(name of what each sample is asked for by, how many there are of it): classes, or captions."""
+    key = data.process.asked
+    return key, len(data.fields[key].classes) if key in data.fields else data.null
+
+
 def objective(proof: Proof) -> Objective:
     """Read off the loss, on samples of the training path."""
 
@@ -119,15 +126,16 @@ def objective(proof: Proof) -> Objective:
 
 
 class Knowing(nn.Module):
-    """A net that knows the answer: one picture per class, and the mean of them where no class is asked for. It speaks the loss's
-    own language, whichever that is."""
+    """A net that knows the answer: one picture for each of `classes` (default: all, in their order), and the mean of them where any
+    other, or none, is asked for. It speaks the loss's own language, whichever that is."""
 
-    def __init__(self, asked: Objective, pictures: Tensor):
+    def __init__(self, asked: Objective, pictures: Tensor, classes: list[int] | None = None):
         super().__init__()
         order = asked.told.argsort()
         self.at = asked.told[order].double()
         self.curves = torch.stack([asked.alpha, asked.sigma, asked.of_image, asked.of_noise])[:, order]
         self.pictures = torch.cat([pictures, pictures.mean(0, keepdim=True)])
+        self.row = {c: i for i, c in enumerate(classes if classes is not None else range(len(pictures)))}
         self.met: set[float] = set()
         """Timesteps at which it was asked."""
 
@@ -138,7 +146,7 @@ class Knowing(nn.Module):
         share = ((t - self.at[right - 1]) / (self.at[right] - self.at[right - 1]).clamp_min(1e-9)).clamp(0, 1)
         level = torch.lerp(self.curves[:, right - 1], self.curves[:, right], share).float()[..., None, None, None]
         alpha, sigma, of_image, of_noise = level.unbind(0)
-        picture = self.pictures[class_labels]
+        picture = self.pictures[[self.row.get(c, len(self.row)) for c in class_labels.tolist()]]
         return SimpleNamespace(sample=of_image * picture + of_noise * (sample - alpha * picture) / sigma)
 
 
@@ -158,8 +166,9 @@ def undone(scheduler, prediction: Tensor, t: float, noisy: Tensor) -> Tensor:
     return noisy + moved * level / (level - after)
 
 
-def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
-    """The gate on what is learnt and undone; `judge` also says which of the clean things it works with can be recognised at all."""
+def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]] | None) -> Gate:
+    """The gate on what is learnt and undone; `judge` also says which of the clean things it works with can be recognised at all.
+    None: samples are not judged, and what is evaluated is one step of denoising."""
 
     @gate(
         "noise-process",
@@ -183,27 +192,32 @@ def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
             for p, i, x, clean in zip(asked.target.cpu(), t, asked.noisy.cpu(), asked.clean.cpu(), strict=True)
         ]
         worst = max(range(len(wrong)), key=wrong.__getitem__)
-        val, n = stage.data["val"], len(stage.data["val"].fields["label"].classes)
-        first = {int(val.peek(i, "label")): i for i in reversed(pick(val, 4 * n, proof.cfg.run.seed))}
-        one = fetch(val, [first[c] for c in range(n)], None, run.device)[clean_key(val)]
-        knowing = Knowing(asked, one)
+        val = stage.data["val"]
+        key, n = asked_for(val)
+        n = min(n, MANY)
+        first = {int(val.peek(i, key)): i for i in reversed(pick(val, min(4 * n, len(val)), proof.cfg.run.seed))}
+        classes = sorted(first)
+        ones = fetch(val, [first[c] for c in classes], None, run.device)
+        one = ones[clean_key(val)]
+        knowing = Knowing(asked, one, classes)
         with evaluating(stage.model):
             each = (
                 proof.cfg.sampling.every
             )  # an evaluation samples for one of so many: two of each class come at that distance
-            some = [i for i in pick(val, 2 * n, proof.cfg.run.seed) for _ in range(each)]
+            some = [i for i in pick(val, min(2 * n, len(val)), proof.cfg.run.seed) for _ in range(each)]
+            some = [i for i in some if int(val.peek(i, key)) in first]
             known = stage.evaluate(knowing, View(val, some))[stage.metric.name]
         shipped.set_timesteps(proof.cfg.sampling.steps)
         met = torch.tensor(sorted(knowing.met))
         strays = sum((met - i).abs().min().item() > 1e-3 for i in shipped.timesteps.tolist())
         seen = watched(proof)
         spread = torch.histc(seen.timesteps, bins=4, min=0, max=total) / len(seen.timesteps)
-        below = proof.cfg.noise.below(torch.arange(1, 4) * total / 4)
+        below = val.process.noise.below(torch.arange(1, 4) * total / 4)
         declared = torch.cat([below.new_zeros(1), below, below.new_ones(1)]).diff()
         alone, spread_ok = seen.distinct >= 0.5, (spread >= 0.4 * declared).all() and seen.timesteps.max() <= total
         middle = one.mean(0)  # guidance at a scale s leads from there to the picture and, above 1, beyond it
         ends = middle + proof.cfg.sampling.guidance_scale * (one - middle)
-        recognised = (judge(ends)[0] == torch.arange(n, device=run.device)).double().mean().item()
+        recognised = (judge(ends)[0] == ones["label"]).double().mean().item() if judge else 1.0
         floor = 0.75 * stage.metric.ceiling * recognised
         return Finding(
             wrong[worst] <= EXACT and known >= floor and not strays and alone and bool(spread_ok),
@@ -250,18 +264,18 @@ def trained(proof: Proof) -> tuple[Run, Stage, Seen]:
 
     def rehearse() -> tuple[Run, Stage, Seen]:
         run, stage = proof.build(Plan(steps=SHORT, batch_size=max(32, proof.accelerator.num_processes)))
-        own, seen = stage.loss, Seen()
+        own, seen, key = stage.loss, Seen(), asked_for(stage.data["train"])[0]
 
         def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
             def note(_: nn.Module, args: tuple, kwargs: dict) -> None:
                 t = kwargs.get("timestep", args[1] if len(args) > 1 else None)
                 given = kwargs.get("class_labels", args[2] if len(args) > 2 else None)
-                t = torch.as_tensor(t).expand(len(batch["label"])).cpu()
+                t = torch.as_tensor(t).expand(len(batch[key])).cpu()
                 seen.timesteps = torch.cat([seen.timesteps, t.float()])
                 if len(t) >= 8:
                     seen.distinct = min(seen.distinct, len(t.unique()) / len(t))
                 if given is not None:
-                    other = (given != batch["label"]).tolist()
+                    other = (given != batch[key]).tolist()
                     seen.hidden += other
                     seen.null |= {c for c, o in zip(given.tolist(), other, strict=True) if o}
 
@@ -295,17 +309,17 @@ def hidden_class(proof: Proof) -> Finding:
     share, n = sum(seen.hidden) / max(1, len(seen.hidden)), max(1, len(seen.hidden))
     slack = 4 * math.sqrt(max(cfg.drop * (1 - cfg.drop), 0.01) / n)
     data = stage.data["val"]
-    batch = fetch(data, pick(data, 128, cfg.run.seed), None, run.device)
-    classes = len(data.fields["label"].classes)
+    batch = fetch(data, pick(data, min(128, len(data)), cfg.run.seed), None, run.device)
+    key, classes = asked_for(data)
     null = next(iter(seen.null), classes)
     losses, said = [], []
     with evaluating(stage.model), run.autocast():
-        for condition in (batch["label"], torch.full_like(batch["label"], null)):
+        for condition in (batch[key], torch.full_like(batch[key], null)):
             said.append(stage.model(batch["noisy"], batch["timestep"], condition).sample.float())
             total = sum(stage.loss(stage.model, {**batch, "condition": condition}).values())
             losses.append(total.item() / len(condition))
     apart = ((said[0] - said[1]).norm() / said[0].norm().clamp_min(1e-9)).item()
-    enough = 0.7 * stage.expect.initial_loss(batch)
+    enough = 0.7 * data.process.initial_loss(batch)
     instead = " ".join(map(str, sorted(seen.null)[:5])) or "nothing"
     hidden = share > 0 and abs(share - cfg.drop) <= slack and len(seen.null) == 1 and null >= classes
     return Finding(
@@ -396,7 +410,7 @@ def weighting(proof: Proof) -> Finding:
     """Curvature of the loss at 512 noise levels against the declared weight, of min-SNR for a diffusion, 1 for a flow; what the net
     predicts is read off the target, the SNR off the noisy pictures. Then the timesteps that reach the net in sixty steps of
     train() against the declared share below each (Kolmogorov-Smirnov)."""
-    asked, noise = objective(proof), proof.cfg.noise
+    asked, noise = objective(proof), proof.look()[1].data["train"].process.noise
     expected = noise.weights(asked.kind, (asked.alpha / asked.sigma).square())
     gap = ((asked.weight - expected).abs() / expected.clamp_min(0.01)).cpu()
     t, i = asked.told.tolist(), int(gap.argmax())

@@ -81,8 +81,17 @@ def _line(proof: Proof, run: Run, stage: Stage, split: str) -> tuple[float, floa
     return slope, (cached.mean() - slope * fresh.mean()).item(), left
 
 
-def round_trip(judge: Judge, needed: float) -> Gate:
-    """The gate on what becomes of a picture on its way through latents."""
+Ask = Callable[[DiffusionPipeline, dict, Knowing], Tensor]
+
+
+def by_class(pipe: DiffusionPipeline, one: dict, knowing: Knowing) -> Tensor:
+    """The exported pipeline's picture (1, C, H, W) in [-1, 1] of a batch of one, its net replaced by one that knows the answer."""
+    pipe.unet.forward = lambda *a, **k: knowing(*a, **k)
+    return pipe(one["label"].tolist(), num_inference_steps=10, guidance_scale=1.0, output_type="pt").images * 2 - 1
+
+
+def round_trip(judge: Judge | None, needed: float, ask: Ask = by_class) -> Gate:
+    """The gate on what becomes of a picture on its way through latents; without a judge nobody reads it."""
 
     @gate(
         "round-trip",
@@ -100,8 +109,8 @@ def round_trip(judge: Judge, needed: float) -> Gate:
         pictures = torch.stack([val.images[i] for i in some]).to(run.device)
         batch["picture"], back = pictures, _through(vae, pictures)
         psnr = latents.psnr((back - pictures).square().mean().item())
-        read, real = ((judge(x)[0] == batch["label"]).double().mean().item() for x in (back, pictures))
-        ways = _ways(asked, run, stage, batch)
+        read, real = _read(judge, (back, pictures), batch["label"])
+        ways = _ways(asked, run, stage, batch, ask)
         shipped = ways["the export"].factor
         good = psnr >= needed and read >= READ * real
         judged = proof.follows != "rehearsed"
@@ -141,29 +150,29 @@ class Way:
     """The scaling_factor in the config of the autoencoder that decodes."""
 
 
-def _ways(asked: gates.Objective, run: Run, stage: Stage, batch: dict) -> dict[str, Way]:
+def _read(judge: Judge | None, seen: tuple[Tensor, ...], labels: Tensor) -> list[float]:
+    """Share of each set of pictures that the judge reads right."""
+    return [1.0 if judge is None else (judge(x)[0] == labels).double().mean().item() for x in seen]
+
+
+def _ways(asked: gates.Objective, run: Run, stage: Stage, batch: dict, ask: Ask) -> dict[str, Way]:
     """predict() and the exported pipeline, with a net that knows one latent."""
     with tempfile.TemporaryDirectory() as name:
         stage.export(Path(name))
         pipe = DiffusionPipeline.from_pretrained(name, trust_remote_code=True).to(run.device)
     pipe.set_progress_bar_config(disable=True)
     val, vae = stage.data["val"], stage.beside["vae"]
-    classes = len(val.fields["label"].classes)
     found = {
         "predict()": Way(factor=vae.config.scaling_factor),
         "the export": Way(factor=pipe.vae.config.scaling_factor),
     }
     for i in range(TRIED):
         one = {k: v[i : i + 1] for k, v in batch.items()}
-        knowing = Knowing(
-            asked, one[clean_key(val)].expand(classes, -1, -1, -1)
-        )  # whatever the class: guidance changes nothing
-        pipe.unet.forward = lambda *a, knowing=knowing, **k: knowing(*a, **k)
+        knowing = Knowing(asked, one[clean_key(val)], [])  # whatever is asked for: guidance changes nothing
         due, given = _decoded(vae, lambda one=one: _through(vae, one["picture"]))
         for way, net, make in (
             (found["predict()"], vae, lambda one=one, knowing=knowing: stage.predict(knowing, one)[0].image),
-            (found["the export"], pipe.vae, lambda one=one: pipe(one["label"].tolist(), num_inference_steps=10,
-                                                                 guidance_scale=1.0, output_type="pt").images * 2 - 1),
+            (found["the export"], pipe.vae, lambda one=one, knowing=knowing: ask(pipe, one, knowing)),
         ):  # fmt: skip
             made, took = _decoded(net, make)
             way.pictures = max(way.pictures, (made - due).div(127.5).square().mean().sqrt().item())
@@ -184,8 +193,13 @@ def _decoded(vae: nn.Module, make: Callable[[], Tensor]) -> tuple[Tensor, Tensor
     return shown.float(), given[-1] if given else None
 
 
+def decoding(judge: Judge | None, vae: nn.Module) -> Judge | Callable[[Tensor], tuple[Tensor, Tensor]] | None:
+    """`judge`, of latents."""
+    return judge and (lambda z: judge(pipeline.decode(vae, z)))
+
+
 def of(judge: Judge, vae: nn.Module, needed: float) -> list[Gate]:
     """The gates of a recipe in latents of `vae`, whose decoded samples `judge` judges."""
-    process = gates.noise_process(lambda z: judge(pipeline.decode(vae, z)))
+    process = gates.noise_process(decoding(judge, vae))
     own = [latent_scale, round_trip(judge, needed), process]
     return [*own, gates.hidden_class, gates.average, gates.weighting, gates.two_samplers]

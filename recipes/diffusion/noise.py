@@ -35,13 +35,18 @@ class Noise:
 
 class Process:
     """x_t = alpha_t x_0 + sigma_t noise, for t of 0 .. timesteps - 1; x_0 is what stands under `clean_key` in a batch, pictures in
-    [-1, 1] or latents, which have no `bound`."""
+    [-1, 1] or latents, which have no `bound`. `asked` names what a sample is of: its class, or the number of its caption."""
 
-    def __init__(self, noise: Noise, clean_key: str = "image", bound: float = 1.0):
+    asked = "label"
+
+    def __init__(
+        self, noise: Noise, clean_key: str = "image", bound: float = 1.0, scheduler: DDPMScheduler | None = None
+    ):
+        """`scheduler`: the one a pretrained net was trained with, in place of that which `noise` describes."""
         self.noise, self.clean_key, self.bound = noise, clean_key, bound
         # By keyword: from_config takes what was given by position for a default, and drops it for another class.
-        self.scheduler = DDPMScheduler(num_train_timesteps=noise.timesteps, beta_schedule=noise.schedule,
-                                       prediction_type=noise.prediction, timestep_spacing="trailing")  # fmt: skip
+        self.scheduler = scheduler or DDPMScheduler(num_train_timesteps=noise.timesteps, beta_schedule=noise.schedule,
+                                                    prediction_type=noise.prediction, timestep_spacing="trailing")  # fmt: skip
         signal = self.scheduler.alphas_cumprod.double()
         self.alpha, self.sigma = signal.sqrt().float(), (1 - signal).sqrt().float()
         kind = "noise" if noise.prediction == "epsilon" else "velocity"

@@ -58,6 +58,8 @@ class Judge:
         """(B, D)."""
         channels, side = self.shape
         images = F.interpolate((images.float().clamp(-1, 1) + 1) / 2, size=side, mode="bilinear", align_corners=False)
+        if channels == 1:
+            images = images.mean(1, keepdim=True)  # digits of a generator that makes colours
         return self.body.to(images.device)(images.expand(-1, channels, -1, -1))
 
 

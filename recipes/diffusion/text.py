@@ -1,0 +1,221 @@
+"""Generate pictures of a caption, read by a frozen text encoder, in the latents of a frozen autoencoder; or LoRA of a hub model.
+
+tiny  real handwritten digits (MNIST-5k) asked for in words, read by SmolLM2's first layers; held-out digits in words that no
+      picture was learnt with. One CPU core, minutes.
+full  LoRA of Stable Diffusion (`--model`) on pictures of your own classes, or with captions of your own beside them.
+
+What this recipe gets right without being asked: captions are read by the very pipeline that is exported, the empty one stands for
+none; a model keeps its own autoencoder, factor, noise schedule and prediction type; a caption that is missing, or cut, is told;
+the export is diffusers' own StableDiffusionPipeline, and makes of a caption what was measured.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import core
+from core.config import Optim, RunSettings, Train
+from core.stage import View
+from recipes.diffusion import captions, gates, latents, pipeline, source, stable, text_gates
+from recipes.diffusion.noise import Noise, Process
+from recipes.diffusion.scores import Scores
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+@dataclass
+class Sampling:
+    """How pictures are made when they are judged, and what the export starts with."""
+
+    guidance_scale: float = 2.0
+    """1: the conditional prediction alone; above: away from the unconditional one (Ho & Salimans 2022)."""
+    steps: int = 25
+    """Steps of DDIM (Song 2021)."""
+    every: int = 5
+    """An evaluation makes a picture for one of so many held-out ones: of its caption, from its noise."""
+    scales: tuple[float, ...] = (1.0, 1.5, 2.0, 4.0)
+    """Guidance scales of the table at the end."""
+
+
+@dataclass
+class Config(core.Config):
+    """Settings of diffusion/text."""
+
+    data: captions.Source = field(default_factory=lambda: captions.Source(image_size=32))
+    model: str = ""
+    """Folder or hub name of a StableDiffusionPipeline to fine-tune; empty: a new net (--new.*)."""
+    lora: int = 0
+    """Rank of adapters on every attention's projections, of a --model; 0 trains all of its net."""
+    new: stable.New = field(default_factory=stable.New)
+    noise: Noise = field(default_factory=Noise)
+    sampling: Sampling = field(default_factory=Sampling)
+    drop: float = 0.1
+    """Share of samples whose caption is replaced by the empty one, so that one net learns both predictions that guidance needs."""
+    ema: float = 0.999
+    """Decay of the average of the weights that is sampled and exported; 0 keeps none."""
+    needed: float = 20.0
+    """dB (PSNR) that held-out pictures must have after the way through the autoencoder and back."""
+
+    def __post_init__(self):
+        self.model = stable.resolved(self.model)
+        if self.lora and (self.ema or not self.model):
+            raise core.UserError("adapters are of a pretrained net, and no average is made of them",
+                                 got=f"--lora {self.lora} --ema {self.ema:g} --model {self.model or '(none)'}",
+                                 needed="--model FOLDER --lora RANK --ema 0")  # fmt: skip
+
+
+def tiny() -> Config:
+    """MNIST-5k at 32x32 on one CPU core."""
+    return Config(
+        new=stable.New(tokens=16),
+        train=Train(epochs=16, batch_size=64, eval_every=4),
+        optim=Optim(lr=2e-3, warmup=0.05),
+        run=RunSettings(threads=1, save_every=4),
+    )
+
+
+def full() -> Config:
+    """LoRA of Stable Diffusion on pictures of your own classes, judged by your own classifier's export."""
+    return Config(
+        data=captions.Source(path="hub:ethz/food101", image_size=512, judge="runs/vision-classify/export"),
+        model="stable-diffusion-v1-5/stable-diffusion-v1-5",
+        lora=16,
+        ema=0.0,
+        sampling=Sampling(guidance_scale=5.0, steps=50, every=50, scales=(1.0, 3.0, 5.0, 7.5)),
+        train=Train(epochs=4, batch_size=16, accumulate=4, precision="bf16"),
+        optim=Optim(lr=1e-4, weight_decay=0.01, warmup=0.03),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- model
+def make_parts(cfg: Config, found: captions.Captioned) -> stable.Parts:
+    """Text encoder, autoencoder and net: those of a model, or a new net between two that are there."""
+    channels, side = found.images.shape[1:3]
+    if cfg.model:
+        return stable.model(cfg.model, cfg.noise, channels, side)
+    parts = stable.new(cfg.new, cfg.noise, channels, side)
+    stable.centred(parts.vae, latents.cached(parts.vae, found.images)[found.learn])
+    return parts
+
+
+# ---------------------------------------------------------------------------------------------------------------- stage
+def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    """The one stage of this recipe."""
+    found = captions.in_channels(captions.read(cfg.data), stable.channels(cfg.model))
+    parts, asked, labelled = make_parts(cfg, found), cfg.sampling, bool(found.classes)
+    process = Process(parts.noise, "latent", float("inf"), parts.scheduler)
+    process.asked = "asked"
+    vae = parts.vae.to(run.device).eval()
+    z = pipeline.scaled(vae, latents.cached(vae, found.images))
+    train_data, val_data = (captions.Noised(z, found, i, process, cfg.drop) for i in (found.learn, found.held_out))
+    words = parts.read(found.captions, run.device)
+    model = stable.Captioned(parts.unet, words)
+    came = stable.adapted(model, cfg.lora)
+    untrained = stable.snapshot(model)
+    ema = core.Ema(model, cfg.ema) if cfg.ema else None
+    judge = source.judge(cfg.data) if labelled else None
+    train_data.notes = captions.told(found, parts, judge)
+
+    def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+        t = batch["timestep"]
+        prediction = model(batch["noisy"], t, batch["condition"]).sample.float()
+        target = process.target(batch["latent"], batch["noise"], t)
+        error = (prediction - target).square().mean((1, 2, 3))  # (B,)
+        return {"mse": (process.weights(t) * error).sum()}
+
+    def sample(model: nn.Module, captions: Tensor, noise: Tensor, scale: float, sampler: str = "ddim") -> Tensor:
+        """Pictures (B, C, H, W) in [-1, 1]. That the exported pipeline makes the same ones is proved by the gate `prompt`."""
+        how = {"null": val_data.null, "guidance_scale": scale, "num_inference_steps": asked.steps}
+        return pipeline.decode(vae, pipeline.sample(model, process.sampler(sampler), captions, noise, **how)).clamp(
+            -1, 1
+        )
+
+    scores = Scores(run, judge, found, sample, asked.every) if judge else None
+
+    def denoise(model: nn.Module, data: core.Data) -> dict[str, float]:
+        """One step from every sample's own noise level."""
+        return process.seen(run.gather(torch.cat([process.look(model, b) for b in run.batches(data)])))
+
+    def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
+        few, scale, apart = View(data, range(min(16, len(data)))), asked.guidance_scale, []
+        for b in run.batches(few):
+            first, second = (sample(model, b["condition"], b["noise"], scale, name) for name in ("ddim", "dpm++"))
+            apart.append((first - second).square().mean((1, 2, 3)))
+        rms = run.gather(torch.cat(apart)).mean().sqrt().item()
+        matched = {"matched": captions.matched(run, process, model, data), "samplers_apart": rms}
+        return {**(scores.judged(model, data, scale) if scores else {}), **denoise(model, data), **matched}
+
+    def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
+        made = sample(model, batch["asked"], batch["noise"], asked.guidance_scale)
+        right = (judge(made)[0] == batch["label"]).float().tolist() if judge else None
+        return source.tiles(made, [found.captions[i] for i in batch["asked"].tolist()], right)
+
+    def figures(at_hand: nn.Module, data: core.Data) -> dict:
+        some = View(data, range(0, len(data), max(1, len(data) // 40)))
+        grid = {"Samples": [tile for b in run.batches(some) for tile in predict(at_hand, b)]}
+        curve = scores and scores.curve(ema.model if ema else None, model, data, asked.scales)
+        return {"Samples by guidance scale": curve, **grid} if scores else grid
+
+    def baselines() -> dict[str, dict[str, float]]:
+        first, at_hand = untrained().to(run.device).eval(), ema.model if ema else model
+        if not scores:
+            return {"untrained net": denoise(first, val_data)}
+        learnt = View(train_data, range(0, len(train_data), max(1, len(train_data) // len(val_data))))
+        return {"untrained net": scores.judged(first, val_data, asked.guidance_scale),
+                "without guidance": scores.judged(at_hand, val_data, 1.0),
+                "in words it learnt": scores.judged(at_hand, learnt, asked.guidance_scale)}  # fmt: skip
+
+    def preview(batch: dict) -> list[core.Tile]:
+        told = zip(batch["condition"].tolist(), batch["timestep"].tolist(), strict=True)
+        seen = pipeline.decode(vae, batch["noisy"].to(run.device))
+        return source.tiles(seen, [f"{(*found.captions, '(empty)')[c]}, t {t}" for c, t in told])
+
+    def export(folder: Path) -> None:
+        """diffusers' own StableDiffusionPipeline; of adapters merged, and as a file of their own in lora/."""
+        stable.save(folder, parts, ema.model if ema else model, process.sampler(), cfg.lora)
+
+    shown = core.Metric("agreement", "do the samples show what was asked for in new words?", floor=1 / max(1, len(found.classes)),
+                        ceiling=1.0)  # fmt: skip
+    seen = core.Metric("denoised", "how much of a latent is seen through its noise?", 0.0, 1.0)
+    return core.Stage(
+        name="text",
+        model=model,
+        optimizers={"main": core.make_optimizer(model, cfg.optim)},
+        data={"train": train_data, "val": val_data},
+        loss=loss,
+        evaluate=evaluate,
+        metric=shown if scores else seen,
+        probe=core.Probe(seen, denoise),
+        average=ema.model if ema else None,
+        state={"ema": ema} if ema else {},
+        beside={"vae": vae, "text": parts.encoder, **(judge.beside if judge else {})},
+        expect=stable.expected(cfg, model, process, loss),
+        baselines=baselines,
+        bounds=("in words it learnt",),
+        preview=preview,
+        predict=predict,
+        figures=figures,
+        pretrained=came if cfg.model else None,
+        export=export,
+        gates=text_gates.of(judge, vae, cfg.needed, found.captions),
+        monitors=[*([gates.samples] if scores else []), gates.samplers, text_gates.told_apart],
+    )  # fmt: skip
+
+
+STAGES = [text]
+
+
+# ----------------------------------------------------------------------------------------------------------------- loop
+def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
+    """The loop; the gates rehearse this very function."""
+    for step in run.steps(stage):
+        run.update(stage, step.batches)
+        if "ema" in stage.state:
+            stage.state["ema"].update(stage.model)
+        if step.due(cfg.train.eval_every):
+            run.evaluate(stage)
+
+
+if __name__ == "__main__":
+    core.main(__file__)
