@@ -19,7 +19,8 @@ from torch.nn import functional as F
 import core
 from core.config import Loader, Optim, Phase, Train
 from core.stage import View
-from recipes.distill import gates, lessons, pictures
+from recipes.distill import gates, heads, lessons, pictures, rungs
+from recipes.distill.heads import reader
 from recipes.distill.measures import Measures, speech
 from recipes.shared import whisper
 
@@ -40,6 +41,8 @@ class Config(core.Config):
     """Weight of the mean squared error: how large."""
     cosine: float = 1.0
     """Weight of 1 - cosine: in which direction."""
+    cross_attention: Phase = field(default_factory=Phase)
+    head: Phase = field(default_factory=Phase)
     no_repeat: int = 0
     """So many ids never follow one another twice in what the decoder writes of the student's features; 0: no limit."""
 
@@ -48,7 +51,9 @@ def tiny() -> Config:
     """Whisper tiny.en and synthesised speech on two CPU cores."""
     return Config(
         features=Phase(epochs=8, batch_size=16, lr=2e-3, eval_every=2, hand_on="best"),
-        task=Phase(epochs=2, batch_size=8, lr=5e-4, eval_every=2),
+        task=Phase(epochs=2, batch_size=8, lr=5e-4, eval_every=0.5),
+        cross_attention=Phase(epochs=2, batch_size=8, lr=5e-4, eval_every=0.5),
+        head=Phase(epochs=2, batch_size=8, lr=5e-4, eval_every=0.5),
         train=Train(eval_batch_size=25),
         optim=Optim(warmup=0.1),
     )
@@ -62,6 +67,8 @@ def full() -> Config:
         depth=8,
         features=Phase(epochs=60, batch_size=64, lr=1e-3, hand_on="best"),
         task=Phase(epochs=20, batch_size=64, lr=2e-4),
+        cross_attention=Phase(epochs=10, batch_size=64, lr=2e-4),
+        head=Phase(epochs=10, batch_size=64, lr=2e-4),
         train=Train(precision="bf16", eval_batch_size=32),
         optim=Optim(warmup=0.06),
         loader=Loader(threads=16),
@@ -86,9 +93,8 @@ class Heard(core.Data):
         return self.make(index, self.read(index), generator)
 
     def read(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.source.read(
-            self.which[index]
-        )  # two files, where the sensor has arrays: --loader.threads reads ahead
+        # Two files, where the sensor has arrays: --loader.threads reads ahead.
+        return self.source.read(self.which[index])
 
     def make(self, index: int, got: tuple[Tensor, Tensor], generator: torch.Generator | None) -> dict:
         i, (canvas, length, end) = self.which[index], self.shape
@@ -222,19 +228,20 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """Then: the words, through the teacher's frozen decoder. The student alone learns."""
     teacher, data, measures = prepare(cfg, run)
-    model, source = previous.judged, data["val"].source
+    model = previous.judged
     before = copy.deepcopy(model).to(run.device)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         ids, place = batch["ids"], torch.arange(batch["ids"].shape[1], device=batch["ids"].device)
         # Text and its end, no prompt, no pad.
         scored = (place >= len(teacher.prompt)) & (place < batch["words"][:, None])
-        logits = teacher.logits(model(batch["envelope"]), ids[:, :-1]).float()  # (B, L - 1, vocabulary)
+        logits = reader(model, teacher).logits(model(batch["envelope"]), ids[:, :-1]).float()  # (B, L - 1, vocabulary)
         wrong = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)
         return {"ce": (wrong * scored[:, 1:]).sum()}
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        return {**measures.words(lambda batch: model(batch["envelope"]), data), **measures.likeness(model, data)}
+        words = measures.words(lambda batch: model(batch["envelope"]), data, reader(model, teacher))
+        return {**words, **measures.likeness(model, data)}
 
     def teachers(batch: dict) -> Tensor:
         """The teacher's own features while somebody speaks, and what the student puts after it."""
@@ -243,22 +250,12 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     def baselines() -> dict[str, dict[str, float]]:
         n, val = len(data["val"]), data["val"]
         others = View(val, range(n), swap=[(i + 1) % n for i in range(n)])  # nobody keeps their own
-        return {"the teacher's own features": measures.words(teachers, val), "after the first stage": evaluate(before, val),
-                "this model, input of another recording": evaluate(model, others)}  # fmt: skip
-
-    def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
-        heard = teacher.write(model(batch["envelope"]))
-        return [core.Tile(h, good=max(0.0, 1 - whisper.word_error_rate([t], [h])))
-                for t, h in zip(batch["text"], heard, strict=True)]  # fmt: skip
+        return {"the teacher's own features": measures.words(teachers, val), f"after the stage {previous.name}":
+                evaluate(before, val), "this model, input of another recording": evaluate(model, others)}  # fmt: skip
 
     def export(folder: Path) -> None:
-        """The student (model.safetensors, and model.pt2 that runs without this project) and the Whisper whose ears it replaces."""
-        config = {"architecture": "Student", "width": cfg.width, "depth": cfg.depth, "teacher": cfg.data.teacher,
-                  "input": f"float32 (B, {source.length}, {len(source.ears_mean)}): {source.sensor} at {lessons.FPS} frames a "
-                  "second, zeros after the end (of sound: lessons.py)",
-                  "output": f"float32 (B, {teacher.frames}, {teacher.width}): encoder_outputs of whisper/"}  # fmt: skip
-        core.save(folder, model, config, torch.stack([source.read(i)[0] for i in range(2)]))
-        whisper.save(teacher, folder / "whisper")
+        config = {"width": cfg.width, "depth": cfg.depth, "teacher": cfg.data.teacher}
+        heads.export(folder, model, teacher, data["val"].source, config)
 
     return core.Stage(
         name="task",
@@ -274,15 +271,16 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         baselines=baselines,
         bounds=("the teacher's own features",),
         preview=lambda batch: pictures.preview(batch, teacher),
-        predict=predict,
+        predict=lambda model, batch: pictures.transcripts(model, batch, reader(model, teacher)),
         figures=lambda model, data: pictures.side_by_side(model, data, measures.mean),
         export=export,
         gates=gates.TASK,
-        monitors=[gates.repetition],
+        monitors=[gates.repetition, gates.ladder("cross-attention")],
     )
 
 
 STAGES = [features, task]
+RUNGS = [rungs.cross_attention(task), rungs.head(task)]  # `resume RUN --rung NAME`, where the page advises it (W7)
 
 
 # ----------------------------------------------------------------------------------------------------------------- loop
