@@ -25,10 +25,11 @@ PLATEAU, SLOPE = (
     0.05,
     0.1,
 )  # a word error rate to be content with; the share of it that a third of a run takes away while it learns
-READABLE, HEARD = (
-    0.2,
+READABLE, VARIED, HEARD = (
+    0.05,
+    0.5,
     0.3,
-)  # centred cosine at the end (the second stage takes a third of it); nats a token that are left to learn
+)  # centred cosine, share of different transcripts; nats a token that are left to learn
 TAUGHT = {"rehearsed": 0.5, "trained": 0.3, "none": 0.3}
 """Centred cosine that the first stage must have reached: on the eight samples the gates taught it, or on held-out ones."""
 
@@ -293,20 +294,22 @@ def ladder(rung: str) -> Monitor:
 
     @monitor("ladder", rows="W7", title="words become right, or the decoder has to learn to read the student")
     def judge(history: list[dict[str, float]]) -> Finding:
-        """Word error rate in the last third of the evaluations against the third before, likeness and training loss at the end."""
+        """Word error rate in the last third of the evaluations against the third before; at the end: does the student say
+        something, and is anything left to learn?"""
         third = len(history) // 3
         if third < 1:
             return Finding(True, f"{len(history)} evaluations", "3 or more to tell a curve by")
         rates = [row["val/wer"] for row in history]
         before, now = (sum(part) / third for part in (rates[-2 * third : -third], rates[-third:]))
-        cosine, nats = history[-1]["val/centred_cosine"], history[-1]["train/loss"]
-        flat, alike, unlearnt = before - now < SLOPE * before, cosine >= READABLE, nats > HEARD
-        stuck = now > PLATEAU and flat and alike and unlearnt
+        cosine, different, nats = (history[-1][k] for k in ("val/centred_cosine", "val/different", "train/loss"))
+        says = cosine >= READABLE and different >= VARIED
+        stuck = now > PLATEAU and before - now < SLOPE * before and says and nats > HEARD
         return Finding(
             not stuck,
-            f"word error rate {before:.1%}, then {now:.1%}; centred cosine {cosine:.2f}, {nats:.2f} nats a token in training",
-            f"at most {PLATEAU:.0%}, or a tenth less than before (below {READABLE:g} it is the first stage that has to be better, "
-            f"below {HEARD:g} nats the lessons that have to be more)",
+            f"word error rate {before:.1%}, then {now:.1%}; centred cosine {cosine:.2f}, {different:.0%} of the transcripts "
+            f"different, {nats:.2f} nats a token in training",
+            f"at most {PLATEAU:.0%}, or a tenth less than before (a cosine below {READABLE:g} or under {VARIED:.0%} different: the "
+            f"first stage has to be better; below {HEARD:g} nats: there have to be more lessons)",
             "the decoder cannot read this student: let it learn to, and watch the word error rate with another's input",
             evidence={"rung": rung, "before": before, "now": now},
         )  # fmt: skip

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,14 +29,17 @@ def reader(model: Callable[[Tensor], Tensor], teacher: whisper.Whisper) -> whisp
     return replace(teacher, model=model.head) if isinstance(model, Opened) else teacher
 
 
-def export(
-    folder: Path, model: nn.Module, teacher: whisper.Whisper, source: lessons.Lessons, config: dict[str, Any]
-) -> None:
+def sensed(source: lessons.Lessons) -> str:
+    """What an exported program reads."""
+    shape = f"float32 (B, {source.length}, {len(source.ears_mean)})"
+    return f"{shape}: {source.sensor} at {lessons.FPS} frames a second, zeros after the end (of sound: lessons.py)"
+
+
+def export(folder: Path, model: nn.Module, teacher: whisper.Whisper, cfg: core.Config, source: lessons.Lessons) -> None:
     """The student (model.safetensors, and model.pt2 that runs without this project) and the Whisper whose ears it replaces."""
     student = model.student if isinstance(model, Opened) else model
-    config = {"architecture": "Student", **config,
-              "input": f"float32 (B, {source.length}, {len(source.ears_mean)}): {source.sensor} at {lessons.FPS} frames a "
-              "second, zeros after the end (of sound: lessons.py)",
-              "output": f"float32 (B, {teacher.frames}, {teacher.width}): encoder_outputs of whisper/"}  # fmt: skip
+    output = f"float32 (B, {teacher.frames}, {teacher.width}): encoder_outputs of whisper/"
+    config = {"architecture": "Student", "width": cfg.width, "depth": cfg.depth, "teacher": cfg.data.teacher,
+              "input": sensed(source), "output": output}  # fmt: skip
     core.save(folder, student, config, torch.stack([source.read(i)[0] for i in range(2)]))
     whisper.save(reader(model, teacher), folder / "whisper")

@@ -35,6 +35,8 @@ def head(task: Maker) -> Maker:
 def widened(previous: core.Stage) -> core.Stage:
     """The stage that is gone on from, with a Whisper of its own for its student: a copy of the teacher, or what learnt before."""
     model = previous.judged
+    if "teacher" not in previous.beside:
+        raise core.UserError("no decoder to open", got="--words ctc", needed="--words decoder")
     if not isinstance(model, Opened):
         model = Opened(model, copy.deepcopy(previous.beside["teacher"]))
     return replace(previous, model=model, average=None)
