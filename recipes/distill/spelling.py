@@ -26,7 +26,7 @@ from recipes.shared import whisper
 
 LETTERS = " 'abcdefghijklmnopqrstuvwxyz0123456789"
 BLANK = 0  # class 0; letter i of LETTERS is class i + 1
-EMPTY = 0.05  # share of transcripts that may be without a letter
+EMPTY, BLANKS = 0.05, 0.95  # shares of transcripts that may be without a letter, and of frames that may be blank
 
 
 def spell(text: str) -> list[int]:
@@ -64,14 +64,8 @@ class Spelt(core.Data):
         self.spelt = [spell(data.source.texts[i]) for i in data.which]
         self.fields = {**data.fields, "letters": core.Field("target")}
         self.longest = max(len(spell(text)) for text in data.source.texts)
-        for i, letters in enumerate(self.spelt):
-            needs, has = fewest(letters), int(data.source.spans[data.which[i]])
-            if not letters or needs > has:
-                raise core.UserError(
-                    "a recording cannot be spelt", got=f"'{data.source.texts[data.which[i]]}': {needs} classes in {has} frames",
-                    needed="at least one letter, and a frame of 20 ms for each and between two equal ones",
-                    cause="a transcript of another recording, or no English", next="--words decoder, or leave it out",
-                )  # fmt: skip
+        for i in data.which:
+            fits(data.source.texts[i], int(data.source.spans[i]))
 
     def __len__(self) -> int:
         return len(self.data)
@@ -88,6 +82,17 @@ class Spelt(core.Data):
 
     def collate(self, samples: list[dict]) -> dict:
         return self.data.collate(samples)
+
+
+def fits(text: str, frames: int) -> None:
+    """UserError where CTC cannot align a transcript with that many frames."""
+    needs = fewest(spell(text))
+    if not 0 < needs <= frames:
+        raise core.UserError(
+            "a recording cannot be spelt", got=f"'{text}': {needs} classes in {frames} frames",
+            needed="at least one letter, and a frame of 20 ms for each and between two equal ones",
+            cause="a transcript of another recording, or no English", next="--words decoder, or leave it out",
+        )  # fmt: skip
 
 
 def fewest(letters: list[int]) -> int:
@@ -228,8 +233,9 @@ def silent(history: list[dict[str, float]]) -> Finding:
     """Share of transcripts without a letter, and of blank frames, at the last evaluation."""
     empty, blank = history[-1]["val/empty"], history[-1]["val/blank"]
     return Finding(
-        empty <= EMPTY, f"{empty:.0%} of the transcripts empty, {blank:.0%} of the frames blank",
-        f"at most {EMPTY:.0%} empty",
+        empty <= EMPTY and blank <= BLANKS,
+        f"{empty:.0%} of the transcripts empty, {blank:.0%} of the frames blank",
+        f"at most {EMPTY:.0%}, and {BLANKS:.0%}",
         "CTC learns blanks first: more steps of --task.epochs, or a higher --task.lr\n"
         "a first stage that did not learn to hear", evidence={"blank": [row["val/blank"] for row in history]},
     )  # fmt: skip
