@@ -151,7 +151,11 @@ def test_a_stage_without_settings_of_its_name_is_told(fork, launch):
 # --------------------------------------------------------------------------------------------------------------- rungs
 RUNGS = (
     STAGES[0],
-    """def higher(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    """from core.gates import Finding
+from core.monitors import monitor
+
+
+def higher(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     stage = classify(cfg, run)
     stage.name, stage.expect.initial_loss = "higher", None
     stage.model.load_state_dict(previous.judged.state_dict())
@@ -164,7 +168,18 @@ def top_most(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     return stage
 
 
-STAGES, RUNGS = [classify], [higher, top_most]
+@monitor("low", rows="C11", title="high enough")
+def low(history: list[dict]) -> Finding:
+    return Finding(False, "low", "high", "climb", evidence={"rung": "higher"})
+
+
+def told(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    stage = classify(cfg, run)
+    stage.name, stage.monitors = "told", [low]
+    return stage
+
+
+STAGES, RUNGS = [told], [higher, top_most]
 """,
 )
 PHASES = (
@@ -180,6 +195,10 @@ def test_a_rung_goes_on_from_a_run_and_stands_by_itself(fork, launch, tmp_path: 
     below = launch("run", "mine.py", *QUICK, "--train.epochs", "0.3")
     assert below.returncode == 0, below.shown
     ground = below.folder()
+    advised = f"trainworthy resume {ground.relative_to(tmp_path)} --rung higher"
+    assert advised in below.stdout
+    page = (ground / "report.html").read_text()
+    assert page.index(advised) < page.index("Too early to say")
     refused = launch("resume", str(ground), "--rung", "hihger")
     assert (refused.returncode, "unknown rung 'hihger'" in refused.stderr, "higher" in refused.stderr) == (
         2,
@@ -192,7 +211,7 @@ def test_a_rung_goes_on_from_a_run_and_stands_by_itself(fork, launch, tmp_path: 
     assert done.returncode == 0, done.shown
     higher = done.folder()
     assert higher != ground
-    assert same(load_file(higher / "under" / "0.safetensors"), weights(ground, "classify"))
+    assert same(load_file(higher / "under" / "0.safetensors"), weights(ground, "told"))
     assert losses(higher)[0] < losses(ground)[0]
     assert {r["step/lr"] for r in read(higher / "step_metrics.jsonl")[1:]} == {1e-3}
     assert read(higher / "summary.json")["stage"] == "higher"
