@@ -293,7 +293,7 @@ def monitor(id: str, *, rows: str, title: str) -> "Callable[[Callable[[list[dict
     return lambda judge: Monitor(id, rows, title, judge)
 
 
-def _own(one: Monitor, history: list[dict[str, float]], run: "Run") -> "Verdict":
+def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
     which = (one.id, one.rows, one.title)
     if not history:
         return _skip("no evaluation yet", which)[0]
@@ -308,14 +308,15 @@ def _own(one: Monitor, history: list[dict[str, float]], run: "Run") -> "Verdict"
             "mend the monitor: nothing else is lost",
         )
     kind, remedy = ("pass", "") if found.ok else ("advice", found.remedy)
-    if not found.ok and (rung := found.evidence.get("rung")):
-        remedy = f"trainworthy resume {run.home} --rung {rung}\n{remedy}"
     return _verdict(which, kind, found.measured, found.needed, remedy, **found.evidence)
 
 
 def of(run: "Run", stage: Stage, gap: Gap | None = None, norms: Norms | None = None) -> "list[Verdict]":
     """Every monitor of a run as it stands, from its files."""
-    own = [_own(one, run.journal.history, run) for one in stage.monitors] + ([norms.verdict()] if norms else [])
+    own = [_own(one, run.journal.history) for one in stage.monitors] + ([norms.verdict()] if norms else [])
+    for v in own:
+        if v.verdict == "advice" and (rung := v.evidence.get("rung")):
+            v.remedy = f"trainworthy resume {run.home} --rung {rung}\n{v.remedy}"
     no_gap = {} if "train" in stage.data else {"no_gap": "no training set: the loop makes its own samples"}
     return own + judge(
         read_rows(run.folder / "step_metrics.jsonl"), config.to_dict(run.cfg), total=run.total_steps(stage),
