@@ -117,7 +117,7 @@ def next_steps(f: Folder) -> str:
             todo.append(Advice(f"Look at {len(skipped)} skipped steps", why))
         told = [v for v in f.monitors if v["verdict"] in ("fail", "advice")]
         for v in told:
-            rung = v["evidence"].get("rung")
+            rung = v.get("evidence", {}).get("rung")
             text = " ".join([v["measured"] + ".", *v["remedy"].splitlines()])
             todo.insert(0 if rung else len(todo), Advice(f"Monitor {v['id']}: {v['title']}", text, urgent=bool(rung)))
         if outside := against_healthy(f):
