@@ -27,6 +27,7 @@ trainworthy: training recipes that must prove themselves before they run
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy diff FORK.py                  what a fork changed, and which gates look at that
   trainworthy resume RUN_FOLDER [--force]   go on where a run stopped
+  trainworthy resume RUN_FOLDER --rung NAME [settings]    go on from its weights with a rung that its recipe offers
   trainworthy report RUN_FOLDER             write report.html again
   trainworthy compare RUNS_A RUNS_B         two groups of seeds: the difference and its interval
   trainworthy reference RECIPE [--seeds 5] [settings]    the band of RECIPE's healthy runs, drawn in every later report

@@ -261,15 +261,16 @@ def of_stage(cfg: Config, name: str, index: int) -> Config:
     return dataclasses.replace(cfg, **groups, init_from=cfg.init_from if index == 0 else None)
 
 
-def _idle(cfg: Config, words: list[str]) -> None:
+def _idle(cfg: Config, words: list[str], stages: list[str]) -> None:
     """A setting of the whole recipe that every stage sets for itself would do nothing: refused."""
+    own = {name.replace("_", "-"): p for name, p in phases(cfg).items() if name in stages}
     for word in (
         w[2:].split("=")[0].replace("_", "-") for w in words if w.startswith(("--train.", "--optim.", "--run."))
     ):
-        name, mine = word.split(".")[1].replace("-", "_"), phases(cfg).values()
-        if mine and all(getattr(p, name, None) is not None for p in mine):
+        name = word.split(".")[1].replace("-", "_")
+        if own and all(getattr(p, name, None) is not None for p in own.values()):
             raise UserError(f"--{word} does nothing here", got="every stage sets its own",
-                            needed=" or ".join(f"--{stage}.{name.replace('_', '-')}" for stage in phases(cfg)))  # fmt: skip
+                            needed=" or ".join(f"--{stage}.{name.replace('_', '-')}" for stage in own))  # fmt: skip
 
 
 def flags(cls: type, prefix: str = "") -> list[str]:
@@ -315,7 +316,7 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str) -> tuple[Conf
         module.__doc__ or ""
     ).strip() + f"\n\nPresets: --preset {' | '.join(presets)} (default tiny). --config FILE reads an args.json."
     cfg = tyro.cli(module.Config, default=default, args=argv, prog=prog, description=help_text)
-    _idle(cfg, argv)
+    _idle(cfg, argv, [make.__name__ for make in module.STAGES])
     return cfg, preset
 
 

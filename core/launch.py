@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from core import config, environment, gates, inventory, ledger, many, monitors, parts
+from core import config, environment, gates, inventory, ledger, many, monitors, parts, rungs
 from core import recipe as recipes
 from core.checkpoint import digest, load_into, load_weights
 from core.console import table
@@ -31,6 +31,7 @@ USAGE = """usage: python -m core.launch [run] RECIPE [--seeds N] [settings]    t
        python -m core.launch check RECIPE [--only ID,...] [--stage NAME] [--deep] [settings]    the gates alone
        python -m core.launch lr RECIPE [--steps 200] [settings]    which peak rate? a range test
        python -m core.launch resume RUN_FOLDER [--force]    go on where a run stopped
+       python -m core.launch resume RUN_FOLDER --rung NAME [--force] [settings]    go on from its weights: a rung of its recipe
        python -m core.launch data RECIPE [--sample N] [--json] [settings]    what is in its data
        python -m core.launch batch RECIPE [--largest N] [--memory 0.5] [settings]    how many samples at once"""
 
@@ -129,14 +130,45 @@ def check(argv: list[str]) -> None:
 
 
 def resume(argv: list[str]) -> None:
-    """Go on from the newest complete checkpoint of a run folder."""
+    """Go on from the newest complete checkpoint of a run folder; with `--rung` from its weights, with that stage of its recipe."""
     force = "--force" in argv
-    rest = [a for a in argv if a != "--force"]
-    if len(rest) != 1:
+    rest, rung = config.take([a for a in argv if a != "--force"], "--rung")
+    if not rest or (len(rest) > 1 and rung is None):
         raise UserError("resume takes one run folder and no settings", got=" ".join(argv), next=USAGE)
     folder = Path(rest[0])
-    if (folder / many.NAME).is_file():
+    if (folder / many.NAME).is_file() and rung is None:
         many.resume(folder, force=force)
+    saved = begun(folder)
+    if (folder / "summary.json").exists() and rung is None:
+        raise UserError(f"{folder} has finished", got="a summary.json", needed="a run that was interrupted",
+                        next=f"open {folder / 'report.html'}, or start a new run")  # fmt: skip
+    plain = recipes.load(saved["recipe"])
+    cfg, climbed = config.read_args(folder / "args.json", plain.module.Config), saved.get("rungs", [])
+    command = f"trainworthy resume {folder}" + (f" --rung {rung}" if rung else "")
+    changed = environment.changed_sources(folder, plain)
+    if changed and not force:
+        raise UserError("the recipe is not the one this run was started with", got="changed: " + ", ".join(changed),
+                        needed="the same sources, or your word that it does not matter",
+                        next=f"{command} --force")  # fmt: skip
+    loaded, words = rungs.on(plain, climbed, rungs.kept(folder)) if climbed else plain, saved["argv"]
+    if rung is not None:
+        rungs.on(plain, [*climbed, rung], [])  # unknown? told before weights are looked for
+        under = [*rungs.kept(folder), rungs.handed_on(folder, loaded, cfg)]
+        loaded, words = rungs.on(plain, [*climbed, rung], under), [plain.target, *rest[1:]]
+        cfg, _ = config.parse(loaded.module, ["--config", str(folder / "args.json"), *rest[1:]], prog=command)
+        cfg.init_from = None
+    session = open_session(loaded, cfg, saved["preset"], words, folder=folder if rung is None else None)
+    track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
+    with session_lock(session), Interrupts(session.folder) as interrupts, reported(session), track:
+        if rung is not None:
+            write_start(session)
+            rungs.keep(session, under)
+        prove(session, only=(), deep=False)
+        train(session, interrupts)
+
+
+def begun(folder: Path) -> dict[str, Any]:
+    """args.json of a run folder."""
     args = folder / "args.json"
     if folder.resolve().parent.name == "stages":
         raise UserError(f"{folder} is one stage of a run", needed="the run's folder",
@@ -144,27 +176,12 @@ def resume(argv: list[str]) -> None:
     if not args.is_file() or folder.resolve().parent.name == "checks":
         raise UserError(f"{folder} is no run folder", got="no args.json in it", needed="a folder under runs/<recipe>/",
                         next="ls -d runs/*/*")  # fmt: skip
-    if (folder / "summary.json").exists():
-        raise UserError(f"{folder} has finished", got="a summary.json", needed="a run that was interrupted",
-                        next=f"open {folder / 'report.html'}, or start a new run")  # fmt: skip
     try:
         saved = json.loads(args.read_text())
-        target, preset, words = saved["recipe"], saved["preset"], saved["argv"]
+        return {**saved, **{k: saved[k] for k in ("recipe", "preset", "argv")}}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{args} cannot be read", got=f"{type(error).__name__}: {error}", needed="the file this run began with",
                         cause="it was edited, or the run was killed while it began", next="start a new run") from None  # fmt: skip
-    loaded = recipes.load(target)
-    cfg = config.read_args(args, loaded.module.Config)
-    changed = environment.changed_sources(folder, loaded)
-    if changed and not force:
-        raise UserError("the recipe is not the one this run was started with", got="changed: " + ", ".join(changed),
-                        needed="the same sources, or your word that it does not matter",
-                        next=f"trainworthy resume {folder} --force")  # fmt: skip
-    session = open_session(loaded, cfg, preset, words, folder=folder)
-    track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
-    with session_lock(session), Interrupts(session.folder) as interrupts, reported(session), track:
-        prove(session, only=(), deep=False)
-        train(session, interrupts)
 
 
 # ------------------------------------------------------------------------------------------------------------- proving
@@ -219,10 +236,12 @@ def prove_stage(session: Session, part: parts.Part, proof: gates.Proof, only: tu
     seconds = sum(v.seconds for v in verdicts)
     if failed:
         first = failed[0]
+        again = ["trainworthy", "check", *s.argv, *proof.argv[len(s.argv) :], "--only", first.id]
+        again = ["trainworthy", "resume", str(s.folder)] if s.recipe.rungs else again
         raise GateFailed(
             f"{len(failed)} of {len(verdicts)} gates failed, first: {first.id} ({first.rows})\n"
             f"  evidence:     {s.folder / 'report.html'} and {proof.folder / 'gates' / first.id}/\n"
-            f"  try again:    {shlex.join(['trainworthy', 'check', *s.argv, *proof.argv[len(s.argv) :], '--only', first.id])}"
+            f"  try again:    {shlex.join(again)}"
         )
     if not all(v.remembered for v in verdicts):
         s.console.say(f"       {passed} of {len(verdicts)} gates passed{extra}, {seconds:.1f} s")

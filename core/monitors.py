@@ -284,7 +284,8 @@ class Monitor:
     rows: str
     title: str
     judge: "Callable[[list[dict[str, float]]], Finding]"
-    """Rows of epoch_metrics (`epoch`, `step`, `train/...`, `val/...`), at least one -> finding; advice where it is not ok."""
+    """Rows of epoch_metrics (`epoch`, `step`, `train/...`, `val/...`), at least one -> finding; advice where it is not ok. A rung
+    of the recipe named as evidence["rung"] is what the page advises first."""
 
 
 def monitor(id: str, *, rows: str, title: str) -> "Callable[[Callable[[list[dict]], Finding]], Monitor]":
@@ -313,6 +314,9 @@ def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
 def of(run: "Run", stage: Stage, gap: Gap | None = None, norms: Norms | None = None) -> "list[Verdict]":
     """Every monitor of a run as it stands, from its files."""
     own = [_own(one, run.journal.history) for one in stage.monitors] + ([norms.verdict()] if norms else [])
+    for v in own:
+        if v.verdict == "advice" and (rung := v.evidence.get("rung")):
+            v.remedy = f"trainworthy resume {run.home} --rung {rung}\n{v.remedy}"
     no_gap = {} if "train" in stage.data else {"no_gap": "no training set: the loop makes its own samples"}
     return own + judge(
         read_rows(run.folder / "step_metrics.jsonl"), config.to_dict(run.cfg), total=run.total_steps(stage),

@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from core.session import Session
 
 
+Maker = Callable[[config.Config, Run, Stage | None], Stage]
+
+
 @dataclass
 class Part:
     """One stage of a recipe before it is built."""
 
     name: str
-    make: Callable[[config.Config, Run, Stage | None], Stage]
+    make: Maker
     cfg: config.Config
     """The recipe's settings with what this stage sets for itself."""
     index: int
@@ -56,7 +59,7 @@ class Part:
 def parts(recipe: Recipe, cfg: config.Config) -> list[Part]:
     """The stages in order. With several, each is a function of the recipe named like the setting that holds its own."""
     makers = recipe.module.STAGES
-    if len(makers) == 1:
+    if len(makers) == 1 and makers[0].__name__ not in config.phases(cfg):
         return [Part(makers[0].__name__, makers[0], cfg, 0, 1)]
     return [Part(m.__name__, m, config.of_stage(cfg, m.__name__, i), i, len(makers)) for i, m in enumerate(makers)]
 
@@ -87,8 +90,12 @@ def proof(
     half = os.environ.get("TRAINWORTHY_HALF")
     argv = [s.recipe.target, *s.argv[1:]]  # a fork by its full path: a repro runs from anywhere
     argv += ["--stage", part.name] if part.of > 1 else []
+    rung = ["-m", "core.launch", "resume", str(s.folder.absolute())]  # no `check` knows what it stands on
+    again = (
+        (lambda gate: f"sys.exit(subprocess.run([sys.executable, *{rung!r}]).returncode)") if s.recipe.rungs else None
+    )
     return gates.Proof(part.cfg, s.accelerator, part.maker(before), s.recipe.module.train, part.folder(s.folder), {}, {}, argv,
-                       deep, Path(half) if half else None, stage=part.name, follows=follows)  # fmt: skip
+                       deep, Path(half) if half else None, again, stage=part.name, follows=follows)  # fmt: skip
 
 
 def copied(stage: Stage) -> Stage:

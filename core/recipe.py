@@ -27,6 +27,10 @@ class Recipe:
 
     entry: Entry
     module: ModuleType
+    rungs: tuple[str, ...] = ()
+    """Those climbed, the last of which is its one stage (`core/rungs.py`)."""
+    start: str = ""
+    """Hash of the weights that a rung stands on."""
 
     @property
     def id(self) -> str:
@@ -112,5 +116,7 @@ def fingerprint(recipe: Recipe, cfg: config.Config, data: str, **more: object) -
     settings.pop("gates")
     settings["run"] = {"seed": cfg.run.seed}
     files = {Path(k).name + v: "" for k, v in sources(recipe).items()}  # a moved folder is the same recipe
-    everything = json.dumps([sorted(files), settings, data, versions(), more], sort_keys=True, default=str)
+    everything = json.dumps(
+        [sorted(files), settings, data, versions(), recipe.start, more], sort_keys=True, default=str
+    )
     return hashlib.blake2b(everything.encode(), digest_size=16).hexdigest()

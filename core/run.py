@@ -93,7 +93,7 @@ class Run:
         self.device, self.rank, self.world = accelerator.device, accelerator.process_index, accelerator.num_processes
         self.precision = precision(cfg, accelerator)
         self.signal: str | None = None  # set by the signal handler, read between steps
-        self.step = 0  # optimiser steps done in the present stage
+        self.step = self.total = 0  # optimiser steps done in the present stage, and all it will make
         self.started = 0  # steps that were already done when this process began
         self.seconds = 0.0  # spent training, over all resumes
         self.checkpoints: checkpoint.Checkpoints | None = None
@@ -147,6 +147,10 @@ class Run:
         t = self.cfg.train
         return max(1, math.ceil(t.epochs * self.epoch(stage) / t.batch_size))
 
+    def progress(self, share: float) -> float:
+        """How far a ramp over the first `share` of the present stage has come in this step, (0, 1]; outside the loop it is over."""
+        return min(1.0, (self.current.index + 1) / max(1.0, share * self.total)) if self.current else 1.0
+
     def cut(self, batch: dict) -> list[dict]:
         """This process's part of a batch that the loop made, in its micro-batches."""
         sizes = self.plan.sizes if self.plan and self.plan.sizes else [1] * self.cfg.train.accumulate
@@ -167,6 +171,7 @@ class Run:
         stream = loader.Stream(n, cfg.run.seed, fixed=bool(plan and plan.fixed), order=data.order) if reads else None
         if not plan and not stage.expect.loss_may_rise:
             self.journal.live = monitors.Live(cfg.train.batch_size, total)
+        self.total = total
         start = self.started = self._restore(stage)
         training_modes(stage)
         cuts = plan.sizes if plan and plan.sizes else cfg.train.accumulate

@@ -186,8 +186,9 @@ def write_start(session: Session) -> None:
         stage_folder = part.folder(s.folder)
         stage_folder.mkdir(parents=True, exist_ok=True)
         _write_args(replace(s, cfg=part.cfg), stage_folder, stage=part.name)
-    own = config.to_dict(last.cfg)
-    _write_args(s, s.folder, **({"last_stage": {k: own[k] for k in ("train", "optim")}} if earlier else {}))
+    own, rungs = config.to_dict(last.cfg), s.recipe.rungs
+    more = {"last_stage": {k: own[k] for k in ("train", "optim")}} if earlier or rungs else {}
+    _write_args(s, s.folder, **more, **({"rungs": rungs, "stage": last.name} if rungs else {}))
     (s.folder / "environment.json").write_text(json.dumps(environment.collect(s.recipe, s.accelerator), indent=1))
     shutil.copy(s.recipe.entry.path, s.folder / "recipe.py")
 

@@ -14,15 +14,16 @@ OPTIMIZER = """        model=model,
 LOADED = "    learn, held_out = ((source.held_out"
 SPEECH = "speech = self.offset[: x.shape[1]] + self.scale * x"
 SCORED = 'logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)'
-PREVIOUS = "model, source = previous.judged, "
+PREVIOUS = "model = previous.judged\n"
 UPDATE = "        run.update(stage, step.batches)\n"
 
 
 def bug(
-    id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ...], *, task: bool = False, **more: str
-) -> Plant:
+    id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ...], *, task: bool = False,
+    more: tuple[str, ...] = (), **others: str | tuple[str, ...],
+) -> Plant:  # fmt: skip
     """One of this recipe's."""
-    return Plant(id, gate, row, old, new, words, recipe=RECIPE, argv=SECOND if task else FIRST, **more)
+    return Plant(id, gate, row, old, new, words, recipe=RECIPE, argv=(*(SECOND if task else FIRST), *more), **others)
 
 
 PLANTS = [
@@ -66,6 +67,11 @@ PLANTS = [
         "    teacher.model.model.decoder.dropout = 0.1\n" + LOADED, ("two evaluations", "dropout"),
         task=True, source="DST-01 neuralmagic/sparseml PR#2191", harm="targets that change from call to call", before=("overfit",),
         why="the loss is drawn anew with every mask, so eight samples do not close it"),
+    bug("letters-stay-blank", "blanks", "W1", "return spelling.task(cfg, run, previous, measures)",
+        "stage = spelling.task(cfg, run, previous, measures)\n        stage.model.letters.bias.data[0] = 1e3\n        return stage",
+        ("100% of the frames blank", "what ctc learns first"), task=True, more=("--words", "ctc", "--task.lr", "2e-3"),
+        before=("wiring", "dependency", "overfit", "baseline"), why="nothing but blanks has a gradient, so nothing is learnt",
+        harm="every transcript is empty"),
     # The second stage's samples are dear: what its gates leave out must not be where these three show.
     bug("task-updated-twice", "schedule", "C9", UPDATE, 2 * UPDATE, ("stepped 2 times in unit 1",), task=True),
     bug("task-loses-a-micro-batch", "accumulation", "C10", UPDATE,

@@ -1,6 +1,6 @@
 """Healthy variants of distill/whisper."""
 
-from tests.plants_distill import FIRST, RECIPE
+from tests.plants_distill import FIRST, RECIPE, SECOND
 from tests.quiet import Healthy
 
 SKIPS = ("terms", "init", "fabricated", "initial-loss", "tiny-data")
@@ -10,6 +10,7 @@ LOOKALIKES = [
     Healthy("distil-weights-of-the-terms", (*FIRST, "--mse", "0.5", "--cosine", "2"), recipe=RECIPE, may_skip=SKIPS),
     Healthy("distil-bf16", (*FIRST, "--train.precision", "bf16"), recipe=RECIPE, may_skip=SKIPS),
     Healthy("distil-small-student", (*FIRST, "--width", "64", "--depth", "2"), recipe=RECIPE, may_skip=SKIPS),
+    Healthy("distil-letters", (*SECOND, "--words", "ctc", "--task.lr", "2e-3"), recipe=RECIPE, may_skip=SKIPS),
     Healthy("distil-dropout", FIRST, DROPPED, recipe=RECIPE, may_skip=SKIPS, naive="two forwards differ"),
 ]  # fmt: skip
 SAMPLED: tuple[str, ...] = ()

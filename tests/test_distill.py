@@ -16,7 +16,7 @@ from transformers import WhisperConfig, WhisperForConditionalGeneration, Whisper
 from transformers.modeling_outputs import BaseModelOutput
 
 from core.errors import UserError
-from recipes.distill import gates, lessons
+from recipes.distill import gates, lessons, spelling
 from recipes.shared import speech, whisper
 from tests.commands import losses, read, run_folder
 
@@ -67,9 +67,11 @@ def test_recordings_of_ones_own(recordings, spoken, launch):
     assert {"wer", "different", "centred_cosine", "cosine", "magnitude_ratio"} <= summary["metrics"].keys()
     own = summary["baselines"]["the teacher's own features"]
     assert own["wer"] <= 0.1
-    assert {"after the first stage", "this model, input of another recording", "this model, input zeroed"} <= summary[
-        "baselines"
-    ].keys()
+    assert {
+        "after the stage features",
+        "this model, input of another recording",
+        "this model, input zeroed",
+    } <= summary["baselines"].keys()
     assert losses(done.folder())
     heard_by_the_library_alone(done.folder() / "export")
 
@@ -160,6 +162,13 @@ def test_a_width_that_is_not_cut_into_heads(launch):
     assert "a multiple of 32" in done.stderr
 
 
+def test_a_recording_that_is_clipped_or_empty():
+    loud = np.clip(noise(2, 0.8), -1, 1)
+    assert lessons.unfit(loud, 6) == "clipped"
+    assert lessons.unfit(np.clip(noise(2, 0.3), -1, 1), 6) == ""
+    assert lessons.unfit(noise(0), 6) == "shorter than 0.3 s"
+
+
 # ---------------------------------------------------------------------------------------------------------- its parts
 def test_no_two_sentences_share_three_of_their_parts():
     texts = speech.sentences(300)
@@ -215,3 +224,90 @@ def test_the_monitor_of_repetition():
     found = [gates.repetition.judge([{"val/repetition": share}]) for share in (0.02, 0.2)]
     assert [f.ok for f in found] == [True, False]
     assert "20.0% of the transcripts" in found[1].measured
+
+
+# --------------------------------------------------------------------------------------------------------- the ladder
+def curve(rates: list[float], cosine: float = 0.3, different: float = 1.0, nats: float = 1.0) -> list[dict[str, float]]:
+    return [{"val/wer": r, "val/centred_cosine": cosine, "val/different": different, "train/loss": nats} for r in rates]
+
+
+FLAT = [1.20, 1.17, 1.01, 1.09]
+"""Word error rate of a student that may use 24 of the 384 channels (seed 0): its decoder is deaf."""
+
+
+@pytest.mark.parametrize(
+    ("history", "advised"),
+    [
+        (curve(FLAT, 0.08, 0.96, 2.5), True),
+        (curve([0.74, 0.30, 0.28, 0.28]), True),
+        (curve([1.31, 0.65, 0.36, 0.16], 0.36, 1.0, 0.8), False),  # width 32 without blocks: it is still learning
+        (curve([0.07, 0.02, 0.01, 0.01], 0.28, 1.0, 0.1), False),  # the same at the end
+        (curve(FLAT, 0.0, 0.02, 2.5), False),  # collapsed: the first stage has to be better
+        (curve([0.5, 0.4, 0.4, 0.4], nats=0.05), False),  # learnt by heart: more lessons
+        (curve([1.2, 1.2]), False),  # too early to say
+    ],
+    ids=["deaf", "flat", "learning", "learnt", "collapsed", "by heart", "early"],
+)
+def test_a_rung_is_advised_where_the_curves_say_so(history, advised: bool):
+    found = gates.ladder("head").judge(history)
+    assert (not found.ok) == advised
+    assert found.ok or found.evidence["rung"] == "head"
+
+
+@pytest.mark.verify
+def test_both_rungs_go_on_from_a_run_and_from_each_other(launch):
+    """The run's page names the first, the first one's the second; the export is heard by transformers alone."""
+    few = ("--data.sentences", "60", "--width", "32", "--depth", "1")
+    rungs = [
+        f"--{name}.{key}={value}"
+        for name in ("cross-attention", "head")
+        for key, value in (("epochs", 1), ("eval-every", 0.3))
+    ]
+    at = launch("run", "distill/whisper", *few, *QUICK, "--features.epochs", "4", "--task.eval-every", "0.3", "--task.lr", "1e-4",
+                *rungs)  # fmt: skip
+    assert at.returncode == 0, at.shown
+    head = whisper.load("tiny.en", 6).model.state_dict()
+    for name, moved in (("cross-attention", ".encoder_attn."), ("head", ".decoder.")):
+        at = launch("resume", str(at.folder()), "--rung", name)
+        assert at.returncode == 0, at.shown
+        summary = read(at.folder() / "summary.json")
+        assert summary["stage"] == name.replace("-", "_")
+        mine = WhisperForConditionalGeneration.from_pretrained(
+            at.folder() / "export" / "whisper", dtype=torch.float32
+        ).state_dict()
+        changed = {k for k, t in mine.items() if not torch.equal(t, head[k].half().float())}
+        assert changed
+        assert all(moved in k or "proj_out" in k for k in changed), changed
+        rates = read(at.folder() / "step_metrics.jsonl")[0]
+        assert any(k.startswith("step/lr/head") for k in rates) == (name == "head")
+    heard_by_the_library_alone(at.folder() / "export")
+
+
+# --------------------------------------------------------------------------------------------------------- letters
+def test_letters_there_and_back():
+    text = "The young boy lost 3 letters, didn't he?"
+    frames = [f for c in spelling.spell(text) for f in (spelling.BLANK, c, c)]
+    assert whisper.word_error_rate([text], [spelling.read(frames)]) == 0
+    assert spelling.read([0, 9, 9, 0, 9, 0]) == spelling.LETTERS[8] * 2
+    assert spelling.fewest(spelling.spell("letter")) == 7
+
+
+def test_letters_that_stay_blank_are_told(launch):
+    """CTC learns blanks first: a run that ends there says so. No rung opens a decoder that nobody asks."""
+    done = launch("run", "distill/whisper", "--data.sentences", "60", *QUICK, "--width", "32", "--depth", "1", "--words", "ctc",
+                  "--task.batch-size", "3", "--task.lr", "2e-3")  # fmt: skip
+    assert done.returncode == 0, done.shown
+    assert "blanks-stay" in done.stdout
+    metrics = read(done.folder() / "summary.json")["metrics"]
+    assert metrics["blank"] > 0.95, metrics
+    program = torch.export.load(done.folder() / "export" / "model.pt2").module()
+    assert program(torch.zeros(3, 120, lessons.CHANNELS)).shape == (3, 300, 1 + len(spelling.LETTERS))
+    refused = launch("resume", str(done.folder()), "--rung", "head")
+    assert (refused.returncode, "no decoder to open" in refused.stderr) == (2, True), refused.shown
+
+
+def test_more_letters_than_frames():
+    """A transcript of another recording, or one that is read much too fast: named, before anything is trained."""
+    with pytest.raises(UserError, match=r"cannot be spelt(?s:.*)classes in 20 frames"):
+        spelling.fits("a transcript that is far too long", 20)
+    spelling.fits("short", 20)

@@ -1,5 +1,6 @@
 """Several stages in a row: own settings, gates for each, weights handed on, one resume."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,3 +146,95 @@ def test_a_stage_without_settings_of_its_name_is_told(fork, launch):
     done = launch("check", "mine.py")
     assert done.returncode == 2, done.shown
     assert "the stage 'first' has no settings of its own" in done.stderr
+
+
+# --------------------------------------------------------------------------------------------------------------- rungs
+RUNGS = (
+    STAGES[0],
+    """from core.gates import Finding
+from core.monitors import monitor
+
+
+def higher(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    stage = classify(cfg, run)
+    stage.name, stage.expect.initial_loss = "higher", None
+    stage.model.load_state_dict(previous.judged.state_dict())
+    return stage
+
+
+def top_most(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    stage = higher(cfg, run, previous)
+    stage.name = "top_most"
+    return stage
+
+
+@monitor("low", rows="C11", title="high enough")
+def low(history: list[dict]) -> Finding:
+    return Finding(False, "low", "high", "climb", evidence={"rung": "higher"})
+
+
+def told(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    stage = classify(cfg, run)
+    stage.name, stage.monitors = "told", [low]
+    return stage
+
+
+STAGES, RUNGS = [told], [higher, top_most]
+""",
+)
+PHASES = (
+    DATA,
+    "    higher: core.Phase = field(default_factory=lambda: core.Phase(epochs=0.1, lr=1e-3))\n"
+    "    top_most: core.Phase = field(default_factory=lambda: core.Phase(epochs=0.1, lr=1e-4))\n" + DATA,
+)
+
+
+def test_a_rung_goes_on_from_a_run_and_stands_by_itself(fork, launch, tmp_path: Path):
+    """Of a finished run, then of that rung; stopped and resumed it is the same, though what it stands on is gone."""
+    fork(PHASES, RUNGS)
+    below = launch("run", "mine.py", *QUICK, "--train.epochs", "0.3")
+    assert below.returncode == 0, below.shown
+    ground = below.folder()
+    advised = f"trainworthy resume {ground.relative_to(tmp_path)} --rung higher"
+    assert advised in below.stdout
+    page = (ground / "report.html").read_text()
+    assert page.index(advised) < page.index("Too early to say")
+    refused = launch("resume", str(ground), "--rung", "hihger")
+    assert (refused.returncode, "unknown rung 'hihger'" in refused.stderr, "higher" in refused.stderr) == (
+        2,
+        True,
+        True,
+    )
+    refused = launch("resume", str(ground), "--rung", "higher", "--train.epochs", "3")
+    assert (refused.returncode, "--higher.epochs" in refused.stderr) == (2, True)
+    done = launch("resume", str(ground), "--rung", "higher", "--higher.schedule", "constant")
+    assert done.returncode == 0, done.shown
+    higher = done.folder()
+    assert higher != ground
+    assert same(load_file(higher / "under" / "0.safetensors"), weights(ground, "told"))
+    assert losses(higher)[0] < losses(ground)[0]
+    assert {r["step/lr"] for r in read(higher / "step_metrics.jsonl")[1:]} == {1e-3}
+    assert read(higher / "summary.json")["stage"] == "higher"
+    argv = ("resume", higher, "--rung", "top-most", "--run.save-every", "0.01", "--top-most.epochs", "0.2")
+    whole = launch(*map(str, argv))
+    assert whole.returncode == 0, whole.shown
+    code, said = stop(*argv, "--run.out", "stopped", cwd=tmp_path, once="stopped/*/*/checkpoints/top_most/step-*")
+    assert code == 5, said
+    folder = run_folder(tmp_path, "stopped/*/2*")
+    for gone in (ground, higher):
+        shutil.rmtree(gone)
+    done = launch("resume", str(folder))
+    assert done.returncode == 0, done.shown
+    assert same(weights(folder, "top_most"), weights(whole.folder(), "top_most"))
+
+
+def test_a_recipe_without_rungs_and_a_run_with_nothing_to_go_on_from(fork, launch):
+    fork(PHASES, RUNGS)
+    checked = launch("run", "mine.py", *QUICK[1:], "--gates.no-enabled", "--train.epochs", "0.05")
+    shutil.rmtree(checked.folder() / "checkpoints")
+    refused = launch("resume", str(checked.folder()), "--rung", "higher")
+    assert (refused.returncode, "nothing to go on from" in refused.stderr) == (2, True), refused.shown
+    fork(name="other.py")
+    plain = launch("run", "other.py", *QUICK, "--train.epochs", "0.05")
+    refused = launch("resume", str(plain.folder()), "--rung", "higher")
+    assert (refused.returncode, "has no rungs" in refused.stderr) == (2, True), refused.shown

@@ -106,7 +106,8 @@ def result(f: Folder) -> tuple[str, str]:
 def next_steps(f: Folder) -> str:
     """The recommendation; after a failed gate, how to find its cause."""
     if f.failed:
-        tail = code(shlex.join(["trainworthy", "check", *said(f), "--only", ",".join(f.failed)]))
+        check = ["trainworthy", "check", *said(f), "--only", ",".join(f.failed)]
+        tail = code(shlex.join(["trainworthy", "resume", str(f.path)] if "rungs" in f.args else check))
         where = "Likely causes and evidence are below, under Gates. To try again:"
         todo = [Advice("Fix what failed, then prove it again in seconds", where)]
     elif f.rows:
@@ -115,10 +116,10 @@ def next_steps(f: Folder) -> str:
             why = "Their loss or gradient was not finite; weights were not touched. The batches are in postmortem/."
             todo.append(Advice(f"Look at {len(skipped)} skipped steps", why))
         told = [v for v in f.monitors if v["verdict"] in ("fail", "advice")]
-        todo += [
-            Advice(f"Monitor {v['id']}: {v['title']}", " ".join([v["measured"] + ".", *v["remedy"].splitlines()]))
-            for v in told
-        ]
+        for v in told:
+            rung = v.get("evidence", {}).get("rung")
+            text = " ".join([v["measured"] + ".", *v["remedy"].splitlines()])
+            todo.insert(0 if rung else len(todo), Advice(f"Monitor {v['id']}: {v['title']}", text, urgent=bool(rung)))
         if outside := against_healthy(f):
             todo.insert(0 if outside.urgent else len(todo), outside)
     else:

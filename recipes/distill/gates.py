@@ -9,10 +9,11 @@ from torch import Tensor
 from core.gates import Finding, Proof, fetch, gate, pick
 from core.gates.learning import OVERFIT_SAMPLES, overfitted
 from core.gates.recorder import rehearsed
-from core.monitors import monitor
+from core.monitors import Monitor, monitor
 from core.run import Plan, Run, evaluating
 from core.stage import Data, Stage, View
 from recipes.distill import lessons
+from recipes.distill.heads import reader
 from recipes.distill.measures import speech
 from recipes.shared import whisper
 
@@ -20,6 +21,15 @@ LISTENED = 48  # lessons that the teacher transcribes again
 RANGE = 2.3  # natural log of energy, 10 dB, between the quietest and the loudest frame: less is silence or hum
 LOOPING = 0.05  # share of transcripts that may repeat themselves
 STILL = 1e-6  # the same of a sensor whose unit nobody knows: nothing moves
+PLATEAU, SLOPE = (
+    0.05,
+    0.1,
+)  # a word error rate to be content with; the share of it that a third of a run takes away while it learns
+READABLE, VARIED, HEARD = (
+    0.05,
+    0.5,
+    0.3,
+)  # centred cosine, share of different transcripts; nats a token that are left to learn
 TAUGHT = {"rehearsed": 0.5, "trained": 0.3, "none": 0.3}
 """Centred cosine that the first stage must have reached: on the eight samples the gates taught it, or on held-out ones."""
 
@@ -247,7 +257,7 @@ def collapse(proof: Proof) -> Finding:
     eight = _eight(data)
     _, after, _ = overfitted(proof)
     with evaluating(after.model):
-        words = teacher.write(after.model(eight["envelope"].to(run.device)))
+        words = reader(after.model, teacher).write(after.model(eight["envelope"].to(run.device)))
     different, bar = len(set(words)), TAUGHT[follows]
     ok = cosine >= bar and different >= len(words) - 1
     return Finding(
@@ -277,6 +287,34 @@ def repetition(history: list[dict[str, float]]) -> Finding:
         "--no-repeat 4 keeps four ids from standing twice: it mends what is written, not what is heard",
         evidence={"repetition": [row["val/repetition"] for row in history]},
     )  # fmt: skip
+
+
+def ladder(rung: str) -> Monitor:
+    """The monitor that names `rung` where the decoder stays deaf to features that are like the teacher's."""
+
+    @monitor("ladder", rows="W7", title="words become right, or the decoder has to learn to read the student")
+    def judge(history: list[dict[str, float]]) -> Finding:
+        """Word error rate in the last third of the evaluations against the third before; at the end: does the student say
+        something, and is anything left to learn?"""
+        third = len(history) // 3
+        if third < 1:
+            return Finding(True, f"{len(history)} evaluations", "3 or more to tell a curve by")
+        rates = [row["val/wer"] for row in history]
+        before, now = (sum(part) / third for part in (rates[-2 * third : -third], rates[-third:]))
+        cosine, different, nats = (history[-1][k] for k in ("val/centred_cosine", "val/different", "train/loss"))
+        says = cosine >= READABLE and different >= VARIED
+        stuck = now > PLATEAU and before - now < SLOPE * before and says and nats > HEARD
+        return Finding(
+            not stuck,
+            f"word error rate {before:.1%}, then {now:.1%}; centred cosine {cosine:.2f}, {different:.0%} of the transcripts "
+            f"different, {nats:.2f} nats a token in training",
+            f"at most {PLATEAU:.0%}, or a tenth less than before (a cosine below {READABLE:g} or under {VARIED:.0%} different: the "
+            f"first stage has to be better; below {HEARD:g} nats: there have to be more lessons)",
+            "the decoder cannot read this student: let it learn to, and watch the word error rate with another's input",
+            evidence={"rung": rung, "before": before, "now": now},
+        )  # fmt: skip
+
+    return judge
 
 
 FEATURES = [agreement, vocabulary, counted, magnitude, alignment]

@@ -31,6 +31,7 @@ FPS, CHANNELS, WINDOW = 20, 16, 1600
 LOWEST, HIGHEST = 80.0, 7_000.0  # Hz, ends of the bands, evenly spaced in mel
 FLOOR = 1e-6  # energy that the sensor cannot tell from nothing
 SHORTEST, QUIET = 0.3, 1e-3  # seconds, and root mean square (full scale: 1) below which nothing is said
+CLIPPED = 0.01  # share of samples at full scale from which on a recording is cut off, not loud
 HELD_OUT, BATCH = 5, 16  # every fifth recording; recordings that the teacher hears at once
 RESTED = 448  # recordings that say what the canvas holds once they have ended
 FEATURES = "features/{:07d}.npy"
@@ -206,7 +207,7 @@ def load(source: Source) -> Lessons:
     else:
         path = Path(source.path).absolute()
         files = sorted((str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns) for p in path.rglob("*"))
-        key |= {"path": str(path), "files": files}
+        key |= {"path": str(path), "files": files, "clipped": CLIPPED}
     made = built("distill-lessons", key, lambda folder: _make(source, folder))
     return Lessons(
         folder=made, **load_file(made / "lessons.safetensors"), **json.loads((made / "lessons.json").read_text())
@@ -329,6 +330,8 @@ def unfit(wave: np.ndarray, seconds: int) -> str:
         return f"shorter than {SHORTEST:g} s"
     if len(wave) > seconds * whisper.RATE:
         return f"longer than {seconds} s"
+    if np.mean(np.abs(wave) >= 0.999) > CLIPPED:
+        return "clipped"
     return "silent" if np.sqrt(np.mean(np.square(wave))) < QUIET else ""
 
 

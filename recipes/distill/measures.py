@@ -42,14 +42,16 @@ class Measures:
         raw, centred, ours, theirs, n = self.run.gather(torch.cat(rows)).double().sum(0).tolist()
         return {"centred_cosine": centred / n, "cosine": raw / n, "magnitude_ratio": ours / theirs}
 
-    def words(self, canvas: Callable[[dict], Tensor], data: core.Data) -> dict[str, float]:
-        """What the frozen decoder reads from the canvas of each batch: word error rate, how many of the transcripts differ (where
-        every input says something else: all of them, or the decoder does not listen), and how many repeat themselves: the same four
-        ids stand in them twice, or they do not end."""
+    def words(
+        self, canvas: Callable[[dict], Tensor], data: core.Data, by: whisper.Whisper | None = None
+    ) -> dict[str, float]:
+        """What the frozen decoder (or that of `by`) reads from the canvas of each batch: word error rate, how many of the
+        transcripts differ (where every input says something else: all of them, or the decoder does not listen), and how many repeat
+        themselves: the same four ids stand in them twice, or they do not end."""
         said, heard = [], []
         for batch in self.run.batches(data):
             length = batch["ids"].shape[1] + 8  # a decoder that loops is cut off there
-            ids = self.teacher.generate(canvas(batch).float(), at_most=length - len(self.teacher.prompt))
+            ids = (by or self.teacher).generate(canvas(batch).float(), at_most=length - len(self.teacher.prompt))
             heard.append(F.pad(ids, (0, length - ids.shape[1]), value=self.teacher.end))
             said.append(batch["ids"])
         said, ids = (self.run.gather(torch.cat(rows)).tolist() for rows in (said, heard))

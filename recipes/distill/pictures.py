@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import core
-from recipes.shared.whisper import Whisper
+from recipes.shared.whisper import Whisper, word_error_rate
 
 BANDS, SHOWN, CHANNELS = 8, 4, 64  # pixels of a band of the sensor; recordings and channels of the teacher shown
 
@@ -26,6 +26,14 @@ def preview(batch: dict, teacher: Whisper) -> list[core.Tile]:
         picture = shaded(frames, BANDS, low, high).repeat_interleave(2, 1)
         tiles.append(core.Tile(fill(teacher.text(ids), 20), picture))
     return tiles
+
+
+def transcripts(model: nn.Module, batch: dict, teacher: Whisper) -> list[core.Tile]:
+    """What is written of each recording, and how much of it is right."""
+    heard = teacher.write(model(batch["envelope"]))
+    return [
+        core.Tile(h, good=max(0.0, 1 - word_error_rate([t], [h]))) for t, h in zip(batch["text"], heard, strict=True)
+    ]
 
 
 def side_by_side(model: nn.Module, data: core.Data, mean: Tensor) -> dict[str, list[core.Tile]]:

@@ -10,7 +10,7 @@ direction in the loss, no pad in either (W2); an output that starts at the teach
 
 import copy
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,8 @@ from torch.nn import functional as F
 import core
 from core.config import Loader, Optim, Phase, Train
 from core.stage import View
-from recipes.distill import gates, lessons, pictures
+from recipes.distill import gates, heads, lessons, pictures, rungs, spelling
+from recipes.distill.heads import reader
 from recipes.distill.measures import Measures, speech
 from recipes.shared import whisper
 
@@ -40,6 +41,12 @@ class Config(core.Config):
     """Weight of the mean squared error: how large."""
     cosine: float = 1.0
     """Weight of 1 - cosine: in which direction."""
+    cross_attention: Phase = field(default_factory=Phase)
+    head: Phase = field(default_factory=Phase)
+    ramp: float = 0.0
+    """Share (0 to 1) of the second stage in which the words come in, beside the terms of the first; 0: the words alone."""
+    words: Literal["decoder", "ctc"] = "decoder"
+    """What makes words of the features in the second stage: Whisper's frozen decoder, or letters that learn with the student."""
     no_repeat: int = 0
     """So many ids never follow one another twice in what the decoder writes of the student's features; 0: no limit."""
 
@@ -48,7 +55,9 @@ def tiny() -> Config:
     """Whisper tiny.en and synthesised speech on two CPU cores."""
     return Config(
         features=Phase(epochs=8, batch_size=16, lr=2e-3, eval_every=2, hand_on="best"),
-        task=Phase(epochs=2, batch_size=8, lr=5e-4, eval_every=2),
+        task=Phase(epochs=2, batch_size=8, lr=5e-4, eval_every=0.5),
+        cross_attention=Phase(epochs=2, batch_size=8, lr=5e-4, eval_every=0.5),
+        head=Phase(epochs=2, batch_size=8, lr=5e-4, eval_every=0.5),
         train=Train(eval_batch_size=25),
         optim=Optim(warmup=0.1),
     )
@@ -62,8 +71,9 @@ def full() -> Config:
         depth=8,
         features=Phase(epochs=60, batch_size=64, lr=1e-3, hand_on="best"),
         task=Phase(epochs=20, batch_size=64, lr=2e-4),
+        cross_attention=Phase(epochs=10, batch_size=64, lr=2e-4),
+        head=Phase(epochs=10, batch_size=64, lr=2e-4),
         train=Train(precision="bf16", eval_batch_size=32),
-        optim=Optim(warmup=0.06),
         loader=Loader(threads=16),
     )
 
@@ -86,9 +96,8 @@ class Heard(core.Data):
         return self.make(index, self.read(index), generator)
 
     def read(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.source.read(
-            self.which[index]
-        )  # two files, where the sensor has arrays: --loader.threads reads ahead
+        # Two files, where the sensor has arrays: --loader.threads reads ahead.
+        return self.source.read(self.which[index])
 
     def make(self, index: int, got: tuple[Tensor, Tensor], generator: torch.Generator | None) -> dict:
         i, (canvas, length, end) = self.which[index], self.shape
@@ -183,18 +192,20 @@ def sinusoids(length: int, d: int, device: torch.device) -> Tensor:
 
 
 # --------------------------------------------------------------------------------------------------------------- stages
+def alike(cfg: Config, ours: Tensor, batch: dict) -> dict[str, Tensor]:
+    """How far the student's canvas is from the teacher's while somebody speaks, in size and in direction."""
+    ours, theirs, mask = ours.float(), batch["features"], speech(batch)
+    return {
+        "mse": cfg.mse * ((ours - theirs).square().mean(-1) * mask).sum(),
+        "cosine": cfg.cosine * ((1 - F.cosine_similarity(ours, theirs, -1)) * mask).sum(),
+    }
+
+
 def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """First: what the teacher hears, frame by frame."""
     teacher, data, measures = prepare(cfg, run)
     source, mean = data["train"].source, measures.mean
     model = Student(cfg.width, cfg.depth, (source.ears_mean, source.ears_std), mean, measures.std, source.rest)
-
-    def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
-        ours, theirs, mask = model(batch["envelope"]).float(), batch["features"], speech(batch)
-        return {
-            "mse": cfg.mse * ((ours - theirs).square().mean(-1) * mask).sum(),
-            "cosine": cfg.cosine * ((1 - F.cosine_similarity(ours, theirs, -1)) * mask).sum(),
-        }
 
     def baselines() -> dict[str, dict[str, float]]:
         placed = measures.likeness(lambda envelope: mean.expand(len(envelope), -1, -1), data["val"])
@@ -206,12 +217,11 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
         data=data,
         beside={"teacher": teacher.model},
-        loss=loss,
+        loss=lambda model, batch: alike(cfg, model(batch["envelope"]), batch),
         evaluate=measures.likeness,
         metric=core.Metric("centred_cosine", "does the student hear what the teacher hears?", floor=0.0, ceiling=1.0),
         counts=lambda batch: {"*": batch["span"].sum()},
-        # What 120 steps reach (measured); none is exact in so few.
-        expect=core.Expect(loss_floor=0.3, overfit_metric=0.8),
+        expect=core.Expect(loss_floor=0.3, overfit_metric=0.8),  # measured: what 120 steps reach
         baselines=baselines,
         preview=lambda batch: pictures.preview(batch, teacher),
         figures=lambda model, data: pictures.side_by_side(model, data, measures.mean),
@@ -222,19 +232,23 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """Then: the words, through the teacher's frozen decoder. The student alone learns."""
     teacher, data, measures = prepare(cfg, run)
-    model, source = previous.judged, data["val"].source
+    if cfg.words == "ctc":
+        return spelling.task(cfg, run, previous, measures)
+    model = previous.judged
     before = copy.deepcopy(model).to(run.device)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         ids, place = batch["ids"], torch.arange(batch["ids"].shape[1], device=batch["ids"].device)
-        # Text and its end, no prompt, no pad.
-        scored = (place >= len(teacher.prompt)) & (place < batch["words"][:, None])
-        logits = teacher.logits(model(batch["envelope"]), ids[:, :-1]).float()  # (B, L - 1, vocabulary)
+        scored = (place >= len(teacher.prompt)) & (place < batch["words"][:, None])  # text and end: no prompt, no pad
+        canvas = model(batch["envelope"])
+        logits = reader(model, teacher).logits(canvas, ids[:, :-1]).float()  # (B, L - 1, vocabulary)
         wrong = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)
-        return {"ce": (wrong * scored[:, 1:]).sum()}
+        ce = (wrong * scored[:, 1:]).sum()
+        return {"ce": ce} if not cfg.ramp else {"ce": ce * run.progress(cfg.ramp), **alike(cfg, canvas, batch)}
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        return {**measures.words(lambda batch: model(batch["envelope"]), data), **measures.likeness(model, data)}
+        words = measures.words(lambda batch: model(batch["envelope"]), data, reader(model, teacher))
+        return {**words, **measures.likeness(model, data)}
 
     def teachers(batch: dict) -> Tensor:
         """The teacher's own features while somebody speaks, and what the student puts after it."""
@@ -243,22 +257,8 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     def baselines() -> dict[str, dict[str, float]]:
         n, val = len(data["val"]), data["val"]
         others = View(val, range(n), swap=[(i + 1) % n for i in range(n)])  # nobody keeps their own
-        return {"the teacher's own features": measures.words(teachers, val), "after the first stage": evaluate(before, val),
-                "this model, input of another recording": evaluate(model, others)}  # fmt: skip
-
-    def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
-        heard = teacher.write(model(batch["envelope"]))
-        return [core.Tile(h, good=max(0.0, 1 - whisper.word_error_rate([t], [h])))
-                for t, h in zip(batch["text"], heard, strict=True)]  # fmt: skip
-
-    def export(folder: Path) -> None:
-        """The student (model.safetensors, and model.pt2 that runs without this project) and the Whisper whose ears it replaces."""
-        config = {"architecture": "Student", "width": cfg.width, "depth": cfg.depth, "teacher": cfg.data.teacher,
-                  "input": f"float32 (B, {source.length}, {len(source.ears_mean)}): {source.sensor} at {lessons.FPS} frames a "
-                  "second, zeros after the end (of sound: lessons.py)",
-                  "output": f"float32 (B, {teacher.frames}, {teacher.width}): encoder_outputs of whisper/"}  # fmt: skip
-        core.save(folder, model, config, torch.stack([source.read(i)[0] for i in range(2)]))
-        whisper.save(teacher, folder / "whisper")
+        return {"the teacher's own features": measures.words(teachers, val), f"after the stage {previous.name}":
+                evaluate(before, val), "this model, input of another recording": evaluate(model, others)}  # fmt: skip
 
     return core.Stage(
         name="task",
@@ -269,20 +269,22 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         loss=loss,
         evaluate=evaluate,
         metric=core.Metric("wer", "which words were said?", floor=1.0, ceiling=0.0, higher_is_better=False),
-        counts=lambda batch: {"ce": (batch["words"] - len(teacher.prompt)).sum()},
-        expect=core.Expect(overfit_metric=0.05, overfit_steps=20, dear=8),  # an answer is decoded word by word
+        counts=lambda batch: {"ce": (batch["words"] - len(teacher.prompt)).sum(), "*": batch["span"].sum()},
+        # An answer is decoded word by word.
+        expect=core.Expect(overfit_metric=0.05, overfit_steps=20, dear=8, loss_may_rise="a ramp" if cfg.ramp else ""),
         baselines=baselines,
         bounds=("the teacher's own features",),
         preview=lambda batch: pictures.preview(batch, teacher),
-        predict=predict,
+        predict=lambda model, batch: pictures.transcripts(model, batch, reader(model, teacher)),
         figures=lambda model, data: pictures.side_by_side(model, data, measures.mean),
-        export=export,
+        export=lambda folder: heads.export(folder, model, teacher, cfg, data["val"].source),
         gates=gates.TASK,
-        monitors=[gates.repetition],
+        monitors=[gates.repetition, gates.ladder("cross-attention")],
     )
 
 
 STAGES = [features, task]
+RUNGS = [rungs.cross_attention(task), rungs.head(task)]  # `resume RUN --rung NAME`, where the page advises it (W7)
 
 
 # ----------------------------------------------------------------------------------------------------------------- loop
