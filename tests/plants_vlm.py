@@ -9,7 +9,7 @@ INSTRUCT_RATES = 'rates = {"projector": cfg.optim.lr, "language": cfg.language_l
 LOADED = "model.load_state_dict(previous.model.state_dict())\n"
 LOSS = 'return {"answer": rows.nll(model(batch), batch["labels"])}\n'
 ENCODER = "encoder, words = sight.load(cfg.encoder), language.load(cfg.language, lora_rank=cfg.lora_rank)\n"
-FEATURES = 'features = self.projector(self.encoder(batch["image"]))'
+FEATURES = "features = self.projector(self.encoder(images))"
 SOURCE = "    return Questions(source,"
 FIRST, SECOND = ("--stage", "align"), ("--stage", "instruct")
 
@@ -88,7 +88,7 @@ for data in stage.data.values():
           + SOURCE, ("commonest answers", "balanced"), recipe=VLM, argv=FIRST,
           harm="a high score that needs no picture"),
     Plant("one-picture-for-all", "pairs", "X5", FEATURES,
-          'features = self.projector(self.encoder(torch.full_like(batch["image"], 0.3)))',
+          'features = self.projector(self.encoder(torch.full_like(images, 0.3)))',
           ("picture does not reach",), recipe=VLM, argv=SECOND, harm="answers from the language prior"),
 ]  # fmt: skip
 RELATIVES = [

@@ -119,8 +119,11 @@ class VLM(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         places = batch["ids"] == rows.IMAGE
-        features = self.projector(self.encoder(batch["image"]))  # frozen weights need no graph: no_grad would be idle
-        if (places.sum(1) != features.shape[1]).any():
+        images, n = batch["image"], batch["pictures"]
+        if images.ndim == 5:  # (B, P, 3, side, side): those that there are, in their order
+            images = images[torch.arange(images.shape[1], device=n.device) < n[:, None]]
+        features = self.projector(self.encoder(images))  # frozen weights need no graph: no_grad would be idle
+        if (places.sum(1) != n * features.shape[1]).any():
             raise ValueError(f"{features.shape[1]} features of a picture, {places.sum(1).tolist()} places for them")
         words = self.language.get_input_embeddings()(batch["ids"].clamp_min(0))
         embeds = words.masked_scatter(places[..., None], features.to(words.dtype))
