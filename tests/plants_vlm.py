@@ -3,7 +3,7 @@
 from tests.plants import Plant
 
 VLM = "vlm/instruct"
-STAGES = "STAGES = [align, instruct]\n"
+STAGES = "STAGES = [align, instruct, unfreeze]\n"
 ALIGN_RATES = '{"projector": cfg.optim.lr}, start'
 INSTRUCT_RATES = 'rates = {"projector": cfg.optim.lr, "language": cfg.language_lr}\n'
 LOADED = "model.load_state_dict(previous.model.state_dict())\n"

@@ -24,11 +24,10 @@ HELD_OUT = 200
 EXACT = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}  # of a decoder
 
 
-def gates(*, align: bool) -> list[Gate]:
-    """Those of a stage: `align` trains the projector alone, what comes after it starts from that projector."""
-    learn = ("projector",) if align else ("projector", "language")
+def gates(learn: tuple[str, ...]) -> list[Gate]:
+    """Those of a stage in which the towers of `learn` do: the first trains the projector alone, a later one starts from it."""
     found = [towers_gate(learn), rates, places, answers_alone]
-    return [*found, prior] if align else [aligned, *found, pairs]
+    return [*found, prior] if learn == ("projector",) else [aligned, *found, pairs]
 
 
 # ---------------------------------------------------------------------------------------------------------------- towers

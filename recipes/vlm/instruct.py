@@ -24,7 +24,7 @@ from core.config import Optim, Phase, RunSettings, Train
 from core.errors import UserError
 from core.gates import fetch
 from core.stage import View
-from recipes.vlm import folders, gates, language, questions, rows, sight
+from recipes.vlm import folders, gates, language, questions, rows, sight, talks, whole
 from recipes.vlm.questions import Questions
 from recipes.vlm.scenes import Scenes
 
@@ -37,10 +37,13 @@ class Config(core.Config):
     data: folders.Where = field(default_factory=folders.Where)
     align: Phase = field(default_factory=Phase)
     instruct: Phase = field(default_factory=Phase)
+    unfreeze: Phase = field(default_factory=Phase)
     encoder: str = "cells"
-    """`cells` (a small CNN trained here), or a vision transformer of the hub by name or folder. Never trained in this recipe."""
+    """`cells` (a small CNN trained here), or a vision transformer of the hub by name or folder. Never trained but by --unfreeze."""
     language: str = "words"
     """`words` (a small one trained here on scenes told in words), or a causal language model of the hub by name or folder."""
+    model: str = ""
+    """A vision-language model of the hub, by name or folder, instead of these two: its own projector, template and processor."""
     lora_rank: int = 0
     """Rank of LoRA adapters on every linear layer of the language model; 0 trains all of it."""
     projector_width: int = 256
@@ -54,6 +57,7 @@ def tiny() -> Config:
     return Config(
         align=Phase(epochs=0.5, lr=2e-3),
         instruct=Phase(epochs=2.5, lr=1e-3),
+        unfreeze=Phase(epochs=0, lr=2e-5),
         train=Train(batch_size=16, eval_every=0.5),
         optim=Optim(warmup=0.06, weight_decay=0.05),
         run=RunSettings(save_every=0.25),
@@ -66,6 +70,7 @@ def full() -> Config:
         data=folders.Where(path="pictures", longest=2048),
         align=Phase(epochs=1, batch_size=256, lr=1e-3),
         instruct=Phase(epochs=1, batch_size=128, lr=2e-5),
+        unfreeze=Phase(epochs=0, batch_size=128, lr=2e-6),
         encoder="openai/clip-vit-large-patch14-336",
         language="HuggingFaceTB/SmolLM2-1.7B-Instruct",
         lora_rank=64,
@@ -79,14 +84,18 @@ def full() -> Config:
 
 # ----------------------------------------------------------------------------------------------------------------- data
 @cache
-def read(split: str, where: tuple, words: str, features: int, side: int) -> Questions:
-    """Pictures with questions as rows of tokens; read once per process."""
+def read(split: str, where: tuple, model: str, words: str, reads: tuple) -> Questions:
+    """Pictures with questions as rows of tokens; read once per process. `reads`: what the model says of itself."""
     path, pairs, held_out, longest = where
     if path == "scenes":
         source = Scenes(split, pairs if split == "train" else held_out)
         source.image = cache(source.image)  # 80 MB at most, and gates read the same pictures again and again
     else:
         source = folders.load(path, split)
+    if model:
+        alone = source if isinstance(source, talks.Talks) else talks.Apart(source)
+        return whole.Templated(alone, model, takes=reads, longest=longest)
+    features, side = reads
     return Questions(source, language.tokenizer(words), features=features, side=side, longest=longest)
 
 
@@ -116,6 +125,7 @@ class VLM(nn.Module):
         if got != (needed := language.get_input_embeddings().embedding_dim):
             raise UserError("the projector does not fit the language model", got=f"embeddings of {got}", needed=needed,
                             cause="it was made for another language model")  # fmt: skip
+        self.reads = (self.features, encoder.side)
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         places = batch["ids"] == rows.IMAGE
@@ -130,8 +140,10 @@ class VLM(nn.Module):
         return rows.answer(self.language, embeds, batch)
 
 
-def make_model(cfg: Config) -> VLM:
-    """Encoder and language model as they were trained, a new projector between them."""
+def make_model(cfg: Config) -> VLM | whole.Whole:
+    """Encoder and language model as they were trained, a new projector between them; or a model of the hub as it is."""
+    if cfg.model:
+        return whole.Whole(cfg.model, lora_rank=cfg.lora_rank)
     encoder, words = sight.load(cfg.encoder), language.load(cfg.language, lora_rank=cfg.lora_rank)
     embedding = words.get_input_embeddings().weight.detach()
     rms = embedding.square().mean().sqrt().item()
@@ -141,35 +153,44 @@ def make_model(cfg: Config) -> VLM:
 # --------------------------------------------------------------------------------------------------------------- stages
 def align(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """Stage one: the projector learns the language model's embeddings; both towers beside it are as they came."""
-    start = {f"encoder.{k}": v for k, v in sight.weights(cfg.encoder).items()}
-    start |= {f"language.{k}": v for k, v in language.weights(cfg.language).items()}
-    return make_stage(cfg, run, "align", make_model(cfg), {"projector": cfg.optim.lr}, start, fresh=("projector.",))
+    start, fresh = {}, ()
+    if not cfg.model:
+        start = {f"encoder.{k}": v for k, v in sight.weights(cfg.encoder).items()}
+        start, fresh = start | {f"language.{k}": v for k, v in language.weights(cfg.language).items()}, ("projector.",)
+    return make_stage(cfg, run, "align", make_model(cfg), {"projector": cfg.optim.lr}, start, fresh)
 
 
 def instruct(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """Stage two: projector and language model, each at its own rate, from the projector that stage one trained."""
-    if previous is None:
-        raise UserError("instruct has no projector to start from", needed="STAGES = [align, instruct]",
+    if previous is None and not cfg.model:
+        raise UserError("instruct has no projector to start from", needed="STAGES = [align, instruct], --align.epochs above 0",
                         cause="a language model that learns beside a random projector is spoilt")  # fmt: skip
     model = make_model(cfg)
-    model.load_state_dict(previous.model.state_dict())
+    if previous is not None:
+        model.load_state_dict(previous.model.state_dict())
     rates = {"projector": cfg.optim.lr, "language": cfg.language_lr}
-    return make_stage(cfg, run, "instruct", model, rates, previous.model.state_dict())
+    return make_stage(cfg, run, "instruct", model, rates, previous.model.state_dict() if previous else {})
 
 
-def make_stage(cfg: Config, run: core.Run, name: str, model: VLM, rates: dict[str, float], start: dict[str, Tensor],
+def unfreeze(cfg: Config, run: core.Run, previous: core.Stage) -> core.Stage:
+    """Stage three, left out unless --unfreeze.epochs: the encoder at a tiny rate, the others at a tenth of what they had."""
+    rates = {"encoder": cfg.optim.lr, "projector": cfg.instruct.lr / 10, "language": cfg.language_lr / 10}
+    return make_stage(cfg, run, "unfreeze", previous.model, rates, previous.model.state_dict())
+
+
+def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: dict[str, float], start: dict[str, Tensor],
                fresh: tuple[str, ...] = ()) -> core.Stage:  # fmt: skip
-    """What both stages share. `rates`: {tower: peak rate}; a tower without one is frozen."""
+    """What all stages share. `rates`: {tower: peak rate}; a tower without one is frozen."""
     for key, p in model.named_parameters():
         adapted = not cfg.lora_rank or not key.startswith("language.") or ".lora_" in key
         p.requires_grad_(key.split(".")[0] in rates and adapted)
     frozen = tuple(key for key, p in model.named_parameters() if not p.requires_grad)
-    data = {
-        s: read(s, astuple(cfg.data), cfg.language, model.features, model.encoder.side).copy() for s in ("train", "val")
-    }
+    where = (astuple(cfg.data), cfg.model, cfg.language, model.reads)
+    data = {s: read(s, *where).copy() for s in ("train", "val")}
     train_data, val_data = data["train"], data["val"]
-    train_data.notes |= {"vision encoder": sight.told(cfg.encoder), "language model": language.told(cfg.language)}
-    kinds, words = train_data.source.kinds, language.tokenizer(cfg.language)
+    if not cfg.model:
+        train_data.notes |= {"vision encoder": sight.told(cfg.encoder), "language model": language.told(cfg.language)}
+    kinds, words = train_data.source.kinds, train_data.tokenizer
     guess = questions.majority(train_data.source)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
@@ -190,7 +211,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: VLM, rates: dict[st
 
     def preview(batch: dict) -> list[core.Tile]:
         said = [words.decode(row[row >= 0].tolist(), skip_special_tokens=True) for row in batch["labels"]]
-        return [core.Tile(text, image) for text, image in zip(said, batch["image"], strict=True)]
+        return [core.Tile(text, image) for text, image in zip(said, train_data.shown(batch), strict=True)]
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         logits = model(batch)
@@ -206,7 +227,10 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: VLM, rates: dict[st
             core.Tile(said.caption, seen.image, good=said.good) for said, seen in tiles]}  # fmt: skip
 
     def export(folder: Path) -> None:
-        """language/ for from_pretrained; vision.pt2 (torch.export): pictures -> embeddings that stand before the question."""
+        """language/ for from_pretrained; vision.pt2 (torch.export): pictures -> embeddings that stand before the question. Of a
+        model of the hub: model/ for from_pretrained."""
+        if cfg.model:
+            return whole.export(model, cfg.model, folder)
         net = copy.deepcopy(model).eval().cpu()
         talker = net.language.merge_and_unload() if cfg.lora_rank else net.language
         talker.save_pretrained(folder / "language")
@@ -236,11 +260,11 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: VLM, rates: dict[st
         figures=figures,
         pretrained={k: v.clone() for k, v in start.items()} or None,
         export=export,
-        gates=gates.gates(align=name == "align"),
+        gates=gates.gates(tuple(rates)),
     )  # fmt: skip
 
 
-STAGES = [align, instruct]
+STAGES = [align, instruct, unfreeze]
 
 
 # ----------------------------------------------------------------------------------------------------------------- loop

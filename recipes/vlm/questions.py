@@ -153,6 +153,10 @@ class Questions(core.Data):
         stacked = {k: torch.stack([s[k] for s in samples]) for k in ("image", "pictures", "kind", "pair")}
         return {**stacked, **together(samples)}
 
+    def shown(self, batch: dict[str, Tensor]) -> list[Tensor | None]:
+        """The first picture of each sample, (3, side, side) in [0, 1]."""
+        return [*(batch["image"] if batch["image"].ndim == 4 else batch["image"][:, 0])]
+
     def copy(self) -> "Questions":
         """The same rows; what is changed in one does not change the other."""
         other = object.__new__(type(self))
