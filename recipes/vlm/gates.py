@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from core.gates import Finding, Gate, Proof, Skip, fetch, gate, pick
-from core.gates.learning import OVERFIT_SAMPLES, skill
+from core.gates.learning import OVERFIT_SAMPLES, overfitted, skill
 from core.run import Plan, Run, evaluating
 from core.stage import Stage, View
 from recipes.vlm import questions, rows
@@ -26,7 +26,7 @@ EXACT = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}  #
 
 def gates(learn: tuple[str, ...]) -> list[Gate]:
     """Those of a stage in which the towers of `learn` do: the first trains the projector alone, a later one starts from it."""
-    found = [towers_gate(learn), rates, places, answers_alone]
+    found = [towers_gate(learn), rates, places, answers_alone, spoken]
     return [*found, prior] if learn == ("projector",) else [aligned, *found, pairs]
 
 
@@ -283,6 +283,38 @@ def answers_alone(proof: Proof) -> Finding:
         "labels = ids with only the padding masked: mask the picture's places and the questions, too\n"
         "the row was cut, or labels are shifted twice\nthe end of an answer is masked with the padding",
         evidence={"wrong": wrong}, batch=batch if wrong else None,
+    )  # fmt: skip
+
+
+@gate("spoken", rows="C12 X5", title="what counts as right is what the model says by itself")
+def spoken(proof: Proof) -> Finding:
+    """Evaluation judges every token behind the right ones before it. Here the model that has learnt eight samples is given their
+    questions alone, and `generate` of transformers says what it answers: each verdict must be the same."""
+    run, stage, _ = overfitted(proof)
+    data, said = stage.data["train"], []
+    with evaluating(stage.model), torch.no_grad(), run.autocast():
+        for i in pick(data, min(OVERFIT_SAMPLES, len(data)), proof.cfg.run.seed):
+            batch = fetch(data, [i], None, run.device)
+            right, number = rows.right(stage.model(batch), batch)[0], rows.numbered(batch["labels"][0])
+            for q in range(1, int(number.max()) + 1):
+                first = int((number == q).nonzero()[0])
+                before = (torch.arange(len(number), device=number.device) < first) & (
+                    (batch["segment"][0] == 0) | (batch["segment"][0] == batch["segment"][0, first]))  # fmt: skip
+                if (batch["ids"][0, ~before] == rows.IMAGE).any():
+                    continue  # a picture that is shown later would be among the pictures now
+                answer = batch["labels"][0, number == q]
+                heard = stage.model.speak({**batch, **{k: batch[k][:, before] for k in rows.FILL}}, len(answer))
+                said.append((bool(right[q - 1]), answer.tolist() == heard.tolist(), data.tokenizer.decode(heard)))
+    if not said:
+        raise Skip("every answer has pictures behind it")
+    differ = [s for s in said if s[0] != s[1]]
+    return Finding(
+        len(differ) <= (0 if run.precision == "fp32" else len(said) // 8),
+        f"{len(said)} answers: {sum(s[0] for s in said)} count as right, {sum(s[1] for s in said)} are said when asked"
+        + (f"; e.g. {differ[0][2]!r} is said" if differ else ""),
+        "the same verdicts" + " but for one in eight in half precision" * (run.precision != "fp32"),
+        "a token sees those behind it (a mask that is not causal), or the answer stands in its question\n"
+        "positions or a start token that `generate` does not use", evidence={"said": said},
     )  # fmt: skip
 
 

@@ -127,7 +127,8 @@ class VLM(nn.Module):
                             cause="it was made for another language model")  # fmt: skip
         self.reads = (self.features, encoder.side)
 
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+    def embedded(self, batch: dict[str, Tensor]) -> Tensor:
+        """(B, T, d): words, and the features of each picture in its places."""
         places = batch["ids"] == rows.IMAGE
         images, n = batch["image"], batch["pictures"]
         if images.ndim == 5:  # (B, P, 3, side, side): those that there are, in their order
@@ -136,8 +137,16 @@ class VLM(nn.Module):
         if (places.sum(1) != n * features.shape[1]).any():
             raise ValueError(f"{features.shape[1]} features of a picture, {places.sum(1).tolist()} places for them")
         words = self.language.get_input_embeddings()(batch["ids"].clamp_min(0))
-        embeds = words.masked_scatter(places[..., None], features.to(words.dtype))
-        return rows.answer(self.language, embeds, batch)
+        return words.masked_scatter(places[..., None], features.to(words.dtype))
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return rows.answer(self.language, self.embedded(batch), batch)
+
+    def speak(self, batch: dict[str, Tensor], n: int) -> Tensor:
+        """What a row without its answer is answered with, at most `n` tokens of it."""
+        return self.language.generate(
+            inputs_embeds=self.embedded(batch), max_new_tokens=n, do_sample=False, pad_token_id=0
+        )[0]
 
 
 def make_model(cfg: Config) -> VLM | whole.Whole:
@@ -200,8 +209,13 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         return {"answer": rows.scored(batch["labels"])}
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        found = [questions.verdicts(model(batch), batch) for batch in run.batches(data)]
-        return questions.score(run.gather(torch.cat(found)), kinds)
+        found, nats = [], []
+        for batch in run.batches(data):
+            logits = model(batch)
+            found.append(questions.verdicts(logits, batch))
+            nats.append(questions.surprise(logits, batch["labels"]))
+        lost, tokens = run.gather(torch.cat(nats)).sum(0).tolist()
+        return {**questions.score(run.gather(torch.cat(found)), kinds), "nll": lost / tokens}
 
     def baselines() -> dict[str, dict[str, float]]:
         n = len(val_data)
@@ -253,7 +267,9 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         counts=counts,
         evaluate=evaluate,
         metric=core.Metric("accuracy", "what does the picture show, asked in words?", floor=floor, ceiling=1.0),
-        expect=core.Expect(frozen=frozen, fresh=fresh, overfit_steps=110),
+        # A projector alone, in front of a language model that stays, gets 30 of 32 answers at two seeds of five.
+        expect=core.Expect(frozen=frozen, fresh=fresh, overfit_steps=200 if name == "align" else 110,
+                           overfit_metric=0.9 if name == "align" else None),
         baselines=baselines,
         preview=preview,
         predict=predict,

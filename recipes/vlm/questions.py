@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import core
 from core.errors import UserError
-from recipes.vlm.rows import IMAGE, Asked, chain, pack, right, together
+from recipes.vlm.rows import IGNORE, IMAGE, Asked, chain, pack, right, together
 
 
 class Source(Protocol):
@@ -33,6 +33,15 @@ def verdicts(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
     """(N, 3): for each question of the batch whether it is answered right, its kind, its pair (-1: none)."""
     rows = torch.stack([right(logits, batch).long(), batch["kind"], batch["pair"]], -1).flatten(0, 1)
     return rows[rows[:, 1] >= 0]
+
+
+def surprise(logits: Tensor, labels: Tensor) -> Tensor:
+    """(B, 2): -log p of each row's scored tokens, summed, and how many they are."""
+    scored = labels[:, 1:] != IGNORE
+    each = F.cross_entropy(logits[:, :-1][scored].float(), labels[:, 1:][scored], reduction="none")
+    return torch.stack(
+        [torch.zeros(scored.shape, device=each.device).masked_scatter(scored, each).sum(1), scored.sum(1)], 1
+    )
 
 
 def score(rows: Tensor, kinds: Sequence[str]) -> dict[str, float]:

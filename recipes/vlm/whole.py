@@ -57,15 +57,28 @@ class Whole(nn.Module):
         self.rest = nn.ParameterList([p for p in net.parameters() if id(p) not in own])
         self.reads = tuple(inspect.signature(net.forward).parameters)
 
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What the model itself takes."""
         ids, seen = batch["ids"], {}
         for key in (k.removesuffix(".shape") for k in batch if k.endswith(".shape")):
             there = torch.arange(batch[key].shape[1], device=ids.device) < batch[f"{key}.shape"][:, :1]
             seen[key] = batch[key][there]  # (B, most, ..) -> (all, ..)
         places = ids == IMAGE
         seen |= {key: places.long() for key in KINDS if key in self.reads}
-        return self.net[0](input_ids=ids.masked_fill(places, self.image), attention_mask=(batch["segment"] >= 0).long(),
-                           use_cache=False, **seen).logits  # fmt: skip
+        return {
+            **seen,
+            "input_ids": ids.masked_fill(places, self.image),
+            "attention_mask": (batch["segment"] >= 0).long(),
+        }
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.net[0](**self.inputs(batch), use_cache=False).logits
+
+    def speak(self, batch: dict[str, Tensor], n: int) -> Tensor:
+        """What a row without its answer is answered with, at most `n` tokens of it."""
+        return self.net[0].generate(**self.inputs(batch), max_new_tokens=n, do_sample=False, pad_token_id=0)[
+            0, batch["ids"].shape[1] :
+        ]
 
     def merged(self) -> nn.Module:
         """The model as from_pretrained knows it, adapters added to its weights; a copy."""
