@@ -275,6 +275,15 @@ def test_what_is_no_conversation(line, why):
         talks.talk(line)
 
 
+def test_talks_without_a_picture_are_counted(talked):
+    line = {"messages": messages("any red ?", "no")}
+    alone = talks.Talks(talked, [talks.talk(line), talks.talk(spoken(0, "train"))], ("any red ?",))
+    assert len(alone) == 1
+    assert "1 of 2 conversations have no picture" in alone.note
+    with pytest.raises(core.UserError, match="1 of 1 conversations have no picture"):
+        talks.Talks(talked, [talks.talk(line)], ())
+
+
 def test_pictures_of_a_row_are_its_own(hub, talked):
     """However many pictures the others of a batch have, a row's logits are those of the row alone."""
     cfg = instruct.full()
@@ -318,8 +327,6 @@ BAD = {
         ("3 of 3 lines", "line 1: 1 <image> for 0 pictures", "line 2: 2 <image> for 1 pictures",
          "line 3: turn 1, of the assistant, is empty"),
     ),
-    "talks without any picture": (lines({"messages": messages("any red ?", "no")}),
-                                  ("nobody talks about a picture", "1 of 1 conversations have no picture", "llm/sft")),
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from core.stage import View
 from recipes.vlm import folders, rows, whole, words
 from tests.commands import read
 from tests.test_vlm import hub, refused, talked  # noqa: F401
@@ -104,6 +105,12 @@ def test_rows_are_the_processors_own(name, models, talked):  # noqa: F811
         for i in range(4):
             alone = net(found.collate([found.get(i, None)]))
             assert torch.allclose(alone[0], logits[i, : alone.shape[1]], atol=1e-4)
+        for view in (View(found, range(4), blank=("pixel_values",)), View(found, range(4), swap=[1, 2, 3, 0])):
+            assert net(view.collate([view.get(i, None) for i in range(4)])).shape == logits.shape
+    short = len(found.rows[0]["ids"]) + 1
+    _, few = data(models / name, talked, longest=short)
+    assert 0 < len(few) < 24
+    assert f"{24 - len(few)} of 24 samples are longer than {short} tokens" in few.notes["over-long"]
 
 
 def settings(model: Path, folder: Path, *more: str) -> tuple[str, ...]:
@@ -151,6 +158,7 @@ def test_a_hub_model_proves_itself(name, models, talked, launch):  # noqa: F811
     assert done.returncode == 0, done.shown
 
 
+@pytest.mark.verify
 def test_what_is_no_vision_language_model_is_told(hub, models, launch):  # noqa: F811
     refused(
         launch("check", *settings(hub / "llama", hub / "data"), HF_HUB_OFFLINE="1"),

@@ -24,10 +24,11 @@ HELD_OUT = 200
 EXACT = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}  # of a decoder
 
 
-def gates(learn: tuple[str, ...]) -> list[Gate]:
-    """Those of a stage in which the towers of `learn` do: the first trains the projector alone, a later one starts from it."""
+def gates(learn: tuple[str, ...], *, first: bool) -> list[Gate]:
+    """Those of a stage in which the towers of `learn` do. `first`: none stands before it."""
     found = [towers_gate(learn), rates, places, answers_alone, spoken]
-    return [*found, prior] if learn == ("projector",) else [aligned, *found, pairs]
+    found = [*found, prior] if first else [aligned, *found]
+    return found if learn == ("projector",) else [*found, pairs]
 
 
 # ---------------------------------------------------------------------------------------------------------------- towers
