@@ -1,4 +1,4 @@
-"""vlm/instruct --model: models of the hub with their processors (LLaVA, Idefics3), tiny and random, on pictures of one's own."""
+"""vlm/instruct --model: models of the hub with their processors (LLaVA, Idefics3, Qwen2-VL), tiny and random, on pictures of one's own."""
 
 from pathlib import Path
 
@@ -62,10 +62,42 @@ def idefics(folder: Path) -> None:
                      "pad_token_id": 0}, pad_token_id=0)).save_pretrained(folder)  # fmt: skip
 
 
+QWEN = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for c in m['content'] %}"
+        "{{ '<|vision_start|><|image_pad|><|vision_end|>' if c['type'] == 'image' else c['text'] }}{% endfor %}<|im_end|>\n{% endfor %}"
+        "{{ '<|im_start|>assistant\n' if add_generation_prompt else '' }}")  # fmt: skip
+
+
+def qwen(folder: Path) -> None:
+    """Its projector is a part of the vision tower, and a picture has as many patches as it is large."""
+    from transformers import (
+        Qwen2VLConfig,
+        Qwen2VLForConditionalGeneration,
+        Qwen2VLImageProcessor,
+        Qwen2VLProcessor,
+        Qwen2VLVideoProcessor,
+    )
+
+    tokenizer = words.vocabulary()
+    marks = {name: f"<|{name}|>" for name in ("image_pad", "video_pad", "vision_start", "vision_end")}
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", *marks.values(), "system", "user",
+                                                                "assistant"]})  # fmt: skip
+    pictures = Qwen2VLImageProcessor(patch_size=8, size={"shortest_edge": 16 * 16, "longest_edge": 64 * 64})
+    Qwen2VLProcessor(pictures, tokenizer, Qwen2VLVideoProcessor(patch_size=8), chat_template=QWEN).save_pretrained(
+        folder
+    )
+    ids = {name: tokenizer.convert_tokens_to_ids(mark) for name, mark in marks.items()}
+    Qwen2VLForConditionalGeneration(Qwen2VLConfig(
+        text_config={**SMALL, "num_key_value_heads": 2, "vocab_size": len(tokenizer), "bos_token_id": 1, "eos_token_id": 2,
+                     "pad_token_id": 0, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}},
+        vision_config={"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 8},
+        image_token_id=ids["image_pad"], video_token_id=ids["video_pad"], vision_start_token_id=ids["vision_start"],
+        vision_end_token_id=ids["vision_end"])).save_pretrained(folder)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("models")
-    for make in (llava, idefics):
+    for make in (llava, idefics, qwen):
         torch.manual_seed(0)
         make(home / make.__name__)
     return home
@@ -76,7 +108,7 @@ def data(model: Path, folder: Path, longest: int = 512) -> tuple[whole.Whole, wh
     return net, whole.Templated(folders.load(str(folder), "train"), str(model), takes=net.reads, longest=longest)
 
 
-@pytest.mark.parametrize("name", ["llava", "idefics"])
+@pytest.mark.parametrize("name", ["llava", "idefics", "qwen"])
 def test_rows_are_the_processors_own(name, models, talked):  # noqa: F811
     """Token by token what `apply_chat_template` makes of the conversation with its pictures; the answers alone are scored; a batch
     of several sizes has each row's own logits."""
@@ -151,7 +183,7 @@ GATES = "schema,data,wiring,schedule,dependency,evaluation,accumulation,loader,r
 
 
 @pytest.mark.verify
-@pytest.mark.parametrize("name", ["llava", "idefics"])
+@pytest.mark.parametrize("name", ["llava", "idefics", "qwen"])
 def test_a_hub_model_proves_itself(name, models, talked, launch):  # noqa: F811
     done = launch("check", *settings(models / name, talked, "--align.epochs", "0"), "--only", GATES, HF_HUB_OFFLINE="1",
                   timeout=550)  # fmt: skip
