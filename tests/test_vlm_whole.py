@@ -1,4 +1,4 @@
-"""vlm/instruct --model: models of the hub with their processors (LLaVA, Idefics3, Qwen2-VL), tiny and random, on pictures of one's own."""
+"""vlm/instruct --model: models of the hub with their processors (LLaVA, Idefics3, Qwen2-VL), tiny, on pictures of one's own."""
 
 from pathlib import Path
 
@@ -63,8 +63,8 @@ def idefics(folder: Path) -> None:
 
 
 QWEN = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for c in m['content'] %}"
-        "{{ '<|vision_start|><|image_pad|><|vision_end|>' if c['type'] == 'image' else c['text'] }}{% endfor %}<|im_end|>\n{% endfor %}"
-        "{{ '<|im_start|>assistant\n' if add_generation_prompt else '' }}")  # fmt: skip
+        "{{ '<|vision_start|><|image_pad|><|vision_end|>' if c['type'] == 'image' else c['text'] }}{% endfor %}"
+        "<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' if add_generation_prompt else '' }}")  # fmt: skip
 
 
 def qwen(folder: Path) -> None:
