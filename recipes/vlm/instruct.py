@@ -2,11 +2,12 @@
 
 tiny  composites of one to three tinted digits, four balanced questions each, two CPU cores, minutes. Encoder and language model are
       small ones, trained here once and kept.
-full  CLIP and SmolLM2 with LoRA on `--data.path FOLDER` of pictures and questions; an accelerator. The same code path.
+full  CLIP and SmolLM2 with LoRA, or with `--model` one of the hub as it is, on `--data.path FOLDER` of pictures with questions or
+      conversations; an accelerator. The same code path.
 
 What this recipe gets right without being asked: `align` trains the projector alone, so that nothing is spoilt while it is random;
-`instruct` trains projector and language model, each at its own rate; the encoder is frozen and in eval mode throughout; no sample
-is ever cut; every picture stands beside its counterfactual, so that no answer can be had from the question alone.
+`instruct` trains projector and language model, each at its own rate; the encoder is frozen and in eval mode, but in `unfreeze`
+(off by default); no sample is ever cut; every picture stands beside its counterfactual, so that no question answers itself.
 """
 
 import copy
@@ -285,7 +286,7 @@ STAGES = [align, instruct, unfreeze]
 
 # ----------------------------------------------------------------------------------------------------------------- loop
 def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
-    """The loop of both stages; the gates rehearse this very function."""
+    """The loop of all stages; the gates rehearse this very function."""
     for step in run.steps(stage):
         run.update(stage, step.batches)
         if step.due(cfg.train.eval_every):

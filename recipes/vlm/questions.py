@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import core
 from core.errors import UserError
 from recipes.vlm.rows import IGNORE, IMAGE, Asked, chain, pack, right, together
+from recipes.vlm.talks import Apart, Talks
 
 
 class Source(Protocol):
@@ -84,7 +85,7 @@ class Questions(core.Data):
 
     def __init__(self, source: Source, tokenizer: Any, *, features: int, side: int, longest: int):
         self.source, self.tokenizer, self.side, self.features = source, tokenizer, side, features
-        self.end, self.talks = tokenizer.eos_token, hasattr(source, "images")
+        self.end, self.talks = tokenizer.eos_token, isinstance(source, (Talks, Apart))
         self.fields = {"image": core.Field("input", low=0.0, high=1.0), "labels": core.Field("target")}
         self.keep([self.row(i) for i in range(len(source))], longest)
 
@@ -101,8 +102,8 @@ class Questions(core.Data):
         self.rows = [rows[i] for i in self.kept]
         self.most = max((len(self.source.asked(i)) for i in self.kept), default=0)
         out, self.notes = len(rows) - len(self.kept), {}
-        if note := getattr(self.source, "note", ""):
-            self.notes["without a picture"] = note
+        if self.talks and self.source.note:
+            self.notes["without a picture"] = self.source.note
         if out:
             self.notes["over-long"] = f"{out:,} of {len(rows):,} samples are longer than {longest} tokens and left out"
         if not self.kept:
