@@ -306,6 +306,14 @@ def test_conversations_prove_themselves(hub, talked, launch):
     assert done.returncode == 0, done.shown
 
 
+@pytest.mark.verify
+def test_the_third_stage_proves_itself(launch):
+    """The encoder learns, too, at a rate of its own; what it starts from is what `instruct` left."""
+    done = launch("check", "vlm/instruct", "--unfreeze.epochs", "0.5", "--stage", "unfreeze", "--only",
+                  "init,wiring,dependency,resume,aligned,towers,rates,places,answers,spoken", timeout=600)  # fmt: skip
+    assert done.returncode == 0, done.shown
+
+
 # ------------------------------------------------------------------------------------------------------------- bad input
 def lines(*rows: object) -> str:
     return "\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows)
