@@ -307,10 +307,12 @@ def test_conversations_prove_themselves(hub, talked, launch):
 
 
 @pytest.mark.verify
-def test_the_third_stage_proves_itself(launch):
+@pytest.mark.parametrize("encoder", ["cells", "clip"])
+def test_the_third_stage_proves_itself(encoder, hub, launch):
     """The encoder learns, too, at a rate of its own; what it starts from is what `instruct` left."""
-    done = launch("check", "vlm/instruct", "--unfreeze.epochs", "0.5", "--stage", "unfreeze", "--only",
-                  "init,wiring,dependency,resume,aligned,towers,rates,places,answers,spoken", timeout=600)  # fmt: skip
+    argv = ("vlm/instruct",) if encoder == "cells" else small(hub)
+    only = "init,wiring,dependency,resume,towers,rates,places,answers" + ",aligned,spoken" * (encoder == "cells")
+    done = launch("check", *argv, "--unfreeze.epochs", "0.5", "--stage", "unfreeze", "--only", only, timeout=600)
     assert done.returncode == 0, done.shown
 
 

@@ -210,11 +210,7 @@ def places(proof: Proof) -> Finding:
     grad = _through(stage, run, fetch(data, [0], None, run.device), stage.model.projector)
     each = grad.flatten(0, -2).shape[0] // data.pictures(0)  # of a picture, by the model
     for name, data in stage.data.items():
-        needed = (
-            [data.places(i) for i in range(len(data))]
-            if data.varied
-            else [each * data.pictures(i) for i in range(len(data))]
-        )
+        needed = [data.places(i) if data.varied else each * data.pictures(i) for i in range(len(data))]
         odd = [i for i in range(len(data)) if int((data.peek(i, "ids") == rows.IMAGE).sum()) != needed[i]]
         dumb = [i for i in range(len(data)) if _answers(data.peek(i, "labels")) != len(data.source.asked(data.kept[i]))]
         picked = pick(data, min(16, len(data)), proof.cfg.run.seed)

@@ -258,6 +258,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
                   "image": "float32 (B, 3, side, side) in [0, 1]; normalised inside vision.pt2"}  # fmt: skip
         (folder / "config.json").write_text(json.dumps(config, indent=1))
 
+    own = cfg.encoder == "cells" and not cfg.model  # others keep layers that nothing here reads (CLIP's last norm)
     floor = questions.blindly(train_data.source, guess)
     return core.Stage(
         name=name,
@@ -270,7 +271,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         metric=core.Metric("accuracy", "what does the picture show, asked in words?", floor=floor, ceiling=1.0),
         # A projector alone, in front of a language model that stays, gets 30 of 32 answers at two seeds of five.
         expect=core.Expect(frozen=frozen, fresh=fresh, overfit_steps=200 if name == "align" else 110,
-                           overfit_metric=0.9 if name == "align" else None),
+                           overfit_metric=0.9 if name == "align" else None, no_gradient=() if own else ("encoder.",)),
         baselines=baselines,
         preview=preview,
         predict=predict,

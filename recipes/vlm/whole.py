@@ -48,10 +48,8 @@ class Whole(nn.Module):
                 decoder, LoraConfig(r=lora_rank, lora_alpha=lora_rank, target_modules="all-linear")
             )
         self.net = (net, adapted)  # a tuple: its parts are registered below, under the names of their towers
-        self.projector, self.encoder = (
-            parts["projector"],
-            parts["encoder"],
-        )  # a projector within the encoder keeps its own name
+        self.projector = parts["projector"]  # first: one within the encoder is the projector still
+        self.encoder = parts["encoder"]
         self.language = nn.ModuleDict({"decoder": decoder, "head": head})
         own = {id(p) for p in self.parameters()}
         self.rest = nn.ParameterList([p for p in net.parameters() if id(p) not in own])
@@ -207,10 +205,8 @@ class Templated(Questions):
         shapes = [k for k in samples[0] if k.endswith(".shape")]
         batch = {k: torch.stack([s[k] for s in samples]) for k in (*shapes, "kind", "pair")}
         for key in (k.removesuffix(".shape") for k in shapes):
-            values, most = (
-                [fitted(s[key], s[f"{key}.shape"].tolist()) for s in samples],
-                batch[f"{key}.shape"].amax(0).tolist(),
-            )
+            most = batch[f"{key}.shape"].amax(0).tolist()
+            values = [fitted(s[key], s[f"{key}.shape"].tolist()) for s in samples]
             gaps = [[x for n, m in zip(v.shape[::-1], most[::-1], strict=True) for x in (0, m - n)] for v in values]
             batch[key] = torch.stack([F.pad(v, gap) for v, gap in zip(values, gaps, strict=True)])
         return {**together(samples), **batch}
