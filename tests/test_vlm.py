@@ -267,6 +267,7 @@ def test_a_conversation_is_read_as_it_is_written(talked):
     ({"image": "a", "conversations": [*turns("any red ?", "no"), *turns("", "no")[1:]]}, "turn 2 is of 'gpt'"),
     ({"image": "a", "conversations": turns("any red ?")}, "no answer"),
     ({"image": "a", "messages": messages("any red ?", "<image>")}, "in an answer"),
+    ({"images": ["a", "b"], "messages": messages("<image>any red ?", "no", "<image>and here ?")}, "1 <image> for 2 pictures"),
     ({"image": "a", "messages": messages([{"type": "video"}], "no")}, "type 'video'"),
     ({"images": [{"bytes": ""}], "messages": messages("any red ?", "no")}, "a picture is a dict"),
 ], ids=lambda v: v if isinstance(v, str) else "")  # fmt: skip

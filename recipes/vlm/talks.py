@@ -58,7 +58,8 @@ def talk(line: dict[str, Any]) -> Talk:
             raise Wrong(f"turn {k}: {PLACE} in an answer")
         else:
             said.append(text)
-    if len(said) < 2:
+    said = said[: len(said) // 2 * 2]  # a last question without an answer is left off
+    if not said:
         raise Wrong("it has no answer")
     pictures = pictures or own
     if not all(isinstance(p, str) for p in pictures):
@@ -68,9 +69,7 @@ def talk(line: dict[str, Any]) -> Talk:
         said[0] = PLACE * len(pictures) + said[0]
     elif len(pictures) != places:
         raise Wrong(f"{places} {PLACE} for {len(pictures)} pictures")
-    return Talk(
-        tuple(pictures), tuple(zip(said[::2], said[1::2], strict=False)), system
-    )  # a last question without answer is left off
+    return Talk(tuple(pictures), tuple(zip(said[::2], said[1::2], strict=True)), system)
 
 
 def _content(content: Any, k: int) -> tuple[str, list[str]]:
