@@ -380,7 +380,7 @@ def test_a_model_folder_without_its_weights_is_told(hub, launch, tmp_path):
 
 def test_stage_two_refuses_to_go_first(hub, launch, fork):
     """A fork without stage one, or a projector of another width, gets one message."""
-    fork(("STAGES = [align, instruct]\n", "STAGES = [instruct]\n"), recipe="vlm/instruct")
+    fork(("STAGES = [align, instruct, unfreeze]\n", "STAGES = [instruct]\n"), recipe="vlm/instruct")
     refused(launch("check", "mine.py", *small(hub)[1:], HF_HUB_OFFLINE="1"), "no projector to start from")
     fork(("Projector(encoder.width, cfg.projector_width, embedding.shape[1], rms)",
           "Projector(encoder.width, cfg.projector_width, 48, rms)"), recipe="vlm/instruct")  # fmt: skip
