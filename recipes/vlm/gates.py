@@ -53,10 +53,14 @@ def watched(proof: Proof) -> Watched:
         )
         found, mine = Watched(run, stage), {t: _of(stage.parameters(), t) for t in TOWERS}
         before = {t: _flat(ps) for t, ps in mine.items() if ps}
+        # Qwen's projector lies within the encoder and is none of it; what has no weights there is in the mode of what holds both.
+        projector, encoder = {*stage.model.projector.modules()}, [*stage.model.encoder.modules()]
+        if not projector.isdisjoint(encoder):
+            encoder = [m for m in encoder if projector.isdisjoint(m.modules()) and [*m.parameters()]]
 
-        def look(module: nn.Module, _: tuple) -> None:
+        def look(*_) -> None:
             if torch.is_grad_enabled():
-                found.training.append(any(m.training for m in module.modules()))
+                found.training.append(any(m.training for m in encoder))
 
         def compare(*_) -> None:
             for tower, old in before.items():
