@@ -163,11 +163,11 @@ def make_model(cfg: Config) -> VLM | whole.Whole:
 # --------------------------------------------------------------------------------------------------------------- stages
 def align(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """Stage one: the projector learns the language model's embeddings; both towers beside it are as they came."""
-    start, fresh = {}, ()
+    model, start, fresh = make_model(cfg), {}, ()
     if not cfg.model:
-        start = {f"encoder.{k}": v for k, v in sight.weights(cfg.encoder).items()}
-        start, fresh = start | {f"language.{k}": v for k, v in language.weights(cfg.language).items()}, ("projector.",)
-    return make_stage(cfg, run, "align", make_model(cfg), {"projector": cfg.optim.lr}, start, fresh)
+        own = {"encoder": sight.weights(cfg.encoder), "language": language.weights(cfg.language, model.language)}
+        start, fresh = {f"{t}.{k}": v for t, found in own.items() for k, v in found.items()}, ("projector.",)
+    return make_stage(cfg, run, "align", model, {"projector": cfg.optim.lr}, start, fresh)
 
 
 def instruct(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
