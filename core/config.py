@@ -67,7 +67,7 @@ class Phase:
     """What one of several stages sets for itself; what is left out (None) is the whole recipe's --train.*, --optim.* or --run.*."""
 
     epochs: float | None = None
-    """--train.epochs of this stage."""
+    """--train.epochs of this stage; 0 leaves the stage out."""
     batch_size: int | None = None
     """--train.batch-size of this stage."""
     accumulate: int | None = None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from accelerate import Accelerator
 
 from core import config, gates
+from core.errors import UserError
 from core.gates import learning
 from core.recipe import Recipe
 from core.run import Plan, Run
@@ -57,10 +58,17 @@ class Part:
 
 
 def parts(recipe: Recipe, cfg: config.Config) -> list[Part]:
-    """The stages in order. With several, each is a function of the recipe named like the setting that holds its own."""
+    """The stages in order. With several, each is a function of the recipe named like the setting that holds its own; one of 0
+    epochs is left out."""
     makers = recipe.module.STAGES
     if len(makers) == 1 and makers[0].__name__ not in config.phases(cfg):
         return [Part(makers[0].__name__, makers[0], cfg, 0, 1)]
+    known = config.phases(cfg)
+    makers = [m for m in makers if m.__name__ not in known or known[m.__name__].epochs != 0]
+    if not makers:
+        raise UserError(
+            "no stage is left", got="0 epochs of each", needed=" or ".join(f"--{name}.epochs" for name in known)
+        )
     return [Part(m.__name__, m, config.of_stage(cfg, m.__name__, i), i, len(makers)) for i, m in enumerate(makers)]
 
 

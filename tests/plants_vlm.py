@@ -3,15 +3,17 @@
 from tests.plants import Plant
 
 VLM = "vlm/instruct"
-STAGES = "STAGES = [align, instruct]\n"
+STAGES = "STAGES = [align, instruct, unfreeze]\n"
 ALIGN_RATES = '{"projector": cfg.optim.lr}, start'
 INSTRUCT_RATES = 'rates = {"projector": cfg.optim.lr, "language": cfg.language_lr}\n'
 LOADED = "model.load_state_dict(previous.model.state_dict())\n"
 LOSS = 'return {"answer": rows.nll(model(batch), batch["labels"])}\n'
 ENCODER = "encoder, words = sight.load(cfg.encoder), language.load(cfg.language, lora_rank=cfg.lora_rank)\n"
-FEATURES = 'features = self.projector(self.encoder(batch["image"]))'
+FEATURES = "features = self.projector(self.encoder(images))"
+FORWARD = "return rows.answer(self.language, self.embedded(batch), batch)\n"
 SOURCE = "    return Questions(source,"
 FIRST, SECOND = ("--stage", "align"), ("--stage", "instruct")
+THIRD = ("--stage", "unfreeze", "--unfreeze.epochs", "0.1")
 
 
 def after(stage: str, body: str) -> str:
@@ -88,12 +90,20 @@ for data in stage.data.values():
           + SOURCE, ("commonest answers", "balanced"), recipe=VLM, argv=FIRST,
           harm="a high score that needs no picture"),
     Plant("one-picture-for-all", "pairs", "X5", FEATURES,
-          'features = self.projector(self.encoder(torch.full_like(batch["image"], 0.3)))',
+          'features = self.projector(self.encoder(torch.full_like(images, 0.3)))',
           ("picture does not reach",), recipe=VLM, argv=SECOND, harm="answers from the language prior"),
+    Plant("answers-seen-ahead", "spoken", "C12", FORWARD,
+          "rows.seen = lambda segment, dtype: torch.zeros(len(segment), 1, *[segment.shape[1]] * 2, dtype=dtype)\n        "
+          + FORWARD,
+          ("are said when asked", "not causal"), recipe=VLM, argv=SECOND,
+          harm="right answers are copied from the row; asked alone, it says something else"),
+    Plant("encoder-hot-in-stage-three", "rates", "X3", '{"encoder": cfg.optim.lr,', '{"encoder": 1e3 * cfg.optim.lr,',
+          ("moves the encoder",), recipe=VLM, argv=THIRD, harm="what the encoder learnt from far more pictures is gone"),
 ]  # fmt: skip
 RELATIVES = [
     "vlm-03-one-table-trains",
     "vlm-02-frozen-under-no-grad", "encoder-in-train-mode", "answers-cut", "vlm-04-projector-frozen-with-the-tower",
     "vlm-07-projector-not-loaded", "projector-made-anew", "language-model-hot", "one-picture-for-all", "one-rate-for-all",
-    "vlm-06-neighbours-seen", "random-encoder", "language-hot-in-stage-one", "unbalanced-questions",
+    "vlm-06-neighbours-seen", "random-encoder", "language-hot-in-stage-one", "unbalanced-questions", "answers-seen-ahead",
+    "encoder-hot-in-stage-three",
 ]  # fmt: skip

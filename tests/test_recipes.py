@@ -35,7 +35,8 @@ SHORT: dict[str, tuple[str, ...]] = {
     "rl/sac": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--updates", "8", "--episodes", "10"),
     "vision/detect": ("--data.scenes", "160", "--train.epochs", "2", "--train.eval-every", "2", "--run.save-every", "0.3"),
     "vision/segment": ("--train.epochs", "1.2", "--train.eval-every", "1.2", "--run.save-every", "0.2"),
-    "vlm/instruct": ("--align.epochs", "0.08", "--instruct.epochs", "0.08", "--run.save-every", "0.01", "--data.held-out", "20"),
+    "vlm/instruct": ("--align.epochs", "0.08", "--instruct.epochs", "0.08", "--unfreeze.epochs", "0.03",
+                     "--run.save-every", "0.01", "--data.held-out", "20"),
 }  # fmt: skip
 """Settings under which a stage of the recipe takes some ten to thirty steps, where `--train.epochs 0.5` is not that."""
 CHECKED_QUICKLY = ("rl/ppo",)

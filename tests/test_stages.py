@@ -65,6 +65,22 @@ def test_each_stage_has_its_own_settings_and_files(two, launch):
     assert "32 steps" in done.stdout
 
 
+def test_a_stage_of_no_epochs_is_left_out(two, launch):
+    """The one before it is then the last, and its result the recipe's."""
+    done = launch("run", "mine.py", *QUICK, "--first.epochs", "0.02", "--second.epochs", "0")
+    assert done.returncode == 0, done.shown
+    assert read(done.folder() / "summary.json")["stage"] == "first"
+    assert not (done.folder() / "stages").exists()
+
+
+@pytest.mark.verify
+def test_a_run_without_any_stage_is_refused(two, launch):
+    done = launch("run", "mine.py", *QUICK, "--first.epochs", "0", "--second.epochs", "0")
+    assert done.returncode == 2, done.shown
+    assert "no stage is left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.verify
 def test_the_best_weights_are_handed_on_where_asked(two, launch):
     """A first stage that ruins itself at the end hands on the weights of its best evaluation."""

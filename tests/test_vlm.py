@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 import core
-from recipes.vlm import questions, rows, scenes, words
+from recipes.vlm import folders, instruct, questions, rows, scenes, talks, words
 from recipes.vlm.rows import Asked
 from tests.commands import read
 
@@ -201,6 +201,122 @@ def test_full_proves_itself(hub, launch):
     assert done.returncode == 0, done.shown
 
 
+# --------------------------------------------------------------------------------------------------------- conversations
+def turns(*texts: str) -> list[dict]:
+    """As LLaVA writes them."""
+    return [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(texts)]
+
+
+def messages(*texts: str | list) -> list[dict]:
+    """As the hub writes them."""
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+def spoken(i: int, split: str) -> dict:
+    """One conversation in one of four ways, about one, two or three pictures of different sizes."""
+    a, b = (f"{split}-{k}.{'png' if k % 2 else 'jpg'}" for k in (i, (i + 3) % 8))
+    red = ("no", "yes")[i // 2 % 2]
+    if i % 4 == 0:
+        return {
+            "image": a,
+            "conversations": turns("<image>\nany red ?", red, "left colour ?", "red" if red == "yes" else "blue"),
+        }
+    if i % 4 == 1:
+        return {
+            "image": [a, b],
+            "conversations": turns("<image> <image> how many ?", "two", "any red ?", red, "left colour ?"),
+        }
+    if i % 4 == 2:
+        parts = [{"type": "image"}, {"type": "text", "text": "any red ?"}, {"type": "image", "path": b}]
+        told = messages(parts, [{"type": "text", "text": red}])
+        return {"messages": [{"role": "system", "content": "any left ?"}, *told], "images": [a, b]}
+    return {"images": [a, b, a], "messages": messages("how many digits ?", "three")}
+
+
+@pytest.fixture(scope="module")
+def talked(hub) -> Path:
+    """The same pictures, talked about."""
+    folder = hub / "talks"
+    shutil.copytree(hub / "data", folder)
+    for split, n in (("train", 24), ("val", 8)):
+        (folder / f"{split}.jsonl").write_text("\n".join(json.dumps(spoken(i, split)) for i in range(n)))
+    return folder
+
+
+def test_a_conversation_is_read_as_it_is_written(talked):
+    """Places where the text has them, every answer scored with its end and nothing else; a lone question reads as ever."""
+    source, tokenizer = folders.load(str(talked), "train"), words.vocabulary()
+    data = questions.Questions(source, tokenizer, features=4, side=32, longest=64)
+    assert [data.pictures(i) for i in range(4)] == [1, 2, 2, 3]
+    shown = [tokenizer.decode(row["ids"].clamp_min(0)).replace("<pad> <pad> <pad> <pad>", "#") for row in data.rows[:4]]
+    assert shown == ["<bos> # any red ? no <eos> left colour ? blue <eos>", "<bos> # # how many ? two <eos> any red ? no <eos>",
+                     "<bos> any left ? # any red ? # yes <eos>", "<bos> # # # how many digits ? three <eos>"]  # fmt: skip
+    said = [tokenizer.decode(row["labels"][row["labels"] >= 0]) for row in data.rows[:4]]
+    assert said == ["no <eos> blue <eos>", "two <eos> no <eos>", "yes <eos>", "three <eos>"]
+    batch = data.collate([data.get(i, None) for i in range(4)])
+    assert batch["image"].shape == (4, 3, 3, 32, 32)
+    assert not batch["image"][0, 1:].any()
+    asked = Asked(0, "how many digits ?", "two")
+    alone = rows.pack(tokenizer, [1, rows.IMAGE, rows.IMAGE], [asked])
+    same = rows.chain(tokenizer, [1], 2, "", [asked._replace(question="<image>how many digits ?")])
+    assert all(torch.equal(alone[k], same[k]) for k in ("ids", "labels", "position"))
+
+
+@pytest.mark.parametrize(("line", "why"), [
+    ({"conversations": "hello"}, "conversations is str"),
+    ({"image": "a", "conversations": [*turns("any red ?", "no"), *turns("", "no")[1:]]}, "turn 2 is of 'gpt'"),
+    ({"image": "a", "conversations": turns("any red ?")}, "no answer"),
+    ({"image": "a", "messages": messages("any red ?", "<image>")}, "in an answer"),
+    ({"images": ["a", "b"], "messages": messages("<image>any red ?", "no", "<image>and here ?")}, "1 <image> for 2 pictures"),
+    ({"image": "a", "messages": messages([{"type": "video"}], "no")}, "type 'video'"),
+    ({"images": [{"bytes": ""}], "messages": messages("any red ?", "no")}, "a picture is a dict"),
+], ids=lambda v: v if isinstance(v, str) else "")  # fmt: skip
+def test_what_is_no_conversation(line, why):
+    with pytest.raises(talks.Wrong, match=why):
+        talks.talk(line)
+
+
+def test_talks_without_a_picture_are_counted(talked):
+    line = {"messages": messages("any red ?", "no")}
+    alone = talks.Talks(talked, [talks.talk(line), talks.talk(spoken(0, "train"))], ("any red ?",))
+    assert len(alone) == 1
+    assert "1 of 2 conversations have no picture" in alone.note
+    with pytest.raises(core.UserError, match="1 of 1 conversations have no picture"):
+        talks.Talks(talked, [talks.talk(line)], ())
+
+
+def test_pictures_of_a_row_are_its_own(hub, talked):
+    """However many pictures the others of a batch have, a row's logits are those of the row alone."""
+    cfg = instruct.full()
+    cfg.encoder, cfg.language, cfg.projector_width = str(hub / "clip"), str(hub / "llama"), 32
+    torch.manual_seed(0)
+    model = instruct.make_model(cfg).eval()
+    source = folders.load(str(talked), "train")
+    data = questions.Questions(source, words.vocabulary(), features=model.features, side=32, longest=128)
+    with torch.no_grad():
+        whole = model(data.collate([data.get(i, None) for i in range(4)]))
+        for i in range(4):
+            alone = model(data.collate([data.get(i, None)]))
+            assert torch.allclose(alone[0], whole[i, : alone.shape[1]], atol=1e-4)
+
+
+@pytest.mark.verify
+def test_conversations_prove_themselves(hub, talked, launch):
+    done = launch("check", *small(hub), "--data.path", str(talked), "--only", "schema,data,wiring,dependency,evaluation,"
+                  "accumulation,towers,places,answers", HF_HUB_OFFLINE="1", timeout=550)  # fmt: skip
+    assert done.returncode == 0, done.shown
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("encoder", ["cells", "clip"])
+def test_the_third_stage_proves_itself(encoder, hub, launch):
+    """The encoder learns, too, at a rate of its own; what it starts from is what `instruct` left."""
+    argv = ("vlm/instruct",) if encoder == "cells" else small(hub)
+    only = "init,wiring,dependency,resume,towers,rates,places,answers" + ",aligned,spoken" * (encoder == "cells")
+    done = launch("check", *argv, "--unfreeze.epochs", "0.5", "--stage", "unfreeze", "--only", only, timeout=600)
+    assert done.returncode == 0, done.shown
+
+
 # ------------------------------------------------------------------------------------------------------------- bad input
 def lines(*rows: object) -> str:
     return "\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows)
@@ -215,6 +331,13 @@ BAD = {
     "an empty file": ("", ("train.jsonl is empty",)),
     "a picture that is none": (lines(GOOD, {**GOOD, "image": "fake.png"}), ("1 of 2 pictures", "fake.png", "cannot be read")),
     "a picture that is missing": (lines(GOOD, {**GOOD, "image": "gone.png"}), ("1 of 2 pictures", "gone.png")),
+    "talks that are none": (
+        lines({"conversations": turns("<image>any red ?", "no")},
+              {"image": "train-0.jpg", "conversations": turns("<image> or <image> ?", "no")},
+              {"images": ["train-0.jpg"], "messages": messages("any red ?", "")}),
+        ("3 of 3 lines", "line 1: 1 <image> for 0 pictures", "line 2: 2 <image> for 1 pictures",
+         "line 3: turn 1, of the assistant, is empty"),
+    ),
 }  # fmt: skip
 
 
@@ -257,7 +380,7 @@ def test_a_model_folder_without_its_weights_is_told(hub, launch, tmp_path):
 
 def test_stage_two_refuses_to_go_first(hub, launch, fork):
     """A fork without stage one, or a projector of another width, gets one message."""
-    fork(("STAGES = [align, instruct]\n", "STAGES = [instruct]\n"), recipe="vlm/instruct")
+    fork(("STAGES = [align, instruct, unfreeze]\n", "STAGES = [instruct]\n"), recipe="vlm/instruct")
     refused(launch("check", "mine.py", *small(hub)[1:], HF_HUB_OFFLINE="1"), "no projector to start from")
     fork(("Projector(encoder.width, cfg.projector_width, embedding.shape[1], rms)",
           "Projector(encoder.width, cfg.projector_width, 48, rms)"), recipe="vlm/instruct")  # fmt: skip

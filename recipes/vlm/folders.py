@@ -1,20 +1,20 @@
-"""Pictures with questions of one's own: a folder with train.jsonl and val.jsonl, a line for each question.
+"""Pictures with questions of one's own: a folder with train.jsonl and val.jsonl, a line for each question or conversation.
 
 {"image": "photos/0001.jpg", "question": "how many cats?", "answer": "two"}; lines about one picture become one sample. A line may
-have "pair": a name that two lines share which ask the same about a picture and its counterfactual.
+have "pair": a name that two lines share which ask the same about a picture and its counterfactual. Lines with `conversations` or
+`messages` are read by talks.py.
 """
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from PIL import Image
 from torch import Tensor
 
 from core.errors import UserError
-from recipes.vision.pictures import decode
-from recipes.vlm.rows import Asked
+from recipes.vlm.rows import PLACE, Asked
+from recipes.vlm.talks import Talk, Talks, Wrong, looked_over, opened, plain, talk
 
 COLUMNS = ("image", "question", "answer")
 SORTS = 20  # different questions up to which each is a kind of its own in the tables
@@ -51,11 +51,7 @@ class Folder:
         self.paths = [root / name for name in by_picture]
         self.lines = [[Asked(texts.index(x["question"]) if each else 0, x["question"], x["answer"], pair.get(x.get("pair"), -1))
                        for x in found] for found in by_picture.values()]  # fmt: skip
-        with ThreadPoolExecutor(8) as pool:
-            bad = [why for why in pool.map(unreadable, self.paths) if why]
-        if bad:
-            raise UserError(f"{len(bad):,} of {len(self.paths):,} pictures in {root} cannot be read", got=bad[0],
-                            needed="a picture that Pillow opens; paths are the folder's")  # fmt: skip
+        self.sizes = [*looked_over(root, list(by_picture)).values()]
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -66,48 +62,60 @@ class Folder:
 
     def image(self, index: int) -> Tensor:
         """(3, H, W) of 0-255."""
-        path = self.paths[index]
-        try:
-            return decode(Image.open(path))
-        except (OSError, ValueError) as error:
-            raise UserError(f"cannot read the picture {path}", got=error, needed="a whole picture",
-                            cause="a file that was cut off") from None  # fmt: skip
+        return opened(self.paths[index])
+
+    def size(self, index: int) -> tuple[int, int]:
+        """(height, width) of the picture."""
+        return self.sizes[index]
 
 
-def unreadable(path: Path) -> str:
-    """Why a file is no picture; empty if it is one."""
-    try:
-        with Image.open(path) as image:
-            image.verify()
-    except Exception as error:  # Pillow's readers raise whatever they meet in a broken file
-        return f"{path.name}: {error}"
-    return ""
-
-
-def load(path: str, split: str) -> Folder:
-    """`train` or `val` of a folder; a question is of one kind in both."""
+def load(path: str, split: str) -> Folder | Talks:
+    """`train` or `val` of a folder; a question is of one kind in both. One conversation makes all lines conversations."""
     both = {name: read(Path(path) / f"{name}.jsonl") for name in ("train", "val")}
-    texts = list(dict.fromkeys(line["question"] for found in both.values() for line in found))
-    return Folder(Path(path), both[split], texts)
+    every = [line for found in both.values() for line in found]
+    if any(isinstance(line, Talk) for line in every):
+        texts = list(dict.fromkeys(plain(q) for line in every for q, _ in _talk(line).turns))
+        kinds = tuple(texts) if len(texts) <= SORTS else ("question",)
+        return Talks(Path(path), [_talk(line) for line in both[split]], kinds)
+    return Folder(Path(path), both[split], list(dict.fromkeys(line["question"] for line in every)))
 
 
-def read(file: Path) -> list[dict[str, str]]:
-    """The lines of one file, each with its columns."""
+def _talk(line: Talk | dict[str, str]) -> Talk:
+    return line if isinstance(line, Talk) else Talk((line["image"],), ((PLACE + line["question"], line["answer"]),))
+
+
+def read(file: Path) -> list[Talk | dict[str, str]]:
+    """The lines of one file: conversations, or questions with their columns."""
     if not file.is_file():
         raise UserError(f"there is no {file}", needed="a folder with train.jsonl and val.jsonl, pictures beside them",
                         next='a line: {"image": "a.jpg", "question": "how many cats?", "answer": "two"}')  # fmt: skip
-    lines = []
+    lines, wrong = [], []
     for number, text in enumerate(file.read_text().splitlines(), 1):
         try:
             line = json.loads(text)
         except json.JSONDecodeError as error:
             raise UserError(f"line {number} of {file} is no JSON", got=f"{error}: {text[:60]}") from None
-        columns = line.keys() if isinstance(line, dict) else ()
-        if not {*COLUMNS} <= {*columns} or not all(isinstance(line[c], str) and line[c].strip() for c in COLUMNS):
-            wrong = [c for c in COLUMNS if c in columns and not (isinstance(line[c], str) and line[c].strip())]
-            raise UserError(f"line {number} of {file} is no question about a picture", needed=", ".join(COLUMNS) + ", each a text",
-                            got=f"{wrong[0]} {line[wrong[0]]!r}" if wrong else ", ".join(columns))  # fmt: skip
-        lines.append(line)
+        if not isinstance(line, dict) or not {"conversations", "messages"} & line.keys():
+            lines.append(_question(line, f"line {number} of {file}"))
+            continue
+        try:
+            lines.append(talk(line))
+        except Wrong as why:
+            wrong.append(f"line {number}: {why}")
+    if wrong:
+        raise UserError(f"{len(wrong):,} of {len(wrong) + len(lines):,} lines of {file} are no conversations about pictures",
+                        got="; ".join(wrong[:3]), needed=f"users and answers in turn, a text each, as many {PLACE} as pictures",
+                        cause="a picture that is not there, a line converted by halves", next="mend or delete them")  # fmt: skip
     if not lines:
         raise UserError(f"{file} is empty", needed="a line for each question")
     return lines
+
+
+def _question(line: Any, where: str) -> dict[str, str]:
+    columns = line.keys() if isinstance(line, dict) else ()
+    if not {*COLUMNS} <= {*columns} or not all(isinstance(line[c], str) and line[c].strip() for c in COLUMNS):
+        wrong = [c for c in COLUMNS if c in columns and not (isinstance(line[c], str) and line[c].strip())]
+        raise UserError(f"{where} is no question about a picture",
+                        needed=", ".join(COLUMNS) + ", each a text; or conversations, or messages",
+                        got=f"{wrong[0]} {line[wrong[0]]!r}" if wrong else ", ".join(columns))  # fmt: skip
+    return line

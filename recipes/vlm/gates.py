@@ -4,14 +4,13 @@ every feature has its place and answers alone are scored (X4), whether answers c
 They ask of a recipe: a model of three towers `encoder`, `projector` and `language`; data of questions.Questions.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from core.gates import Finding, Gate, Proof, Skip, fetch, gate, pick
-from core.gates.learning import OVERFIT_SAMPLES, skill
+from core.gates.learning import OVERFIT_SAMPLES, overfitted, skill
 from core.run import Plan, Run, evaluating
 from core.stage import Stage, View
 from recipes.vlm import questions, rows
@@ -22,13 +21,14 @@ FASTEST, SLOWEST = 0.05, 1e-6  # of a tower's weights in one step: more tears do
 PRIOR = 0.8  # who knows the questions alone must be wrong more often than in one of five
 PAIRS = 4
 HELD_OUT = 200
+EXACT = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}  # of a decoder
 
 
-def gates(*, align: bool) -> list[Gate]:
-    """Those of a stage: `align` trains the projector alone, what comes after it starts from that projector."""
-    learn = ("projector",) if align else ("projector", "language")
-    found = [towers_gate(learn), rates, places, answers_alone]
-    return [*found, prior] if align else [aligned, *found, pairs]
+def gates(learn: tuple[str, ...], *, first: bool) -> list[Gate]:
+    """Those of a stage in which the towers of `learn` do. `first`: none stands before it."""
+    found = [towers_gate(learn), rates, places, answers_alone, spoken]
+    found = [*found, prior] if first else [aligned, *found]
+    return found if learn == ("projector",) else [*found, pairs]
 
 
 # ---------------------------------------------------------------------------------------------------------------- towers
@@ -53,10 +53,14 @@ def watched(proof: Proof) -> Watched:
         )
         found, mine = Watched(run, stage), {t: _of(stage.parameters(), t) for t in TOWERS}
         before = {t: _flat(ps) for t, ps in mine.items() if ps}
+        # Qwen's projector lies within the encoder and is none of it; what has no weights there is in the mode of what holds both.
+        projector, encoder = {*stage.model.projector.modules()}, [*stage.model.encoder.modules()]
+        if not projector.isdisjoint(encoder):
+            encoder = [m for m in encoder if projector.isdisjoint(m.modules()) and [*m.parameters()]]
 
-        def look(module: nn.Module, _: tuple) -> None:
+        def look(*_) -> None:
             if torch.is_grad_enabled():
-                found.training.append(any(m.training for m in module.modules()))
+                found.training.append(any(m.training for m in encoder))
 
         def compare(*_) -> None:
             for tower, old in before.items():
@@ -106,7 +110,7 @@ def towers_gate(learn: tuple[str, ...]) -> Gate:
         ]
         if 0 < counts["projector"][0] < counts["projector"][1]:
             wrong.append("a part of the projector is frozen: {} of {} parameters train".format(*counts["projector"]))
-        if any(found.training):
+        if any(found.training) and "encoder" not in learn:
             wrong.append("the encoder learns nothing and is not in eval mode: its dropout and statistics move")
         shown = ", ".join(f"{t} {n:,} of {total:,}" for t, (n, total) in counts.items())
         return Finding(
@@ -179,15 +183,15 @@ def aligned(proof: Proof) -> Finding:
 
 
 # ------------------------------------------------------------------------------------------------------- places, answers
-def _through(stage: Stage, run: Run, batch: dict, tower: str, take: Callable) -> Tensor:
-    """Gradient of the loss with respect to what a tower gives out."""
+def _through(stage: Stage, run: Run, batch: dict, module: nn.Module) -> Tensor:
+    """(.., d): gradient of the loss with respect to what a module gives out."""
     kept: list[Tensor] = []
 
-    def keep(_module: nn.Module, _args: tuple, out) -> None:
-        kept.append(take(out))
-        kept[-1].retain_grad()
+    def keep(_module: nn.Module, _args: tuple, out: Tensor) -> None:
+        kept.append(out)
+        out.retain_grad()
 
-    hook = getattr(stage.model, tower).register_forward_hook(keep)
+    hook = module.register_forward_hook(keep)
     try:
         with evaluating(stage.model), torch.enable_grad(), run.autocast():
             sum(stage.loss(stage.model, batch).values()).backward()
@@ -206,41 +210,51 @@ def _through(stage: Stage, run: Run, batch: dict, tower: str, take: Callable) ->
 def places(proof: Proof) -> Finding:
     """Places counted in every row of the data set and of collated batches, and the features that the loss really reads."""
     run, stage, wrong, cut = *proof.build(Plan(steps=1)), [], []
-    features = stage.model.projector(
-        stage.model.encoder(fetch(stage.data["train"], [0], None, run.device)["image"])
-    ).shape[1]
+    data = stage.data["train"]
+    grad = _through(stage, run, fetch(data, [0], None, run.device), stage.model.projector)
+    each = grad.flatten(0, -2).shape[0] // data.pictures(0)  # of a picture, by the model
     for name, data in stage.data.items():
-        odd = [i for i in range(len(data)) if int((data.peek(i, "ids") == rows.IMAGE).sum()) != features]
-        dumb = [i for i in range(len(data)) if _unanswered(data.peek(i, "labels"), data.peek(i, "segment"))]
-        batch = fetch(data, pick(data, min(16, len(data)), proof.cfg.run.seed), None, run.device)
-        short = int(((batch["ids"] == rows.IMAGE).sum(1) != features).sum())
-        mute = sum(_unanswered(a, b) for a, b in zip(batch["labels"], batch["segment"], strict=True))
-        for many, what in ((odd, f"without {features} places"), (dumb, "with a question whose answer is cut")):
+        needed = [data.places(i) if data.varied else each * data.pictures(i) for i in range(len(data))]
+        odd = [i for i in range(len(data)) if int((data.peek(i, "ids") == rows.IMAGE).sum()) != needed[i]]
+        dumb = [i for i in range(len(data)) if _answers(data.peek(i, "labels")) != len(data.source.asked(data.kept[i]))]
+        picked = pick(data, min(16, len(data)), proof.cfg.run.seed)
+        batch = fetch(data, picked, None, run.device)
+        found = (batch["ids"] == rows.IMAGE).sum(1).tolist()
+        short = sum(n != needed[i] for n, i in zip(found, picked, strict=True))
+        mute = sum(
+            _answers(row) != int((kinds >= 0).sum()) for row, kinds in zip(batch["labels"], batch["kind"], strict=True)
+        )
+        for many, what in (
+            (odd, f"without {needed[(odd or [0])[0]]} places"),
+            (dumb, "with a question whose answer is cut"),
+        ):
             if many:
                 wrong.append(f"{name}: {len(many):,} of {len(data):,} samples {what}, e.g. sample {many[0]}")
         if short or mute:
             wrong.append(
-                f"{name}: {short} of {len(batch['ids'])} collated rows without {features} places, {mute} unanswered"
+                f"{name}: {short} of {len(found)} collated rows without a place for each feature, {mute} unanswered"
             )
-        cut += [f"{name}: {data.notes['over-long']}"] if "over-long" in data.notes else []
+        cut += [f"{name}: {note}" for note in data.notes.values() if "left out" in note]
     if not wrong:
-        grad = _through(stage, run, batch, "projector", lambda out: out)
-        read = (grad.abs().amax(-1) > 0).sum(1)
-        if (read != features).any():
-            wrong.append(f"the loss reads {int(read.min())} of {features} features of a picture")
-    told = f"{features} places for {features} features in all {sum(map(len, stage.data.values())):,} samples"
+        grad = _through(stage, run, batch, stage.model.projector).flatten(0, -2)
+        read = int((grad.abs().amax(-1) > 0).sum())
+        if read != sum(found):
+            wrong.append(f"the loss reads {read} of {sum(found)} features of {len(found)} samples")
+    told = (
+        f"a place for each feature ({each} of the first picture) in all {sum(map(len, stage.data.values())):,} samples"
+    )
     return Finding(
-        not wrong, "; ".join(wrong) or "; ".join([told, *cut]), f"{features} places in every row, an answer to every question",
+        not wrong, "; ".join(wrong) or "; ".join([told, *cut]),
+        "as many places as features in every row, an answer to every question",
         "a row was cut to a length: leave long samples out whole, and count them\n"
         "rows are cut in collate(), and the features with them\nthe encoder gives another number of features than rows have",
-        evidence={"features": features}, batch=batch if wrong else None,
+        evidence={"features": each}, batch=batch if wrong else None,
     )  # fmt: skip
 
 
-def _unanswered(labels: Tensor, segment: Tensor) -> bool:
-    """Has a question of this row (segments from 1 on) no scored token, or the row no question?"""
-    asked = {int(s) for s in segment.unique() if s > 0}
-    return not asked or asked != {int(s) for s in segment[labels != rows.IGNORE].unique()}
+def _answers(labels: Tensor) -> int:
+    """How many answers of a row (T,) are scored."""
+    return int(rows.numbered(labels[1:]).max())  # what is first in a row has nothing before it to be told from
 
 
 @gate("answers", rows="X4 L2", title="the loss scores the answers, all of them and nothing else", reads="data loss")
@@ -251,25 +265,57 @@ def answers_alone(proof: Proof) -> Finding:
     data = stage.data["train"]
     indices = pick(data, min(8, len(data)), proof.cfg.run.seed)
     batch = fetch(data, indices, None, run.device)
-    grad = _through(stage, run, batch, "language", lambda out: out.logits)
+    grad = _through(stage, run, batch, stage.model)
     scored = grad.abs().amax(-1) > 0  # (B, T)
     wrong, words, shown = [], data.tokenizer, ""
     for row, index in enumerate(indices):
         ids = batch["ids"][row].tolist()
         found = [ids[i + 1] if i + 1 < len(ids) else -1 for i in scored[row].nonzero().flatten().tolist()]
-        told = [[*rows.tokens(words, " " + a.answer), words.eos_token_id] for a in data.source.asked(data.kept[index])]
-        needed = [t for one in told for t in one]
-        said = lambda tokens: words.decode([t for t in tokens if t >= 0]) or "nothing"  # noqa: E731
-        shown = shown or f"sample {index}: {said(found)}"
-        if found != needed:
+        asked = data.source.asked(data.kept[index])
+        needed = "".join(words.decode(rows.tokens(words, a.answer), **EXACT) + data.end for a in asked)
+        said = words.decode([t for t in found if t >= 0], **EXACT) or "nothing"
+        shown = shown or f"sample {index}: {said}"
+        if rows.IMAGE in found or "".join(said.split()) != "".join(needed.split()):
             image = sum(t == rows.IMAGE for t in found)
             wrong.append(f"sample {index}: scored are {len(found)} tokens, {image} of them the picture's places"
-                         f" ({said(found)[:60]}); its answers are {len(needed)} ({said(needed)[:60]})")  # fmt: skip
+                         f" ({said[:60]}); its answers are {needed[:60]}")  # fmt: skip
     return Finding(
         not wrong, wrong[0] if wrong else shown, "the tokens of every answer and its end",
         "labels = ids with only the padding masked: mask the picture's places and the questions, too\n"
         "the row was cut, or labels are shifted twice\nthe end of an answer is masked with the padding",
         evidence={"wrong": wrong}, batch=batch if wrong else None,
+    )  # fmt: skip
+
+
+@gate("spoken", rows="C12 X5", title="what counts as right is what the model says by itself")
+def spoken(proof: Proof) -> Finding:
+    """Evaluation judges every token behind the right ones before it. Here the model that has learnt eight samples is given their
+    questions alone, and `generate` of transformers says what it answers: each verdict must be the same."""
+    run, stage, _ = overfitted(proof)
+    data, said = stage.data["train"], []
+    with evaluating(stage.model), torch.no_grad(), run.autocast():
+        for i in pick(data, min(OVERFIT_SAMPLES, len(data)), proof.cfg.run.seed):
+            batch = fetch(data, [i], None, run.device)
+            right, number = rows.right(stage.model(batch), batch)[0], rows.numbered(batch["labels"][0])
+            for q in range(1, int(number.max()) + 1):
+                first = int((number == q).nonzero()[0])
+                before = (torch.arange(len(number), device=number.device) < first) & (
+                    (batch["segment"][0] == 0) | (batch["segment"][0] == batch["segment"][0, first]))  # fmt: skip
+                if (batch["ids"][0, ~before] == rows.IMAGE).any():
+                    continue  # a picture that is shown later would be among the pictures now
+                answer = batch["labels"][0, number == q]
+                heard = stage.model.speak({**batch, **{k: batch[k][:, before] for k in rows.FILL}}, len(answer))
+                said.append((bool(right[q - 1]), answer.tolist() == heard.tolist(), data.tokenizer.decode(heard)))
+    if not said:
+        raise Skip("every answer has pictures behind it")
+    differ = [s for s in said if s[0] != s[1]]
+    return Finding(
+        len(differ) <= (0 if run.precision == "fp32" else len(said) // 8),
+        f"{len(said)} answers: {sum(s[0] for s in said)} count as right, {sum(s[1] for s in said)} are said when asked"
+        + (f"; e.g. {differ[0][2]!r} is said" if differ else ""),
+        "the same verdicts" + " but for one in eight in half precision" * (run.precision != "fp32"),
+        "a token sees those behind it (a mask that is not causal), or the answer stands in its question\n"
+        "positions or a start token that `generate` does not use", evidence={"said": said},
     )  # fmt: skip
 
 

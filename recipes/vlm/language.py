@@ -38,9 +38,11 @@ def path(name: str) -> str:
     return str(words.folder()) if name == "words" else hub.locate(name, "--language", packaged="words")
 
 
-def weights(name: str) -> dict[str, Tensor]:
-    """The file it is loaded from, where that is ours."""
-    return load_file(words.folder() / "model.safetensors") if name == "words" else {}
+def weights(name: str, model: nn.Module) -> dict[str, Tensor]:
+    """The file it is loaded from, where that is ours, by the names of `model`: adapters put words of their own among them."""
+    file = load_file(words.folder() / "model.safetensors") if name == "words" else {}
+    plain = {k: k.removeprefix("base_model.model.").replace(".base_layer", "") for k in model.state_dict()}
+    return {k: file[v] for k, v in plain.items() if v in file}
 
 
 def told(name: str) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+PLACE = "<image>"  # stands in a question for a picture
 IMAGE = -200  # stands in a row for one feature of the picture (LLaVA's own number)
 IGNORE = -100  # a label that is not scored
 FILL = {"ids": 0, "labels": IGNORE, "segment": -1, "position": 0}  # what rows are filled up with
@@ -46,6 +47,25 @@ def pack(tokenizer: Any, prefix: Sequence[int], asked: list[Asked]) -> dict[str,
         position += range(len(prefix), len(prefix) + length)
     return {"ids": torch.tensor(ids), "labels": torch.tensor(labels), "segment": torch.tensor(segment),
             "position": torch.tensor(position)}  # fmt: skip
+
+
+def chain(tokenizer: Any, start: Sequence[int], features: int, system: str, asked: list[Asked]) -> dict[str, Tensor]:
+    """One row (T,) each of a conversation, as `pack`: a turn sees all before it, and a picture's places stand where its text has
+    PLACE. One turn whose picture comes first reads as its question does in `pack`."""
+    ids, labels = list(start), [IGNORE] * len(start)
+    for text, answer in [(system, ""), *((one.question, one.answer) for one in asked)]:
+        for i, piece in enumerate(text.split(PLACE)):
+            said = [
+                *([IMAGE] * features if i else []),
+                *(tokens(tokenizer, "\n" + piece.strip()) if piece.strip() else []),
+            ]
+            ids += said
+            labels += [IGNORE] * len(said)
+        scored = [*tokens(tokenizer, " " + answer), tokenizer.eos_token_id] if answer else []
+        ids += scored
+        labels += scored
+    return {"ids": torch.tensor(ids), "labels": torch.tensor(labels), "segment": torch.ones(len(ids), dtype=torch.long),
+            "position": torch.arange(len(ids))}  # fmt: skip
 
 
 @cache
@@ -87,10 +107,18 @@ def scored(labels: Tensor) -> int:
     return int((labels[:, 1:] != IGNORE).sum())
 
 
+def numbered(labels: Tensor) -> Tensor:
+    """(B, T) or (T,): of each scored token, which answer of its row it belongs to, from 1; 0: not scored. Between two answers
+    there is always a token that is not."""
+    scored = (labels != IGNORE).long()
+    return (scored.diff(dim=-1, prepend=torch.zeros_like(scored[..., :1])) > 0).cumsum(-1) * scored
+
+
 def right(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
     """(B, Q): is each answer what greedy decoding would say? That is so just where every token of it, its end included, is the
     likeliest after those before it."""
-    missed = (logits[:, :-1].argmax(-1) != batch["labels"][:, 1:]) & (batch["labels"][:, 1:] != IGNORE)
+    number = numbered(batch["labels"])[:, 1:]
+    missed = (logits[:, :-1].argmax(-1) != batch["labels"][:, 1:]) & (number > 0)
     wrong = torch.zeros(len(logits), batch["kind"].shape[1] + 1, device=logits.device)
-    wrong.scatter_add_(1, batch["segment"][:, 1:].clamp_min(0), missed.float())
+    wrong.scatter_add_(1, number, missed.float())
     return wrong[:, 1:] == 0

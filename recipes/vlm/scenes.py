@@ -109,6 +109,10 @@ class Scenes:
         said = zip(QUESTIONS.values(), answers(self.pairs[k][which]), strict=True)
         return [Asked(i, q, a, k if i == k % len(QUESTIONS) else -1) for i, (q, a) in enumerate(said)]
 
+    def size(self, index: int) -> tuple[int, int]:
+        """(height, width) of a picture."""
+        return SIDE, SIDE
+
     def image(self, index: int) -> Tensor:
         """(3, 64, 64) of 0-255; both of a pair stand on one background."""
         k, which = divmod(index, 2)
