@@ -39,7 +39,7 @@ class Watched:
     run: Run
     stage: Stage
     share: dict[str, list[float]] = field(default_factory=dict)
-    """Of each tower and step, |change of its weights| / |its weights|, both of those in an optimiser."""
+    """Of each tower and step, |change of its weights| / |its weights as they came|, frozen ones included."""
     training: list[bool] = field(default_factory=list)
     """Was any module of the encoder in train mode at a forward that learns?"""
 
@@ -53,6 +53,8 @@ def watched(proof: Proof) -> Watched:
         )
         found, mine = Watched(run, stage), {t: _of(stage.parameters(), t) for t in TOWERS}
         before = {t: _flat(ps) for t, ps in mine.items() if ps}
+        every = dict(stage.model.named_parameters())
+        size = {t: _flat(_of(every, t)).norm() for t in before}  # adapters are small; what they are added to is not
         # Qwen's projector lies within the encoder and is none of it; what has no weights there is in the mode of what holds both.
         projector, encoder = {*stage.model.projector.modules()}, [*stage.model.encoder.modules()]
         if not projector.isdisjoint(encoder):
@@ -65,7 +67,7 @@ def watched(proof: Proof) -> Watched:
         def compare(*_) -> None:
             for tower, old in before.items():
                 new = _flat(mine[tower])
-                found.share.setdefault(tower, []).append(((new - old).norm() / old.norm().clamp_min(1e-12)).item())
+                found.share.setdefault(tower, []).append(((new - old).norm() / size[tower].clamp_min(1e-12)).item())
                 before[tower] = new
 
         hooks = [stage.model.encoder.register_forward_pre_hook(look)]
