@@ -4,8 +4,7 @@ from tests.plants import Plant
 
 SEGMENT = "vision/segment"
 CE = 'ce = F.cross_entropy(logits, mask, ignore_index=IGNORE, reduction="none")'
-SCORED = "            scored = mask != IGNORE\n"
-TOTAL = "total += torch.bincount(mask[scored] * n + answer[scored], minlength=n * n)\n"
+TOTAL = 'total += masks.counted(batch["mask"], model(batch["image"]).argmax(1), n)\n'
 DATA = """train_data = masks.Windows(data, data.learn, **cut, augment=augmentation(cfg) if cfg.augment else None)
     val_data = masks.Windows(data, data.held_out, **cut)
 """
@@ -55,10 +54,11 @@ PLANTS = [
         'ce = F.cross_entropy(logits, mask.where(mask != IGNORE, 0), ignore_index=0, reduction="none")',
         ("learns nothing from class 0", "ignore_index"), argv=("--dice", "0"), source="VIS-04 open-mmlab/mmsegmentation#1609",
         harm="everything becomes an object"),
-    bug("seg-void-scored", "scored", "V5", SCORED, "            mask, scored = mask.clamp_max(n - 1), mask >= 0\n",
+    bug("seg-void-scored", "scored", "V5", TOTAL, TOTAL.replace('["mask"]', '["mask"].clamp_max(n - 1)'),
         ("truth as prediction", "ignore_index"), source="VIS-04 tensorflow-deeplab-resnet#10",
         harm="mIoU off by the share of void"),
-    bug("seg-metric-off-by-one", "scored", "V5", TOTAL, TOTAL.replace("mask[scored]", "(mask[scored] - 1).clamp_min(0)"),
+    bug("seg-metric-off-by-one", "scored", "V5", TOTAL,
+        TOTAL.replace('batch["mask"]', '(batch["mask"] - (batch["mask"] != IGNORE).int()).clamp_min(0)'),
         ("shifted by one",), harm="mIoU near 0 for a good net"),
     bug("seg-mean-over-pictures", "scored", "V5", EVALUATE,
         "each = [masks.scores(confusion_matrix(model, core.stage.View(data, [i])), classes) for i in range(len(data))]\n"
