@@ -24,8 +24,17 @@ HELD_OUT = 200
 EXACT = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}  # of a decoder
 
 
-def gates(learn: tuple[str, ...], *, first: bool) -> list[Gate]:
-    """Those of a stage in which the towers of `learn` do. `first`: none stands before it."""
+LEARN = {
+    "align": ("projector",),
+    "instruct": ("projector", "language"),
+    "unfreeze": ("encoder", "projector", "language"),
+}
+"""Towers that train in each stage: said here, not taken from the rates that a fork may have changed."""
+
+
+def gates(stage: str, *, first: bool) -> list[Gate]:
+    """Those of a stage by its name. `first`: none stands before it."""
+    learn = LEARN[stage]
     found = [towers_gate(learn), rates, places, answers_alone, spoken]
     found = [*found, prior] if first else [aligned, *found]
     return found if learn == ("projector",) else [*found, pairs]
