@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from core.run import Run
 
 
-class Collapse(Stop):
-    """Nothing is left of what was learnt: the last weights are not worth keeping."""
+class Halt(Stop):
+    """What was read stops the run. `keep`: are the weights as they are worth a checkpoint?"""
+
+    def __init__(self, what: str, *, keep: bool):
+        super().__init__(what)
+        self.keep = keep
 
 
 @dataclass
@@ -120,11 +124,12 @@ class Journal:
         said = ", ".join(f"{k} {v:g}" for k, v in values.items())
         run.console.say(f"  step {logged.step}: {said}: skipped, weights untouched{where}")
         if self._bad_in_a_row >= run.cfg.run.stop_after_bad:
-            raise Stop(
+            raise Halt(
                 f"{self._bad_in_a_row} non-finite steps in a row (C17), the last at step {logged.step}: the run stopped itself\n"
                 f"  the weights are those of the last finite step\n"
                 f"  likely cause: a rate too high, a division by zero or log(0) in the loss, non-finite values in the data\n"
-                f"  next:         look at the batch in {run.folder}/postmortem, then lower --optim.lr"
+                f"  next:         look at the batch in {run.folder}/postmortem, then lower --optim.lr",
+                keep=True,
             )
 
     def _judge_level(self, stage: Stage, logged: Logged, loss: float) -> None:
@@ -135,12 +140,13 @@ class Journal:
             run.console.say(f"  step {logged.step}: the loss jumps to {self.live.window[-1]:.3g}{where}")
         if seen == "collapse":
             best = run.checkpoints.folder / f"best_val_{stage.metric.name}" if run.checkpoints else "none"
-            raise Collapse(
+            raise Halt(
                 f"collapse (C17): since step {self.live.lost_since} the loss is that of the untrained model, {self.live.first:.3g} "
                 f"(best {self.live.best:.3g}); the run stopped itself at step {logged.step}\n"
                 f"  best weights: {best}{f', step {self.best[0][1]}' if self.best else ': no evaluation yet'}\n"
                 f"  likely cause: a rate too high, or one bad batch: see {run.folder}/postmortem and step_metrics.jsonl\n"
-                f"  next:         a new run with --optim.lr {run.cfg.optim.lr / 3:.1g}"
+                f"  next:         a new run with --optim.lr {run.cfg.optim.lr / 3:.1g}",
+                keep=False,
             )
 
     def _keep_batch(self, stage: Stage, logged: Logged) -> str:

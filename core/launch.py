@@ -236,8 +236,8 @@ def prove_stage(session: Session, part: parts.Part, proof: gates.Proof, only: tu
     seconds = sum(v.seconds for v in verdicts)
     if failed:
         first = failed[0]
-        again = ["trainworthy", "check", *s.argv, *proof.argv[len(s.argv) :], "--only", first.id]
-        again = ["trainworthy", "resume", str(s.folder)] if s.recipe.rungs else again
+        proved = ["check", *s.argv, *proof.argv[len(s.argv) :], "--only", first.id]
+        again = ["trainworthy", *(["resume", str(s.folder)] if s.recipe.rungs else proved)]
         raise GateFailed(
             f"{len(failed)} of {len(verdicts)} gates failed, first: {first.id} ({first.rows})\n"
             f"  evidence:     {s.folder / 'report.html'} and {proof.folder / 'gates' / first.id}/\n"

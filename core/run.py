@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from core import checkpoint, config, loader, monitors, optim, seeds
 from core.console import Console
 from core.errors import Interrupted, Stop, UserError
-from core.journal import Collapse, Journal, Logged, finite
+from core.journal import Halt, Journal, Logged, finite
 from core.metrics import MetricsTracker
 from core.stage import Data, Stage, View, batch_size
 
@@ -419,8 +419,8 @@ class Run:
         """Read back what was logged since the last time; what it says may stop the run."""
         try:
             self.journal.read(stage)
-        except Stop as stop:
-            if self.folder and not isinstance(stop, Collapse):
+        except Halt as halt:
+            if self.folder and halt.keep:
                 self._save(stage)
             self.close()
             raise

@@ -124,9 +124,10 @@ def _judged(proof: Proof, folder: Path) -> Finding:
     if data is None or len(data) < FEWEST * world:
         raise Skip("no training set to read" if data is None else f"{len(data)} training samples are too few to tell")
     size = world * (min(stage.expect.few(SAMPLES, times=4) * world, len(data)) // (4 * world))
-    indices = list(dict.fromkeys(data.order(seed, "read").tolist()))[: 4 * size]
+    whole = data.order(seed, "read")
+    indices = list(dict.fromkeys(whole.tolist()))[: 4 * size]
     n, wrong = len(indices), []
-    if data.order(seed, "read").tolist() != data.order(seed, "read").tolist():
+    if not torch.equal(whole, data.order(seed, "read")):
         wrong.append(
             "the order of an epoch is another one whenever it is asked for: after a stop some samples come "
             "twice, others never"

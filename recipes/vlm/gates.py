@@ -32,9 +32,9 @@ LEARN = {
 """Towers that train in each stage: said here, not taken from the rates that a fork may have changed."""
 
 
-def gates(stage: str, *, first: bool) -> list[Gate]:
-    """Those of a stage by its name. `first`: none stands before it."""
-    learn = LEARN[stage]
+def gates(stage: str, towers: tuple[str, ...], *, first: bool) -> list[Gate]:
+    """Those of a stage by its name, of one that a fork has named by the `towers` it trains. `first`: none stands before it."""
+    learn = LEARN.get(stage, towers)
     found = [towers_gate(learn), rates, places, answers_alone, spoken]
     found = [*found, prior] if first else [aligned, *found]
     return found if learn == ("projector",) else [*found, pairs]

@@ -278,7 +278,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         figures=figures,
         pretrained={k: v.clone() for k, v in start.items()} or None,
         export=export,
-        gates=gates.gates(name, first=name == "align" or not start),
+        gates=gates.gates(name, tuple(rates), first=name == "align" or not start),
     )  # fmt: skip
 
 
