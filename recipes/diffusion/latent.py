@@ -68,7 +68,7 @@ class Config(core.Config):
 def tiny() -> Config:
     """MNIST-5k at 32x32 on one CPU core."""
     return Config(
-        autoencoder=Phase(epochs=6, eval_every=2, lr=2e-3),
+        autoencoder=Phase(epochs=8, eval_every=2, lr=2e-3),
         latent=Phase(epochs=16, eval_every=4, lr=2e-3),
         train=Train(batch_size=64),
         optim=Optim(warmup=0.05),
