@@ -34,7 +34,7 @@ trainworthy: training recipes that must prove themselves before they run
 
   trainworthy COMMAND --help                more about a command
   trainworthy run RECIPE --help             all settings of a recipe
-  --seeds 5, --seeds 0,1,2                  several seeds side by side: mean and interval (run)
+  --seeds 5, --seeds 0,1,2                  several seeds side by side: mean and interval (run), which gate failed at which (check)
   --init-from PATH                          fine-tune: start from these weights (run, check)
   -n N, --accelerate-config FILE            processes and accelerate's own config file (run, check, lr, resume)
 
@@ -178,7 +178,9 @@ def launch(argv: list[str]) -> None:
         raise UserError("-n needs a number of processes", got=n, needed="1 or more")
     env = dict(os.environ, PYTHONSAFEPATH="1")  # a folder named core/ where the user stands must not shadow ours
     command = [sys.executable, "-m", "core.launch", *argv]
-    if argv[0] == "run" and any(w.split("=")[0] == "--seeds" for w in argv):  # each seed starts its own processes
+    if argv[0] in ("run", "check") and any(
+        w.split("=")[0] == "--seeds" for w in argv
+    ):  # each seed starts its own processes
         os.execve(sys.executable, [*command[:3], *asked], env)
     if file is not None:
         if not Path(file).is_file():

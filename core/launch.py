@@ -17,6 +17,7 @@ import torch.distributed as dist
 from core import config, environment, gates, inventory, ledger, many, monitors, parts, rungs
 from core import recipe as recipes
 from core.checkpoint import digest, load_into, load_weights
+from core.commands.check import seeds
 from core.console import table
 from core.errors import DISK_FULL, DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
 from core.metrics import MetricsTracker
@@ -28,7 +29,7 @@ from core.tracking import mirror, tracked
 
 BESIDE = ("data", "batch")  # verbs that need a stage and have a module of their own, core/commands/<verb>.py
 USAGE = """usage: python -m core.launch [run] RECIPE [--seeds N] [settings]    train RECIPE (id, or path of a fork) behind its gates
-       python -m core.launch check RECIPE [--only ID,...] [--stage NAME] [--deep] [settings]    the gates alone
+       python -m core.launch check RECIPE [--seeds N] [--only ID,...] [--stage NAME] [--deep] [settings]    the gates alone
        python -m core.launch lr RECIPE [--steps 200] [settings]    which peak rate? a range test
        python -m core.launch resume RUN_FOLDER [--force]    go on where a run stopped
        python -m core.launch resume RUN_FOLDER --rung NAME [--force] [settings]    go on from its weights: a rung of its recipe
@@ -102,7 +103,7 @@ def run(argv: list[str]) -> None:
         many.run(argv, asked)
     loaded = recipes.load(argv[0])
     cfg, preset = config.parse(loaded.module, argv[1:], prog=f"trainworthy run {argv[0]}")
-    folder = os.environ.get("TRAINWORTHY_FOLDER")  # one of several seeds
+    folder = os.environ.pop("TRAINWORTHY_FOLDER", None)  # one of several seeds
     session = open_session(loaded, cfg, preset, argv, folder=Path(folder) if folder else None)
     track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
     with session_lock(session), Interrupts(session.folder) as interrupts, reported(session), track:
@@ -113,6 +114,9 @@ def run(argv: list[str]) -> None:
 
 def check(argv: list[str]) -> None:
     """The gates alone, always proved afresh."""
+    argv, asked = config.take(argv, "--seeds")
+    if asked is not None:
+        seeds(argv, asked)
     rest, only = config.take(argv, "--only")
     rest, stage = config.take(rest, "--stage")
     deep = "--deep" in rest
@@ -122,7 +126,10 @@ def check(argv: list[str]) -> None:
     loaded = recipes.load(rest[0])
     cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy check {rest[0]}")
     chosen = tuple((only or "").replace(",", " ").split())
-    session = open_session(loaded, cfg, preset, rest, kind="checks", only=chosen)
+    folder = os.environ.pop("TRAINWORTHY_FOLDER", None)
+    session = open_session(
+        loaded, cfg, preset, rest, kind="checks", only=chosen, folder=Path(folder) if folder else None
+    )
     with session_lock(session), Interrupts(session.folder), reported(session):
         write_start(session)
         prove(session, only=chosen, deep=deep, stage=stage or "")

@@ -1,4 +1,4 @@
-"""`run --seeds`: one recipe under several seeds, side by side, and what they say together; `compare` of two such groups."""
+"""One recipe under several seeds, side by side (`run --seeds`, `check --seeds`), what runs say together, and `compare`."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,16 @@ class Job:
 
 def run(argv: list[str], asked: str) -> None:
     """`trainworthy run RECIPE --seeds 5` (or 0,1,2): a group folder with a run folder for each; exits with the worst code."""
+    plan, home = planned("run", argv, asked)
+    folder = home / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    made(folder)
+    (folder / NAME).write_text(json.dumps(plan, indent=1))
+    _run(folder, plan, force=False)
+
+
+def planned(verb: str, argv: list[str], asked: str, own: tuple[str, ...] = ()) -> tuple[dict[str, Any], Path]:
+    """What every seed is started with, and the folder of the recipe's runs; settings that cannot work are told here, once. `own`:
+    words of the command's that are no settings."""
     import torch
 
     from core import recipe
@@ -57,21 +67,43 @@ def run(argv: list[str], asked: str) -> None:
     rest, n = config.take(argv, "-n")
     rest, file = config.take(rest, "--accelerate-config")
     launcher = [w for flag, value in (("-n", n), ("--accelerate-config", file)) if value for w in (flag, value)]
+    if not rest:
+        raise UserError(f"{verb} what?", next=f"trainworthy {verb} vision/classify --seeds {asked}")
     loaded = recipe.load(rest[0])
-    cfg, _ = config.parse(loaded.module, rest[1:], prog=f"trainworthy run {rest[0]}")
+    cfg, _ = config.parse(loaded.module, rest[1:], prog=f"trainworthy {verb} {rest[0]}")
     config.check_values(cfg, processes=int(n or 1))
     rest, _ = config.take(rest, "--run.seed")
     threads = (cfg.run.threads or torch.get_num_threads()) * int(n or 1)
-    plan = {"recipe": loaded.target, "argv": [*rest[1:], *launcher], "seeds": _seeds(asked, cfg.run.seed)}
-    folder = cfg.run.out / loaded.slug / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    plan = {"recipe": loaded.target, "argv": [*rest[1:], *own, *launcher], "seeds": _seeds(asked, cfg.run.seed)}
+    plan["at_once"] = 1 if torch.cuda.is_available() else max(1, cores().allowed // threads)
+    return plan, cfg.run.out / loaded.slug
+
+
+def made(folder: Path) -> None:
+    """The folder, or a message."""
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"the folder {folder} cannot be written", got=error.strerror,
                         next="choose another place with --run.out FOLDER") from None  # fmt: skip
-    plan["at_once"] = 1 if torch.cuda.is_available() else max(1, cores().allowed // threads)
-    (folder / NAME).write_text(json.dumps(plan, indent=1))
-    _run(folder, plan, force=False)
+
+
+def job_of(verb: str, plan: dict[str, Any], seed: int, folder: Path) -> Job:
+    """One seed of a plan, into `folder`."""
+    words = [verb, plan["recipe"], *plan["argv"], "--run.seed", str(seed)]
+    return Job(seed, folder, [sys.executable, "-m", "core.cli", *words])
+
+
+def title(plan: dict[str, Any], folder: Path) -> str:
+    """The line that a group begins with."""
+    return (
+        f"{plan['recipe']} · seeds {', '.join(map(str, plan['seeds']))} · {plan['at_once']} side by side, into {folder}"
+    )
+
+
+def worst(jobs: list[Job]) -> int:
+    """The exit code of all."""
+    return max((j.code if j.code >= 0 else 128 - j.code for j in jobs), default=DONE)
 
 
 def resume(folder: Path, *, force: bool) -> None:
@@ -95,29 +127,25 @@ def _run(folder: Path, plan: dict[str, Any], *, force: bool) -> None:
     """Every seed that has not finished, as many side by side as planned; then the table, the card and the page."""
     jobs = []
     for seed in plan["seeds"]:
-        home = folder / f"seed-{seed}"
-        words = ["run", plan["recipe"], *plan["argv"], "--run.seed", str(seed)]
-        if (home / "args.json").is_file():
-            words = ["resume", str(home), *(["--force"] if force else [])]
-        if not (home / "summary.json").is_file():
-            jobs.append(Job(seed, home, [sys.executable, "-m", "core.cli", *words]))
+        job = job_of("run", plan, seed, folder / f"seed-{seed}")
+        if (job.folder / "args.json").is_file():
+            job.command[3:] = ["resume", str(job.folder), *(["--force"] if force else [])]
+        if not (job.folder / "summary.json").is_file():
+            jobs.append(job)
     console = Console()
-    console.say(
-        f"{plan['recipe']} · seeds {', '.join(map(str, plan['seeds']))} · {plan['at_once']} side by side, into {folder}"
-    )
-    with _signals() as asked:
-        _work(jobs, plan["at_once"], asked, console)
+    console.say(title(plan, folder))
+    with signals() as asked:
+        work(jobs, plan["at_once"], asked, console, _ended)
     found = write(folder)
     if found["values"]:
         console.say("\n" + _shown(found) + f"\n\nreport {folder / 'report.html'}\ncard   {folder / 'card.md'}")
     if asked:
         raise Interrupted(f"{asked[0]}: every seed was stopped\n  next:         trainworthy resume {folder}")
-    codes = [j.code if j.code >= 0 else 128 - j.code for j in jobs]
-    sys.exit(max(codes, default=DONE))
+    sys.exit(worst(jobs))
 
 
-def _work(jobs: list[Job], side_by_side: int, asked: list[str], console: Console) -> None:
-    """Start, watch and reap; a seed that fails does not stop the others."""
+def work(jobs: list[Job], side_by_side: int, asked: list[str], console: Console, ended: Callable[[Job], str]) -> None:
+    """Start, watch and reap; a seed that fails does not stop the others. `ended`: the line of one that has."""
     waiting, running = list(jobs), {}
     with contextlib.ExitStack() as stack:
         live = None
@@ -137,7 +165,7 @@ def _work(jobs: list[Job], side_by_side: int, asked: list[str], console: Console
                 if child.poll() is not None:
                     job.code, job.seconds = child.returncode, time.monotonic() - since
                     del running[job.seed]
-                    (live.console.print if live else console.say)(_ended(job))
+                    (live.console.print if live else console.say)(ended(job))
             if live:
                 live.update("\n".join(f"  seed {s}  {j.last_line()}" for s, (j, *_) in running.items()))
             time.sleep(0.1)
@@ -158,11 +186,16 @@ def _ended(job: Job) -> str:
     if job.code == DONE:
         s = json.loads((job.folder / "summary.json").read_text())
         return f"  seed {job.seed}  {s['metric']} {s['reported'][s['metric']]:.4f}  [{job.seconds:.0f} s]"
+    return stopped(job)
+
+
+def stopped(job: Job) -> str:
+    """The line of a seed that did not end as it should, and where to look."""
     return f"  seed {job.seed}  exit {job.code}: {job.last_line()}\n           look at it: tail -n 30 {shlex.quote(str(job.log))}"
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[str]]:
+def signals() -> Iterator[list[str]]:
     """The names of the signals that arrived; the loop above passes them on."""
     asked: list[str] = []
     numbers = (signal.SIGTERM, signal.SIGINT)

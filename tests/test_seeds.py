@@ -162,3 +162,21 @@ def _logs(cwd: Path) -> list[Path]:
     empty = cwd / "empty"
     empty.touch()
     return [empty]
+
+
+def test_gates_at_several_seeds_say_which_spoke_at_which(tmp_path: Path, fork):
+    fork(("F.cross_entropy(logits, batch", "(1 + (cfg.run.seed == 4)) * F.cross_entropy(logits, batch"))
+    done = trainworthy("check", "mine.py", "--seeds", "3,4", "--only", "schema,initial-loss", cwd=tmp_path)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert re.search(r"seed 3  2 of 2 gates passed  \[", done.stdout), done.stdout
+    assert re.search(r"seed 4  1 of 2 gates passed, 1 failed: runs/mine/checks/\S+-seed-4/report.html", done.stdout)
+    assert re.search(r"FAIL   initial-loss \(\S+\) at 1 of 2 seeds\n +seed 4 +.*4\.6\d*", done.stdout), done.stdout
+    assert "\n1 of 2 gates passed at each of 2 seeds, 0 skipped at each" in done.stdout
+    assert len(list(tmp_path.glob("runs/mine/checks/*-seed-*/report.html"))) == 2
+
+
+@pytest.mark.parametrize("verb", ["run", "check"])
+def test_seeds_of_what(verb: str, tmp_path: Path):
+    done = trainworthy(verb, "--seeds", "2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"{verb} what?" in done.stderr
