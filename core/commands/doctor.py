@@ -25,7 +25,6 @@ from core.errors import DONE, USAGE, UserError
 from core.registry import recipes
 
 HOME = Path(__file__).resolve().parents[2]
-NOT_DOMAINS = ("dev", "all", "bench")  # extras that no recipe needs
 # Told if there.
 BESIDE = ("torchvision", "transformers", "trl", "peft", "diffusers", "datasets", "gymnasium", "scikit-learn")
 SHM = 2**30  # bytes of shared memory below which workers' batches may not fit; containers get 64 MiB unless told
@@ -128,10 +127,10 @@ def domains() -> list[Fact]:
 
     facts = []
     for extra, needed in declared()[1].items():
-        if not extra or extra in NOT_DOMAINS:
+        own = ", ".join(e.id for e in recipes() if e.id.startswith(f"{extra}/"))
+        if not own:
             continue
         problems = [p for r in map(Requirement, needed) if (p := lacking(r))]
-        own = ", ".join(e.id for e in recipes() if e.id.startswith(f"{extra}/")) or "no recipe yet"
         facts.append(Fact("domains", extra, own, "mind" if problems else "ok", "; ".join(problems),
                           install(extra) if problems else ""))  # fmt: skip
     return facts
