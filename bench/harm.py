@@ -280,7 +280,7 @@ RECIPES = {
     "vision/classify": Recipe(CASES, classified, ["--train.eval-every", "30"]),
     "vision/segment": Recipe(SEGMENT, segmented, ["--train.epochs", "10", "--train.eval-every", "10"]),
     "vision/detect": Recipe(DETECT, detected, ["--data.scenes", "1600", "--train.epochs", "1"]),
-    "distill/whisper": Recipe(WHISPER, transcribed, ["--features.eval-every", "8", "--features.epochs", "8",
+    "distill/whisper": Recipe(WHISPER, transcribed, ["--features.epochs", "4", "--features.eval-every", "4",
                                                      "--task.epochs", "1", "--task.eval-every", "1"]),
     "vlm/instruct": Recipe(VLM, answered, ["--align.epochs", "0.25", "--instruct.epochs", "0.5"], "pairs"),
 }  # fmt: skip

@@ -38,7 +38,7 @@ def recordings(tmp_path: Path) -> Callable[..., Path]:
         folder = tmp_path / "recordings"
         folder.mkdir()
         for name, (wave, rate, _) in files.items():
-            soundfile.write(folder / name, wave, rate)
+            soundfile.write(folder / name, wave, rate, subtype="FLOAT" if name.endswith(".wav") else None)
         with open(folder / "metadata.csv", "w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(columns)
@@ -57,11 +57,20 @@ def spoken() -> dict[str, tuple[np.ndarray, int, str]]:
 def test_recordings_of_ones_own(recordings, spoken, launch):
     """A folder with transcripts trains both stages; what teaches nothing is counted; the export is heard by transformers alone."""
     folder = recordings({**spoken, "silent.wav": (noise(2, 1e-5), RATE, "Nothing."), "short.flac": (noise(0.1), RATE, "Oh."),
-                         "long.wav": (noise(7), RATE, "A long story.")})  # fmt: skip
+                         "long.wav": (noise(7), RATE, "A long story."), "empty.wav": (noise(0), 22_050, "Oh."),
+                         "clipped.wav": (np.clip(noise(2, 0.8), -1, 1), RATE, "Loud."),
+                         "broken.wav": (np.where(np.arange(2 * RATE) == 9, np.nan, noise(2)), RATE, "Nan.")})  # fmt: skip
     done = launch("run", "distill/whisper", "--data.path", str(folder), *QUICK)
     assert done.returncode == 0, done.shown
     said = json.dumps(read(done.folder() / "data.json"))
-    for reason in ("1 silent", "1 shorter than 0.3 s", "1 longer than 6 s", "misheard by the teacher"):
+    for reason in (
+        "1 silent",
+        "2 shorter than 0.3 s",
+        "1 longer than 6 s",
+        "1 clipped",
+        "1 not finite",
+        "misheard by the",
+    ):
         assert reason in said
     summary = read(done.folder() / "summary.json")
     assert {"wer", "different", "centred_cosine", "cosine", "magnitude_ratio"} <= summary["metrics"].keys()
@@ -125,6 +134,22 @@ def test_a_file_that_is_no_audio(recordings):
         lessons_of(folder)
 
 
+def test_a_file_that_is_not_there(recordings, launch):
+    """Through the command: exit 2 and one message."""
+    folder = recordings({f"{i}.wav": (noise(1), RATE, "Hello.") for i in range(3)})
+    (folder / "1.wav").unlink()
+    told_of(
+        launch("check", "distill/whisper", "--data.path", str(folder), "--only", "schema"),
+        "1.wav cannot be read as audio", "line 3 of metadata.csv",
+    )  # fmt: skip
+
+
+def told_of(done, *said: str) -> None:
+    assert done.returncode == 2, done.shown
+    assert "Traceback" not in done.stderr
+    assert not [w for w in said if w not in done.stderr], done.stderr
+
+
 def test_nothing_but_silence(recordings):
     folder = recordings({f"{i}.wav": (noise(1, 0.0), RATE, "Hello.") for i in range(12)})
     with pytest.raises(UserError, match=r"too few lessons are left(?s:.*)0 of 12: 12 silent"):
@@ -153,6 +178,39 @@ def test_a_teacher_without_its_files(tmp_path: Path):
         UserError, match=r"--data\.teacher .*a file is missing(?s:.*)tokenizer\.json(?s:.*)model\.safetensors"
     ):
         whisper.load(str(tmp_path), 6)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"d_model": 192},
+            ("of another width: model.decoder.embed_positions.weight of (448, 384) for (448, 192)", "width 192"),
+        ),
+        ({"encoder_layers": 6}, ("30 missing: model.encoder.layers.4.", "6 and 4 layers")),
+        ({"decoder_layers": 2}, ("48 too many: model.decoder.layers.2.", "4 and 2 layers")),
+    ],
+    ids=["width", "layers missing", "layers too many"],
+)
+def test_a_teacher_of_other_widths(change, said, teacher, launch):
+    """Weights that are not those of config.json: random layers would teach."""
+    config = read(teacher / "config.json")
+    (teacher / "config.json").write_text(json.dumps(config | change))
+    if change.keys() == {"d_model"}:  # one through the command
+        told_of(launch("check", "distill/whisper", "--data.teacher", str(teacher), "--only", "schema"), *said)
+    else:
+        with pytest.raises(UserError) as refused:
+            whisper.load(str(teacher), 6)
+        assert all(words in str(refused.value) for words in said), refused.value
+    (teacher / "config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tiny.en in the hub's layout."""
+    folder = tmp_path_factory.mktemp("teacher")
+    whisper.save(whisper.load("tiny.en", 6), folder)
+    return folder
 
 
 def test_a_width_that_is_not_cut_into_heads(launch):

@@ -330,6 +330,8 @@ def unfit(wave: np.ndarray, seconds: int) -> str:
         return f"shorter than {SHORTEST:g} s"
     if len(wave) > seconds * whisper.RATE:
         return f"longer than {seconds} s"
+    if not np.isfinite(wave).all():
+        return "not finite"
     if np.mean(np.abs(wave) >= 0.999) > CLIPPED:
         return "clipped"
     return "silent" if np.sqrt(np.mean(np.square(wave))) < QUIET else ""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizerFast
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils import logging
 
 from core.assets import fetch_member
 from core.errors import UserError
@@ -238,9 +238,7 @@ def load(name: str, seconds: int) -> Whisper:
         model, tokenizer = _tiny_en(), WhisperTokenizerFast(tokenizer_file=str(asset("tokenizer.json")))
     else:
         path = hub.locate(name, "--data.teacher", packaged="tiny.en")
-        model, tokenizer = (
-            kind.from_pretrained(path) for kind in (WhisperForConditionalGeneration, WhisperTokenizerFast)
-        )
+        model, tokenizer = whole(path, name), WhisperTokenizerFast.from_pretrained(path)
     agree(model.config, tokenizer, name)
     encoder = model.model.encoder
     if seconds * FRAMES_PER_SECOND > model.config.max_source_positions:
@@ -253,9 +251,36 @@ def load(name: str, seconds: int) -> Whisper:
     return Whisper(model.eval().requires_grad_(False), tokenizer, seconds)
 
 
+def whole(path: str, name: str) -> WhisperForConditionalGeneration:
+    """A model whose file has every weight that its configuration asks for, in that shape, and no other: transformers fills in
+    layers that are missing with random numbers and leaves out those that are too many."""
+    told = logging.get_verbosity()
+    logging.set_verbosity_error()  # its table of what does not fit: said below in a line
+    model, found = WhisperForConditionalGeneration.from_pretrained(
+        path, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    logging.set_verbosity(told)
+    shapes = [f"{key} of {tuple(file)} for {tuple(ours)}" for key, file, ours in sorted(found["mismatched_keys"])]
+    wrong = {
+        "of another width": shapes,
+        "missing": sorted(found["missing_keys"]),
+        "too many": sorted(found["unexpected_keys"]),
+    }
+    if any(wrong.values()):
+        c = model.config
+        raise UserError(
+            f"the weights of {name} are not those of its config.json",
+            got="; ".join(f"{len(keys)} {why}: {keys[0]}" for why, keys in wrong.items() if keys),
+            needed=f"width {c.d_model}, {c.encoder_layers} and {c.decoder_layers} layers of {c.encoder_ffn_dim} and "
+            f"{c.decoder_ffn_dim}, {c.num_mel_bins} mel bins, as config.json says",
+            cause="config.json and model.safetensors of two models", next="fetch both from one place",
+        )  # fmt: skip
+    return model
+
+
 def save(teacher: Whisper, folder: Path) -> None:
     """The teacher as transformers reads it, half precision (which is what its weights were published in)."""
-    disable_progress_bar()
+    logging.disable_progress_bar()
     copy.deepcopy(teacher.model).half().save_pretrained(folder)
     teacher.tokenizer.save_pretrained(folder)
 

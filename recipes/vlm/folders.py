@@ -118,4 +118,9 @@ def _question(line: Any, where: str) -> dict[str, str]:
         raise UserError(f"{where} is no question about a picture",
                         needed=", ".join(COLUMNS) + ", each a text; or conversations, or messages",
                         got=f"{wrong[0]} {line[wrong[0]]!r}" if wrong else ", ".join(columns))  # fmt: skip
-    return line
+    question, answer = line["question"], line["answer"]
+    if question.count(PLACE) > 1 or PLACE in answer or not plain(question):
+        raise UserError(f"{where}: a picture has one place, before its question", got=f"{question!r}, answer {answer!r}"[:120],
+                        needed=f"a question, with one {PLACE} or none; several pictures are a conversation",
+                        next='{"images": ["a.jpg", "b.jpg"], "messages": [...]}')  # fmt: skip
+    return {**line, "question": plain(question)}
