@@ -36,6 +36,9 @@ PLANTS = [
     bug("start-twice", "vocabulary", "W5", "self.ids = [teacher.ids(text) for text in source.texts]",
         "self.ids = [teacher.prompt[:1] + teacher.ids(text) for text in source.texts]", ("start", "twice"),
         source="DST-06 huggingface/transformers#29973", harm="the first steps of every decode are off"),
+    bug("language-left-out", "vocabulary", "W5", "self.ids = [teacher.ids(text) for text in source.texts]",
+        "self.ids = [ids[:1] + ids[3:] for ids in map(teacher.ids, source.texts)]", ("begins with", "multilingual"),
+        more=("--data.teacher", "base"), harm="a multilingual teacher guesses the language of every sentence"),
     bug("pads-in-one-term", "terms-hold", "W2", ".square().mean(-1) * mask).sum()", ".square().mean(-1)).sum()",
         ("padding", "without the mask"), source="DST-04 optipfair#34", harm="silence is learnt"),
     bug("cosine-alone", "terms-hold", "W2", '"mse": cfg.mse * ', '"mse": 0 * ', ("half as large again", "cosine alone"),
@@ -83,6 +86,7 @@ PLANTS = [
         ("local variable",), task=True, harm="what grew with the steps begins anew in a resumed run"),
 ]  # fmt: skip
 RELATIVES = [
+    "language-left-out",
     "silent-recordings", "cosine-alone", "error-alone", "no-offset", "task-from-random-features", "decoder-trains-too",
     "teacher-drifts", "teacher-in-train-mode", "transcript-shifted-twice", "scale-of-a-fresh-layer", "stretched-over-the-canvas",
     "task-updated-twice", "task-loses-a-micro-batch", "task-counts-for-itself",

@@ -127,7 +127,7 @@ def test_frames_of_zeros_are_frames(tmp_path: Path):
 
 def test_lines_of_a_group_stay_together(spoken: Path):
     lines = [{**row, "group": f"speaker {i % 6}"} for i, row in enumerate(rows_of(spoken))]
-    found = arrays.rows(spoken, lines, rate=lessons.FPS, ids_of=str)
+    found = arrays.rows(spoken, lines, rate=lessons.FPS, teacher=None)
     assert [row.group for row in found] == [i % 6 for i in range(FEW)]
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from core.errors import UserError
 from core.loader import ahead
+from recipes.shared import whisper
 
 THREADS, WINDOW = 16, 64  # reads at once where a set is surveyed, and in hand
 APART = 0.1  # seconds that an array may be longer or shorter than its sound
@@ -61,8 +62,8 @@ def table(path: Path, layout: str) -> list[dict[str, str]]:
         return list(lines)
 
 
-def rows(root: Path, lines: list[dict[str, str]], *, rate: int, ids_of) -> list[Row]:
-    """The table's lines, checked as far as the table alone says; `ids_of(text)` is what the tokenizer makes of a text."""
+def rows(root: Path, lines: list[dict[str, str]], *, rate: int, teacher: whisper.Whisper) -> list[Row]:
+    """The table's lines, checked as far as the table alone says; ids must be those of the teacher's tokenizer."""
     groups: dict[str, int] = {}
     found = []
     for n, line in enumerate(lines):
@@ -78,20 +79,21 @@ def rows(root: Path, lines: list[dict[str, str]], *, rate: int, ids_of) -> list[
                 raise UserError(f"{where}: the sensor has another rate", got=f"{own:g} frames a second", needed=f"{rate}",
                                 cause="two frames of the student are five of the teacher's: time would run faster or slower",
                                 next="resample the arrays")  # fmt: skip
-        _same_ids(line, where, ids_of)
+        _same_ids(line, where, teacher)
         found.append(Row(n + 2, root / line["file_name"], line["transcription"], root / array if array is not None else None,
                          frames if array is not None else 0, group))  # fmt: skip
     return found
 
 
-def _same_ids(line: dict[str, str], where: str, ids_of) -> None:
+def _same_ids(line: dict[str, str], where: str, teacher: whisper.Whisper) -> None:
     """Cached ids are those of the tokenizer that trains, with or without prompt and end."""
     if not line.get("ids"):
         return
-    ours = ids_of(line["transcription"])
-    if line["ids"].split() not in ([str(i) for i in ours], [str(i) for i in ours[2:-1]]):
+    ours = [str(i) for i in teacher.ids(line["transcription"])]
+    words = ours[len(teacher.prompt) : -1]
+    if line["ids"].split() not in (ours, words):
         raise UserError(f"{where}: the ids are not those of '{line['transcription']}'", got=line["ids"][:80],
-                        needed=" ".join(map(str, ours[2:-1])), cause="another tokenizer: the English-only vocabulary has 51,864 "
+                        needed=" ".join(words), cause="another tokenizer: the English-only vocabulary has 51,864 "
                         "entries, the multilingual one 51,865 and other ids for the same words",
                         next="leave the column ids out, or make it with the teacher's own tokenizer")  # fmt: skip
 

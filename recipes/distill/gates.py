@@ -85,8 +85,8 @@ def vocabulary(proof: Proof) -> Finding:
             sample = data.get(i, None)
             ids, text = sample["ids"].tolist(), sample["text"]
             said, start = ids[: int(sample["words"])], teacher.prompt
-            if said[:2] != start or said.count(start[0]) != 1:
-                wrong.append(f"{name}: '{text}' begins with {said[:4]}, not with {start} and a word")
+            if said[: len(start)] != start or said.count(start[0]) != 1:
+                wrong.append(f"{name}: '{text}' begins with {said[: len(start) + 2]}, not with {start} and a word")
             elif said[-1] != teacher.end or teacher.end in said[:-1]:
                 wrong.append(f"{name}: '{text}' does not end with {teacher.end} alone")
             elif max(ids) >= entries or min(ids) < 0:
@@ -96,9 +96,10 @@ def vocabulary(proof: Proof) -> Finding:
     n = sum(map(len, stage.data.values()))
     return Finding(
         not wrong, f"{len(wrong)} of {n} transcripts: {wrong[0]}" if wrong else
-        f"{n} transcripts there and back, start {teacher.prompt[0]}, end {teacher.end}, {entries:,} entries",
+        f"{n} transcripts there and back, start {teacher.prompt}, end {teacher.end}, {entries:,} entries",
         "every transcript comes back as it was; prompt once, end once",
         "ids of the other tokenizer (51,864 English-only, 51,865 multilingual): the same word has another id\n"
+        "language and task left out where the teacher is multilingual, or said to one that is not\n"
         "start or end added twice, by the tokenizer and by the collator, or stripped by another id than was added\n"
         "pads decoded as text, or the end masked because it is the pad, too", evidence={"wrong": wrong[:20]},
     )  # fmt: skip

@@ -48,7 +48,8 @@ class Source:
     sentences: int = 440
     """Sentences to synthesise; the teacher mishears about one in seven, the rest are lessons."""
     teacher: str = "tiny.en"
-    """The packaged `tiny.en`, or the hub name or folder of an English-only Whisper (openai/whisper-base.en)."""
+    """The packaged `tiny.en` or `base`, or the hub name or folder of a Whisper (openai/whisper-base.en); a multilingual one is told
+    that it hears English."""
     seconds: int = 6
     """Length of the canvas; longer recordings are left out. Whisper's own is 30, and costs five times as much."""
     max_bad: float = 0.01
@@ -160,7 +161,7 @@ def synthesised(n: int) -> list[Callable[[], Recording]]:
 def folder(source: Source, teacher: whisper.Whisper) -> tuple[list[Callable[[], Recording]], dict[str, str]]:
     """(the recordings that metadata.csv names, with their transcripts and, where it names them, arrays; what to tell of them)."""
     root = Path(source.path)
-    found, told = arrays.rows(root, arrays.table(root / "metadata.csv", LAYOUT), rate=FPS, ids_of=teacher.ids), {}
+    found, told = arrays.rows(root, arrays.table(root / "metadata.csv", LAYOUT), rate=FPS, teacher=teacher), {}
     if found and found[0].array is not None:
         found, told["arrays left out"] = arrays.survey(found, rate=FPS, max_bad=source.max_bad)
     return [lambda row=row: sound(row) for row in found], told

