@@ -172,6 +172,24 @@ def test_the_other_vocabulary():
         whisper.agree(config, tokenizer, "tiny")
 
 
+@pytest.mark.verify
+def test_a_multilingual_teacher(tmp_path: Path):
+    """It is told language and task; transformers alone, which reads that in the export, writes the same words."""
+    teacher = whisper.load("base", 6)
+    assert teacher.tokenizer.convert_ids_to_tokens(teacher.prompt) == [
+        "<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"
+    ]  # fmt: skip
+    texts = speech.sentences(2)
+    heard = teacher.hear([lessons.Recording(speech.say(t), speech.RATE, t, 0).at_16k() for t in texts])
+    said = teacher.write(heard)
+    assert whisper.word_error_rate(texts, said) <= 0.2
+    whisper.save(teacher, tmp_path)
+    model = WhisperForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32)
+    ids = model.generate(encoder_outputs=BaseModelOutput(heard), max_new_tokens=32)
+    tokenizer = WhisperTokenizerFast.from_pretrained(tmp_path)
+    assert [t.strip() for t in tokenizer.batch_decode(ids, skip_special_tokens=True)] == said
+
+
 def test_a_teacher_without_its_files(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(

@@ -151,7 +151,9 @@ def settings(model: Path, folder: Path, *more: str) -> tuple[str, ...]:
             "--instruct.batch-size", "8", *more)  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "rank"), [("llava", 0), pytest.param("idefics", 2, marks=pytest.mark.verify)])
+@pytest.mark.parametrize(
+    ("name", "rank"), [("llava", 0), *(pytest.param(n, 2, marks=pytest.mark.verify) for n in ("idefics", "qwen"))]
+)
 def test_a_hub_model_trains_and_is_loaded_again(name, rank, models, talked, launch):  # noqa: F811
     """Its vision tower stays bit for bit, its projector and language model learn, and transformers alone reads what comes out."""
     done = launch("run", *settings(models / name, talked, "--lora-rank", str(rank)), "--gates.no-enabled", "--align.epochs", "0",
