@@ -88,7 +88,7 @@ def say(text: str, *, voice: str = "en-us", words_per_minute: int = 120) -> np.n
 
     lib.espeak_SetSynthCallback(take)
     if lib.espeak_SetVoiceByName(voice.encode()):
-        raise UserError(f"espeak-ng has no voice '{voice}'", needed="a name such as en-us, en-gb, en-us+f3")
+        raise UserError(f"espeak-ng has no voice '{voice}'", needed="a name such as en-us, en-gb-x-rp, en-us+f3")
     lib.espeak_SetParameter(WORDS_PER_MINUTE, words_per_minute, 0)
     data = text.encode() + b"\0"
     lib.espeak_Synth(data, len(data), 0, 0, 0, CHARS_UTF8, None, None)
