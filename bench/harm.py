@@ -5,7 +5,7 @@
 
 `loss` is the mean over the last tenth of the training, `reported` what the run itself says, `honest` its export
 on the untouched held-out data, read without the recipe. The same seeds for every case; runs of all recipes but the first
-are shorter than their own, by the settings that stand in the file.
+are shorter than their own, by the settings that stand in the file. `--only CASE ... --seeds 1 2` adds to what stands there.
 """
 
 import argparse
@@ -337,11 +337,20 @@ def main() -> None:
         for case in chosen:
             found = [job.result() for job in jobs[case.id]]
             values = {k: [round(f[k], 4) for f in found] for k in ("loss", "reported", "honest")}
-            rows[case.id] = {"rows": case.rows, "what": case.what, "seeds": args.seeds, **values}
+            rows[case.id] = {"rows": case.rows, "what": case.what, **joined(rows.get(case.id, {}), args.seeds, values)}
             spread = ", ".join(f"{k} {statistics.mean(v):.3f} [{min(v):.3f}-{max(v):.3f}]" for k, v in values.items())
             print(f"{case.id:<30} {spread}", flush=True)
             if args.to:
                 keep(args.to, args.recipe, rows)
+
+
+def joined(before: dict, seeds: list[int], values: dict[str, list[float]]) -> dict[str, list]:
+    """The figures of these seeds, and of others that the file has already, in the order of the seeds."""
+    others = [i for i, seed in enumerate(before.get("seeds", [])) if seed not in seeds]
+    each = {"seeds": seeds, **values}
+    both = {k: [before[k][i] for i in others] + v for k, v in each.items()}
+    order = sorted(range(len(both["seeds"])), key=both["seeds"].__getitem__)
+    return {k: [v[i] for i in order] for k, v in both.items()}
 
 
 def keep(file: Path, recipe: str, rows: dict[str, dict]) -> None:

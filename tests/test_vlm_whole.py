@@ -171,7 +171,9 @@ def test_a_hub_model_trains_and_is_loaded_again(name, rank, models, talked, laun
     for tower, moved in (("encoder", False), ("projector", True), ("language", True)):
         before, kept = was[tower].state_dict(), now[tower].state_dict()
         assert before.keys() == kept.keys()
-        own = [k for k in kept if tower != "encoder" or not k.startswith("merger.")]  # Qwen's projector is a part of what sees
+        own = [
+            k for k in kept if tower != "encoder" or not k.startswith("merger.")
+        ]  # Qwen's projector is a part of what sees
         assert moved != all(torch.equal(before[k], kept[k]) for k in own)
     ready = AutoProcessor.from_pretrained(out / "export" / "model")
     image = torch.randint(0, 255, (3, 40, 50), dtype=torch.uint8)
