@@ -172,6 +172,17 @@ def test_the_other_vocabulary():
         whisper.agree(config, tokenizer, "tiny")
 
 
+def test_a_tokenizer_that_lost_its_first_merge(tmp_path: Path):
+    """Every text comes back from its ids, and yet ' the' is two of them."""
+    rules = read(whisper.assets("tiny.en")["tokenizer.json"])
+    assert rules["model"]["merges"].pop(0) == "\u0120 t"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(rules))
+    tokenizer = WhisperTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    assert tokenizer.decode(tokenizer.encode(" the telephone", add_special_tokens=False)) == " the telephone"
+    with pytest.raises(UserError, match=r"does not spell as its vocabulary does(?s:.*)as \[220, "):
+        whisper.spells(tokenizer, "tiny.en")
+
+
 @pytest.mark.verify
 def test_a_multilingual_teacher(tmp_path: Path):
     """It is told language and task; transformers alone, which reads that in the export, writes the same words."""

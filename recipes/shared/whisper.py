@@ -6,6 +6,8 @@ canvas may be cut: the first positions are the same, and the cost falls with it 
 """
 
 import copy
+import json
+import re
 import struct
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -15,6 +17,7 @@ from typing import NamedTuple
 import jiwer
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizerFast
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
@@ -153,7 +156,13 @@ def to_transformers(found: dict[str, np.ndarray]) -> dict[str, Tensor]:
 def packaged(name: str) -> tuple[WhisperForConditionalGeneration, WhisperTokenizerFast]:
     """tiny.en (37.8 M parameters) or base (72.6 M), heads of 64 as all of them have, with its tokenizer."""
     files = assets(name)
-    tokenizer = WhisperTokenizerFast(tokenizer_file=str(files["tokenizer.json"]))
+    rules = json.loads(files["tokenizer.json"].read_text())
+    merges = rules["model"]["merges"]
+    if (
+        merges[0] == "\u0120 a"
+    ):  # base's first merge was taken for the file's heading: ' the' became two ids nobody writes
+        merges.insert(0, "\u0120 t")
+    tokenizer = WhisperTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(rules)))
     weights = to_transformers(read_ctranslate2([path for part, path in files.items() if "model.bin" in part]))
     start, end = tokenizer.convert_tokens_to_ids(["<|startoftranscript|>", "<|endoftext|>"])
     entries, width = weights["proj_out.weight"].shape
@@ -292,6 +301,7 @@ def load(name: str, seconds: int) -> Whisper:
         path = hub.locate(name, "--data.teacher", packaged=" or ".join(PACKAGES))
         model, tokenizer = whole(path, name), WhisperTokenizerFast.from_pretrained(path)
     agree(model.config, tokenizer, name)
+    spells(tokenizer, name)
     if model.config.vocab_size > ENGLISH:
         model.generation_config.language, model.generation_config.task = f"<|{LANGUAGE}|>", TASK
     encoder = model.model.encoder
@@ -337,6 +347,23 @@ def save(teacher: Whisper, folder: Path) -> None:
     logging.disable_progress_bar()
     copy.deepcopy(teacher.model).half().save_pretrained(folder)
     teacher.tokenizer.save_pretrained(folder)
+
+
+def spells(tokenizer: WhisperTokenizerFast, name: str) -> None:
+    """Words that are one entry become that entry again: else what is taught is not what the model writes, though every text comes
+    back from its ids as it was."""
+    entries = {k[1:]: i for k, i in tokenizer.get_vocab().items() if re.fullmatch("\u0120[a-z]+", k)}
+    words = sorted(entries)[::20]
+    ids = tokenizer([f" {word}" for word in words], add_special_tokens=False).input_ids
+    wrong = [(word, own) for word, own in zip(words, ids, strict=True) if own != [entries[word]]]
+    if wrong:
+        word, own = wrong[0]
+        raise UserError(
+            f"the tokenizer of {name} does not spell as its vocabulary does", needed=f"'{word}' as {[entries[word]]}",
+            got=f"{len(wrong)} of {len(words)} words apart, '{word}' as {own}",
+            cause="merges that were lost (the first of them, where it was read as the file's heading) or are another tokenizer's",
+            next="fetch tokenizer.json again",
+        )  # fmt: skip
 
 
 def agree(config: WhisperConfig, tokenizer: WhisperTokenizerFast, name: str) -> None:
