@@ -1,7 +1,7 @@
 """Distil Whisper's ears into a net that reads a cheap sensor: 16 energies, 20 times a second; proved first.
 
 tiny  Whisper tiny.en and 440 sentences that espeak-ng speaks; two CPU cores, about two minutes (lessons made once: one more).
-full  any English-only Whisper by its hub name, on `--data.path FOLDER` of your own recordings with transcripts. The same code path.
+full  any Whisper by its hub name, on `--data.path FOLDER` of your own recordings with transcripts. The same code path.
 
 What this recipe gets right without being asked: features first, then words through the frozen decoder (W1); magnitude and
 direction in the loss, no pad in either (W2); an output that starts at the teacher's own mean and scale (W3); learnt upsampling
