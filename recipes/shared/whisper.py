@@ -56,9 +56,8 @@ PACKAGES = {
         {"model.bin.part2": "c8f550bdda12140f5b56ef25cfa0b1f613a9814d058e438e4d2fdc1986aa1408"})],
 }  # fmt: skip
 TYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}  # of CTranslate2's file format, version 6
-ENGLISH = (
-    51_864  # entries of the English-only vocabulary; the multilingual one has 51,865 and other ids for the same words
-)
+# Entries of the English-only vocabulary; the multilingual one has 51,865 (large-v3 one more) and other ids for the same words.
+ENGLISH = 51_864
 normalise = EnglishTextNormalizer({})
 
 
@@ -157,11 +156,8 @@ def packaged(name: str) -> tuple[WhisperForConditionalGeneration, WhisperTokeniz
     """tiny.en (37.8 M parameters) or base (72.6 M), heads of 64 as all of them have, with its tokenizer."""
     files = assets(name)
     rules = json.loads(files["tokenizer.json"].read_text())
-    merges = rules["model"]["merges"]
-    if (
-        merges[0] == "\u0120 a"
-    ):  # base's first merge was taken for the file's heading: ' the' became two ids nobody writes
-        merges.insert(0, "\u0120 t")
+    if name == "base":  # its first merge was taken for the file's heading: ' the' became two ids that nobody writes
+        rules["model"]["merges"].insert(0, "\u0120 t")
     tokenizer = WhisperTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(rules)))
     weights = to_transformers(read_ctranslate2([path for part, path in files.items() if "model.bin" in part]))
     start, end = tokenizer.convert_tokens_to_ids(["<|startoftranscript|>", "<|endoftext|>"])
@@ -179,11 +175,8 @@ def packaged(name: str) -> tuple[WhisperForConditionalGeneration, WhisperTokeniz
     model.load_state_dict(weights)
     model.generation_config.begin_suppress_tokens = [tokenizer.convert_tokens_to_ids("\u0120"), end]
     if entries > ENGLISH:  # as the hub's own generation_config.json says it, for generate() of the export
-        added = {
-            t: i
-            for t, i in tokenizer.get_added_vocab().items()
-            if start < i < tokenizer.convert_tokens_to_ids("<|translate|>")
-        }
+        last = tokenizer.convert_tokens_to_ids("<|translate|>")
+        added = {t: i for t, i in tokenizer.get_added_vocab().items() if start < i < last}
         model.generation_config.update(
             is_multilingual=True, lang_to_id=added, task_to_id={TASK: tokenizer.convert_tokens_to_ids(f"<|{TASK}|>")},
             no_timestamps_token_id=tokenizer.convert_tokens_to_ids("<|notimestamps|>"),
