@@ -156,6 +156,27 @@ def refused(root: Path, pattern: str, **more) -> None:
         lessons_of(root, **more)
 
 
+def test_what_validation_asks_about_is_not_learnt(spoken: Path, changed, tmp_path: Path):
+    """By the lists of `trainworthy data` in the folder; held-out lines stay, and the others stay where they were."""
+
+    def listed(root: Path, rows: list[dict]) -> None:
+        texts, chunk = [rows[i]["transcription"] for i in (0, 3)], " ".join(rows[6]["transcription"].split()[:4])
+        (root / "exclude_texts.json").write_text(json.dumps(texts))
+        (root / "exclude_chunks_min4.json").write_text(json.dumps([chunk]))
+
+    root = changed(listed)
+    teacher, lines = whisper.load("tiny.en", 6), rows_of(root)
+    found = arrays.rows(root, lines, rate=lessons.FPS, teacher=teacher)
+    kept, out = arrays.allowed(root, found, held_out=lessons.HELD_OUT)
+    gone = [row.line - 2 for row in found if row not in kept]
+    assert {3, 6} <= set(gone)
+    assert (out, 0 in gone) == (len(gone), False)
+    assert [row.group for row in kept] == [i for i in range(FEW) if i not in gone]
+    story = lessons_of(root).story
+    assert story["excluded"] == f"{out} that validation asks about"
+    assert f"of {FEW - out} recordings" in story["lessons"]
+
+
 def test_a_table_without_the_rate(changed):
     def how(root: Path, rows: list[dict]) -> None:
         for row in rows:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from core.errors import UserError
 from core.loader import ahead
+from core.texts import exclusions
 from recipes.shared import whisper
 
 THREADS, WINDOW = 16, 64  # reads at once where a set is surveyed, and in hand
@@ -83,6 +84,14 @@ def rows(root: Path, lines: list[dict[str, str]], *, rate: int, teacher: whisper
         found.append(Row(n + 2, root / line["file_name"], line["transcription"], root / array if array is not None else None,
                          frames if array is not None else 0, group))  # fmt: skip
     return found
+
+
+def allowed(root: Path, found: list[Row], *, held_out: int) -> tuple[list[Row], int]:
+    """(the lines without those to learn from that the folder's exclusion lists name, how many these were); every `held_out`th
+    group is not learnt from. `trainworthy data` writes the lists."""
+    skip = exclusions(root)
+    kept = [row for row in found if row.group % held_out == 0 or not skip(row.text)]
+    return kept, len(found) - len(kept)
 
 
 def _same_ids(line: dict[str, str], where: str, teacher: whisper.Whisper) -> None:

@@ -162,6 +162,9 @@ def folder(source: Source, teacher: whisper.Whisper) -> tuple[list[Callable[[], 
     """(the recordings that metadata.csv names, with their transcripts and, where it names them, arrays; what to tell of them)."""
     root = Path(source.path)
     found, told = arrays.rows(root, arrays.table(root / "metadata.csv", LAYOUT), rate=FPS, teacher=teacher), {}
+    found, excluded = arrays.allowed(root, found, held_out=HELD_OUT)
+    if excluded:
+        told["excluded"] = f"{excluded} that validation asks about"
     if found and found[0].array is not None:
         found, told["arrays left out"] = arrays.survey(found, rate=FPS, max_bad=source.max_bad)
     return [lambda row=row: sound(row) for row in found], told

@@ -119,15 +119,17 @@ def load(source: Source) -> Transcripts:
 
 def _make(source: Source, into: Path) -> None:
     """The teacher writes down every recording that can be heard, a batch at a time."""
-    teacher, rows = whisper.load(source.teacher, source.seconds), []
+    teacher, rows, left_out = whisper.load(source.teacher, source.seconds), [], Counter()
     if source.path == "synthesised":
         readers = lessons.synthesised(source.sentences)
     else:
         root = Path(source.path)
         table = arrays.table(root / "metadata.csv", lessons.LAYOUT)
         rows = arrays.rows(root, table, rate=lessons.FPS, teacher=teacher)
+        rows, excluded = arrays.allowed(root, rows, held_out=lessons.HELD_OUT)
+        left_out += Counter({"that validation asks about": excluded})
         readers = [lambda row=row: lessons.sound(row) for row in rows]
-    left_out, batch, kept = Counter(), [], []
+    batch, kept = [], []
 
     def write() -> None:
         texts = teacher.write(
