@@ -14,7 +14,7 @@ OPTIMIZER = """        model=model,
 LOADED = "    learn, held_out = ((source.held_out"
 SPEECH = "speech = self.offset[: x.shape[1]] + self.scale * x"
 SCORED = 'logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)'
-PREVIOUS = "model = previous.judged\n"
+PREVIOUS = "model = heads.taught(previous)\n"
 UPDATE = "        run.update(stage, step.batches)\n"
 
 

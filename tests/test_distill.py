@@ -242,6 +242,11 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_second_stage_refuses_to_go_first(launch):
+    told_of(launch("check", "distill/whisper", "--data.sentences", "60", "--features.epochs", "0", "--only", "schema"),
+            "no student to start from", "--features.epochs above 0")  # fmt: skip
+
+
 def test_a_width_that_is_not_cut_into_heads(launch):
     done = launch("check", "distill/whisper", "--width", "100", "--only", "schema")
     assert done.returncode == 2, done.shown

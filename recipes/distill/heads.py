@@ -24,6 +24,14 @@ class Opened(nn.Module):
         return self.student(envelope)
 
 
+def taught(previous: core.Stage | None) -> nn.Module:
+    """The student that the first stage leaves to the second."""
+    if previous is None:
+        raise core.UserError("task has no student to start from", needed="STAGES = [features, task], --features.epochs above 0",
+                             cause="from features that say nothing the decoder writes its own words, whatever it hears")  # fmt: skip
+    return previous.judged
+
+
 def reader(model: Callable[[Tensor], Tensor], teacher: whisper.Whisper) -> whisper.Whisper:
     """Who reads what `model` says: the teacher, or the decoder that learnt with it."""
     return replace(teacher, model=model.head) if isinstance(model, Opened) else teacher

@@ -103,7 +103,7 @@ def fewest(letters: list[int]) -> int:
 def task(cfg: core.Config, run: core.Run, previous: core.Stage, measures: Measures) -> core.Stage:
     """The words by letters: student and letters learn together, from what the first stage has learnt to hear."""
     data = {name: Spelt(one) for name, one in previous.data.items()}
-    model = Speller(previous.judged, measures.teacher.width)
+    model = Speller(heads.taught(previous), measures.teacher.width)
     return core.Stage(
         name="task",
         model=model,

@@ -234,7 +234,7 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     teacher, data, measures = prepare(cfg, run)
     if cfg.words == "ctc":
         return spelling.task(cfg, run, previous, measures)
-    model = previous.judged
+    model = heads.taught(previous)
     before = copy.deepcopy(model).to(run.device)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
