@@ -28,7 +28,7 @@ def taught(previous: core.Stage | None) -> nn.Module:
     """The student that the first stage leaves to the second."""
     if previous is None:
         raise core.UserError("task has no student to start from", needed="STAGES = [features, task], --features.epochs above 0",
-                             cause="from features that say nothing the decoder writes its own words, whatever it hears")  # fmt: skip
+                             cause="from features without sense the decoder writes its own words, whatever it hears")  # fmt: skip
     return previous.judged
 
 
