@@ -17,7 +17,6 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from core.config import RunSettings  # noqa: E402
 from recipes.distill import arrays, lessons  # noqa: E402
 from recipes.shared import speech, whisper  # noqa: E402
 
@@ -62,7 +61,6 @@ def main() -> None:
     parser.add_argument("exports", nargs="+", type=Path)
     parser.add_argument("--recordings", type=Path)
     args = parser.parse_args()
-    torch.set_num_threads(RunSettings().threads or 1)
     programs = [torch.export.load(path / "model.pt2").module() for path in args.exports]
     teacher = whisper.load(json.loads((args.exports[0] / "config.json").read_text())["teacher"], SECONDS)
     held_out = [t for i, t in enumerate(speech.sentences(440)) if i % lessons.HELD_OUT == 0][:N]
