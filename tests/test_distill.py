@@ -16,7 +16,7 @@ from transformers import WhisperConfig, WhisperForConditionalGeneration, Whisper
 from transformers.modeling_outputs import BaseModelOutput
 
 from core.errors import UserError
-from recipes.distill import gates, lessons, spelling
+from recipes.distill import gates, lessons, measures, spelling
 from recipes.shared import speech, whisper
 from tests.commands import losses, read, run_folder
 
@@ -73,7 +73,9 @@ def test_recordings_of_ones_own(recordings, spoken, launch):
     ):
         assert reason in said
     summary = read(done.folder() / "summary.json")
-    assert {"wer", "different", "centred_cosine", "cosine", "magnitude_ratio"} <= summary["metrics"].keys()
+    assert {"wer", "different", "prior_phrase", "centred_cosine", "cosine", "magnitude_ratio"} <= summary[
+        "metrics"
+    ].keys()
     own = summary["baselines"]["the teacher's own features"]
     assert own["wer"] <= 0.1
     assert {
@@ -319,6 +321,15 @@ def test_the_monitor_of_repetition():
 
 
 # --------------------------------------------------------------------------------------------------------- the ladder
+def test_a_decoder_that_does_not_listen_begins_alike():
+    """W1: other ends make transcripts differ, the phrase in front of them gives it away."""
+    assert (
+        measures.commonest_opening(["The old man sees 1", "the old man sees 2", "The old man is 3", "A boy runs"])
+        == 0.75
+    )
+    assert measures.commonest_opening(["one", "two", "three three three", ""]) == 0.25
+
+
 def curve(rates: list[float], cosine: float = 0.3, different: float = 1.0, nats: float = 1.0) -> list[dict[str, float]]:
     return [{"val/wer": r, "val/centred_cosine": cosine, "val/different": different, "train/loss": nats} for r in rates]
 

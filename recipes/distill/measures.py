@@ -1,5 +1,6 @@
 """How a student is measured: against the teacher's features, and by the words the frozen decoder reads from its own."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,8 +47,9 @@ class Measures:
         self, canvas: Callable[[dict], Tensor], data: core.Data, by: whisper.Whisper | None = None
     ) -> dict[str, float]:
         """What the frozen decoder (or that of `by`) reads from the canvas of each batch: word error rate, how many of the
-        transcripts differ (where every input says something else: all of them, or the decoder does not listen), and how many repeat
-        themselves: the same four ids stand in them twice, or they do not end."""
+        transcripts differ (where every input says something else: all of them, or the decoder does not listen), how many begin
+        with the same three words (its prior phrase, if it does not listen), and how many repeat themselves: the same four
+        ids stand in them twice, or they do not end."""
         said, heard = [], []
         for batch in self.run.batches(data):
             length = batch["ids"].shape[1] + 8  # a decoder that loops is cut off there
@@ -59,4 +61,9 @@ class Measures:
         endless = [self.teacher.end not in b or whisper.loops(b[: b.index(self.teacher.end)]) for b in bodies]
         said, heard = ([self.teacher.text(row) for row in rows] for rows in (said, ids))
         return {"wer": whisper.word_error_rate(said, heard), "different": len(set(heard)) / len(set(said)),
-                "repetition": sum(endless) / len(endless)}  # fmt: skip
+                "prior_phrase": commonest_opening(heard), "repetition": sum(endless) / len(endless)}  # fmt: skip
+
+
+def commonest_opening(texts: list[str], words: int = 3) -> float:
+    """The share of `texts` that begin as most others do."""
+    return Counter(" ".join(text.lower().split()[:words]) for text in texts).most_common(1)[0][1] / len(texts)
