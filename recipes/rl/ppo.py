@@ -160,8 +160,7 @@ class Policy(nn.Module):
         x = self.memory(observation, self.scaled, through)
         return self.head(self.actor(x)), self.critic(x).squeeze(-1), *self.memory.carried(x)
 
-    def outputs(self, observation: Tensor) -> Tensor:
-        """What `head` makes actions of; the critic is not asked."""
+    def outputs(self, observation: Tensor) -> Tensor:  # for `head`; the critic is not asked
         return self.head(self.actor(self.memory(observation, self.scaled)))
 
     def sample(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,7 +218,6 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return environments.told(run.gather(torch.cat(returns).to(run.device)), solved)
 
     def act(model: nn.Module, observation: Tensor) -> Tensor:
-        """The likeliest actions."""
         return model.act(observation.to(run.device)).cpu()
 
     def baselines() -> dict[str, dict[str, float]]:
