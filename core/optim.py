@@ -123,9 +123,8 @@ class AdamW(torch.optim.AdamW):
 def clip(grads: list[Tensor], most: float) -> Tensor:
     """Scales the gradients such that their common norm is at most `most`; returns what it was, on their device."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-    if math.isfinite(most) and (
-        norm.device.type != "cpu" or norm.item() > 0.99 * most
-    ):  # asking a device would wait for it
+    on_host = norm.device.type == "cpu"  # elsewhere to look at it would be to wait for it
+    if math.isfinite(most) and not (on_host and norm.item() <= 0.99 * most):
         torch._foreach_mul_(grads, (most / (norm + 1e-6)).clamp_max(1.0))
     return norm
 

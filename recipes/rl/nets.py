@@ -53,7 +53,8 @@ class Layers(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self:
-            x = layer(x) if layer._forward_pre_hooks or layer._forward_hooks else layer.forward(x)
+            hooked = layer._forward_pre_hooks or layer._forward_hooks or layer._backward_hooks
+            x = layer(x) if hooked else layer.forward(x)
         return x
 
 
