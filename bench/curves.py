@@ -39,15 +39,19 @@ class Panel:
     @property
     def figures(self) -> Path:
         """What bench/results.py wrote."""
-        return (
-            ROOT / f"recipes/rl/{self.recipe}.results.json" if self.own else DOCS / f"rl-{self.recipe}.{self.env}.json"
-        )
+        return ROOT / f"recipes/rl/{self.recipe}.results.json" if self.own else DOCS / f"{self.name}.json"
+
+    @property
+    def name(self) -> str:
+        """Of its files."""
+        return f"rl-{self.recipe}.{self.env.replace('/', '-')}"
 
 
 PANELS = (
     Panel("ppo", "CartPole-v1", 16 * 128, 490, own=True),
     Panel("ppo", "Acrobot-v1", 16 * 128, -90),
     Panel("ppo", "LunarLander-v3", 16 * 512, 200),
+    Panel("ppo", "hidden/CartPole-v1", 16 * 128, 490),
     Panel("dqn", "CartPole-v1", 8 * 16, 490, first=1000 - 8 * 16, own=True),
     Panel("dqn", "LunarLander-v3", 8 * 16, 200, first=2000 - 8 * 16),
     Panel("sac", "Pendulum-v1", 4 * 16, -200, first=1000 - 4 * 16, own=True),
@@ -82,7 +86,7 @@ def main() -> None:
         if "curves" not in kept:
             print(f"no curves of rl/{panel.recipe} on {panel.env} in {panel.figures.relative_to(ROOT)}")
             continue
-        to = DOCS / f"rl-{panel.recipe}.{panel.env}.png"
+        to = DOCS / f"{panel.name}.png"
         to.write_bytes(render(chart(panel, kept), LIGHT, "png"))
         print(to.relative_to(ROOT))
 

@@ -156,6 +156,8 @@ class Run:
         sizes = self.plan.sizes if self.plan and self.plan.sizes else [1] * self.cfg.train.accumulate
         n = batch_size(batch)
         ends = [n * sum(sizes[: i + 1]) // sum(sizes) for i in range(len(sizes))]
+        if len(ends) == 1:
+            return [batch]
         parts = [{k: v[a:b] for k, v in batch.items()} for a, b in zip([0, *ends], ends, strict=False) if b > a]
         return parts or [batch]
 
@@ -286,9 +288,7 @@ class Run:
                 dist.all_reduce(p.grad)
         self.scaler.unscale_(opt)
         grads = [p.grad for p in parameters if p.grad is not None]
-        norm = nn.utils.get_total_norm(grads, foreach=True) if grads else torch.zeros((), device=self.device)
-        if math.isfinite(self.cfg.optim.clip) and grads:
-            nn.utils.clip_grads_with_norm_(parameters, self.cfg.optim.clip, norm, foreach=True)
+        norm = optim.clip(grads, self.cfg.optim.clip) if grads else torch.zeros((), device=self.device)
         means = {t: s / denominator(t, counts) for t, s in self._global(sums).items()}
         total = functools.reduce(torch.add, means.values())
         values = {"loss": total, **(means if len(means) > 1 else {}), "grad_norm": norm}
@@ -389,7 +389,9 @@ class Run:
 
     def autocast(self):
         """The forward's precision."""
-        return torch.autocast(self.device.type, dtype=AUTOCAST.get(self.precision), enabled=self.precision in AUTOCAST)
+        if self.precision not in AUTOCAST:
+            return contextlib.nullcontext()  # entering a disabled autocast costs 3 us
+        return torch.autocast(self.device.type, dtype=AUTOCAST[self.precision])
 
     def _objective(self, stage: Stage, loss: Callable | None) -> nn.Module:
         """One module whose forward IS the recipe's loss, wrapped once per stage for several processes."""
@@ -538,8 +540,6 @@ class _Objective(nn.Module):
         self.model, self._run, self._loss = model, run, loss
 
     def forward(self, batch: dict) -> dict[str, Tensor]:
-        if self._run.precision == "fp32":  # entering a disabled autocast costs 3 us
-            return self._loss(self.model, batch)
         with self._run.autocast():
             return self._loss(self.model, batch)
 

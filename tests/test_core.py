@@ -320,3 +320,30 @@ def test_a_verdict_stands_for_one_recipe_with_its_settings_and_data():
     assert proved == recipe.fingerprint(loaded, replace(cfg, run=replace(cfg.run, out=Path("elsewhere"))), "data")
     others = (replace(cfg, optim=replace(cfg.optim, lr=0.002)), "data"), (cfg, "other data")
     assert proved not in [recipe.fingerprint(loaded, *other) for other in others]
+
+
+def test_adamw_and_clip_are_torchs_bit_for_bit():
+    """By their kernels on the CPU; a parameter without a gradient, a step that a scaler forbids and hooks are as in torch's own."""
+    torch.manual_seed(0)
+    ours, theirs = (nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3), nn.Linear(3, 2)) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    mine = optim.make_optimizer(ours, Optim(lr=1e-2, weight_decay=0.1))
+    known = torch.optim.AdamW(
+        optim.decay_groups(dict(theirs.named_parameters()), 0.1), lr=1e-2, betas=Optim().betas, fused=True
+    )
+    asked = []
+    mine.register_step_pre_hook(lambda *_: asked.append(1))
+    for step in range(6):
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            p.grad = None if step in (0, 3) and p is ours[2].bias else 10 ** (step - 3) * torch.randn_like(p)
+            q.grad = None if p.grad is None else p.grad.clone()
+        norm = optim.clip([p.grad for p in ours.parameters() if p.grad is not None], 0.5)
+        assert torch.equal(norm, nn.utils.clip_grad_norm_(theirs.parameters(), 0.5))
+        for o in (mine, known):
+            o.found_inf = torch.tensor(1.0) if step == 4 else None
+            o.step()
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(p, q), step
+            assert p.grad is None or torch.equal(p.grad, q.grad), step
+            assert all(torch.equal(v, known.state[q][k]) for k, v in mine.state[p].items()), step
+    assert len(asked) == 6

@@ -302,6 +302,43 @@ def test_an_unsupported_space_names_what_supports_it(recipe: type, space: gym.Sp
     assert str(space) in str(error.value)
 
 
+ODD = """
+import gymnasium as gym
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+
+class Unlicensed(CartPoleEnv):
+    def __init__(self, **settings):
+        raise RuntimeError("no licence")
+
+
+class Narrow(CartPoleEnv):
+    def reset(self, **settings):
+        observation, told = super().reset(**settings)
+        return observation[:3], told
+
+
+for made in (Unlicensed, Narrow):
+    gym.register(f"{made.__name__}-v0", entry_point=made, max_episode_steps=500)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("odd:Unlicensed-v0", ("cannot be made", "RuntimeError: no licence", "odd.py:")),
+        ("odd:Narrow-v0", ("shape (3,)", "shape (4,)", "observation_space")),
+        ("MountainCarContinuous-v0", ("a Discrete action space", "rl/ppo or rl/sac acts in this one")),
+    ],
+)
+def test_an_environment_that_cannot_be_learnt_is_one_message(name: str, words: tuple[str, ...], launch, tmp_path: Path):
+    (tmp_path / "odd.py").write_text(ODD)
+    done = launch("run", "rl/dqn", "--env", name, PYTHONPATH=f"{ROOT}:{tmp_path}")
+    assert done.returncode == 2, done.shown
+    assert not [w for w in words if w not in done.stderr], done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_unit_shorter_than_its_returns_is_one_message():
     with pytest.raises(UserError, match="--n-step <= --rollout"):
         dqn.dqn(dqn.Config(n_step=20), run=None)

@@ -18,7 +18,7 @@ from recipes.rl import arrays, environments, ppo, probes
 from recipes.rl.environments import Environments
 from recipes.rl.heads import Categorical, Gaussian
 from recipes.rl.memory import Remembering, player
-from recipes.rl.nets import Running
+from recipes.rl.nets import Running, mlp
 from tests.commands import losses, read
 from tests.conftest import ROOT
 from tests.control import mean_return, two_like_one
@@ -71,6 +71,15 @@ def test_a_constant_observation_does_not_explode():
     running = Running(1)
     running.update(torch.full((100, 1), 7.0))
     assert running.std.item() == 1.0
+
+
+def test_layers_are_a_sequence_whose_hooks_are_called():
+    net, x, seen = mlp(3, 8, 8, 2), torch.randn(5, 3), []
+    plain = torch.nn.Sequential(*net)
+    assert torch.equal(net(x), plain(x))
+    net[2].register_forward_hook(lambda _layer, _args, out: seen.append(out) or 2 * out)
+    assert torch.equal(net(x), plain(x))
+    assert len(seen) == 2
 
 
 # --------------------------------------------------------------------------------------------------------- environments

@@ -49,6 +49,10 @@ def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
         raise UserError(f"gymnasium knows no environment '{name}'", got=str(error).splitlines()[0],
                         needed="one of: " + ", ".join(near) if near else "the id of a registered environment",
                         next="python -c 'import gymnasium; gymnasium.pprint_registry()'") from None  # fmt: skip
+    except Exception as error:  # its own code
+        raise UserError(
+            f"the environment '{name}' cannot be made", got=f"{type(error).__name__}: {error}", cause=raised_at(error)
+        ) from None
     given, space = env.observation_space, env.action_space
     if stack > 1 or not isinstance(given, gym.spaces.Box) or len(given.shape) != 1:
         # A copy, too: frames are kept, and some environments fill one array for ever.
@@ -64,7 +68,7 @@ def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
 
 RECIPES = {gym.spaces.Discrete: "rl/ppo or rl/dqn", gym.spaces.Box: "rl/ppo or rl/sac"}
 """What learns to act in which space."""
-MEND = "  next:         mend it, then `trainworthy resume` the run folder: it goes on from its newest checkpoint"
+MEND = "  next:         mend it, then `trainworthy resume` the run folder (from its newest checkpoint), or run again"
 
 
 def sizes(name: str, *actions: type[gym.Space], stack: int = 1) -> tuple[int, int, type[gym.Space]]:
@@ -77,7 +81,12 @@ def sizes(name: str, *actions: type[gym.Space], stack: int = 1) -> tuple[int, in
             raise UserError(f"'{name}' takes actions that this policy does not give", got=f"{space}",
                             needed=f"a {' or '.join(a.__name__ for a in actions)} action space",
                             next=f"{known} acts in this one" if known else "no recipe here acts in this one")  # fmt: skip
-        kind = type(space)
+        kind, needed = type(space), env.observation_space.shape
+        with blamed(name):
+            seen = np.shape(env.reset(seed=0)[0])
+        if seen != needed:
+            raise UserError(f"'{name}' does not give the observations that it says", got=f"shape {seen}", needed=f"shape {needed}",
+                            cause="its observation_space, or what its reset() returns")  # fmt: skip
         return (
             math.prod(env.observation_space.shape),
             int(space.n) if kind is gym.spaces.Discrete else len(space.low),
@@ -109,9 +118,14 @@ def blamed(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
         raise Stop(f"the environment '{name}' raised {type(error).__name__}: {error}\n"
-                   f"  at:           {frame.filename}:{frame.lineno}\n{MEND}") from None  # fmt: skip
+                   f"  at:           {raised_at(error)}\n{MEND}") from None  # fmt: skip
+
+
+def raised_at(error: Exception) -> str:
+    """file:line."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"
 
 
 def limits(name: str) -> tuple[float, float]:
@@ -185,6 +199,8 @@ class Environments:
 
     def rows(self, order: Tensor) -> Tensor:
         """Which of this process's rows, laid out as (steps, n_mine), are among the rows `order` of (steps, n)."""
+        if self.world == 1:
+            return order
         step, env = order // self.n, order % self.n
         own = (env >= self.mine.start) & (env < self.mine.stop)
         return (step * len(self.mine) + env - self.mine.start)[own]

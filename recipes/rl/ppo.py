@@ -160,15 +160,18 @@ class Policy(nn.Module):
         x = self.memory(observation, self.scaled, through)
         return self.head(self.actor(x)), self.critic(x).squeeze(-1), *self.memory.carried(x)
 
+    def outputs(self, observation: Tensor) -> Tensor:  # for `head`; the critic is not asked
+        return self.head(self.actor(self.memory(observation, self.scaled)))
+
     def sample(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """(the actions that `noise` stands for, their log-probability (B,)); the critic is not asked."""
-        outputs = self.head(self.actor(self.memory(observation, self.scaled)))
+        """(the actions that `noise` stands for, their log-probability (B,))."""
+        outputs = self.outputs(observation)
         action = self.head.draw(outputs, noise)
         return action, self.head.log_prob(outputs, action)
 
     def act(self, observation: Tensor) -> Tensor:
         """The likeliest actions."""
-        return self.head.best(self(observation)[0])
+        return self.head.best(self.outputs(observation))
 
     def value(self, observation: Tensor) -> Tensor:
         """Expected return, in units of the reward."""
@@ -176,7 +179,7 @@ class Policy(nn.Module):
 
     def near(self, observation: Tensor, best: Tensor) -> Tensor:
         """1 where it does what is best."""
-        return self.head.near(self(observation)[0], best)
+        return self.head.near(self.outputs(observation), best)
 
     def observe(self, observation: Tensor, returned: Tensor) -> None:
         """Take in what one rollout saw and earned, over all processes: (n, n_obs) and (n,)."""
@@ -215,7 +218,6 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return environments.told(run.gather(torch.cat(returns).to(run.device)), solved)
 
     def act(model: nn.Module, observation: Tensor) -> Tensor:
-        """The likeliest actions."""
         return model.act(observation.to(run.device)).cpu()
 
     def baselines() -> dict[str, dict[str, float]]:
@@ -280,7 +282,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
 @torch.no_grad()
 def moved(cfg: Config, run: core.Run, policy: Policy, rollout: dict[str, Tensor]) -> dict[str, Tensor]:
     """What a rollout's updates did to the policy, and what the rollout earned."""
-    outputs = policy(rollout["observation"])[0]
+    outputs = policy.outputs(rollout["observation"])
     log_ratio = policy.head.log_prob(outputs, rollout["action"]) - rollout["log_prob"]
     ratio, finished = log_ratio.exp(), run.gather(rollout["finished"].flatten())
     rows = {"approx_kl": ratio - 1 - log_ratio,  # Schulman, "Approximating KL divergence", 2020: the k3 estimate

@@ -126,11 +126,14 @@ def minibatches(
     draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "minibatches", unit))
     size = cfg.train.batch_size
     mine = slice(run.rank * size // run.world, (run.rank + 1) * size // run.world)
+    places, noises = [], []
     for _ in range(cfg.updates):
-        places, _ = replay.draw(size, 1, draws)
-        noise, following = torch.randn(2, size, policy.n_act, generator=draws)[:, mine].to(run.device)
+        places.append(replay.draw(size, 1, draws)[0][mine])
+        noises.append(torch.randn(2, size, policy.n_act, generator=draws)[:, mine].to(run.device))
+    drawn = {k: v[0].unflatten(0, (cfg.updates, -1)).unbind() for k, v in replay.stretch(torch.cat(places), 1).items()}
+    for i, (noise, following) in enumerate(noises):
+        steps = {k: v[i] for k, v in drawn.items()}
         with run.autocast():
-            steps = {k: v[0] for k, v in replay.stretch(places[mine], 1).items()}
             batch = {k: steps[k] for k in ("observation", "action")} | {"noise": noise}
             batch["return"] = returns(cfg, policy, target, steps, following) / policy.rewards.rms
         yield batch
