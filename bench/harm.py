@@ -4,19 +4,22 @@
     python bench/harm.py distill/whisper --seeds 0 --jobs 1 --to docs/recipes/distill-whisper.harm.json
 
 `loss` is the mean over the last tenth of the training, `reported` what the run itself says, `honest` its export
-on the untouched held-out data, read without the recipe. The same seeds for every case; runs of all recipes but the first
-are shorter than their own, by the settings that stand in the file. `--only CASE ... --seeds 1 2` adds to what stands there.
+on the untouched held-out data, read without the recipe; of generators the class that the judge sees in 500 samples at guidance 2,
+beside their `distance` from held-out digits and the same `unguided`. The same seeds for every case; runs of all recipes but
+the first are shorter than their own, by the settings that stand in the file. `--only CASE ... --seeds 1 2` adds to what stands there.
 """
 
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,11 +27,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from tests import plants_detect, plants_distill, plants_segment, plants_vlm  # noqa: E402
+from tests import (  # noqa: E402
+    plants_detect,
+    plants_diffusion,
+    plants_distill,
+    plants_flow,
+    plants_latent,
+    plants_segment,
+    plants_vlm,
+)
 from tests.plants import CLIP, IMAGE, MEAN_LOSS, PLANTS, UPDATE, own_loop  # noqa: E402
 
-LOADING = threading.Lock()  # torch.export.load keeps global state
-MORE = (plants_detect, plants_segment, plants_distill, plants_vlm)
+LOADING = threading.Lock()  # torch.export.load keeps global state, pipelines copy a file to one place
+MORE = (plants_detect, plants_segment, plants_distill, plants_vlm, plants_diffusion, plants_flow, plants_latent)
 BY_ID = {p.id: p for p in [*PLANTS, *(p for module in MORE for p in module.PLANTS)]}
 BARE = "        baselines=baselines,\n"  # left out of every case: not looked at here
 
@@ -42,6 +53,8 @@ class Case:
     what: str
     hunks: list[tuple[str, str]] = field(default_factory=list)
     settings: list[str] = field(default_factory=list)
+    alone: bool = False
+    """It changes the stage that the other cases take as given."""
 
 
 def planted(id: str, what: str, *settings: str) -> Case:
@@ -174,6 +187,43 @@ VLM = [
 ]  # fmt: skip
 
 
+PIXEL = [
+    Case("healthy", "", "nothing changed"),
+    Case("no-average", "DF2", "no average of the weights", settings=["--ema", "0"]),
+    planted("dif-01-average-never-stepped", "the average never updated"),
+    planted("raw-weights-exported", "raw weights exported"),
+    planted("dif-04-condition-never-dropped", "the class never hidden"),
+    planted("dif-05-constant-timestep", "one noise level for all"),
+    planted("dif-07-velocity-with-another-sign", "the velocity's sign turned"),
+    Case("no-min-snr", "DF7", "every level of one weight", settings=["--noise.snr-gamma", "inf"]),
+    planted("dif-06-weight-of-another-prediction", "min-SNR of another prediction type"),
+    planted("dif-09-sampler-inherits-clipping", "an evaluation that clips (`clip_sample`, inherited)"),
+]  # fmt: skip
+FLOW = [
+    Case("healthy", "", "nothing changed"),
+    Case("no-average", "DF2", "no average of the weights", settings=["--ema", "0"]),
+    planted("flow-average-never-stepped", "the average never updated"),
+    planted("flow-levels-uniform", "levels uniform instead of logit-normal"),
+    planted("flow-weighed-as-a-diffusion", "weighed by min-SNR as a diffusion"),
+    planted("flow-velocity-turned", "the velocity's sign turned"),
+    planted("flow-time-reversed", "time reversed: the net told 1000 - t"),
+    planted("flow-told-a-share", "the net told 0 to 1 where its sampler tells 0 to 1,000"),
+    planted("flow-exported-with-another-shift", "another `shift` in the exported scheduler (3 for 1)"),
+]  # fmt: skip
+LATENT = [
+    Case("healthy", "", "nothing changed"),
+    planted("latent-factor-five-times", "latents five times too large"),
+    planted("latent-dif-03-factor-of-another-autoencoder", "Stable Diffusion's 0.18215, no shift"),
+    planted("latent-shifted", "latents shifted by one"),
+    Case("no-average", "DF2", "no average of the weights", settings=["--ema", "0"]),
+    planted("latent-class-never-dropped", "the class never hidden"),
+    Case("no-min-snr", "DF7", "every level of one weight", settings=["--noise.snr-gamma", "inf"]),
+    Case("no-l1", "default", "stage one: no mean absolute error", settings=["--vae.l1", "0"], alone=True),
+    Case("no-divergence", "default", "stage one: no divergence", settings=["--vae.kl", "0"], alone=True),
+    planted("latent-cached-with-a-draw", "cached with a draw"),
+]
+
+
 def program(export: Path):
     """The exported program."""
     import torch
@@ -265,6 +315,32 @@ def answered(export: Path, torch) -> float:
     return statistics.fmean(right)
 
 
+def drawn_at(side: int) -> Callable:
+    """The exported pipeline's samples of digits of `side` pixels, the same noise for every case."""
+
+    def judged(export: Path, torch) -> dict[str, float]:
+        from diffusers import DiffusionPipeline
+
+        from recipes.diffusion.scores import frechet
+        from recipes.shared import digits, judge
+
+        with LOADING:
+            pipe, sees = DiffusionPipeline.from_pretrained(export, trust_remote_code=True), judge.load(side)
+        pipe.set_progress_bar_config(disable=True)
+        images, labels = digits.load()
+        real = sees(digits.small(images[digits.split(labels)[1]], side))[1]
+        asked, found = torch.arange(10).repeat(50), {}
+        for scale in (2.0, 1.0):
+            draws = torch.Generator().manual_seed(0)
+            made = [pipe(c, guidance_scale=scale, num_inference_steps=25, generator=draws, output_type="pt").images
+                    for c in asked.split(100)]  # fmt: skip
+            said, features = sees(torch.cat(made) * 2 - 1)
+            found[scale] = (said == asked).float().mean().item(), frechet(features, real)
+        return {"honest": found[2.0][0], "distance": found[2.0][1], "unguided": found[1.0][0]}
+
+    return judged
+
+
 @dataclass
 class Recipe:
     """How cases of a recipe are run and judged."""
@@ -274,8 +350,15 @@ class Recipe:
     settings: list[str]
     reported: str = ""
     """The metric that is beside the judge's, where it is not the recipe's own."""
+    given: str = ""
+    """Part of the export of a healthy run that the other cases take as given,"""
+    made: tuple[str, ...] = ()
+    """by these settings,"""
+    taken: tuple[str, ...] = ()
+    """with these, and last its folder."""
 
 
+SHORT = ["--train.epochs", "6", "--train.eval-every", "6", "--sampling.scales", "2"]
 RECIPES = {
     "vision/classify": Recipe(CASES, classified, ["--train.eval-every", "30"]),
     "vision/segment": Recipe(SEGMENT, segmented, ["--train.epochs", "10", "--train.eval-every", "10"]),
@@ -283,42 +366,73 @@ RECIPES = {
     "distill/whisper": Recipe(WHISPER, transcribed, ["--features.epochs", "4", "--features.eval-every", "4",
                                                      "--task.epochs", "1", "--task.eval-every", "1"]),
     "vlm/instruct": Recipe(VLM, answered, ["--align.epochs", "0.25", "--instruct.epochs", "0.5"], "pairs"),
+    "diffusion/pixel": Recipe(PIXEL, drawn_at(16), SHORT),
+    "diffusion/flow": Recipe(FLOW, drawn_at(16), SHORT),
+    "diffusion/latent": Recipe(
+        LATENT, drawn_at(32),
+        ["--autoencoder.epochs", "4", "--autoencoder.eval-every", "4", "--latent.epochs", "8", "--latent.eval-every", "8",
+         "--sampling.scales", "2"],
+        given="vae", made=("--latent.epochs", "0.02", "--sampling.every", "50"),
+        taken=("--autoencoder.epochs", "0.02", "--autoencoder.lr", "1e-30", "--vae.path"),
+    ),
 }  # fmt: skip
 
 
-def honest(folder: Path, judge: Callable) -> float:
+def honest(folder: Path, judge: Callable) -> dict[str, float]:
     """What `judge` says of the export."""
     import torch
 
     with torch.no_grad():
-        return judge(folder / "export", torch)
+        said = judge(folder / "export", torch)
+    return said if isinstance(said, dict) else {"honest": said}
 
 
-def measure(recipe: str, case: Case, seed: int) -> dict[str, float]:
-    """Train one case with one seed."""
-    known = RECIPES[recipe]
-    source = (ROOT / "recipes" / f"{recipe}.py").read_text()
-    source = source.replace(BARE, "")
+def trained(recipe: str, case: Case, seed: int, name: str, *settings: str) -> Path:
+    """The run folder of one case with one seed, in folder `name`."""
+    source = (ROOT / "recipes" / f"{recipe}.py").read_text().replace(BARE, "")
     for old, new in case.hunks:
         assert source.count(old) == 1, (case.id, source.count(old))
         source = source.replace(old, new)
+    (Path(name) / "mine.py").write_text(source)
+    bare = ["--gates.no-enabled", "--run.no-tensorboard", "--loader.workers", "0", "--run.seed", str(seed)]
+    known = [*RECIPES[recipe].settings, *case.settings, *settings]
+    command = [sys.executable, "-m", "core.launch", "mine.py", *bare, *known]
+    env = {**os.environ, "PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=name, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{case.id}, seed {seed}: exit {done.returncode}\n{done.stderr[-2000:]}")
+    return next(Path(name).glob("runs/mine/*"))
+
+
+class Given:
+    """What cases of a seed share, trained once."""
+
+    def __init__(self, recipe: str, folder: str):
+        self.recipe, self.folder, self.locks = recipe, folder, defaultdict(threading.Lock)
+
+    def settings(self, case: Case, seed: int) -> tuple[str, ...]:
+        """With which `case` takes it."""
+        known, home = RECIPES[self.recipe], Path(self.folder, str(seed))
+        if case.alone or not known.given:
+            return ()
+        with self.locks[seed]:
+            if not home.exists():
+                with tempfile.TemporaryDirectory() as name:
+                    run = trained(self.recipe, known.cases[0], seed, name, *known.made)
+                    shutil.copytree(run / "export" / known.given, home)
+        return *known.taken, str(home)
+
+
+def measure(recipe: str, case: Case, seed: int, given: Given) -> dict[str, float]:
+    """Train one case with one seed."""
+    known, more = RECIPES[recipe], given.settings(case, seed)
     with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "mine.py").write_text(source)
-        command = [sys.executable, "-m", "core.launch", "mine.py", "--gates.no-enabled", "--run.no-tensorboard",
-                   "--loader.workers", "0", "--run.seed", str(seed), *known.settings, *case.settings]  # fmt: skip
-        env = {**os.environ, "PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(command, cwd=name, env=env, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{case.id}, seed {seed}: exit {done.returncode}\n{done.stderr[-2000:]}")
-        folder = next(Path(name).glob("runs/mine/*"))
+        folder = trained(recipe, case, seed, name, *more)
         summary = json.loads((folder / "summary.json").read_text())
         steps = [json.loads(line)["step/loss"] for line in (folder / "step_metrics.jsonl").read_text().splitlines()]
         loss = statistics.fmean(steps[-max(1, len(steps) // 10) :])
-        return {
-            "loss": loss,
-            "reported": summary["metrics"][known.reported or summary["metric"]],
-            "honest": honest(folder, known.judge),
-        }
+        reported = summary["metrics"][known.reported or summary["metric"]]
+        return {"loss": loss, "reported": reported, **honest(folder, known.judge)}
 
 
 def main() -> None:
@@ -332,11 +446,12 @@ def main() -> None:
     args = parser.parse_args()
     chosen = [c for c in RECIPES[args.recipe].cases if not args.only or c.id in args.only]
     rows = json.loads(args.to.read_text())["cases"] if args.only and args.to and args.to.exists() else {}
-    with ThreadPoolExecutor(args.jobs) as pool:
-        jobs = {c.id: [pool.submit(measure, args.recipe, c, s) for s in args.seeds] for c in chosen}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
+        given = Given(args.recipe, folder)
+        jobs = {c.id: [pool.submit(measure, args.recipe, c, s, given) for s in args.seeds] for c in chosen}
         for case in chosen:
             found = [job.result() for job in jobs[case.id]]
-            values = {k: [round(f[k], 4) for f in found] for k in ("loss", "reported", "honest")}
+            values = {k: [round(f[k], 4) for f in found] for k in found[0]}
             rows[case.id] = {"rows": case.rows, "what": case.what, **joined(rows.get(case.id, {}), args.seeds, values)}
             spread = ", ".join(f"{k} {statistics.mean(v):.3f} [{min(v):.3f}-{max(v):.3f}]" for k, v in values.items())
             print(f"{case.id:<30} {spread}", flush=True)
