@@ -18,6 +18,7 @@ from diffusers import (
 )
 from PIL import Image
 from torch import nn
+from transformers import AutoTokenizer
 
 from core import UserError
 from recipes.diffusion import captions, latents, nets, stable
@@ -128,6 +129,20 @@ def test_captions_are_read_as_the_pipeline_reads_them(model: Path):
     assert copy.deepcopy(net).words[0] is words
     assert all(k.startswith("unet.") for k in net.state_dict())
     assert found.cut(("a red square", "one with far more letters than are read")) == 1
+
+
+def test_a_caption_of_one_figure_says_which(tmp_path: Path):
+    """A decoder's first states hardly depend on their token: nothing to learn from, unless another one stands in front, in the
+    export's own tokenizer, too."""
+    encoder, tokenizer = stable._text("smollm2", 16)
+    tokenizer.save_pretrained(tmp_path)
+    figures = [str(i) for i in range(10)]
+    ids = AutoTokenizer.from_pretrained(tmp_path)(figures, return_tensors="pt").input_ids
+    assert ids.tolist() == tokenizer(figures).input_ids
+    assert ids.shape == (10, 2)
+    with torch.no_grad():
+        bare, behind = (torch.pdist(encoder(x).last_hidden_state[:, -1]).mean().item() for x in (ids[:, 1:], ids))
+    assert behind > 5 * bare, (bare, behind)
 
 
 def test_adapters_are_merged_and_kept_as_the_librarys_own_file(model: Path, tmp_path: Path):

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from diffusers import AutoencoderKL, DDPMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from diffusers.utils import convert_state_dict_to_diffusers
+from tokenizers import processors
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, CLIPTextModel
 from transformers.utils import logging as bars
@@ -155,12 +156,24 @@ def _text(name: str, tokens: int) -> tuple[nn.Module, object]:
                         "BERT, a language model")  # fmt: skip
     clip = config.model_type in ("clip", "clip_text_model")
     encoder = (CLIPTextModel if clip else AutoModel).from_pretrained(path, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = begun(AutoTokenizer.from_pretrained(path))
     tokenizer.padding_side = "right"
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     context = config.get_text_config().max_position_embeddings
     tokenizer.model_max_length = min(tokens, tokenizer.model_max_length, context)
     return encoder.eval().requires_grad_(False), tokenizer
+
+
+def begun(tokenizer):
+    """`tokenizer`, one and the same token in front of every caption: a decoder's states of the first token hardly depend on what it
+    is (bare figures are 2.8 apart, behind another token 18), so a caption of one word would say next to nothing."""
+    first, beginning = {ids[0] for ids in tokenizer(["7", "a"]).input_ids}, tokenizer.bos_token or tokenizer.eos_token
+    own = getattr(tokenizer, "backend_tokenizer", None)
+    if len(first) > 1 and beginning and own:
+        front = [(beginning, tokenizer.convert_tokens_to_ids(beginning))]
+        front = processors.TemplateProcessing(single=f"{beginning} $A", pair=f"{beginning} $A $B", special_tokens=front)
+        own.post_processor = processors.Sequence([p for p in (own.post_processor, front) if p])
+    return tokenizer
 
 
 def _smollm() -> Path:
