@@ -332,7 +332,7 @@ def test_what_cannot_work_is_exit_2(launch, argv, words):
 
 
 @pytest.mark.verify
-@pytest.mark.parametrize("what", ["unlisted id", "xyxy", "missing picture"])
+@pytest.mark.parametrize("what", ["outside", "no area", "normalised", "unlisted id", "xyxy", "missing picture"])
 def test_a_fault_is_exit_2(launch, tmp_path: Path, what: str):
     damaged(tmp_path / "data", what)
     done = launch("run", "vision/detect", "--data.path", "data")

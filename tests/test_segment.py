@@ -252,6 +252,16 @@ def test_what_cannot_work_is_exit_2(launch, argv, words):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.verify
+@pytest.mark.parametrize("what", ["no mask", "another size", "unexpected ids"])
+def test_a_fault_is_exit_2(launch, tmp_path, what):
+    damaged(tmp_path / "data", what)
+    done = launch("run", "vision/segment", "--data.path", "data")
+    assert done.returncode == 2, done.shown
+    assert "Traceback" not in done.stderr
+    assert not [w for w in FAULTS[what] if w not in done.stderr], done.shown
+
+
 # ------------------------------------------------------------------------------------------------------ torchvision's nets
 def test_weights_are_loaded_and_the_head_is_new(tmp_path, monkeypatch):
     """From a file in torch's own cache, its auxiliary head left out; the answer is as large as the picture, all classes alike."""
