@@ -155,7 +155,7 @@ SCHEMA = [
     Plant("label-dtype", "schema", "C7", VAL_DATA,
           "val_data = Images(images[held_out], labels[held_out].to(torch.uint8), classes)\n", ("'label'", "uint8", "int64"),
           harm="label * n_classes + prediction wraps at 256 from 17 classes on"),
-    Plant("augmented-evaluation", "schema", "C7", "if generator is not None and self.augment is not None:\n"
+    Plant("augmented-evaluation", "schema", "V2", "if generator is not None and self.augment is not None:\n"
           "            image = self.augment(image)",
           "if True:\n            image = v2.RandomAffine(12, translate=(0.1, 0.1))(image)",
           ("evaluation path draws at random",), source="VIS-02 udacity/deep-learning-v2-pytorch#132", batch=True,

@@ -14,7 +14,7 @@ from core.stage import Stage
 
 @gate(
     "schema",
-    rows="C7",
+    rows="C7 V2",
     title="two samples make a batch, the same each time, and the loss reads it",
     reads="data model loss counts evaluate metric probe",
 )
