@@ -11,7 +11,8 @@ import torch
 from diffusers.training_utils import compute_snr
 from safetensors.torch import load_file
 
-from recipes.diffusion import line, pipeline, scores, source
+from core.monitors import Monitor
+from recipes.diffusion import gates, line, pipeline, scores, source, text_gates
 from recipes.diffusion.noise import Noise, Process
 from recipes.diffusion.pixel import Noised, make_model, tiny
 from recipes.shared import digits
@@ -145,6 +146,37 @@ torch.save(made.images, "made.pt")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "(16, 16)"
     assert torch.allclose(torch.load(tmp_path / "made.pt"), expected, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------- monitors
+@pytest.mark.parametrize(
+    ("monitor", "key", "bad", "words"),
+    [
+        (gates.samples, "val/agreement", 0.1, ("one step sees 97%", "10.0% show the class asked for", "train longer")),
+        (gates.samplers, "val/samplers_apart", 0.6, ("rms 0.600 apart", "too few steps")),
+        (text_gates.told_apart, "val/matched", 0.5, ("50.0% of held-out pictures", "text encoder")),
+    ],
+)
+def test_monitors_say_what_only_a_trained_net_shows(monitor: Monitor, key: str, bad: float, words: tuple[str, ...]):
+    """Quiet at what the recipes reach; a net whose loss is as low, and whose samples are not as good, is told."""
+    good = {
+        "val/denoised": 0.97,
+        "val/agreement": 0.98,
+        "val/frechet": 0.3,
+        "val/samplers_apart": 0.03,
+        "val/matched": 0.76,
+    }
+    first = {
+        "val/denoised": 0.8,
+        "val/agreement": 0.1,
+        "val/frechet": 47.0,
+        "val/samplers_apart": 0.03,
+        "val/matched": 0.5,
+    }
+    assert monitor.judge([first, good]).ok
+    found = monitor.judge([first, {**good, key: bad}])
+    assert not found.ok
+    assert not [w for w in words if w not in found.measured + found.remedy], found
 
 
 # ------------------------------------------------------------------------------------------------------- through the command

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from core.errors import UserError
 from core.run import Plan, Run
 from recipes.shared import nuclei
-from recipes.vision import hub_nets, masks, pasted, segment, zoo
+from recipes.vision import gates, hub_nets, masks, pasted, segment, zoo
 from recipes.vision.masks import IGNORE
 from tests.commands import read
 from tests.pictures import write_masks
@@ -158,6 +158,15 @@ def test_void_no_object_and_small_pictures_are_legal(tmp_path):
     assert set(first.unique().tolist()) == {0, IGNORE}
     assert (third[:8] == IGNORE).all()
     assert (third != IGNORE).sum() == ids.size - 8 * ids.shape[1]
+
+
+def test_a_class_that_is_never_found_is_named():
+    """The monitor `forgotten`, of the segmenter and of vision/classify."""
+    rows = [{"val/recall/nothing": 0.99, "val/recall/nucleus": 0.4}]
+    assert gates.forgotten.judge(rows).ok
+    found = gates.forgotten.judge([*rows, {"val/recall/nothing": 1.0, "val/recall/nucleus": 0.0}])
+    assert not found.ok
+    assert "nucleus" in found.measured
 
 
 # --------------------------------------------------------------------------------------------------------------- bad data
