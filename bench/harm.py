@@ -6,7 +6,8 @@
 `loss` is the mean over the last tenth of the training, `reported` what the run itself says, `honest` its export
 on the untouched held-out data, read without the recipe; of generators the class that the judge sees in 500 samples at guidance 2,
 beside their `distance` from held-out digits and the same `unguided`. The same seeds for every case; runs of all recipes but
-the first are shorter than their own, by the settings that stand in the file. `--only CASE ... --seeds 1 2` adds to what stands there.
+the first are shorter than their own, by the settings that stand in the file. `--only CASE ... --seeds 1 2` adds to
+what stands there.
 """
 
 import argparse
