@@ -1,6 +1,7 @@
 """llm/sft through the real command, on a language model small enough for a test: results, exports, stops, bad input."""
 
 import json
+import math
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -92,6 +93,27 @@ def test_the_loss_is_that_of_each_answer_alone(more: dict, net: Path):
     batch = data.collate(rows)
     assert stage.counts(batch) == {"loss": n}
     assert stage.loss(model, batch)["loss"].item() == pytest.approx(due, rel=1e-6)
+
+
+def test_perplexity_of_the_four_shot_prompt_is_that_behind_its_examples(net: Path):
+    """Each held-out answer alone, from plain logits, behind the same four answered prompts."""
+    cfg = sft.Config(
+        lora=4, model=str(net), data=pairs.Source(max_length=256, held_out=4, max_bad=0.02), max_new_tokens=2
+    )
+    torch.manual_seed(0)
+    stage = sft.sft(cfg, core.Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1)))
+    told = stage.baselines()
+    chat = pairs.Chat(models.tokenizer(str(net)), cfg.data.system)
+    for name, n_shots in (("untrained", 0), ("untrained, 4-shot prompt", 4)):
+        shots, nats, n = chat.shots(stage.data["train"].rows, n_shots), 0.0, 0
+        for row in stage.data["val"].rows:
+            asked, answer = chat.ask(chat.turns(row["prompt"], shots)), chat.answer(row["completion"])
+            with torch.no_grad():
+                said = stage.model(input_ids=torch.tensor([asked + answer])).logits[0].double().log_softmax(-1)
+            at = torch.arange(len(asked), len(asked + answer))
+            nats, n = nats - said[at - 1, torch.tensor(answer)].sum().item(), n + len(answer)
+        assert told[name]["perplexity"] == pytest.approx(math.exp(nats / n), rel=1e-5)
+    assert told["untrained"]["perplexity"] != pytest.approx(told["untrained, 4-shot prompt"]["perplexity"], rel=1e-3)
 
 
 def test_the_head_reads_what_is_scored_and_the_loss_is_the_same(monkeypatch: pytest.MonkeyPatch):

@@ -235,12 +235,24 @@ class Pairs(core.Data):
         examples = [self.chat.example(s["prompt"], s["completion"]) for s in samples]
         batch = dict(self.collator(examples))
         if "position_ids" in batch:
-            pad = {"input_ids": self.chat.tokenizer.pad_token_id, "labels": IGNORED, "attention_mask": 0}
-            rows = [{k: torch.tensor(v) for k, v in e.items()} for e in examples]
-            rows = [row | {"attention_mask": torch.ones_like(row["labels"])} for row in rows]
-            seen = {k: pad_sequence([row[k] for row in rows], True, value) for k, value in pad.items()}
-            batch = {"inputs": batch, **seen}
+            batch = {"inputs": batch, **padded(examples, self.chat)}
         return {**batch, **{key: [s[key] for s in samples] for key in self.fields}}
+
+
+def behind(shots: list[dict[str, str]], batch: dict[str, Any], chat: Chat) -> dict[str, torch.Tensor]:
+    """The pairs of a batch behind answered prompts, as `padded`; their own completions alone are scored."""
+    parts = [
+        (chat.ask(chat.turns(p, shots), p), chat.answer(c)) for p, c in zip(*(batch[k] for k in COLUMNS), strict=True)
+    ]
+    return padded([{"input_ids": a + b, "labels": [IGNORED] * len(a) + b} for a, b in parts], chat)
+
+
+def padded(examples: list[dict[str, list[int]]], chat: Chat) -> dict[str, torch.Tensor]:
+    """Ids and labels of some examples as {input_ids, labels, attention_mask} (B, T), padded on the right."""
+    pad = {"input_ids": chat.tokenizer.pad_token_id, "labels": IGNORED, "attention_mask": 0}
+    rows = [{k: torch.tensor(v) for k, v in e.items()} for e in examples]
+    rows = [row | {"attention_mask": torch.ones_like(row["labels"])} for row in rows]
+    return {k: pad_sequence([row[k] for row in rows], True, value) for k, value in pad.items()}
 
 
 def short_enough(rows: list[dict[str, str]], chat: Chat, source: Source, name: str) -> tuple[list[dict[str, str]], str]:

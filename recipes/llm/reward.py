@@ -44,11 +44,12 @@ class Config(core.Config):
 
 
 def tiny() -> Config:
-    """SmolLM2-135M on two CPU cores: 65 steps of 4 pairs."""
+    """SmolLM2-135M on two CPU cores: 129 steps of 4 pairs."""
     return Config(
-        train=Train(epochs=0.06, batch_size=4, eval_batch_size=16, eval_every=0.03),
-        optim=Optim(lr=5e-4, warmup=0.1, weight_decay=0.0),
-        run=RunSettings(save_every=0.03),
+        data=preferences.Source(held_out=0),  # all 238: a standard error of two points and a half
+        train=Train(epochs=0.12, batch_size=4, eval_batch_size=16, eval_every=0.06),
+        optim=Optim(lr=2e-3, warmup=0.1, weight_decay=0.0),
+        run=RunSettings(save_every=0.06),
     )
 
 
@@ -133,8 +134,10 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         return torch.stack([*rewards.float().squeeze(-1).chunk(2), *tokens.chunk(2)], 1)  # of (2B, 1) and (2B,)
 
     def table(model: nn.Module, data: core.Data) -> Tensor:
-        """`scores` of every pair, (N, 4)."""
-        return run.gather(torch.cat([scores(model, batch) for batch in run.batches(data)])).double()
+        """`scores` of every pair, (N, 4), the short ones first: like lengths together need less padding."""
+        sizes = [len(row["chosen"]) + len(row["rejected"]) for row in (data.get(i, None) for i in range(len(data)))]
+        short_first = View(data, sorted(range(len(data)), key=sizes.__getitem__))
+        return run.gather(torch.cat([scores(model, batch) for batch in run.batches(short_first)])).double()
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         found = table(model, data)

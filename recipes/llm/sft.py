@@ -25,6 +25,7 @@ from torch.nn import functional as F
 import core
 from core import host
 from core.config import Optim, RunSettings, Train
+from core.loader import to_device
 from core.run import evaluating
 from core.stage import View
 from recipes.llm import gates, models, pairs
@@ -143,15 +144,17 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         ends = [row.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in row else None for row in out]
         return [(tokenizer.decode(row[:end]).strip(), end is not None) for row, end in zip(out, ends, strict=True)]
 
-    def nll(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor]:
+    def nll(model: nn.Module, batch: dict, before: list[dict] = ()) -> tuple[Tensor, Tensor]:
         """(negative log-likelihood of each completion in nats, its scored tokens), (B,) both; plain logits, no fused head."""
-        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits[
-            :, :-1
-        ]
-        labels = batch["labels"][:, 1:]
+        batch = to_device(pairs.behind(before, batch, chat), run.device) if before else batch
+        labels = batch["labels"]
+        first = int((labels != pairs.IGNORED).any(0).nonzero()[0])  # what stands before is scored in no row
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False,
+                       logits_to_keep=labels.shape[1] - first + 1).logits[:, :-1]  # fmt: skip
+        labels = labels[:, first:]
         each = F.cross_entropy(
             logits.float().transpose(1, 2), labels, ignore_index=pairs.IGNORED, reduction="none"
-        )  # (B, T - 1)
+        )  # (B, T - first)
         return each.sum(1), (labels != pairs.IGNORED).sum(1)
 
     def scores(model: nn.Module, data: core.Data, before: list[dict] = ()) -> dict[str, float]:
@@ -160,7 +163,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
             answers = generate(model, batch["prompt"], before)
             said = zip(answers, batch["completion"], strict=True)
             told = torch.tensor([[stopped, token_f1(text, wanted), text == wanted] for (text, stopped), wanted in said])
-            rows.append(torch.cat([told.double(), *(x[:, None].double().cpu() for x in nll(model, batch))], 1))
+            rows.append(torch.cat([told.double(), *(x[:, None].double().cpu() for x in nll(model, batch, before))], 1))
         table = run.gather(torch.cat(rows).to(run.device, torch.float32)).double()  # (N, 5)
         stops, f1, exact = table[:, :3].mean(0).tolist()
         return {
