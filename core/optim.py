@@ -108,7 +108,8 @@ class AdamW(torch.optim.AdamW):
             alike.setdefault((g["lr"], *g["betas"], g["weight_decay"], g["eps"]), []).extend(g["params"])
         known = [(p.grad, self.state.get(p)) for some in alike.values() for p in some]
         plain = all(state and g is not None and g.is_cpu and g.dtype is torch.float32 for g, state in known)
-        if not plain or closure or getattr(self, "found_inf", None) is not None:
+        other = closure or any(g["amsgrad"] or g["maximize"] for g in self.param_groups)
+        if not plain or other or getattr(self, "found_inf", None) is not None:
             return ADAMW_STEP(self, closure)
         for (lr, beta1, beta2, weight_decay, eps), some in alike.items():
             state = [self.state[p] for p in some]

@@ -341,6 +341,7 @@ def test_adamw_and_clip_are_torchs_bit_for_bit():
         assert torch.equal(norm, nn.utils.clip_grad_norm_(theirs.parameters(), 0.5))
         for o in (mine, known):
             o.found_inf = torch.tensor(1.0) if step == 4 else None
+            o.param_groups[0]["maximize"] = step == 5  # set by somebody else
             o.step()
         for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
             assert torch.equal(p, q), step
