@@ -77,9 +77,14 @@ CLIPPED = (
     + MIXED
 )  # as the paper's own code before it corrected the share by what the border had cut off
 
+HEALTHY = Case("healthy", "", "nothing changed")
+NO_AUGMENTATION = Case("no-augmentation", "default", "no augmentation", settings=["--no-augment"])
+NO_AVERAGE = Case("no-average", "DF2", "no average of the weights", settings=["--ema", "0"])
+NO_MIN_SNR = Case("no-min-snr", "DF7", "every level of one weight", settings=["--noise.snr-gamma", "inf"])
+
 CASES = [
-    Case("healthy", "", "nothing changed"),
-    Case("no-augmentation", "default", "no augmentation", settings=["--no-augment"]),
+    HEALTHY,
+    NO_AUGMENTATION,
     Case("no-smoothing", "default", "no label smoothing", settings=["--label-smoothing", "0"]),
     planted("loud-head", "output layer starts with std 2"),
     planted("centred-on-batch", "inputs centred on their batch"),
@@ -106,9 +111,9 @@ CASES = [
 
 
 SEGMENT = [
-    Case("healthy", "", "nothing changed"),
+    HEALTHY,
     Case("no-dice", "default", "no Dice loss", settings=["--dice", "0"]),
-    Case("no-augmentation", "default", "no augmentation", settings=["--no-augment"]),
+    NO_AUGMENTATION,
     planted("seg-void-learnt", "void learnt as the last class"),
     planted("seg-zero-is-void", "ids shifted: 0 read as void"),
     planted("seg-mirrored-apart", "half of the masks mirrored without their pictures"),
@@ -119,8 +124,8 @@ SEGMENT = [
          settings=["--norm", "batch", "--train.accumulate", "4"]),
 ]  # fmt: skip
 DETECT = [
-    Case("healthy", "", "nothing changed"),
-    Case("no-augmentation", "default", "no augmentation", settings=["--no-augment"]),
+    HEALTHY,
+    NO_AUGMENTATION,
     planted("det-xyxy-as-xywh", "boxes in another format, in training and evaluation alike"),
     planted("det-normalised-boxes", "boxes divided by the picture's side"),
     planted("det-canvas-learnt", "boxes and truth of a picture of another size"),
@@ -135,7 +140,7 @@ PREVIOUS = plants_distill.PREVIOUS
 FRESH = ("source = data[\"train\"].source\n    model = Student(cfg.width, cfg.depth, (source.ears_mean, source.ears_std), "
          "measures.mean, measures.std, source.rest)\n")  # fmt: skip
 WHISPER = [
-    Case("healthy", "", "nothing changed"),
+    HEALTHY,
     Case("error-alone", "W2", "squared error alone", settings=["--cosine", "0"]),
     Case("cosine-alone", "W2", "cosine alone", settings=["--mse", "0"]),
     planted("pads-in-one-term", "pads in the squared error"),
@@ -163,7 +168,7 @@ WHISPER = [
 REFUSED = "if previous is None and not cfg.model:\n"
 EVERYTHING = '{"encoder": cfg.optim.lr, "projector": cfg.optim.lr, "language": cfg.optim.lr}'
 VLM = [
-    Case("healthy", "", "nothing changed"),
+    HEALTHY,
     Case("no-first-stage", "X2", "no stage one", [(REFUSED, "if False:\n")], ["--align.epochs", "0"]),
     planted("projector-made-anew", "the projector of stage one lost"),
     planted("language-hot-in-stage-one", "the language model learns in stage one, too"),
@@ -189,20 +194,20 @@ VLM = [
 
 
 PIXEL = [
-    Case("healthy", "", "nothing changed"),
-    Case("no-average", "DF2", "no average of the weights", settings=["--ema", "0"]),
+    HEALTHY,
+    NO_AVERAGE,
     planted("dif-01-average-never-stepped", "the average never updated"),
     planted("raw-weights-exported", "raw weights exported"),
     planted("dif-04-condition-never-dropped", "the class never hidden"),
     planted("dif-05-constant-timestep", "one noise level for all"),
     planted("dif-07-velocity-with-another-sign", "the velocity's sign turned"),
-    Case("no-min-snr", "DF7", "every level of one weight", settings=["--noise.snr-gamma", "inf"]),
+    NO_MIN_SNR,
     planted("dif-06-weight-of-another-prediction", "min-SNR of another prediction type"),
     planted("dif-09-sampler-inherits-clipping", "an evaluation that clips (`clip_sample`, inherited)"),
 ]  # fmt: skip
 FLOW = [
-    Case("healthy", "", "nothing changed"),
-    Case("no-average", "DF2", "no average of the weights", settings=["--ema", "0"]),
+    HEALTHY,
+    NO_AVERAGE,
     planted("flow-average-never-stepped", "the average never updated"),
     planted("flow-levels-uniform", "levels uniform instead of logit-normal"),
     planted("flow-weighed-as-a-diffusion", "weighed by min-SNR as a diffusion"),
@@ -212,13 +217,13 @@ FLOW = [
     planted("flow-exported-with-another-shift", "another `shift` in the exported scheduler (3 for 1)"),
 ]  # fmt: skip
 LATENT = [
-    Case("healthy", "", "nothing changed"),
+    HEALTHY,
     planted("latent-factor-five-times", "latents five times too large"),
     planted("latent-dif-03-factor-of-another-autoencoder", "Stable Diffusion's 0.18215, no shift"),
     planted("latent-shifted", "latents shifted by one"),
-    Case("no-average", "DF2", "no average of the weights", settings=["--ema", "0"]),
+    NO_AVERAGE,
     planted("latent-class-never-dropped", "the class never hidden"),
-    Case("no-min-snr", "DF7", "every level of one weight", settings=["--noise.snr-gamma", "inf"]),
+    NO_MIN_SNR,
     Case("no-l1", "default", "stage one: no mean absolute error", settings=["--vae.l1", "0"], alone=True),
     Case("no-divergence", "default", "stage one: no divergence", settings=["--vae.kl", "0"], alone=True),
     planted("latent-cached-with-a-draw", "cached with a draw"),
