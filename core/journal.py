@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from core.run import Run
 
 
+SECONDS = 5.0  # a run whose steps are slow is not left in the dark until `--run.log-every` of them are over
+
+
 class Halt(Stop):
     """What was read stops the run. `keep`: are the weights as they are worth a checkpoint?"""
 
@@ -76,6 +79,11 @@ class Journal:
     def tell(self, unit: int, group: str, values: dict[str, float | Tensor]) -> None:
         """More about a unit than its losses."""
         self._told.setdefault(unit, {}).update({f"{group}/{k}": v for k, v in values.items()})
+
+    @property
+    def late(self) -> bool:
+        """Is it long since something was read? One process's own clock: of several, each would read at another step."""
+        return self.run.world == 1 and time.monotonic() - self.clock > SECONDS
 
     def read(self, stage: Stage) -> None:
         """Read back the metrics of the steps since the last time, in one transfer; write and judge them, which may stop the run."""

@@ -32,6 +32,7 @@ class MetricsTracker:
         self.out_dir.mkdir(parents=True, exist_ok=True)
         self._files = {name: self._open(name) for name in ("step", "epoch")}
         self._rows: list[tuple[float, int, dict[str, Any]]] = []  # (time, step, values) of steps not written yet
+        self._flushed = time.time()
         atexit.register(self.close)
         self._tb, self._also = None, also
         if use_tensorboard:
@@ -52,7 +53,7 @@ class MetricsTracker:
     def log_step(self, step: int, **values: float) -> None:
         """One row per optimiser step, tagged `step/<name>`."""
         self._rows.append((time.time(), step, {k: _number(v) for k, v in values.items()}))
-        if len(self._rows) >= ROWS or self._rows[-1][0] - self._rows[0][0] > SECONDS:
+        if len(self._rows) >= ROWS or self._rows[-1][0] - self._flushed > SECONDS:
             self.flush()
 
     def _write_steps(self) -> None:
@@ -101,6 +102,7 @@ class MetricsTracker:
 
     def flush(self) -> None:
         """All rows so far are in the files."""
+        self._flushed = time.time()
         self._write_steps()
         for file in self._files.values():
             file.flush()

@@ -232,7 +232,7 @@ class Run:
         """Read metrics back, save, stop, where it is time to."""
         stop, self.finished = self._stop_asked(), last
         save = bool(self.folder) and (stop or last or save)
-        if save or stop or last or self._saw_bad or self.step % self.cfg.run.log_every == 0:
+        if save or stop or last or self._saw_bad or self.step % self.cfg.run.log_every == 0 or self.journal.late:
             self._flush(stage)
         if save:
             now = time.monotonic()

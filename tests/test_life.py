@@ -23,6 +23,7 @@ from tests.commands import (
     stop,
     trainworthy,
 )
+from tests.plants import LOOP
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +238,17 @@ def test_kill_and_resume(tmp_path: Path):
 @pytest.mark.parametrize("recipe", KILLED)
 def test_twenty_kills_and_resumes(recipe: str, tmp_path: Path):
     _survive_kills(tmp_path, 20, recipe, seed=1)
+
+
+def test_slow_steps_are_seen_before_ten_of_them_are_over(launch, fork):
+    """Where a step takes longer than core waits, its row is in the file when the next one begins."""
+    look = "        print('rows', len((run.folder / 'step_metrics.jsonl').read_text().splitlines()))\n"
+    waits = "import core\nfrom core import journal, metrics\njournal.SECONDS = metrics.SECONDS = 0.0\n"
+    fork((LOOP, look.join(LOOP.splitlines(keepends=True))), ("import core\n", waits))
+    done = launch("run", "mine.py", *QUICK, "--run.log-every", "1000")
+    assert done.returncode == 0, done.shown
+    rows = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("rows ")]
+    assert rows[:5] == [0, 1, 2, 3, 4], rows
 
 
 def test_a_damaged_checkpoint_is_passed_over(long_straight: Path, tmp_path: Path):
