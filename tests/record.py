@@ -65,10 +65,13 @@ class Record:
 
     def __init__(self, page: Path):
         self.page, self.lines = page, page.with_suffix(".jsonl")
-        kept = [json.loads(line) for line in self.lines.read_text().splitlines()] if self.lines.exists() else []
-        self.seen: dict[Case, Seeds] = {(k["recipe"], k["kind"], k["case"]): k["seeds"] for k in kept}
+        self.seen = self.read()
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
         self.run = f"{time.strftime('%Y-%m-%d')} {commit}"
+
+    def read(self) -> dict[Case, Seeds]:
+        kept = [json.loads(line) for line in self.lines.read_text().splitlines()] if self.lines.exists() else []
+        return {(k["recipe"], k["kind"], k["case"]): k["seeds"] for k in kept}
 
     @cached_property
     def suite(self) -> list[Case]:
@@ -92,6 +95,7 @@ class Record:
         name, _, seed = name.rpartition("-") if test.endswith("_at_every_seed") else (name, "", "0")
         script = file.endswith(FILES[-1])
         [case] = [c for c in self.suite if c[1:] == (kind, name) and (c[0] == SCRIPTS) == script]
+        self.seen = self.read()  # another session may write to it, too
         seeds = self.seen.setdefault(case, {})
         seeds[seed] = {"ok": report.outcome == "passed", "run": self.run, **dict(report.user_properties)}
         rows = [{"recipe": r, "kind": k, "case": c, "seeds": dict(sorted(s.items()))} for (r, k, c), s in self.cases()]
