@@ -13,6 +13,15 @@ CHOSEN = {
 }
 
 
+def measured(summary: dict) -> list[tuple[str, ...]]:
+    """The result beside what it is measured against, under a line of names: the metric, then whatever else a baseline has of it."""
+    name, own, against = summary["metric"], summary["metrics"], summary["baselines"]
+    columns = list(dict.fromkeys([name, *(k for m in against.values() for k in m if k in own)]))
+    model = f"{summary['recipe']}, step {summary['reported']['step']}"
+    rows = {model: own, **{k: m for k, m in against.items() if name in m}}
+    return [("", *columns), *((k, *(f"{m[c]:.4f}" if c in m else "" for c in columns)) for k, m in rows.items())]
+
+
 def write_card(folder: Path) -> Path:
     """Write card.md from the files of a finished run folder."""
     summary, args, gates, data = (
@@ -31,10 +40,7 @@ def write_card(folder: Path) -> Path:
         "|---|---|---|---|",
         *_weights(summary, name),
         "",
-        f"| against | {name} |",
-        "|---|---|",
-        *(f"| {k} | {v[name]:.4f} |" for k, v in summary["baselines"].items() if name in v),
-        f"| chance | {summary['floor']:.4f} |",
+        *against(summary),
         "",
         f"Best known: {summary['best_known'] or 'not stated'}.",
         "",
@@ -96,3 +102,12 @@ def _origin(args: dict, summary: dict) -> list[str]:
     if summary["steps"] < summary["planned_steps"]:
         found += [f"Stopped early: after {summary['steps']:,} of {summary['planned_steps']:,} planned steps.", ""]
     return found
+
+
+def against(summary: dict) -> list[str]:
+    """`measured` as Markdown, with chance."""
+    head, model, *rows = measured(summary)
+    chance = ("chance", f"{summary['floor']:.4f}", *[""] * (len(head) - 2))
+    own = [("this model", *model[1:])] * (len(head) > 2)
+    lines = [("against", *head[1:]), ("---",) * len(head), *own, *rows, chance]
+    return [f"| {' | '.join(cells)} |" for cells in lines]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from core import gates, monitors, seeds
-from core.card import write_card
+from core.card import measured, write_card
 from core.checkpoint import load_into, load_weights, save_weights, weights
 from core.gates.norms import by_batch, layers
 from core.pictures import contact_sheet, png
@@ -120,12 +120,7 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     spare.write_text(json.dumps(summary, indent=1, default=str))
     os.replace(spare, s.folder / "summary.json")  # its presence says that the run has finished
     write_card(s.folder)
-    columns = list(dict.fromkeys([metric.name, *(k for m in baselines.values() for k in m if k in final)]))
-    rows = [("", *columns)]
-    for name, m in {f"{s.recipe.id}, step {chosen_step}": final, **baselines}.items():
-        if metric.name in m:
-            rows.append((name, *(f"{m[c]:.4f}" if c in m else "" for c in columns)))
-    return {"table": rows}
+    return {"table": measured(summary)}
 
 
 def _plain_figure(figure: Any) -> Any:

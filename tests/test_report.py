@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from core import report
+from core.card import against as against_lines
+from core.card import measured
 from core.commands import reference as command
 from core.errors import UserError
 from core.report import bands
@@ -248,6 +250,29 @@ def test_a_finished_run_shows_its_numbers_and_is_self_contained(folder: Path):
     assert "prefers-color-scheme: dark" in text
     assert "var(--line)" in text[text.index("<svg") :], "curves follow the page's colours"
     assert "#f1e2d" not in text
+
+
+def test_what_baselines_have_beside_the_metric_stands_in_one_table_everywhere(folder: Path):
+    """Perplexity and the like: on the console, the card and the page, with a gap where a baseline was not asked."""
+    summary = json.loads((folder / "summary.json").read_text())
+    own = {"accuracy": 0.9, "perplexity": 9.93, "unasked": 1.0}
+    against = {
+        "4-shot": {"accuracy": 0.6, "perplexity": 41.02},
+        "zeroed": {"accuracy": 0.1},
+        "teacher": {"seconds": 3.0},
+    }
+    summary |= {"metrics": own, "baselines": against}
+    model = f"toy, step {summary['reported']['step']}"
+    assert measured(summary) == [
+        ("", "accuracy", "perplexity"), (model, "0.9000", "9.9300"), ("4-shot", "0.6000", "41.0200"), ("zeroed", "0.1000", ""),
+    ]  # fmt: skip
+    assert "41.02" not in page(folder)
+    put(folder / "summary.json", summary)
+    text = page(folder)
+    for shown in ("perplexity</th>", "9.9300", "41.0200"):
+        assert shown in text, shown
+    assert "| 4-shot | 0.6000 | 41.0200 |" in against_lines(summary)
+    assert "| this model | 0.9000 | 9.9300 |" in against_lines(summary)
 
 
 def test_text_is_escaped_and_secrets_are_hidden(folder: Path):

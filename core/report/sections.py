@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from core.card import measured
 from core.metrics import read_rows
 from core.report.advice import Advice, advise, against_healthy
 from core.report.evidence import verdict_table
@@ -100,7 +101,12 @@ def result(f: Folder) -> tuple[str, str]:
     rows = [("this model", shown[name], "model"), *((k, v, "other") for k, v in ranked)]
     best = f" Best known: {s['best_known']}." if s.get("best_known") else ""
     drawn = bars(rows, high=s.get("ceiling"), caption=f"{name}, against baselines")
-    return number, tag("div", drawn + note(f"{'Higher' if higher else 'Lower'} is better.{best}"), class_="card")
+    drawn += note(f"{'Higher' if higher else 'Lower'} is better.{best}")
+    head, model, *others = measured(s) if "metrics" in s else [()] * 2
+    if len(head) > 2:
+        cells = [[esc(row[0]), *map(esc, row[2:])] for row in (("this model", *model[1:]), *others) if any(row[2:])]
+        drawn += table(["", *map(esc, head[2:])], cells)
+    return number, tag("div", drawn, class_="card")
 
 
 def next_steps(f: Folder) -> str:
