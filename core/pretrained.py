@@ -55,6 +55,8 @@ class Start:
     share: float
     """Of the parameters, by elements."""
     missing: list[str]
+    kept: list[str]
+    """Not in the file either, but loaded by the recipe before."""
     unexpected: list[str]
     mismatched: list[str]
     prefix: str
@@ -64,6 +66,7 @@ class Start:
         said = f"init   {self.file} (sha256 {self.sha256[:12]}): {self.share:.1%} of the parameters loaded"
         said += f"; {self.prefix}" if self.prefix else ""
         for what, names in (("left fresh, of another shape", self.mismatched), ("left fresh, not in the file", self.missing),
+                            ("not in the file, as the recipe loaded them", self.kept),
                             ("in the file, not used", self.unexpected)):  # fmt: skip
             if names:
                 said += f"\n       {what}: {few(names)}"
@@ -218,9 +221,14 @@ def _misfit(found: Weights, own: dict[str, Tensor]) -> UserError:
     left, right = ["the file:", *column(found.tensors)], ["this model:", *column(own)]
     width = max(map(len, left))
     rows = [f"{a:<{width}}  {b}" for a, b in zip(left + [""] * 7, right, strict=False)]
-    return UserError(f"--init-from {found.file}: nothing in it fits this model\n    " + "\n    ".join(rows),
-                     got=f"{len(found.tensors)} tensors", needed=f"names and shapes of the model's {len(own)}",
-                     cause="weights of another architecture, or the model's settings (widths, depth) differ")  # fmt: skip
+    beneath = any(name.endswith(f".{n}") for n in found.tensors for name in own)
+    return UserError(
+        f"--init-from {found.file}: nothing in it fits this model\n    " + "\n    ".join(rows),
+        got=f"{len(found.tensors)} tensors", needed=f"names and shapes of the model's {len(own)}",
+        cause="a whole model where what is trained is added to one (adapters)" if beneath else
+              "weights of another architecture, or the model's settings (widths, depth) differ",
+        next="give the export of that run as the model (--model RUN/export), or train every weight" if beneath else "",
+    )  # fmt: skip
 
 
 def report(stage: Stage, path: Path, *, trust_pickle: bool) -> Start:
@@ -228,8 +236,10 @@ def report(stage: Stage, path: Path, *, trust_pickle: bool) -> Start:
     found = read_weights(path, trust_pickle=trust_pickle)
     fits = match(stage.model, found.tensors)
     share, _ = equal(stage.model, fits.pairs)
+    kept = [n for n in fits.missing if n in stage.pretrained]
+    missing = [n for n in fits.missing if n not in stage.pretrained]
     return Start(
-        str(found.file), found.sha256, round(share, 6), fits.missing, fits.unexpected, fits.mismatched, fits.prefix
+        str(found.file), found.sha256, round(share, 6), missing, kept, fits.unexpected, fits.mismatched, fits.prefix
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from core.errors import UserError
-from recipes.llm import mixture, pairs
+from recipes.llm import documents, mixture, pairs
 from tests import language
 from tests.commands import losses, read, run_folder, trainworthy
 from tests.test_llm import QUICK, SMALL, written
@@ -216,6 +216,55 @@ def test_a_file_that_cannot_be_read(name: str, data: bytes, words: tuple[str, ..
     source = pairs.Source(path=str(tmp_path / name))
     with pytest.raises(UserError) as told:
         pairs.chat(language.tokenizer(), source)
+    assert not [w for w in words if w not in str(told.value)], told.value
+
+
+def test_a_call_in_parquet_has_the_arguments_that_it_was_given(tmp_path: Path):
+    """A struct of parquet has in every row each key of any row; what stands in a line of JSON as null is meant."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    other = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    asked = {"role": "user", "content": "One and one?"}
+    rows = [{"messages": CALLED["messages"]}, {"messages": [asked, {"role": "assistant", "tool_calls": [other]}]}]
+    rows += [{"messages": [asked | {"content": f"{i}?"}, {"role": "assistant", "content": "2"}]} for i in range(40)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    tokenizer = with_template(TOOLS)
+    source = pairs.Source(path=str(tmp_path / "rows.parquet"), system="")
+    chat = pairs.chat(tokenizer, source)
+    train, val, _ = pairs.read(source, chat)
+    said = [tokenizer.decode(chat.example(r["prompt"], r["completion"])["input_ids"]) for r in (*train, *val)]
+    calls = {text.rpartition("<tool_call>")[2].partition("</tool_call>")[0] for text in said if "<tool_call>" in text}
+    assert calls == {'{"name": "weather", "arguments": {"city": "Lima"}}', '{"name": "add", "arguments": {"a": 1}}'}
+
+
+def test_a_data_set_in_the_hub_s_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A folder of it; its own validation split is taken, and it is found again from another folder."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (tmp_path / "set" / "data").mkdir(parents=True)
+    for split, names in (("train", "abc"), ("test", "de")):
+        rows = [{"prompt": f"say {n}", "completion": n} for n in names]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "set" / "data" / f"{split}-00000-of-00001.parquet")
+    monkeypatch.chdir(tmp_path)
+    source = pairs.Source(path="hub:set*2", system="", near=0)
+    monkeypatch.chdir("/")
+    train, val, _ = pairs.read(source, pairs.chat(language.tokenizer(), source))
+    assert sorted(r["completion"] for r in train) == [*"aabbcc"]
+    assert sorted(r["completion"] for r in val) == [*"de"]
+
+
+@pytest.mark.parametrize("read", [lambda p: pairs.read_file(p, pairs.checked), lambda p: documents.load(p, "text", 0.01)],
+                         ids=["pairs", "texts"])  # fmt: skip
+@pytest.mark.parametrize(("made", "words"), [
+    ({}, ("cannot be read", "no network")), ({"validation.jsonl": '{"prompt": "a"}\n'}, ("no split to learn from", "validation")),
+], ids=["not-there", "no-train"])  # fmt: skip
+def test_a_hub_data_set_that_cannot_be_learnt_from(read, made: dict, words: tuple, tmp_path: Path):
+    for name, text in made.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError) as told:
+        read(f"hub:{tmp_path}")
     assert not [w for w in words if w not in str(told.value)], told.value
 
 

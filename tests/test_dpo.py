@@ -11,7 +11,9 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 from trl.trainer.utils import use_adapter
 
+import core
 from core.errors import UserError
+from core.run import Plan
 from recipes.llm import dpo, models, pairs, preference_gates, preferences
 from tests import language
 from tests.commands import losses, read, run_folder, trainworthy
@@ -95,6 +97,42 @@ def learnt(net: Path):
         with use_adapter(trainer.model, "ref"):
             was = torch.tensor([[nats(r, k) for k in ("chosen", "rejected")] for r in rows], dtype=torch.double)
     return trainer, data.collate(rows)["inputs"], said[..., 0] - was[..., 0], said[..., 1]
+
+
+@pytest.mark.parametrize(
+    ("loss", "lora"), [("sigmoid", 4), ("sigmoid", 0), pytest.param("ipo", 4, marks=pytest.mark.verify)]
+)
+def test_the_stage_s_loss_is_that_of_each_answer_alone(loss: str, lora: int, net: Path):
+    """The recipe's own function, to 1e-6 of the formula: the policy moved, its reference what it was when training began."""
+    source = preferences.Source(max_length=256, held_out=8, max_bad=0.02)
+    cfg = dpo.Config(lora=lora, loss=loss, model=str(net), data=source)
+    torch.manual_seed(0)
+    stage = dpo.dpo(cfg, core.Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1)))
+    stage.begin()
+    data, model = stage.data["train"], stage.model.eval()
+    rows = [{"prompt": "a", "chosen": "an answer", "rejected": "no", "source": "1"},
+            {"prompt": "what else", "chosen": "b", "rejected": "longer", "source": "2"}]  # fmt: skip
+
+    def nats(key: str) -> tuple[list[float], list[int]]:
+        found = []
+        for row in rows:
+            before, after = data.chat.ask(data.chat.turns(row["prompt"])), data.chat.answer(row[key])
+            ids = torch.tensor([before + after])
+            said = model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1].double().log_softmax(-1)
+            found.append((said.gather(-1, ids[0, len(before) :, None]).sum().item(), len(after)))
+        return [n for n, _ in found], [n for _, n in found]
+
+    with torch.no_grad():
+        was = torch.tensor([nats(k)[0] for k in ("chosen", "rejected")], dtype=torch.double)
+        for p in stage.parameters().values():
+            p += (0.6 if lora else 0.1) * torch.randn_like(p)
+        now = torch.tensor([nats(k)[0] for k in ("chosen", "rejected")], dtype=torch.double)
+        sizes = torch.tensor([nats(k)[1] for k in ("chosen", "rejected")])
+    assert (now - was).abs().max() > 0.2
+    due = preference_gates.LOSSES[loss]((now - was).T, sizes.T, cfg.beta, cfg.flipped).mean().item()
+    batch = data.collate(rows)
+    got = stage.loss(model, batch)["loss"].item() / int(stage.counts(batch)["loss"])
+    assert got == pytest.approx(due, rel=1e-6)
 
 
 @pytest.mark.parametrize("loss", preference_gates.LOSSES)

@@ -81,6 +81,17 @@ def test_the_loss_is_the_formula_s(more: tuple[str, ...], net: Path, launch):
         assert verdicts[gate]["verdict"] == "pass", done.shown
 
 
+def test_a_base_model_is_asked_in_lines(launch, tmp_path: Path):
+    """Lines need no chat template; turns do."""
+    base = language.write(tmp_path / "base", template=False)
+    done = launch("check", "rl/grpo", "--model", str(base), *SMALL, "--only", "questions,samples")
+    assert done.returncode == 0, done.shown
+    assert [v["verdict"] for v in done.verdicts()] == ["pass"] * 2
+    done = launch("check", "rl/grpo", "--model", str(base), *SMALL, "--data.style", "chat", "--only", "questions")
+    assert done.returncode == 2, done.shown
+    assert "no chat template" in done.stderr
+
+
 def test_a_run_logs_what_must_be_watched_and_exports_an_adapter(net: Path, tmp_path: Path):
     from peft import AutoPeftModelForCausalLM
 

@@ -1,5 +1,6 @@
 """llm/sft through the real command, on a language model small enough for a test: results, exports, stops, bad input."""
 
+import copy
 import json
 import math
 import threading
@@ -170,7 +171,7 @@ def test_an_adapter_and_the_merged_model_load_and_agree(net: Path, tmp_path: Pat
     ids = torch.arange(3, 40)[None]
     with torch.no_grad():
         base = AutoModelForCausalLM.from_pretrained(net)(ids).logits
-        assert torch.allclose(adapted(ids).logits, merged(ids).logits, atol=0.05)
+        assert torch.allclose(adapted(ids).logits, merged(ids).logits, atol=1e-5)
         assert not torch.allclose(adapted(ids).logits, base, atol=0.05)
 
 
@@ -273,6 +274,57 @@ def test_a_pair_that_is_too_long_is_told_and_left_out_if_that_is_allowed(net: Pa
     done = launch(*asked, "--data.max-bad", "0.05")
     assert done.returncode == 0, done.shown
     assert "left out" in done.stdout
+
+
+def with_more_tokens(folder: Path) -> Path:
+    """A tokenizer that has tokens which its model has not."""
+    language.write(folder)
+    tokenizer = copy.deepcopy(language.tokenizer())
+    tokenizer.add_tokens(["<think>", "</think>"], special_tokens=True)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_tokens_that_were_added_get_rows_that_train(launch, tmp_path: Path):
+    """The model is resized, what the file has of it stays bit for bit, and the new rows learn."""
+    more = with_more_tokens(tmp_path / "more")
+    rows = [{"prompt": f"number {i}", "completion": f"<think>{i}</think>{i}"} for i in range(60)]
+    data = ("--data.path", str(written(tmp_path / "rows.jsonl", rows)), "--data.near", "0")
+    done = launch("check", "llm/sft", "--model", str(more), *SMALL, *data, "--only", "init,wiring,template,scored")
+    assert done.returncode == 0, done.shown
+    assert [v["verdict"] for v in done.verdicts()] == ["pass"] * 4
+    done = launch("run", "llm/sft", "--model", str(more), *QUICK, *data, "--train.epochs", "0.5")
+    assert done.returncode == 0, done.shown
+    (learnt,) = done.folder().glob("export/model.safetensors")
+    assert len(load_file(learnt)["model.embed_tokens.weight"]) == len(language.tokenizer()) + 2
+
+
+def test_adapters_cannot_learn_tokens_that_were_added(launch, tmp_path: Path):
+    more = with_more_tokens(tmp_path / "more")
+    done = launch("check", "llm/sft", "--model", str(more), *SMALL, "--lora", "4", "--only", "schema")
+    assert done.returncode == 2, done.shown
+    assert "2 tokens that the model lacks" in done.stderr
+    assert "--lora 0" in done.stderr
+
+
+@pytest.mark.parametrize("recipe", ["llm/sft", pytest.param("llm/dpo", marks=pytest.mark.verify)])
+def test_a_template_whose_turns_end_otherwise_is_told(recipe: str, launch, tmp_path: Path):
+    """As Gemma's: <end_of_turn> ends a turn, the tokenizer's eos a text."""
+    net = language.write(tmp_path / "net")
+    (net / "chat_template.jinja").write_text(language.TEMPLATE.replace("<|im_end|>", "<|endoftext|>"))
+    done = launch("check", recipe, "--model", str(net), "--only", "schema")
+    assert done.returncode == 2, done.shown
+    assert "does not end an answer with the tokenizer's eos" in done.stderr
+    assert "<|endoftext|>" in done.stderr
+
+
+def test_a_whole_model_is_no_start_for_adapters(net: Path, launch):
+    done = launch(
+        "check", "llm/sft", "--model", str(net), *SMALL, "--lora", "4", "--init-from", str(net), "--only", "init"
+    )
+    assert done.returncode == 2, done.shown
+    assert "what is trained is added to one (adapters)" in done.stderr
+    assert "--model" in done.stderr
 
 
 @pytest.mark.parametrize(("missing", "words"), [

@@ -17,7 +17,7 @@ import core
 from core.config import Train
 from core.errors import UserError
 from core.run import Plan
-from recipes.llm import documents, models, ngrams, packing, pretrain, prose
+from recipes.llm import documents, models, ngrams, packing, pretrain, pretrain_gates, prose
 from tests import language
 from tests.commands import read, run_folder, trainworthy
 
@@ -111,12 +111,21 @@ def test_the_first_loss_is_the_entropy_of_the_frequencies(folder: Path):
 
 
 def test_z_loss_shrinks_log_z_where_its_weight_lets_it_be_seen(folder: Path):
-    """On logits shifted by 5, which cross-entropy does not feel: one step down the gradient of either term."""
-    logits = (torch.randn(64, 300, generator=torch.Generator().manual_seed(0)) + 5).requires_grad_()
-    log_z = logits.logsumexp(-1)
-    (gradient,) = torch.autograd.grad(0.01 * log_z.square().sum(), logits)
-    assert torch.allclose(gradient, 2 * 0.01 * log_z[:, None] * logits.softmax(-1), atol=1e-6)
-    assert (logits - gradient).logsumexp(-1).square().mean() < log_z.square().mean()
+    """The recipe's own loss on logits shifted by 5, which cross-entropy does not feel: what the term adds to its gradient, and that
+    a step down it brings log Z nearer to 0."""
+    found = {}
+    for weight in (0.01, 0.0):
+        stage = staged(settings(folder, z_loss=weight))
+        data = stage.data["train"]
+        batch = data.collate([data.get(i, None) for i in range(4)])
+        found[weight] = pretrain_gates.felt(stage, batch, 5.0)
+    (logits, gradient), (_, plain) = found[0.01], found[0.0]
+    asked = (batch["labels"][:, 1:] != packing.IGNORED).nonzero(as_tuple=True)
+    logits, added = logits[:, :-1][asked], (gradient - plain)[:, :-1][asked]
+    log_z = logits.logsumexp(-1, keepdim=True)
+    assert log_z.mean() > 5
+    assert torch.allclose(added, 2 * 0.01 * log_z * logits.softmax(-1), atol=1e-6)
+    assert (logits - added).logsumexp(-1).square().mean() < log_z.square().mean()
 
 
 # --------------------------------------------------------------------------------------------------------------- packing

@@ -275,7 +275,7 @@ def _table(path: str, column: str) -> dict[str, list[tuple[str, str | None]]]:
 
     datasets.disable_progress_bars()
     if path.startswith("hub:"):
-        splits = datasets.load_dataset(path.removeprefix("hub:"))
+        splits = hub.tables(path)
     else:
         file = Path(path)
         if not file.is_file():
@@ -284,7 +284,10 @@ def _table(path: str, column: str) -> dict[str, list[tuple[str, str | None]]]:
             )
         if file.suffix in (".jsonl", ".json"):  # read plainly: what is wrong is then told by its line
             return {"train": _lines(file, column)}
-        splits = datasets.load_dataset(TABLES[file.suffix], data_files={"train": str(file)})
+        try:
+            splits = datasets.load_dataset(TABLES[file.suffix], data_files={"train": str(file)})
+        except (UnicodeDecodeError, datasets.exceptions.DatasetGenerationError) as error:
+            raise hub.unreadable(file, error) from None
     for name, rows in splits.items():
         has_column(rows.features, column, f"{name} of {path}")
     return {name: [(f"row {i}", row[column]) for i, row in enumerate(rows)] for name, rows in splits.items()}

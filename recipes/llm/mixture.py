@@ -9,6 +9,7 @@ from typing import Any
 
 import core
 from core import texts
+from recipes.shared import hub
 
 LETTERS = (
     20_000_000  # of all rows; from here on near duplicates are sought by a part of their runs, for the memory's sake
@@ -42,6 +43,15 @@ def parts(paths: str) -> list[tuple[str, float]]:
                                  next="--data.path a.jsonl,b.jsonl*2")  # fmt: skip
         found.append((path, float(weight or 1)))
     return found
+
+
+def absolute(paths: str) -> str:
+    """The same data sets, files by their whole names; not where one has a sign in it that parts data sets."""
+    words = [word.strip().partition("*") for word in paths.split(",")]
+    whole = [hub.absolute(path) for path, _, _ in words]
+    if any({",", "*"} & {*path} for path in whole):
+        return paths
+    return ",".join(path + star + weight for path, (_, star, weight) in zip(whole, words, strict=True))
 
 
 def mixed(found: list[Part], near: float) -> tuple[list[dict[str, str]], list[dict[str, str]], list[str]]:

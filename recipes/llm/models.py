@@ -3,16 +3,19 @@
 import copy
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from torch import nn
 
 import core
 from recipes.shared import hub, smollm
+
+ANSWER = "an answer, told from what a template puts around it"
 
 
 def locate(name: str) -> str:
@@ -22,13 +25,29 @@ def locate(name: str) -> str:
 
 @cache
 def tokenizer(path: str) -> Any:
-    """The tokenizer, with what chats need: a template, an end of turn, a pad. It is read once per process and never changed."""
-    from transformers import AutoTokenizer
-
-    found = AutoTokenizer.from_pretrained(path)
+    """The tokenizer, with what chats need beside: a template that ends an answer with the eos."""
+    found = plain(path)
     if found.chat_template is None:
         raise core.UserError(f"the tokenizer of {path} has no chat template", needed="a chat_template", cause="a base model",
                              next="take its instruct version, or put a chat_template.jinja into the folder")  # fmt: skip
+    turns = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": ANSWER}]
+    with suppress(TemplateError, TypeError):  # turns that it refuses are told where real ones are rendered
+        _, answer, end = found.apply_chat_template(turns, tokenize=False).partition(ANSWER)
+        if answer and found.eos_token not in end:
+            raise core.UserError(
+                f"the chat template of {path} does not end an answer with the tokenizer's eos token", got=repr(end[:60]),
+                needed=repr(found.eos_token), cause="one token ends a text, another one a turn",
+                next="put the token that ends a turn into tokenizer_config.json as eos_token",
+            )  # fmt: skip
+    return found
+
+
+@cache
+def plain(path: str) -> Any:
+    """The tokenizer, with what ends a text and what pads. It is read once per process and never changed."""
+    from transformers import AutoTokenizer
+
+    found = AutoTokenizer.from_pretrained(path)
     if found.eos_token_id is None:
         raise core.UserError(
             f"the tokenizer of {path} has no eos token", needed="the token that ends a turn, as eos_token"
@@ -59,8 +78,8 @@ def load(path: str, dtype: torch.dtype) -> nn.Module:
 
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-    if model.get_input_embeddings().num_embeddings < len(tokenizer(path)):
-        model.resize_token_embeddings(len(tokenizer(path)))  # tokens that were added after pretraining
+    if model.get_input_embeddings().num_embeddings < len(plain(path)):
+        model.resize_token_embeddings(len(plain(path)))  # tokens that were added after pretraining
     return model
 
 
@@ -108,9 +127,15 @@ def adapted(model: nn.Module, rank: int, *, head: str = "") -> nn.Module:
     """LoRA (Hu 2021) of that rank on every linear layer but the head, fp32; the rest is frozen, but for a new `head` by its name,
     which is trained whole and saved with the adapters. Rank 0: every weight trains."""
     from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig
 
     if not rank:
         return model
+    known = AutoConfig.from_pretrained(model.name_or_path).get_text_config().vocab_size
+    if added := max(0, model.get_input_embeddings().num_embeddings - known):
+        raise core.UserError(f"{model.name_or_path}: the tokenizer has {added} tokens that the model lacks", got=f"--lora {rank}",
+                             needed="--lora 0: adapters would leave what these tokens mean as it was drawn",
+                             cause="tokens that were added after pretraining")  # fmt: skip
     task = {"task_type": "SEQ_CLS", "modules_to_save": [head]} if head else {"task_type": "CAUSAL_LM"}
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", **task))
 
@@ -124,7 +149,8 @@ def score_what_counts() -> None:
 
 
 def from_file(model: nn.Module, path: str) -> dict[str, torch.Tensor]:
-    """What the file at `path` says of the weights of `model`, by the model's own names: read apart from `from_pretrained`."""
+    """What the file at `path` says of the weights of `model`, by the model's own names: read apart from `from_pretrained`. Rows of
+    tokens that were added after pretraining are the model's: the file says nothing of them."""
     from safetensors.torch import load_file
 
     if not Path(path).is_dir():
@@ -132,10 +158,13 @@ def from_file(model: nn.Module, path: str) -> dict[str, torch.Tensor]:
 
         path = snapshot_download(path, local_files_only=True, allow_patterns="*.safetensors")
     tensors = {k: v for file in sorted(Path(path).glob("*.safetensors")) for k, v in load_file(file).items()}
-    plain = {
+    names = {
         name.removeprefix("base_model.model.").replace(".base_layer", ""): name for name, _ in model.named_parameters()
     }
-    return {own: tensors[name] for name, own in plain.items() if name in tensors}
+    found = {own: tensors[name] for name, own in names.items() if name in tensors}
+    rows, own = model.get_input_embeddings().num_embeddings, dict(model.named_parameters())
+    short = {n: t for n, t in found.items() if len(t) < len(own[n]) == rows}
+    return found | {n: torch.cat([t, own[n].detach()[len(t) :].to(t)]) for n, t in short.items()}
 
 
 @contextmanager
@@ -153,10 +182,10 @@ def exchanged(model: nn.Module, other: dict[str, torch.Tensor]) -> Iterator[None
 
 
 def merged(path: str, adapter: Path) -> nn.Module:
-    """The model at `path` with an exported adapter merged into its weights."""
+    """The model at `path` with an exported adapter merged into its weights; fp32: bf16 rounds off what adapters add to a weight."""
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(load(path, torch.float32), adapter).merge_and_unload().to(torch.bfloat16)
+    return PeftModel.from_pretrained(load(path, torch.float32), adapter).merge_and_unload()
 
 
 def backends(model: nn.Module, device: torch.device) -> list[str]:

@@ -1,7 +1,7 @@
 """Prompts with the completion that is wanted: where they come from, and how a chat model reads one."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,8 +13,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 import core
 from recipes.llm import conversations, docstrings, mixture
+from recipes.shared import hub
 
 IGNORED = -100
+VALIDATION = ("validation", "val", "test")
 COLUMNS = ("prompt", "completion")
 SCHEMAS = {"completion": "prompts with one completion (SFT)",
            "chosen": "preferences (DPO)", "rejected": "preferences (DPO)", "messages": "whole conversations",
@@ -42,6 +44,9 @@ class Source:
     near: float = 0.8
     """A pair of a file goes if an earlier one has this share of its words, in runs of four; 1: only equal pairs go; 0: none."""
 
+    def __post_init__(self):
+        self.path = mixture.absolute(self.path)  # resumable from any folder
+
 
 def chat(tokenizer: Any, source: Source) -> "Chat":
     """How this tokenizer's template puts what stands in `source`."""
@@ -64,7 +69,7 @@ def read(source: Source, chat: "Chat") -> tuple[list[dict[str, str]], list[dict[
 def read_file(path: str, checked: Callable[[Iterable[dict], str], list[dict]]) -> tuple[list[dict], list[dict]]:
     """(train, val) rows of a file or of a data set on the hub, `checked`; what has no split of its own gets one by its `source`."""
     splits = _tables(path)
-    held_out = next((splits[k] for k in ("validation", "val", "test") if k in splits), None)
+    held_out = next((splits[k] for k in VALIDATION if k in splits), None)
     train = checked(splits["train"], path)
     if held_out is not None:
         return train, checked(held_out, path)
@@ -79,7 +84,9 @@ def _tables(path: str) -> dict[str, Iterable[dict[str, Any]]]:
 
     datasets.disable_progress_bars()
     if path.startswith("hub:"):
-        return datasets.load_dataset(path.removeprefix("hub:"))
+        found = hub.tables(path)
+        held_out = [k for k in VALIDATION if k in found][:1]
+        return {split: list(_plain(found[split])) for split in ("train", *held_out)}
     kinds = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
     file = Path(path)
     if not file.is_file() or file.suffix not in kinds:
@@ -89,13 +96,25 @@ def _tables(path: str) -> dict[str, Iterable[dict[str, Any]]]:
     if not file.stat().st_size:
         raise core.UserError(f"--data.path {path} is empty", needed="one pair at least", cause="a download that failed")
     try:
-        return {"train": list(datasets.load_dataset(kinds[file.suffix], data_files={"train": str(file)})["train"])}
+        splits = datasets.load_dataset(kinds[file.suffix], data_files={"train": str(file)})
+        return {"train": list(_plain(splits["train"]))}
     except (UnicodeDecodeError, datasets.exceptions.DatasetGenerationError) as error:
-        raise core.UserError(
-            f"--data.path {path} cannot be read", got=str(error.__cause__ or error).splitlines()[0],
-            needed=f"a {file.suffix} file in UTF-8", cause="another encoding, or rows that are not whole",
-            next=f"iconv -f LATIN1 -t UTF-8 {path} > utf8{file.suffix}" if isinstance(error, UnicodeDecodeError) else None,
-        ) from None  # fmt: skip
+        raise hub.unreadable(file, error) from None
+
+
+def _plain(table: Any) -> Iterator[dict[str, Any]]:
+    """Rows of a table. What a column holds as a struct (in parquet, tool calls with their arguments) has in every row each key of
+    any row: those without a value are left off, or a call would be learnt with arguments that nobody gave."""
+
+    def own(value: Any, kind: Any) -> Any:
+        if isinstance(kind, dict) and isinstance(value, dict):
+            return {k: own(v, kind.get(k)) for k, v in value.items() if v is not None}
+        if isinstance(value, list):
+            return [own(v, getattr(kind, "feature", None)) for v in value]
+        return value
+
+    for row in table:
+        yield {k: own(v, table.features[k]) for k, v in row.items()}
 
 
 def checked(rows: Iterable[dict[str, Any]], where: str) -> list[dict[str, str]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import core
 from recipes.llm import docstrings, pairs
+from recipes.shared import hub
 
 COLUMNS = ("prompt", "chosen", "rejected")
 
@@ -30,6 +31,9 @@ class Source:
     """Share of preferences that may be longer, or whose two answers are the same; they are left out, counted and named."""
     held_out: int = 128
     """Validation preferences that are read, evenly spaced. 0: all there are."""
+
+    def __post_init__(self):
+        self.path = hub.absolute(self.path)  # resumable from any folder
 
 
 def read(source: Source) -> tuple[list[dict[str, str]], list[dict[str, str]]]:

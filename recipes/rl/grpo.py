@@ -144,7 +144,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         raise core.UserError("answers do not come in whole groups", got=f"{cfg.train.batch_size} answers, groups of {cfg.group}",
                              needed=f"--train.batch-size as a multiple of --group (2 or more) x {run.world} processes")  # fmt: skip
     path = models.locate(cfg.model)
-    tokenizer = models.tokenizer(path)
+    tokenizer = models.tokenizer(path) if cfg.data.style == "chat" else models.plain(path)
     rows = problems.read(cfg.data)
     asker = problems.Asker(tokenizer, cfg.data, rows[0])
 

@@ -16,6 +16,7 @@ import torch
 
 import core
 from recipes.llm import pairs
+from recipes.shared import hub
 
 COLUMNS = ("prompt", "answer")
 NUMBER = re.compile(r"(?<![\d.])-?\d[\d,]*(?:\.\d+)?")
@@ -43,6 +44,9 @@ class Source:
     """Share of questions that may be longer; they are left out, counted and named."""
     held_out: int = 200
     """Validation questions that are read, evenly spaced. 0: all there are."""
+
+    def __post_init__(self):
+        self.path = hub.absolute(self.path)  # resumable from any folder
 
 
 def read(source: Source) -> tuple[list[dict[str, str]], list[dict[str, str]]]:

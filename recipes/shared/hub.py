@@ -1,8 +1,9 @@
-"""Models by folder or hub id: what can fail is asked before anything is built, and told by the setting that named them."""
+"""Models and data sets by folder or hub id: what can fail is told by the setting that named them, before anything is built."""
 
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from core.errors import UserError
 
@@ -60,3 +61,38 @@ def allowed(name: str, setting: str) -> str:
                         cause="no network (HF_HUB_OFFLINE, a proxy?)",
                         next=f"{setting} FOLDER with the files of the hub") from None  # fmt: skip
     return name
+
+
+def absolute(path: str) -> str:
+    """A file, or `hub:` and a folder, by its whole name, so that a run is resumed from anywhere; anything else as it is."""
+    where = path.removeprefix("hub:")
+    there = Path(where).is_dir() if where != path else Path(where).is_file()
+    return path.removesuffix(where) + str(Path(where).resolve()) if there else path
+
+
+def tables(path: str) -> Any:
+    """Splits of the data set `hub:owner/name` (or `hub:` and a folder in the hub's layout) as `datasets` reads them, one of them to
+    learn from."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        found = datasets.load_dataset(path.removeprefix("hub:"))
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise UserError(f"--data.path {path} cannot be read", got=str(error.__cause__ or error).splitlines()[0][:200],
+                        needed="a data set on the hub that this machine may read", cause="no network (HF_HUB_OFFLINE, a proxy?), a "
+                        "misspelt, private or gated name, or a set of several configurations",
+                        next="with a network: hf download --repo-type dataset OWNER/NAME --local-dir FOLDER, then "
+                             "--data.path hub:FOLDER") from None  # fmt: skip
+    if "train" not in found:
+        raise UserError(f"--data.path {path} has no split to learn from", got=", ".join(found), needed="train")
+    return found
+
+
+def unreadable(file: Path, error: Exception) -> UserError:
+    """What to say of a table that `datasets` stumbled over."""
+    error = error.__cause__ or error
+    encoding = isinstance(error, UnicodeDecodeError)
+    return UserError(f"--data.path {file} cannot be read", got=str(error).splitlines()[0], needed=f"a {file.suffix} file in UTF-8",
+                     cause="another encoding, or rows that are not whole",
+                     next=f"iconv -f LATIN1 -t UTF-8 {file} > utf8{file.suffix}" if encoding else None)  # fmt: skip
