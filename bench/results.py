@@ -121,7 +121,7 @@ def collect(runs: list[dict], settings: list[str]) -> dict:
         "result": sentence(first, figures, len(runs)),
         "time": f"{duration(cpu)} of CPU time" if waited else f"{duration(wall)} on {place(environment)}",
         "metric": metric, **figures, **middle,
-        "per_seed": [{"seed": r["seed"], metric: v} for r, v in zip(runs, values, strict=True)],
+        "per_seed": [{"seed": r["seed"], **r["summary"]["metrics"]} for r in runs],
         "curves": {str(r["seed"]): [[row["step"], row[f"val/{metric}"]] for row in folder.read(r["folder"]).rows] for r in runs},
         "baselines": means([r["summary"]["baselines"] for r in runs], metric),
         "train_seconds": train,
