@@ -4,7 +4,7 @@ from tests.plants import Plant
 
 RECIPE = "rl/ppo"
 DELTA = "delta = reward + gamma * next_value * ~terminated - value\n"
-LATER = "later = delta[t] + gamma * lam * ~done[t] * later\n"
+LATER = "later = delta[t] + goes_on[t] * later\n"
 STEPS = '"observation": observation, "action": action, "log_prob": log_prob, **followed'
 WHITEN = '(batch["advantage"] - everyone.mean()) / (everyone.std() + 1e-8)'
 OBSERVE = "return ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)\n"
@@ -50,7 +50,7 @@ PLANTS = [
     plant("rl-no-mask", "targets", "R5", LATER, "later = delta[t] + gamma * lam * later\n",
           ("from one episode into the next", "mask"),
           harm="credit for what happened in the next episode"),
-    plant("rl-mask-one-off", "targets", "R5", LATER, "later = delta[t] + gamma * lam * ~done[max(t - 1, 0)] * later\n",
+    plant("rl-mask-one-off", "targets", "R5", LATER, "later = delta[t] + goes_on[max(t - 1, 0)] * later\n",
           ("mask", "one step off"), harm="credit for what happened in the next episode"),
     plant("rl-no-discount", "targets", "R5", "delta = reward + gamma * next_value", "delta = reward + next_value",
           ("the discount is missing",), harm="values without a bound"),
