@@ -3,7 +3,7 @@
 from tests.plants import Plant
 
 RECIPE = "rl/ppo"
-DELTA = "delta = reward + gamma * next_value * ~terminated - value\n"
+DELTA = "delta, goes_on = reward + gamma * next_value * ~terminated - value,"
 LATER = "later = delta[t] + goes_on[t] * later\n"
 STEPS = '"observation": observation, "action": action, "log_prob": log_prob, **followed'
 WHITEN = '(batch["advantage"] - everyone.mean()) / (everyone.std() + 1e-8)'
@@ -52,7 +52,7 @@ PLANTS = [
           harm="credit for what happened in the next episode"),
     plant("rl-mask-one-off", "targets", "R5", LATER, "later = delta[t] + goes_on[max(t - 1, 0)] * later\n",
           ("mask", "one step off"), harm="credit for what happened in the next episode"),
-    plant("rl-no-discount", "targets", "R5", "delta = reward + gamma * next_value", "delta = reward + next_value",
+    plant("rl-no-discount", "targets", "R5", "goes_on = reward + gamma * next_value", "goes_on = reward + next_value",
           ("the discount is missing",), harm="values without a bound"),
     plant("rl-observation-after-the-step", "probe-observation", "R5", '"observation": observation, "action"',
           '"observation": envs.observation.to(run.device), "action"', ("before or after the step",),

@@ -108,10 +108,14 @@ def test_an_environment_whose_extra_is_missing_names_it(
 )
 def test_an_environment_with_randomness_of_its_own_is_told_once(recipe: str, launch):
     """A resume cannot be exact there: said before any training, in one verdict; who accepts it waives it, with a reason."""
-    asked = ("check", recipe, *SETTINGS[recipe], "--only", "environments")
+    asked = ("check", recipe, *SETTINGS[recipe], "--only", "evaluation,accumulation,resume,environments")
     env = {**ENV, "FAILS": "wind", "HEALTHY_STEPS": "0"}
     done = launch(*asked, **env)
     assert done.returncode == 3, done.shown
+    verdicts = {v["id"]: v["verdict"] for v in done.verdicts()}
+    assert verdicts == {"evaluation": "skip", "accumulation": "skip", "resume": "skip", "environments": "fail"}, (
+        done.shown
+    )
     assert "observations differ by up to" in done.shown
     assert done.shown.count("a generator that reset(seed=...) does not seed") == 1, done.shown
     waived = launch(*asked, "--gates.waive", "environments", "--gates.because", "it is the weather", **env)

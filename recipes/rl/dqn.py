@@ -250,7 +250,7 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
                            best_known=environments.BEST_KNOWN.get(cfg.env, "")),
         state={"environments": envs, "replay": Replay(cfg.capacity // cfg.envs, cfg.envs, run.device),
                "target": Target(policy, run.device)},
-        expect=core.Expect(loss_may_rise="its targets move with the policy"),
+        expect=environments.expect(cfg.env),
         baselines=baselines,
         predict=predict,
         figures=lambda model, data: shown(data.starts[:8], lambda o: act(model, o), low=floor, high=ceiling),

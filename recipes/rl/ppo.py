@@ -115,8 +115,7 @@ def gae(
 ) -> Tensor:
     """Generalised advantage estimates (Schulman 2016), everything (steps, envs). What follows is worth nothing after a termination,
     and its value after a truncation; no estimate reaches from one episode into the next."""
-    delta = reward + gamma * next_value * ~terminated - value
-    goes_on = gamma * lam * ~done
+    delta, goes_on = reward + gamma * next_value * ~terminated - value, gamma * lam * ~done
     advantage, later = torch.zeros_like(delta), torch.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
         later = delta[t] + goes_on[t] * later
@@ -251,7 +250,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
                            best_known=environments.BEST_KNOWN.get(cfg.env, "")),
         counts=lambda batch: {"*": batch["advantage"].numel()},
         state={"environments": Remembering(envs, policy, cfg.rollout) if cfg.memory else envs},
-        expect=core.Expect(loss_may_rise="its targets move with the policy", small_terms=("entropy",)),
+        expect=environments.expect(cfg.env, "entropy"),
         baselines=baselines,
         predict=predict,
         figures=lambda model, data: shown(data.starts[:8], player(act, model), low=floor, high=ceiling),
