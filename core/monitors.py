@@ -197,7 +197,8 @@ def clipped(rows: list[dict[str, Any]], settings: dict[str, Any], total: int) ->
         float(r["step/grad_norm"]) for r in rows if r["step"] > settings["warmup"] * total and "step/grad_norm" in r
     ]
     if not math.isfinite(limit) or len(norms) < 20:
-        return _skip("clipping is off" if norms else "fewer than 20 steps after the warm-up", CLIPPED)[0]
+        few = math.isfinite(limit)
+        return _skip("fewer than 20 steps after the warm-up" if few else "clipping is off", CLIPPED)[0]
     share, high = float(np.mean(np.array(norms) > limit)), float(np.quantile(norms, 0.9))
     odd = share > 0.8 or max(norms) < 0.1 * limit  # out of reach: a limit meant for another loss
     return _verdict(

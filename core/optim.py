@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from core import config
 from core.errors import UserError
@@ -94,30 +95,41 @@ def _apart(groups: list[dict], hidden: Callable[[nn.Parameter], object]) -> Iter
                 yield {**group, "name": name, "params": params}
 
 
-ADAMW_STEP = inspect.unwrap(torch.optim.AdamW.step)  # without hooks: they are called around the step of the class below
+TORCHS_STEP = Optimizer.profile_hook_step(torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step)))
+ONE = torch.tensor(1.0)
 
 
 class AdamW(torch.optim.AdamW):
     """torch's, bit for bit, whose fused step spends more on what surrounds its kernel than on a small net's tensors."""
 
-    @torch.no_grad()
     def step(self, closure: Callable | None = None) -> Any:
-        """The kernel alone where all there is lies on the CPU as float32 and has a gradient and a state; else torch's own step."""
+        """The kernel alone where all there is lies on the CPU as float32 and has a gradient and a state, and nobody asked to be
+        called around it; else torch's own step."""
         alike: dict[tuple, list[nn.Parameter]] = {}  # one call for groups that differ in name alone
         for g in self.param_groups:
             alike.setdefault((g["lr"], *g["betas"], g["weight_decay"], g["eps"]), []).extend(g["params"])
         known = [(p.grad, self.state.get(p)) for some in alike.values() for p in some]
         plain = all(state and g is not None and g.is_cpu and g.dtype is torch.float32 for g, state in known)
-        other = closure or any(g["amsgrad"] or g["maximize"] for g in self.param_groups)
+        other = closure or any(g["amsgrad"] or g["maximize"] for g in self.param_groups) or hooked(self)
         if not plain or other or getattr(self, "found_inf", None) is not None:
-            return ADAMW_STEP(self, closure)
+            return TORCHS_STEP(self, closure)
         for (lr, beta1, beta2, weight_decay, eps), some in alike.items():
             state = [self.state[p] for p in some]
             average, square, steps = ([s[k] for s in state] for k in ("exp_avg", "exp_avg_sq", "step"))
-            torch._foreach_add_(steps, 1)
-            torch._fused_adamw_(some, [p.grad for p in some], average, square, [], steps, lr=lr, beta1=beta1, beta2=beta2,
-                                weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False)  # fmt: skip
+            with torch.no_grad():
+                torch._foreach_add_(steps, ONE, alpha=1.0)  # a number would be made a tensor for each
+                torch._fused_adamw_(some, [p.grad for p in some], average, square, [], steps, lr=lr, beta1=beta1, beta2=beta2,
+                                    weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False)  # fmt: skip
         return None
+
+    step.hooked = True  # torch wraps what is not marked so, at a third of what the step takes in a small net
+
+
+def hooked(optimizer: Optimizer) -> bool:
+    """Is anything to be called before or after its step, or is a profiler to see it?"""
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    of_all = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
+    return bool(before or after or of_all or torch.autograd._profiler_enabled())
 
 
 @torch.no_grad()

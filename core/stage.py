@@ -179,6 +179,8 @@ class Expect:
     """Why samples of a batch legitimately influence each other (contrastive loss); empty: they must not."""
     random_loss: str = ""
     """Why two forwards of one batch under one seed may differ; empty: they must not."""
+    inexact: str = ""
+    """Why two runs of one seed may differ (an environment that draws from a generator of its own); empty: they must not."""
     schedule: str = ""
     """Why the rates are not those of `--optim.schedule` or an optimiser does not step once per unit (an own schedule, a rollout
     with its epochs); empty: they are, and it does."""

@@ -3,8 +3,8 @@
 from tests.plants import Plant
 
 RECIPE = "rl/ppo"
-DELTA = "delta = reward + gamma * next_value * ~terminated - value\n"
-LATER = "later = delta[t] + gamma * lam * ~done[t] * later\n"
+DELTA = "delta, goes_on = reward + gamma * next_value * ~terminated - value,"
+LATER = "later = delta[t] + goes_on[t] * later\n"
 STEPS = '"observation": observation, "action": action, "log_prob": log_prob, **followed'
 WHITEN = '(batch["advantage"] - everyone.mean()) / (everyone.std() + 1e-8)'
 OBSERVE = "return ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)\n"
@@ -50,9 +50,9 @@ PLANTS = [
     plant("rl-no-mask", "targets", "R5", LATER, "later = delta[t] + gamma * lam * later\n",
           ("from one episode into the next", "mask"),
           harm="credit for what happened in the next episode"),
-    plant("rl-mask-one-off", "targets", "R5", LATER, "later = delta[t] + gamma * lam * ~done[max(t - 1, 0)] * later\n",
+    plant("rl-mask-one-off", "targets", "R5", LATER, "later = delta[t] + goes_on[max(t - 1, 0)] * later\n",
           ("mask", "one step off"), harm="credit for what happened in the next episode"),
-    plant("rl-no-discount", "targets", "R5", "delta = reward + gamma * next_value", "delta = reward + next_value",
+    plant("rl-no-discount", "targets", "R5", "goes_on = reward + gamma * next_value", "goes_on = reward + next_value",
           ("the discount is missing",), harm="values without a bound"),
     plant("rl-observation-after-the-step", "probe-observation", "R5", '"observation": observation, "action"',
           '"observation": envs.observation.to(run.device), "action"', ("before or after the step",),

@@ -1,4 +1,4 @@
-"""rl/dqn by what can be computed by hand, and through the real command: returns, replay, target, environments that fail, export."""
+"""rl/dqn by what can be computed by hand, and through the real command: returns, replay, target, odd environments, export."""
 
 import errno
 import json
@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 from core.checkpoint import Checkpoints
-from core.errors import Stop, UserError
+from core.errors import UserError
 from core.gates.recorder import bits
 from recipes.rl import dqn, environments
-from recipes.rl.environments import Environments
 from recipes.rl.replay import KEPT, Replay, Target
 from tests.commands import read
 from tests.conftest import ROOT
@@ -211,74 +210,7 @@ def test_a_target_shares_nothing_and_follows():
     assert torch.equal(target.net.weight, net.weight)
 
 
-# ---------------------------------------------------------------------------------------------------- environments that fail
-FAILING = '''
-"""CartPole that fails once it has made enough steps, if a file says how."""
-import pathlib
-import gymnasium as gym
-import numpy as np
-from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-
-MADE = [0]
-
-
-class Failing(CartPoleEnv):
-    def step(self, action):
-        MADE[0] += 1
-        observation, reward, *ends = super().step(action)
-        how = pathlib.Path(__file__).with_suffix(".txt")
-        how = how.read_text() if how.exists() and MADE[0] > 600 else ""
-        if how == "raises":
-            raise RuntimeError("the motor is off")
-        if how == "shape":
-            observation = np.zeros(3, np.float32)
-        if how == "observation":
-            observation = np.full(4, np.nan, np.float32)
-        return observation, float("nan") if how == "reward" else reward, *ends
-
-
-gym.registry.pop("Failing-v0", None)
-gym.register("Failing-v0", entry_point=Failing, max_episode_steps=500)
-'''
-
-
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ("raises", ("raised RuntimeError", "the motor is off", "failing_", "newest checkpoint")),
-        ("shape", ("'failing_shape:Failing-v0' raised", "newest checkpoint")),
-        ("observation", ("non-finite observation", "begun from seed")),
-        ("reward", ("non-finite reward", "begun from seed")),
-    ],
-)
-def test_an_environment_that_fails_is_told_at_once(how: str, words: tuple[str, ...], tmp_path: Path, monkeypatch):
-    (tmp_path / f"failing_{how}.py").write_text(FAILING)
-    (tmp_path / f"failing_{how}.txt").write_text(how)
-    monkeypatch.syspath_prepend(tmp_path)
-    envs = Environments(f"failing_{how}:Failing-v0", 2, seed=0)
-    with pytest.raises(Stop) as stop:  # noqa: PT012
-        for _ in range(700):
-            envs.step(torch.ones(2, dtype=torch.int64))
-    assert not [w for w in words if w not in str(stop.value)], str(stop.value)
-    assert stop.value.exit_code == 4
-
-
-def test_a_run_whose_environment_raises_can_go_on(launch, tmp_path: Path):
-    (tmp_path / "failing.py").write_text(FAILING)
-    how = tmp_path / "failing.txt"
-    how.write_text("raises")
-    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    done = launch("run", "rl/dqn", *SHORT, "--env", "failing:Failing-v0", "--run.save-every", "1", **env)
-    assert done.returncode == 4, done.shown
-    assert "the motor is off" in done.stderr
-    assert "Traceback" not in done.stderr
-    how.unlink()
-    again = launch("resume", str(done.folder()), **env)
-    assert again.returncode == 0, again.shown
-    assert "resumed from" in again.stdout
-    assert [r["step"] for r in read(done.folder() / "step_metrics.jsonl")] == [1, 2, 3, 4]
-
-
+# ------------------------------------------------------------------------------------------ environments that cannot be used
 @pytest.mark.parametrize(
     ("recipe", "space", "words"),
     [

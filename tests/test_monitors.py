@@ -99,7 +99,9 @@ def test_clipping_always_or_out_of_reach_is_advised_on(norm, verdict: str):
 
 def test_clipping_switched_off_is_not_judged():
     off = {**SETTINGS, "optim": {"clip": "inf", "warmup": 0.1}}
-    assert monitors.judge(rows(healthy), off, total=1000)[3].verdict == "skip"
+    skipped = monitors.judge(rows(healthy), off, total=1000)[3]
+    assert (skipped.verdict, skipped.reason) == ("skip", "clipping is off")
+    assert "fewer than 20 steps" in monitors.judge(rows(healthy)[:10], SETTINGS, total=10)[3].reason
 
 
 def test_a_term_without_a_share_is_advised_on():

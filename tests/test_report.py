@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -352,6 +353,15 @@ def test_waived_and_remembered_gates_show_it(folder: Path):
     assert "1 of 2 gates passed, 1 waived" in text
     assert "known label noise" in text
     assert "proved 2026-01-01 10:00" in text
+
+
+def test_predictions_without_a_truth_are_not_called_so(folder: Path):
+    """Episodes of a policy have none: what stands below each is how good its recipe counts it."""
+    assert "the prediction is the truth" in page(folder)
+    shutil.rmtree(folder / "previews" / "val")
+    text = page(folder)
+    assert "the prediction is the truth" not in text
+    assert "how good it is" in text
 
 
 def test_monitors_have_their_own_table_and_their_advice_comes_among_the_next_steps(folder: Path):

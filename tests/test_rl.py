@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 import json
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -314,36 +313,6 @@ def test_bad_input_is_one_message(argv: tuple[str, ...], words: tuple[str, ...],
     assert done.returncode == 2, done.shown
     assert all(w in done.stderr for w in words), done.stderr
     assert "Traceback" not in done.stderr
-
-
-WINDY = '''
-import gymnasium as gym
-import numpy as np
-from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-
-
-class Windy(CartPoleEnv):
-    """Its wind comes from a generator that no reset seeds."""
-
-    wind = np.random.default_rng()
-
-    def step(self, action):
-        observation, *ends = super().step(action)
-        return observation + self.wind.normal(0, 0.01, 4).astype(np.float32), *ends
-
-
-gym.register("Windy-v0", entry_point=Windy, max_episode_steps=500)
-'''
-
-
-def test_an_environment_with_randomness_of_its_own_is_told(launch, tmp_path: Path):
-    """A resume cannot be exact there: said before any training, in one verdict; who accepts it waives it, and the page says so."""
-    (tmp_path / "windy.py").write_text(WINDY)
-    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    done = launch("check", "rl/ppo", "--env", "windy:Windy-v0", "--only", "environments", **env)
-    assert done.returncode == 3, done.shown
-    assert "observations differ by up to" in done.shown
-    assert "a generator that reset(seed=...) does not seed" in done.shown
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,8 @@ def evaluation(proof: Proof) -> Finding:
     """The same weights evaluated under two seeds in batches of two sizes: one result (where it is not: which of both did it);
     weights, buffers, modes unchanged; and after the evaluation inside `train()` the model trains on in train mode."""
     run, stage, record = rehearsed(proof)
+    if stage.expect.inexact:
+        raise Skip(stage.expect.inexact)
     if "train" in stage.data:  # weights that say something: an untrained model scores the same whatever is wrong
         run, stage, _ = overfitted(proof)
     val = stage.data["val"]
@@ -188,8 +190,8 @@ def accumulation(proof: Proof) -> Finding:
     seen: dict[str, list[Tensor]] = {}
     faults: list[str] = []
     probe_run, probe = proof.look()
-    if probe.expect.couplings:
-        raise Skip(f"declared: {probe.expect.couplings}")
+    if probe.expect.couplings or probe.expect.inexact:
+        raise Skip(f"declared: {probe.expect.couplings}" if probe.expect.couplings else probe.expect.inexact)
     each = max(4, probe.expect.few(8, times=2))
     most = each // 2 + 1
     one, even, uneven = f"1x{each}", f"2x{each // 2}", f"{most}+{each - most}"
@@ -316,6 +318,8 @@ def _quiet(model: nn.Module, still: bool) -> None:
 def resume(proof: Proof) -> Finding:
     """Six steps straight against three, a checkpoint, everything built anew, and three more: weights, optimiser and losses. Where
     samples are dear, the rehearsal's four steps are the straight run: two, a checkpoint, and two more."""
+    if proof.expect.inexact:
+        raise Skip(proof.expect.inexact)
     world = proof.accelerator.num_processes
     bitwise = proof.accelerator.device.type == "cpu"
     short = bool(proof.expect.dear) and bitwise and not proof.deep and not proof.half_in

@@ -24,6 +24,7 @@ from core.report.sections import (
     next_steps,
     predictions,
     settings_section,
+    tiles,
     verdict,
 )
 
@@ -38,6 +39,8 @@ def write(folder: Path) -> Path:
     band = healthy(f)
     seconds = f.gates.get("seconds", 0)
     best = "✓ the prediction is the truth; below it the probability given to the truth, also as shade."
+    if not tiles(f, "val"):
+        best = "Below each, and as shade: how good it is, from 0% to 100% as its recipe counts it."
     parts = [
         ("What next", next_steps(f), ""),
         ("Earlier stages", earlier(f), "What this stage started from; each has a page of its own."),

@@ -196,7 +196,7 @@ def predictions(f: Folder) -> str:
             style = None if good is None else f"--v:{abs(good - 0.5) * 90:.0f}%"
             cells.append(tag("span", f"{tag('span', esc(caption) + mark)}{share}", class_=f"cell {kind}", style=style))
         body.append(cells)
-    return table(("truth", *(f"step {r['step']:,}" for r in shown)), body, class_="predictions")
+    return table(("truth" if truth else "", *(f"step {r['step']:,}" for r in shown)), body, class_="predictions")
 
 
 def weights(f: Folder) -> str:

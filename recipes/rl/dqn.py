@@ -25,7 +25,7 @@ from core import seeds
 from core.config import Optim, RunSettings, Train
 from recipes.rl import environments, gates, monitors
 from recipes.rl.environments import Environments, Episodes
-from recipes.rl.nets import Running, mlp
+from recipes.rl.nets import Layers, Running, mlp
 from recipes.rl.replay import Replay, Target, fits
 
 
@@ -171,7 +171,7 @@ class Policy(nn.Module):
         super().__init__()
         self.n_actions, self.dueling = n_actions, dueling
         self.observations, self.returns = Running(n_obs), Running(1)
-        self.body = nn.Sequential(mlp(n_obs, *widths, activation=nn.ReLU), nn.ReLU())
+        self.body = Layers(mlp(n_obs, *widths, activation=nn.ReLU), nn.ReLU())
         self.advantage = mlp(widths[-1], n_actions)
         if dueling:
             self.state = mlp(widths[-1], 1)
@@ -250,7 +250,7 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
                            best_known=environments.BEST_KNOWN.get(cfg.env, "")),
         state={"environments": envs, "replay": Replay(cfg.capacity // cfg.envs, cfg.envs, run.device),
                "target": Target(policy, run.device)},
-        expect=core.Expect(loss_may_rise="its targets move with the policy"),
+        expect=environments.expect(cfg.env),
         baselines=baselines,
         predict=predict,
         figures=lambda model, data: shown(data.starts[:8], lambda o: act(model, o), low=floor, high=ceiling),

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from core import seeds
 from core.errors import Stop, UserError
-from core.stage import Data, Field, Tile
+from core.stage import Data, Expect, Field, Tile
 from recipes.rl import arrays, probes
 
 CEILINGS = {"CartPole-v1": 500.0, "CartPole-v0": 200.0, probes.HIDDEN: 500.0, "Pendulum-v1": 0.0}
@@ -134,6 +134,30 @@ def limits(name: str) -> tuple[float, float]:
         solved = env.spec.reward_threshold
     solved = float("inf") if solved is None else float(solved)
     return solved, CEILINGS.get(name, solved)
+
+
+def expect(name: str, *small_terms: str) -> Expect:
+    """What is declared of every policy that learns in `name`."""
+    return Expect(
+        loss_may_rise="its targets move with the policy", small_terms=small_terms, inexact=own_randomness(name)
+    )
+
+
+@functools.cache
+def own_randomness(name: str, steps: int = 20) -> str:
+    """In words, if the same seed and actions do not give the same observations; empty if they do."""
+    seen = []
+    for _ in range(2):
+        with contextlib.closing(make(name)) as env, blamed(name):
+            env.action_space.seed(0)
+            seen.append([env.reset(seed=0)[0]])
+            while len(seen[-1]) <= steps:
+                observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
+                seen[-1].append(observation)
+                if terminated or truncated:
+                    break
+    alike = len(seen[0]) == len(seen[1]) and all(map(np.array_equal, *seen))
+    return "" if alike else f"'{name}' does not repeat itself under one seed (see `environments`)"
 
 
 class Environments:

@@ -8,17 +8,17 @@ from torch import Tensor, nn
 
 
 class Categorical(nn.Module):
-    """One of `n` actions; outputs are logits."""
+    """One of `n` actions; outputs are the logarithms of their probabilities."""
 
     def __init__(self, n: int):
         super().__init__()
         self.n = n
 
     def forward(self, logits: Tensor) -> Tensor:
-        return logits
+        return logits.log_softmax(-1)
 
     def noise(self, *shape: int, generator: torch.Generator) -> Tensor:
-        """Gumbel noise (*shape, n): the argmax of logits + noise is drawn from their softmax."""
+        """Gumbel noise (*shape, n): the argmax of log-probabilities + noise is drawn from them."""
         return -(-torch.rand(*shape, self.n, generator=generator).clamp_min(1e-20).log()).log()
 
     def draw(self, outputs: Tensor, noise: Tensor) -> Tensor:
@@ -29,11 +29,10 @@ class Categorical(nn.Module):
         return outputs.argmax(-1)
 
     def log_prob(self, outputs: Tensor, action: Tensor) -> Tensor:
-        return outputs.log_softmax(-1).gather(-1, action[..., None]).squeeze(-1)
+        return outputs.gather(-1, action[..., None]).squeeze(-1)
 
     def entropy(self, outputs: Tensor) -> Tensor:
-        log_p = outputs.log_softmax(-1)
-        return -(log_p.exp() * log_p).sum(-1)
+        return -(outputs.exp() * outputs).sum(-1)
 
     def near(self, outputs: Tensor, best: Tensor) -> Tensor:
         """Probability of the actions `best` (B,)."""

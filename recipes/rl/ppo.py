@@ -115,10 +115,10 @@ def gae(
 ) -> Tensor:
     """Generalised advantage estimates (Schulman 2016), everything (steps, envs). What follows is worth nothing after a termination,
     and its value after a truncation; no estimate reaches from one episode into the next."""
-    delta = reward + gamma * next_value * ~terminated - value
+    delta, goes_on = reward + gamma * next_value * ~terminated - value, gamma * lam * ~done
     advantage, later = torch.zeros_like(delta), torch.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
-        later = delta[t] + gamma * lam * ~done[t] * later
+        later = delta[t] + goes_on[t] * later
         advantage[t] = later
     return advantage
 
@@ -230,7 +230,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
         scale = "in units of the returns' size"
-        says = {Discrete: f"logits (B, {size}): act by argmax",
+        says = {Discrete: f"log-probabilities (B, {size}): act by argmax",
                 Box: f"means and log deviations (B, {2 * size}): act by low + (1 + mean) / 2 * (high - low), clipped"}  # fmt: skip
         config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.stack, "n_actions": size,
                   "memory": cfg.memory, "widths": cfg.widths, "first_action": envs.first_action, "low": envs.low, "high": envs.high,
@@ -250,7 +250,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
                            best_known=environments.BEST_KNOWN.get(cfg.env, "")),
         counts=lambda batch: {"*": batch["advantage"].numel()},
         state={"environments": Remembering(envs, policy, cfg.rollout) if cfg.memory else envs},
-        expect=core.Expect(loss_may_rise="its targets move with the policy", small_terms=("entropy",)),
+        expect=environments.expect(cfg.env, "entropy"),
         baselines=baselines,
         predict=predict,
         figures=lambda model, data: shown(data.starts[:8], player(act, model), low=floor, high=ceiling),

@@ -247,7 +247,7 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
                            best_known=environments.BEST_KNOWN.get(cfg.env, "")),
         state={"environments": envs, "replay": Replay(cfg.capacity // cfg.envs, cfg.envs, run.device),
                "target": Target(policy, run.device)},
-        expect=core.Expect(loss_may_rise="its targets move with the policy", small_terms=("critic", "temperature")),
+        expect=environments.expect(cfg.env, "critic", "temperature"),
         baselines=baselines,
         predict=predict,
         figures=lambda model, data: shown(data.starts[:8], lambda o: act(model, o), low=floor, high=ceiling),
