@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import core
-from core.gates import Finding, Proof, Skip, gate
+from core.gates import Finding, Proof, gate
 from core.gates.recorder import rehearsed
 from core.pretrained import few
 from recipes.llm import models
@@ -81,28 +81,26 @@ def four_bit(proof: Proof) -> Finding:
     file. The largest of each block is kept exactly, but for its scale's own eight bits; the others are rounded by no more than half
     of NF4's widest gap beside that."""
     _, stage, _ = rehearsed(proof)
-    if stage.pretrained is None:
-        raise Skip("trained from scratch")
-    words = {id(m.weight) for m in (stage.model.get_input_embeddings(), stage.model.get_output_embeddings()) if m}
-    weights = {n: p for n, p in stage.model.named_parameters() if n in stage.pretrained and id(p) not in words}
-    file = {n: stage.pretrained[n] for n in weights if stage.pretrained[n].dim() > 1}
-    layers = {f"{n}.weight": layer for n, layer in packed(stage.model).items()}
-    share = sum(t.numel() for n, t in file.items() if n in layers) / max(1, sum(t.numel() for t in file.values()))
+    model, layers = stage.model, {f"{n}.weight": layer for n, layer in packed(stage.model).items()}
+    words = {id(m.weight) for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m}
+    frozen = [n for n, p in model.named_parameters() if not p.requires_grad and id(p) not in words]
+    file = {n: stage.pretrained[n] for n in frozen if n in stage.pretrained and stage.pretrained[n].dim() > 1}
+    sizes = {n: t.numel() for n, t in file.items() if n in layers}
+    share = sum(sizes.values()) / max(1, sum(t.numel() for t in file.values()))
     wrong, worst, scales = [], 0.0, 0.0
     if share < NEEDED:
-        wide = [n for n in file if n not in layers]
-        wrong.append(f"{share:.0%} of the weights are in four bits; not {few(wide)}")
-    for name in file.keys() & layers.keys():
+        wrong.append(f"{share:.0%} of the weights are in four bits; not {few([n for n in file if n not in layers])}")
+    for name in sizes:
         value, scale = apart(multiplied(layers[name]), file[name])
         worst, scales = max(worst, value), max(scales, scale)
         if value > HALF_GAP or scale > 0:
             off = f"scales are off by {scale:.1%} beyond their rounding" if scale > 0 else f"weights by {value:.1%}"
             wrong.append(f"{name}: {off}")
-    held = {n: t for n, t in stage.model.state_dict().items() if any(n.startswith(k) for k in layers)}
-    bits = 8 * sum(t.nbytes for t in held.values()) / max(1, sum(file[n].numel() for n in file.keys() & layers.keys()))
+    held = sum(t.nbytes for n, t in model.state_dict().items() if n.startswith(tuple(layers)))
+    bits = 8 * held / max(1, sum(sizes.values()))
     shown = f"{len(layers)} matrices, {bits:.2f} bits a weight with its scales, off by {worst:.1%} of its block's largest at most"
     return Finding(
-        not wrong, f"{len(wrong)} wrong: {few(sorted(wrong))}" if wrong else shown,
+        not wrong, f"{len(wrong)} wrong: {few(wrong)}" if wrong else shown,
         f"{NEEDED:.0%} of the weights in four bits, within {HALF_GAP:.1%} of their block's largest beside the rounding of scales",
         "the model was loaded without its quantization_config, or its layers are of a kind that is not packed (experts)\n"
         "weights of another model or layer, or scales that were not loaded with them\n"
