@@ -147,6 +147,11 @@ PLANTS += [
           "    first, second = (block.self_attn.q_proj for block in model.model.layers[:2])\n"
           "    first.weight, second.weight = second.weight, first.weight\n" + MODEL,
           ("q_proj", "weights of another model or layer"), recipe=SFT, argv=FOUR, source="C14", harm="as above"),
+    Plant("qlora-scales-move", "wiring", "C3", TRAINER,
+          override("training_step(self, model, inputs, num_items_in_batch=None)",
+                   "next(iter(quantized.packed(model).values())).weight.quant_state.absmax[:1].add_(1)",
+                   "return super().training_step(model, inputs, num_items_in_batch)"),
+          ("frozen tensors moved", "absmax"), recipe=SFT, argv=FOUR, source="LLM-18", harm="no checkpoint holds them"),
     Plant("qlora-adapters-in-bf16", "accumulation", "C10", "        p.data = p.data.float()  #", "        pass  #",
           ("gradient against the whole batch",), recipe=SFT, argv=FOUR, source="GEN-11 huggingface/trl PR#1644",
           harm="gradients and updates of the adapters are rounded to eight bits"),
