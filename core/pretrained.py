@@ -183,12 +183,13 @@ def _prefix(names: list[str], known: set[str]) -> tuple[str, str]:
 def equal(model: nn.Module, pairs: dict[str, Tensor], *, fresh: tuple[str, ...] = ()) -> tuple[float, list[str]]:
     """(share of the parameters, by elements, that are bitwise the file's; names that stand in the file and differ).
 
-    Buffers do not count: statistics may be the recipe's own. `fresh` are prefixes of names that are new on purpose.
+    Buffers do not count: statistics may be the recipe's own. Nor do integers, which stand for other numbers (weights in four bits):
+    what those are is for the recipe to prove. `fresh` are prefixes of names that are new on purpose.
     """
     total = same = 0
     changed = []
     for name, p in model.named_parameters():
-        if name.startswith(fresh or ("\0",)):
+        if name.startswith(fresh or ("\0",)) or not p.is_floating_point():
             continue
         total += p.numel()
         if name in pairs:

@@ -18,7 +18,7 @@ from core.registry import HOME, Entry, find
 
 NEEDED = ("STAGES", "Config", "tiny", "train")
 PACKAGES = ("torch", "torchvision", "accelerate", "transformers", "trl", "peft", "diffusers", "datasets", "safetensors",
-            "numpy", "scikit-learn", "gymnasium")  # fmt: skip
+            "bitsandbytes", "numpy", "scikit-learn", "gymnasium")  # fmt: skip
 
 
 @dataclass

@@ -306,15 +306,20 @@ class Stage:
 
     @property
     def rebuilt(self) -> set[str]:
-        """Names of the parameters that no optimiser holds: they come from their own source again, and are not saved."""
+        """Names of the parameters that no optimiser holds, and of what a state dict keeps under such a name (the scales of packed
+        weights): they come from their own source again, and are not saved."""
         trained = {id(p) for p in self.parameters().values()}
-        return {n for n, p in self.model.named_parameters(remove_duplicate=False) if id(p) not in trained}
+        names = {n for n, p in self.model.named_parameters(remove_duplicate=False) if id(p) not in trained}
+        under = (n for n in self.model.state_dict() if n not in names)
+        return names | {n for n in under if any(n[:i] in names for i, letter in enumerate(n) if letter == ".")}
 
     @property
     def still(self) -> dict[str, Tensor]:
-        """What must stay as it came, by name: the parameters that no optimiser holds, and all of `beside`."""
+        """What must stay as it came, by name: the parameters that no optimiser holds with what belongs to them, and `beside`."""
         rebuilt = self.rebuilt
         own = {n: p for n, p in self.model.named_parameters() if n in rebuilt}
+        under = rebuilt - {n for n, _ in self.model.named_parameters(remove_duplicate=False)}
+        own |= {n: t for n, t in self.model.state_dict().items() if n in under}
         return own | {f"{k}.{n}": t for k, m in self.beside.items() for n, t in m.state_dict().items()}
 
     @property

@@ -42,13 +42,13 @@ def model(**settings: Any) -> Any:
     }
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     return LlamaForCausalLM(
-        LlamaConfig(vocab_size=len(tokenizer()), tie_word_embeddings=True, **sizes, **ids, **settings)
+        LlamaConfig(vocab_size=len(tokenizer()), tie_word_embeddings=True, **{**sizes, **ids, **settings})
     )
 
 
-def write(folder: Path, *, template: bool = True) -> Path:
+def write(folder: Path, *, template: bool = True, seed: int = 0, **settings: Any) -> Path:
     """Both, as a folder."""
-    torch.manual_seed(0)
-    model().save_pretrained(folder)
+    torch.manual_seed(seed)
+    model(**settings).save_pretrained(folder)
     tokenizer(template).save_pretrained(folder)
     return folder

@@ -10,7 +10,8 @@ from tests.plants import Plant
 SFT = "llm/sft"
 CONVERSATIONS = str(Path(__file__).parent / "fixtures" / "conversations.jsonl")
 TRAINER = "    return SFTTrainer(model=model,"
-MODEL = "    model = models.adapted(models.load(path, torch.float32 if whole else torch.bfloat16), cfg.lora)\n"
+LOADED = "quantized.load(path, dtype, run.device) if cfg.load_in_4bit else models.load(path, dtype)\n"
+MODEL = "    model = models.adapted(model, cfg.lora)\n"
 COLLATOR = "        split.collator = trainer.data_collator\n"
 PADDED_LEFT = """[[tokenizer.pad_token_id] * (width - len(a)) + a for a in asked], device=run.device)
         mask = torch.tensor([[0] * (width - len(a)) + [1] * len(a) for a in asked]"""
@@ -97,8 +98,7 @@ PLANTS = [
     Plant("generation-padded-right", "prompts", "L1", PADDED_LEFT, PADDED_RIGHT,
           ("padded on the right",), recipe=SFT, source="LLM-09 huggingface/trl#6800", harm="answers continue the padding"),
     Plant("head-initialised-again", "init", "C14", MODEL,
-          "    model = models.load(path, torch.float32)\n    nn.init.normal_(model.get_output_embeddings().weight, std=0.02)\n"
-          "    model = models.adapted(model, cfg.lora)\n",
+          "    nn.init.normal_(model.get_output_embeddings().weight, std=0.02)\n" + MODEL,
           ("differ from it", "initialised again"), recipe=SFT, source="LLM-10 huggingface/transformers PR#45079",
           harm="the pretraining of the head is lost"),
     Plant("micro-batch-means", "accumulation", "C10", TRAINER,
@@ -127,5 +127,46 @@ PLANTS += [
           "                                                      'labels': [-100] * len(a) + chat.answer(c)})\n" + READ,
           ("unscored",), recipe=SFT, argv=("--data.path", CONVERSATIONS), source="huggingface/trl assistant_only_loss",
           harm="only the last answer of a conversation is learnt"),
+]  # fmt: skip
+FOUR = ("--load-in-4bit",)
+WHOLE = '            models.merged(path, folder, base=base).save_pretrained(folder / "merged")\n'
+PLANTS += [
+    Plant("qlora-base-in-full-precision", "four-bit", "C14", LOADED, "models.load(path, dtype)\n",
+          ("0% of the weights are in four bits", "quantization_config"), recipe=SFT, argv=FOUR,
+          source="LLM-17 unslothai/unsloth#5344", harm="four times the memory that was planned with"),
+    Plant("qlora-some-layers-in-full-precision", "four-bit", "C14", MODEL,
+          "    for block, own in zip(model.model.layers, models.load(path, dtype).model.layers, strict=True):\n"
+          "        block.mlp.up_proj = own.mlp.up_proj\n" + MODEL,
+          ("of the weights are in four bits", "experts"), recipe=SFT, argv=FOUR,
+          source="LLM-17 bitsandbytes-foundation/bitsandbytes#1849", harm="most of a mixture of experts stays in 16 bits"),
+    Plant("qlora-scales-of-another-load", "four-bit", "C14", MODEL,
+          "    for layer in quantized.packed(model).values():\n        layer.weight.quant_state.offset.zero_()\n" + MODEL,
+          ("scales are off", "scales that were not loaded"), recipe=SFT, argv=FOUR,
+          source="LLM-18 bitsandbytes-foundation/bitsandbytes#1946", harm="adapters learn to repair weights that nobody else has"),
+    Plant("qlora-weights-of-another-layer", "four-bit", "C14", MODEL,
+          "    first, second = (block.self_attn.q_proj for block in model.model.layers[:2])\n"
+          "    first.weight, second.weight = second.weight, first.weight\n" + MODEL,
+          ("q_proj", "weights of another model or layer"), recipe=SFT, argv=FOUR, source="C14", harm="as above"),
+    Plant("qlora-scales-move", "wiring", "C3", TRAINER,
+          override("training_step(self, model, inputs, num_items_in_batch=None)",
+                   "next(iter(quantized.packed(model).values())).weight.quant_state.absmax[:1].add_(1)",
+                   "return super().training_step(model, inputs, num_items_in_batch)"),
+          ("frozen tensors moved", "absmax"), recipe=SFT, argv=FOUR, source="LLM-18", harm="no checkpoint holds them"),
+    Plant("qlora-adapters-in-bf16", "accumulation", "C10", "        p.data = p.data.float()  #", "        pass  #",
+          ("gradient against the whole batch",), recipe=SFT, argv=FOUR, source="GEN-11 huggingface/trl PR#1644",
+          harm="gradients and updates of the adapters are rounded to eight bits"),
+    Plant("qlora-merged-into-the-file", "merged", "L5", WHOLE, WHOLE.replace("base=base", "base=None"),
+          ("weights of its file",), recipe=SFT, argv=(*FOUR, "--merge"), source="LLM-19 huggingface/peft#2105",
+          harm="the export is a model that was never trained"),
+    Plant("qlora-merged-and-packed-again", "merged", "L5", WHOLE,
+          "            from peft import PeftModel\n\n"
+          "            packed = quantized.load(path, torch.float32, run.device)\n"
+          "            packed = PeftModel.from_pretrained(packed, folder).merge_and_unload()\n"
+          '            packed.dequantize().save_pretrained(folder / "merged")\n',
+          ("packed into four bits again",), recipe=SFT, argv=(*FOUR, "--merge"), source="LLM-19 huggingface/peft#2321",
+          harm="what the adapters changed is rounded away"),
+    Plant("lora-merged-twice", "merged", "L5", WHOLE,
+          "            base = models.merged(path, folder)\n" + WHOLE,
+          ("merged twice",), recipe=SFT, argv=("--merge",), source="L5", harm="the export answers too surely, or breaks"),
 ]  # fmt: skip
 RELATIVES = [p.id for p in PLANTS if p.id != "eos-masked-as-pad"]  # each builds a language model several times

@@ -41,8 +41,10 @@ def init(proof: Proof) -> Finding:
         remedy.append(
             "the old run's optimiser was loaded too: fine-tuning takes weights only; to go on, use trainworthy resume"
         )
+    packed = sum(not p.is_floating_point() for p in stage.model.parameters())
+    aside = f", {packed} tensors of integers aside (the recipe's own gates know what they stand for)" * bool(packed)
     return Finding(
-        not wrong, "; ".join([f"{share:.1%} of the parameters are the file's", *wrong]),
+        not wrong, "; ".join([f"{share:.1%} of the parameters are the file's{aside}", *wrong]),
         f"{NEEDED:.0%} of those not declared fresh, every one that stands in the file, an optimiser without a past",
         "\n".join(remedy),
         evidence={"share": share, "changed": changed, "missing": missing, "unexpected": fits.unexpected,

@@ -1,7 +1,9 @@
 """What must be proved of a chat model's examples and answers: the template, what is scored, what generation is asked, padding."""
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,9 +21,10 @@ from recipes.llm.pairs import IGNORED, Chat
 SAMPLES = 3
 
 
-def of(chat: Chat, *, packed: bool) -> list[Gate]:
+def of(chat: Chat, *, packed: bool, exports_whole: bool = False) -> list[Gate]:
     """The gates of a recipe whose pairs `chat` renders, and which generates."""
-    return [*of_answers(chat, ("completion",)), *[isolation] * packed, asked(chat), padding()]
+    last = [asked(chat), padding(), *[merged(chat)] * exports_whole]
+    return [*of_answers(chat, ("completion",)), *[isolation] * packed, *last]
 
 
 def of_answers(chat: Chat, answers: tuple[str, ...]) -> list[Gate]:
@@ -257,6 +260,45 @@ def isolation(proof: Proof) -> Finding:
         "an attention backend, or an architecture, that ignores positions: take another (OPT, Falcon and Bloom always leak)",
         evidence={"gaps": gaps}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
     )  # fmt: skip
+
+
+def merged(chat: Chat) -> Gate:
+    title = "the exported whole, loaded from its files, answers like the model with its adapters"
+
+    @gate("merged", rows="L5", title=title, reads="data model export train")
+    def prove(proof: Proof) -> Finding:
+        """What the overfit model and its export say of each token of its answers, against what the adapters changed there."""
+        from transformers import AutoModelForCausalLM
+
+        run, stage, found = overfitted(proof)
+        samples = [stage.data["train"].get(i, None) for i in found["indices"]]
+        asked = [reference(chat, s["prompt"], s["completion"]) for s in samples]
+        with tempfile.TemporaryDirectory() as folder:
+            stage.export(Path(folder))
+            whole = AutoModelForCausalLM.from_pretrained(Path(folder) / "merged", dtype=torch.float32).eval()
+
+        def said(model: nn.Module, device: torch.device) -> Tensor:
+            """(tokens of all answers, vocabulary) log-probabilities."""
+            with torch.no_grad():
+                each = [model(input_ids=torch.tensor([a + b], device=device), use_cache=False).logits[0, len(a) - 1 : -1]
+                        for a, b in asked]  # fmt: skip
+            return torch.cat(each).float().log_softmax(-1).cpu()
+
+        with evaluating(stage.model), run.autocast():
+            trained = said(stage.model, run.device)
+            with stage.model.disable_adapter():
+                before = said(stage.model, run.device)
+        gap = ((said(whole, torch.device("cpu")) - trained).norm() / (trained - before).norm()).item()
+        limit = 0.01 if run.precision == "fp32" else 0.05  # of the rounding of the model in memory
+        return Finding(
+            gap <= limit, f"log-probabilities of {len(trained)} tokens off by {gap:.1%} of what the adapters changed",
+            f"at most {limit:.0%}",
+            "adapters of a base in four bits are merged into the weights of its file, or packed into four bits again\n"
+            "they are merged twice, at another scale, or into another model",
+            evidence={"gap": gap},
+        )  # fmt: skip
+
+    return prove
 
 
 class Enough(Exception):

@@ -71,13 +71,14 @@ def fits(path: str, max_length: int) -> None:
                              needed=f"at most {limit}", next=f"--data.max-length {limit}")  # fmt: skip
 
 
-def load(path: str, dtype: torch.dtype) -> nn.Module:
-    """The model, on the CPU. Weights are mapped from the file: a second copy costs no memory until it is trained."""
+def load(path: str, dtype: torch.dtype, **how: Any) -> nn.Module:
+    """The model, on the CPU (or `how` from_pretrained is told). Weights are mapped from the file: a second copy costs no memory
+    until it is trained."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **how)
     if model.get_input_embeddings().num_embeddings < len(plain(path)):
         model.resize_token_embeddings(len(plain(path)))  # tokens that were added after pretraining
     return model
@@ -181,11 +182,13 @@ def exchanged(model: nn.Module, other: dict[str, torch.Tensor]) -> Iterator[None
             p.data.copy_(kept[n])
 
 
-def merged(path: str, adapter: Path) -> nn.Module:
-    """The model at `path` with an exported adapter merged into its weights; fp32: bf16 rounds off what adapters add to a weight."""
+def merged(path: str, adapter: Path, *, base: nn.Module | None = None) -> nn.Module:
+    """The model at `path` (or the `base` in its place) with an exported adapter merged into its weights; fp32: bf16 rounds off what
+    adapters add to a weight."""
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(load(path, torch.float32), adapter).merge_and_unload()
+    base = load(path, torch.float32) if base is None else base
+    return PeftModel.from_pretrained(base, adapter).merge_and_unload()
 
 
 def backends(model: nn.Module, device: torch.device) -> list[str]:

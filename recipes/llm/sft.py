@@ -28,7 +28,7 @@ from core.config import Optim, RunSettings, Train
 from core.loader import to_device
 from core.run import evaluating
 from core.stage import View
-from recipes.llm import gates, models, pairs
+from recipes.llm import gates, models, pairs, quantized
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -41,6 +41,8 @@ class Config(core.Config):
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
     lora: int = 8
     """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32."""
+    load_in_4bit: bool = False
+    """QLoRA (Dettmers 2023): the frozen weights under the adapters in four bits (NF4), for an accelerator's memory."""
     max_new_tokens: int = 10
     """Longest answer when generating; what has not ended by then has not stopped by itself."""
     pack: bool = False
@@ -92,9 +94,10 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
     from trl import SFTConfig, SFTTrainer
 
     # Frozen weights may be bf16; of trained ones small updates would be lost.
-    whole = run.precision == "fp32" or not cfg.lora
+    dtype = torch.float32 if run.precision == "fp32" or not cfg.lora else torch.bfloat16
     models.score_what_counts()
-    model = models.adapted(models.load(path, torch.float32 if whole else torch.bfloat16), cfg.lora)
+    model = quantized.load(path, dtype, run.device) if cfg.load_in_4bit else models.load(path, dtype)
+    model = models.adapted(model, cfg.lora)
     args = SFTConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
         per_device_train_batch_size=cfg.train.batch_size,
@@ -117,6 +120,9 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
 # ---------------------------------------------------------------------------------------------------------------- stage
 def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
+    if cfg.load_in_4bit and not cfg.lora:
+        raise core.UserError("--load-in-4bit --lora 0: weights in four bits have no gradient", needed="adapters on top of them",
+                             next="--lora 8, or --no-load-in-4bit")  # fmt: skip
     path = models.locate(cfg.model)
     tokenizer = models.tokenizer(path)
     models.fits(path, cfg.data.max_length)
@@ -125,6 +131,8 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
         trainer = make_trainer(cfg, run, path)
+    for p in filter(lambda p: p.requires_grad, trainer.model.parameters()):
+        p.data = p.data.float()  # TRL makes adapters on four bits bf16: updates would be lost
     trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)
     for split in data.values():
         split.collator = trainer.data_collator
@@ -200,7 +208,8 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         trainer.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         if cfg.lora and cfg.merge:
-            models.merged(path, folder).save_pretrained(folder / "merged")
+            base = quantized.whole(path, trainer.model) if cfg.load_in_4bit else None
+            models.merged(path, folder, base=base).save_pretrained(folder / "merged")
             tokenizer.save_pretrained(folder / "merged")
 
     question = f"which words are in {'the name of the function' if cfg.data.path == 'docstrings' else 'the answer'}?"
@@ -215,7 +224,8 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         metric=core.Metric("f1", question, floor=0.0, ceiling=1.0),
         expect=core.Expect(fresh=new, frozen=("base_model.",) if cfg.lora else (), overfit_steps=40, dear=2),
         pretrained=models.from_file(trainer.model, path),
-        gates=gates.of(chat, packed=cfg.pack),
+        gates=[*[quantized.four_bit] * cfg.load_in_4bit,
+               *gates.of(chat, packed=cfg.pack, exports_whole=bool(cfg.lora and cfg.merge))],
         baselines=baselines,
         preview=preview,
         predict=predict,
