@@ -68,7 +68,7 @@ def full() -> Config:
         model="HuggingFaceTB/SmolLM2-360M-Instruct",
         lora=16,
         train=Train(epochs=1, batch_size=64, accumulate=8, eval_batch_size=16, eval_every=0.1, precision="bf16"),
-        optim=Optim(lr=1e-5, warmup=0.1, weight_decay=0.0),
+        optim=Optim(lr=5e-5, warmup=0.1, weight_decay=0.0),
         run=RunSettings(save_every=0.1),
     )
 
