@@ -71,6 +71,9 @@ TERMS = [
           ("a mean over classes, pixels", "match"), source="DST-03 attention-transfer#18", harm="the term does nothing"),
     Plant("swamped", "terms", "C16", STAGES, two_terms("1e5"), ("match swamps ce",)),
     Plant("detached-term", "terms", "C16", STAGES, two_terms("1.0").replace(".sum()", ".sum().detach()"), ("detach()",)),
+    Plant("no-term-has-a-gradient", "terms", "C16", STAGES,
+          two_terms("0").replace("**ce(model, batch)", '"ce": 0 * ce(model, batch)["ce"]'), ("no term has a gradient",),
+          before=("initial-loss", "wiring", "schedule"), why="a loss of nothing shows at once"),
 ]  # fmt: skip
 
 RANGE = [

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from core.errors import UserError
-from recipes.llm import documents, mixture, pairs
+from recipes.llm import documents, mixture, pairs, streaming
+from recipes.shared import hub
 from tests import language
 from tests.commands import losses, read, run_folder, trainworthy
 from tests.test_llm import QUICK, SMALL, written
@@ -253,6 +254,27 @@ def test_a_data_set_in_the_hub_s_layout(tmp_path: Path, monkeypatch: pytest.Monk
     train, val, _ = pairs.read(source, pairs.chat(language.tokenizer(), source))
     assert sorted(r["completion"] for r in train) == [*"aabbcc"]
     assert sorted(r["completion"] for r in val) == [*"de"]
+
+
+def test_a_configuration_of_a_hub_data_set_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of several, `datasets` asks for one; the message says how, and streaming takes the same name."""
+    names = ("main", "other")
+    parts = "".join(f"- config_name: {n}\n  data_files:\n  - split: train\n    path: {n}.jsonl\n" for n in names)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "README.md").write_text(f"---\nconfigs:\n{parts}---\n")
+    for name in names:
+        rows = [{"prompt": f"say {i} of {name}", "completion": f"{i}", "text": f"{name} {i}"} for i in range(30)]
+        written(tmp_path / "set" / f"{name}.jsonl", rows)
+    monkeypatch.chdir(tmp_path)
+    path = hub.absolute("hub:set:other")
+    monkeypatch.chdir("/")
+    assert path == f"hub:{tmp_path / 'set'}:other"
+    train, _ = pairs.read_file(path, pairs.checked)
+    assert {r["prompt"].split()[-1] for r in train} == {"other"}
+    assert [Path(f).name for f in streaming._listed(path)["train"]] == ["other.jsonl"]
+    with pytest.raises(UserError, match="hub:owner/name:configuration") as told:
+        pairs.read_file(path.removesuffix(":other"), pairs.checked)
+    assert "main" in str(told.value)
 
 
 @pytest.mark.parametrize("read", [lambda p: pairs.read_file(p, pairs.checked), lambda p: documents.load(p, "text", 0.01)],

@@ -205,6 +205,13 @@ def terms(proof: Proof) -> Finding:
         if min(map(len, norms.values())) >= 3:  # asked here: the next batch may be read for nothing
             break
     gradient, share = _shares(norms), _shares(values)
+    if not any(gradient.values()):
+        return Finding(
+            False, f"no term has a gradient: {', '.join(gradient)}", f"every term has at least {SMALL:.1%} of the gradient",
+            "the loss is the same whatever the net says: a reward or a target that is constant, an input that is detached, a mask "
+            "that leaves nothing\nthe net is at rest already: it has nothing to learn from these batches",
+            evidence={"gradient": gradient, "loss": share},
+        )  # fmt: skip
     declared = stage.expect.small_terms
     small = [t for t in gradient if gradient[t] < SMALL and t not in declared]
     shown = ", ".join(f"{t} {share[t]:.1%} of the loss and {gradient[t]:.2%} of the gradient" for t in gradient)

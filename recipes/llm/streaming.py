@@ -27,6 +27,7 @@ from core import seeds
 from core.assets import cache_dir
 from recipes.llm import documents, packing
 from recipes.llm.packing import Packed, best_fit, windows
+from recipes.shared import hub
 
 LANES = 8  # read side by side; a multiple of the usual numbers of processes
 ROWS = 64  # of a stretch, which are shuffled together and packed together
@@ -75,7 +76,7 @@ def _listed(path: str) -> dict[str, list[str]]:
     import datasets
 
     try:
-        found = datasets.load_dataset_builder(path.removeprefix("hub:")).config.data_files
+        found = datasets.load_dataset_builder(*hub.named(path)).config.data_files
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise core.UserError(f"--data.path {path} cannot be streamed", got=str(error.__cause__ or error).splitlines()[0][:200],
                              needed="a .jsonl or .parquet file, a folder of them, or hub:owner/name",

@@ -65,23 +65,32 @@ def allowed(name: str, setting: str) -> str:
 
 def absolute(path: str) -> str:
     """A file, or `hub:` and a folder, by its whole name, so that a run is resumed from anywhere; anything else as it is."""
-    where = path.removeprefix("hub:")
-    there = Path(where).is_dir() if where != path else Path(where).is_file()
-    return path.removesuffix(where) + str(Path(where).resolve()) if there else path
+    if not path.startswith("hub:"):
+        return str(Path(path).resolve()) if Path(path).is_file() else path
+    folder, configuration = named(path)
+    whole = f"hub:{Path(folder).resolve()}" + (f":{configuration}" if configuration else "")
+    return whole if Path(folder).is_dir() else path
+
+
+def named(path: str) -> tuple[str, str | None]:
+    """`hub:owner/name:configuration` as what `load_dataset` takes; a set with one configuration needs no name of it."""
+    name, _, configuration = path.removeprefix("hub:").partition(":")
+    return name, configuration or None
 
 
 def tables(path: str) -> Any:
-    """Splits of the data set `hub:owner/name` (or `hub:` and a folder in the hub's layout) as `datasets` reads them, one of them to
-    learn from."""
+    """Splits of the data set `hub:owner/name` (or `hub:` and a folder in the hub's layout; behind another colon its configuration)
+    as `datasets` reads them, one of them to learn from."""
     import datasets
 
     datasets.disable_progress_bars()
     try:
-        found = datasets.load_dataset(path.removeprefix("hub:"))
+        found = datasets.load_dataset(*named(path))
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise UserError(f"--data.path {path} cannot be read", got=str(error.__cause__ or error).splitlines()[0][:200],
+        said = " ".join(str(error.__cause__ or error).splitlines()[:2])
+        raise UserError(f"--data.path {path} cannot be read", got=said[:200],
                         needed="a data set on the hub that this machine may read", cause="no network (HF_HUB_OFFLINE, a proxy?), a "
-                        "misspelt, private or gated name, or a set of several configurations",
+                        "misspelt, private or gated name, or a set of several configurations (hub:owner/name:configuration)",
                         next="with a network: hf download --repo-type dataset OWNER/NAME --local-dir FOLDER, then "
                              "--data.path hub:FOLDER") from None  # fmt: skip
     if "train" not in found:
