@@ -82,8 +82,8 @@ def test_pretrain_sft_and_dpo_by_init_from(folder: Path, tmp_path: Path):
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
 def test_the_loss_of_packed_rows_is_that_of_each_document_alone(folder: Path, backend: str):
     """Cross-entropy and z-loss through the recipe's own function, against torch's on each window by itself, to 1e-6."""
-    stage = staged(settings(folder, z_loss=1e-2))
-    stage.model.set_attn_implementation(backend)
+    stage = staged(settings(folder, z_loss=1e-2, attention=backend))
+    assert stage.model.config._attn_implementation == backend
     data = stage.data["train"]
     batch = data.collate([data.get(i, None) for i in range(len(data))])
     terms, ce, z, tokens = stage.loss(stage.model, batch), 0.0, 0.0, 0
@@ -337,6 +337,7 @@ def test_a_folder_that_is_not_there_or_has_no_texts(path: str, words: tuple[str,
 
 @pytest.mark.parametrize(("argv", "words"), [
     (("--data.path", "nowhere"), ("no such file or folder",)),
+    (("--attention", "flex_attention"), ("--attention flex_attention", "no backward on this device")),
     pytest.param(("--data.stride", "128"), ("--data.stride", "1 to 127"), marks=pytest.mark.verify),
     pytest.param(("--model", "nowhere"), ("--model nowhere: no such folder",), marks=pytest.mark.verify),
     pytest.param(("--width", "20", "--heads", "4"), ("--width does not fit --heads",), marks=pytest.mark.verify),

@@ -191,6 +191,20 @@ def merged(path: str, adapter: Path, *, base: nn.Module | None = None) -> nn.Mod
     return PeftModel.from_pretrained(base, adapter).merge_and_unload()
 
 
+def attend(model: nn.Module, how: str, device: torch.device) -> nn.Module:
+    """The model with this attention implementation, where it can be trained with."""
+    from transformers.utils import is_flash_attn_2_available
+
+    if how in ("flex_attention", "flash_attention_2") and device.type != "cuda":
+        raise core.UserError(f"--attention {how} has no backward on this device", got=device.type, needed="an accelerator",
+                             next="--attention sdpa")  # fmt: skip
+    if how == "flash_attention_2" and not is_flash_attn_2_available():
+        raise core.UserError(f"--attention {how} needs the package 'flash-attn', which is not installed, or a newer device",
+                             next="pip install flash-attn --no-build-isolation, or --attention flex_attention")  # fmt: skip
+    model.set_attn_implementation(how)
+    return model
+
+
 def backends(model: nn.Module, device: torch.device) -> list[str]:
     """Attention implementations to ask: those that run anywhere, what the model uses, and on an accelerator flex attention."""
     found = ["sdpa", "eager", model.config._attn_implementation, *["flex_attention"] * (device.type == "cuda")]

@@ -47,6 +47,8 @@ class Config(core.Config):
     """Attention heads; the width over this is even (rotary positions)."""
     qk_norm: bool = False
     """Normalise queries and keys (Henry 2020), so that attention does not saturate; the net is Qwen3's, a Llama with just that."""
+    attention: Literal["sdpa", "eager", "flex_attention", "flash_attention_2"] = "sdpa"
+    """Implementation; the last two need an accelerator. Whichever it is, `isolation` asks whether documents stay apart."""
     rope: Literal["default", "linear", "dynamic", "yarn"] = "default"
     """How positions beyond `rope_from` are made ones that the model knows: interpolated (Chen 2023), by a base that grows with the
     row (dynamic NTK), or each frequency by its own measure (YaRN, Peng 2023). `--init-from` brings the model that is extended."""
@@ -148,7 +150,7 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     corpus, train_data, val_data = read(cfg)
     tokenizer = corpus.tokenizer
     log_p = ngrams.frequencies(corpus.train, len(corpus.sizes))  # (V,)
-    model = make_model(cfg, tokenizer, torch.from_numpy(log_p).float())
+    model = models.attend(make_model(cfg, tokenizer, torch.from_numpy(log_p).float()), cfg.attention, run.device)
 
     def scores(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor, Tensor]:
         """(negative log-likelihood in nats, log Z, is it asked for?) of each next token, (B, T - 1) all. No mask and no cache: the
