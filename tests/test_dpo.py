@@ -75,6 +75,7 @@ def learnt(net: Path):
     reference in nats, read alone from plain logits, and its tokens, (2, 2) both."""
     Accelerator(cpu=True)  # the launcher's, which the trainer is told to take
     cfg = dpo.Config(lora=4, flipped=0.1)
+    torch.manual_seed(0)  # adapters begin with draws
     trainer = dpo.make_trainer(cfg, SimpleNamespace(precision="fp32", device=torch.device("cpu")), str(net))
     generator = torch.Generator().manual_seed(0)
     for name, p in trainer.model.named_parameters():
