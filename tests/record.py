@@ -55,9 +55,8 @@ def noted(record_property):
 
 
 Case = tuple[str, str, str]  # recipe, "plant" or "healthy", name
-Seeds = dict[
-    str, dict
-]  # seed -> {"ok", "run": date and commit, of a plant also "first": gate, "seconds": of its gates}
+# Seed -> {"ok", "run": date and commit, of a plant also "first": gate, "seconds": of its gates}.
+Seeds = dict[str, dict]
 
 
 class Record:
@@ -81,9 +80,8 @@ class Record:
         found = [(p.recipe, "plant", p.id) for p in test_gates.PLANTS]
         found += [(h.recipe, "healthy", h.id) for h in test_quiet.LOOKALIKES]
         found += [("vision/classify", "healthy", "as-it-is")]
-        found += [(SCRIPTS, "plant", n) for n in test_check.PLANTS] + [
-            (SCRIPTS, "healthy", n) for n in test_check.HEALTHY
-        ]
+        found += [(SCRIPTS, "plant", n) for n in test_check.PLANTS]
+        found += [(SCRIPTS, "healthy", n) for n in test_check.HEALTHY]
         return sorted(found, key=lambda case: (case[0], case[1] != "plant", case[2]))
 
     def pytest_runtest_logreport(self, report) -> None:

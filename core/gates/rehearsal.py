@@ -190,8 +190,10 @@ def accumulation(proof: Proof) -> Finding:
     seen: dict[str, list[Tensor]] = {}
     faults: list[str] = []
     probe_run, probe = proof.look()
-    if probe.expect.couplings or probe.expect.inexact:
-        raise Skip(f"declared: {probe.expect.couplings}" if probe.expect.couplings else probe.expect.inexact)
+    if probe.expect.couplings:
+        raise Skip(f"declared: {probe.expect.couplings}")
+    if probe.expect.inexact:
+        raise Skip(probe.expect.inexact)
     each = max(4, probe.expect.few(8, times=2))
     most = each // 2 + 1
     one, even, uneven = f"1x{each}", f"2x{each // 2}", f"{most}+{each - most}"
