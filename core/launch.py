@@ -20,6 +20,7 @@ from core.checkpoint import digest, load_into, load_weights
 from core.commands.check import seeds
 from core.console import table
 from core.errors import DISK_FULL, DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
+from core.gates import order
 from core.metrics import MetricsTracker
 from core.results import Watcher, finish
 from core.run import Run, precision
@@ -214,7 +215,7 @@ def prove_stage(session: Session, part: parts.Part, proof: gates.Proof, only: tu
     counts = " / ".join(f"{x.total:,} {name}" for name, x in proof.scans.items())
     counts += "".join(f"\n       {k}: {v}" for x in proof.scans.values() for k, v in x.notes.items())
     title = f"\nstage  {part.name}, {part.index + 1} of {part.of}\n" if part.of > 1 else ""
-    chosen = [g for g in (*gates.ORDER, *stage.gates) if not only or g.id in only]
+    chosen = [g for g in (*order.ORDER, *stage.gates) if not only or g.id in only]
     if not cfg.gates.enabled and not only:
         s.console.say(f"{title}data   {counts}\ngates  OFF (--gates.no-enabled): nothing is proved", style="yellow")
         if s.main:

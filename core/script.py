@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from core import config, gates, inventory, seeds
 from core.console import Console
 from core.errors import GateFailed, UserError
-from core.gates import Finding, Gate, Proof, Skip, Verdict
+from core.gates import Finding, Gate, Proof, Skip, Verdict, order
 from core.run import Plan, Run
 from core.stage import Data, Expect, Field, Metric, Stage, View, batch_size
 
@@ -130,7 +130,7 @@ def check(factory: Callable[[], Script], *, only: str | Iterable[str] = (), waiv
     waive = waive or {}
     only = only.replace(",", " ").split() if isinstance(only, str) else list(only)
     for name in (*only, *waive):
-        if name not in (known := [g.id for g in gates.ORDER]):
+        if name not in (known := [g.id for g in order.ORDER]):
             raise config.unknown(f"gate '{name}'", name, known)
     if unreasoned := [k for k, why in waive.items() if not why.strip()]:
         raise UserError("a waived gate needs a reason", got=f"waive={{'{unreasoned[0]}': ''}}")
@@ -161,7 +161,7 @@ def _prove(
     counts = " / ".join(f"{s.total:,} {name}" for name, s in scans.items())
     console.say(f"{place or type(factory).__name__} · seed {seed} · {alone.device}\ndata   {counts}\ngates")
     verdicts: list[Verdict] = []
-    for gate in gates.ORDER:
+    for gate in order.ORDER:
         if not only or gate.id in only:
             cfg.gates.waive, cfg.gates.because = (gate.id,) if gate.id in waive else (), waive.get(gate.id, "")
             verdicts += gates.run_gates([_adapted(gate, subject)], proof, known={}, console=console)

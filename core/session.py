@@ -18,6 +18,7 @@ from core import config, environment, gates, parts, pretrained, report, tracking
 from core import recipe as recipes
 from core.console import Console
 from core.errors import Interrupted, Stop, UserError
+from core.gates import order
 from core.run import Run, precision
 
 try:
@@ -81,7 +82,7 @@ def check_settings(
     loaded: recipes.Recipe, cfg: config.Config, accelerator: Accelerator, names: tuple[str, ...]
 ) -> pretrained.Start | None:
     """Values that cannot work and gates that nobody knows, told before a folder is made; what --init-from loaded."""
-    known, start = [g.id for g in gates.ORDER], None
+    known, start = [g.id for g in order.ORDER], None
     for part in parts.parts(loaded, cfg):
         config.check_values(part.cfg, processes=accelerator.num_processes)
     with told(loaded):

@@ -3,38 +3,7 @@
 `words` and `row` were fixed before the gates were run on them. `source` is a public project that had the bug.
 """
 
-from dataclasses import dataclass
-
-from tests.conftest import Hunk
-
-
-@dataclass(frozen=True)
-class Plant:
-    """One bug: `old` -> `new` in the recipe, what must stop it and with which words."""
-
-    id: str
-    gate: str
-    row: str
-    old: str
-    new: str
-    words: tuple[str, ...]
-    """All of them must occur in the gate's measured, needed and remedy (case does not matter)."""
-    source: str = ""
-    before: tuple[str, ...] = ()
-    """Gates that may fail before `gate`, for the reason in `why`."""
-    why: str = ""
-    harm: str = ""
-    argv: tuple[str, ...] = ()
-    recipe: str = "vision/classify"
-    batch: bool = False
-    """The gate must leave the batch and its picture."""
-    missed: str = ""
-    """Why the gates do not catch it yet; the test is then a strict xfail."""
-
-    @property
-    def hunk(self) -> Hunk:
-        return self.old, self.new
-
+from tests.plant import Plant
 
 # Texts of vision/classify that several plants replace.
 IMAGE = "image = self.images[index].float() / 255\n"

@@ -1,25 +1,7 @@
 """Healthy variants of vision/classify, among them those that look like bugs."""
 
-from dataclasses import dataclass
-
-from tests.conftest import Hunk
+from tests.plant import Healthy
 from tests.plants import IMAGE, LOOP, LOSS, MODEL, STAGES, TRAIN_DATA, UPDATE, staged
-
-
-@dataclass(frozen=True)
-class Healthy:
-    """A healthy variant of a recipe, and what a naive detector would say."""
-
-    id: str
-    argv: tuple[str, ...] = ()
-    hunk: Hunk | None = None
-    naive: str = ""
-    recipe: str = "vision/classify"
-    may_skip: tuple[str, ...] = ("terms", "init", "fabricated")
-    """Gates that have nothing to judge here."""
-    alarm: str = ""
-    """Why a gate cries wolf today; the test is then a strict xfail."""
-
 
 NORM = "nn.GroupNorm(8, n_out)\n        self.conv2"
 BATCH_NORM = """

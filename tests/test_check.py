@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import trainworthy
-from core import gates
 from core.errors import GateFailed, UserError
+from core.gates import order
 from tests.commands import environment
 
 X, Y = (torch.tensor(v) for v in load_digits(return_X_y=True))
@@ -271,7 +271,7 @@ def sampled(names) -> list:
 @pytest.mark.parametrize("name", sampled(PLANTS))
 def test_caught(name: str):
     gate, words, factory = PLANTS[name]
-    ids = [g.id for g in gates.ORDER]
+    ids = [g.id for g in order.ORDER]
     result = trainworthy.check(factory, only=ids[: ids.index(gate) + 1], raises=False)
     assert not result.ok
     assert result.failed[0].id in (gate, *BEFORE.get(name, ())), result.table()

@@ -12,6 +12,7 @@ import pytest
 
 from core import gates
 from core.commands.batch import Measured, Trial
+from core.gates import order
 from tests.commands import environment, installed, read, trainworthy
 from tests.conftest import ROOT, Done, Hunk, patched
 from tests.plants import STAGES, staged
@@ -153,7 +154,7 @@ def test_diff_of_one_part_asks_the_gates_that_look_there(
     named = [line.split()[0] for line in listed if "no gate looks" not in line]
     assert asked <= set(named)
     assert not set(named) & not_asked
-    only = "" if len(named) == len(gates.ORDER) else f" --only {','.join(named)}"
+    only = "" if len(named) == len(order.ORDER) else f" --only {','.join(named)}"
     assert done.stdout.endswith(f"next   trainworthy check mine.py{only}\n")
 
 
@@ -186,7 +187,7 @@ def test_diff_after_the_recipe_has_changed(tmp_path: Path, in_git: bool):
 
 
 def test_every_gate_says_what_it_looks_at():
-    for gate in gates.ORDER:
+    for gate in order.ORDER:
         assert gate.reads, gate.id
         assert set(gate.reads) <= set(gates.PARTS), gate.id
     assert gates.gate("new", rows="C0", title="says nothing")(lambda proof: None).reads == gates.PARTS

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from core import gates
+from core.gates import order
 from core.registry import find
 from tests.commands import environment
 from tests.conftest import Done, collected
@@ -36,7 +36,7 @@ def caught(plant: Plant, launch: Callable[..., Done], fork: Callable[..., Path],
     """Check the bugged fork; the right gate must stop it, for the right reason. Only the gates up to that one run: what
     stands behind it cannot change which one is first. A domain's own gate, behind all of the core's, runs alone."""
     fork(plant.hunk, recipe=plant.recipe)
-    ids = [g.id for g in gates.ORDER]
+    ids = [g.id for g in order.ORDER]
     only = ids[: ids.index(plant.gate) + 1] if plant.gate in ids else [*plant.before, plant.gate]
     done = launch("check", "mine.py", "--run.seed", str(seed), "--only", ",".join(only), *plant.argv)
     assert done.returncode == 3, done.shown

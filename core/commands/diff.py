@@ -89,6 +89,7 @@ def compare(loaded: "Recipe", name: str, source: str, base: Entry, old: str) -> 
     """Print what differs, the gates concerned, the next command."""
     from core import gates
     from core.anatomy import OF_GROUP, expectations, pieces
+    from core.gates import order
 
     after = presets(loaded.module)
     before = values(base, old)
@@ -124,7 +125,7 @@ def compare(loaded: "Recipe", name: str, source: str, base: Entry, old: str) -> 
         print("only comments, docstrings or layout changed: nothing that runs")
         return
 
-    every = [*gates.ORDER, *(g for g in vars(loaded.module).values() if isinstance(g, gates.Gate))]
+    every = [*order.ORDER, *(g for g in vars(loaded.module).values() if isinstance(g, gates.Gate))]
     concerned = [g for g in every if touched.keys() & set(g.reads)]
     unseen = sorted(homes - {part for g in every for part in g.reads})
     print(f"\ngates that look at this ({len(concerned)} of {len(every)})")

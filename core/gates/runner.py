@@ -1,0 +1,130 @@
+"""Gates in a row: each is proved, its verdict printed as it comes, a repro kept of what failed, gates.json written."""
+
+import json
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from core.console import Console
+from core.errors import Stop
+from core.gates.gate import Gate, Proof
+from core.pictures import contact_sheet
+from core.run import Plan
+from core.verdict import Finding, Skip, Verdict
+
+
+def run_gates(gates: list[Gate], proof: Proof, *, known: dict[str, dict], console: Console) -> list[Verdict]:
+    """Prove each gate in order, print its verdict as it comes, keep a repro of what failed. Goes on after a failure: the
+    other verdicts help to find the cause."""
+    verdicts, cfg = [], proof.cfg
+    if known and all(one.id in known for one in gates):
+        verdicts = [Verdict(**{**known[one.id], "seconds": 0.0}) for one in gates]
+        console.say(
+            f"  all {len(gates)} verdicts stand as proved {verdicts[0].remembered}: the same recipe, data and environment",
+            style="green",
+        )
+        return verdicts
+    for one in gates:
+        started = time.monotonic()
+        if one.id in known:
+            verdict = Verdict(**{**known[one.id], "seconds": 0.0})
+        else:
+            verdict = _prove(one, proof)
+            verdict.seconds = round(time.monotonic() - started, 2)
+        verdict.stage = proof.stage
+        if verdict.verdict == "fail" and one.id in cfg.gates.waive:
+            verdict.verdict, verdict.reason = "waived", cfg.gates.because
+        verdicts.append(verdict)
+        _show(verdict, console)
+    return verdicts
+
+
+def _prove(one: Gate, proof: Proof) -> Verdict:
+    world = proof.accelerator.num_processes
+    skipped = ""
+    try:
+        finding = one.prove(proof)
+    except Skip as skip:
+        finding, skipped = Finding(True, "", ""), str(skip)
+    except Stop:
+        raise
+    except Exception as error:
+        if world > 1:
+            raise  # other ranks wait in a collective: the launcher must end them
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        finding = Finding(
+            False, f"raised {type(error).__name__}: {error}", "no exception",
+            f"{frame.filename}:{frame.lineno}: {frame.line}",
+            evidence={"traceback": traceback.format_exception(error)},
+        )  # fmt: skip
+    worst = 0 if not finding.ok else 1 if skipped else 2
+    if world > 1:  # the worst verdict of any rank counts
+        shared = torch.tensor(worst, device=proof.accelerator.device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MIN)
+        worst = int(shared.item())
+    if worst == 1:
+        reason = skipped or "skipped on another process"
+        return Verdict(one.id, one.rows, one.title, "skip", "", "", "", 0.0, reason=reason)
+    ok = worst == 2
+    if not ok and finding.ok:
+        finding.measured += " (failed on another process)"
+    verdict = Verdict(one.id, one.rows, one.title, "pass" if ok else "fail", finding.measured, finding.needed,
+                      "" if ok else finding.remedy, 0.0, evidence=finding.evidence)  # fmt: skip
+    if not ok and proof.accelerator.is_main_process:
+        _keep_repro(verdict, finding, proof)
+    return verdict
+
+
+def _keep_repro(verdict: Verdict, finding: Finding, proof: Proof) -> None:
+    """gates/<id>/: the batch, a picture where the recipe can draw one, and a script of ten lines."""
+    folder = proof.folder / "gates" / verdict.id
+    folder.mkdir(parents=True, exist_ok=True)
+    if finding.batch is not None:
+        from safetensors.torch import save_file
+
+        tensors = {k: v.detach().cpu().contiguous() for k, v in finding.batch.items() if isinstance(v, torch.Tensor)}
+        save_file(tensors, folder / "batch.safetensors")
+        _, stage = proof.build(Plan(steps=1))
+        if stage.preview:
+            contact_sheet(stage.preview({k: v.cpu() for k, v in tensors.items()}), folder / "batch.png")
+    command = ["check", *proof.argv, "--only", verdict.id]
+    again = (
+        f'command = [sys.executable, "-m", "core.launch", *{command!r}]\n'
+        'sys.exit(subprocess.run(command, env={**os.environ, "PYTHONSAFEPATH": "1"}).returncode)'
+    )
+    (folder / "repro.py").write_text(
+        f'"""{verdict.title}: {verdict.measured} (needed: {verdict.needed})."""\n'
+        "import os\nimport subprocess\nimport sys\nfrom pathlib import Path\n\n"
+        "from safetensors.torch import load_file\n\n"
+        'batch = Path(__file__).with_name("batch.safetensors")\n'
+        "for name, tensor in (load_file(batch) if batch.exists() else {}).items():\n"
+        "    print(name, tuple(tensor.shape), tensor.dtype, tensor.float().min().item(), tensor.float().max().item())\n"
+        f"{proof.again(verdict.id) if proof.again else again}\n"
+    )
+
+
+def _show(v: Verdict, console: Console) -> None:
+    mark = {"pass": "pass", "fail": "FAIL", "skip": "skip", "waived": "waived"}[v.verdict]
+    style = {"pass": "green", "fail": "bold red", "skip": "yellow", "waived": "yellow"}[v.verdict]
+    tail = f"proved {v.remembered}" if v.remembered else f"{v.seconds:.1f} s"
+    console.say(f"  {mark:<6} {v.id:<13} {v.measured or v.reason}  [{tail}]", style=style)
+    if v.verdict in ("fail", "waived"):
+        console.say(f"         {'needed':<13} {v.needed}")
+    if v.verdict == "fail":
+        for i, line in enumerate(v.remedy.splitlines()):
+            console.say(f"         {'likely causes' if i == 0 else '':<13} {line}")
+    if v.verdict == "waived":
+        console.say(f"         {'waived':<13} {v.reason}")
+
+
+def write(path: Path, verdicts: list[Verdict], *, stage: str = "", **more: Any) -> None:
+    """gates.json: these verdicts, behind those of other stages that stand there already."""
+    before = json.loads(path.read_text())["gates"] if stage and path.exists() else []
+    rows = [v for v in before if v["stage"] != stage] + [asdict(v) for v in verdicts]
+    cost = round(sum(v["seconds"] for v in rows), 2)
+    path.write_text(json.dumps({"gates": rows, "seconds": cost, **more}, indent=1, default=str))

@@ -1,0 +1,48 @@
+"""What a planted bug and a healthy variant are."""
+
+from dataclasses import dataclass
+
+from tests.conftest import Hunk
+
+
+@dataclass(frozen=True)
+class Plant:
+    """One bug: `old` -> `new` in the recipe, what must stop it and with which words."""
+
+    id: str
+    gate: str
+    row: str
+    old: str
+    new: str
+    words: tuple[str, ...]
+    """All of them must occur in the gate's measured, needed and remedy (case does not matter)."""
+    source: str = ""
+    before: tuple[str, ...] = ()
+    """Gates that may fail before `gate`, for the reason in `why`."""
+    why: str = ""
+    harm: str = ""
+    argv: tuple[str, ...] = ()
+    recipe: str = "vision/classify"
+    batch: bool = False
+    """The gate must leave the batch and its picture."""
+    missed: str = ""
+    """Why the gates do not catch it yet; the test is then a strict xfail."""
+
+    @property
+    def hunk(self) -> Hunk:
+        return self.old, self.new
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """A healthy variant of a recipe, and what a naive detector would say."""
+
+    id: str
+    argv: tuple[str, ...] = ()
+    hunk: Hunk | None = None
+    naive: str = ""
+    recipe: str = "vision/classify"
+    may_skip: tuple[str, ...] = ("terms", "init", "fabricated")
+    """Gates that have nothing to judge here."""
+    alarm: str = ""
+    """Why a gate cries wolf today; the test is then a strict xfail."""
