@@ -19,11 +19,11 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-import core
-from core import seeds
-from core.run import Plan, evaluating
-from recipes.llm import pretrain
-from recipes.llm.packing import IGNORED, Packed
+from trainworthy import core
+from trainworthy.core.base import seeds
+from trainworthy.core.loop.run import Plan, evaluating
+from trainworthy.recipes.llm import pretrain
+from trainworthy.recipes.llm.data.packing import IGNORED, Packed
 
 
 def padded(data: Packed, chosen: list[int]) -> dict[str, Tensor]:

@@ -39,12 +39,12 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-import core
-from core.console import Console
-from core.gates import build
-from core.metrics import MetricsTracker
-from core.recipe import versions
-from recipes.rl import arrays, environments
+from trainworthy import core
+from trainworthy.core.base.console import Console
+from trainworthy.core.gates.gate import build
+from trainworthy.core.monitoring.metrics import MetricsTracker
+from trainworthy.core.recipe.loading import versions
+from trainworthy.recipes.rl.control import arrays, environments
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import plain_rl
@@ -78,7 +78,7 @@ class Task:
 
     @property
     def recipe(self) -> Any:
-        return importlib.import_module(f"recipes.rl.{self.name}")
+        return importlib.import_module(f"trainworthy.recipes.rl.{self.name}")
 
     def config(self, seed: int) -> Any:
         cfg = replace(self.recipe.tiny(), **self.settings)

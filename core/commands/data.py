@@ -15,14 +15,16 @@ import shutil
 import sys
 from typing import Any
 
-from core import config, inventory, parts
-from core import recipe as recipes
-from core.commands import take_number
-from core.console import Console, bar, table
-from core.errors import Stop, UserError
-from core.session import open_session, reported, session_lock, write_start
-from core.stage import Data
-from core.texts import LISTS, Exclusions, write_exclusions
+from trainworthy.core.base import config
+from trainworthy.core.data import inventory
+from trainworthy.core.session import stages
+from trainworthy.core.recipe import loading as recipes
+from trainworthy.core.commands import take_number
+from trainworthy.core.base.console import Console, bar, table
+from trainworthy.core.base.errors import Stop, UserError
+from trainworthy.core.session.session import open_session, reported, session_lock, write_start
+from trainworthy.core.recipe.stage import Data
+from trainworthy.core.data.texts import LISTS, Exclusions, write_exclusions
 
 
 def main(argv: list[str]) -> None:
@@ -39,7 +41,7 @@ def main(argv: list[str]) -> None:
         s = session
         with session_lock(s), reported(s):
             write_start(s)
-            stage = parts.parts(loaded, cfg)[0].untrained(s.accelerator)
+            stage = stages.parts(loaded, cfg)[0].untrained(s.accelerator)
             if not s.main:  # one process reads
                 return
             scans = {name: read(name, data, samples, s.console) for name, data in stage.data.items()}

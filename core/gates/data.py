@@ -5,11 +5,13 @@ import json
 import torch
 from torch import Tensor
 
-from core import inventory, texts
-from core.gates import Finding, Proof, fetch, gate, pick, train_set
-from core.gates.recorder import learnt_from
-from core.run import Run, evaluating
-from core.stage import Stage
+from trainworthy.core.data import inventory, texts
+from trainworthy.core.base.verdict import Finding
+from trainworthy.core.gates.gate import Proof, fetch, pick, train_set
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.recorder import learnt_from
+from trainworthy.core.loop.run import Run, evaluating
+from trainworthy.core.recipe.stage import Stage
 
 
 @gate(
@@ -90,7 +92,7 @@ def _loss_schema(run, stage: Stage, batch: dict) -> list[str]:
 
 
 def _few(stage: Stage):
-    from core.stage import View
+    from trainworthy.core.recipe.stage import View
 
     return View(stage.data["val"], range(min(stage.expect.few(16), len(stage.data["val"]))))
 
@@ -178,7 +180,7 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[str]:
 
 @gate("leakage", rows="C6", title="no validation sample stands in the training set", reads="data")
 def leakage(proof: Proof) -> Finding:
-    """Exact and near duplicates by content or by text (core/texts.py), and group ids on both sides. A few near duplicates are
+    """Exact and near duplicates by content or by text (core/data/texts.py), and group ids on both sides. A few near duplicates are
     tolerated: two people do write the same 1. Texts with a group field are judged by their groups alone."""
     run, stage = proof.look()
     train_set(stage)

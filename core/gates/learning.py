@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from core import seeds
-from core.gates import Finding, Proof, Skip, agreed, categorical, fetch, gate, pick, total_loss, train_set
-from core.gates.norms import layers
-from core.gates.recorder import learnt_from, rehearsed
-from core.loader import cut
-from core.run import Plan, Run, evaluating
-from core.stage import Data, Metric, Stage, View
+from trainworthy.core.base import seeds
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates.gate import Proof, agreed, categorical, fetch, pick, total_loss, train_set
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.norms import layers
+from trainworthy.core.gates.recorder import learnt_from, rehearsed
+from trainworthy.core.data.loader import cut
+from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.recipe.stage import Data, Metric, Stage, View
 
 OVERFIT_SAMPLES = 8
 TINY, HELD_OUT, FEWEST = 256, 250, 32  # samples to learn from, to score on, and what is too few of either

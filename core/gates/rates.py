@@ -8,12 +8,16 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from core import config, loader, optim, seeds
-from core.gates import Finding, Proof, Skip, agreed, build, fetch, gate, pick, total_loss, train_set
-from core.gates.recorder import learnt_from, rehearsed
-from core.lr_finder import Band, LRFinder
-from core.run import Plan, Run, denominator, training_modes
-from core.stage import Stage
+from trainworthy.core.base import config, seeds
+from trainworthy.core.data import loader
+from trainworthy.core.loop import optim
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates.gate import Proof, agreed, build, fetch, pick, total_loss, train_set
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.recorder import learnt_from, rehearsed
+from trainworthy.core.loop.lr_finder import Band, LRFinder
+from trainworthy.core.loop.run import Plan, Run, denominator, training_modes
+from trainworthy.core.recipe.stage import Stage
 
 UNITS, FEW_UNITS = 20, 12  # of the rehearsal (of dear samples): enough for a warm-up, a peak and an end
 CLIP = 1e-4  # its norm to clip to: every gradient that is not clipped is seen

@@ -16,11 +16,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from core import config, loader
-from core.gates import Finding, Proof, Skip, build, gate
-from core.gates.rehearsal import over_two_processes
-from core.run import Plan, Run
-from core.stage import Data, Stage, View
+from trainworthy.core.base import config
+from trainworthy.core.data import loader
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates.gate import Proof, build
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.rehearsal import over_two_processes
+from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.recipe.stage import Data, Stage, View
 
 SAMPLES, FEWEST, REREAD, WORKERS = 32, 8, 16, 2
 

@@ -10,12 +10,13 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from core import seeds
-from core.checkpoint import Segment
-from core.gates import Proof, Skip
-from core.pretrained import equal, holds_state, match
-from core.run import Plan, Run, denominator, summed
-from core.stage import Data, Field, Stage, batch_size
+from trainworthy.core.base import seeds
+from trainworthy.core.loop.checkpoint import Segment
+from trainworthy.core.gates.gate import Proof
+from trainworthy.core.base.verdict import Skip
+from trainworthy.core.loop.init_from import equal, holds_state, match
+from trainworthy.core.loop.run import Plan, Run, denominator, summed
+from trainworthy.core.recipe.stage import Data, Field, Stage, batch_size
 
 STEPS, BATCH, SPOTS = 4, 16, 4096
 

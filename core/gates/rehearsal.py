@@ -13,13 +13,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from core import seeds
-from core.gates import Finding, Proof, Skip, gate, pick
-from core.gates.learning import overfitted
-from core.gates.recorder import STEPS, Record, bits, four, rehearsed, tensors
-from core.loader import cut
-from core.run import Plan, Run
-from core.stage import Stage, View
+from trainworthy.core.base import seeds
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates.gate import Proof, pick
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.learning import overfitted
+from trainworthy.core.gates.recorder import STEPS, Record, bits, four, rehearsed, tensors
+from trainworthy.core.data.loader import cut
+from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.recipe.stage import Stage, View
 
 
 def _gradient_fault(record: Record, clip: float, *, tolerance: float) -> str:
@@ -280,7 +282,7 @@ def _digest(grads: list[Tensor]) -> list[float]:
 
 def over_two_processes(proof: Proof, gate: str) -> dict:
     """The verdict of one gate over two real processes: it is started with -n 2."""
-    command = [sys.executable, "-m", "core.cli", "check", *proof.argv, "-n", "2", "--only", gate]
+    command = [sys.executable, "-m", "trainworthy", "check", *proof.argv, "-n", "2", "--only", gate]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
     lines = [line for line in done.stdout.splitlines() if line.strip().startswith("evidence in ")]
     if done.returncode or not lines:
@@ -376,7 +378,7 @@ def resume(proof: Proof) -> Finding:
 
 
 def _in_a_new_process(proof: Proof, folder: Path) -> None:
-    command = [sys.executable, "-m", "core.launch", "check", *proof.argv, "--only", "resume"]
+    command = [sys.executable, "-m", "trainworthy.launch", "check", *proof.argv, "--only", "resume"]
     env = {**os.environ, "TRAINWORTHY_HALF": str(folder), "PYTHONSAFEPATH": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     if done.returncode:

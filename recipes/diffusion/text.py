@@ -15,12 +15,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-import core
-from core.config import Optim, RunSettings, Train
-from core.stage import View
-from recipes.diffusion import captions, gates, latents, pipeline, source, stable, text_gates
-from recipes.diffusion.noise import Noise, Process
-from recipes.diffusion.scores import Scores
+from trainworthy import core
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.diffusion.data import captions, pictures
+from trainworthy.recipes.diffusion.gates import samples, text as text_gates
+from trainworthy.recipes.diffusion.models import latents, pipeline, stable
+from trainworthy.recipes.diffusion.models.noise import Noise, Process
+from trainworthy.recipes.diffusion.evaluation.scores import Scores
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -114,7 +116,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     came = stable.adapted(model, cfg.lora)
     untrained = stable.snapshot(model)
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
-    judge = source.judge(cfg.data) if labelled else None
+    judge = pictures.judge(cfg.data) if labelled else None
     train_data.notes = captions.told(found, parts, judge)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
@@ -149,7 +151,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         made = sample(model, batch["asked"], batch["noise"], asked.guidance_scale)
         right = (judge(made)[0] == batch["label"]).float().tolist() if judge else None
-        return source.tiles(made, [found.captions[i] for i in batch["asked"].tolist()], right)
+        return pictures.tiles(made, [found.captions[i] for i in batch["asked"].tolist()], right)
 
     def figures(at_hand: nn.Module, data: core.Data) -> dict:
         some = View(data, range(0, len(data), max(1, len(data) // 40)))
@@ -169,7 +171,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     def preview(batch: dict) -> list[core.Tile]:
         told = zip(batch["condition"].tolist(), batch["timestep"].tolist(), strict=True)
         seen = pipeline.decode(vae, batch["noisy"].to(run.device))
-        return source.tiles(seen, [f"{(*found.captions, '(empty)')[c]}, t {t}" for c, t in told])
+        return pictures.tiles(seen, [f"{(*found.captions, '(empty)')[c]}, t {t}" for c, t in told])
 
     def export(folder: Path) -> None:
         """diffusers' own StableDiffusionPipeline; of adapters merged, and as a file of their own in lora/."""
@@ -199,7 +201,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         pretrained=came if cfg.model else None,
         export=export,
         gates=text_gates.of(judge, vae, cfg.needed, found.captions),
-        monitors=[*([gates.samples] if scores else []), gates.samplers, text_gates.told_apart],
+        monitors=[*([samples.samples] if scores else []), samples.samplers, text_gates.told_apart],
     )  # fmt: skip
 
 

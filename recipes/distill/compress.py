@@ -21,12 +21,13 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import WhisperForConditionalGeneration
 
-import core
-from core.config import Loader, Optim, Train
-from core.stage import View
-from recipes.distill import compress_gates as gates
-from recipes.distill import pictures, transcripts
-from recipes.shared import whisper
+from trainworthy import core
+from trainworthy.core.base.config import Loader, Optim, Train
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.distill.gates import compress as gates
+from trainworthy.recipes.distill.evaluation import pictures
+from trainworthy.recipes.distill.data import transcripts
+from trainworthy.recipes.shared import whisper
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

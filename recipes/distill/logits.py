@@ -18,13 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import core
-from core import seeds
-from core.config import Loader, Optim, Phase, RunSettings, Train
-from core.stage import View
-from recipes.distill import targets
-from recipes.shared import judge as teachers
-from recipes.vision import classify, pictures, zoo
+from trainworthy import core
+from trainworthy.core.base import seeds
+from trainworthy.core.base.config import Loader, Optim, Phase, RunSettings, Train
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.distill.gates import logits as targets
+from trainworthy.recipes.shared import judge as teachers
+from trainworthy.recipes.vision import classify
+from trainworthy.recipes.vision.data import pictures
+from trainworthy.recipes.vision.models import zoo
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

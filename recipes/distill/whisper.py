@@ -16,13 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import core
-from core.config import Loader, Optim, Phase, Train
-from core.stage import View
-from recipes.distill import gates, heads, lessons, pictures, rungs, spelling
-from recipes.distill.heads import reader
-from recipes.distill.measures import Measures, speech
-from recipes.shared import whisper
+from trainworthy import core
+from trainworthy.core.base.config import Loader, Optim, Phase, Train
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.distill.gates import whisper as gates
+from trainworthy.recipes.distill.models import heads, rungs, ctc
+from trainworthy.recipes.distill.data import lessons
+from trainworthy.recipes.distill.evaluation import pictures
+from trainworthy.recipes.distill.models.heads import reader
+from trainworthy.recipes.distill.evaluation.measures import Measures, speech
+from trainworthy.recipes.shared import whisper
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -233,7 +236,7 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     """Then: the words, through the teacher's frozen decoder. The student alone learns."""
     teacher, data, measures = prepare(cfg, run)
     if cfg.words == "ctc":
-        return spelling.task(cfg, run, previous, measures)
+        return ctc.task(cfg, run, previous, measures)
     model = heads.taught(previous)
     before = copy.deepcopy(model).to(run.device)
 

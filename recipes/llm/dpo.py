@@ -21,12 +21,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-import core
-from core import host
-from core.config import Optim, RunSettings, Train
-from core.run import evaluating
-from core.stage import View
-from recipes.llm import gates, models, pairs, preference_gates, preferences
+from trainworthy import core
+from trainworthy.core.adapters import hosted
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.loop.run import evaluating
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.llm.gates import chat as gates, preference
+from trainworthy.recipes.llm.models import loading
+from trainworthy.recipes.llm.data import pairs, preferences
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -92,8 +94,8 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
 
     # Frozen weights may be bf16; of trained ones small updates would be lost.
     whole = run.precision == "fp32" or not cfg.lora
-    models.score_what_counts()
-    model = models.adapted(models.load(path, torch.float32 if whole else torch.bfloat16), cfg.lora)
+    loading.score_what_counts()
+    model = loading.adapted(loading.load(path, torch.float32 if whole else torch.bfloat16), cfg.lora)
     args = DPOConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
         per_device_train_batch_size=cfg.train.batch_size,
@@ -112,7 +114,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
     shape = Dataset.from_dict({"prompt": ["a:"], "chosen": [" b"], "rejected": [" c"]})
     reference = None if cfg.lora else copy.deepcopy(model)  # of adapters TRL keeps a second, frozen set, named "ref"
     return DPOTrainer(model=model, ref_model=reference, args=args, train_dataset=shape,
-                      processing_class=models.tokenizer(path))  # fmt: skip
+                      processing_class=loading.tokenizer(path))  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage
@@ -122,14 +124,14 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     if cfg.loss in ("robust", "exo_pair") and not 0 < cfg.flipped < 0.5:
         raise core.UserError(f"--flipped {cfg.flipped:g}", needed=f"above 0 and below a half, for --loss {cfg.loss}")
-    path = models.locate(cfg.model)
-    tokenizer = models.tokenizer(path)
-    models.fits(path, cfg.data.max_length)
+    path = loading.locate(cfg.model)
+    tokenizer = loading.tokenizer(path)
+    loading.fits(path, cfg.data.max_length)
     chat = pairs.Chat(tokenizer, cfg.data.system)
     data = read(cfg, chat)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
-        trainer = host.built(lambda: make_trainer(cfg, run, path))
+        trainer = hosted.built(lambda: make_trainer(cfg, run, path))
     trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)
     for split in data.values():
         split.collator = trainer.data_collator
@@ -218,12 +220,12 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         trainer.model.save_pretrained(folder, **adapter)
         tokenizer.save_pretrained(folder)
         if cfg.lora and cfg.merge:
-            models.merged(path, folder).save_pretrained(folder / "merged")
+            loading.merged(path, folder).save_pretrained(folder / "merged")
             tokenizer.save_pretrained(folder / "merged")
 
     # Adapters begin at nothing, or stand in the file of --init-from; of the reference's nothing stands anywhere.
     new = tuple(n for n, _ in trainer.model.named_parameters() if ".ref." in n or ("lora_" in n and not cfg.init_from))
-    return host.host(
+    return hosted.host(
         trainer,
         run,
         name="dpo",
@@ -233,8 +235,8 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         evaluate=evaluate,
         metric=core.Metric("accuracy", "which of two answers is the preferred one?", floor=0.5, ceiling=1.0),
         expect=core.Expect(
-            initial_loss=preference_gates.first_loss(cfg.loss, cfg.beta, cfg.flipped),
-            loss_floor=preference_gates.FLOORS.get(cfg.loss, 0.0),
+            initial_loss=preference.first_loss(cfg.loss, cfg.beta, cfg.flipped),
+            loss_floor=preference.FLOORS.get(cfg.loss, 0.0),
             fresh=new,
             frozen=("base_model.",) if cfg.lora else (),
             by_heart="both answers are given, and which of them is preferred can be learnt without the prompt",
@@ -242,9 +244,9 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
             overfit_steps=60,
             dear=2,
         ),
-        pretrained=models.from_file(trainer.model, path),
-        gates=[*gates.of_answers(chat, ("chosen", "rejected")), preference_gates.preference(chat, cfg)],
-        monitors=[preference_gates.likelihood, preference_gates.moved_reference],
+        pretrained=loading.from_file(trainer.model, path),
+        gates=[*gates.of_answers(chat, ("chosen", "rejected")), preference.preference(chat, cfg)],
+        monitors=[preference.likelihood, preference.moved_reference],
         baselines=baselines,
         preview=preview,
         predict=predict,
@@ -269,7 +271,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)
 
-    host.train(run, stage, after)
+    hosted.train(run, stage, after)
 
 
 if __name__ == "__main__":

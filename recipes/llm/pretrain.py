@@ -21,14 +21,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import core
-from core.config import Optim, RunSettings, Train
-from core.pretrained import match, read_weights
-from core.run import evaluating
-from core.stage import View
-from recipes.llm import documents, models, ngrams, positions, pretrain_gates, streaming
-from recipes.llm.packing import IGNORED, Packed
-from recipes.shared import hub
+from trainworthy import core
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.loop.init_from import match, read_weights
+from trainworthy.core.loop.run import evaluating
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.llm.data import documents, streaming
+from trainworthy.recipes.llm.models import loading
+from trainworthy.recipes.llm.evaluation import ngrams, positions
+from trainworthy.recipes.llm.gates import pretrain as pretrain_gates
+from trainworthy.recipes.llm.data.packing import IGNORED, Packed
+from trainworthy.recipes.shared import hub
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -123,7 +126,7 @@ def make_model(cfg: Config, tokenizer, log_p: Tensor) -> nn.Module:
              "max_position_embeddings": cfg.data.context}  # fmt: skip
     config = (Qwen3Config if cfg.qk_norm else LlamaConfig)(**sizes, **ids)
     if cfg.rope != "default":
-        models.extend(config, cfg.rope, cfg.rope_from)
+        loading.extend(config, cfg.rope, cfg.rope_from)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     start_at_frequencies(model, log_p)
     return model
@@ -150,7 +153,7 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     corpus, train_data, val_data = read(cfg)
     tokenizer = corpus.tokenizer
     log_p = ngrams.frequencies(corpus.train, len(corpus.sizes))  # (V,)
-    model = models.attend(make_model(cfg, tokenizer, torch.from_numpy(log_p).float()), cfg.attention, run.device)
+    model = loading.attend(make_model(cfg, tokenizer, torch.from_numpy(log_p).float()), cfg.attention, run.device)
 
     def scores(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor, Tensor]:
         """(negative log-likelihood in nats, log Z, is it asked for?) of each next token, (B, T - 1) all. No mask and no cache: the
@@ -282,12 +285,12 @@ STAGES = [pretrain]
 # ----------------------------------------------------------------------------------------------------------------- loop
 def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
     """The loop; the gates rehearse this very function."""
-    then, flops = time.monotonic(), models.flops(stage.model, cfg.data.context)
+    then, flops = time.monotonic(), loading.flops(stage.model, cfg.data.context)
     for step in run.steps(stage):
         means = run.update(stage, step.batches)
         tokens = sum(stage.counts(batch)["*"] for batch in step.batches) * run.world
         rate = tokens / (time.monotonic() - then)
-        told = {"tokens_per_sec": rate} | models.utilisation(rate * flops / run.world, run.device)
+        told = {"tokens_per_sec": rate} | loading.utilisation(rate * flops / run.world, run.device)
         if "z" in means:
             told["rms_log_z"] = (means["z"] / cfg.z_loss).sqrt()
         run.log("lm", told)

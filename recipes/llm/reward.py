@@ -19,11 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import core
-from core import host
-from core.config import Optim, RunSettings, Train
-from core.stage import View
-from recipes.llm import calibration, gates, models, pairs, preferences, reward_gates
+from trainworthy import core
+from trainworthy.core.adapters import hosted
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.llm.evaluation import calibration
+from trainworthy.recipes.llm.gates import chat as gates, reward as reward_gates
+from trainworthy.recipes.llm.models import loading
+from trainworthy.recipes.llm.data import pairs, preferences
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -92,8 +95,8 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
     from datasets import Dataset
     from trl import RewardConfig, RewardTrainer
 
-    model = models.scorer(path, kept_in(cfg, run))
-    model = models.adapted(model, cfg.lora, head="score")
+    model = loading.scorer(path, kept_in(cfg, run))
+    model = loading.adapted(model, cfg.lora, head="score")
     args = RewardConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
         per_device_train_batch_size=cfg.train.batch_size,
@@ -108,20 +111,20 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
         accelerator_config={"use_configured_state": True},
     )
     shape = Dataset.from_dict({"chosen_ids": [[1, 2]], "rejected_ids": [[1, 3]]})
-    return RewardTrainer(model=model, args=args, train_dataset=shape, processing_class=models.scoring_tokenizer(path))
+    return RewardTrainer(model=model, args=args, train_dataset=shape, processing_class=loading.scoring_tokenizer(path))
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage
 def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    path = models.locate(cfg.model)
-    tokenizer = models.scoring_tokenizer(path)
-    models.fits(path, cfg.data.max_length)
+    path = loading.locate(cfg.model)
+    tokenizer = loading.scoring_tokenizer(path)
+    loading.fits(path, cfg.data.max_length)
     chat = pairs.Chat(tokenizer, cfg.data.system)
     data = read(cfg, chat)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
-        trainer = host.built(lambda: make_trainer(cfg, run, path))
+        trainer = hosted.built(lambda: make_trainer(cfg, run, path))
     trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)
     for split in data.values():
         split.collator = trainer.data_collator
@@ -196,7 +199,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         if cfg.lora and cfg.merge:
             with tempfile.TemporaryDirectory() as adapter:
                 trainer.model.save_pretrained(adapter)
-                host.built(lambda: models.merged_scorer(path, Path(adapter), kept_in(cfg, run))).save_pretrained(folder)
+                hosted.built(lambda: loading.merged_scorer(path, Path(adapter), kept_in(cfg, run))).save_pretrained(folder)
         else:
             trainer.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -209,7 +212,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
     untrained = not cfg.init_from and not any(
         p.any() for n, p in trainer.model.named_parameters() if n.startswith(head)
     )
-    return host.host(
+    return hosted.host(
         trainer,
         run,
         name="reward",
@@ -224,7 +227,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
             overfit_steps=60,
             dear=2,
         ),
-        pretrained=models.from_file(trainer.model, path),
+        pretrained=loading.from_file(trainer.model, path),
         gates=[
             reward_gates.lengths(chat),
             gates.template(chat, ("chosen", "rejected")),
@@ -253,7 +256,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)
 
-    host.train(run, stage, after)
+    hosted.train(run, stage, after)
 
 
 if __name__ == "__main__":

@@ -22,13 +22,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import core
-from core import host
-from core.config import Optim, RunSettings, Train
-from core.loader import to_device
-from core.run import evaluating
-from core.stage import View
-from recipes.llm import gates, models, pairs, quantized
+from trainworthy import core
+from trainworthy.core.adapters import hosted
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.data.loader import to_device
+from trainworthy.core.loop.run import evaluating
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.llm.gates import chat as gates
+from trainworthy.recipes.llm.models import loading, quantized
+from trainworthy.recipes.llm.data import pairs
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -95,9 +97,9 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
 
     # Frozen weights may be bf16; of trained ones small updates would be lost.
     dtype = torch.float32 if run.precision == "fp32" or not cfg.lora else torch.bfloat16
-    models.score_what_counts()
-    model = quantized.load(path, dtype, run.device) if cfg.load_in_4bit else models.load(path, dtype)
-    model = models.adapted(model, cfg.lora)
+    loading.score_what_counts()
+    model = quantized.load(path, dtype, run.device) if cfg.load_in_4bit else loading.load(path, dtype)
+    model = loading.adapted(model, cfg.lora)
     args = SFTConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
         per_device_train_batch_size=cfg.train.batch_size,
@@ -114,7 +116,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
         accelerator_config={"use_configured_state": True},
     )
     shape = Dataset.from_dict({"input_ids": [[0, 0]], "labels": [[0, 0]]})  # core's stream brings the samples
-    return SFTTrainer(model=model, args=args, train_dataset=shape, processing_class=models.tokenizer(path))
+    return SFTTrainer(model=model, args=args, train_dataset=shape, processing_class=loading.tokenizer(path))
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage
@@ -123,9 +125,9 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     if cfg.load_in_4bit and not cfg.lora:
         raise core.UserError("--load-in-4bit --lora 0: weights in four bits have no gradient", needed="adapters on top of them",
                              next="--lora 8, or --no-load-in-4bit")  # fmt: skip
-    path = models.locate(cfg.model)
-    tokenizer = models.tokenizer(path)
-    models.fits(path, cfg.data.max_length)
+    path = loading.locate(cfg.model)
+    tokenizer = loading.tokenizer(path)
+    loading.fits(path, cfg.data.max_length)
     chat = pairs.chat(tokenizer, cfg.data)
     data = read(cfg, chat)
     with warnings.catch_warnings():
@@ -137,7 +139,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     for split in data.values():
         split.collator = trainer.data_collator
     shots = [] if chat.conversations else chat.shots(data["train"].rows, 4)
-    if shots and len(chat.ask(shots)) + cfg.data.max_length > models.context(path):
+    if shots and len(chat.ask(shots)) + cfg.data.max_length > loading.context(path):
         shots = []  # a short context has no room for examples
 
     def generate(model: nn.Module, prompts: list[str], before: list[dict] = ()) -> list[tuple[str, bool]]:
@@ -185,7 +187,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return scores(model, data)
 
     def baselines() -> dict[str, dict[str, float]]:
-        untrained = trainer.model if cfg.lora else models.load(path, torch.bfloat16).to(run.device)
+        untrained = trainer.model if cfg.lora else loading.load(path, torch.bfloat16).to(run.device)
         off = untrained.disable_adapter() if cfg.lora else contextlib.nullcontext()
         asked = {"untrained": [], "untrained, 4-shot prompt": shots} if shots else {"untrained": []}
         with off, evaluating(untrained), run.autocast():
@@ -209,13 +211,13 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         tokenizer.save_pretrained(folder)
         if cfg.lora and cfg.merge:
             base = quantized.whole(path, trainer.model) if cfg.load_in_4bit else None
-            models.merged(path, folder, base=base).save_pretrained(folder / "merged")
+            loading.merged(path, folder, base=base).save_pretrained(folder / "merged")
             tokenizer.save_pretrained(folder / "merged")
 
     question = f"which words are in {'the name of the function' if cfg.data.path == 'docstrings' else 'the answer'}?"
     # With --init-from adapters stand in its file; else they begin at nothing.
     new = tuple(n for n, _ in trainer.model.named_parameters() if "lora_" in n and not cfg.init_from)
-    return host.host(
+    return hosted.host(
         trainer,
         run,
         name="sft",
@@ -223,7 +225,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         evaluate=evaluate,
         metric=core.Metric("f1", question, floor=0.0, ceiling=1.0),
         expect=core.Expect(fresh=new, frozen=("base_model.",) if cfg.lora else (), overfit_steps=40, dear=2),
-        pretrained=models.from_file(trainer.model, path),
+        pretrained=loading.from_file(trainer.model, path),
         gates=[*[quantized.four_bit] * cfg.load_in_4bit,
                *gates.of(chat, packed=cfg.pack, exports_whole=bool(cfg.lora and cfg.merge))],
         baselines=baselines,
@@ -252,7 +254,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)
 
-    host.train(run, stage, after)
+    hosted.train(run, stage, after)
 
 
 if __name__ == "__main__":

@@ -18,15 +18,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-import core
-from core import host
-from core.config import Optim, RunSettings, Train
-from core.errors import Stop
-from core.loader import Stream
-from core.run import evaluating
-from core.stage import View
-from recipes.llm import models
-from recipes.rl import grpo_gates, problems
+from trainworthy import core
+from trainworthy.core.adapters import hosted
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.base.errors import Stop
+from trainworthy.core.data.loader import Stream
+from trainworthy.core.loop.run import evaluating
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.llm.models import loading
+from trainworthy.recipes.rl.language import grpo_gates, problems
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -105,8 +105,8 @@ def make_trainer(cfg: Config, run: core.Run, path: str, asker: problems.Asker, r
 
     # Frozen weights may be bf16; of trained ones small updates would be lost.
     whole = run.precision == "fp32" or not cfg.lora
-    models.score_what_counts()
-    model = models.load(path, torch.float32 if whole else torch.bfloat16)
+    loading.score_what_counts()
+    model = loading.load(path, torch.float32 if whole else torch.bfloat16)
     ends = model.generation_config.eos_token_id
     model.generation_config.eos_token_id = asker.ends  # the trainer ends answers where the model declares their end
     args = GRPOConfig(
@@ -131,7 +131,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str, asker: problems.Asker, r
         accelerator_config={"use_configured_state": True},
     )
     shape = Dataset.from_dict({"prompt": ["a"], "answer": ["b"]})
-    trainer = GRPOTrainer(model=models.adapted(model, cfg.lora), reward_funcs=reward, args=args, train_dataset=shape,
+    trainer = GRPOTrainer(model=loading.adapted(model, cfg.lora), reward_funcs=reward, args=args, train_dataset=shape,
                           processing_class=asker.tokenizer)  # fmt: skip
     model.generation_config.eos_token_id = ends  # what is exported is the model's own
     return trainer
@@ -143,8 +143,8 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     if cfg.train.batch_size % (cfg.group * run.world) or cfg.group < 2:
         raise core.UserError("answers do not come in whole groups", got=f"{cfg.train.batch_size} answers, groups of {cfg.group}",
                              needed=f"--train.batch-size as a multiple of --group (2 or more) x {run.world} processes")  # fmt: skip
-    path = models.locate(cfg.model)
-    tokenizer = models.tokenizer(path) if cfg.data.style == "chat" else models.plain(path)
+    path = loading.locate(cfg.model)
+    tokenizer = loading.tokenizer(path) if cfg.data.style == "chat" else loading.plain(path)
     rows = problems.read(cfg.data)
     asker = problems.Asker(tokenizer, cfg.data, rows[0])
 
@@ -158,7 +158,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
         reward = problems.of_others(declared) if cfg.shuffled else declared
-        trainer = host.built(lambda: make_trainer(cfg, run, path, asker, reward))
+        trainer = hosted.built(lambda: make_trainer(cfg, run, path, asker, reward))
     trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)
     data = read(cfg, asker, rows, trainer.model.config.max_position_embeddings)
     start: dict[str, Tensor] = {}  # of --init-from: what is trained, as it was
@@ -183,7 +183,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         """Sum over the tokens of the answers; the trainer's own is a mean over as many as it is told of."""
         tokens = batch["completion_mask"].sum()
         told = {**batch, "num_items_in_batch": tokens * run.world}
-        return {"loss": tokens * host.loss(trainer, model, told, accumulate=trainer.args.steps_per_generation)}
+        return {"loss": tokens * hosted.loss(trainer, model, told, accumulate=trainer.args.steps_per_generation)}
 
     def begin() -> None:
         """The reference is what the policy is when training begins, with `--init-from` too."""
@@ -223,11 +223,11 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def baselines() -> dict[str, dict[str, float]]:
         found = {"the commonest answer": {"accuracy": problems.majority(data["questions"].rows, data["val"].rows)}}
-        untrained = trainer.model if cfg.lora else models.load(path, torch.bfloat16).to(run.device)
+        untrained = trainer.model if cfg.lora else loading.load(path, torch.bfloat16).to(run.device)
         with trainer.model.disable_adapter() if cfg.lora else nullcontext(), evaluating(untrained), run.autocast():
             found["untrained, the same prompts"] = evaluate(untrained, data["val"])
         if start:
-            with evaluating(trainer.model), run.autocast(), models.exchanged(trainer.model, start):
+            with evaluating(trainer.model), run.autocast(), loading.exchanged(trainer.model, start):
                 found["where it started"] = evaluate(trainer.model, data["val"])
         return found
 
@@ -246,12 +246,12 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         trainer.model.save_pretrained(folder, **adapter)
         tokenizer.save_pretrained(folder)
         if cfg.lora and cfg.merge:
-            models.merged(path, folder).save_pretrained(folder / "merged")
+            loading.merged(path, folder).save_pretrained(folder / "merged")
             tokenizer.save_pretrained(folder / "merged")
 
     # Adapters begin at nothing, or stand in the file of --init-from; of the reference's nothing stands anywhere.
     new = tuple(n for n, _ in trainer.model.named_parameters() if ".ref." in n or ("lora_" in n and not cfg.init_from))
-    return host.host(
+    return hosted.host(
         trainer,
         run,
         name="grpo",
@@ -271,7 +271,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
             schedule="several updates to a unit" if cfg.passes > 1 else "",
             dear=8,
         ),
-        pretrained=models.from_file(trainer.model, path),
+        pretrained=loading.from_file(trainer.model, path),
         gates=grpo_gates.gates(grpo_gates.Subject(cfg, asker, declared)),
         monitors=grpo_gates.monitors(cfg, len(data["val"])),
         baselines=baselines,
@@ -292,7 +292,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)
 
-    host.train(run, stage, after)
+    hosted.train(run, stage, after)
 
 
 if __name__ == "__main__":

@@ -19,15 +19,15 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
-import core
-from core import seeds
-from core.config import Optim, RunSettings, Train
-from core.errors import UserError
-from recipes.rl import environments, gates, monitors
-from recipes.rl.environments import Environments, Episodes
-from recipes.rl.heads import HEADS
-from recipes.rl.memory import Memory, Remembering, fits, player
-from recipes.rl.nets import Running, mlp
+from trainworthy import core
+from trainworthy.core.base import seeds
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.base.errors import UserError
+from trainworthy.recipes.rl.control import environments, gates, monitors
+from trainworthy.recipes.rl.control.environments import Environments, Episodes
+from trainworthy.recipes.rl.control.heads import HEADS
+from trainworthy.recipes.rl.control.memory import Memory, Remembering, fits, player
+from trainworthy.recipes.rl.control.nets import Running, mlp
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

@@ -17,16 +17,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-import core
-from core import loader, seeds
-from core.config import Optim, RunSettings, Train
-from core.errors import UserError
-from core.stage import View
-from recipes.llm.models import from_file
-from recipes.rl import language, rewards, rlhf_gates, rlhf_monitors
-from recipes.rl.prompts import Source, read
-from recipes.rl.tether import Controller, Watch
-from recipes.rl.writer import Writer, own, shape, texts
+from trainworthy import core
+from trainworthy.core.data import loader
+from trainworthy.core.base import seeds
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.llm.models.loading import from_file
+from trainworthy.recipes.rl.language import models, rewards, rlhf_gates, rlhf_monitors
+from trainworthy.recipes.rl.language.prompts import Source, read
+from trainworthy.recipes.rl.language.kl_control import Controller, Watch
+from trainworthy.recipes.rl.language.policy import Writer, own, shape, texts
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -40,7 +41,7 @@ class Config(core.Config):
     """`prose` (a small Llama that llm/pretrain makes, once), `smollm2`, or a folder or `owner/name` with a causal model."""
     pretrained: float = 1.0
     """Of `prose`: passes over the texts of the running Python that it has made."""
-    reward: str = "recipes.rl.rewards:sentence"
+    reward: str = "trainworthy.recipes.rl.language.rewards:sentence"
     """`module:function` that answers (prompts, completions) with a number for each, or the folder of a reward model."""
     new_tokens: int = 24
     """Tokens of a completion, at most."""
@@ -162,8 +163,8 @@ def minibatches(cfg: Config, run: core.Run, policy: Writer, rollout: dict, unit:
 # ---------------------------------------------------------------------------------------------------------------- stage
 def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    path = language.locate(cfg.model, cfg.pretrained)
-    tokenizer, lm = language.tokenizer(path), language.load(path)
+    path = models.locate(cfg.model, cfg.pretrained)
+    tokenizer, lm = models.tokenizer(path), models.load(path)
     if cfg.data.tokens + cfg.new_tokens > lm.config.max_position_embeddings:
         raise UserError("prompts and completions are longer than what the model reads", needed=f"--data.tokens + --new-tokens <= "
                         f"{lm.config.max_position_embeddings}", got=f"{cfg.data.tokens} + {cfg.new_tokens}")  # fmt: skip

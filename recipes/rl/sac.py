@@ -22,14 +22,14 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import core
-from core import seeds
-from core.config import Optim, RunSettings, Train
-from core.errors import UserError
-from recipes.rl import environments, gates, monitors
-from recipes.rl.environments import Environments, Episodes
-from recipes.rl.nets import Running, Side, mlp
-from recipes.rl.replay import Replay, Target
+from trainworthy import core
+from trainworthy.core.base import seeds
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.base.errors import UserError
+from trainworthy.recipes.rl.control import environments, gates, monitors
+from trainworthy.recipes.rl.control.environments import Environments, Episodes
+from trainworthy.recipes.rl.control.nets import Running, Side, mlp
+from trainworthy.recipes.rl.control.replay import Replay, Target
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 
-from core.errors import UserError
+from trainworthy.core.base.errors import UserError
 
 RATE = 22_050
 """Samples a second that espeak-ng gives."""

@@ -23,9 +23,9 @@ from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForCondi
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 from transformers.utils import logging
 
-from core.assets import fetch_member
-from core.errors import UserError
-from recipes.shared import hub
+from trainworthy.core.data.assets import fetch_member
+from trainworthy.core.base.errors import UserError
+from trainworthy.recipes.shared import hub
 
 RATE, FRAMES_PER_SECOND, CANVAS = 16_000, 50, 30  # samples and frames a second; seconds of the canvas as published
 LANGUAGE, TASK = "en", "transcribe"  # what a multilingual one is told

@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms import v2
 
-import core
-from core.config import Loader, Optim, RunSettings, Train
-from recipes.vision import boxes, detect_gates, detectors, gates, zoo
+from trainworthy import core
+from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
+from trainworthy.recipes.vision.data import boxes
+from trainworthy.recipes.vision.gates import detect as detect_gates, pictures
+from trainworthy.recipes.vision.models import detectors, zoo
 
 SURE = 0.3  # score of the boxes that the pictures of the report show
 
@@ -264,7 +266,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         figures=figures,
         export=export,
         gates=detect_gates.DETECTING,
-        monitors=[gates.forgotten],
+        monitors=[pictures.forgotten],
     )  # fmt: skip
 
 

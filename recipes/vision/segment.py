@@ -19,10 +19,12 @@ from torch.nn import functional as F
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-import core
-from core.config import Loader, Optim, RunSettings, Train
-from recipes.vision import gates, hub_nets, masks, zoo
-from recipes.vision.masks import IGNORE
+from trainworthy import core
+from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
+from trainworthy.recipes.vision.gates import pictures
+from trainworthy.recipes.vision.models import hub_nets, zoo
+from trainworthy.recipes.vision.data import masks
+from trainworthy.recipes.vision.data.masks import IGNORE
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -278,8 +280,8 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
         predict=predict,
         figures=figures,
         export=export,
-        gates=gates.SEGMENTING,
-        monitors=[gates.forgotten],
+        gates=pictures.SEGMENTING,
+        monitors=[pictures.forgotten],
     )  # fmt: skip
 
 
