@@ -28,11 +28,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from tests.vision import planted_detect, planted_segment
-from tests.diffusion import planted_diffusion, planted_flow, planted_latent
-from tests.distill import planted_distill
-from tests.vlm import planted_vlm
+from tests.diffusion import planted_diffusion, planted_flow, planted_latent  # noqa: E402
+from tests.distill import planted_distill  # noqa: E402
+from tests.vision import planted_detect, planted_segment  # noqa: E402
 from tests.vision.planted_classify import CLIP, IMAGE, MEAN_LOSS, PLANTS, UPDATE, own_loop  # noqa: E402
+from tests.vlm import planted_vlm  # noqa: E402
 
 LOADING = threading.Lock()  # torch.export.load keeps global state, pipelines copy a file to one place
 MORE = (planted_detect, planted_segment, planted_distill, planted_vlm, planted_diffusion, planted_flow, planted_latent)
@@ -262,7 +262,6 @@ def detected(export: Path, torch) -> float:
     """COCO's average precision on the held-out scenes, their boxes as they were composed."""
     from torchmetrics.detection import MeanAveragePrecision
     from torchvision.ops import batched_nms
-
     from trainworthy.recipes.vision.data import pasted
 
     net, metric = program(export), MeanAveragePrecision(backend="faster_coco_eval")
@@ -294,9 +293,8 @@ def transcribed(export: Path, torch) -> float:
 
 def answered(export: Path, torch) -> float:
     """Share of held-out counterfactual pairs both of whose questions are answered right, each asked alone, by `generate`."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     from trainworthy.recipes.vlm.data.scenes import QUESTIONS, Scenes
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with LOADING:
         eyes = torch.export.load(export / "vision.pt2").module()
@@ -321,7 +319,6 @@ def drawn_at(side: int) -> Callable:
 
     def judged(export: Path, torch) -> dict[str, float]:
         from diffusers import DiffusionPipeline
-
         from trainworthy.recipes.diffusion.evaluation.scores import frechet
         from trainworthy.recipes.shared import digits, judge
 

@@ -12,12 +12,11 @@ import time
 
 import torch
 from accelerate import Accelerator
-
 from trainworthy.core.base import config
-from trainworthy.core.session import stages
-from trainworthy.core.recipe import loading
 from trainworthy.core.gates.gate import fetch
 from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.recipe import loading
+from trainworthy.core.session import stages
 from trainworthy.recipes.diffusion.models import pipeline
 
 

@@ -32,9 +32,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-
-from trainworthy.core.data import loader
 from trainworthy.core.base.config import Loader
+from trainworthy.core.data import loader
 from trainworthy.core.recipe.stage import Data, Field
 
 SHAPE = (128, 128)  # float32: 64 KB

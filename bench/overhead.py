@@ -33,12 +33,12 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
+from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
+from trainworthy.core.loop.optim import schedule
+from trainworthy.core.monitoring.metrics import MetricsTracker
+from trainworthy.core.recipe.loading import versions
 
 from trainworthy import core
-from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
-from trainworthy.core.monitoring.metrics import MetricsTracker
-from trainworthy.core.loop.optim import schedule
-from trainworthy.core.recipe.loading import versions
 
 LR, CLIP, OPTIM = 1e-3, 1.0, Optim(lr=1e-3, warmup=0.06, clip=1.0)
 HF = importlib.util.find_spec("transformers") is not None

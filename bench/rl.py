@@ -38,13 +38,13 @@ from unittest import mock
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-
-from trainworthy import core
 from trainworthy.core.base.console import Console
 from trainworthy.core.gates.gate import build
 from trainworthy.core.monitoring.metrics import MetricsTracker
 from trainworthy.core.recipe.loading import versions
 from trainworthy.recipes.rl.control import arrays, environments
+
+from trainworthy import core
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import plain_rl

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
 from trainworthy.recipes.rl.control import arrays, environments
 from trainworthy.recipes.rl.control.environments import Environments
 

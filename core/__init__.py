@@ -5,30 +5,36 @@ Names are loaded on first use, so that `trainworthy list` and `--help` never imp
 
 from importlib import import_module
 
+if __name__ == "core":  # `python -m core.launch` in a checkout
+    from trainworthy import checkout
+
+    checkout.alias(__name__)
+
 _EXPORTS = {
-    "Config": "config", "Train": "config", "Optim": "config", "Phase": "config",
-    "Data": "stage", "Expect": "stage", "Field": "stage", "Matrix": "stage", "Metric": "stage", "Points": "stage", "Probe": "stage",
-    "Stage": "stage", "Tile": "stage",
-    "GateFailed": "errors", "UserError": "errors", "TrainworthyWarning": "errors",
-    "Ema": "ema",
-    "Gate": "gates", "Verdict": "gates",
-    "LRFinder": "lr_finder",
-    "MetricsTracker": "metrics",
-    "Run": "run", "Step": "run",
-    "exclusions": "texts",
-    "program": "export", "save": "export",
-    "fetch_member": "assets",
-    "main": "launch",
-    "make_optimizer": "optim",
-    "Script": "script", "check": "script",
+    "base.config": ("Config", "Loader", "Optim", "Phase", "Train"),
+    "base.errors": ("GateFailed", "UserError", "TrainworthyWarning"),
+    "base.verdict": ("Finding", "Skip", "Verdict"),
+    "recipe.stage": ("Data", "Expect", "Field", "Matrix", "Metric", "Points", "Probe", "Stage", "Tile", "View"),
+    "data.texts": ("exclusions",),
+    "data.assets": ("fetch_member",),
+    "monitoring.metrics": ("MetricsTracker",),
+    "loop.run": ("Run", "Step"),
+    "loop.optim": ("make_optimizer",),
+    "loop.ema": ("Ema",),
+    "loop.lr_finder": ("LRFinder",),
+    "loop.export": ("program", "save"),
+    "gates.gate": ("Gate", "gate"),
+    "adapters.script": ("Script", "check"),
+    "launch": ("main",),
 }  # fmt: skip
-__all__ = sorted(_EXPORTS)
+_HOME = {name: module for module, names in _EXPORTS.items() for name in names}
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str):
-    if name in _EXPORTS:
-        return getattr(import_module(f"trainworthy.core.{_EXPORTS[name]}"), name)
-    raise AttributeError(f"module 'core' has no attribute '{name}'")
+    if name in _HOME:
+        return getattr(import_module(f"trainworthy.core.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'trainworthy.core' has no attribute '{name}'")
 
 
 def __dir__():

@@ -1,4 +1,4 @@
-"""`python -m core.launch [run|check|resume] ...`: the life of a run, from the command line to the report.
+"""`python -m trainworthy.launch [run|check|resume] ...`: the life of a run, from the command line to the report.
 
 settings -> data report -> gates -> training -> evaluation -> export -> report
 """
@@ -13,33 +13,40 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-
-from trainworthy.core.base import config
-from trainworthy.core.session import environment, ledger, multi_seed, stages, rungs
 from trainworthy.core import gates
-from trainworthy.core.data import inventory
-from trainworthy.core.monitoring import monitors
-from trainworthy.core.recipe import loading as recipes
-from trainworthy.core.loop.checkpoint import digest, load_into, load_weights
-from trainworthy.core.commands.check import seeds
+from trainworthy.core.base import config
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import DISK_FULL, DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
+from trainworthy.core.commands.check import seeds
+from trainworthy.core.data import inventory
 from trainworthy.core.gates import order
-from trainworthy.core.monitoring.metrics import MetricsTracker
-from trainworthy.core.session.results import Watcher, finish
+from trainworthy.core.loop.checkpoint import digest, load_into, load_weights
 from trainworthy.core.loop.run import Run, precision
-from trainworthy.core.session.session import Interrupts, Session, open_session, reported, session_lock, told, write_start
-from trainworthy.core.recipe.stage import Stage
+from trainworthy.core.monitoring import monitors
+from trainworthy.core.monitoring.metrics import MetricsTracker
 from trainworthy.core.monitoring.trackers import mirror, tracked
+from trainworthy.core.recipe import loading as recipes
+from trainworthy.core.recipe.stage import Stage
+from trainworthy.core.session import environment, ledger, multi_seed, rungs, stages
+from trainworthy.core.session.results import Watcher, finish
+from trainworthy.core.session.session import (
+    Interrupts,
+    Session,
+    open_session,
+    reported,
+    session_lock,
+    told,
+    write_start,
+)
 
 BESIDE = ("data", "batch")  # verbs that need a stage and have a module of their own, core/commands/<verb>.py
-USAGE = """usage: python -m core.launch [run] RECIPE [--seeds N] [settings]    train RECIPE (id, or path of a fork) behind its gates
-       python -m core.launch check RECIPE [--seeds N] [--only ID,...] [--stage NAME] [--deep] [settings]    the gates alone
-       python -m core.launch lr RECIPE [--steps 200] [settings]    which peak rate? a range test
-       python -m core.launch resume RUN_FOLDER [--force]    go on where a run stopped
-       python -m core.launch resume RUN_FOLDER --rung NAME [--force] [settings]    go on from its weights: a rung of its recipe
-       python -m core.launch data RECIPE [--sample N] [--json] [settings]    what is in its data
-       python -m core.launch batch RECIPE [--largest N] [--memory 0.5] [settings]    how many samples at once"""
+USAGE = """usage: trainworthy run RECIPE [--seeds N] [settings]    train RECIPE (id, or path of a fork) behind its gates
+       trainworthy check RECIPE [--seeds N] [--only ID,...] [--stage NAME] [--deep] [settings]    the gates alone
+       trainworthy lr RECIPE [--steps 200] [settings]    which peak rate? a range test
+       trainworthy resume RUN_FOLDER [--force]    go on where a run stopped
+       trainworthy resume RUN_FOLDER --rung NAME [--force] [settings]    go on from its weights: a rung of its recipe
+       trainworthy data RECIPE [--sample N] [--json] [settings]    what is in its data
+       trainworthy batch RECIPE [--largest N] [--memory 0.5] [settings]    how many samples at once"""
 
 
 def main(target: str | None = None, argv: list[str] | None = None) -> None:

@@ -44,8 +44,9 @@ class Done:
 
 
 def collected(pattern: str, name: str) -> list:
-    """The lists called `name` of every module in tests/ that matches `pattern`, joined: a file is used by existing."""
-    modules = [import_module(f"tests.{p.stem}") for p in sorted((ROOT / "tests").glob(pattern))]
+    """The lists called `name` of every module under tests/ that matches `pattern`, joined: a file is used by existing."""
+    files = sorted((ROOT / "tests").rglob(pattern))
+    modules = [import_module(".".join(p.relative_to(ROOT).with_suffix("").parts)) for p in files]
     return [item for m in modules for item in vars(m).get(name, ())]
 
 

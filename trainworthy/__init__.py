@@ -1,4 +1,13 @@
-"""The public names, for people's own scripts: `from trainworthy import MetricsTracker, LRFinder`."""
+"""The public names, for people's own scripts: `from trainworthy import MetricsTracker, LRFinder`.
+
+An installation adds only this package; `trainworthy.core` and `trainworthy.recipes` are inside it. In a checkout they are the
+folders `core/` and `recipes/` next to this one.
+"""
+
+from pathlib import Path
+
+if not (Path(__file__).parent / "core").is_dir():
+    __path__.append(str(Path(__file__).resolve().parent.parent))
 
 from trainworthy import core as _core
 

@@ -16,14 +16,13 @@ from datasets import Dataset
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
-from transformers.utils import logging
-
-from trainworthy.core.base import config, seeds
 from trainworthy.core.adapters import script
+from trainworthy.core.base import config, seeds
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.run import Run, Step
 from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, Stage, View, batch_size
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers.utils import logging
 
 # TRL 1.16 asks a model by a name that transformers 5.23 deprecates, at every loss.
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)

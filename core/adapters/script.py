@@ -21,15 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
-
-from trainworthy.core.base import config, seeds
 from trainworthy.core import gates
-from trainworthy.core.data import inventory
+from trainworthy.core.base import config, seeds
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import GateFailed, UserError
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
-from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.data import inventory
 from trainworthy.core.gates import order
+from trainworthy.core.gates.gate import Gate, Proof
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, Stage, View, batch_size
 

@@ -26,17 +26,16 @@ import numpy as np
 import psutil
 import torch
 from accelerate.utils import find_executable_batch_size
-
 from trainworthy.core.base import config
-from trainworthy.core.session import stages
-from trainworthy.core.recipe import loading as recipes
-from trainworthy.core.commands import take_number
 from trainworthy.core.base.console import bar
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.machine import cores, free_memory
+from trainworthy.core.commands import take_number
 from trainworthy.core.loop.run import Plan, Run, Step
-from trainworthy.core.session.session import Session, open_session, session_lock, told, write_start
+from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Data, Stage
+from trainworthy.core.session import stages
+from trainworthy.core.session.session import Session, open_session, session_lock, told, write_start
 
 WARM, LEAST, MOST = 2, 3, 20  # steps before the clock counts, and those it counts
 ENOUGH, SLOW = 0.3, 10.0  # seconds of steps that are enough; of one step that are too many

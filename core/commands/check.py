@@ -17,9 +17,9 @@ import time
 from typing import Any
 
 from trainworthy.core.base import config
-from trainworthy.core.session import multi_seed
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import DONE, GATE_FAILED, Interrupted
+from trainworthy.core.session import multi_seed
 
 OWN = ("--only", "--stage")  # with a value; --deep has none
 

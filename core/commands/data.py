@@ -16,15 +16,15 @@ import sys
 from typing import Any
 
 from trainworthy.core.base import config
-from trainworthy.core.data import inventory
-from trainworthy.core.session import stages
-from trainworthy.core.recipe import loading as recipes
-from trainworthy.core.commands import take_number
 from trainworthy.core.base.console import Console, bar, table
 from trainworthy.core.base.errors import Stop, UserError
-from trainworthy.core.session.session import open_session, reported, session_lock, write_start
-from trainworthy.core.recipe.stage import Data
+from trainworthy.core.commands import take_number
+from trainworthy.core.data import inventory
 from trainworthy.core.data.texts import LISTS, Exclusions, write_exclusions
+from trainworthy.core.recipe import loading as recipes
+from trainworthy.core.recipe.stage import Data
+from trainworthy.core.session import stages
+from trainworthy.core.session.session import open_session, reported, session_lock, write_start
 
 
 def main(argv: list[str]) -> None:

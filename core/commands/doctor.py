@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainworthy.core.data.assets import cache_dir
 from trainworthy.core.base.errors import DONE, USAGE, UserError
+from trainworthy.core.data.assets import cache_dir
 from trainworthy.core.recipe.registry import recipes
 
 HOME = Path(__file__).resolve().parents[2]
@@ -264,7 +264,6 @@ def processors() -> list[Fact]:
 def space() -> list[Fact]:
     """Memory, shared memory, disk."""
     import psutil
-
     from trainworthy.core.base.machine import free_memory
 
     facts = [Fact("machine", "memory", f"{size(free_memory())} free of {size(psutil.virtual_memory().total)}")]

@@ -4,14 +4,14 @@ import json
 import shlex
 
 from trainworthy.core.base import config
-from trainworthy.core.session import stages
-from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates import rates
 from trainworthy.core.loop.lr_finder import LRFinder
-from trainworthy.core.session.stages import Part
 from trainworthy.core.loop.run import Plan
+from trainworthy.core.recipe import loading as recipes
+from trainworthy.core.session import stages
 from trainworthy.core.session.session import Session, open_session, session_lock, write_start
+from trainworthy.core.session.stages import Part
 
 STEPS = 200
 

@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from trainworthy.core.data import texts
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.recipe.stage import Data
+from trainworthy.core.data import texts
 from trainworthy.core.data.texts import exclusions as exclusions
+from trainworthy.core.recipe.stage import Data
 
 SIDE = 32  # pictures are pooled to at most SIDE x SIDE before they are compared
 NEAR = (

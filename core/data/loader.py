@@ -15,7 +15,6 @@ from typing import TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
-
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.errors import Stop, UserError
 from trainworthy.core.recipe.stage import Data

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-
 from trainworthy.core.recipe.stage import Tile
 
 

@@ -4,11 +4,10 @@ import json
 
 import torch
 from torch import Tensor
-
-from trainworthy.core.data import inventory, texts
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.gates.gate import Proof, fetch, pick, train_set
+from trainworthy.core.data import inventory, texts
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, fetch, pick, train_set
 from trainworthy.core.gates.recorder import learnt_from
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage

@@ -4,11 +4,10 @@ import math
 
 import torch
 from torch import Tensor
-
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates.gate import Proof, train_set
-from trainworthy.core.gates import gate
 from trainworthy.core.data.inventory import Scan
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, train_set
 
 BINS, FEWEST = 32, 30
 

@@ -8,14 +8,13 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-
 from trainworthy.core.base import config, seeds
+from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import inventory
 from trainworthy.core.data.loader import Keyed, to_device
 from trainworthy.core.loop.init_from import read_weights, start_from
 from trainworthy.core.loop.run import Plan, Run, denominator
 from trainworthy.core.recipe.stage import Data, Expect, Stage
-from trainworthy.core.base.verdict import Finding, Skip
 
 PARTS = (*(f.name for f in fields(Stage)), "train")
 """Parts of a recipe: what it gives its stage, and its loop."""

@@ -1,8 +1,8 @@
 """Gate on fine-tuning: the weights it starts from are really in the model, and nothing else of that run is."""
 
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates.gate import Proof
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.init_from import few, match
 

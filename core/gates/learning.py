@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates.gate import Proof, agreed, categorical, fetch, pick, total_loss, train_set
+from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, agreed, categorical, fetch, pick, total_loss, train_set
 from trainworthy.core.gates.norms import layers
 from trainworthy.core.gates.recorder import learnt_from, rehearsed
-from trainworthy.core.data.loader import cut
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Data, Metric, Stage, View
 

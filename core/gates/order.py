@@ -1,6 +1,6 @@
 """The gates that every recipe has, in the order they run."""
 
-from trainworthy.core.gates import data, fabricated, learning, norms, init, rates, reading, rehearsal
+from trainworthy.core.gates import data, fabricated, init, learning, norms, rates, reading, rehearsal
 
 ORDER = [
     data.schema, data.inventory_gate, data.leakage, fabricated.fabricated, learning.initial_loss, init.init,

@@ -15,12 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import get_worker_info
-
 from trainworthy.core.base import config
-from trainworthy.core.data import loader
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates.gate import Proof, build
+from trainworthy.core.data import loader
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, build
 from trainworthy.core.gates.rehearsal import over_two_processes
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Data, Stage, View

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
-
 from trainworthy.core.base import seeds
-from trainworthy.core.loop.checkpoint import Segment
-from trainworthy.core.gates.gate import Proof
 from trainworthy.core.base.verdict import Skip
+from trainworthy.core.gates.gate import Proof
+from trainworthy.core.loop.checkpoint import Segment
 from trainworthy.core.loop.init_from import equal, holds_state, match
 from trainworthy.core.loop.run import Plan, Run, denominator, summed
 from trainworthy.core.recipe.stage import Data, Field, Stage, batch_size

@@ -12,14 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-
 from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates.gate import Proof, pick
+from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.gates.recorder import STEPS, Record, bits, four, rehearsed, tensors
-from trainworthy.core.data.loader import cut
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage, View
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import Stop
-from trainworthy.core.gates.gate import Gate, Proof
-from trainworthy.core.data.pictures import contact_sheet
-from trainworthy.core.loop.run import Plan
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
+from trainworthy.core.data.pictures import contact_sheet
+from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.loop.run import Plan
 
 
 def run_gates(gates: list[Gate], proof: Proof, *, known: dict[str, dict], console: Console) -> list[Verdict]:

@@ -18,7 +18,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-
 from trainworthy.core.base.errors import DISK_FULL, Stop, UserError
 
 MANIFEST = "manifest.json"

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import nn
-
 from trainworthy.core.base.errors import UserError
 
 

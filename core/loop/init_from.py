@@ -11,9 +11,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-
-from trainworthy.core.loop.checkpoint import load_weights, weights
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.loop.checkpoint import load_weights, weights
 from trainworthy.core.recipe.stage import Stage
 
 # Where a folder keeps its weights, best first: a hub snapshot or a checkpoint, then a run folder.

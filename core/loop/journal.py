@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-
+from trainworthy.core.base.errors import Stop, UserError
 from trainworthy.core.data import loader
 from trainworthy.core.monitoring import monitors
-from trainworthy.core.base.errors import Stop, UserError
 from trainworthy.core.recipe.stage import Stage
 
 if TYPE_CHECKING:

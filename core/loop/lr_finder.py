@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.loader import to_device
 

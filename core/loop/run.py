@@ -17,14 +17,13 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor, nn
-
-from trainworthy.core.loop import checkpoint, optim
 from trainworthy.core.base import config, seeds
-from trainworthy.core.data import loader
-from trainworthy.core.monitoring import monitors
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import Interrupted, Stop, UserError
+from trainworthy.core.data import loader
+from trainworthy.core.loop import checkpoint, optim
 from trainworthy.core.loop.journal import Halt, Journal, Logged, finite
+from trainworthy.core.monitoring import monitors
 from trainworthy.core.monitoring.metrics import MetricsTracker
 from trainworthy.core.recipe.stage import Data, Stage, View, batch_size
 

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import Stop
 from trainworthy.core.monitoring.metrics import read_rows

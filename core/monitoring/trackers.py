@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from accelerate import Accelerator
-
 from trainworthy.core.base import config
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import UserError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainworthy.core.base.errors import UserError
 
-HOME = Path(__file__).resolve().parent.parent / "recipes"
+HOME = Path(__file__).resolve().parents[2] / "recipes"
 
 
 @dataclass
@@ -29,13 +29,13 @@ class Entry:
     @property
     def measured(self) -> dict:
         """What `bench/results.py` measured, kept beside the recipe; empty if it never did."""
-        path = self.path.with_suffix(".results.json")
+        path = self.path.parent / "results" / f"{self.path.stem}.results.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
     @property
     def reference(self) -> Path:
         """The band of its healthy runs, kept beside the recipe by `trainworthy reference`."""
-        return self.path.with_suffix(".reference.json")
+        return self.path.parent / "results" / f"{self.path.stem}.band.json"
 
 
 def recipes() -> list[Entry]:

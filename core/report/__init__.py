@@ -10,7 +10,23 @@ from trainworthy.core.report.bands import healthy
 from trainworthy.core.report.charts import curves
 from trainworthy.core.report.folder import read
 from trainworthy.core.report.html import esc, section, tag
-from trainworthy.core.report.sections import data_section, earlier, environment_section, figures, files_section, gate_section, hero, inputs, monitor_section, name_of, next_steps, predictions, settings_section, tiles, verdict
+from trainworthy.core.report.sections import (
+    data_section,
+    earlier,
+    environment_section,
+    figures,
+    files_section,
+    gate_section,
+    hero,
+    inputs,
+    monitor_section,
+    name_of,
+    next_steps,
+    predictions,
+    settings_section,
+    tiles,
+    verdict,
+)
 
 STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from trainworthy.core.report.bands import healthy
 from trainworthy.core.report.folder import Folder
 from trainworthy.core.report.html import num

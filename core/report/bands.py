@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from trainworthy.core.report.folder import Folder, series
 from trainworthy.core.report.html import num
 

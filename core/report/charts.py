@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from trainworthy.core.report.bands import OUTSIDE, OVERFIT, Band, Healthy, healthy, lines, name_of, smooth, thin
 from trainworthy.core.report.folder import Folder, references, series
 from trainworthy.core.report.html import esc, num, tag

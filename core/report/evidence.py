@@ -5,7 +5,6 @@ import math
 from typing import Any
 
 import numpy as np
-
 from trainworthy.core.report.bands import OVERFIT, healthy
 from trainworthy.core.report.charts import SENTINEL, SMALL, Chart, inline, plain_powers, render, shade, thin
 from trainworthy.core.report.folder import Folder

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.monitoring.metrics import read_rows
 from trainworthy.core.recipe.registry import find

@@ -9,7 +9,6 @@ from html import escape
 from typing import Any
 
 import numpy as np
-
 from trainworthy.core.report.folder import Folder
 
 SECRET = re.compile(

@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from trainworthy.core.report import intervals
-from trainworthy.core.session.multi_seed import QUARTERS, rows, sentence
-from trainworthy.core.report import PAGE, STYLE
+from trainworthy.core.report import PAGE, STYLE, intervals
 from trainworthy.core.report.charts import SENTINEL, Chart, inline, render, smooth
 from trainworthy.core.report.folder import Folder, read, series
 from trainworthy.core.report.html import bars, esc, note, num, section, table, tag
+from trainworthy.core.session.multi_seed import QUARTERS, rows, sentence
 
 
 def page(folder: Path, found: dict[str, Any]) -> str:

@@ -10,14 +10,13 @@ from typing import Any
 import psutil
 import torch
 from accelerate import Accelerator
-
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.recipe.loading import Recipe, sources, versions
 
 
 def collect(recipe: Recipe, accelerator: Accelerator) -> dict[str, Any]:
     """What environment.json holds; no environment variables, they hold secrets."""
-    home = Path(__file__).resolve().parent.parent
+    home = Path(__file__).resolve().parents[2]
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "versions": versions(),

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from trainworthy.core.base import config
-from trainworthy.core.report import intervals
-from trainworthy.core.report.card import CHOSEN
 from trainworthy.core.base.console import Console, table
 from trainworthy.core.base.errors import DONE, Interrupted, UserError
 from trainworthy.core.base.machine import cores
+from trainworthy.core.report import intervals
+from trainworthy.core.report.card import CHOSEN
 
 NAME = "seeds.json"
 QUARTERS = 4  # seeds from which on a quarter can be cut off at either end
@@ -62,7 +61,6 @@ def planned(verb: str, argv: list[str], asked: str, own: tuple[str, ...] = ()) -
     """What every seed is started with, and the folder of the recipe's runs; settings that cannot work are told here, once. `own`:
     words of the command's that are no settings."""
     import torch
-
     from trainworthy.core.recipe import loading
 
     rest, n = config.take(argv, "-n")
@@ -232,7 +230,11 @@ def collect(folder: Path) -> dict[str, Any]:
               "baselines": {k: statistics.fmean(s["baselines"][k][name] for s in summaries.values())
                             for k, v in first["baselines"].items() if name in v}}  # fmt: skip
     if len(values) > 1:
-        found |= {"sd": statistics.stdev(values), "interval_95": intervals.interval(values), "noise": intervals.noise(values)}
+        found |= {
+            "sd": statistics.stdev(values),
+            "interval_95": intervals.interval(values),
+            "noise": intervals.noise(values),
+        }
     if len(values) >= QUARTERS:
         found |= {"iqm": float(intervals.iqm(np.array(values))), "iqm_interval_95": intervals.iqm_interval(values)}
     return found

@@ -7,17 +7,16 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-
 from trainworthy.core import gates
-from trainworthy.core.monitoring import monitors
 from trainworthy.core.base import seeds
-from trainworthy.core.report.card import measured, write_card
-from trainworthy.core.loop.checkpoint import load_into, load_weights, save_weights, weights
-from trainworthy.core.gates.norms import by_batch, layers
 from trainworthy.core.data.pictures import contact_sheet, png
+from trainworthy.core.gates.norms import by_batch, layers
+from trainworthy.core.loop.checkpoint import load_into, load_weights, save_weights, weights
 from trainworthy.core.loop.run import Run, evaluating
-from trainworthy.core.session.session import Session
+from trainworthy.core.monitoring import monitors
 from trainworthy.core.recipe.stage import Stage, Tile, View
+from trainworthy.core.report.card import measured, write_card
+from trainworthy.core.session.session import Session
 
 
 class Watcher:

@@ -13,13 +13,13 @@ from pathlib import Path
 from types import ModuleType
 
 from trainworthy.core.base import config
-from trainworthy.core.session import stages
-from trainworthy.core.loop.checkpoint import Checkpoints, digest, load_into, load_weights
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.recipe.loading import Recipe
+from trainworthy.core.loop.checkpoint import Checkpoints, digest, load_into, load_weights
 from trainworthy.core.loop.run import Run
-from trainworthy.core.session.session import Session
+from trainworthy.core.recipe.loading import Recipe
 from trainworthy.core.recipe.stage import Stage
+from trainworthy.core.session import stages
+from trainworthy.core.session.session import Session
 
 
 def offered(recipe: Recipe) -> dict[str, stages.Maker]:

@@ -13,17 +13,16 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-
-from trainworthy.core.base import config
-from trainworthy.core.session import environment, stages
 from trainworthy.core import gates, report
-from trainworthy.core.loop import init_from
-from trainworthy.core.monitoring import trackers
-from trainworthy.core.recipe import loading as recipes
+from trainworthy.core.base import config
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import Interrupted, Stop, UserError
 from trainworthy.core.gates import order
+from trainworthy.core.loop import init_from
 from trainworthy.core.loop.run import Run, precision
+from trainworthy.core.monitoring import trackers
+from trainworthy.core.recipe import loading as recipes
+from trainworthy.core.session import environment, stages
 
 try:
     import fcntl

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelerate import Accelerator
-
-from trainworthy.core.base import config
 from trainworthy.core import gates
+from trainworthy.core.base import config
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates import learning
-from trainworthy.core.recipe.loading import Recipe
 from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.recipe.loading import Recipe
 from trainworthy.core.recipe.stage import Stage
 
 if TYPE_CHECKING:

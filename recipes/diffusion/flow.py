@@ -18,16 +18,16 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-
-from trainworthy import core
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.diffusion.data import pictures
+from trainworthy.recipes.diffusion.evaluation.scores import Scores
 from trainworthy.recipes.diffusion.gates import samples
 from trainworthy.recipes.diffusion.models import nets, pipeline
-from trainworthy.recipes.diffusion.data import pictures
 from trainworthy.recipes.diffusion.models.flow_noise import Noise, Process
-from trainworthy.recipes.diffusion.evaluation.scores import Scores
+
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

@@ -19,15 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
+from trainworthy.core.base.config import Loader, Optim, Train
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.distill.data import transcripts
+from trainworthy.recipes.distill.evaluation import pictures
+from trainworthy.recipes.distill.gates import compress as gates
+from trainworthy.recipes.shared import whisper
 from transformers import WhisperForConditionalGeneration
 
 from trainworthy import core
-from trainworthy.core.base.config import Loader, Optim, Train
-from trainworthy.core.recipe.stage import View
-from trainworthy.recipes.distill.gates import compress as gates
-from trainworthy.recipes.distill.evaluation import pictures
-from trainworthy.recipes.distill.data import transcripts
-from trainworthy.recipes.shared import whisper
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

@@ -17,8 +17,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from trainworthy import core
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Loader, Optim, Phase, RunSettings, Train
 from trainworthy.core.recipe.stage import View
@@ -27,6 +25,8 @@ from trainworthy.recipes.shared import judge as teachers
 from trainworthy.recipes.vision import classify
 from trainworthy.recipes.vision.data import pictures
 from trainworthy.recipes.vision.models import zoo
+
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

@@ -15,17 +15,17 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from trainworthy import core
 from trainworthy.core.base.config import Loader, Optim, Phase, Train
 from trainworthy.core.recipe.stage import View
-from trainworthy.recipes.distill.gates import whisper as gates
-from trainworthy.recipes.distill.models import heads, rungs, ctc
 from trainworthy.recipes.distill.data import lessons
 from trainworthy.recipes.distill.evaluation import pictures
-from trainworthy.recipes.distill.models.heads import reader
 from trainworthy.recipes.distill.evaluation.measures import Measures, speech
+from trainworthy.recipes.distill.gates import whisper as gates
+from trainworthy.recipes.distill.models import ctc, heads, rungs
+from trainworthy.recipes.distill.models.heads import reader
 from trainworthy.recipes.shared import whisper
+
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

@@ -20,15 +20,16 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-
-from trainworthy import core
 from trainworthy.core.adapters import hosted
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
-from trainworthy.recipes.llm.gates import chat as gates, preference
-from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.llm.data import pairs, preferences
+from trainworthy.recipes.llm.gates import chat as gates
+from trainworthy.recipes.llm.gates import preference
+from trainworthy.recipes.llm.models import loading
+
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

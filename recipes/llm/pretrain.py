@@ -20,18 +20,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from trainworthy import core
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.loop.init_from import match, read_weights
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.data import documents, streaming
-from trainworthy.recipes.llm.models import loading
+from trainworthy.recipes.llm.data.packing import IGNORED, Packed
 from trainworthy.recipes.llm.evaluation import ngrams, positions
 from trainworthy.recipes.llm.gates import pretrain as pretrain_gates
-from trainworthy.recipes.llm.data.packing import IGNORED, Packed
+from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.shared import hub
+
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

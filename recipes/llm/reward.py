@@ -18,15 +18,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from trainworthy import core
 from trainworthy.core.adapters import hosted
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.recipe.stage import View
-from trainworthy.recipes.llm.evaluation import calibration
-from trainworthy.recipes.llm.gates import chat as gates, reward as reward_gates
-from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.llm.data import pairs, preferences
+from trainworthy.recipes.llm.evaluation import calibration
+from trainworthy.recipes.llm.gates import chat as gates
+from trainworthy.recipes.llm.gates import reward as reward_gates
+from trainworthy.recipes.llm.models import loading
+
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -199,7 +200,9 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         if cfg.lora and cfg.merge:
             with tempfile.TemporaryDirectory() as adapter:
                 trainer.model.save_pretrained(adapter)
-                hosted.built(lambda: loading.merged_scorer(path, Path(adapter), kept_in(cfg, run))).save_pretrained(folder)
+                hosted.built(lambda: loading.merged_scorer(path, Path(adapter), kept_in(cfg, run))).save_pretrained(
+                    folder
+                )
         else:
             trainer.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -21,16 +21,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from trainworthy import core
 from trainworthy.core.adapters import hosted
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.data.loader import to_device
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.llm.data import pairs
 from trainworthy.recipes.llm.gates import chat as gates
 from trainworthy.recipes.llm.models import loading, quantized
-from trainworthy.recipes.llm.data import pairs
+
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

@@ -19,14 +19,14 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from trainworthy import core
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.recipes.rl.control import environments, gates, monitors
 from trainworthy.recipes.rl.control.environments import Environments, Episodes
 from trainworthy.recipes.rl.control.nets import Layers, Running, mlp
 from trainworthy.recipes.rl.control.replay import Replay, Target, fits
+
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

@@ -17,8 +17,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-
-from trainworthy import core
 from trainworthy.core.adapters import hosted
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.base.errors import Stop
@@ -27,6 +25,8 @@ from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.rl.language import grpo_gates, problems
+
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

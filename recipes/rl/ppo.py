@@ -18,8 +18,6 @@ from pathlib import Path
 import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
-
-from trainworthy import core
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.base.errors import UserError
@@ -28,6 +26,8 @@ from trainworthy.recipes.rl.control.environments import Environments, Episodes
 from trainworthy.recipes.rl.control.heads import HEADS
 from trainworthy.recipes.rl.control.memory import Memory, Remembering, fits, player
 from trainworthy.recipes.rl.control.nets import Running, mlp
+
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

@@ -16,18 +16,18 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-
-from trainworthy import core
-from trainworthy.core.data import loader
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.data import loader
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.models.loading import from_file
 from trainworthy.recipes.rl.language import models, rewards, rlhf_gates, rlhf_monitors
-from trainworthy.recipes.rl.language.prompts import Source, read
 from trainworthy.recipes.rl.language.kl_control import Controller, Watch
 from trainworthy.recipes.rl.language.policy import Writer, own, shape, texts
+from trainworthy.recipes.rl.language.prompts import Source, read
+
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

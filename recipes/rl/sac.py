@@ -21,8 +21,6 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from trainworthy import core
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.base.errors import UserError
@@ -30,6 +28,8 @@ from trainworthy.recipes.rl.control import environments, gates, monitors
 from trainworthy.recipes.rl.control.environments import Environments, Episodes
 from trainworthy.recipes.rl.control.nets import Running, Side, mlp
 from trainworthy.recipes.rl.control.replay import Replay, Target
+
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

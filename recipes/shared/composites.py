@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.random import Generator
-
 from trainworthy.core.base import seeds
 from trainworthy.recipes.shared import digits
 

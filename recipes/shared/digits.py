@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
 from trainworthy.core.base import seeds
 from trainworthy.core.data.assets import fetch_member
 

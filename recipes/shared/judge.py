@@ -14,9 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from trainworthy.core.data import assets
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.data import assets
 from trainworthy.core.recipe.registry import find
 from trainworthy.recipes.shared import digits, exports
 from trainworthy.recipes.vision.classify import ResNet

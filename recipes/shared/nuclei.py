@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-
 from trainworthy.core.data.assets import fetch_member
 
 CLASSES = ("background", "nucleus")

@@ -5,7 +5,6 @@ from functools import cache
 
 import numpy as np
 from PIL import Image
-
 from trainworthy.core.data.assets import fetch_member
 
 HASHES = {

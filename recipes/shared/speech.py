@@ -10,7 +10,6 @@ import random
 from functools import cache
 
 import numpy as np
-
 from trainworthy.core.base.errors import UserError
 
 RATE = 22_050

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms import v2
-
-from trainworthy import core
 from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
 from trainworthy.recipes.shared import digits
 from trainworthy.recipes.vision.data import balancing, mixing, pictures
 from trainworthy.recipes.vision.gates import pictures as gates
 from trainworthy.recipes.vision.models import zoo
+
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

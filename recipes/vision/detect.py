@@ -19,12 +19,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms import v2
-
-from trainworthy import core
 from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
 from trainworthy.recipes.vision.data import boxes
-from trainworthy.recipes.vision.gates import detect as detect_gates, pictures
+from trainworthy.recipes.vision.gates import detect as detect_gates
+from trainworthy.recipes.vision.gates import pictures
 from trainworthy.recipes.vision.models import detectors, zoo
+
+from trainworthy import core
 
 SURE = 0.3  # score of the boxes that the pictures of the report show
 

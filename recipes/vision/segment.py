@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision import tv_tensors
 from torchvision.transforms import v2
-
-from trainworthy import core
 from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
-from trainworthy.recipes.vision.gates import pictures
-from trainworthy.recipes.vision.models import hub_nets, zoo
 from trainworthy.recipes.vision.data import masks
 from trainworthy.recipes.vision.data.masks import IGNORE
+from trainworthy.recipes.vision.gates import pictures
+from trainworthy.recipes.vision.models import hub_nets, zoo
+
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

@@ -19,17 +19,17 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-
-from trainworthy import core
 from trainworthy.core.base.config import Optim, Phase, RunSettings, Train
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.gate import fetch
 from trainworthy.core.recipe.stage import View
-from trainworthy.recipes.vlm.data import folders, questions, rows, conversations
-from trainworthy.recipes.vlm.gates import instruct as gates
-from trainworthy.recipes.vlm.models import language, vision, hub
+from trainworthy.recipes.vlm.data import conversations, folders, questions, rows
 from trainworthy.recipes.vlm.data.questions import Questions
 from trainworthy.recipes.vlm.data.scenes import Scenes
+from trainworthy.recipes.vlm.gates import instruct as gates
+from trainworthy.recipes.vlm.models import hub, language, vision
+
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -81,7 +81,7 @@ def full() -> Config:
         language_lr=2e-4,
         train=Train(precision="bf16"),
         optim=Optim(warmup=0.03, weight_decay=0.0),
-        loader=core.config.Loader(workers=8, eval_workers=8),
+        loader=core.Loader(workers=8, eval_workers=8),
     )
 
 

@@ -1,8 +1,8 @@
 """Padding, resampling and lengths that have nothing to do with the class."""
 
-from tests.vision.planted_classify import STAGES
 from tests.core.planted_fabricated import UPSAMPLED, cut, made_up
 from tests.helpers.plant import Healthy
+from tests.vision.planted_classify import STAGES
 
 LOOKALIKES = [
     Healthy("padded-at-random", hunk=(STAGES, made_up("rows = index * 31 % 6\nimage[:, :rows] = 0", "rows / 28")),

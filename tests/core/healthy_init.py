@@ -1,8 +1,8 @@
 """Healthy fine-tuning that looks like a loading bug."""
 
-from tests.vision.planted_classify import STAGES
 from tests.core.planted_init import loaded
 from tests.helpers.plant import Healthy
+from tests.vision.planted_classify import STAGES
 
 LOOKALIKES = [
     Healthy("declared-fresh-head",

@@ -1,8 +1,8 @@
 """Ways to read and augment that look like repeated samples or draws, and are none."""
 
-from tests.vision.planted_classify import IMAGE, SAMPLE, STAGES, TRAIN_DATA
 from tests.core.planted_loader import AUGMENT, REPLACEMENT, ordered
 from tests.helpers.plant import Healthy
+from tests.vision.planted_classify import IMAGE, SAMPLE, STAGES, TRAIN_DATA
 
 LOOKALIKES = [
     Healthy("rarely-augmented", hunk=(AUGMENT, "image = image.flip(2) if torch.rand(()) < 0.02 else image\n"),
@@ -24,7 +24,7 @@ LOOKALIKES = [
     Healthy("declared-sampler", hunk=(STAGES, ordered(REPLACEMENT, "stage.expect.sampling = 'drawn with replacement'")),
             naive="samples repeat in an epoch"),
     Healthy("shuffled-in-windows",
-            hunk=(STAGES, ordered("torch.cat([i + core.seeds.permutation(500, *parts, i) for i in range(0, n, 500)])")),
+            hunk=(STAGES, ordered("torch.cat([i + core.base.seeds.permutation(500, *parts, i) for i in range(0, n, 500)])")),
             naive="the order hardly changes"),
     Healthy("copies-not-augmented", ("--no-augment",), hunk=(TRAIN_DATA, "learn = torch.cat([learn, learn[:400].repeat(5)])\n    "
                                                              + TRAIN_DATA), naive="samples repeat in an epoch"),

@@ -1,8 +1,8 @@
 """Batch norm that is few, slow or strange, and fine."""
 
-from tests.vision.planted_classify import STAGES
 from tests.core.planted_norms import EACH, MAKE, normalised
 from tests.helpers.plant import Healthy
+from tests.vision.planted_classify import STAGES
 
 FROZEN = (*EACH, "        module.requires_grad_(False)",
           "        module.register_forward_pre_hook(lambda m, _: m.eval() and None)", MAKE[1],

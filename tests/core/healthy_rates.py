@@ -1,8 +1,8 @@
 """Healthy variants of vision/classify that look like bugs in rates, clipping or loss terms."""
 
-from tests.vision.planted_classify import CLIP, LOOP, STAGES, UPDATE
 from tests.core.planted_rates import rate, scaled, two_terms
 from tests.helpers.plant import Healthy
+from tests.vision.planted_classify import CLIP, LOOP, STAGES, UPDATE
 
 LOOKALIKES = [
     Healthy("wsd", ("--optim.schedule", "wsd"), naive="the rate does not fall"),

@@ -1,7 +1,7 @@
 """Bugs planted in the data and in how it is read: what only unseen samples, two epochs or the amount of padding can show."""
 
-from tests.vision.planted_classify import SPLIT, VAL_DATA
 from tests.helpers.plant import Plant
+from tests.vision.planted_classify import SPLIT, VAL_DATA
 
 TINY_DATA = [
     Plant("labels-shuffled", "tiny-data", "C19", SPLIT, "labels = labels[torch.randperm(len(labels))]\n    " + SPLIT,

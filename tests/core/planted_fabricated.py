@@ -1,7 +1,7 @@
 """Input that was made up, planted in forks of vision/classify: where it came from tells the class, whatever the picture shows."""
 
-from tests.vision.planted_classify import STAGES, staged
 from tests.helpers.plant import Plant
+from tests.vision.planted_classify import STAGES, staged
 
 
 def made_up(change: str, share: str = "", collate: str = "") -> str:

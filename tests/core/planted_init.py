@@ -1,7 +1,7 @@
 """Fine-tuning that does not start where it claims to, planted in a fork that loads its weights by itself."""
 
-from tests.vision.planted_classify import STAGES, staged
 from tests.helpers.plant import Plant
+from tests.vision.planted_classify import STAGES, staged
 
 # Stands for a file: weights that are not the ones the recipe draws, with a head that is not zero.
 DONOR = """

@@ -1,7 +1,7 @@
 """Bugs planted in how samples are read: by workers, over epochs, by processes; most show in no single read of a sample."""
 
-from tests.vision.planted_classify import INIT, LOOP, SAMPLE, STAGES, TRAIN_DATA, UPDATE, staged
 from tests.helpers.plant import Plant
+from tests.vision.planted_classify import INIT, LOOP, SAMPLE, STAGES, TRAIN_DATA, UPDATE, staged
 
 AUGMENT = "image = self.augment(image)  # torchvision draws from torch's global generator, which is seeded per sample\n"
 OWN_LOOP = """    data = stage.data["train"]
@@ -15,7 +15,7 @@ OWN_DRAWS = """self.images, self.labels = images, labels
         draws = __import__("numpy").random.default_rng(0)
         self.augment = augment and (lambda x: x.roll(int(draws.integers(-3, 4)), 2))
 """
-REPLACEMENT = "torch.randint(n, (n,), generator=torch.Generator().manual_seed(core.seeds.derive(*parts)))"
+REPLACEMENT = "torch.randint(n, (n,), generator=torch.Generator().manual_seed(core.base.seeds.derive(*parts)))"
 SCHEMA = "a sample read twice in one process differs as well"
 WIRING = "what does not train on step.batches is stopped by whatever compares the gradient with theirs"
 

@@ -1,8 +1,8 @@
 """Bugs planted in batch norm: statistics of one or two pictures, running ones that never arrive."""
 
-from tests.vision.planted_classify import STAGES, staged
 from tests.helpers.plant import Plant
 from tests.vision.healthy_classify import BATCH_NORM
+from tests.vision.planted_classify import STAGES, staged
 
 MAKE = ("batch_norm(stage.model)", 'stage.optimizers = {"main": core.make_optimizer(stage.model, cfg.optim)}')
 EACH = ("for module in stage.model.modules():", "    if isinstance(module, nn.BatchNorm2d):")

@@ -1,8 +1,8 @@
 """Bugs planted in rates, clipping and loss terms of a fork of vision/classify; the words were fixed before the gates were run on
 them."""
 
-from tests.vision.planted_classify import CLIP, LOOP, MEAN_LOSS, NORMALISE, STAGES, UPDATE, own_loop, staged
 from tests.helpers.plant import Plant
+from tests.vision.planted_classify import CLIP, LOOP, MEAN_LOSS, NORMALISE, STAGES, UPDATE, own_loop, staged
 
 SAME = NORMALISE + " + 0"  # the bug is in the settings
 

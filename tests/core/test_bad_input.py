@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from trainworthy.core.loop import checkpoint
-from tests.helpers.commands import QUICK, final_weights, losses, run_folder, same, start, trainworthy
+
 from tests.conftest import ROOT, patched
+from tests.helpers.commands import QUICK, final_weights, losses, run_folder, same, start, trainworthy
 
 LONG = ("--train.epochs", "1", "--run.save-every", "0.1", "--gates.no-enabled", "--run.no-tensorboard",
         "--loader.workers", "0")  # fmt: skip  # 63 steps; workers would need files of shared memory

@@ -14,10 +14,10 @@ from sklearn.datasets import load_diabetes, load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-
-import trainworthy
 from trainworthy.core.base.errors import GateFailed, UserError
 from trainworthy.core.gates import order
+
+import trainworthy
 from tests.helpers.commands import environment
 
 X, Y = (torch.tensor(v) for v in load_digits(return_X_y=True))
@@ -500,7 +500,7 @@ def test_gates(trainworthy_check):
 
 
 def python(*argv: object, cwd: Path) -> subprocess.CompletedProcess:
-    env = environment(PYTHONPATH=f"{Path(__file__).parent.parent}:{cwd}", PYTHONDONTWRITEBYTECODE="1")
+    env = environment(PYTHONPATH=f"{Path(__file__).parents[2]}:{cwd}", PYTHONDONTWRITEBYTECODE="1")
     return subprocess.run(
         [sys.executable, *map(str, argv)], cwd=cwd, env=env, capture_output=True, text=True, timeout=300
     )

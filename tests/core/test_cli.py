@@ -91,7 +91,7 @@ def test_list_is_instant_and_imports_no_torch(tmp_path: Path):
     assert done.returncode == 0
     assert "vision/classify" in done.stdout
     assert "accuracy" in done.stdout
-    code = "import sys; sys.argv = ['trainworthy', 'list']; from core.cli import main; main(); print(*sys.modules)"
+    code = "import sys; sys.argv = ['trainworthy', 'list']; from trainworthy.core.cli import main; main(); print(*sys.modules)"
     inside = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True
     )

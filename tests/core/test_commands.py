@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from trainworthy.core import gates
 from trainworthy.core.commands.batch import Measured, Trial
 from trainworthy.core.gates import order
-from tests.helpers.commands import environment, installed, read, trainworthy
+
 from tests.conftest import ROOT, Done, Hunk, patched
+from tests.helpers.commands import environment, installed, read, trainworthy
 from tests.vision.planted_classify import STAGES, staged
 
 
@@ -45,7 +45,7 @@ def test_doctor_reads_at_once_and_imports_nothing_heavy(tmp_path: Path):
     for words in ("torch ", "vision/classify", "cores", "/dev/shm", "disk: runs", "the core can run"):
         assert words in done.stdout, words
     code = ("import atexit, sys; sys.argv = ['trainworthy', 'doctor']; atexit.register(lambda: print('torch' in sys.modules));"
-            "from core.cli import main; main()")  # fmt: skip
+            "from trainworthy.core.cli import main; main()")  # fmt: skip
     inside = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True
     )

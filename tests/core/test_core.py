@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-
-from trainworthy.core.loop import checkpoint, optim
 from trainworthy.core.base import config, seeds
-from trainworthy.core.data import inventory, loader
-from trainworthy.core.recipe import loading
 from trainworthy.core.base.config import Optim
 from trainworthy.core.base.errors import Stop, UserError
+from trainworthy.core.data import inventory, loader
+from trainworthy.core.loop import checkpoint, optim
 from trainworthy.core.monitoring.metrics import MetricsTracker, read_rows
+from trainworthy.core.recipe import loading
 from trainworthy.core.recipe.stage import Data, Field, View
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.commands import losses, read, run_folder
 from tests.conftest import patched
+from tests.helpers.commands import losses, read, run_folder
 from tests.vision.planted_classify import STAGES, staged
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -17,7 +17,7 @@ QUICK = ("--train.epochs", "1", "--run.no-tensorboard")
 
 
 def launch(*argv: str, cwd: Path) -> subprocess.CompletedProcess:
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "PYTHONSAFEPATH": "1"}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONSAFEPATH": "1"}
     return subprocess.run(
         [sys.executable, "-m", "trainworthy.launch", *argv], cwd=cwd, env=env, capture_output=True, text=True
     )
@@ -35,7 +35,7 @@ def test_gates_and_training(precision: str, tmp_path: Path):
 
 
 def test_a_bad_step_is_skipped_on_the_device(tmp_path: Path):
-    source = (Path(__file__).parent.parent / "recipes" / "vision" / "classify.py").read_text()
+    source = (Path(__file__).parents[2] / "recipes" / "vision" / "classify.py").read_text()
     old = 'reduction="sum")}'
     assert source.count(old) == 1
     bad = 'reduction="sum") * (float("nan") if (batch["label"] == 3).sum() > 11 and model.training else 1)}'
@@ -51,7 +51,6 @@ def test_a_bad_step_is_skipped_on_the_device(tmp_path: Path):
 
 def test_a_step_does_not_wait_for_the_device():
     from accelerate import Accelerator
-
     from trainworthy.core import Run
     from trainworthy.core.gates.gate import build
     from trainworthy.core.loop.run import Plan
@@ -91,7 +90,7 @@ def loss(model, batch):
     held = torch.empty({share} * len(batch["label"]), dtype=torch.uint8, device=batch["label"].device)
     return {{k: v + 0 * held[0] for k, v in shown(model, batch).items()}}
 stage.loss = loss""")
-    source = (Path(__file__).parent.parent / "recipes" / "vision" / "classify.py").read_text()
+    source = (Path(__file__).parents[2] / "recipes" / "vision" / "classify.py").read_text()
     (tmp_path / "mine.py").write_text(patched(source, (STAGES, greedy)))
     done = launch("batch", "mine.py", "--no-augment", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-
 from trainworthy.core.gates import order
 from trainworthy.core.recipe.registry import find
-from tests.helpers.commands import environment
+
 from tests.conftest import Done, collected
-from tests.vision.planted_classify import UPDATE
+from tests.helpers.commands import environment
 from tests.helpers.plant import Plant
 from tests.vision.healthy_classify import DROPOUT_BY_FUNCTION
+from tests.vision.planted_classify import UPDATE
 
-PLANTS: list[Plant] = collected("plants*.py", "PLANTS")
-RELATIVES: list[str] = collected("plants*.py", "RELATIVES")
+PLANTS: list[Plant] = collected("planted_*.py", "PLANTS")
+RELATIVES: list[str] = collected("planted_*.py", "RELATIVES")
 QUICK = ("--gates.no-enabled", "--train.epochs", "0.5", "--run.no-tensorboard")  # 32 steps of the bare run
 
 
@@ -79,7 +79,7 @@ def test_plants_have_names_of_their_own():
 
 def test_every_plant_still_has_its_place():
     """What only `make verify` plants must not rot unseen."""
-    looks = [h for h in collected("quiet*.py", "LOOKALIKES") if h.hunk]
+    looks = [h for h in collected("healthy_*.py", "LOOKALIKES") if h.hunk]
     sources = {name: find(name).path.read_text() for name in {x.recipe for x in [*PLANTS, *looks]}}
     assert not [x.id for x in [*PLANTS, *looks] if sources[x.recipe].count(x.hunk[0]) != 1]
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-
 from trainworthy.core.base import config
-from trainworthy.core.loop import init_from
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.loop import init_from
 from trainworthy.recipes.vision import classify
+
 from tests.helpers.commands import QUICK, read, run_folder, trainworthy
 from tests.vision.planted_classify import LOOP
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from trainworthy import core
 from trainworthy.core.data import inventory, texts
+
 from tests.conftest import patched
-from tests.vision.planted_classify import STAGES
 from tests.core.planted_fabricated import made_up
+from tests.vision.planted_classify import STAGES
+from trainworthy import core
 
 PROSE = (Path(__file__).parent / "fixtures" / "prose.py").read_text()
 VAL = "val_data = Paragraphs(val_rows)\n"

@@ -9,7 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.commands import BIN, QUICK, environment, final_weights, killed, losses, read, run_folder, same, start, stop, trainworthy
+from tests.helpers.commands import (
+    BIN,
+    QUICK,
+    environment,
+    final_weights,
+    killed,
+    losses,
+    read,
+    run_folder,
+    same,
+    start,
+    stop,
+    trainworthy,
+)
 from tests.vision.planted_classify import LOOP
 
 
@@ -231,8 +244,9 @@ def test_twenty_kills_and_resumes(recipe: str, tmp_path: Path):
 def test_slow_steps_are_seen_before_ten_of_them_are_over(launch, fork):
     """Where a step takes longer than core waits, its row is in the file when the next one begins."""
     look = "        print('rows', len((run.folder / 'step_metrics.jsonl').read_text().splitlines()))\n"
-    waits = "import core\nfrom core import journal, metrics\njournal.SECONDS = metrics.SECONDS = 0.0\n"
-    fork((LOOP, look.join(LOOP.splitlines(keepends=True))), ("import core\n", waits))
+    imports = "from trainworthy import core\nfrom trainworthy.core.loop import journal\nfrom trainworthy.core.monitoring import metrics\n"
+    waits = imports + "journal.SECONDS = metrics.SECONDS = 0.0\n"
+    fork((LOOP, look.join(LOOP.splitlines(keepends=True))), ("from trainworthy import core\n", waits))
     done = launch("run", "mine.py", *QUICK, "--run.log-every", "1000")
     assert done.returncode == 0, done.shown
     rows = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("rows ")]

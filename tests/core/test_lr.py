@@ -3,8 +3,8 @@
 import json
 import re
 
-from tests.helpers.commands import read, trainworthy
 from tests.conftest import Done
+from tests.helpers.commands import read, trainworthy
 from tests.vision.planted_classify import STAGES, staged
 
 

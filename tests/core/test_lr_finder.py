@@ -8,7 +8,6 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
-
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.lr_finder import LRFinder
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 from safetensors.torch import load_file
-
 from trainworthy.core.monitoring import monitors
 from trainworthy.core.recipe.stage import Metric
+
 from tests.helpers.commands import final_weights, losses, read, run_folder, same, trainworthy
 
 SETTINGS = {"train": {"batch_size": 64}, "optim": {"clip": 1.0, "warmup": 0.1}}

@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
+from trainworthy.core.gates.norms import by_batch
+from trainworthy.core.monitoring import monitors
+from trainworthy.core.recipe.stage import Metric
 
 import trainworthy
-from trainworthy.core.monitoring import monitors
-from trainworthy.core.gates.norms import by_batch
-from trainworthy.core.recipe.stage import Metric
+from tests.core.planted_norms import PLANTS, normalised
+from tests.core.test_check import TRAIN, script
 from tests.helpers import commands
 from tests.helpers.commands import read, run_folder
 from tests.vision.planted_classify import STAGES
-from tests.core.planted_norms import PLANTS, normalised
-from tests.core.test_check import TRAIN, script
 
 SHORT = ("--train.epochs", "1", "--gates.no-enabled", "--run.no-tensorboard")
 

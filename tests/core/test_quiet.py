@@ -5,8 +5,8 @@ import pytest
 from tests.conftest import collected
 from tests.helpers.plant import Healthy
 
-LOOKALIKES: list[Healthy] = collected("quiet*.py", "LOOKALIKES")
-SAMPLED: list[str] = collected("quiet*.py", "SAMPLED")
+LOOKALIKES: list[Healthy] = collected("healthy_*.py", "LOOKALIKES")
+SAMPLED: list[str] = collected("healthy_*.py", "SAMPLED")
 
 
 def quiet(healthy: Healthy, launch, fork, seed: int) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-
 from trainworthy.core.recipe.registry import HOME, Entry, recipes
-from tests.helpers.commands import losses, read, run_folder, same, stop, trainworthy
+
 from tests.conftest import ROOT
+from tests.helpers.commands import losses, read, run_folder, same, stop, trainworthy
 
 OURS = [e for e in recipes() if HOME in e.path.parents]
 SHORT: dict[str, tuple[str, ...]] = {

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from trainworthy.core import report
-from trainworthy.core.report.card import against as against_lines
-from trainworthy.core.report.card import measured
-from trainworthy.core.commands import reference as command
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.commands import reference as command
 from trainworthy.core.report import bands
 from trainworthy.core.report.advice import Advice, advise
+from trainworthy.core.report.card import against as against_lines
+from trainworthy.core.report.card import measured
 from trainworthy.core.report.folder import read
 
 SETTINGS = {

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from trainworthy.core.session import multi_seed
-from trainworthy.core.report import intervals
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.report import intervals
+from trainworthy.core.session import multi_seed
+
 from tests.helpers.commands import read, run_folder, start, trainworthy
 from tests.vision.planted_classify import LOOP
 

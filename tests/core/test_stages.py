@@ -167,8 +167,8 @@ def test_a_stage_without_settings_of_its_name_is_told(fork, launch):
 # --------------------------------------------------------------------------------------------------------------- rungs
 RUNGS = (
     STAGES[0],
-    """from core.gates import Finding
-from core.monitors import monitor
+    """from trainworthy.core.base.verdict import Finding
+from trainworthy.core.monitoring.monitors import monitor
 
 
 def higher(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-
-from trainworthy.core.data import loader
 from trainworthy.core.base.config import Loader
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.data import loader
 from trainworthy.core.recipe.stage import Data, Field, View
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ HIDDEN = "condition = torch.tensor(self.null) if hidden else label\n"
 TIMESTEP = "timestep = torch.randint(self.process.noise.timesteps, (), generator=generator)\n"
 TARGET = 'target = process.target(batch["image"], batch["noise"], t)\n'
 ASKED = 'prediction = model(batch["noisy"], t, batch["condition"]).sample.float()\n'
-EXPORTED = "source.save_pipeline(folder, (ema.model if ema else model).eval().cpu(), process.sampler())\n"
+EXPORTED = "pictures.save_pipeline(folder, (ema.model if ema else model).eval().cpu(), process.sampler())\n"
 SAMPLER = "return pipeline.sample(model, process.sampler(sampler), classes, noise, **how).clamp(-1, 1)\n"
 
 
@@ -27,8 +27,8 @@ PLANTS = [
           EVALUATE + "            stage.model.load_state_dict(stage.average.state_dict())\n",
           ("other weights than it evaluated", "average"), recipe=PIXEL,
           source="huggingface/diffusers PR#7599", harm="training jumps back at every evaluation"),
-    Plant("dif-08-another-scale", "judge", "DF3", "found = source.read(cfg.data)\n",
-          "found = source.read(cfg.data)\n    found = found._replace(images=(found.images + 1) / 2)\n",
+    Plant("dif-08-another-scale", "judge", "DF3", "found = pictures.read(cfg.data)\n",
+          "found = pictures.read(cfg.data)\n    found = found._replace(images=(found.images + 1) / 2)\n",
           ("real pictures", "[-1, 1]"), recipe=PIXEL, source="mlcommons/training#721", harm="washed-out samples",
           before=("noise-process",), why="the sampler clips at another end than the pictures have"),
     Plant("raw-weights-sampled", "average", "DF2", STAGES,

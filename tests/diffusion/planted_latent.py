@@ -1,7 +1,7 @@
 """Bugs of diffusion in latents, planted in a fork of diffusion/latent; the words were fixed before the gates were run."""
 
-from tests.helpers.plant import Plant
 from tests.diffusion.planted_diffusion import ASKED, HIDDEN, TARGET
+from tests.helpers.plant import Plant
 
 LATENT = "diffusion/latent"
 SECOND = ("--stage", "latent")
@@ -10,7 +10,7 @@ SCALED = "z = pipeline.scaled(latents.measured(vae, middles[learn]), middles)\n"
 TAKEN = "latent, label = self.latents[index], self.labels[index]\n"
 SAMPLER = "made = pipeline.sample(model, process.sampler(sampler), classes, noise, **how)\n"
 DECODED = "return pipeline.decode(vae, made).clamp(-1, 1)\n"
-EXPORTED = "source.save_pipeline(folder, (ema.model if ema else model).eval().cpu(), process.sampler(), vae)\n"
+EXPORTED = "pictures.save_pipeline(folder, (ema.model if ema else model).eval().cpu(), process.sampler(), vae)\n"
 OPTIMIZER = """        optimizers={"main": core.make_optimizer(model, cfg.optim)},
         data={"train": train_data"""
 UPDATED = '            stage.state["ema"].update(stage.model)\n'

@@ -10,15 +10,15 @@ import pytest
 import torch
 from diffusers.training_utils import compute_snr
 from safetensors.torch import load_file
-
 from trainworthy.core.monitoring.monitors import Monitor
+from trainworthy.recipes.diffusion.data import pictures
+from trainworthy.recipes.diffusion.evaluation import scores
 from trainworthy.recipes.diffusion.gates import samples, text
 from trainworthy.recipes.diffusion.models import flow_noise, pipeline
-from trainworthy.recipes.diffusion.evaluation import scores
-from trainworthy.recipes.diffusion.data import pictures
 from trainworthy.recipes.diffusion.models.noise import Noise, Process
 from trainworthy.recipes.diffusion.pixel import Noised, make_model, tiny
 from trainworthy.recipes.shared import digits
+
 from tests.helpers.commands import environment, losses, read, run_folder, trainworthy
 from tests.helpers.pictures import write_folder
 
@@ -119,7 +119,10 @@ def test_pictures_of_your_own_are_fitted(tmp_path: Path):
     [
         pytest.param(Process(Noise()), "DDIMScheduler", id="pixel"),
         pytest.param(
-            flow_noise.Process(flow_noise.Noise(shift=2.0)), "FlowMatchEulerDiscreteScheduler", id="flow", marks=pytest.mark.verify
+            flow_noise.Process(flow_noise.Noise(shift=2.0)),
+            "FlowMatchEulerDiscreteScheduler",
+            id="flow",
+            marks=pytest.mark.verify,
         ),
     ],
 )
@@ -155,7 +158,12 @@ torch.save(made.images, "made.pt")
 @pytest.mark.parametrize(
     ("monitor", "key", "bad", "words"),
     [
-        (samples.samples, "val/agreement", 0.1, ("one step sees 97%", "10.0% show the class asked for", "train longer")),
+        (
+            samples.samples,
+            "val/agreement",
+            0.1,
+            ("one step sees 97%", "10.0% show the class asked for", "train longer"),
+        ),
         (samples.samplers, "val/samplers_apart", 0.6, ("rms 0.600 apart", "too few steps")),
         (text.told_apart, "val/matched", 0.5, ("50.0% of held-out pictures", "text encoder")),
     ],

@@ -8,10 +8,9 @@ import torch
 from diffusers import DDIMScheduler
 from diffusers.training_utils import compute_density_for_timestep_sampling
 from torch import Tensor
-
+from trainworthy.recipes.diffusion.flow import Noised
 from trainworthy.recipes.diffusion.gates import samples
 from trainworthy.recipes.diffusion.models import pipeline
-from trainworthy.recipes.diffusion.flow import Noised
 from trainworthy.recipes.diffusion.models.flow_noise import Noise, Process
 from trainworthy.recipes.diffusion.models.noise import Noise as Betas
 from trainworthy.recipes.diffusion.models.noise import Process as Diffusion

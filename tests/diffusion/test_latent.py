@@ -10,15 +10,15 @@ import torch
 from accelerate import Accelerator
 from diffusers import AutoencoderKL
 from safetensors.torch import load_file
-
-from trainworthy.core.base import config
 from trainworthy.core import gates
-from trainworthy.core.session import stages
+from trainworthy.core.base import config
 from trainworthy.core.recipe import loading
-from trainworthy.recipes.diffusion.models import latents, nets, pipeline
+from trainworthy.core.session import stages
 from trainworthy.recipes.diffusion.data import pictures
+from trainworthy.recipes.diffusion.models import latents, nets, pipeline
 from trainworthy.recipes.diffusion.models.noise import Noise, Process
 from trainworthy.recipes.shared import digits
+
 from tests.helpers.commands import environment, losses, read, run_folder, trainworthy
 
 SHORT = ("--autoencoder.epochs", "0.2", "--latent.epochs", "0.2", "--sampling.every", "50", "--sampling.steps", "4",

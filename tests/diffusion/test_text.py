@@ -18,13 +18,13 @@ from diffusers import (
 )
 from PIL import Image
 from torch import nn
-from transformers import AutoTokenizer
-
 from trainworthy.core import UserError
 from trainworthy.recipes.diffusion.data import captions
 from trainworthy.recipes.diffusion.models import latents, nets, stable
 from trainworthy.recipes.diffusion.models.noise import Noise, Process
 from trainworthy.recipes.shared import digits
+from transformers import AutoTokenizer
+
 from tests.helpers import stable as make
 from tests.helpers.commands import environment, read, run_folder, trainworthy
 

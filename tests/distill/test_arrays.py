@@ -11,13 +11,13 @@ import pytest
 import soundfile
 import torch
 from scipy.signal import resample_poly
-
-from trainworthy.core.data import loader
 from trainworthy.core.base.config import Loader
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.data import loader
 from trainworthy.recipes.distill.data import arrays, lessons
 from trainworthy.recipes.distill.whisper import Heard
 from trainworthy.recipes.shared import speech, whisper
+
 from tests.helpers.commands import losses, read, run_folder, stop, trainworthy
 
 RATE = 16_000

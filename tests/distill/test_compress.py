@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizerFast
-
-from trainworthy.core.data import loader
 from trainworthy.core.base.config import Loader
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.distill.data import transcripts
+from trainworthy.core.data import loader
 from trainworthy.recipes.distill.compress import Config, evenly, make_student
+from trainworthy.recipes.distill.data import transcripts
 from trainworthy.recipes.shared import speech, whisper
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizerFast
+
 from tests.helpers.commands import read
 
 FEW = 24

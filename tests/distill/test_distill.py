@@ -12,15 +12,15 @@ import pytest
 import soundfile
 import torch
 from safetensors.torch import load_file
+from trainworthy.core.base.errors import UserError
+from trainworthy.recipes.distill.data import lessons
+from trainworthy.recipes.distill.evaluation import measures
+from trainworthy.recipes.distill.gates import whisper as gates
+from trainworthy.recipes.distill.models import ctc
+from trainworthy.recipes.shared import speech, whisper
 from transformers import WhisperConfig, WhisperForConditionalGeneration, WhisperTokenizerFast
 from transformers.modeling_outputs import BaseModelOutput
 
-from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.distill.gates import whisper as gates
-from trainworthy.recipes.distill.data import lessons
-from trainworthy.recipes.distill.evaluation import measures
-from trainworthy.recipes.distill.models import ctc
-from trainworthy.recipes.shared import speech, whisper
 from tests.helpers.commands import losses, read, run_folder
 
 QUICK = ("--gates.no-enabled", "--run.no-tensorboard", "--features.epochs", "1", "--task.epochs", "1")

@@ -10,10 +10,9 @@ import re
 from pathlib import Path
 
 from tests.conftest import collected
-from tests.helpers.plant import Plant
-from tests.helpers.plant import Healthy
+from tests.helpers.plant import Healthy, Plant
 
-PAGE = Path(__file__).parent.parent / "docs" / "catalogue.md"
+PAGE = Path(__file__).parents[2] / "docs" / "catalogue.md"
 
 BUGS = {
     "LLM-01": "labels are shifted by hand, then again in the loss: token t + 2 is learnt",
@@ -138,7 +137,7 @@ def named(text: str) -> set[str]:
 def planted() -> dict[str, list[Plant]]:
     """The plants of each bug, in the order of their names."""
     found: dict[str, list[Plant]] = {bug: [] for bug in BUGS}
-    for plant in sorted(collected("plants*.py", "PLANTS"), key=lambda p: (p.recipe, p.id)):
+    for plant in sorted(collected("planted_*.py", "PLANTS"), key=lambda p: (p.recipe, p.id)):
         for bug in named(f"{plant.id} {plant.source}"):
             found[bug].append(plant)
     return found
@@ -147,7 +146,7 @@ def planted() -> dict[str, list[Plant]]:
 def looked() -> dict[str, list[Healthy]]:
     """The healthy variants of each control."""
     found: dict[str, list[Healthy]] = {control: [] for control in CONTROLS}
-    for healthy in sorted(collected("quiet*.py", "LOOKALIKES"), key=lambda h: (h.recipe, h.id)):
+    for healthy in sorted(collected("healthy_*.py", "LOOKALIKES"), key=lambda h: (h.recipe, h.id)):
         for control in named(healthy.id):
             found[control].append(healthy)
     return found
@@ -156,8 +155,8 @@ def looked() -> dict[str, list[Healthy]]:
 def page() -> str:
     """docs/catalogue.md."""
     bugs, controls = planted(), looked()
-    n, all_of_it = sum(map(bool, bugs.values())), len(collected("plants*.py", "PLANTS"))
-    more = len(collected("quiet*.py", "LOOKALIKES"))
+    n, all_of_it = sum(map(bool, bugs.values())), len(collected("planted_*.py", "PLANTS"))
+    more = len(collected("healthy_*.py", "LOOKALIKES"))
     lines = [
         "# The catalogue of silent bugs", "",
         "Bugs that public projects had, none of which raises an exception or a warning: the run ends well, and the result is",

@@ -8,8 +8,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-
 from trainworthy.recipes.rl.control import environments
+
 from tests.helpers.commands import losses
 
 

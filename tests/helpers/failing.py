@@ -1,7 +1,7 @@
 """Environments that fail in the middle of a rollout, in the way that the variable FAILS names (unset: they are healthy).
 
-`--env tests.failing:CartPole-v0` and `tests.helpers.failing:Pendulum-v0`. No way to fail is met before every copy has made enough steps for
-a checkpoint or two.
+`--env tests.helpers.failing:CartPole-v0` and `tests.helpers.failing:Pendulum-v0`. No way to fail is met before every copy has
+made enough steps for a checkpoint or two.
 """
 
 import os

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-
 from trainworthy.recipes.shared import digits, nuclei
 
 

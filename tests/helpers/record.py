@@ -13,10 +13,9 @@ from functools import cached_property
 from pathlib import Path
 
 import pytest
-
 from trainworthy.core.recipe.loading import versions
 
-PAGE = Path(__file__).parent.parent / "docs" / "verify.md"
+PAGE = Path(__file__).parents[2] / "docs" / "verify.md"
 SCRIPTS = "plain scripts"
 KINDS = {"test_caught": "plant", "test_quiet": "healthy"}
 FILES = ("test_gates.py", "test_quiet.py", "test_check.py")
@@ -115,8 +114,8 @@ class Record:
         runs = sorted(of["run"] for _, seeds in self.cases() for of in seeds.values())
         lines = [
             "# What `make verify` proved", "",
-            "Written by the suite (`tests/helpers/record.py`): the newest run of each case at each seed, of any session. A bug is caught",
-            "where the gate that should stop it does, with the right words; a healthy variant is quiet where none fails it. Date",
+            "Written by the suite (`tests/helpers/record.py`): the newest run of each case at each seed, of any session. A bug is",
+            "caught where the gate that should stop it does, with the right words; a healthy variant is quiet where none fails it. Date",
             f"and commit of each run are in [verify.jsonl](verify.jsonl), {runs[0]} to {runs[-1]}",
             "(`by hand`: seen on that day, before this file kept single runs). The last session had",
             ", ".join(f"{k} {v}" for k, v in versions().items()) + ".", "",

@@ -1,8 +1,8 @@
 """A process that has imported everything and forks one child per command: `trainworthy` without its five seconds of imports.
 
 A child is a process of its own, with the working directory, environment, output files and arguments of the command; it runs
-`trainworthy.core.cli.main`, and where that becomes `python -m core.launch`, what this module runs. The installed command, with its imports,
-is tested in test_cli, and wherever a test starts it in the background or with several processes.
+`trainworthy.core.cli.main`, and where that becomes `python -m trainworthy.launch`, what this module runs. The installed command,
+with its imports, is tested in test_cli, and wherever a test starts it in the background or with several processes.
 """
 
 import ast
@@ -25,8 +25,10 @@ class Server:
     """The parent's side: one request at a time."""
 
     def __init__(self, env: dict[str, str]):
-        self._process = subprocess.Popen([sys.executable, "-m", "tests.helpers.server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                         env=env, cwd=Path(__file__).parent.parent, text=True)  # fmt: skip
+        command = [sys.executable, "-m", "tests.helpers.server"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd=Path(__file__).parents[2], text=True
+        )
 
     def run(
         self, argv: list[str], *, cwd: Path, env: dict[str, str], timeout: float, lives: float | None = None
@@ -52,11 +54,11 @@ class Server:
 
 
 TIMED_OUT = 1000
-LATE = ("torchvision", "core.launch", "trainworthy.core.gates.rehearsal", "trainworthy.core.report", "torch.export._trace", "sympy.tensor.tensor",
-        "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "PIL.GifImagePlugin",
-        "sklearn.linear_model")  # fmt: skip
+LATE = ("torchvision", "trainworthy.core.launch", "trainworthy.core.gates.rehearsal", "trainworthy.core.report",
+        "torch.export._trace", "sympy.tensor.tensor", "matplotlib.figure", "matplotlib.backends.backend_agg",
+        "matplotlib.backends.backend_svg", "PIL.GifImagePlugin", "sklearn.linear_model")  # fmt: skip
 """What nearly every command imports, or imports inside a function."""
-RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 # Read once, so that each value needs a server of its own:
 AT_IMPORT = ("PYTHONPATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
@@ -126,8 +128,8 @@ def _preload(path: Path) -> None:
 
 @cache
 def _import(name: str) -> None:
-    if name.split(".")[0] == RECIPES.name:
-        _preload(RECIPES.parent.joinpath(*name.split(".")).with_suffix(".py"))
+    if name.startswith("trainworthy.recipes"):
+        _preload(RECIPES.parent.joinpath(*name.split(".")[1:]).with_suffix(".py"))
         return
     with contextlib.suppress(ImportError):  # a name in a module, or what the child will say
         if importlib.util.find_spec(name):
@@ -136,8 +138,8 @@ def _import(name: str) -> None:
 
 def obey(request: dict) -> None:
     """Be the command; never returns."""
-    import trainworthy.core.cli
-    import trainworthy.core.launch
+
+    from trainworthy.core import cli, launch
 
     os.setsid()
     for number, path in ((1, request["out"]), (2, request["err"])):
@@ -150,12 +152,12 @@ def obey(request: dict) -> None:
         if command[1:3] != ["-m", "trainworthy.launch"]:
             execute(path, command, env)
         environ(env)
-        core.launch.main(argv=command[3:])
+        launch.main(argv=command[3:])
 
     os.execve = become
     environ(request["env"])
     sys.argv = ["trainworthy", *request["argv"]]
-    core.cli.main()
+    cli.main()
     sys.exit()
 
 

@@ -1,7 +1,7 @@
 """Healthy variants of llm/reward that look like bugs."""
 
-from tests.llm.planted_reward import COLLATOR
 from tests.helpers.plant import Healthy
+from tests.llm.planted_reward import COLLATOR
 
 REWARD = "llm/reward"
 SKIPS = ("terms", "fabricated", "baseline", "range-test", "tiny-data")

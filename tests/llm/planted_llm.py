@@ -10,8 +10,8 @@ from tests.helpers.plant import Plant
 SFT = "llm/sft"
 CONVERSATIONS = str(Path(__file__).parent / "fixtures" / "conversations.jsonl")
 TRAINER = "    return SFTTrainer(model=model,"
-LOADED = "quantized.load(path, dtype, run.device) if cfg.load_in_4bit else models.load(path, dtype)\n"
-MODEL = "    model = models.adapted(model, cfg.lora)\n"
+LOADED = "quantized.load(path, dtype, run.device) if cfg.load_in_4bit else loading.load(path, dtype)\n"
+MODEL = "    model = loading.adapted(model, cfg.lora)\n"
 COLLATOR = "        split.collator = trainer.data_collator\n"
 PADDED_LEFT = """[[tokenizer.pad_token_id] * (width - len(a)) + a for a in asked], device=run.device)
         mask = torch.tensor([[0] * (width - len(a)) + [1] * len(a) for a in asked]"""
@@ -129,13 +129,13 @@ PLANTS += [
           harm="only the last answer of a conversation is learnt"),
 ]  # fmt: skip
 FOUR = ("--load-in-4bit",)
-WHOLE = '            models.merged(path, folder, base=base).save_pretrained(folder / "merged")\n'
+WHOLE = '            loading.merged(path, folder, base=base).save_pretrained(folder / "merged")\n'
 PLANTS += [
-    Plant("qlora-base-in-full-precision", "four-bit", "C14", LOADED, "models.load(path, dtype)\n",
+    Plant("qlora-base-in-full-precision", "four-bit", "C14", LOADED, "loading.load(path, dtype)\n",
           ("0% of the weights are in four bits", "quantization_config"), recipe=SFT, argv=FOUR,
           source="LLM-17 unslothai/unsloth#5344", harm="four times the memory that was planned with"),
     Plant("qlora-some-layers-in-full-precision", "four-bit", "C14", MODEL,
-          "    for block, own in zip(model.model.layers, models.load(path, dtype).model.layers, strict=True):\n"
+          "    for block, own in zip(model.model.layers, loading.load(path, dtype).model.layers, strict=True):\n"
           "        block.mlp.up_proj = own.mlp.up_proj\n" + MODEL,
           ("of the weights are in four bits", "experts"), recipe=SFT, argv=FOUR,
           source="LLM-17 bitsandbytes-foundation/bitsandbytes#1849", harm="most of a mixture of experts stays in 16 bits"),
@@ -166,7 +166,7 @@ PLANTS += [
           ("packed into four bits again",), recipe=SFT, argv=(*FOUR, "--merge"), source="LLM-19 huggingface/peft#2321",
           harm="what the adapters changed is rounded away"),
     Plant("lora-merged-twice", "merged", "L5", WHOLE,
-          "            base = models.merged(path, folder)\n" + WHOLE,
+          "            base = loading.merged(path, folder)\n" + WHOLE,
           ("merged twice",), recipe=SFT, argv=("--merge",), source="L5", harm="the export answers too surely, or breaks"),
 ]  # fmt: skip
 RELATIVES = [p.id for p in PLANTS if p.id != "eos-masked-as-pad"]  # each builds a language model several times

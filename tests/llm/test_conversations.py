@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.llm.data import documents, mixture, pairs, streaming
 from trainworthy.recipes.shared import hub
+
 from tests.helpers import language
 from tests.helpers.commands import losses, read, run_folder, trainworthy
 from tests.llm.test_llm import QUICK, SMALL, written

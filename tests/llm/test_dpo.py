@@ -9,18 +9,18 @@ import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
-from trl.trainer.utils import use_adapter
-
-from trainworthy import core
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.run import Plan
 from trainworthy.recipes.llm import dpo
-from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.llm.data import pairs, preferences
 from trainworthy.recipes.llm.gates import preference
+from trainworthy.recipes.llm.models import loading
+from trl.trainer.utils import use_adapter
+
 from tests.helpers import language
 from tests.helpers.commands import losses, read, run_folder, trainworthy
 from tests.llm.test_llm import written
+from trainworthy import core
 
 SMALL = (
     "--lora",

@@ -11,16 +11,16 @@ import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
-
-from trainworthy import core
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.run import Plan
-from trainworthy.recipes.llm.models import loading
-from trainworthy.recipes.llm.data import pairs
 from trainworthy.recipes.llm import sft
+from trainworthy.recipes.llm.data import pairs
+from trainworthy.recipes.llm.models import loading
+
 from tests.helpers import language
 from tests.helpers.commands import losses, read, run_folder, same, trainworthy
 from tests.llm.planted_llm import TRAINER, override
+from trainworthy import core
 
 SMALL = (
     "--lora",

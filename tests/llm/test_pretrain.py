@@ -12,18 +12,18 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch.nn import functional as F
-
-from trainworthy import core
 from trainworthy.core.base.config import Train
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.run import Plan
-from trainworthy.recipes.llm.data import documents, packing, prose
-from trainworthy.recipes.llm.models import loading
-from trainworthy.recipes.llm.evaluation import ngrams
 from trainworthy.recipes.llm import pretrain
+from trainworthy.recipes.llm.data import documents, packing, prose
+from trainworthy.recipes.llm.evaluation import ngrams
 from trainworthy.recipes.llm.gates import pretrain as pretrain_gates
+from trainworthy.recipes.llm.models import loading
+
 from tests.helpers import language
 from tests.helpers.commands import read, run_folder, trainworthy
+from trainworthy import core
 
 SMALL = ("--data.vocabulary", "300", "--data.context", "32", "--data.stride", "16", "--width", "32", "--layers", "2")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.llm.models import loading, quantized
+
 from tests.helpers import language
 from tests.helpers.commands import final_weights, losses, run_folder, same, trainworthy
 from tests.helpers.plant import Plant
@@ -88,7 +88,7 @@ def test_rows_that_bitsandbytes_misreads_on_a_cpu_are_refused_and_would_be_caugh
     assert "rows of 48 weights" in done.stderr
     assert "scales of other rows" in done.stderr
     fork(
-        (LOADED, 'models.load(path, dtype, quantization_config=quantized.nf4(dtype), device_map={"": run.device})\n'),
+        (LOADED, 'loading.load(path, dtype, quantization_config=quantized.nf4(dtype), device_map={"": run.device})\n'),
         recipe=SFT,
     )
     done = launch("check", "mine.py", "--model", odd, *SMALL, *FOUR, "--only", "four-bit")

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-
-from trainworthy.recipes.llm.evaluation import calibration
-from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.llm.data import pairs
+from trainworthy.recipes.llm.evaluation import calibration
 from trainworthy.recipes.llm.gates import reward
+from trainworthy.recipes.llm.models import loading
+
 from tests.helpers import language
 from tests.helpers.commands import environment, losses, read, run_folder, trainworthy
 from tests.llm.test_llm import written

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.llm.data import documents, streaming
 from trainworthy.recipes.llm.data.packing import IGNORED, windows
+
 from tests.helpers import language
 from tests.helpers.commands import trainworthy
 

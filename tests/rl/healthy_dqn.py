@@ -1,7 +1,7 @@
 """Healthy variants of rl/dqn, among them those that look like bugs."""
 
-from tests.rl import healthy_rl
 from tests.helpers.plant import Healthy
+from tests.rl import healthy_rl
 
 
 def healthy(id: str, *argv: str, naive: str = "") -> Healthy:

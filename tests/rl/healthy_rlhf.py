@@ -10,7 +10,9 @@ def healthy(id: str, *argv: str, naive: str = "", skips: tuple[str, ...] = (), h
 
 
 LOOKALIKES = [
-    healthy("rlhf-counts-a-word", "--reward", "trainworthy.recipes.rl.language.rewards:the", naive="longer texts earn more"),
+    healthy(
+        "rlhf-counts-a-word", "--reward", "trainworthy.recipes.rl.language.rewards:the", naive="longer texts earn more"
+    ),
     healthy("rlhf-no-price", "--kl-start", "0", naive="the distance is paid for by nobody", skips=("controller",)),
     healthy("rlhf-one-pass", "--passes", "1", naive="the ratio is 1 everywhere"),
     healthy("rlhf-one-big-minibatch", "--train.batch-size", "64"),

@@ -4,6 +4,7 @@ from tests.helpers.plant import Plant
 from tests.vision.planted_classify import forgetful
 
 RLHF = "rl/rlhf"
+ODD, REWARDS = "tests.helpers.odd_rewards", "trainworthy.recipes.rl.language.rewards"
 WRITE = '    said, valid = policy.write(batch["input_ids"], batch["mask"], batch["draws"])\n'
 KL = "    kl = (log_prob - own(reference(**asked)[0], said)) * valid\n"
 PAID = "return (-price * kl * valid).scatter_add(1, last[:, None], reward[:, None].to(kl))"
@@ -67,17 +68,17 @@ PLANTS = [
           harm="a resumed run begins with the first price"),
     plant("rlhf-price-never-adapted", "controller", "R2", TOLD, "", ("never told",), source="R2",
           harm="the price of the start, for ever"),
-    plant("rlhf-constant-reward", "reward", "R1", STAGES, STAGES, ("constant",), argv=("--reward", "tests.helpers.odd_rewards:constant"),
+    plant("rlhf-constant-reward", "reward", "R1", STAGES, STAGES, ("constant",), argv=("--reward", f"{ODD}:constant"),
           source="R1", harm="nothing to learn"),
-    plant("rlhf-longer-is-better", "reward", "R1", STAGES, STAGES, ("length",), argv=("--reward", "trainworthy.recipes.rl.language.rewards:longer"),
+    plant("rlhf-longer-is-better", "reward", "R1", STAGES, STAGES, ("length",), argv=("--reward", f"{REWARDS}:longer"),
           source="R1", harm="answers to the length limit"),
-    plant("rlhf-nan-reward", "reward", "R1", STAGES, STAGES, ("no number",), argv=("--reward", "tests.helpers.odd_rewards:undefined"),
+    plant("rlhf-nan-reward", "reward", "R1", STAGES, STAGES, ("no number",), argv=("--reward", f"{ODD}:undefined"),
           source="R1", harm="a run that stops itself after hours"),
-    plant("rlhf-wrong-count", "reward", "R1", STAGES, STAGES, ("wrong number of",), argv=("--reward", "tests.helpers.odd_rewards:one"),
+    plant("rlhf-wrong-count", "reward", "R1", STAGES, STAGES, ("wrong number of",), argv=("--reward", f"{ODD}:one"),
           source="R1", harm="one reward for all"),
-    plant("rlhf-raises", "reward", "R1", STAGES, STAGES, ("raise",), argv=("--reward", "tests.helpers.odd_rewards:raises"), source="R1",
+    plant("rlhf-raises", "reward", "R1", STAGES, STAGES, ("raise",), argv=("--reward", f"{ODD}:raises"), source="R1",
           harm="a run that ends at the first empty answer"),
-    plant("rlhf-empty-is-best", "reward", "R1", STAGES, STAGES, ("empty answer",), argv=("--reward", "tests.helpers.odd_rewards:empty"),
+    plant("rlhf-empty-is-best", "reward", "R1", STAGES, STAGES, ("empty answer",), argv=("--reward", f"{ODD}:empty"),
           source="R1", harm="a policy that says nothing"),
 ]  # fmt: skip
 RELATIVES = [p.id for p in PLANTS]  # each builds a rollout or more; test_rlhf has the same gates on a smaller net

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-
-from trainworthy.core.loop.checkpoint import Checkpoints
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.recorder import bits
+from trainworthy.core.loop.checkpoint import Checkpoints
 from trainworthy.recipes.rl import dqn
 from trainworthy.recipes.rl.control import environments
 from trainworthy.recipes.rl.control.replay import KEPT, Replay, Target
-from tests.helpers.commands import read
+
 from tests.conftest import ROOT
+from tests.helpers.commands import read
 from tests.helpers.control import mean_return, two_like_one
 
 SHORT = ("--train.epochs", "4", "--train.eval-every", "2", "--first", "128", "--episodes", "6",

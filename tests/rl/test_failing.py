@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from trainworthy.core.loop import checkpoint
-from tests.helpers.commands import final_weights, losses, same
+
 from tests.conftest import ROOT, Done, run_module
+from tests.helpers.commands import final_weights, losses, same
 
 ENV = {"PYTHONPATH": str(ROOT)}
 SHORT = (

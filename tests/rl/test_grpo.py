@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from trainworthy.core.adapters import hosted
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.recorder import Record
 from trainworthy.core.gates.rehearsal import _gradient_fault
 from trainworthy.recipes.rl.language import grpo_gates, problems
+
 from tests.helpers import language
-from tests.rl import planted_grpo
 from tests.helpers.commands import losses, read, run_folder, trainworthy
 from tests.llm.test_llm import written
+from tests.rl import planted_grpo
 
 REWARDS = '''"""Rewards for a model of random weights, which is never right."""
 

@@ -10,17 +10,17 @@ import pytest
 import torch
 from gymnasium.spaces import Discrete
 from safetensors.torch import load_file
-
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.inventory import scan
-from trainworthy.recipes.rl.control import arrays, environments, probes
 from trainworthy.recipes.rl import ppo
+from trainworthy.recipes.rl.control import arrays, environments, probes
 from trainworthy.recipes.rl.control.environments import Environments
 from trainworthy.recipes.rl.control.heads import Categorical, Gaussian
 from trainworthy.recipes.rl.control.memory import Remembering, player
 from trainworthy.recipes.rl.control.nets import Running, mlp
-from tests.helpers.commands import losses, read
+
 from tests.conftest import ROOT
+from tests.helpers.commands import losses, read
 from tests.helpers.control import mean_return, two_like_one
 
 SHORT = (

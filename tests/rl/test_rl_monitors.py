@@ -4,10 +4,10 @@ import math
 from pathlib import Path
 
 import pytest
-
 from trainworthy.recipes.rl.control import monitors
-from tests.helpers.commands import read
+
 from tests.conftest import ROOT, patched
+from tests.helpers.commands import read
 
 FLOOR, CEILING, ACTIONS, CAPACITY = 20.0, 500.0, 2, 50
 OFF = ("--gates.no-enabled", "--run.no-tensorboard", "--episodes", "5")

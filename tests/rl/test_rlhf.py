@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from trainworthy.core.base.errors import Stop, UserError
-from trainworthy.recipes.rl.language import prompts, rewards
 from trainworthy.recipes.rl import rlhf
-from trainworthy.recipes.rl.language.rlhf_gates import estimates
+from trainworthy.recipes.rl.language import prompts, rewards
 from trainworthy.recipes.rl.language.kl_control import Controller, Watch
+from trainworthy.recipes.rl.language.rlhf_gates import estimates
+
 from tests.helpers import language, odd_rewards
 from tests.helpers.commands import read, run_folder, trainworthy
 
@@ -110,7 +110,13 @@ def test_what_a_sentence_is():
 
 
 @pytest.mark.parametrize(
-    "name", ["trainworthy.recipes.rl.language.rewards:nothing", "no.such.module:f", "trainworthy.recipes.rl.language.rewards:FEWEST", "words"]
+    "name",
+    [
+        "trainworthy.recipes.rl.language.rewards:nothing",
+        "no.such.module:f",
+        "trainworthy.recipes.rl.language.rewards:FEWEST",
+        "words",
+    ],
 )
 def test_a_reward_that_is_not_there(name: str):
     with pytest.raises(UserError, match="--reward"):

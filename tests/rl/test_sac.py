@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
-
 from trainworthy.recipes.rl import sac
 from trainworthy.recipes.rl.control.environments import Environments
+
 from tests.helpers.commands import read
 from tests.helpers.control import mean_return, two_like_one
 
@@ -58,7 +58,6 @@ def test_every_term_teaches_its_own_part_alone():
 def run():
     """What a stage asks of a run."""
     from accelerate import Accelerator
-
     from trainworthy.core.loop.run import Run
 
     return Run(sac.Config(), Accelerator(cpu=True))

@@ -1,7 +1,7 @@
 """Classes of unequal size, whatever is done about them: healthy."""
 
-from tests.vision.planted_balance import BY_SAMPLER, BY_WEIGHT, UNEVEN
 from tests.helpers.plant import Healthy
+from tests.vision.planted_balance import BY_SAMPLER, BY_WEIGHT, UNEVEN
 
 LOOKALIKES = [
     Healthy("uneven-classes", UNEVEN, naive="one class twenty times another"),

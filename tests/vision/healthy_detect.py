@@ -1,7 +1,7 @@
 """Healthy variants of vision/detect that look like bugs."""
 
-from tests.vision.planted_detect import DATA, DETECT
 from tests.helpers.plant import Healthy
+from tests.vision.planted_detect import DATA, DETECT
 
 SKIPS = ("fabricated", "init", "batch-norm")
 EMPTY = """data = data._replace(boxes=[b[:0] if i % 3 == 0 else b for i, b in enumerate(data.boxes)],

@@ -1,7 +1,7 @@
 """Healthy variants of vision/segment that look like bugs."""
 
-from tests.vision.planted_segment import FLIP, SEGMENT
 from tests.helpers.plant import Healthy
+from tests.vision.planted_segment import FLIP, SEGMENT
 
 SKIPS = ("fabricated", "init")
 

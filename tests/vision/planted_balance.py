@@ -1,7 +1,7 @@
 """Bugs around classes of unequal size, planted in a fork of vision/classify."""
 
-from tests.vision.planted_classify import STAGES, staged
 from tests.helpers.plant import Plant
+from tests.vision.planted_classify import STAGES, staged
 
 UNEVEN = ("--balance.ratio", "20")
 BY_WEIGHT, BY_SAMPLER = (*UNEVEN, "--balance.by", "weights"), (*UNEVEN, "--balance.by", "sampler")

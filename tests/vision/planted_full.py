@@ -1,7 +1,7 @@
 """Bugs around an average of the weights, planted in a fork of vision/classify; the words were fixed before the gates were run."""
 
-from tests.vision.planted_classify import STAGES, staged
 from tests.helpers.plant import Plant
+from tests.vision.planted_classify import STAGES, staged
 
 AVERAGED = ("--ema", "0.99")
 UPDATED = '            stage.state["ema"].update(stage.model)\n'

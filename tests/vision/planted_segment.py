@@ -61,7 +61,7 @@ PLANTS = [
         TOTAL.replace('batch["mask"]', '(batch["mask"] - (batch["mask"] != IGNORE).int()).clamp_min(0)'),
         ("shifted by one",), harm="mIoU near 0 for a good net"),
     bug("seg-mean-over-pictures", "scored", "V5", EVALUATE,
-        "each = [masks.scores(confusion_matrix(model, core.stage.View(data, [i])), classes) for i in range(len(data))]\n"
+        "each = [masks.scores(confusion_matrix(model, core.View(data, [i])), classes) for i in range(len(data))]\n"
         "        return {k: sum(e.get(k, 1.0) for e in each) / len(each) for k in each[0]}\n",
         ("all pixels together", "counts first"), harm="windows with hardly an object decide the result"),
     bug("seg-mirrored-apart", "together", "V5", FLIP, "v2.Lambda(lambda x: v2.RandomHorizontalFlip()(x))]",

@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 from torch.nn import functional as F
-
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.vision.data import balancing
 from trainworthy.recipes.vision.classify import Images
+from trainworthy.recipes.vision.data import balancing
 from trainworthy.recipes.vision.data.pictures import Labelled
 
 LABELS = torch.arange(10).repeat_interleave(100)

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from torch import nn
 from torchvision.models import detection
 from torchvision.models.detection.roi_heads import fastrcnn_loss
-
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.vision.data import boxes, pasted
 from trainworthy.recipes.vision import detect
+from trainworthy.recipes.vision.data import boxes, pasted
 from trainworthy.recipes.vision.gates import detect as detect_gates
 from trainworthy.recipes.vision.models import detectors, zoo
+
 from tests.helpers.commands import read
 from tests.helpers.pictures import write_coco
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-
 from trainworthy.core.loop.ema import Ema
 from trainworthy.core.loop.optim import layer_rates
+from trainworthy.recipes.vision.classify import Images
 from trainworthy.recipes.vision.data import mixing, pictures
 from trainworthy.recipes.vision.models import zoo
-from trainworthy.recipes.vision.classify import Images
+
+from tests.core.test_life import _stop_at
 from tests.helpers.commands import QUICK, final_weights, losses, read, run_folder, same, trainworthy
 from tests.helpers.pictures import write_folder, write_hub
-from tests.core.test_life import _stop_at
 
 NET = ("--preset", "full", "--model", "shufflenet_v2_x0_5", "--weights", "none", "--train.precision", "fp32",
        "--optim.layer-decay", "1", "--optim.lr", "3e-3", "--image-size", "64", "--train.batch-size", "32",

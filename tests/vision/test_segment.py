@@ -10,15 +10,15 @@ from accelerate import Accelerator
 from PIL import Image
 from safetensors.torch import load_file
 from torch.nn import functional as F
-
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.recipes.shared import nuclei
+from trainworthy.recipes.vision import segment
+from trainworthy.recipes.vision.data import masks, pasted
+from trainworthy.recipes.vision.data.masks import IGNORE
 from trainworthy.recipes.vision.gates import pictures
 from trainworthy.recipes.vision.models import hub_nets, zoo
-from trainworthy.recipes.vision.data import masks, pasted
-from trainworthy.recipes.vision import segment
-from trainworthy.recipes.vision.data.masks import IGNORE
+
 from tests.helpers.commands import read
 from tests.helpers.pictures import write_masks
 

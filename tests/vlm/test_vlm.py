@@ -10,13 +10,13 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-
-from trainworthy import core
-from trainworthy.recipes.vlm.data import folders, questions, rows, scenes, conversations
 from trainworthy.recipes.vlm import instruct
-from trainworthy.recipes.vlm.models import words
+from trainworthy.recipes.vlm.data import conversations, folders, questions, rows, scenes
 from trainworthy.recipes.vlm.data.rows import Asked
+from trainworthy.recipes.vlm.models import words
+
 from tests.helpers.commands import read
+from trainworthy import core
 
 SCENES = scenes.Scenes("train", 200)
 
@@ -280,7 +280,9 @@ def test_what_is_no_conversation(line, why):
 
 def test_talks_without_a_picture_are_counted(talked):
     line = {"messages": messages("any red ?", "no")}
-    alone = conversations.Talks(talked, [conversations.talk(line), conversations.talk(spoken(0, "train"))], ("any red ?",))
+    alone = conversations.Talks(
+        talked, [conversations.talk(line), conversations.talk(spoken(0, "train"))], ("any red ?",)
+    )
     assert len(alone) == 1
     assert "1 of 2 conversations have no picture" in alone.note
     with pytest.raises(core.UserError, match="1 of 1 conversations have no picture"):

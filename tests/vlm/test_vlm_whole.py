@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.vlm.data import folders, rows
-from trainworthy.recipes.vlm.models import hub as whole, words
+from trainworthy.recipes.vlm.models import hub as whole
+from trainworthy.recipes.vlm.models import words
+
 from tests.helpers.commands import read
 from tests.vlm.test_vlm import hub, refused, talked  # noqa: F401
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torchvision.transforms import v2
-
 from trainworthy.core import Data, Field, Run, UserError
 from trainworthy.core.base import seeds
 from trainworthy.recipes.diffusion.data import pictures as source

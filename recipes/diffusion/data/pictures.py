@@ -10,7 +10,6 @@ from diffusers.utils import logging
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms import v2
-
 from trainworthy.core import Tile
 from trainworthy.recipes.diffusion.models import pipeline
 from trainworthy.recipes.shared import digits

@@ -5,7 +5,6 @@ from functools import cache
 
 import torch
 from torch import Tensor, nn
-
 from trainworthy.core import Data, Matrix, Run, Tile
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View

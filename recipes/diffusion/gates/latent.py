@@ -13,16 +13,15 @@ from pathlib import Path
 import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
-
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.recipes.diffusion.gates import samples
-from trainworthy.recipes.diffusion.models import latents, pipeline
 from trainworthy.recipes.diffusion.data import pictures as source
+from trainworthy.recipes.diffusion.gates import samples
 from trainworthy.recipes.diffusion.gates.samples import Knowing, clean_key, objective
+from trainworthy.recipes.diffusion.models import latents, pipeline
 from trainworthy.recipes.shared.judge import Judge
 
 FEW = 64  # samples whose latents are made afresh, and the least noisy of LEVELS

@@ -16,12 +16,11 @@ from types import SimpleNamespace
 import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
-
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
 from trainworthy.core.gates import gate
-from trainworthy.core.monitoring.monitors import monitor
+from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
 from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Data, Stage, View
 
 LEVELS = 512  # training samples whose timesteps stand for the schedule

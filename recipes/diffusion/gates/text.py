@@ -9,13 +9,12 @@ from pathlib import Path
 import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
-
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
 from trainworthy.core.gates import gate
-from trainworthy.core.monitoring.monitors import monitor
+from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
 from trainworthy.core.loop.run import evaluating
-from trainworthy.recipes.diffusion.gates import samples, latent
+from trainworthy.core.monitoring.monitors import monitor
+from trainworthy.recipes.diffusion.gates import latent, samples
 from trainworthy.recipes.shared.judge import Judge
 
 FEW = 4  # captions whose pictures are compared

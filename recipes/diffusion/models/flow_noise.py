@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler
 from torch import Tensor
-
 from trainworthy.core import UserError
 from trainworthy.recipes.diffusion.models import noise as curved
 

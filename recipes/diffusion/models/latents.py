@@ -7,11 +7,10 @@ import torch
 from diffusers import AutoencoderKL
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from torch import Tensor, nn
-
 from trainworthy.core import Data, Field, Run, Tile, UserError
 from trainworthy.core.loop.checkpoint import digest
-from trainworthy.recipes.diffusion.models import nets, pipeline
 from trainworthy.recipes.diffusion.data import pictures
+from trainworthy.recipes.diffusion.models import nets, pipeline
 from trainworthy.recipes.shared.judge import Judge
 from trainworthy.recipes.vision.data.pictures import Labelled
 

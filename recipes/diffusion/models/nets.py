@@ -2,7 +2,6 @@
 
 from diffusers import AutoencoderKL, UNet2DModel
 from torch import nn
-
 from trainworthy.core import UserError
 
 

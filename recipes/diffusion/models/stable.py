@@ -13,14 +13,13 @@ from diffusers import AutoencoderKL, DDPMScheduler, StableDiffusionPipeline, UNe
 from diffusers.utils import convert_state_dict_to_diffusers
 from tokenizers import processors
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, CLIPTextModel
-from transformers.utils import logging as bars
-
 from trainworthy.core import Expect, UserError
 from trainworthy.core.data import assets
 from trainworthy.recipes.diffusion.models import latents
 from trainworthy.recipes.diffusion.models.noise import Noise, Process
 from trainworthy.recipes.shared import exports, hub, smollm
+from transformers import AutoConfig, AutoModel, AutoTokenizer, CLIPTextModel
+from transformers.utils import logging as bars
 
 bars.disable_progress_bar()
 # It names every caption that is cut, batch by batch; the data report counts them.

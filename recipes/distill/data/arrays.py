@@ -23,7 +23,6 @@ import numpy as np
 import soundfile
 import torch
 from torch import Tensor
-
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.loader import ahead
 from trainworthy.core.data.texts import exclusions

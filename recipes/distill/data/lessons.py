@@ -18,9 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy.signal import resample_poly
 from torch import Tensor
-
-from trainworthy.core.data.assets import built
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.data.assets import built
 from trainworthy.core.data.loader import ahead
 from trainworthy.recipes.distill.data import arrays
 from trainworthy.recipes.shared import speech, whisper

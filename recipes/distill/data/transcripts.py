@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-
-from trainworthy import core
-from trainworthy.core.data.assets import built
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.data.assets import built
 from trainworthy.recipes.distill.data import arrays, lessons
 from trainworthy.recipes.shared import speech, whisper
+
+from trainworthy import core
 
 VERSION = 1  # of what is kept on disk
 FULL = 32767  # int16

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from trainworthy.recipes.shared import whisper
 
 from trainworthy import core
-from trainworthy.recipes.shared import whisper
 
 
 def speech(batch: dict) -> Tensor:

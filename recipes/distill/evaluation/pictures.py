@@ -4,9 +4,9 @@ from textwrap import fill
 
 import torch
 from torch import Tensor, nn
+from trainworthy.recipes.shared.whisper import Whisper, word_error_rate
 
 from trainworthy import core
-from trainworthy.recipes.shared.whisper import Whisper, word_error_rate
 
 BANDS, SHOWN, CHANNELS = 8, 4, 64  # pixels of a band of the sensor; recordings and channels of the teacher shown
 

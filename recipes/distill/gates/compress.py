@@ -5,11 +5,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
 from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates.gate import Proof, fetch, pick
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, fetch, pick
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.distill.gates.whisper import read, vocabulary

@@ -2,11 +2,10 @@
 
 import torch
 from torch import Tensor
-
 from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.recipes.shared.judge import Judge

@@ -5,18 +5,17 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.gates.gate import Proof, fetch, pick
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, fetch, pick
 from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted
 from trainworthy.core.gates.recorder import rehearsed
-from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.distill.data import lessons
-from trainworthy.recipes.distill.models.heads import reader
 from trainworthy.recipes.distill.evaluation.measures import speech
+from trainworthy.recipes.distill.models.heads import reader
 from trainworthy.recipes.shared import whisper
 
 LISTENED = 48  # lessons that the teacher transcribes again

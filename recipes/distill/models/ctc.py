@@ -13,18 +13,18 @@ import jiwer
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.base.verdict import Finding
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted
+from trainworthy.core.loop.run import evaluating
+from trainworthy.core.monitoring.monitors import monitor
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.distill.evaluation.measures import Measures
+from trainworthy.recipes.distill.models import heads
+from trainworthy.recipes.shared import whisper
 
 from trainworthy import core
-from trainworthy.core.base.verdict import Finding
-from trainworthy.core.gates.gate import Proof, fetch, pick
-from trainworthy.core.gates import gate
-from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted
-from trainworthy.core.monitoring.monitors import monitor
-from trainworthy.core.loop.run import evaluating
-from trainworthy.core.recipe.stage import View
-from trainworthy.recipes.distill.models import heads
-from trainworthy.recipes.distill.evaluation.measures import Measures
-from trainworthy.recipes.shared import whisper
 
 LETTERS = " 'abcdefghijklmnopqrstuvwxyz0123456789"
 BLANK = 0  # class 0; letter i of LETTERS is class i + 1

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-
-from trainworthy import core
 from trainworthy.recipes.distill.data import lessons
 from trainworthy.recipes.shared import whisper
+
+from trainworthy import core
 
 
 class Opened(nn.Module):

@@ -6,10 +6,11 @@ it at a tenth of that.
 import copy
 from dataclasses import replace
 
-from trainworthy import core
 from trainworthy.core.session.stages import Maker
 from trainworthy.recipes.distill.gates import whisper
 from trainworthy.recipes.distill.models.heads import Opened
+
+from trainworthy import core
 
 
 def cross_attention(task: Maker) -> Maker:

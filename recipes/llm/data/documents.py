@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
-
-from trainworthy import core
 from trainworthy.core.data.assets import built
 from trainworthy.recipes.llm.data import prose
 from trainworthy.recipes.shared import hub
+
+from trainworthy import core
 
 PAD, BOS, EOS = SPECIAL = ("<|pad|>", "<|begin|>", "<|end|>")
 TABLES = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}

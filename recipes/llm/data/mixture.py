@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from trainworthy import core
 from trainworthy.core.data import texts
 from trainworthy.recipes.shared import hub
+
+from trainworthy import core
 
 LETTERS = (
     20_000_000  # of all rows; from here on near duplicates are sought by a part of their runs, for the memory's sake

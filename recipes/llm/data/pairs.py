@@ -10,10 +10,10 @@ from zlib import crc32
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-
-from trainworthy import core
 from trainworthy.recipes.llm.data import conversations, docstrings, mixture
 from trainworthy.recipes.shared import hub
+
+from trainworthy import core
 
 IGNORED = -100
 VALIDATION = ("validation", "val", "test")

@@ -8,10 +8,10 @@ from zlib import crc32
 
 import torch
 from torch import Tensor
-
-from trainworthy import core
 from trainworthy.recipes.llm.data import docstrings, pairs
 from trainworthy.recipes.shared import hub
+
+from trainworthy import core
 
 COLUMNS = ("prompt", "chosen", "rejected")
 

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-
-from trainworthy import core
 from trainworthy.core.base import seeds
 from trainworthy.core.data.assets import cache_dir
 from trainworthy.recipes.llm.data import documents, packing
 from trainworthy.recipes.llm.data.packing import Packed, best_fit, windows
 from trainworthy.recipes.shared import hub
+
+from trainworthy import core
 
 LANES = 8  # read side by side; a multiple of the usual numbers of processes
 ROWS = 64  # of a stretch, which are shuffled together and packed together

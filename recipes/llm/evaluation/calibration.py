@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-
 from trainworthy.core.recipe.stage import Points
 
 BINS = 8

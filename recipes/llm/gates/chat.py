@@ -9,16 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
-from trainworthy.core.gates import gate
-from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.data.loader import to_device
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
+from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
-from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.llm.data.pairs import IGNORED, Chat
+from trainworthy.recipes.llm.models import loading
 
 SAMPLES = 3
 

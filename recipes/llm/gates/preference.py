@@ -7,16 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.gates.gate import Gate, Proof, fetch
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Gate, Proof, fetch
 from trainworthy.core.gates.learning import overfitted
-from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.loop.run import evaluating, training_modes
+from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Stage, View
-from trainworthy.recipes.llm.gates.chat import reference
 from trainworthy.recipes.llm.data.pairs import Chat
+from trainworthy.recipes.llm.gates.chat import reference
 
 PAIRS = 2
 SUNK = 1.0  # nats a token: what chosen answers may lose; healthy runs lose less and gain more elsewhere (see the page)

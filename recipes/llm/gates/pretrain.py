@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates.gate import Gate, Proof, fetch
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Gate, Proof, fetch
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.llm.data.packing import IGNORED, Packed
+from trainworthy.recipes.llm.models import loading
 
 KEYS = ("input_ids", "labels", "position_ids")
 SHIFT = 10.0  # of all logits: a softmax does not feel it, log Z does

@@ -11,19 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates.gate import Gate, Proof, pick
-from trainworthy.core.gates import gate
-from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.data.loader import to_device
-from trainworthy.core.monitoring.monitors import monitor
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Gate, Proof, pick
+from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
+from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.data import preferences
+from trainworthy.recipes.llm.data.pairs import Chat
 from trainworthy.recipes.llm.evaluation.calibration import preferred
 from trainworthy.recipes.llm.gates.chat import backbone, felt, quoting, reference, rows, rows_of, some
-from trainworthy.recipes.llm.data.pairs import Chat
 
 FIRST_LOSS = math.log(2)  # every answer is worth the same
 ONE_SIDED = 0.9  # share of the pairs whose preferred answer has more (or fewer) tokens: nothing else need be learnt

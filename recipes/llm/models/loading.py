@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from jinja2 import TemplateError
 from torch import nn
+from trainworthy.recipes.shared import hub, smollm
 
 from trainworthy import core
-from trainworthy.recipes.shared import hub, smollm
 
 ANSWER = "an answer, told from what a template puts around it"
 

@@ -10,14 +10,14 @@ import importlib.util
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from trainworthy import core
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.gates.gate import Proof
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.init_from import few
 from trainworthy.recipes.llm.models import loading
+
+from trainworthy import core
 
 BLOCK, SCALES = 64, 256  # weights that share a scale, scales that share theirs
 HALF_GAP = 0.152  # NF4's values are furthest apart between -1 and -0.6962: half of that

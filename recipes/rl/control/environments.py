@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor, nn
-
 from trainworthy.core.base import seeds
 from trainworthy.core.base.errors import Stop, UserError
 from trainworthy.core.recipe.stage import Data, Expect, Field, Tile

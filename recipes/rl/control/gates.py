@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates.gate import Gate, Proof, build
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Gate, Proof, build
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Stage

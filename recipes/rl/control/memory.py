@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.rl.control.environments import Environments
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from trainworthy.core.loop.checkpoint import Segment
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.loop.checkpoint import Segment
 
 KEPT = ("observation", "action", "reward", "next_observation", "terminated", "truncated")
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
+from trainworthy.core.adapters.hosted import Hosted
 from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates.gate import Gate, Proof
 from trainworthy.core.gates import gate
-from trainworthy.core.adapters.hosted import Hosted
-from trainworthy.core.monitoring.monitors import Monitor, monitor
+from trainworthy.core.gates.gate import Gate, Proof
 from trainworthy.core.loop.run import Run, evaluating
+from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.gates.chat import backbone, heard
 from trainworthy.recipes.rl.language import problems

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-
 from trainworthy.core.base.errors import Stop
 
 BOUND = 1000.0  # times the start, up and down

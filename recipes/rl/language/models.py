@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from torch import nn
-
-from trainworthy.core.data import assets
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.data import assets
 from trainworthy.core.recipe.registry import find
 from trainworthy.recipes.llm.data import prose
 from trainworthy.recipes.shared import exports, hub, smollm

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
 from trainworthy.recipes.rl.control.nets import Running, mlp
 
 

@@ -13,10 +13,10 @@ from typing import Any, Literal
 from zlib import crc32
 
 import torch
-
-from trainworthy import core
 from trainworthy.recipes.llm.data import pairs
 from trainworthy.recipes.shared import hub
+
+from trainworthy import core
 
 COLUMNS = ("prompt", "answer")
 NUMBER = re.compile(r"(?<![\d.])-?\d[\d,]*(?:\.\d+)?")

@@ -9,10 +9,10 @@ from zlib import crc32
 
 import torch
 from torch import Tensor
-
-from trainworthy import core
 from trainworthy.core.base import seeds
 from trainworthy.recipes.llm.data import documents, prose
+
+from trainworthy import core
 
 SHORTEST, LONGEST = 3, 8  # words of a beginning
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.shared import hub
 

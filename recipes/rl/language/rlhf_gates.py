@@ -11,16 +11,15 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates.gate import Gate, Proof, fetch
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Gate, Proof, fetch
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.recipes.rl.language.rewards import Reward, Sample, ask, fault
 from trainworthy.recipes.rl.language.kl_control import BOUND
 from trainworthy.recipes.rl.language.policy import Writer, own
+from trainworthy.recipes.rl.language.rewards import Reward, Sample, ask, fault
 
 TEXTS, WRITTEN = 96, 24  # completions that a reward is asked about; that are read token by token
 FORMULA = 1e-6  # of the sum of the sizes, in fp32: one and the same logits

@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.recipes.vision.data.pictures import Labelled
 
 from trainworthy import core
-from trainworthy.recipes.vision.data.pictures import Labelled
 
 
 @dataclass

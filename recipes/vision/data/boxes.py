@@ -22,13 +22,13 @@ from torch.nn import functional as F
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.utils import draw_bounding_boxes
-
-from trainworthy import core
 from trainworthy.core import UserError
 from trainworthy.core.base import seeds
 from trainworthy.recipes.shared import digits
 from trainworthy.recipes.vision.data import pasted
 from trainworthy.recipes.vision.data.pictures import VALIDATION, Decoded, decode, readable, said, survey
+
+from trainworthy import core
 
 LAYOUT = ("FOLDER/annotations/instances_train*.json with pictures in FOLDER/train*/ (the same for val), or FOLDER/train/*.json "
           "among its pictures, or one FOLDER/*.json")  # fmt: skip

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision import tv_tensors
 from torchvision.transforms import v2
-
-from trainworthy import core
 from trainworthy.core import UserError
 from trainworthy.core.base import seeds
 from trainworthy.recipes.shared import digits, nuclei
 from trainworthy.recipes.vision.data import pasted
 from trainworthy.recipes.vision.data.pictures import VALIDATION, Decoded, decode, readable, said, survey
+
+from trainworthy import core
 
 IGNORE = 255
 """Void. Loss, metric, padding and augmentation read it here."""

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-
 from trainworthy.recipes.shared import photos
 from trainworthy.recipes.shared.composites import COLOURS, TINTS, generator, pool
 

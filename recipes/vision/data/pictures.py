@@ -26,7 +26,6 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor, nn
 from torchvision.transforms import v2
-
 from trainworthy.core import UserError
 from trainworthy.core.base import seeds
 from trainworthy.core.data.assets import cache_dir

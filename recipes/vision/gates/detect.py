@@ -11,17 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import box_iou
-
 from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates.gate import Proof, fetch, pick
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, fetch, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import boxes
-from trainworthy.recipes.vision.models import detectors
 from trainworthy.recipes.vision.gates import pictures
+from trainworthy.recipes.vision.models import detectors
 
 PAINTED, SAMPLES = 32, 32
 AS_ONE = (

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.gates.gate import Proof, fetch, pick
 from trainworthy.core.gates import gate
-from trainworthy.core.monitoring.monitors import monitor
+from trainworthy.core.gates.gate import Proof, fetch, pick
 from trainworthy.core.loop.run import evaluating
+from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import masks
 from trainworthy.recipes.vision.data.masks import IGNORE

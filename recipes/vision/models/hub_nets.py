@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
 from trainworthy.core import UserError
 from trainworthy.recipes.shared import hub
 from trainworthy.recipes.vision.models.zoo import SEGMENTERS, Normalised, Start

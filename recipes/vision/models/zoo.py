@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torchvision import models
 from torchvision.ops import FrozenBatchNorm2d
 from torchvision.transforms import v2
-
 from trainworthy.core import Run, UserError
 from trainworthy.core.base.config import unknown
 from trainworthy.recipes.vision.models import detectors

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 from torch import Tensor
-
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.vision.data.pictures import decode
 from trainworthy.recipes.vlm.data.rows import PLACE, Asked

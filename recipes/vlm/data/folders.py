@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.vlm.data.rows import PLACE, Asked
 from trainworthy.recipes.vlm.data.conversations import Talk, Talks, Wrong, looked_over, opened, plain, talk
+from trainworthy.recipes.vlm.data.rows import PLACE, Asked
 
 COLUMNS = ("image", "question", "answer")
 SORTS = 20  # different questions up to which each is a kind of its own in the tables

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from trainworthy.core.base.errors import UserError
+from trainworthy.recipes.vlm.data.conversations import Apart, Talks
+from trainworthy.recipes.vlm.data.rows import IGNORE, IMAGE, Asked, chain, pack, right, together
 
 from trainworthy import core
-from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.vlm.data.rows import IGNORE, IMAGE, Asked, chain, pack, right, together
-from trainworthy.recipes.vlm.data.conversations import Apart, Talks
 
 
 class Source(Protocol):

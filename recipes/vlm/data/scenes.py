@@ -9,7 +9,6 @@ from functools import cache
 import torch
 from numpy.random import Generator
 from torch import Tensor
-
 from trainworthy.recipes.shared.composites import COLOURS, SIDE, Item, generator, item, places, pool, render
 from trainworthy.recipes.vlm.data.rows import Asked
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
 from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted, skill
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Stage, View

@@ -15,9 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock
-
-from trainworthy.core.data import assets
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.data import assets
 from trainworthy.recipes.shared import composites, digits
 from trainworthy.recipes.shared.composites import COLOURS, SIDE, TILE
 

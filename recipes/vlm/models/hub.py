@@ -15,13 +15,13 @@ import torch
 from jinja2 import TemplateError
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModelForImageTextToText, AutoProcessor
-
-from trainworthy import core
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.shared import hub
 from trainworthy.recipes.vlm.data.questions import Questions
 from trainworthy.recipes.vlm.data.rows import IGNORE, IMAGE, PLACE, together
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from trainworthy import core
 
 KINDS = ("mm_token_type_ids", "token_type_ids")  # which tokens are a picture's, to models that ask
 NEEDS = (hub.TOKENIZER, "preprocessor_config.json or processor_config.json")

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
-
 from trainworthy.recipes.shared import hub
 from trainworthy.recipes.vlm.models import words
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 logging.disable_progress_bar()
 

@@ -6,7 +6,6 @@ import json
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-
 from trainworthy.recipes.shared import hub
 from trainworthy.recipes.vlm.models import cells
 

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-from trainworthy.core.data import assets
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.data import assets
 from trainworthy.recipes.shared import composites
 from trainworthy.recipes.vlm.data import rows, scenes
 from trainworthy.recipes.vlm.data.rows import Asked
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 WIDTH, LAYERS, HEADS = 128, 4, 4
 STEPS, BATCH, PEAK = 400, 32, 2e-3
