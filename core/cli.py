@@ -149,9 +149,9 @@ def elsewhere(argv: list[str]) -> None:
 def report(argv: list[str]) -> None:
     """Write report.html of a run folder, or of a group of seeds, again."""
     if len(argv) == 2 and (Path(argv[1]) / "seeds.json").is_file():
-        from trainworthy.core.session import multi_seed
+        from trainworthy.core.report import seeds
 
-        multi_seed.write(Path(argv[1]))
+        seeds.write(Path(argv[1]))
         print(Path(argv[1]) / "report.html")
         return
     if len(argv) != 2 or not (Path(argv[1]) / "args.json").is_file():

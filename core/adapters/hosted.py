@@ -16,7 +16,7 @@ from datasets import Dataset
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from trainworthy.core.adapters import script
+from trainworthy.core.adapters.subject import Subject
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.run import Run, Step
@@ -318,7 +318,7 @@ class Rows(Data):
         return {"inputs": dict(self._collate([self.row(s) for s in samples])), **columns}
 
 
-def subject(factory: Callable[[], Trainer], seed: int) -> "script.Subject":
+def subject(factory: Callable[[], Trainer], seed: int) -> Subject:
     """What `core.check` proves of the trainers that `factory` builds."""
     probe = built(factory)
     args, model = probe.args, probe.model
@@ -343,7 +343,7 @@ def subject(factory: Callable[[], Trainer], seed: int) -> "script.Subject":
     quiet(probe)
     start = _measured(probe, Rows(probe, probe.eval_dataset), range(min(16, len(probe.eval_dataset))))
     make = lambda run: _stage(factory, run, start)  # noqa: E731
-    return script.Subject(cfg, args.device, make, _train, _skips(probe), own_loop=False)
+    return Subject(cfg, args.device, make, _train, _skips(probe), own_loop=False)
 
 
 def built(factory: Callable[[], Trainer]) -> Trainer:

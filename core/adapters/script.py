@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from trainworthy.core import gates
+from trainworthy.core.adapters.subject import Subject
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import GateFailed, UserError
@@ -178,20 +179,6 @@ def _prove(
 
 
 # ------------------------------------------------------------------------------------------------------------- the stage
-@dataclass
-class Subject:
-    """What is proved, a script or a library's trainer: how its stage is built and trained."""
-
-    cfg: config.Config
-    device: torch.device
-    make: Callable[[Run], Stage]
-    train: Callable[[config.Config, Run, Stage], None]
-    skips: dict[str, str]
-    """Gate id -> why it has nothing to judge here."""
-    own_loop: bool
-    """Gradients are clipped where its own loop clips them: at a norm that nobody told."""
-
-
 def _subject(factory: Callable[[], Any], seed: int, folder: Path) -> Subject:
     first = factory()
     if (library := sys.modules.get("transformers")) and isinstance(first, library.Trainer):

@@ -123,7 +123,7 @@ class Kept(Data):
         return self.samples[index]
 
     def order(self, *parts: int | str) -> torch.Tensor:
-        return self.data.order(*stages)
+        return self.data.order(*parts)
 
     def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         return self.data.collate(samples)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.session.multi_seed import compare
+from trainworthy.core.report.groups import compare
 
 
 def main(argv: list[str]) -> None:

@@ -27,8 +27,8 @@ NOTE = re.compile(r"\n*^# forked from (?P<recipe>.+), source (?P<blob>[0-9a-f]{4
 
 def note(entry: Entry, source: str, when: str) -> str:
     """The line at the end of a fork: its recipe, and git's name for the source it had."""
-    loading = entry.id if HOME in entry.path.parents else entry.path
-    return f"\n# forked from {loading}, source {blob(source)}, {when}\n"
+    recipe = entry.id if HOME in entry.path.parents else entry.path
+    return f"\n# forked from {recipe}, source {blob(source)}, {when}\n"
 
 
 def blob(source: str) -> str:

@@ -1,13 +1,27 @@
 """The page of a group of seeds: the numbers, and the curves of all of them over each other."""
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
 from trainworthy.core.report import PAGE, STYLE, intervals
 from trainworthy.core.report.charts import SENTINEL, Chart, inline, render, smooth
 from trainworthy.core.report.folder import Folder, read, series
+from trainworthy.core.report.groups import NAME, QUARTERS, card, collect, rows, sentence
 from trainworthy.core.report.html import bars, esc, note, num, section, table, tag
-from trainworthy.core.session.multi_seed import QUARTERS, rows, sentence
+
+
+def write(folder: Path) -> dict[str, Any]:
+    """seeds.json, and where a seed has finished card.md and report.html, from the run folders of a group."""
+    found = collect(folder)
+    spare = folder / ".seeds.json"
+    spare.write_text(json.dumps(found, indent=1))
+    os.replace(spare, folder / NAME)
+    if found["values"]:
+        (folder / "card.md").write_text(card(found))
+        (folder / "report.html").write_text(page(folder, found), encoding="utf-8")
+    return found
 
 
 def page(folder: Path, found: dict[str, Any]) -> str:

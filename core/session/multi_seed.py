@@ -1,4 +1,4 @@
-"""One recipe under several seeds, side by side (`run --seeds`, `check --seeds`), what runs say together, and `compare`."""
+"""One recipe under several seeds, side by side: `run --seeds`, `check --seeds`."""
 
 import contextlib
 import json
@@ -6,7 +6,6 @@ import os
 import secrets
 import shlex
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -15,17 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from trainworthy.core.base import config
-from trainworthy.core.base.console import Console, table
+from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import DONE, Interrupted, UserError
 from trainworthy.core.base.machine import cores
-from trainworthy.core.report import intervals
-from trainworthy.core.report.card import CHOSEN
-
-NAME = "seeds.json"
-QUARTERS = 4  # seeds from which on a quarter can be cut off at either end
-LUCK = "a difference between single seeds is mostly luck: it has no interval"
+from trainworthy.core.report.groups import NAME, shown
+from trainworthy.core.report.seeds import write
 
 
 @dataclass
@@ -137,7 +131,7 @@ def _run(folder: Path, plan: dict[str, Any], *, force: bool) -> None:
         work(jobs, plan["at_once"], asked, console, _ended)
     found = write(folder)
     if found["values"]:
-        console.say("\n" + _shown(found) + f"\n\nreport {folder / 'report.html'}\ncard   {folder / 'card.md'}")
+        console.say("\n" + shown(found) + f"\n\nreport {folder / 'report.html'}\ncard   {folder / 'card.md'}")
     if asked:
         raise Interrupted(f"{asked[0]}: every seed was stopped\n  next:         trainworthy resume {folder}")
     sys.exit(worst(jobs))
@@ -204,152 +198,3 @@ def signals() -> Iterator[list[str]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-# ------------------------------------------------------------------------------------------------------------ what they say
-def collect(folder: Path) -> dict[str, Any]:
-    """What the finished seeds of a group say together; `values` is empty if none has finished."""
-    plan = json.loads((folder / NAME).read_text())
-    found: dict[str, Any] = {k: plan[k] for k in ("recipe", "argv", "seeds", "at_once")}
-    summaries = {}
-    for seed in plan["seeds"]:
-        path = folder / f"seed-{seed}" / "summary.json"
-        if path.is_file():
-            summaries[seed] = json.loads(path.read_text())
-    found["values"], found["missing"] = {}, [s for s in plan["seeds"] if s not in summaries]
-    if not summaries:
-        return found
-    first = next(iter(summaries.values()))
-    name = first["metric"]
-    values = [s["reported"][name] for s in summaries.values()]
-    found |= {
-        k: first[k] for k in ("metric", "question", "higher_is_better", "floor", "ceiling", "best_known", "steps")
-    }
-    found |= {"values": dict(zip(map(str, summaries), values, strict=True)), "mean": statistics.fmean(values),
-              "min": min(values), "max": max(values), "weights": first["reported"]["weights"],
-              "baselines": {k: statistics.fmean(s["baselines"][k][name] for s in summaries.values())
-                            for k, v in first["baselines"].items() if name in v}}  # fmt: skip
-    if len(values) > 1:
-        found |= {
-            "sd": statistics.stdev(values),
-            "interval_95": intervals.interval(values),
-            "noise": intervals.noise(values),
-        }
-    if len(values) >= QUARTERS:
-        found |= {"iqm": float(intervals.iqm(np.array(values))), "iqm_interval_95": intervals.iqm_interval(values)}
-    return found
-
-
-def write(folder: Path) -> dict[str, Any]:
-    """seeds.json, and where a seed has finished card.md and report.html, from the run folders of a group."""
-    found = collect(folder)
-    spare = folder / ".seeds.json"
-    spare.write_text(json.dumps(found, indent=1))
-    os.replace(spare, folder / NAME)
-    if found["values"]:
-        (folder / "card.md").write_text(_card(found))
-        from trainworthy.core.report.seeds import page
-
-        (folder / "report.html").write_text(page(folder, found), encoding="utf-8")
-    return found
-
-
-def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """(what, number) of a group: each seed, then all together."""
-    shown = [(f"seed {s}", f"{v:.4f}") for s, v in found["values"].items()]
-    shown.append(("mean", f"{found['mean']:.4f}"))
-    if "sd" in found:
-        low, high = found["interval_95"]
-        shown += [("sample standard deviation", f"{found['sd']:.4f}"),
-                  ("95% interval of the mean (Student's t)", f"{low:.4f} to {high:.4f}"),
-                  ("least to most", f"{found['min']:.4f} to {found['max']:.4f}")]  # fmt: skip
-    if "iqm" in found:
-        low, high = found["iqm_interval_95"]
-        shown += [("interquartile mean", f"{found['iqm']:.4f}"),
-                  ("its 95% interval (bootstrap over seeds)", f"{low:.4f} to {high:.4f}")]  # fmt: skip
-    return shown
-
-
-def sentence(found: dict[str, Any]) -> str:
-    """What the spread means for anyone who compares."""
-    n = len(found["values"])
-    said = ""
-    if found["missing"]:
-        missing = ", ".join(map(str, found["missing"]))
-        said = f"{len(found['missing'])} of {len(found['seeds'])} seeds did not finish: {missing}. "
-    if n < 2:
-        return said + "One seed: differences between single seeds are not results."
-    if found["sd"] == 0:
-        return said + "Every seed gave the same number: too short a run, or too coarse a metric, to show the spread."
-    return (
-        said
-        + f"Two single runs may differ by {found['noise']:.4f} by chance: a smaller difference between single seeds is noise."
-    )
-
-
-def _shown(found: dict[str, Any]) -> str:
-    head = f"result {found['question']}  ({found['weights']} weights, {len(found['values'])} seeds)"
-    lines = [("", found["metric"]), *rows(found), *((k, f"{v:.4f}") for k, v in found["baselines"].items())]
-    return f"{head}\n{table(lines)}\n  {sentence(found)}"
-
-
-def _card(found: dict[str, Any]) -> str:
-    name = found["metric"]
-    loading = found["recipe"]
-    lines = [
-        f"# {Path(loading).stem if loading.endswith('.py') else loading}: {found['question']}",
-        "",
-        f"**{name} {found['mean']:.4f}**, mean over {len(found['values'])} seeds; the {found['weights']} weights of each "
-        f"({CHOSEN[found['weights']]}).",
-        "",
-        sentence(found),
-        "",
-        f"| | {name} |",
-        "|---|---|",
-        *(f"| {k} | {v} |" for k, v in rows(found)),
-        *(f"| {k} | {v:.4f} |" for k, v in found["baselines"].items()),
-        f"| chance | {found['floor']:.4f} |",
-        "",
-        f"Best known: {found['best_known'] or 'not stated'}.",
-        "",
-        "Each seed has a card and a report of its own in seed-<k>/.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-# ------------------------------------------------------------------------------------------------------------------ compare
-@dataclass
-class Comparison:
-    """Two groups of seeds, and the difference of their means (second minus first)."""
-
-    a: dict[str, Any]
-    b: dict[str, Any]
-    difference: intervals.Difference
-
-    def words(self) -> str:
-        """What may be said of it."""
-        d = self.difference
-        if not d.real:
-            return "The interval holds 0: these seeds do not show a difference."
-        better = (d.value > 0) == self.a["higher_is_better"]
-        return f"The interval leaves 0 out: the second is {'better' if better else 'worse'}."
-
-
-def compare(a: Path, b: Path) -> Comparison:
-    """Difference of two groups of seeds with its 95% interval (Welch); single seeds are refused."""
-    groups = []
-    for folder in (Path(a), Path(b)):
-        if not (folder / NAME).is_file():
-            single = (folder / "args.json").is_file()
-            raise UserError(f"{folder} is {'a single run' if single else 'no group of seeds'}",
-                            got="one seed" if single else "no seeds.json in it", cause=LUCK if single else "",
-                            needed="a folder that `trainworthy run RECIPE --seeds 5` made")  # fmt: skip
-        groups.append(collect(folder))
-        if len(groups[-1]["values"]) < 2:
-            raise UserError(f"{folder} has too few finished seeds", got=len(groups[-1]["values"]), needed="2 or more",
-                            cause=LUCK, next=f"trainworthy resume {folder}")  # fmt: skip
-    one, two = groups
-    if one["metric"] != two["metric"]:
-        got = f"{one['metric']} and {two['metric']}"
-        raise UserError("the two groups report different metrics", got=got, needed="the same")
-    return Comparison(one, two, intervals.welch(list(one["values"].values()), list(two["values"].values())))

@@ -1,0 +1,1 @@
+"""Recipes that distil a teacher into a student."""

@@ -1,0 +1,1 @@
+"""Recipes that learn from rewards: control (ppo, dqn, sac) and language (grpo, rlhf)."""

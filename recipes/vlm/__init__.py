@@ -1,0 +1,1 @@
+"""Recipes that answer questions about pictures."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.report import intervals
+from trainworthy.core.report import groups, intervals, seeds
 from trainworthy.core.session import multi_seed
 
 from tests.helpers.commands import read, run_folder, start, trainworthy
@@ -63,24 +63,24 @@ def test_a_profile_is_the_share_that_gets_so_far():
 
 def test_from_four_seeds_on_a_group_says_what_its_middle_is(tmp_path: Path):
     """One seed of five that failed moves the mean, hardly the interquartile mean; the page shows how many reach what."""
-    found = multi_seed.write(group(tmp_path / "a", [0.99, 0.98, 0.97, 0.98, 0.1]))
+    found = seeds.write(group(tmp_path / "a", [0.99, 0.98, 0.97, 0.98, 0.1]))
     assert found["mean"] == pytest.approx(0.804)
     assert found["iqm"] == pytest.approx(0.97667, abs=1e-5)
     low, high = found["iqm_interval_95"]
     assert low < 0.8 < found["iqm"] < high <= 0.99
     assert "interquartile mean" in (tmp_path / "a" / "card.md").read_text()
     assert "Performance profile" in (tmp_path / "a" / "report.html").read_text()
-    assert "iqm" not in multi_seed.write(group(tmp_path / "b", [0.99, 0.98, 0.97]))
+    assert "iqm" not in seeds.write(group(tmp_path / "b", [0.99, 0.98, 0.97]))
 
 
 def test_a_group_says_what_its_spread_means(tmp_path: Path):
-    found = multi_seed.write(group(tmp_path / "a", [0.994, 0.984, 0.991]))
+    found = seeds.write(group(tmp_path / "a", [0.994, 0.984, 0.991]))
     assert found["mean"] == pytest.approx(0.98967, abs=1e-5)
     assert found["interval_95"] == pytest.approx((0.97692, 1.00241), abs=1e-5)
     assert found["noise"] == pytest.approx(0.0312, abs=1e-4)
     card = (tmp_path / "a" / "card.md").read_text()
     assert "by 0.0312 by chance" in card
-    multi_seed.write(group(tmp_path / "b", [0.9, 0.8], weights="best"))
+    seeds.write(group(tmp_path / "b", [0.9, 0.8], weights="best"))
     assert "flatters" in (tmp_path / "b" / "card.md").read_text()
 
 
@@ -97,14 +97,14 @@ def test_compare_gives_an_interval_and_refuses_single_seeds(tmp_path: Path):
     assert said.returncode == 0, said.stderr
     assert re.search(r"difference \+0.0500, 95% interval \+0.02\d\d to \+0.07\d\d", said.stdout), said.stdout
     assert "second is better" in said.stdout
-    assert "do not show a difference" in multi_seed.compare(a, group(tmp_path / "c", [0.90, 0.91, 0.93])).words()
+    assert "do not show a difference" in groups.compare(a, group(tmp_path / "c", [0.90, 0.91, 0.93])).words()
     single = tmp_path / "single"
     single.mkdir()
     (single / "args.json").write_text("{}")
     for other, words in ((single, "mostly luck"), (group(tmp_path / "d", [0.9]), "too few"), (tmp_path, "no group"),
                          (group(tmp_path / "e", [0.1, 0.2], "loss"), "different metrics")):  # fmt: skip
         with pytest.raises(UserError, match=words):
-            multi_seed.compare(a, other)
+            groups.compare(a, other)
 
 
 # ------------------------------------------------------------------------------------------------------ the real command
