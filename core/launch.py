@@ -281,7 +281,7 @@ def train(session: Session, interrupts: Interrupts) -> None:
         if previous is not None:
             trained = previous
             proof = stages.proof(session, part, lambda trained=trained: trained, follows="trained", deep=False)
-            prove_stage(session, part, proof, (), mark=digest(trained.judged.state_dict()))
+            prove_stage(session, part, proof, (), mark=digest(trained.eval_model.state_dict()))
         previous, done = train_stage(session, part, previous, done, interrupts)
 
 
@@ -315,7 +315,7 @@ def train_stage(
     result = finish(s, one, stage) if gates.agreed(s.accelerator, ended) else {}
     if not part.last and config.phases(cfg)[part.name].hand_on == "best":
         best = one.checkpoints.folder / f"best_val_{stage.metric.name}"
-        load_into(stage.judged, load_weights(best / "model.safetensors"), where=str(best), without=stage.rebuilt)
+        load_into(stage.eval_model, load_weights(best / "model.safetensors"), where=str(best), without=stage.not_saved)
     one.close()
     if s.main and result:
         s.console.say(

@@ -128,13 +128,13 @@ class RunSettings:
     """Folder in which the run folder is made."""
     save_every: float = 1.0
     """Epochs between two full checkpoints; one is always saved at the end."""
-    keep: int = 2
+    keep_checkpoints: int = 2
     """Complete checkpoints kept (at least 2: the last good one is never deleted)."""
-    n_best: int = 3
+    keep_best: int = 3
     """Weights-only copies of the best evaluations kept."""
     export: Literal["final", "best"] = "final"
     """Weights that are exported and reported: `final` is not chosen on the validation set, `best` is."""
-    stop_after_bad: int = 10
+    max_nonfinite_steps: int = 10
     """Stop with exit 4 after this many non-finite steps in a row."""
     tensorboard: bool = True
     """Write TensorBoard files under tb/."""
@@ -361,14 +361,14 @@ def check_values(cfg: Config, *, processes: int) -> None:
         raise UserError(
             "--optim.layer-decay is a factor from layer to layer", got=cfg.optim.layer_decay, needed="(0, 1]"
         )
-    if cfg.run.log_every < 1 or cfg.run.n_best < 1 or cfg.run.stop_after_bad < 1:
+    if cfg.run.log_every < 1 or cfg.run.keep_best < 1 or cfg.run.max_nonfinite_steps < 1:
         raise UserError(
-            "--run.log-every, --run.n-best and --run.stop-after-bad must be at least 1",
-            got=(cfg.run.log_every, cfg.run.n_best, cfg.run.stop_after_bad),
+            "--run.log-every, --run.keep-best and --run.max-nonfinite-steps must be at least 1",
+            got=(cfg.run.log_every, cfg.run.keep_best, cfg.run.max_nonfinite_steps),
         )
-    if cfg.run.keep < 2:
+    if cfg.run.keep_checkpoints < 2:
         raise UserError(
-            "--run.keep is too small", got=cfg.run.keep, needed=">= 2, so that one good checkpoint always remains"
+            "--run.keep_checkpoints is too small", got=cfg.run.keep_checkpoints, needed=">= 2, so that one good checkpoint always remains"
         )
     if not 0 <= cfg.optim.warmup < 1 or not 0 <= cfg.optim.decay <= 1:
         raise UserError(

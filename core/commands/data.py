@@ -79,7 +79,7 @@ def read(name: str, data: Data, samples: int | None, console: Console) -> invent
     except (Stop, KeyboardInterrupt):
         raise
     except Exception as error:
-        where = data.spread(count)[done]
+        where = data.representative(count)[done]
         raise UserError(f"sample {where} of {name} cannot be read", got=f"{type(error).__name__}: {error}",
                         needed="get(index, None) to return every field") from error  # fmt: skip
     finally:

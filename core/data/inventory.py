@@ -72,7 +72,7 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
         data.get(i, None)
     cost = (time.monotonic() - started) / max(1, min(8, len(data)))
     count = len(data) if everything else min(len(data), samples or max(2000, int(seconds / max(cost, 1e-6))))
-    indices = data.spread(count)
+    indices = data.representative(count)
     found = Scan(name, len(data), indices, notes=dict(data.notes), fingerprint=_fingerprint(data))
     stats = {k: _Stats() for k in data.fields}
     contents: list[Tensor] = []
@@ -161,7 +161,7 @@ def _units(data: Data) -> tuple[dict[str, list[str]], list[str], str]:
 
 def _fingerprint(data: Data, samples: int = 512) -> str:
     digest = hashlib.blake2b(str(len(data)).encode(), digest_size=16)
-    for i in data.spread(min(samples, len(data))):
+    for i in data.representative(min(samples, len(data))):
         sample = data.get(i, None)
         for key in data.fields:
             value = sample[key]

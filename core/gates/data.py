@@ -68,10 +68,10 @@ def schema(proof: Proof) -> Finding:
 
 def _loss_schema(run, stage: Stage, batch: dict) -> list[str]:
     wrong = []
-    with evaluating(stage.model), evaluating(stage.judged), run.autocast():
+    with evaluating(stage.model), evaluating(stage.eval_model), run.autocast():
         terms = stage.loss(stage.model, batch)
-        metrics = stage.evaluate(stage.judged, _few(stage))
-        probed = stage.probed.evaluate(stage.judged, _few(stage)) if stage.probe else metrics
+        metrics = stage.evaluate(stage.eval_model, _few(stage))
+        probed = stage.gate_evaluator.evaluate(stage.eval_model, _few(stage)) if stage.probe else metrics
     counts = stage.counts(batch)
     for name, value in terms.items():
         if not isinstance(value, Tensor) or value.ndim:
@@ -80,7 +80,7 @@ def _loss_schema(run, stage: Stage, batch: dict) -> list[str]:
             wrong.append(f"loss term '{name}' is {value.item()}")
         if name not in counts and "*" not in counts:
             wrong.append(f"loss term '{name}' has no denominator (counts: {', '.join(counts)})")
-    for found, name in ((metrics, stage.metric.name), (probed, stage.probed.metric.name)):
+    for found, name in ((metrics, stage.metric.name), (probed, stage.gate_evaluator.metric.name)):
         if name not in found:
             wrong.append(f"evaluate() returns {', '.join(found)}, not '{name}'")
     try:
@@ -93,7 +93,7 @@ def _loss_schema(run, stage: Stage, batch: dict) -> list[str]:
 def _few(stage: Stage):
     from trainworthy.core.recipe.stage import View
 
-    return View(stage.data["val"], range(min(stage.expect.few(16), len(stage.data["val"]))))
+    return View(stage.data["val"], range(min(stage.expect.at_most(16), len(stage.data["val"]))))
 
 
 @gate("data", rows="C7 V1", title="the data are what the recipe says they are", reads="data")

@@ -24,13 +24,13 @@ def init(proof: Proof) -> Finding:
     if record.start is None:
         raise Skip("train() made no optimiser step (see wiring)")
     share, changed, old = record.start
-    fresh, fits = stage.expect.fresh, match(stage.model, stage.pretrained)
+    fresh, fits = stage.expect.new_parameters, match(stage.model, stage.pretrained)
     missing = [n for n in fits.missing if not n.startswith(fresh or ("\0",))]
     wrong, remedy = [], []
     if changed:
         wrong.append(f"{len(changed)} tensors stand in the file and differ from it, e.g. {few(changed)}")
         remedy.append(f"the names only fit with their {fits.prefix}: strict=False loaded nothing" if fits.prefix
-                      else "initialised again after loading (a new head: declare expect.fresh), or never loaded")  # fmt: skip
+                      else "initialised again after loading (a new head: declare expect.new_parameters), or never loaded")  # fmt: skip
     if share < NEEDED:
         for what, names in (("not in the file", missing), ("of another shape", fits.mismatched)):
             if names:

@@ -125,7 +125,7 @@ def _judged(proof: Proof, folder: Path) -> Finding:
     data = stage.data.get("train")
     if data is None or len(data) < FEWEST * world:
         raise Skip("no training set to read" if data is None else f"{len(data)} training samples are too few to tell")
-    size = world * (min(stage.expect.few(SAMPLES, times=4) * world, len(data)) // (4 * world))
+    size = world * (min(stage.expect.at_most(SAMPLES, times=4) * world, len(data)) // (4 * world))
     whole = data.order(seed, "read")
     indices = list(dict.fromkeys(whole.tolist()))[: 4 * size]
     n, wrong = len(indices), []

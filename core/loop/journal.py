@@ -131,7 +131,7 @@ class Journal:
         where = self._keep_batch(stage, logged) if len(self.skipped) <= 20 else ""
         said = ", ".join(f"{k} {v:g}" for k, v in values.items())
         run.console.say(f"  step {logged.step}: {said}: skipped, weights untouched{where}")
-        if self._bad_in_a_row >= run.cfg.run.stop_after_bad:
+        if self._bad_in_a_row >= run.cfg.run.max_nonfinite_steps:
             raise Halt(
                 f"{self._bad_in_a_row} non-finite steps in a row (C17), the last at step {logged.step}: the run stopped itself\n"
                 f"  the weights are those of the last finite step\n"
@@ -195,7 +195,7 @@ class Journal:
                                   extra={"global_step": step, **self._rates, "skipped_steps": len(self.skipped)})  # fmt: skip
         sign = -1 if stage.metric.higher_is_better else 1
         ranked = sorted([*self.best, (metrics[name], step)], key=lambda b: (math.isnan(b[0]), sign * b[0], b[1]))
-        self.best = ranked[: run.cfg.run.n_best]
+        self.best = ranked[: run.cfg.run.keep_best]
         mark = "  best so far" if self.best[0][1] == step else ""
         shown = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items() if "/" not in k)
         return epoch, f"  epoch {epoch:>5g}  train loss {train.get('loss', math.nan):.4f}  {shown}{mark}"

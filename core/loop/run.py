@@ -340,7 +340,7 @@ class Run:
         if not self.plan:
             self._flush(stage)  # before the clock runs on through the evaluation
         val = stage.data["val"]
-        shown = stage.expect.few(REHEARSED)
+        shown = stage.expect.at_most(REHEARSED)
         if self.plan and len(val) > shown:  # a rehearsal shows the path, not the number
             val = View(val, [i * len(val) // shown for i in range(shown)])
         metrics = self.measure(stage, val)
@@ -350,12 +350,12 @@ class Run:
     def measure(self, stage: Stage, data: Data, *, probe: bool = False) -> dict[str, float]:
         """`stage.evaluate` (or what stands for it in a `probe`) on `data` in eval mode, without gradients, every mode as it was
         afterwards."""
-        model = stage.judged
+        model = stage.eval_model
         if self.world > 1:  # each rank's batch norm saw its own batches; what is saved and exported is rank 0's
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
         with evaluating(model), self.autocast():
-            return (stage.probed if probe else stage).evaluate(model, data)
+            return (stage.gate_evaluator if probe else stage).evaluate(model, data)
 
     def log_eval(self, stage: Stage, metrics: dict[str, float]) -> None:
         """Record an evaluation of the weights as they are: files, line, best and N best."""
@@ -369,8 +369,8 @@ class Run:
         def keep_best() -> None:
             if (metrics[name], step) in best:
                 info = {"metric": name, "value": metrics[name], "epoch": epoch}
-                self.checkpoints.save_best(step, stage.judged, info, metric=name, best=[s for _, s in best],
-                                           without=stage.rebuilt)  # fmt: skip
+                self.checkpoints.save_best(step, stage.eval_model, info, metric=name, best=[s for _, s in best],
+                                           without=stage.not_saved)  # fmt: skip
 
         if self.checkpoints:
             self._on_rank_0(keep_best)
@@ -449,7 +449,7 @@ class Run:
                     "frozen": self._frozen(stage)}  # fmt: skip
             if self.tracker:
                 self.tracker.flush()
-            self.checkpoints.save(self.step, stage.model, state, info, without=stage.rebuilt)
+            self.checkpoints.save(self.step, stage.model, state, info, without=stage.not_saved)
 
         self._on_rank_0(save)
         if self.plan:  # a rehearsal reads it back at once, on every rank
@@ -463,7 +463,7 @@ class Run:
     def _frozen(self, stage: Stage) -> str:
         """Hash of the weights that a checkpoint leaves out, taken once: they do not change. Rehearsals build them anew anyway."""
         if self._frozen_hash is None:
-            still = {} if self.plan else stage.still
+            still = {} if self.plan else stage.frozen_tensors
             self._frozen_hash = checkpoint.digest(still) if still else ""
         return self._frozen_hash
 
@@ -488,7 +488,7 @@ class Run:
         if folder is None:
             return 0
         self.checkpoints = checkpoint.Checkpoints(
-            folder / "checkpoints" / stage.name, keep=self.cfg.run.keep, n_best=self.cfg.run.n_best
+            folder / "checkpoints" / stage.name, keep=self.cfg.run.keep_checkpoints, n_best=self.cfg.run.keep_best
         )
         newest, damaged = self.checkpoints.survey()
         for name, why in damaged.items():
@@ -501,7 +501,7 @@ class Run:
         if info["frozen"] != self._frozen(stage):
             raise UserError(f"the frozen weights are not those of {newest}", needed="the model this run was started with",
                             cause="its files were changed or replaced", next="start a new run")  # fmt: skip
-        checkpoint.load_into(stage.model, model, where=str(newest), without=stage.rebuilt)
+        checkpoint.load_into(stage.model, model, where=str(newest), without=stage.not_saved)
         for name, optimizer in stage.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         for name, stateful in stage.state.items():

@@ -67,7 +67,7 @@ class Data:
         """A permutation (n,) of the samples that depends on `parts` alone; worth overriding where far jumps are dear."""
         return seeds.permutation(len(self), *parts)
 
-    def spread(self, count: int) -> Sequence[int]:
+    def representative(self, count: int) -> Sequence[int]:
         """`count` samples that stand for all where not all are read, evenly spaced; worth overriding where far jumps are dear."""
         return [i * len(self) // count for i in range(count)]
 
@@ -162,7 +162,7 @@ class Expect:
     decide it (mixup)."""
     overfit_steps: int = 120
     """Steps within which eight fixed samples must be learnt."""
-    dear: int = 0
+    gate_batch_size: int = 0
     """Where a sample costs a good part of a second: how many of them a gate's step has at most (twice as many are overfit,
     cut and evaluated, four times as many read over and over). Below 8 the range test, and tiny-data always, are left to
     `check --deep`. 0: the gates' own numbers."""
@@ -172,18 +172,18 @@ class Expect:
     """Prefixes of parameter names of the stage's `model` that are frozen on purpose."""
     no_gradient: tuple[str, ...] = ()
     """Prefixes of trainable parameters that may stay without a gradient for a few steps (an unused head, an idle expert)."""
-    fresh: tuple[str, ...] = ()
+    new_parameters: tuple[str, ...] = ()
     """Prefixes of parameters that are new on purpose when a stage starts from pretrained weights (another task's head)."""
     couplings: str = ""
     """Why samples of a batch legitimately influence each other (contrastive loss); empty: they must not."""
     random_loss: str = ""
     """Why two forwards of one batch under one seed may differ; empty: they must not."""
-    inexact: str = ""
+    nondeterministic: str = ""
     """Why two runs of one seed may differ (an environment that draws from a generator of its own); empty: they must not."""
     schedule: str = ""
     """Why the rates are not those of `--optim.schedule` or an optimiser does not step once per unit (an own schedule, a rollout
     with its epochs); empty: they are, and it does."""
-    by_heart: str = ""
+    solvable_without_input: str = ""
     """Why a few samples may be answered without their inputs (which of two given answers is preferred); empty: they may not."""
     range_test: str = ""
     """Why no band of usable rates can be measured on one batch (DPO, reinforcement learning); empty: it can."""
@@ -195,9 +195,9 @@ class Expect:
     loss_may_rise: str = ""
     """Why the loss says nothing about progress (targets that move with the policy); empty: a lower one is better."""
 
-    def few(self, n: int, *, times: int = 1) -> int:
+    def at_most(self, n: int, *, times: int = 1) -> int:
         """`n` samples, or as many as can be afforded."""
-        return min(n, times * self.dear) if self.dear else n
+        return min(n, times * self.gate_batch_size) if self.gate_batch_size else n
 
 
 @dataclass
@@ -268,19 +268,19 @@ class Stage:
     counts: Callable[[dict], dict[str, float]] = lambda batch: {"*": batch_size(batch)}
     """batch -> {term: denominator}, known BEFORE the forward; they are summed over the whole global batch. `"*"` stands for
     every term not named. Default: samples."""
-    average: nn.Module | None = None
+    ema_model: nn.Module | None = None
     """What is evaluated, kept as best and exported instead of `model`, where that is not the same (its EMA)."""
     state: dict[str, Any] = field(default_factory=dict)
     """Saved, not optimised: anything with state_dict() and load_state_dict() (EMA, normaliser, replay)."""
-    begin: Callable[[], None] | None = None
+    on_start: Callable[[], None] | None = None
     """Called once `model` has the weights it starts from (`--init-from`) and before anything is learnt, to copy a reference."""
-    beside: dict[str, nn.Module] = field(default_factory=dict)
+    frozen_modules: dict[str, nn.Module] = field(default_factory=dict)
     """What the stage works with and never trains (teacher, reference, reward model, judge): core puts it on the device, freezes it,
     sets it to eval mode; a gate sees it stay as it came, and a resumed run that it is the same. Not saved."""
     expect: Expect = field(default_factory=Expect)
     baselines: Callable[[], dict[str, dict[str, float]]] = dict
     """-> {baseline: metrics}, shown beside the result."""
-    bounds: tuple[str, ...] = ()
+    upper_bounds: tuple[str, ...] = ()
     """Names among the baselines that nobody is asked to beat (a teacher, real data)."""
     preview: Callable[[dict], list[Tile]] | None = None
     """batch -> what its tensors say, decoded back: what the net sees just before the net."""
@@ -299,12 +299,12 @@ class Stage:
     """The domain's own monitors, beside the core's: what only the evaluations of a whole run can show."""
 
     @property
-    def judged(self) -> nn.Module:
+    def eval_model(self) -> nn.Module:
         """The module whose answers count: the average where there is one, else the model."""
-        return self.model if self.average is None else self.average
+        return self.model if self.ema_model is None else self.ema_model
 
     @property
-    def rebuilt(self) -> set[str]:
+    def not_saved(self) -> set[str]:
         """Names of the parameters that no optimiser holds, and of what a state dict keeps under such a name (the scales of packed
         weights): they come from their own source again, and are not saved."""
         trained = {id(p) for p in self.parameters().values()}
@@ -313,16 +313,16 @@ class Stage:
         return names | {n for n in under if any(n[:i] in names for i, letter in enumerate(n) if letter == ".")}
 
     @property
-    def still(self) -> dict[str, Tensor]:
-        """What must stay as it came, by name: the parameters that no optimiser holds with what belongs to them, and `beside`."""
-        rebuilt = self.rebuilt
+    def frozen_tensors(self) -> dict[str, Tensor]:
+        """What must stay as it came, by name: the parameters that no optimiser holds with what belongs to them, and `frozen_modules`."""
+        rebuilt = self.not_saved
         own = {n: p for n, p in self.model.named_parameters() if n in rebuilt}
         under = rebuilt - {n for n, _ in self.model.named_parameters(remove_duplicate=False)}
         own |= {n: t for n, t in self.model.state_dict().items() if n in under}
-        return own | {f"{k}.{n}": t for k, m in self.beside.items() for n, t in m.state_dict().items()}
+        return own | {f"{k}.{n}": t for k, m in self.frozen_modules.items() for n, t in m.state_dict().items()}
 
     @property
-    def probed(self) -> "Stage | Probe":
+    def gate_evaluator(self) -> "Stage | Probe":
         """Whose metric and evaluation count after a short training."""
         return self.probe or self
 

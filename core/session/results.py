@@ -49,8 +49,8 @@ class Watcher:
         """Predictions on the fixed batch, one row per evaluation; a resumed run writes its rows again."""
         if self.run.rank or not self.stage.predict:
             return
-        with evaluating(self.stage.judged), self.run.autocast():
-            tiles: list[Tile] = self.stage.predict(self.stage.judged, self.batch)
+        with evaluating(self.stage.eval_model), self.run.autocast():
+            tiles: list[Tile] = self.stage.predict(self.stage.eval_model, self.batch)
         if any(t.image is not None for t in tiles):
             contact_sheet(tiles, self.path / "predictions" / f"step-{step}.png")
         path = self.path / "predictions.jsonl"
@@ -72,25 +72,25 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         run.checkpoints.wait()
         run.accelerator.wait_for_everyone()
         folder = run.checkpoints.folder / f"best_val_{metric.name}"
-        load_into(stage.judged, load_weights(folder / "model.safetensors"), where=str(folder), without=stage.rebuilt)
+        load_into(stage.eval_model, load_weights(folder / "model.safetensors"), where=str(folder), without=stage.not_saved)
         final, chosen_step = run.measure(stage, stage.data["val"]), best_step
     inputs = tuple(k for k, f in stage.data["val"].fields.items() if f.role == "input")
     val = stage.data["val"]
     zeroed = run.measure(stage, View(val, range(len(val)), blank=inputs)) if inputs else None
     gap, norms, train = None, None, stage.data.get("train")
     if train:
-        n = min(len(val), stage.expect.few(1000, times=16))
-        among = train.spread(min(len(train), 4 * n))
+        n = min(len(val), stage.expect.at_most(1000, times=16))
+        among = train.representative(min(len(train), 4 * n))
         some = View(train, [among[i] for i in seeds.permutation(len(among), cfg.run.seed, "gap").tolist()[:n]])
         gap = monitors.Gap(metric, run.measure(stage, some)[metric.name], final[metric.name])
-        if layers(stage.judged):
-            with by_batch(stage.judged):
+        if layers(stage.eval_model):
+            with by_batch(stage.eval_model):
                 norms = monitors.Norms(metric, gap.train, run.measure(stage, some)[metric.name])
     shown: dict[str, Any] = {}
     if stage.figures:
-        with evaluating(stage.judged), run.autocast():
-            shown = stage.figures(stage.judged, val)
-    with evaluating(stage.judged), run.autocast():
+        with evaluating(stage.eval_model), run.autocast():
+            shown = stage.figures(stage.eval_model, val)
+    with evaluating(stage.eval_model), run.autocast():
         baselines = stage.baselines()  # on every rank: what is measured with a model is gathered over all of them
     if not s.main:
         return {}
@@ -100,7 +100,7 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         baselines |= {"this model, input zeroed": {metric.name: zeroed[metric.name]}}
     export = s.folder / "export"
     export.mkdir(exist_ok=True)
-    stage.export(export) if stage.export else save_weights(export / "model.safetensors", *weights(stage.judged))
+    stage.export(export) if stage.export else save_weights(export / "model.safetensors", *weights(stage.eval_model))
     summary = {
         "recipe": s.recipe.id, "stage": stage.name, "question": metric.question,
         "metric": metric.name, "higher_is_better": metric.higher_is_better,
@@ -109,7 +109,7 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         "reported": {"weights": cfg.run.export, "step": chosen_step, metric.name: final[metric.name]},
         "final": run.journal.history[-1], "best": {"step": best_step, metric.name: best_value},
         "n_best": [{"step": st, metric.name: v} for v, st in run.journal.best], "evaluations": len(run.journal.history),
-        "metrics": final, "baselines": baselines, "bounds": stage.bounds, "seeds": [cfg.run.seed],
+        "metrics": final, "baselines": baselines, "bounds": stage.upper_bounds, "seeds": [cfg.run.seed],
         "steps": run.step, "planned_steps": run.total_steps(stage),
         "epochs": cfg.train.epochs, "train_seconds": round(run.seconds, 1), "skipped_steps": run.journal.skipped,
         "parameters": sum(p.numel() for p in stage.model.parameters()),

@@ -55,7 +55,7 @@ def standing(recipe: Recipe, climbed: Sequence[str], under: list[Path], cfg: con
             stage = part.make(part.cfg, run, stage)
         return stage
     previous, file = standing(recipe, climbed[:-1], under, cfg, run), under[len(climbed) - 1]
-    load_into(previous.judged, load_weights(file), where=str(file), without=previous.rebuilt)
+    load_into(previous.eval_model, load_weights(file), where=str(file), without=previous.not_saved)
     make = offered(recipe)[climbed[-1]]
     return make(config.of_stage(cfg, make.__name__, 1), run, previous)
 

@@ -109,5 +109,5 @@ def proof(
 def copied(stage: Stage) -> Stage:
     """The same stage with weights of its own: what starts from it may train them."""
     model = copy.deepcopy(stage.model)
-    average = None if stage.average is None else copy.deepcopy(stage.average)
-    return replace(stage, model=model, average=average)
+    average = None if stage.ema_model is None else copy.deepcopy(stage.ema_model)
+    return replace(stage, model=model, ema_model=average)

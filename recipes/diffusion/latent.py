@@ -176,11 +176,11 @@ def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) 
         loss=loss,
         evaluate=trip.evaluate,
         metric=core.Metric("psnr", "how well does a picture come back (dB)?", floor=trip.floor, ceiling=40.0),
-        beside=judge.beside,
+        frozen_modules=judge.frozen_modules,
         expect=core.Expect(initial_loss=None if cfg.vae.path else initial_loss, overfit_steps=300, overfit_metric=18.0,
                            small_terms=("kl",)),
         baselines=trip.blank,
-        bounds=("real pictures",),
+        upper_bounds=("real pictures",),
         preview=lambda batch: pictures.tiles(batch["image"], [classes[c] for c in batch["label"].tolist()]),
         predict=trip.tiles,
         pretrained={k: v.clone() for k, v in model.state_dict().items()} if cfg.vae.path else None,
@@ -193,7 +193,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
     found = pictures.read(cfg.data)
     images, labels, classes, learn, held_out, notes = found
     process, n, asked = Process(cfg.noise, "latent", math.inf), len(classes), cfg.sampling
-    vae = previous.judged.to(run.device).eval()
+    vae = previous.eval_model.to(run.device).eval()
     middles = latents.cached(vae, images)
     z = pipeline.scaled(latents.measured(vae, middles[learn]), middles)
     train_data = Noised(z[learn], images[learn], labels[learn], classes, process, cfg.drop)
@@ -267,9 +267,9 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         evaluate=evaluate,
         metric=core.Metric("agreement", f"do the samples show the {thing} that was asked for?", floor=1 / n, ceiling=1.0),
         probe=core.Probe(core.Metric("denoised", "how much of a latent is seen through its noise?", 0.0, 1.0), denoise),
-        average=ema.model if ema else None,
+        ema_model=ema.model if ema else None,
         state={"ema": ema} if ema else {},
-        beside={"vae": vae, **judge.beside},
+        frozen_modules={"vae": vae, **judge.frozen_modules},
         expect=core.Expect(initial_loss=process.initial_loss, overfit_steps=200, overfit_metric=0.95),
         baselines=baselines,
         preview=preview,

@@ -144,7 +144,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, train_data: core.Data, val
     model, started_from, fresh = start
     classes, temperature = val_data.classes, cfg.temperature
     teacher = teachers.load(16) if cfg.teacher == "digits" else teachers.of(Path(cfg.teacher))
-    before = control and copy.deepcopy(control.judged)
+    before = control and copy.deepcopy(control.eval_model)
 
     def soft(logits: Tensor) -> Tensor:
         """Log-probabilities at the temperature, (B, n_classes)."""
@@ -230,11 +230,11 @@ def make_stage(cfg: Config, run: core.Run, name: str, train_data: core.Data, val
         counts=counts,
         evaluate=evaluate,
         metric=core.Metric("accuracy", "which class does the picture show?", floor=1 / len(classes), ceiling=1.0),
-        beside=teacher.beside,
-        expect=core.Expect(initial_loss=first_loss, overfit_metric=goal, fresh=fresh, overfit_steps=200),
+        frozen_modules=teacher.frozen_modules,
+        expect=core.Expect(initial_loss=first_loss, overfit_metric=goal, new_parameters=fresh, overfit_steps=200),
         pretrained=started_from,
         baselines=baselines,
-        bounds=("the teacher",),
+        upper_bounds=("the teacher",),
         preview=preview,
         predict=predict,
         export=export,

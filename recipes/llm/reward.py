@@ -38,11 +38,11 @@ class Config(core.Config):
     data: preferences.Source = field(default_factory=preferences.Source)
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
-    lora: int = 8
+    lora_rank: int = 8
     """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32. The head is trained either way."""
-    center: float = 0.0
+    center_rewards_coefficient: float = 0.0
     """Weight of the squared sum of a pair's rewards in the loss, which keeps them around zero (Eisenstein 2023); 0.01 is usual."""
-    merge: bool = True
+    merge_adapters: bool = True
     """Export the whole model, the adapters merged into it, fp32. Otherwise adapters and head alone: whoever loads those must say
     `num_labels=1` and which token the pad is, or gets other numbers."""
 
@@ -64,8 +64,8 @@ def full() -> Config:
             path="hub:trl-lib/tldr-preference", system="", max_length=1024, max_bad=0.1, held_out=1000
         ),
         model="HuggingFaceTB/SmolLM2-360M-Instruct",
-        lora=16,
-        center=0.01,
+        lora_rank=16,
+        center_rewards_coefficient=0.01,
         train=Train(epochs=1, batch_size=64, accumulate=8, eval_batch_size=16, eval_every=0.1, precision="bf16"),
         optim=Optim(lr=1e-4, warmup=0.1, weight_decay=0.0),
         run=RunSettings(save_every=0.1),
@@ -88,7 +88,7 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
 # ---------------------------------------------------------------------------------------------------------------- model
 def kept_in(cfg: Config, run: core.Run) -> torch.dtype:
     """Frozen weights may be bf16; of trained ones small updates would be lost."""
-    return torch.float32 if run.precision == "fp32" or not cfg.lora else torch.bfloat16
+    return torch.float32 if run.precision == "fp32" or not cfg.lora_rank else torch.bfloat16
 
 
 def make_trainer(cfg: Config, run: core.Run, path: str):
@@ -97,11 +97,11 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
     from trl import RewardConfig, RewardTrainer
 
     model = loading.scorer(path, kept_in(cfg, run))
-    model = loading.adapted(model, cfg.lora, head="score")
+    model = loading.adapted(model, cfg.lora_rank, head="score")
     args = RewardConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
         per_device_train_batch_size=cfg.train.batch_size,
-        center_rewards_coefficient=cfg.center or None,
+        center_rewards_coefficient=cfg.center_rewards_coefficient or None,
         max_length=None,  # what is too long is left out, never cut
         bf16=False,  # core's autocast: --train.precision
         use_cpu=run.device.type == "cpu",
@@ -197,7 +197,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
 
     def export(folder: Path) -> None:
         """The model with its pad as transformers reads it (or adapters and head as peft does), and the tokenizer with that pad."""
-        if cfg.lora and cfg.merge:
+        if cfg.lora_rank and cfg.merge_adapters:
             with tempfile.TemporaryDirectory() as adapter:
                 trainer.model.save_pretrained(adapter)
                 hosted.built(lambda: loading.merged_scorer(path, Path(adapter), kept_in(cfg, run))).save_pretrained(
@@ -208,7 +208,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         tokenizer.save_pretrained(folder)
 
     # The head begins at nothing, unless --model is a reward model; adapters do, or stand in the file of --init-from.
-    head = "base_model.model.score." if cfg.lora else "score."
+    head = "base_model.model.score." if cfg.lora_rank else "score."
     new = tuple(
         n for n, _ in trainer.model.named_parameters() if n.startswith(head) or ("lora_" in n and not cfg.init_from)
     )
@@ -224,11 +224,11 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         metric=core.Metric("accuracy", "which of two answers is the preferred one?", floor=0.5, ceiling=1.0),
         expect=core.Expect(
             initial_loss=reward_gates.FIRST_LOSS if untrained else None,
-            fresh=new,
-            frozen=("base_model.model.model.", f"{head}original_module.") if cfg.lora else (),
-            by_heart="both answers are given, and which of them is preferred can be learnt without the prompt",
+            new_parameters=new,
+            frozen=("base_model.model.model.", f"{head}original_module.") if cfg.lora_rank else (),
+            solvable_without_input="both answers are given, and which of them is preferred can be learnt without the prompt",
             overfit_steps=60,
-            dear=2,
+            gate_batch_size=2,
         ),
         pretrained=loading.from_file(trainer.model, path),
         gates=[

@@ -41,17 +41,17 @@ class Config(core.Config):
     data: pairs.Source = field(default_factory=pairs.Source)
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
-    lora: int = 8
+    lora_rank: int = 8
     """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32."""
     load_in_4bit: bool = False
     """QLoRA (Dettmers 2023): the frozen weights under the adapters in four bits (NF4), for an accelerator's memory."""
     max_new_tokens: int = 10
     """Longest answer when generating; what has not ended by then has not stopped by itself."""
-    pack: bool = False
+    packing: bool = False
     """Train on the pairs of a micro-batch one behind the other, without padding; each sees itself alone."""
-    neftune: float = 0.0
+    neftune_noise_alpha: float = 0.0
     """Noise on the embeddings while training (NEFTune, Jain 2023: 5 to 15); 0: none."""
-    merge: bool = False
+    merge_adapters: bool = False
     """Also export the whole model with the adapters merged into it."""
 
 
@@ -69,7 +69,7 @@ def full() -> Config:
     return Config(
         data=pairs.Source(path="hub:trl-lib/tldr", system="", max_length=1024, max_bad=0.05),
         model="HuggingFaceTB/SmolLM2-360M-Instruct",
-        lora=16,
+        lora_rank=16,
         max_new_tokens=128,
         train=Train(epochs=1, batch_size=64, accumulate=4, eval_every=0.25, precision="bf16"),
         optim=Optim(lr=2e-4, warmup=0.03, weight_decay=0.0),
@@ -96,10 +96,10 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
     from trl import SFTConfig, SFTTrainer
 
     # Frozen weights may be bf16; of trained ones small updates would be lost.
-    dtype = torch.float32 if run.precision == "fp32" or not cfg.lora else torch.bfloat16
+    dtype = torch.float32 if run.precision == "fp32" or not cfg.lora_rank else torch.bfloat16
     loading.score_what_counts()
     model = quantized.load(path, dtype, run.device) if cfg.load_in_4bit else loading.load(path, dtype)
-    model = loading.adapted(model, cfg.lora)
+    model = loading.adapted(model, cfg.lora_rank)
     args = SFTConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
         per_device_train_batch_size=cfg.train.batch_size,
@@ -110,9 +110,9 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
         report_to="none",
         disable_tqdm=True,
         dataset_kwargs={"skip_prepare_dataset": True},
-        padding_free=cfg.pack,
+        padding_free=cfg.packing,
         max_length=None,  # what is too long is left out, never cut
-        neftune_noise_alpha=cfg.neftune or None,
+        neftune_noise_alpha=cfg.neftune_noise_alpha or None,
         accelerator_config={"use_configured_state": True},
     )
     shape = Dataset.from_dict({"input_ids": [[0, 0]], "labels": [[0, 0]]})  # core's stream brings the samples
@@ -122,9 +122,9 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
 # ---------------------------------------------------------------------------------------------------------------- stage
 def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    if cfg.load_in_4bit and not cfg.lora:
-        raise core.UserError("--load-in-4bit --lora 0: weights in four bits have no gradient", needed="adapters on top of them",
-                             next="--lora 8, or --no-load-in-4bit")  # fmt: skip
+    if cfg.load_in_4bit and not cfg.lora_rank:
+        raise core.UserError("--load-in-4bit --lora-rank 0: weights in four bits have no gradient", needed="adapters on top of them",
+                             next="--lora-rank 8, or --no-load-in-4bit")  # fmt: skip
     path = loading.locate(cfg.model)
     tokenizer = loading.tokenizer(path)
     loading.fits(path, cfg.data.max_length)
@@ -187,8 +187,8 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return scores(model, data)
 
     def baselines() -> dict[str, dict[str, float]]:
-        untrained = trainer.model if cfg.lora else loading.load(path, torch.bfloat16).to(run.device)
-        off = untrained.disable_adapter() if cfg.lora else contextlib.nullcontext()
+        untrained = trainer.model if cfg.lora_rank else loading.load(path, torch.bfloat16).to(run.device)
+        off = untrained.disable_adapter() if cfg.lora_rank else contextlib.nullcontext()
         asked = {"untrained": [], "untrained, 4-shot prompt": shots} if shots else {"untrained": []}
         with off, evaluating(untrained), run.autocast():
             return {name: scores(untrained, data["val"], before) for name, before in asked.items()}
@@ -209,7 +209,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         """The adapter (or the model) as `from_pretrained` of peft (or transformers) reads it, and the tokenizer."""
         trainer.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        if cfg.lora and cfg.merge:
+        if cfg.lora_rank and cfg.merge_adapters:
             base = quantized.whole(path, trainer.model) if cfg.load_in_4bit else None
             loading.merged(path, folder, base=base).save_pretrained(folder / "merged")
             tokenizer.save_pretrained(folder / "merged")
@@ -224,10 +224,10 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         data=data,
         evaluate=evaluate,
         metric=core.Metric("f1", question, floor=0.0, ceiling=1.0),
-        expect=core.Expect(fresh=new, frozen=("base_model.",) if cfg.lora else (), overfit_steps=40, dear=2),
+        expect=core.Expect(new_parameters=new, frozen=("base_model.",) if cfg.lora_rank else (), overfit_steps=40, gate_batch_size=2),
         pretrained=loading.from_file(trainer.model, path),
         gates=[*[quantized.four_bit] * cfg.load_in_4bit,
-               *gates.of(chat, packed=cfg.pack, exports_whole=bool(cfg.lora and cfg.merge))],
+               *gates.of(chat, packed=cfg.packing, exports_whole=bool(cfg.lora_rank and cfg.merge_adapters))],
         baselines=baselines,
         preview=preview,
         predict=predict,

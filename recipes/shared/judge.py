@@ -38,7 +38,7 @@ class Judge:
     """Where it comes from and how good it is itself."""
 
     @property
-    def beside(self) -> dict[str, nn.Module]:
+    def frozen_modules(self) -> dict[str, nn.Module]:
         """What core can hold still of it; an exported program is a constant by itself."""
         return {"judge": nn.Sequential(self.body, self.head)} if isinstance(self.body, ResNet) else {}
 

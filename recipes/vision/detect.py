@@ -247,7 +247,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         loss_floor=(lambda b: model.lowest(b["image"].shape, boxes.targets(b), off=model.near)) if scratch else 0.0,
         overfit_metric=0.9,
         overfit_steps=300,
-        fresh=fresh,
+        new_parameters=fresh,
     )
     question = "which digits are where?" if embedded else f"which of {len(classes)} kinds of objects are where?"
     return core.Stage(

@@ -258,7 +258,7 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
         loss_floor=lambda b: masks.answered(b["mask"], masks.sure_inside(b["mask"], reach), n, **of_terms),
         overfit_metric=lambda b: masks.close(b["mask"], n, reach)[int(n == 2) :].nanmean().item(),
         overfit_steps=120 if n == 2 else 300,
-        fresh=fresh,
+        new_parameters=fresh,
         frozen=tuple(k for k, p in model.named_parameters() if not p.requires_grad),
     )
     name = "iou" if n == 2 else "miou"

@@ -272,7 +272,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         evaluate=evaluate,
         metric=core.Metric("accuracy", "what does the picture show, asked in words?", floor=floor, ceiling=1.0),
         # A projector alone, in front of a language model that stays, gets 30 of 32 answers at two seeds of five.
-        expect=core.Expect(frozen=frozen, fresh=fresh, overfit_steps=200 if name == "align" else 110,
+        expect=core.Expect(frozen=frozen, new_parameters=fresh, overfit_steps=200 if name == "align" else 110,
                            overfit_metric=0.9 if name == "align" else None, no_gradient=() if own else ("encoder.",)),
         baselines=baselines,
         preview=preview,

@@ -23,7 +23,7 @@ PLANTS = [
           harm="fine-tuning from noise"),
     Plant("head-drawn-again", "init", "C14", STAGES,
           loaded("stage.model.load_state_dict(file)\nnn.init.normal_(stage.model.head.weight, std=0.05)"),
-          ("head.weight", "initialised again", "expect.fresh"), source="LLM-10 huggingface/transformers PR#45079",
+          ("head.weight", "initialised again", "expect.new_parameters"), source="LLM-10 huggingface/transformers PR#45079",
           harm="the head's pretraining is lost"),
     Plant("body-drawn-again", "init", "C14", STAGES,
           loaded("stage.model.load_state_dict(file)\n"

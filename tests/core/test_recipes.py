@@ -26,13 +26,13 @@ SHORT: dict[str, tuple[str, ...]] = {
     "llm/pretrain": ("--train.epochs", "0.03", "--run.save-every", "0.005", "--data.stride", "127"),
     "llm/reward": ("--train.batch-size", "2", "--train.epochs", "0.003", "--run.save-every", "0.0005", "--data.held-out", "4"),
     "llm/sft": ("--train.batch-size", "2", "--train.epochs", "0.004", "--run.save-every", "0.001", "--data.held-out", "4"),
-    "rl/dqn": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--updates", "8", "--episodes", "10"),
+    "rl/dqn": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--gradient-steps", "8", "--eval-episodes", "10"),
     "rl/grpo": ("--train.batch-size", "8", "--train.epochs", "12", "--train.eval-every", "12", "--run.save-every", "1",
                 "--data.held-out", "4"),
     "rl/ppo": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1"),
     "rl/rlhf": ("--pretrained", "0.05", "--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1",
-                "--rollout", "32", "--data.held-out", "32"),
-    "rl/sac": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--updates", "8", "--episodes", "10"),
+                "--rollout-batch-size", "32", "--data.held-out", "32"),
+    "rl/sac": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--gradient-steps", "8", "--eval-episodes", "10"),
     "vision/detect": ("--data.scenes", "160", "--train.epochs", "2", "--train.eval-every", "2", "--run.save-every", "0.3"),
     "vision/segment": ("--train.epochs", "1.2", "--train.eval-every", "1.2", "--run.save-every", "0.2"),
     "vlm/instruct": ("--align.epochs", "0.08", "--instruct.epochs", "0.08", "--unfreeze.epochs", "0.03",
@@ -43,7 +43,7 @@ CHECKED_QUICKLY = ("rl/ppo",)
 STOPPED_QUICKLY = ("rl/ppo", "rl/sac")
 """Of these `make test` has the healthy check, and the stop and resume; of all others, which cost up to four minutes of CPU time
 each, `make verify`. (vision/classify is stopped and resumed in test_life, two stages in a row in test_stages.)"""
-ALWAYS = ("--gates.no-enabled", "--run.no-tensorboard", "--run.keep", "1000")
+ALWAYS = ("--gates.no-enabled", "--run.no-tensorboard", "--run.keep_checkpoints", "1000")
 
 
 def stages(entry: Entry) -> list[str]:

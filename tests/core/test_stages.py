@@ -27,7 +27,7 @@ STAGES = (
 def second(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     stage = classify(cfg, run)
     stage.name, stage.expect.initial_loss = "second", None
-    stage.model.load_state_dict(previous.judged.state_dict())
+    stage.model.load_state_dict(previous.eval_model.state_dict())
     return stage
 
 
@@ -174,7 +174,7 @@ from trainworthy.core.monitoring.monitors import monitor
 def higher(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     stage = classify(cfg, run)
     stage.name, stage.expect.initial_loss = "higher", None
-    stage.model.load_state_dict(previous.judged.state_dict())
+    stage.model.load_state_dict(previous.eval_model.state_dict())
     return stage
 
 

@@ -24,7 +24,7 @@ PLANTS = [
     Plant("dif-01-average-never-stepped", "average", "DF2", UPDATED, "            pass\n", ("average", "not updated"), recipe=PIXEL,
           source="huggingface/diffusers#5783", harm="what is sampled and exported is the initial weights"),
     Plant("dif-02-average-stays-in-the-model", "evaluation", "C12", EVALUATE,
-          EVALUATE + "            stage.model.load_state_dict(stage.average.state_dict())\n",
+          EVALUATE + "            stage.model.load_state_dict(stage.ema_model.state_dict())\n",
           ("other weights than it evaluated", "average"), recipe=PIXEL,
           source="huggingface/diffusers PR#7599", harm="training jumps back at every evaluation"),
     Plant("dif-08-another-scale", "judge", "DF3", "found = pictures.read(cfg.data)\n",

@@ -30,7 +30,7 @@ from tests.helpers.commands import environment, read, run_folder, trainworthy
 
 SHORT = ("--train.epochs", "0.2", "--train.eval-every", "0.2", "--sampling.every", "50", "--sampling.steps", "4",
          "--gates.no-enabled", "--run.no-tensorboard")  # fmt: skip
-LORA = ("--model", "sd", "--lora", "4", "--ema", "0", "--data.image-size", "16")
+LORA = ("--model", "sd", "--lora-rank", "4", "--ema", "0", "--data.image-size", "16")
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +246,7 @@ OWN = ("--data.path", "own", "--data.captions", "metadata.jsonl")
         pytest.param(flow, LORA, ("of another family", "FlowMatchEulerDiscreteScheduler"), marks=pytest.mark.verify),
         pytest.param(family, LORA, ("of another family", "StableDiffusionXLPipeline"), marks=pytest.mark.verify),
         pytest.param(nothing, LORA, ("--model sd: no such folder", "StableDiffusionPipeline"), marks=pytest.mark.verify),
-        pytest.param(nothing, ("--lora", "4"), ("adapters are of a pretrained net", "--ema 0"), marks=pytest.mark.verify),
+        pytest.param(nothing, ("--lora-rank", "4"), ("adapters are of a pretrained net", "--ema 0"), marks=pytest.mark.verify),
         pytest.param(nothing, ("--new.vae", "nowhere"), ("--new.vae nowhere: no such folder",), marks=pytest.mark.verify),
         pytest.param(nothing, ("--new.text", "nowhere"), ("--new.text nowhere", "no such folder"), marks=pytest.mark.verify),
     ],
@@ -261,7 +261,7 @@ def test_bad_input(prepare, argv: tuple[str, ...], words: tuple[str, ...], tmp_p
 
 
 @pytest.mark.verify
-@pytest.mark.parametrize("how", [("--lora", "4", "--ema", "0"), ("--optim.lr", "1e-4")], ids=["lora", "whole"])
+@pytest.mark.parametrize("how", [("--lora-rank", "4", "--ema", "0"), ("--optim.lr", "1e-4")], ids=["lora", "whole"])
 def test_a_model_learns_captions_beside_pictures(how: tuple[str, ...], model: Path, tmp_path: Path):
     """Its export loads with diffusers alone and samples; what is not trained is what it was."""
     (tmp_path / "own").mkdir()
@@ -283,7 +283,7 @@ assert not {"core", "recipes"} & sys.modules.keys()
                           text=True)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "(16, 16) 1.7"
-    assert (folder / "export" / "lora").is_dir() == ("--lora" in how)
+    assert (folder / "export" / "lora").is_dir() == ("--lora-rank" in how)
     was, now = (DiffusionPipeline.from_pretrained(f, safety_checker=None) for f in (model, folder / "export"))
     assert all(
         torch.equal(a, b) for a, b in zip(was.text_encoder.parameters(), now.text_encoder.parameters(), strict=True)

@@ -15,7 +15,7 @@ LOOKALIKES = [
     Healthy("dpo-exo", ("--loss", "exo_pair", "--beta", "0.5"), recipe=DPO, may_skip=SKIPS, naive="the first loss is not ln 2"),
     Healthy("dpo-apo", ("--loss", "apo_zero", "--beta", "0.5"), recipe=DPO, may_skip=SKIPS, naive="the first loss is not ln 2"),
     Healthy("dpo-beta", ("--beta", "0.3"), recipe=DPO, may_skip=SKIPS, naive="margins are small"),
-    Healthy("dpo-no-lora", ("--lora", "0", "--optim.lr", "2e-5"), recipe=DPO, may_skip=SKIPS,
+    Healthy("dpo-no-lora", ("--lora-rank", "0", "--optim.lr", "2e-5"), recipe=DPO, may_skip=SKIPS,
             naive="the model is its own reference"),
     Healthy("dpo-micro-batches", ("--train.accumulate", "2"), recipe=DPO, may_skip=SKIPS, naive="a mean of means"),
 ]  # fmt: skip

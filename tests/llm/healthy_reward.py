@@ -17,9 +17,9 @@ LEFT = """        def left(rows, collate=trainer.data_collator):
 LOOKALIKES = [
     Healthy("ok-18-reward-padded-left", hunk=(COLLATOR, LEFT), recipe=REWARD, may_skip=SKIPS,
             naive="the last token stands elsewhere, and positions are not given"),
-    Healthy("reward-centered", ("--center", "0.05"), recipe=REWARD, may_skip=SKIPS, naive="the loss is not Bradley and Terry's"),
-    Healthy("reward-no-lora", ("--lora", "0", "--optim.lr", "2e-5"), recipe=REWARD, may_skip=SKIPS, naive="nothing is frozen"),
-    Healthy("reward-adapters-alone", ("--no-merge",), recipe=REWARD, may_skip=SKIPS, naive="the export has no configuration"),
+    Healthy("reward-centered", ("--center-rewards-coefficient", "0.05"), recipe=REWARD, may_skip=SKIPS, naive="the loss is not Bradley and Terry's"),
+    Healthy("reward-no-lora", ("--lora-rank", "0", "--optim.lr", "2e-5"), recipe=REWARD, may_skip=SKIPS, naive="nothing is frozen"),
+    Healthy("reward-adapters-alone", ("--no-merge-adapters",), recipe=REWARD, may_skip=SKIPS, naive="the export has no configuration"),
     Healthy("reward-micro-batches", ("--train.accumulate", "2"), recipe=REWARD, may_skip=SKIPS, naive="a mean of means"),
 ]  # fmt: skip
 SAMPLED = ()  # make verify has them all

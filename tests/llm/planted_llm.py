@@ -11,7 +11,7 @@ SFT = "llm/sft"
 CONVERSATIONS = str(Path(__file__).parent / "fixtures" / "conversations.jsonl")
 TRAINER = "    return SFTTrainer(model=model,"
 LOADED = "quantized.load(path, dtype, run.device) if cfg.load_in_4bit else loading.load(path, dtype)\n"
-MODEL = "    model = loading.adapted(model, cfg.lora)\n"
+MODEL = "    model = loading.adapted(model, cfg.lora_rank)\n"
 COLLATOR = "        split.collator = trainer.data_collator\n"
 PADDED_LEFT = """[[tokenizer.pad_token_id] * (width - len(a)) + a for a in asked], device=run.device)
         mask = torch.tensor([[0] * (width - len(a)) + [1] * len(a) for a in asked]"""
@@ -116,10 +116,10 @@ PACKED = """    class Own(SFTTrainer):
 PLANTS += [
     Plant("packed-with-a-mask-of-ones", "isolation", "L4", TRAINER,
           PACKED % '"attention_mask": torch.ones_like(inputs["input_ids"])', ("mask of ones", "moves the states"), recipe=SFT,
-          argv=("--pack",), source="LLM-07 huggingface/nanoVLM PR#204", harm="document 2's logits moved by up to 11.34 there"),
+          argv=("--packing",), source="LLM-07 huggingface/nanoVLM PR#204", harm="document 2's logits moved by up to 11.34 there"),
     Plant("packed-with-one-count-of-positions", "isolation", "L4", TRAINER,
           PACKED % '"position_ids": torch.arange(inputs["input_ids"].shape[1], device=inputs["input_ids"].device)[None]',
-          ("begin anew", "moves the states"), recipe=SFT, argv=("--pack",), source="LLM-07 huggingface/trl#3910",
+          ("begin anew", "moves the states"), recipe=SFT, argv=("--packing",), source="LLM-07 huggingface/trl#3910",
           harm="samples attend to each other"),
     Plant("earlier-answers-unscored", "scored", "L2", READ,
           "    answered, chat = chat.answered, pairs.chat(tokenizer, cfg.data)\n"
@@ -156,17 +156,17 @@ PLANTS += [
           ("gradient against the whole batch",), recipe=SFT, argv=FOUR, source="GEN-11 huggingface/trl PR#1644",
           harm="gradients and updates of the adapters are rounded to eight bits"),
     Plant("qlora-merged-into-the-file", "merged", "L5", WHOLE, WHOLE.replace("base=base", "base=None"),
-          ("weights of its file",), recipe=SFT, argv=(*FOUR, "--merge"), source="LLM-19 huggingface/peft#2105",
+          ("weights of its file",), recipe=SFT, argv=(*FOUR, "--merge-adapters"), source="LLM-19 huggingface/peft#2105",
           harm="the export is a model that was never trained"),
     Plant("qlora-merged-and-packed-again", "merged", "L5", WHOLE,
           "            from peft import PeftModel\n\n"
           "            packed = quantized.load(path, torch.float32, run.device)\n"
           "            packed = PeftModel.from_pretrained(packed, folder).merge_and_unload()\n"
           '            packed.dequantize().save_pretrained(folder / "merged")\n',
-          ("packed into four bits again",), recipe=SFT, argv=(*FOUR, "--merge"), source="LLM-19 huggingface/peft#2321",
+          ("packed into four bits again",), recipe=SFT, argv=(*FOUR, "--merge-adapters"), source="LLM-19 huggingface/peft#2321",
           harm="what the adapters changed is rounded away"),
     Plant("lora-merged-twice", "merged", "L5", WHOLE,
           "            base = loading.merged(path, folder)\n" + WHOLE,
-          ("merged twice",), recipe=SFT, argv=("--merge",), source="L5", harm="the export answers too surely, or breaks"),
+          ("merged twice",), recipe=SFT, argv=("--merge-adapters",), source="L5", harm="the export answers too surely, or breaks"),
 ]  # fmt: skip
 RELATIVES = [p.id for p in PLANTS if p.id != "eos-masked-as-pad"]  # each builds a language model several times

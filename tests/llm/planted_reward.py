@@ -7,7 +7,7 @@ TRAINER = "    return RewardTrainer(model=model,"
 TOKENS = "processing_class=loading.scoring_tokenizer(path))\n"
 BUILT = "    trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)\n"
 COLLATOR = "        split.collator = trainer.data_collator\n"
-ADAPTED = '    model = loading.adapted(model, cfg.lora, head="score")\n'
+ADAPTED = '    model = loading.adapted(model, cfg.lora_rank, head="score")\n'
 ROWS = "        kept, told = preferences.usable(rows, chat, cfg.data, name)\n"
 MADE = "hosted.built(lambda: loading.merged_scorer(path, Path(adapter), kept_in(cfg, run)))"
 MERGED = f"                {MADE}.save_pretrained(folder)\n"

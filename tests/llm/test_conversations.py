@@ -182,7 +182,7 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_packing_changes_nothing_but_the_time(net: Path, tmp_path: Path):
     """The same pairs, one behind the other instead of padded: every loss and gradient of a run is the same, to rounding."""
     rows = {}
-    for name, more in (("padded", ()), ("packed", ("--pack",))):
+    for name, more in (("padded", ()), ("packed", ("--packing",))):
         (tmp_path / name).mkdir()
         done = trainworthy(
             "run", "llm/sft", "--model", net, *QUICK, "--train.accumulate", "2", *more, cwd=tmp_path / name
@@ -198,7 +198,7 @@ def test_packing_changes_nothing_but_the_time(net: Path, tmp_path: Path):
 
 def test_noise_on_the_embeddings_trains_only(net: Path, tmp_path: Path):
     plain, noisy = (tmp_path / name for name in ("plain", "noisy"))
-    for folder, more in ((plain, ()), (noisy, ("--neftune", "5"))):
+    for folder, more in ((plain, ()), (noisy, ("--neftune-noise-alpha", "5"))):
         folder.mkdir()
         done = trainworthy("run", "llm/sft", "--model", net, *QUICK, *more, cwd=folder)
         assert done.returncode == 0, done.stderr

@@ -23,7 +23,7 @@ from tests.llm.test_llm import written
 from trainworthy import core
 
 SMALL = (
-    "--lora",
+    "--lora-rank",
     "4",
     "--optim.lr",
     "3e-3",
@@ -51,7 +51,7 @@ def straight(net: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_folder(cwd)
 
 
-MORE = {"lora": (), "whole": ("--lora", "0"), "ipo": ("--loss", "ipo", "--beta", "0.5")}
+MORE = {"lora": (), "whole": ("--lora-rank", "0"), "ipo": ("--loss", "ipo", "--beta", "0.5")}
 MORE |= {k: ("--loss", k) for k in ("hinge", "exo_pair", "nca_pair", "sppo_hard", "apo_down", "discopop")}
 
 
@@ -77,7 +77,7 @@ def learnt(net: Path):
     """TRL's trainer as the recipe builds it, its policy moved away from the reference; a batch; what each answer has over the
     reference in nats, read alone from plain logits, and its tokens, (2, 2) both."""
     Accelerator(cpu=True)  # the launcher's, which the trainer is told to take
-    cfg = dpo.Config(lora=4, flipped=0.1)
+    cfg = dpo.Config(lora_rank=4, label_smoothing=0.1)
     torch.manual_seed(0)  # adapters begin with draws
     trainer = dpo.make_trainer(cfg, SimpleNamespace(precision="fp32", device=torch.device("cpu")), str(net))
     generator = torch.Generator().manual_seed(0)
@@ -109,10 +109,10 @@ def learnt(net: Path):
 def test_the_stage_s_loss_is_that_of_each_answer_alone(loss: str, lora: int, net: Path):
     """The recipe's own function, to 1e-6 of the formula: the policy moved, its reference what it was when training began."""
     source = preferences.Source(max_length=256, held_out=8, max_bad=0.02)
-    cfg = dpo.Config(lora=lora, loss=loss, model=str(net), data=source)
+    cfg = dpo.Config(lora_rank=lora, loss=loss, model=str(net), data=source)
     torch.manual_seed(0)
     stage = dpo.dpo(cfg, core.Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1)))
-    stage.begin()
+    stage.on_start()
     data, model = stage.data["train"], stage.model.eval()
     rows = [{"prompt": "a", "chosen": "an answer", "rejected": "no", "source": "1"},
             {"prompt": "what else", "chosen": "b", "rejected": "longer", "source": "2"}]  # fmt: skip
@@ -133,7 +133,7 @@ def test_the_stage_s_loss_is_that_of_each_answer_alone(loss: str, lora: int, net
         now = torch.tensor([nats(k)[0] for k in ("chosen", "rejected")], dtype=torch.double)
         sizes = torch.tensor([nats(k)[1] for k in ("chosen", "rejected")])
     assert (now - was).abs().max() > 0.2
-    due = preference.LOSSES[loss]((now - was).T, sizes.T, cfg.beta, cfg.flipped).mean().item()
+    due = preference.LOSSES[loss]((now - was).T, sizes.T, cfg.beta, cfg.label_smoothing).mean().item()
     batch = data.collate(rows)
     got = stage.loss(model, batch)["loss"].item() / int(stage.counts(batch)["loss"])
     assert got == pytest.approx(due, rel=1e-6)
@@ -189,7 +189,7 @@ def test_from_fine_tuning_to_preferences(net: Path, tuned: Path, launch):
 
 def test_a_reference_of_another_model_is_stopped(net: Path, tuned: Path, fork, launch):
     """The same chain with the reference left as the model that was loaded by name."""
-    fork(("        begin=begin,\n", ""), recipe="llm/dpo")
+    fork(("        on_start=begin,\n", ""), recipe="llm/dpo")
     done = launch("check", "mine.py", "--model", str(net), *SMALL, "--init-from", str(tuned), "--only", "preference")
     assert done.returncode == 3, done.shown
     verdict = done.verdicts()[0]

@@ -23,7 +23,7 @@ from tests.llm.planted_llm import TRAINER, override
 from trainworthy import core
 
 SMALL = (
-    "--lora",
+    "--lora-rank",
     "0",
     "--optim.lr",
     "3e-3",
@@ -164,7 +164,7 @@ def test_an_adapter_and_the_merged_model_load_and_agree(net: Path, tmp_path: Pat
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    done = trainworthy("run", "llm/sft", "--model", net, *QUICK, "--lora", "4", "--merge", cwd=tmp_path)
+    done = trainworthy("run", "llm/sft", "--model", net, *QUICK, "--lora-rank", "4", "--merge-adapters", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     folder = run_folder(tmp_path)
     assert all("lora_" in name for name in weights(folder))
@@ -208,7 +208,7 @@ def test_a_step_that_is_not_finite_never_reaches_the_weights(net: Path, fork, la
 def test_a_run_does_not_go_on_over_another_model(tmp_path: Path):
     """Frozen weights are not in the checkpoint: they must be those the run was started with."""
     net = language.write(tmp_path / "net")
-    done = trainworthy("run", "llm/sft", "--model", net, *QUICK, "--lora", "4", cwd=tmp_path)
+    done = trainworthy("run", "llm/sft", "--model", net, *QUICK, "--lora-rank", "4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (run_folder(tmp_path) / "summary.json").unlink()  # as if it had been stopped
     torch.manual_seed(1)
@@ -303,10 +303,10 @@ def test_tokens_that_were_added_get_rows_that_train(launch, tmp_path: Path):
 
 def test_adapters_cannot_learn_tokens_that_were_added(launch, tmp_path: Path):
     more = with_more_tokens(tmp_path / "more")
-    done = launch("check", "llm/sft", "--model", str(more), *SMALL, "--lora", "4", "--only", "schema")
+    done = launch("check", "llm/sft", "--model", str(more), *SMALL, "--lora-rank", "4", "--only", "schema")
     assert done.returncode == 2, done.shown
     assert "2 tokens that the model lacks" in done.stderr
-    assert "--lora 0" in done.stderr
+    assert "--lora-rank 0" in done.stderr
 
 
 @pytest.mark.parametrize("recipe", ["llm/sft", pytest.param("llm/dpo", marks=pytest.mark.verify)])
@@ -322,7 +322,7 @@ def test_a_template_whose_turns_end_otherwise_is_told(recipe: str, launch, tmp_p
 
 def test_a_whole_model_is_no_start_for_adapters(net: Path, launch):
     done = launch(
-        "check", "llm/sft", "--model", str(net), *SMALL, "--lora", "4", "--init-from", str(net), "--only", "init"
+        "check", "llm/sft", "--model", str(net), *SMALL, "--lora-rank", "4", "--init-from", str(net), "--only", "init"
     )
     assert done.returncode == 2, done.shown
     assert "what is trained is added to one (adapters)" in done.stderr

@@ -17,7 +17,7 @@ from tests.llm.planted_llm import FOUR, LOADED, PLANTS, SFT
 
 CPU = torch.device("cpu")
 WIDE = {"hidden_size": 64, "intermediate_size": 128}  # rows of whole blocks
-SMALL = ("--lora", "4", "--optim.lr", "3e-3", "--data.held-out", "8", "--data.max-length", "256",
+SMALL = ("--lora-rank", "4", "--optim.lr", "3e-3", "--data.held-out", "8", "--data.max-length", "256",
          "--train.batch-size", "4", "--run.no-tensorboard")  # fmt: skip
 PLANTED = [p for p in PLANTS if p.gate in ("four-bit", "merged") or {*FOUR} & {*p.argv}]
 
@@ -31,7 +31,7 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def straight(net: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 steps, a checkpoint every eighth, the whole model merged."""
     cwd = tmp_path_factory.mktemp("straight")
-    done = trainworthy("run", SFT, "--model", net, *SMALL, *FOUR, "--merge", "--gates.no-enabled", "--train.epochs", "0.02",
+    done = trainworthy("run", SFT, "--model", net, *SMALL, *FOUR, "--merge-adapters", "--gates.no-enabled", "--train.epochs", "0.02",
                        "--run.save-every", "0.007", cwd=cwd)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr, done.stderr
@@ -40,7 +40,7 @@ def straight(net: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # ------------------------------------------------------------------------------------------------------------------ gates
 def test_no_gate_cries_wolf(net: Path, launch):
-    done = launch("check", SFT, "--model", str(net), *SMALL, *FOUR, "--merge",
+    done = launch("check", SFT, "--model", str(net), *SMALL, *FOUR, "--merge-adapters",
                   "--only", "init,wiring,schedule,dependency,evaluation,accumulation,resume,four-bit,padding,merged")  # fmt: skip
     assert done.returncode == 0, done.shown
     verdicts = {v["id"]: v for v in done.verdicts()}
@@ -194,9 +194,9 @@ def test_adapters_are_fp32_and_every_one_gets_a_gradient(net: Path):
 
 # -------------------------------------------------------------------------------------------------------------- bad settings
 def test_without_adapters_there_is_nothing_to_train(net: Path, launch):
-    done = launch("check", SFT, "--model", str(net), *FOUR, "--lora", "0")
+    done = launch("check", SFT, "--model", str(net), *FOUR, "--lora-rank", "0")
     assert done.returncode == 2, done.shown
-    assert "--lora 8" in done.stderr
+    assert "--lora-rank 8" in done.stderr
 
 
 def test_without_bitsandbytes_its_extra_is_named(net: Path, monkeypatch: pytest.MonkeyPatch):

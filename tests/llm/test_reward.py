@@ -19,7 +19,7 @@ from tests.helpers.commands import environment, losses, read, run_folder, trainw
 from tests.llm.test_llm import written
 
 SMALL = (
-    "--lora",
+    "--lora-rank",
     "4",
     "--optim.lr",
     "3e-3",
@@ -84,7 +84,7 @@ def test_the_export_gives_the_same_rewards_in_a_process_without_this_project(net
     assert abs(due[0] - due[1]) > 1e-4
 
 
-MORE = {"lora": (), "centered": ("--center", "0.1"), "whole": ("--lora", "0"), "adapters": ("--no-merge",)}
+MORE = {"lora": (), "centered": ("--center-rewards-coefficient", "0.1"), "whole": ("--lora-rank", "0"), "adapters": ("--no-merge-adapters",)}
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_the_gates_of_a_streamed_run(tmp_path: Path):
     """The real command, resume and the order of reading among what it proves."""
     path = written(tmp_path, 900)
     done = trainworthy("check", "llm/pretrain", "--data.path", path, "--data.streaming", "--data.vocabulary", "300",
-                       "--data.context", "32", "--data.stride", "16", "--width", "32", "--layers", "2", "--loader.threads", "2",
+                       "--data.context", "32", "--data.stride", "16", "--hidden-size", "32", "--num-hidden-layers", "2", "--loader.threads", "2",
                        "--only", "schema,data,leakage,initial-loss,asked,isolation,perplexity,loader,resume",
                        cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -13,11 +13,11 @@ LOOKALIKES = [
     healthy(
         "rlhf-counts-a-word", "--reward", "trainworthy.recipes.rl.language.rewards:the", naive="longer texts earn more"
     ),
-    healthy("rlhf-no-price", "--kl-start", "0", naive="the distance is paid for by nobody", skips=("controller",)),
-    healthy("rlhf-one-pass", "--passes", "1", naive="the ratio is 1 everywhere"),
+    healthy("rlhf-no-price", "--init-kl-coef", "0", naive="the distance is paid for by nobody", skips=("controller",)),
+    healthy("rlhf-one-pass", "--update-epochs", "1", naive="the ratio is 1 everywhere"),
     healthy("rlhf-one-big-minibatch", "--train.batch-size", "64"),
     healthy("rlhf-micro-batches", "--train.accumulate", "3", naive="micro-batches have different numbers of tokens"),
-    healthy("rlhf-no-value-clip", "--value-clip", "inf"),
+    healthy("rlhf-no-value-clip", "--clip-range-vf", "inf"),
     healthy("rlhf-discount", "--gamma", "0.99", "--gae-lambda", "1"),
     healthy("rlhf-one-length", "--data.tokens", "8", naive="most prompts are left out"),
     healthy("rlhf-cool", "--temperature", "0.7", naive="what is scored is not what the model says"),

@@ -15,7 +15,7 @@ RETURN = 'batch["return"] = returns(cfg, policy, target, rows) / policy.returns.
 TAKEN = "return self(observation).gather(-1, action[:, None]).squeeze(-1)\n"
 ERROR = 'error = F.smooth_l1_loss(model.of(batch["observation"], batch["action"]), batch["return"], reduction="none")\n'
 FOLLOW = (
-    "            if (step.index * cfg.updates + i) % cfg.target_every == 0:\n                target.follow(policy)\n"
+    "            if (step.index * cfg.gradient_steps + i) % cfg.target_update_interval == 0:\n                target.follow(policy)\n"
 )
 AGELESS = """def ageless(cfg, run, previous=None):
     stage = dqn(cfg, run)
@@ -39,7 +39,7 @@ PLANTS = [
           source="RL-01 higgsfield-ai/higgsfield#14", harm="values of a net that knows nothing"),
     plant("dqn-target-is-the-net", "target", "R5", "policy, target.net, replay, step.index", "policy, policy, replay, step.index",
           ("the net itself",), source="RL-01 AgileRL/AgileRL PR#464", harm="a target that runs away from the net"),
-    plant("dqn-target-every-update", "target", "R5", "if (step.index * cfg.updates + i) % cfg.target_every == 0:", "if True:",
+    plant("dqn-target-every-update", "target", "R5", "if (step.index * cfg.gradient_steps + i) % cfg.target_update_interval == 0:", "if True:",
           ("after every update",), harm="a target that runs away from the net"),
     plant("dqn-value-of-the-online-net", "target", "R5", VALUE, VALUE.replace("target", "policy"),
           ("from the net that learns",), harm="the largest error is learnt"),

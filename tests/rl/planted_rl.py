@@ -10,9 +10,9 @@ WHITEN = '(batch["advantage"] - everyone.mean()) / (everyone.std() + 1e-8)'
 OBSERVE = "return ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)\n"
 OWNED = "self.observations, self.returns = Running(n_obs), Running(1)\n"
 ACT = "return model.act(observation.to(run.device)).cpu()\n"
-ENVS = "envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, stack=cfg.stack, rank=run.rank, world=run.world)\n"
+ENVS = "envs = Environments(cfg.env, cfg.num_envs, seed=cfg.run.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)\n"
 STAGES = "STAGES = [ppo]\n"
-REMEMBER = ("--memory", "16")
+REMEMBER = ("--rnn-hidden-size", "16")
 OWN = "own = envs.rows(chosen)\n"
 THROUGH = 'outputs, value, *_ = model(batch["observation"], through=True)\n'
 RATIO = '- batch["log_prob"]).exp()\n'
@@ -96,7 +96,7 @@ PLANTS = [
     plant("rl-frames-of-the-episode-before", "environments", "R4", STAGES,
           frames("def reset(self, **settings):", "    observation, info = self.env.reset(**settings)",
                  "    self.obs_queue.append(observation)", "    return np.stack(self.obs_queue), info"),
-          ("depends on the episode before", "stacked over the end"), argv=("--stack", "4"),
+          ("depends on the episode before", "stacked over the end"), argv=("--frame-stack", "4"),
           harm="an episode begins with what it cannot know"),
     plant("rl-memory-goes-on-over-the-end", "memory", "R5", STAGES,
           remembering("step(self, actions)", "followed = super().step(actions)",
@@ -111,12 +111,12 @@ PLANTS = [
           argv=REMEMBER, harm="learns from what was not known yet"),
     plant("rl-memory-not-saved", "resume", "C13", STAGES,
           remembering("load_state_dict(self, state)", "self.envs.load_state_dict(state)"), ("differ", "stage.state"),
-          argv=(*REMEMBER, "--rollout", "32", "--train.batch-size", "64"),
+          argv=(*REMEMBER, "--num-steps", "32", "--train.batch-size", "64"),
           harm="a resumed run has forgotten the running episodes"),
     plant("rl-newest-frame-again-and-again", "probe-memory", "R5", STAGES,
           frames("def step(self, action):", "    seen, *rest = super().step(action)",
                  "    self.obs_queue.extend([seen[-1]] * self.stack_size)", "    return np.stack(self.obs_queue), *rest"),
-          ("newest again and again",), argv=("--stack", "4"), harm="four times the same: nothing is remembered"),
+          ("newest again and again",), argv=("--frame-stack", "4"), harm="four times the same: nothing is remembered"),
 ]  # fmt: skip
 RELATIVES = (
     "rl-memory-goes-on-over-the-end", "rl-memory-replayed-over-the-end", "rl-memory-not-saved",

@@ -11,7 +11,7 @@ PAID = "return (-price * kl * valid).scatter_add(1, last[:, None], reward[:, Non
 LATER = "later = (delta + gamma * lam * later) * valid[:, t]\n"
 WHITE = "    some = x[valid]\n"
 LOSS = '"policy": -gain[valid].sum()'
-NEAR = 'near = batch["value"] + (value - batch["value"]).clamp(-cfg.value_clip, cfg.value_clip)'
+NEAR = 'near = batch["value"] + (value - batch["value"]).clamp(-cfg.clip_range_vf, cfg.clip_range_vf)'
 TOLD = '        controller.update(told["kl"])\n'
 STAGES = "STAGES = [rlhf]\n"
 FOUND = "    found = texts(prompts.tokenizer, said, valid)\n    reward"
@@ -25,7 +25,7 @@ def plant(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ..
 
 PLANTS = [
     plant("rlhf-reference-follows", "wiring", "C3", TOLD,
-          TOLD + '        stage.beside["reference"].load_state_dict(policy.state_dict())\n', ("frozen",), source="R2",
+          TOLD + '        stage.frozen_modules["reference"].load_state_dict(policy.state_dict())\n', ("frozen",), source="R2",
           harm="the distance is always nothing: no price holds the policy"),
     plant("rlhf-reference-is-the-policy", "returns", "R2", KL, KL.replace("reference(**asked)", "policy(**asked)"),
           ("to another model than the start",), source="R2", harm="no price holds the policy"),
@@ -44,7 +44,7 @@ PLANTS = [
     plant("rlhf-padding-learnt-from", "formula", "R3", LOSS, '"policy": -gain.sum()', ("padding is learnt from",), source="R3",
           harm="what stands after the end is learnt, too, where anything else lets it"),
     plant("rlhf-value-clipped-against-itself", "formula", "R3", NEAR,
-          "near = value.detach() + (value - value.detach()).clamp(-cfg.value_clip, cfg.value_clip)", ("clipped against itself",),
+          "near = value.detach() + (value - value.detach()).clamp(-cfg.clip_range_vf, cfg.clip_range_vf)", ("clipped against itself",),
           source="R3", harm="no clip at all"),
     plant("rlhf-ratio-upside-down", "formula", "R3", RATIO, RATIO.replace(".exp()", ".neg().exp()"), ("upside down",), source="R3",
           harm="learns what the reward does not want"),

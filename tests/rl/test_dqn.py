@@ -22,7 +22,7 @@ from tests.conftest import ROOT
 from tests.helpers.commands import read
 from tests.helpers.control import mean_return, two_like_one
 
-SHORT = ("--train.epochs", "4", "--train.eval-every", "2", "--first", "128", "--episodes", "6",
+SHORT = ("--train.epochs", "4", "--train.eval-every", "2", "--learning-starts", "128", "--eval-episodes", "6",
          "--gates.no-enabled", "--run.no-tensorboard")  # fmt: skip
 
 
@@ -52,9 +52,9 @@ def test_returns_by_hand(double: bool):
 
 
 def test_exploration_is_a_function_of_the_progress():
-    cfg = dqn.Config(explore=0.5, epsilon=0.1)
+    cfg = dqn.Config(exploration_fraction=0.5, exploration_final_eps=0.1)
     assert [dqn.epsilon(cfg, p) for p in (0.0, 0.25, 0.5, 0.9)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
-    assert dqn.epsilon(dqn.Config(explore=0.0, epsilon=0.1), 0.5) == pytest.approx(0.1)
+    assert dqn.epsilon(dqn.Config(exploration_fraction=0.0, exploration_final_eps=0.1), 0.5) == pytest.approx(0.1)
 
 
 # --------------------------------------------------------------------------------------------------------------- replay
@@ -152,7 +152,7 @@ def test_what_lies_in_segments_is_compared_wherever_it_was_cut():
     """The rows a resume gate compares are those of the ring, whenever it was saved; one that differs is seen."""
 
     def seen(ring: Replay) -> dict[str, torch.Tensor]:
-        return bits(SimpleNamespace(model=nn.Identity(), average=None, optimizers={}, state={"replay": ring}))
+        return bits(SimpleNamespace(model=nn.Identity(), ema_model=None, optimizers={}, state={"replay": ring}))
 
     straight, saved = filled(10, (4, 5, 4)), filled(10, ())
     for unit in range(3):
@@ -273,14 +273,14 @@ def test_an_environment_that_cannot_be_learnt_is_one_message(name: str, words: t
 
 
 def test_a_unit_shorter_than_its_returns_is_one_message():
-    with pytest.raises(UserError, match="--n-step <= --rollout"):
+    with pytest.raises(UserError, match="--n-step <= --num-steps"):
         dqn.dqn(dqn.Config(n_step=20), run=None)
 
 
 # -------------------------------------------------------------------------------------------------- by the real command
 def test_a_run_leaves_what_the_ecosystem_loads(launch):
     """The export alone, without this project, acts as the recipe says it does; with everything switched on."""
-    done = launch("run", "rl/dqn", *SHORT, "--prioritised", "0.6", "--n-step", "3")
+    done = launch("run", "rl/dqn", *SHORT, "--prioritized-replay-alpha", "0.6", "--n-step", "3")
     assert done.returncode == 0, done.shown
     folder = done.folder()
     row = read(folder / "step_metrics.jsonl")[-1]
@@ -296,7 +296,7 @@ def test_a_run_leaves_what_the_ecosystem_loads(launch):
 
 
 @pytest.mark.verify
-@pytest.mark.parametrize("more", [(), ("--prioritised", "0.6", "--n-step", "3")])
+@pytest.mark.parametrize("more", [(), ("--prioritized-replay-alpha", "0.6", "--n-step", "3")])
 def test_two_processes_learn_like_one(more: tuple[str, ...], launch, tmp_path):
     """The same episodes, draws and minibatches: equal to rounding as long as rounding has turned no action."""
     two_like_one(launch, tmp_path, "run", "rl/dqn", *SHORT, "--train.epochs", "2", *more, within=1e-3)

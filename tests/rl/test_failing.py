@@ -15,7 +15,7 @@ SHORT = (
     "4",
     "--train.eval-every",
     "4",
-    "--episodes",
+    "--eval-episodes",
     "3",
     "--run.save-every",
     "1",
@@ -24,9 +24,9 @@ SHORT = (
 OFF = "--gates.no-enabled"
 CARTPOLE, PENDULUM = "tests.helpers.failing:failing/CartPole-v0", "tests.helpers.failing:failing/Pendulum-v0"
 SETTINGS = {
-    "rl/ppo": ("--env", CARTPOLE, "--rollout", "32", "--train.batch-size", "64"),
-    "rl/dqn": ("--env", CARTPOLE, "--first", "128"),
-    "rl/sac": ("--env", PENDULUM, "--first", "128"),
+    "rl/ppo": ("--env", CARTPOLE, "--num-steps", "32", "--train.batch-size", "64"),
+    "rl/dqn": ("--env", CARTPOLE, "--learning-starts", "128"),
+    "rl/sac": ("--env", PENDULUM, "--learning-starts", "128"),
 }
 HEALTHY_STEPS = {"rl/ppo": "1300", "rl/dqn": "300", "rl/sac": "780"}
 """Some episodes of random actions, the first unit, and half of the second or third."""

@@ -36,7 +36,7 @@ def raises_late(completions, answer, **_):
     return near(completions, answer)
 '''
 SMALL = (
-    "--lora",
+    "--lora-rank",
     "4",
     "--data.held-out",
     "16",
@@ -62,9 +62,9 @@ def rewards(tmp_path: Path) -> None:
 
 MORE = {
     "lora": (),
-    "older": ("--passes", "2", "--beta", "0.1", "--train.accumulate", "2"),
-    "whole": ("--lora", "0", "--beta", "0.1", "--passes", "2"),
-    "hot": ("--temperature", "0.7", "--group", "4"),
+    "older": ("--num-iterations", "2", "--beta", "0.1", "--train.accumulate", "2"),
+    "whole": ("--lora-rank", "0", "--beta", "0.1", "--num-iterations", "2"),
+    "hot": ("--temperature", "0.7", "--num-generations", "4"),
 }
 
 
@@ -96,7 +96,7 @@ def test_a_base_model_is_asked_in_lines(launch, tmp_path: Path):
 def test_a_run_logs_what_must_be_watched_and_exports_an_adapter(net: Path, tmp_path: Path):
     from peft import AutoPeftModelForCausalLM
 
-    more = ("--beta", "0.05", "--passes", "2", "--max-new-tokens", "4")
+    more = ("--beta", "0.05", "--num-iterations", "2", "--max-new-tokens", "4")
     done = trainworthy("run", "rl/grpo", "--model", net, *QUICK, *more, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr, done.stderr
@@ -141,7 +141,7 @@ def tuned(net: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of llm/sft on sums whose adapters are no longer nothing."""
     cwd = tmp_path_factory.mktemp("tuned")
     rows = [{"prompt": r["prompt"], "completion": r["answer"]} for r in problems.sums()[0][:80]]
-    done = trainworthy("run", "llm/sft", "--model", net, "--lora", "4", "--data.path", written(cwd / "sums.jsonl", rows),
+    done = trainworthy("run", "llm/sft", "--model", net, "--lora-rank", "4", "--data.path", written(cwd / "sums.jsonl", rows),
                        "--data.system", "", "--data.max-length", "200", "--data.held-out", "4", "--optim.lr", "3e-3",
                        "--train.batch-size", "4", "--train.epochs", "0.3", "--gates.no-enabled", "--run.no-tensorboard",
                        cwd=cwd)  # fmt: skip
@@ -243,7 +243,7 @@ def test_rows_that_are_no_questions(rows: list[dict], words: tuple[str, ...], tm
 
 
 def test_answers_that_come_in_no_whole_groups(net: Path, launch):
-    done = launch("check", "rl/grpo", "--model", str(net), *SMALL, "--group", "5", "--only", "schema")
+    done = launch("check", "rl/grpo", "--model", str(net), *SMALL, "--num-generations", "5", "--only", "schema")
     assert done.returncode == 2, done.shown
     assert "whole groups" in done.stderr
 

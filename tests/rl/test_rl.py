@@ -28,7 +28,7 @@ SHORT = (
     "4",
     "--train.eval-every",
     "2",
-    "--episodes",
+    "--eval-episodes",
     "6",
     "--gates.no-enabled",
     "--run.no-tensorboard",
@@ -270,7 +270,7 @@ def test_a_band_is_that_of_its_environment(name: str):
     """Episodes of another environment are other data, so reports do not judge them by the band that ships."""
     recipe = importlib.import_module(f"trainworthy.recipes.rl.{name}")
     band, cfg = read(ROOT / "recipes" / "rl" / f"{name}.reference.json"), recipe.tiny()
-    known = {env: scan("val", environments.Episodes(env, cfg.episodes)).fingerprint for env in (cfg.env, "Acrobot-v1")}
+    known = {env: scan("val", environments.Episodes(env, cfg.eval_episodes)).fingerprint for env in (cfg.env, "Acrobot-v1")}
     assert band["settings"]["env"] == cfg.env
     assert band["data"] == known[cfg.env] != known["Acrobot-v1"]
 
@@ -301,9 +301,9 @@ def test_heads_are_the_distributions_of_torch():
     [
         (("--env", "CartPol-v1"), ("knows no environment 'CartPol-v1'", "CartPole-v1")),
         (("--train.batch-size", "300"), ("cut evenly", "--train.batch-size")),
-        (("--stack", "0"), ("nothing would be observed", "--stack 0")),
-        (("--memory", "8", "--stack", "4"), ("remembered or stacked", "--memory 8 --stack 4")),
-        (("--memory", "8", "--train.batch-size", "64"), ("whole stretches", "multiple of --rollout 128")),
+        (("--frame-stack", "0"), ("nothing would be observed", "--frame-stack 0")),
+        (("--rnn-hidden-size", "8", "--frame-stack", "4"), ("remembered or stacked", "--rnn-hidden-size 8 --frame-stack 4")),
+        (("--rnn-hidden-size", "8", "--train.batch-size", "64"), ("whole stretches", "multiple of --num-steps 128")),
     ],
 )
 def test_bad_input_is_one_message(argv: tuple[str, ...], words: tuple[str, ...], launch):
@@ -319,7 +319,7 @@ def test_bad_input_is_one_message(argv: tuple[str, ...], words: tuple[str, ...],
 )
 def test_a_run_leaves_what_the_ecosystem_loads(name: str, memory: int, launch):
     """The export alone, without this project, acts as the recipe says it does; the tags of a policy are in the metrics."""
-    done = launch("run", "rl/ppo", *SHORT, "--env", name, "--memory", str(memory))
+    done = launch("run", "rl/ppo", *SHORT, "--env", name, "--rnn-hidden-size", str(memory))
     assert done.returncode == 0, done.shown
     folder = done.folder()
     row = read(folder / "step_metrics.jsonl")[-1]
@@ -358,7 +358,7 @@ def test_a_run_leaves_what_the_ecosystem_loads(name: str, memory: int, launch):
 @pytest.mark.verify
 def test_two_processes_learn_like_one(launch, tmp_path):
     """The same episodes, draws and minibatches: equal to rounding as long as rounding has turned no action."""
-    two_like_one(launch, tmp_path, "run", "rl/ppo", *SHORT, "--train.epochs", "2", "--rollout", "32", within=1e-3)
+    two_like_one(launch, tmp_path, "run", "rl/ppo", *SHORT, "--train.epochs", "2", "--num-steps", "32", within=1e-3)
 
 
 @pytest.mark.verify
@@ -388,7 +388,7 @@ def test_tiny_is_solved(launch):
 def test_velocities_that_are_hidden_are_read_from_frames(stack: int, solved: bool, launch):
     """CartPole by its two positions alone: four observations hold the pole, one cannot."""
     done = launch(
-        "run", "rl/ppo", "--env", "hidden/CartPole-v1", "--stack", str(stack), "--gates.no-enabled", timeout=900
+        "run", "rl/ppo", "--env", "hidden/CartPole-v1", "--frame-stack", str(stack), "--gates.no-enabled", timeout=900
     )
     assert done.returncode == 0, done.shown
     earned = read(done.folder() / "summary.json")["metrics"]["return"]

@@ -10,7 +10,7 @@ from tests.conftest import ROOT, patched
 from tests.helpers.commands import read
 
 FLOOR, CEILING, ACTIONS, CAPACITY = 20.0, 500.0, 2, 50
-OFF = ("--gates.no-enabled", "--run.no-tensorboard", "--episodes", "5")
+OFF = ("--gates.no-enabled", "--run.no-tensorboard", "--eval-episodes", "5")
 
 
 def history(n: int = 10, **changed) -> list[dict[str, float]]:
@@ -80,7 +80,7 @@ def test_a_rate_that_kills_the_policy_is_told(launch):
     assert done.returncode == 0, done.shown
     found = told(done.folder())
     assert found["policy-steps"] == "advice", done.shown
-    assert "fewer --passes" in done.stdout
+    assert "fewer --update-epochs" in done.stdout
     assert found["return"] == "pass"
 
 
@@ -91,11 +91,11 @@ def test_a_replay_that_is_full_for_ever_is_told(full: str, tmp_path: Path, launc
     source = (ROOT / "recipes" / "rl" / "dqn.py").read_text()
     (tmp_path / "mine.py").write_text(patched(source, ("replay.add(whole, step.index)", full)))
     small = (
-        "--capacity",
+        "--buffer-size",
         "512",
-        "--first",
+        "--learning-starts",
         "128",
-        "--updates",
+        "--gradient-steps",
         "2",
         "--train.epochs",
         "20",

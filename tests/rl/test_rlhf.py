@@ -14,8 +14,8 @@ from tests.helpers import language, odd_rewards
 from tests.helpers.commands import read, run_folder, trainworthy
 
 OWN = "reward,generation,score,returns,formula,controller"
-SMALL = ("--reward", "tests.helpers.odd_rewards:letters", "--data.tokens", "40", "--data.max-bad", "1", "--rollout", "16",
-         "--train.batch-size", "8", "--new-tokens", "12", "--data.held-out", "16")  # fmt: skip
+SMALL = ("--reward", "tests.helpers.odd_rewards:letters", "--data.tokens", "40", "--data.max-bad", "1", "--rollout-batch-size", "16",
+         "--train.batch-size", "8", "--max-new-tokens", "12", "--data.held-out", "16")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -167,8 +167,8 @@ def test_a_small_language_model_is_proved(net: Path, launch):
 
 def test_a_hole_stops_the_run(net: Path, tmp_path: Path):
     """A price of nothing and a rate that takes the policy anywhere: the run ends itself, and says why."""
-    done = trainworthy("run", "rl/rlhf", "--model", net, *SMALL, "--gates.no-enabled", "--run.no-tensorboard", "--kl-start", "0",
-                       "--kl-target", "0.5", "--optim.lr", "3e-3", "--train.epochs", "40", cwd=tmp_path)  # fmt: skip
+    done = trainworthy("run", "rl/rlhf", "--model", net, *SMALL, "--gates.no-enabled", "--run.no-tensorboard", "--init-kl-coef", "0",
+                       "--target-kl", "0.5", "--optim.lr", "3e-3", "--train.epochs", "40", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 4, done.stdout + done.stderr
     assert "hacked (R1)" in done.stderr
     folder = run_folder(tmp_path)
@@ -181,7 +181,7 @@ def test_a_reference_loaded_by_name_is_stopped(net: Path, fork, launch, tmp_path
     """`--init-from` another model than the one that was named; the reference is left as that one."""
     torch.manual_seed(1)
     language.model().save_pretrained(tmp_path / "other")
-    fork(("        begin=lambda: reference.load_state_dict(policy.state_dict()),\n", ""), recipe="rl/rlhf")
+    fork(("        on_start=lambda: reference.load_state_dict(policy.state_dict()),\n", ""), recipe="rl/rlhf")
     asked = ("--model", str(net), *SMALL, "--init-from", str(tmp_path / "other"), "--only", "returns")
     done = launch("check", "mine.py", *asked)
     assert done.returncode == 3, done.shown
@@ -190,7 +190,7 @@ def test_a_reference_loaded_by_name_is_stopped(net: Path, fork, launch, tmp_path
 
 def test_lengths_that_do_not_fit_are_one_message(net: Path, launch):
     for argv, words in (
-        (("--new-tokens", "4096"), "longer than what the model reads"),
+        (("--max-new-tokens", "4096"), "longer than what the model reads"),
         (("--train.batch-size", "7"), "cut evenly"),
     ):
         done = launch("check", "rl/rlhf", "--model", str(net), *SMALL, *argv, "--only", "schema")

@@ -13,7 +13,7 @@ from trainworthy.recipes.rl.control.environments import Environments
 from tests.helpers.commands import read
 from tests.helpers.control import mean_return, two_like_one
 
-SHORT = ("--train.epochs", "4", "--train.eval-every", "2", "--first", "128", "--episodes", "6",
+SHORT = ("--train.epochs", "4", "--train.eval-every", "2", "--learning-starts", "128", "--eval-episodes", "6",
          "--gates.no-enabled", "--run.no-tensorboard")  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def test_log_probabilities_are_finite_at_the_ends():
 
 def test_every_term_teaches_its_own_part_alone():
     """The critics' term the critics, the policy's the policy, the temperature's the temperature."""
-    stage = sac.sac(sac.Config(episodes=1, widths=(16,)), run())
+    stage = sac.sac(sac.Config(eval_episodes=1, hidden_sizes=(16,)), run())
     draws = torch.Generator().manual_seed(0)
     batch = {"observation": torch.randn(8, 3, generator=draws), "action": torch.rand(8, 1, generator=draws),
              "noise": torch.randn(8, 1, generator=draws), "return": torch.randn(8, generator=draws)}  # fmt: skip
@@ -64,7 +64,7 @@ def run():
 
 
 def test_the_temperature_falls_where_the_policy_is_too_undecided():
-    stage = sac.sac(sac.Config(episodes=1, widths=(16,)), run())
+    stage = sac.sac(sac.Config(eval_episodes=1, hidden_sizes=(16,)), run())
     batch = {
         "observation": torch.randn(64, 3),
         "action": torch.zeros(64, 1),

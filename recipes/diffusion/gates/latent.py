@@ -38,7 +38,7 @@ READ = 0.95  # share of what the judge reads of real pictures that it must still
     "latent-scale",
     rows="DF3",
     title="the latents that the net gets have mean 0 and deviation 1, and are the autoencoder's own",
-    reads="data model loss counts beside",
+    reads="data model loss counts frozen_modules",
 )
 def latent_scale(proof: Proof) -> Finding:
     """What reaches the net at the least noisy levels, less the noise in it. Then the cached latents of 64 pictures of either split
@@ -48,7 +48,7 @@ def latent_scale(proof: Proof) -> Finding:
     noise = asked.batch["noise"][calm]
     there = asked.noisy[calm] - asked.sigma[calm].view(-1, 1, 1, 1).float() * noise
     mean, std = there.mean().item(), there.std().item()
-    config = stage.beside["vae"].config
+    config = stage.frozen_modules["vae"].config
     lines = {name: _line(proof, run, stage, name) for name in stage.data}
     off = max(line[2] for line in lines.values())
     slope, offset = lines["train"][:2]
@@ -74,7 +74,7 @@ def _line(proof: Proof, run: Run, stage: Stage, split: str) -> tuple[float, floa
     some = pick(data, min(FEW, len(data)), seed)
     cached = fetch(data, some, seed if split == "train" else None, run.device)[clean_key(data)].flatten().double()
     fresh = (
-        pipeline.middle(stage.beside["vae"], torch.stack([data.images[i] for i in some]).to(run.device))
+        pipeline.middle(stage.frozen_modules["vae"], torch.stack([data.images[i] for i in some]).to(run.device))
         .flatten()
         .double()
     )
@@ -100,13 +100,13 @@ def round_trip(judge: Judge | None, needed: float, ask: Ask = by_class) -> Gate:
         "round-trip",
         rows="DF3",
         title="pictures come back from their latents, by the evaluation's path and by the export's",
-        reads="data model loss counts beside predict export",
+        reads="data model loss counts frozen_modules predict export",
     )
     def prove(proof: Proof) -> Finding:
         """Reconstructions of held-out pictures: PSNR, and whether the judge still reads them. Then samples of a net that knows one
         latent, made by predict() and by the exported pipeline, against the autoencoder's own reconstruction of that picture."""
         asked, (run, stage) = objective(proof), proof.build(Plan(steps=1))
-        val, vae = stage.data["val"], stage.beside["vae"]
+        val, vae = stage.data["val"], stage.frozen_modules["vae"]
         some = pick(val, min(samples.KNOWN, len(val)), proof.cfg.run.seed)
         batch = fetch(val, some, None, run.device)
         pictures = torch.stack([val.images[i] for i in some]).to(run.device)
@@ -164,7 +164,7 @@ def _ways(asked: samples.Objective, run: Run, stage: Stage, batch: dict, ask: As
         stage.export(Path(name))
         pipe = DiffusionPipeline.from_pretrained(name, trust_remote_code=True).to(run.device)
     pipe.set_progress_bar_config(disable=True)
-    val, vae = stage.data["val"], stage.beside["vae"]
+    val, vae = stage.data["val"], stage.frozen_modules["vae"]
     found = {
         "predict()": Way(factor=vae.config.scaling_factor),
         "the export": Way(factor=pipe.vae.config.scaling_factor),

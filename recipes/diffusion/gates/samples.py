@@ -346,17 +346,17 @@ def average(proof: Proof) -> Finding:
     weights are spoilt: neither the evaluation nor the export may notice."""
     cfg, steps = proof.cfg, []
     run, stage = proof.build(Plan(steps=6, batch_size=max(8, proof.accelerator.num_processes), peak=True))
-    if stage.average is None:
+    if stage.ema_model is None:
         raise Skip("no average is kept (--ema 0): the raw weights are sampled")
 
     def flat(net: nn.Module) -> Tensor:
         return torch.cat([p.detach().flatten().double() for p in net.parameters()])
 
     def watch(stage: Stage, _step: int) -> bool:
-        steps.append((flat(stage.model), flat(stage.average)))
+        steps.append((flat(stage.model), flat(stage.ema_model)))
         return False
 
-    before = flat(stage.average)
+    before = flat(stage.ema_model)
     run.plan.watch = watch
     proof.train(cfg, run, stage)
     decays, off = [], 0.0

@@ -36,9 +36,9 @@ def prompt(proof: Proof) -> Finding:
     batch = fetch(val, pick(val, min(FEW, len(val)), proof.cfg.run.seed), None, run.device)
     texts = [val.captions[i] for i in batch["asked"].tolist()]
     told: list[Tensor] = []
-    with evaluating(stage.judged):
+    with evaluating(stage.eval_model):
         null = torch.full_like(batch["asked"], val.null)
-        hook = stage.judged.unet.register_forward_pre_hook(lambda _, args: told.append(args[2]))
+        hook = stage.eval_model.unet.register_forward_pre_hook(lambda _, args: told.append(args[2]))
         stage.judged(batch["noisy"], batch["timestep"], batch["asked"])
         stage.judged(batch["noisy"], batch["timestep"], null)
         hook.remove()
@@ -57,7 +57,7 @@ def prompt(proof: Proof) -> Finding:
         }
         shipped = pipe(texts, latents=batch["noise"].clone(), output_type="pt", **how).images * 255
         own = torch.stack(
-            [tile.image.reshape(side, side, -1).permute(2, 0, 1) for tile in stage.predict(stage.judged, batch)]
+            [tile.image.reshape(side, side, -1).permute(2, 0, 1) for tile in stage.predict(stage.eval_model, batch)]
         )
     apart = (shipped.cpu().round() - own.float()).div(127.5).square().mean().sqrt().item()
     return Finding(

@@ -32,7 +32,7 @@ def copied(proof: Proof) -> Finding:
     if proof.cfg.init_from:
         raise Skip("it starts from --init-from")
     _, stage = proof.build(Plan(steps=1))
-    ours, theirs = _by_layer(stage.model.state_dict()), _by_layer(stage.beside["teacher"].state_dict())
+    ours, theirs = _by_layer(stage.model.state_dict()), _by_layer(stage.frozen_modules["teacher"].state_dict())
     found, needed, wrong = [], [], []
     for side in ("encoder", "decoder"):
         n, kept = (sum(k[0] == side for k in layers) for layers in (theirs, ours))
@@ -158,7 +158,7 @@ def teacher(proof: Proof) -> Finding:
     """What the teacher answers while the loss is computed: its likeliest ids against the labels, its modules' modes, and the loss
     of one batch twice under different draws, the student in eval mode."""
     run, stage = proof.build(Plan(steps=1))
-    own, data, asked = stage.beside["teacher"], stage.data["train"], []
+    own, data, asked = stage.frozen_modules["teacher"], stage.data["train"], []
     batch = fetch(data, pick(data, LISTENED, proof.cfg.run.seed), None, run.device)
     hook = own.proj_out.register_forward_hook(lambda _module, _args, out: asked.append((out.detach(), own.training)))
     losses: list[float] = []

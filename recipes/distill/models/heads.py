@@ -29,7 +29,7 @@ def taught(previous: core.Stage | None) -> nn.Module:
     if previous is None:
         raise core.UserError("task has no student to start from", needed="STAGES = [features, task], --features.epochs above 0",
                              cause="from features without sense the decoder writes its own words, whatever it hears")  # fmt: skip
-    return previous.judged
+    return previous.eval_model
 
 
 def reader(model: Callable[[Tensor], Tensor], teacher: whisper.Whisper) -> whisper.Whisper:

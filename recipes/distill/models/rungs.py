@@ -35,12 +35,12 @@ def head(task: Maker) -> Maker:
 
 def widened(previous: core.Stage) -> core.Stage:
     """The stage that is gone on from, with a Whisper of its own for its student: a copy of the teacher, or what learnt before."""
-    model = previous.judged
-    if "teacher" not in previous.beside:
+    model = previous.eval_model
+    if "teacher" not in previous.frozen_modules:
         raise core.UserError("no decoder to open", got="--words ctc", needed="--words decoder")
     if not isinstance(model, Opened):
-        model = Opened(model, copy.deepcopy(previous.beside["teacher"]))
-    return replace(previous, model=model, average=None)
+        model = Opened(model, copy.deepcopy(previous.frozen_modules["teacher"]))
+    return replace(previous, model=model, ema_model=None)
 
 
 def opened(stage: core.Stage, cfg: core.Config, opens: str, *, rate: float) -> core.Stage:

@@ -342,6 +342,6 @@ class Streamed(Packed):
             found[lane :: self.lanes.n] = mine[(stretch * len(self) + drawn[mine]).argsort()]
         return found
 
-    def spread(self, count: int) -> range:
+    def representative(self, count: int) -> range:
         """The first: what lies further off would have to be read up to."""
         return range(count)

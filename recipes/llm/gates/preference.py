@@ -104,7 +104,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         gaps, told, moved = [], [], 0.0
         for name, stage in (("before", start), ("after", learnt)):
             over = read(stage.model)[0] - begun
-            due = LOSSES[cfg.loss](over, sizes, cfg.beta, cfg.flipped).mean().item()
+            due = LOSSES[cfg.loss](over, sizes, cfg.beta, cfg.label_smoothing).mean().item()
             batch = fetch(data, list(range(len(data))), proof.cfg.run.seed, run.device)
             with evaluating(stage.model):
                 got = lost(stage, batch)
@@ -121,7 +121,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
             told.append(f"in train mode {moved:+.4f}")
         return Finding(
             max(*gaps, abs(moved)) <= limit, "; ".join(told),
-            f"{cfg.loss} at beta {cfg.beta:g}, within {limit:g}; {first_loss(cfg.loss, cfg.beta, cfg.flipped):.4f} before training",
+            f"{cfg.loss} at beta {cfg.beta:g}, within {limit:g}; {first_loss(cfg.loss, cfg.beta, cfg.label_smoothing):.4f} before training",
             "the reference is another model: loaded again by name, left at zero, or not taken after --init-from\n"
             "the reference is trained, or follows the policy\n"
             "dropout between the policy and its reference (attention's is an argument, no module)\n"

@@ -134,8 +134,8 @@ def adapted(model: nn.Module, rank: int, *, head: str = "") -> nn.Module:
         return model
     known = AutoConfig.from_pretrained(model.name_or_path).get_text_config().vocab_size
     if added := max(0, model.get_input_embeddings().num_embeddings - known):
-        raise core.UserError(f"{model.name_or_path}: the tokenizer has {added} tokens that the model lacks", got=f"--lora {rank}",
-                             needed="--lora 0: adapters would leave what these tokens mean as it was drawn",
+        raise core.UserError(f"{model.name_or_path}: the tokenizer has {added} tokens that the model lacks", got=f"--lora-rank {rank}",
+                             needed="--lora-rank 0: adapters would leave what these tokens mean as it was drawn",
                              cause="tokens that were added after pretraining")  # fmt: skip
     task = {"task_type": "SEQ_CLS", "modules_to_save": [head]} if head else {"task_type": "CAUSAL_LM"}
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", **task))
@@ -215,8 +215,8 @@ def extend(config: Any, rope: str, learnt: int) -> None:
     """Positions up to the context of `config` by those up to `learnt` tokens, scaled as `rope` says; in place."""
     context = config.max_position_embeddings
     if not 0 < learnt < context:
-        raise core.UserError(f"--rope {rope} extends a context", got=f"--rope-from {learnt}, --data.context {context}",
-                             needed="--rope-from: the shorter context of the run in --init-from")  # fmt: skip
+        raise core.UserError(f"--rope {rope} extends a context", got=f"--original-context {learnt}, --data.context {context}",
+                             needed="--original-context: the shorter context of the run in --init-from")  # fmt: skip
     scaled = {"rope_type": rope, "factor": context / learnt, "original_max_position_embeddings": learnt}
     config.rope_parameters |= scaled
     if rope == "dynamic":  # takes this for the original context, whatever stands above

@@ -37,7 +37,7 @@ def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
     probes.register()
     if stack < 1:
         raise UserError(
-            "nothing would be observed", got=f"--stack {stack}", needed="1 (the newest observation) or more"
+            "nothing would be observed", got=f"--frame-stack {stack}", needed="1 (the newest observation) or more"
         )
     try:
         env = gym.make(name, disable_env_checker=True, **settings)
@@ -138,7 +138,7 @@ def limits(name: str) -> tuple[float, float]:
 def expect(name: str, *small_terms: str) -> Expect:
     """What is declared of every policy that learns in `name`."""
     return Expect(
-        loss_may_rise="its targets move with the policy", small_terms=small_terms, inexact=own_randomness(name)
+        loss_may_rise="its targets move with the policy", small_terms=small_terms, nondeterministic=own_randomness(name)
     )
 
 

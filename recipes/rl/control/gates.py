@@ -187,9 +187,9 @@ def probe_gate(subject: Subject, name: str, rows: str, title: str, remedy: str) 
 
     @gate(f"probe-{name}", rows=rows, title=title)
     def prove(proof: Proof) -> Finding:
-        stack = proof.cfg.stack if name == "memory" else 1
+        stack = proof.cfg.frame_stack if name == "memory" else 1
         if name == "memory" and stack == 1 and not getattr(proof.cfg, "memory", 0):
-            raise Skip("the newest observation alone is seen (--stack 1)")
+            raise Skip("the newest observation alone is seen (--frame-stack 1)")
         result = learnt(proof, subject, name, stack=stack)
         run, stage = result.run, result.stage
         observations, values, best = known(subject, stage.model, name, stack)
@@ -200,8 +200,8 @@ def probe_gate(subject: Subject, name: str, rows: str, title: str, remedy: str) 
         shown = f"values {few(found)}" if near is None else f"best actions taken with {few(near)}"
         earned = 1.0
         if name == "memory":  # the frames above are by hand: what the environment really stacks, only its episodes show
-            with evaluating(stage.judged):
-                earned = stage.evaluate(stage.judged, stage.data["val"])["return"]
+            with evaluating(stage.eval_model):
+                earned = stage.evaluate(stage.eval_model, stage.data["val"])["return"]
             shown += f", {earned:.2f} of 1 earned in an episode"
         needed = (
             f"{few(values)} within {CLOSE:.0%} of the largest"
@@ -448,7 +448,7 @@ def memory_gate(subject: Subject) -> Gate:
     )
     def prove(proof: Proof) -> Finding:
         if not getattr(proof.cfg, "memory", 0):
-            raise Skip("nothing is remembered (--memory 0)")
+            raise Skip("nothing is remembered (--rnn-hidden-size 0)")
         ratios: list[Tensor] = []
 
         def look(loss: Callable, model: torch.nn.Module, batch: dict) -> None:
@@ -499,14 +499,14 @@ def replay(proof: Proof) -> Finding:
         envs.step(row)
     saved = envs.state_dict()
     straight = torch.stack([envs.step(row)["next_observation"] for row in actions[steps:]])
-    fresh = Environments(cfg.env, envs.n, seed=envs.seed, stack=cfg.stack, rank=run.rank, world=run.world)
+    fresh = Environments(cfg.env, envs.n, seed=envs.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)
     again = torch.equal(fresh.observation, start)
     fresh.load_state_dict(saved)
     resumed = torch.stack([fresh.step(row)["next_observation"] for row in actions[steps:]])
     wrong = [] if again else ["the same seeds give other first observations"]
     if not torch.equal(straight, resumed):
         wrong.append(f"observations differ by up to {(straight - resumed).abs().max():.3g} after the replay")
-    new = Environments(cfg.env, envs.n, seed=envs.seed, stack=cfg.stack, rank=run.rank, world=run.world)
+    new = Environments(cfg.env, envs.n, seed=envs.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)
     used, first = (begun(some, saved, actions[:8]) for some in (envs, new))
     if not torch.equal(used, first):
         step, apart = (used != first).flatten(1).any(1).nonzero()[0].item(), (used - first).abs().max().item()

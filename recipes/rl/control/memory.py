@@ -67,13 +67,13 @@ class Memory(nn.Module):
 def fits(size: int, stack: int, rollout: int, batch: int, world: int) -> None:
     """Settings under which a memory can be learnt."""
     if size < 0 or (size and stack > 1):
-        raise UserError("what is seen of the past is either remembered or stacked", got=f"--memory {size} --stack {stack}",
-                        needed="--memory of 0 (none) or more, and with a memory --stack 1")  # fmt: skip
+        raise UserError("what is seen of the past is either remembered or stacked", got=f"--rnn-hidden-size {size} --frame-stack {stack}",
+                        needed="--rnn-hidden-size of 0 (none) or more, and with a memory --frame-stack 1")  # fmt: skip
     if size and batch % rollout:
         raise UserError("a minibatch holds whole stretches of environments where something is remembered", got=batch,
-                        needed=f"--train.batch-size that is a multiple of --rollout {rollout}")  # fmt: skip
+                        needed=f"--train.batch-size that is a multiple of --num-steps {rollout}")  # fmt: skip
     if size and world > 1:
-        raise UserError("a memory is learnt in one process", got=f"{world} processes", needed="-n 1, or --stack",
+        raise UserError("a memory is learnt in one process", got=f"{world} processes", needed="-n 1, or --frame-stack",
                         cause="the environments of a minibatch may all be another process's")  # fmt: skip
 
 

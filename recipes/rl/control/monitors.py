@@ -92,7 +92,7 @@ def undecided(floor: float, ceiling: float, actions: int) -> Monitor:
             not stuck or reached(history, floor, ceiling),
             f"entropy {share[-1]:.0%} of even chances at the end{where}" if share else "not logged",
             f"{DECIDED:.0%} or more in the first half, or a policy that gets better without",
-            "a larger --entropy, a lower --optim.lr, fewer --passes; rewards of a size that drowns the bonus",
+            "a larger --target-entropy, a lower --optim.lr, fewer --update-epochs; rewards of a size that drowns the bonus",
             evidence={"share": share},
         )  # fmt: skip
 
@@ -112,7 +112,7 @@ def far() -> Monitor:
             f"KL {most:.2g} at most from before to after a unit's updates, {share:.0%} of the samples at the clip",
             f"KL between {NOWHERE:g} and {FAR:g}, at most {CLIPPED:.0%} at the clip",
             "the policy does not move: --optim.lr, or advantages that are all alike" if still
-            else "a lower --optim.lr, fewer --passes, a larger --train.batch-size", evidence={"kl": kl, "clip_fraction": clipped},
+            else "a lower --optim.lr, fewer --update-epochs, a larger --train.batch-size", evidence={"kl": kl, "clip_fraction": clipped},
         )  # fmt: skip
 
     return judge

@@ -59,7 +59,7 @@ def unit(s: Subject, proof: Proof) -> Unit:
     def make() -> Unit:
         run, stage = proof.look()
         rows = [dict(r) for r in stage.ask(0)]
-        for row in rows[s.cfg.group :]:  # a longer prompt: whoever pads on the wrong side loses the shorter ones
+        for row in rows[s.cfg.num_generations :]:  # a longer prompt: whoever pads on the wrong side loses the shorter ones
             row["prompt"] = s.asker.put(f"{rows[0]['question']} {rows[0]['answer']}\n{row['question']}")
         seeds.seed_global(proof.cfg.run.seed, "unit")
         with training(stage.model), torch.no_grad(), run.autocast():
@@ -200,8 +200,8 @@ def samples(s: Subject) -> Gate:
         average (their entropy), by prompt length; and where each answer ends."""
         u, wrong = unit(s, proof), []
         told = []
-        for start in range(0, len(u.rows), s.cfg.group):
-            group = slice(start, start + s.cfg.group)
+        for start in range(0, len(u.rows), s.cfg.num_generations):
+            group = slice(start, start + s.cfg.num_generations)
             excess, variance = 0.0, 1e-2
             for (_, after), p in zip(u.ids[group], alone(u, s.cfg.temperature)[group], strict=True):
                 h = -(p.exp() * p).sum(-1)
@@ -244,8 +244,8 @@ def advantages(s: Subject) -> Gate:
             s.reward(prompts=[r["prompt"]], completions=[c], answer=[r["answer"]])[0]
             for r, c in zip(u.rows, said, strict=True)
         ]
-        groups = torch.tensor(own, dtype=torch.float64).view(-1, s.cfg.group)
-        got = u.batch["advantages"].double().cpu().view(-1, s.cfg.group)
+        groups = torch.tensor(own, dtype=torch.float64).view(-1, s.cfg.num_generations)
+        got = u.batch["advantages"].double().cpu().view(-1, s.cfg.num_generations)
         still = int((groups.std(1) == 0).sum())
         due = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
         if still == len(groups):
@@ -261,7 +261,7 @@ def advantages(s: Subject) -> Gate:
             "groups without a difference", "(reward - mean) / standard deviation of its group, within 1e-3",
             "rewards belong to other answers than those they were given for (shuffled, another order)\n"
             "advantages are rewards as they are, or measured against another group or the whole batch\n"
-            "--shuffled, the control, is switched on",
+            "--shuffle-rewards, the control, is switched on",
             evidence={"rewards": own, "got": got.flatten().tolist(), "due": due.flatten().tolist()}, batch=u.batch,
         )  # fmt: skip
 
@@ -333,7 +333,7 @@ def objective(s: Subject) -> Gate:
         given = torch.linspace(-1.5, 1.5, len(mask), dtype=torch.float64, device=mask.device)
         made = {"advantages": given.float(), "old_per_token_logps": (plain - steps).float()}
         ratio, a = steps.exp(), given[:, None]
-        each = -torch.min(ratio * a, ratio.clamp(1 - s.cfg.clip, 1 + s.cfg.clip) * a)
+        each = -torch.min(ratio * a, ratio.clamp(1 - s.cfg.epsilon, 1 + s.cfg.epsilon) * a)
         if s.cfg.beta:
             limit = 1e-3 if u.run.precision == "fp32" else 5e-2
             off = ((u.batch["ref_per_token_logps"].double() - plain) * mask).abs().max().item()
@@ -351,7 +351,7 @@ def objective(s: Subject) -> Gate:
         kl = f", and beta {s.cfg.beta:g} times ratio x KL" if s.cfg.beta else ""
         return Finding(
             not wrong, "; ".join(wrong) or f"{got:.6f}, by the formula {due:.6f} ({int(mask.sum())} tokens)",
-            f"the mean over tokens of -min(ratio A, clip(ratio) A), clip {s.cfg.clip:g}{kl}, within {limit:g}",
+            f"the mean over tokens of -min(ratio A, clip(ratio) A), clip {s.cfg.epsilon:g}{kl}, within {limit:g}",
             "prompts padded on the right, no attention mask, or position ids that count the padding: each answer is then read "
             "after another prompt\nthe prompt or the padding counts, or a mean over answers instead of tokens\n"
             "the ratio is upside down, not clipped, or clipped on one side; another sign\n"
@@ -449,7 +449,7 @@ def judge(s: Subject) -> Gate:
 def monitors(cfg: Any, held_out: int) -> list[Monitor]:
     """What only a whole run shows."""
     found = [hacked(held_out), still_groups, lengths, decided]
-    return found + [clipped] * (cfg.passes > 1) + [drift] * (cfg.beta > 0)
+    return found + [clipped] * (cfg.num_iterations > 1) + [drift] * (cfg.beta > 0)
 
 
 def logged(history: History, name: str) -> list[float]:
@@ -481,7 +481,7 @@ def still_groups(history: History) -> Finding:
     share = logged(history, "frac_reward_zero_std")
     return Finding(
         share[-1] <= 0.8, f"{share[0]:.0%} of the groups without a difference at first, {share[-1]:.0%} at last", "at most 80%",
-        "questions that are all too easy or all too hard: other ones, a larger --group, a higher --temperature",
+        "questions that are all too easy or all too hard: other ones, a larger --num-generations, a higher --temperature",
         evidence={"share": share},
     )  # fmt: skip
 
@@ -513,7 +513,7 @@ def clipped(history: History) -> Finding:
     """Share of the tokens at the clip."""
     share = logged(history, "clip_ratio/region_mean")
     return Finding(max(share) <= 0.3, f"{max(share):.0%} of the tokens at the clip at most", "30%",
-                   "a lower --optim.lr, fewer --passes", evidence={"share": share})  # fmt: skip
+                   "a lower --optim.lr, fewer --num-iterations", evidence={"share": share})  # fmt: skip
 
 
 @monitor("kl", rows="R2", title="the policy stays within sight of its reference")

@@ -1,6 +1,6 @@
 """What must be proved of a language model that learns from rewards: the reward, what is drawn, scored and earned, the loss.
 
-They ask of a recipe: a `Writer` for its model, its reference in `stage.beside`, its prompts in `stage.data`, its price in
+They ask of a recipe: a `Writer` for its model, its reference in `stage.frozen_modules`, its prompts in `stage.data`, its price in
 `stage.state["controller"]`; batches with `input_ids`, `mask`, `said`, `valid`, `log_prob`, `value`, `advantage` and `return`.
 """
 
@@ -54,7 +54,7 @@ def made(proof: Proof) -> tuple[Run, Stage, list[Unit]]:
         run, stage = proof.build(Plan(steps=2, peak=True))
         torch.nn.init.normal_(stage.model.head[-1].weight, std=0.1)
         loss, told, units = stage.loss, stage.state["controller"].update, {}
-        share = proof.cfg.rollout // run.world
+        share = proof.cfg.rollout_batch_size // run.world
 
         def listen(model: Writer, batch: dict) -> dict[str, Tensor]:
             if torch.is_grad_enabled():
@@ -215,7 +215,7 @@ def score(proof: Proof) -> Finding:
         due = -first["advantage"][first["valid"]].double().sum().item()
         worst["ratio"] = max(worst["ratio"], abs(got - due) / first["advantage"].abs().double().sum().item())
     _, start = proof.look()
-    begun, now = start.model.state_dict(), stage.beside["reference"].state_dict()
+    begun, now = start.model.state_dict(), stage.frozen_modules["reference"].state_dict()
     if other := [n for n, t in now.items() if not torch.equal(t, begun[n].to(t))]:
         wrong.append(f"the reference is not what training began with: {len(other)} tensors differ, e.g. {other[0]}")
     wrong += [f"{k} up to {v:.2g} off" for k, v in worst.items() if not v <= limit]
@@ -316,9 +316,9 @@ def formula(proof: Proof) -> Finding:
         new, values, read["log_prob"], read["value"], read["return"], read["advantage"], strict=True
     ):
         ratio = math.exp(p - old)
-        due["policy"].append(-min(ratio * gain, min(max(ratio, 1 - cfg.clip), 1 + cfg.clip) * gain))
-        near = before + min(max(v - before, -cfg.value_clip), cfg.value_clip)
-        due["value"].append(cfg.value_weight * 0.5 * max((v - back) ** 2, (near - back) ** 2))
+        due["policy"].append(-min(ratio * gain, min(max(ratio, 1 - cfg.clip_range), 1 + cfg.clip_range) * gain))
+        near = before + min(max(v - before, -cfg.clip_range_vf), cfg.clip_range_vf)
+        due["value"].append(cfg.vf_coef * 0.5 * max((v - back) ** 2, (near - back) ** 2))
     gaps = {k: abs(terms.get(k, math.nan) - sum(v)) / sum(map(abs, v)) for k, v in due.items()}
     limit = FORMULA if run.precision == "fp32" else 5e-2
     wrong = [
@@ -339,8 +339,8 @@ def controller(proof: Proof) -> Finding:
     """The stage's own controller, told distances that are far too large, far too small and right."""
     _, stage = proof.build(Plan(steps=1))
     one, cfg = stage.state["controller"], proof.cfg
-    if not cfg.kl_start:
-        raise Skip("the distance has no price: --kl-start 0")
+    if not cfg.init_kl_coef:
+        raise Skip("the distance has no price: --init-kl-coef 0")
     wrong, begun = [], one.value
 
     def told(kl: float, n: int) -> list[float]:
@@ -351,16 +351,16 @@ def controller(proof: Proof) -> Finding:
             seen.append(one.value)
         return seen
 
-    high, low = told(100 * cfg.kl_target, 300), told(0.0, 600)
+    high, low = told(100 * cfg.target_kl, 300), told(0.0, 600)
     for name, seen, sign in (("too far", high, 1), ("too near", low, -1)):
         steps = [b / a for a, b in pairwise(seen)]
         if not sign * (seen[1] - seen[0]) > 0:
             wrong.append(f"{name}: the price goes from {seen[0]:.3g} to {seen[1]:.3g}")
-        if max(steps) > 1 + 1.01 * cfg.kl_step or min(steps) < 1 - 1.01 * cfg.kl_step:
+        if max(steps) > 1 + 1.01 * cfg.kl_coef_rate or min(steps) < 1 - 1.01 * cfg.kl_coef_rate:
             wrong.append(f"{name}: a price changes by a factor of {max(steps, key=lambda s: abs(s - 1)):.3g} at once")
     if max(high) > 1.01 * BOUND * begun or min(low) * 1.01 * BOUND < begun or not math.isfinite(max(high)):
         wrong.append(f"the price goes from {min(low):.3g} to {max(high):.3g}")
-    still = told(cfg.kl_target, 1)
+    still = told(cfg.target_kl, 1)
     if still[0] != still[1]:
         wrong.append(f"at its target the price changes from {still[0]:.3g} to {still[1]:.3g}")
     price = [u.price for u in made(proof)[2]]
@@ -368,7 +368,7 @@ def controller(proof: Proof) -> Finding:
         wrong.append("train() does not adapt the price")
     return Finding(
         not wrong, "; ".join(wrong) or f"{begun:g} to begin with, between {min(low):.2g} and {max(high):.2g}",
-        f"up where the policy is too far, down where it is too near, by at most {cfg.kl_step:.0%} an update, within a factor of "
+        f"up where the policy is too far, down where it is too near, by at most {cfg.kl_coef_rate:.0%} an update, within a factor of "
         f"{BOUND:g}", "the sign of the error\nan error that is not clipped: one odd rollout decides for the next hundred\n"
         "the controller is never told, or told another distance",
     )  # fmt: skip

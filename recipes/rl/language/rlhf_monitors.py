@@ -37,7 +37,7 @@ def held(target: float) -> Monitor:
         return Finding(
             last <= BEYOND * target, f"KL {last:.3g} nats a completion over the last third, {most:.3g} at most",
             f"{BEYOND:g} x {target:g} or less",
-            "a price that begins too low or moves too slowly (0.05 and 4% are as good as none): --kl-start 0.2 --kl-step 0.1",
+            "a price that begins too low or moves too slowly (0.05 and 4% are as good as none): --init-kl-coef 0.2 --kl-coef-rate 0.1",
             evidence={"kl": curve(history, "kl")},
         )  # fmt: skip
 
@@ -58,7 +58,7 @@ def texts(watch: Watch) -> Monitor:
             f"reward {reward:.3g} -> {now['reward']:.3g}, distinct share {distinct:.2f} -> {now['distinct']:.2f}, "
             f"{tokens:.3g} -> {now['tokens']:.3g} tokens",
             f"{LESS:.0%} of the start's distinct share and {SHORT:.0%} of its tokens, or a reward that does not rise",
-            "a reward with a hole: read the samples; mend it, or a lower --kl-target", evidence=now,
+            "a reward with a hole: read the samples; mend it, or a lower --target-kl", evidence=now,
         )  # fmt: skip
 
     return judge
@@ -70,7 +70,7 @@ def undecided(history: Rows) -> Finding:
     seen = curve(history, "entropy") or [0.0]
     return Finding(
         seen[-1] >= DECIDED * seen[0], f"entropy {seen[0]:.3g} nats a token at first, {seen[-1]:.3g} at the end",
-        f"{DECIDED:.0%} of the first or more", "a lower --kl-target or --optim.lr, fewer --passes", evidence={"entropy": seen},
+        f"{DECIDED:.0%} of the first or more", "a lower --target-kl or --optim.lr, fewer --update-epochs", evidence={"entropy": seen},
     )  # fmt: skip
 
 
@@ -80,6 +80,6 @@ def values(history: Rows) -> Finding:
     share = late(history, "explained_variance", 2)
     return Finding(
         share >= EXPLAINED, f"{share:.0%} of the variance of the returns explained in the second half", f"{EXPLAINED:.0%} or more",
-        "a larger --value-weight, larger rollouts; a head that gets no gradient (see wiring)",
+        "a larger --vf-coef, larger rollouts; a head that gets no gradient (see wiring)",
         evidence={"explained_variance": curve(history, "explained_variance")},
     )  # fmt: skip

@@ -206,7 +206,7 @@ def meaning(change: Change, side: float) -> Callable[[dict], dict]:
 def judging(stage: Stage, net: nn.Module) -> Stage:
     """The stage with another net to be evaluated."""
     judged = copy.copy(stage)
-    judged.model, judged.average = net, None
+    judged.model, judged.ema_model = net, None
     return judged
 
 
@@ -332,7 +332,7 @@ def own_pixels(proof: Proof) -> Finding:
                 sized = {"scale": torch.ones(2), "size": torch.tensor([train.side, train.side])}
                 changes[f"boxes that {why}"] = lambda said, change=change, sized=sized: {
                     k: v for k, v in meaning(change, train.side)(said | sized).items() if k not in sized}  # fmt: skip
-        altered = {why: judging(stage, Altered(stage.judged, change)) for why, change in changes.items()}
+        altered = {why: judging(stage, Altered(stage.eval_model, change)) for why, change in changes.items()}
         tried = {why: run.measure(other, data)[name] for why, other in altered.items()}
         likely = max(tried, key=tried.get)
         because = f"; {tried[likely]:.3f} with {likely}" if tried[likely] > value + 0.2 else ""
@@ -355,7 +355,7 @@ def suppression(proof: Proof) -> Finding:
     run, stage, found = overfitted(proof)
     if "loss" not in found:
         raise Skip("train() made no step (see overfit)")
-    data, model = stage.data["train"], stage.judged
+    data, model = stage.data["train"], stage.eval_model
     learnt = View(data, found["indices"], draws=proof.cfg.run.seed)
     batch = fetch(learnt, list(range(len(learnt))), None, run.device)
     with evaluating(model), torch.no_grad(), run.autocast():

@@ -263,7 +263,7 @@ def _learnt(stage: Stage, batch: dict, n: int) -> list[str]:
 def _judging(stage: Stage, net: nn.Module) -> Stage:
     """The stage with another net to be evaluated."""
     judged = copy.copy(stage)
-    judged.model, judged.average = net, None
+    judged.model, judged.ema_model = net, None
     return judged
 
 

@@ -395,6 +395,6 @@ def _some_pairs(data: questions.Questions) -> list[int]:
 def _paired(run: Run, stage: Stage, view: View) -> float:
     """Share of right answers among the questions that tell pairs apart."""
     batch = fetch(view, list(range(len(view))), None, run.device)
-    with evaluating(stage.judged), run.autocast():
+    with evaluating(stage.eval_model), run.autocast():
         found = questions.verdicts(stage.judged(batch), batch)
     return found[found[:, 2] >= 0, 0].double().mean().item()
