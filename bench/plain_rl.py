@@ -119,7 +119,7 @@ def ppo(cfg, seed: int, clock: Clock) -> Callable[[Tensor], Tensor]:
                 pg_loss2 = -mb_advantages * torch.clamp(ratio, 1 - cfg.clip_range, 1 + cfg.clip_range)
                 pg_loss = torch.max(pg_loss1, pg_loss2).mean()
                 v_loss = 0.5 * ((newvalue.view(-1) - b_returns[mb_inds]) ** 2).mean()
-                loss = pg_loss - cfg.target_entropy * entropy.mean() + v_loss * cfg.vf_coef
+                loss = pg_loss - cfg.ent_coef * entropy.mean() + v_loss * cfg.vf_coef
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), cfg.optim.clip)

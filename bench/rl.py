@@ -89,7 +89,7 @@ class Task:
         """Environment steps at which the clock starts and ends."""
         cfg = self.config(0)
         unit = cfg.num_envs * cfg.num_steps
-        start = getattr(cfg, "first", 0) + self.warm * unit
+        start = getattr(cfg, "learning_starts", 0) + self.warm * unit
         return start, start + self.units * unit
 
     @property
@@ -97,7 +97,7 @@ class Task:
         """Environment steps of a whole training, of the recipe's own."""
         cfg = self.config(0)
         unit = cfg.num_envs * cfg.num_steps
-        first = max(unit, getattr(cfg, "first", 0) // cfg.num_envs * cfg.num_envs)
+        first = max(unit, getattr(cfg, "learning_starts", 0) // cfg.num_envs * cfg.num_envs)
         return first + (round(cfg.train.epochs) - 1) * unit
 
 
@@ -144,7 +144,7 @@ def ours(task: Task, seed: int, clock: Clock) -> Act:
     """The recipe's stage and `train()` on `core.Run`, a row in its files for every unit."""
     cfg, recipe = task.config(seed), task.recipe
     unit = cfg.num_envs * cfg.num_steps
-    first = max(unit, getattr(cfg, "first", 0) // cfg.num_envs * cfg.num_envs)
+    first = max(unit, getattr(cfg, "learning_starts", 0) // cfg.num_envs * cfg.num_envs)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as undo:
         if task.ordinary:
             undo.enter_context(mock.patch.object(arrays, "known", return_value=False))
@@ -184,15 +184,17 @@ def sb3(task: Task, seed: int, clock: Clock) -> Act:
     env = make_vec_env(cfg.env, n_envs=cfg.num_envs, seed=seed)
     common = {"learning_rate": lambda left: cfg.optim.lr * left, "batch_size": cfg.train.batch_size, "gamma": cfg.gamma,
               "seed": seed, "device": "cpu"}  # fmt: skip
-    off = {"buffer_size": getattr(cfg, "capacity", 0), "learning_starts": getattr(cfg, "first", 0), "train_freq": cfg.num_steps,
-           "gradient_steps": getattr(cfg, "updates", 0)}  # fmt: skip
+    off = {"buffer_size": getattr(cfg, "buffer_size", 0), "learning_starts": getattr(cfg, "learning_starts", 0), "train_freq": cfg.num_steps,
+           "gradient_steps": getattr(cfg, "gradient_steps", 0)}  # fmt: skip
     if task.name == "ppo":
         model = stable_baselines3.PPO(
             "MlpPolicy", env, n_steps=cfg.num_steps, n_epochs=cfg.update_epochs, gae_lambda=cfg.gae_lambda, clip_range=cfg.clip_range,
-            ent_coef=cfg.target_entropy, vf_coef=cfg.vf_coef, max_grad_norm=cfg.optim.clip,
+            ent_coef=cfg.ent_coef, vf_coef=cfg.vf_coef, max_grad_norm=cfg.optim.clip,
             policy_kwargs={"net_arch": list(cfg.hidden_sizes)}, **common)  # fmt: skip
     elif task.name == "dqn":
-        every = cfg.target_update_interval * cfg.num_steps * cfg.num_envs // cfg.gradient_steps  # it counts environment steps, not updates
+        every = (
+            cfg.target_update_interval * cfg.num_steps * cfg.num_envs // cfg.gradient_steps
+        )  # it counts environment steps, not updates
         model = stable_baselines3.DQN(
             "MlpPolicy", env, target_update_interval=every, exploration_fraction=cfg.exploration_fraction,
             exploration_final_eps=cfg.exploration_final_eps, max_grad_norm=cfg.optim.clip,

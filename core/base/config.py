@@ -196,7 +196,10 @@ def from_dict(cls: type, values: dict[str, Any], *, where: str, prefix: str = ""
     filled = {}
     for name, value in values.items():
         if name not in names:
-            raise unknown(f"setting {prefix + name} in {where}", name, names)
+            now = renamed(prefix + name, {prefix + n for n in names})
+            if now is None:
+                raise unknown(f"setting {prefix + name} in {where}", name, names)
+            name = now.removeprefix(prefix)
         kind = hints[name]
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, dict):
@@ -233,6 +236,12 @@ def _coerce(value: Any, kind: Any, where: str) -> Any:
     if isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
         return value
     raise UserError(f"{where} has the wrong type", got=repr(value), needed=getattr(kind, "__name__", str(kind)))
+
+
+def renamed(old: str, names: typing.Collection[str]) -> str | None:
+    """Which of `names` a setting of version 0.1 is now: "envs" -> "num_envs"."""
+    tables = json.loads((Path(__file__).resolve().parents[2] / "recipes" / "renamed.json").read_text())
+    return next((table[old] for table in tables.values() if table.get(old) in names), None)
 
 
 def unknown(what: str, name: str, known: typing.Iterable[str], **more: Any) -> UserError:
@@ -310,6 +319,11 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str) -> tuple[Conf
     for word in argv:
         name = word[2:].split("=")[0].replace("_", "-")
         if word.startswith("--") and name != "help" and name not in known:
+            now = renamed(name.removeprefix("no-").replace("-", "_"), {k.replace("-", "_") for k in known})
+            if now is not None:
+                raise UserError(
+                    f"--{name} has a new name", needed=f"--{now.replace('_', '-')}", next="docs/migration.md"
+                )
             raise unknown(f"setting --{name}", name, known, next=f"{prog} --help")
     import tyro
 
@@ -368,7 +382,9 @@ def check_values(cfg: Config, *, processes: int) -> None:
         )
     if cfg.run.keep_checkpoints < 2:
         raise UserError(
-            "--run.keep_checkpoints is too small", got=cfg.run.keep_checkpoints, needed=">= 2, so that one good checkpoint always remains"
+            "--run.keep-checkpoints is too small",
+            got=cfg.run.keep_checkpoints,
+            needed=">= 2, so that one good checkpoint always remains",
         )
     if not 0 <= cfg.optim.warmup < 1 or not 0 <= cfg.optim.decay <= 1:
         raise UserError(

@@ -44,7 +44,9 @@ def initial_loss(proof: Proof) -> Finding:
     if stage.pretrained is not None and not stage.expect.new_parameters:
         raise Skip("started from trained weights: the head is not an untrained one")
     data = train_set(stage)
-    batch = fetch(data, pick(data, stage.expect.at_most(256, times=16), proof.cfg.run.seed), proof.cfg.run.seed, run.device)
+    batch = fetch(
+        data, pick(data, stage.expect.at_most(256, times=16), proof.cfg.run.seed), proof.cfg.run.seed, run.device
+    )
     with evaluating(stage.model):
         measured = total_loss(run, stage, batch).item()
     expected = _on(batch, expected)

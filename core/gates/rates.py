@@ -310,7 +310,8 @@ def range_test(proof: Proof) -> Finding:
         one = finders[-1].band()
         lowest, highest = allowed(one) if one and one.blew_up else (math.inf, 0.0)
         if agreed(
-            proof.accelerator, bool(expect.gate_batch_size) and not proof.deep and CLEAR * lowest <= peak <= highest / CLEAR
+            proof.accelerator,
+            bool(expect.gate_batch_size) and not proof.deep and CLEAR * lowest <= peak <= highest / CLEAR,
         ):
             break  # one batch in five overlooks a rate a hundred times too high: only where a second is dear
     bands = [(band, f) for f in finders if (band := f.band())]

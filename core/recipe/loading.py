@@ -1,5 +1,6 @@
 """Loading a recipe file, ours or a fork by path, and telling two versions of it apart."""
 
+import ast
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -52,10 +53,11 @@ def load(name: str) -> Recipe:
     entry = find(name)
     path = entry.path
     try:
-        compile(path.read_text(), str(path), "exec")
+        tree = ast.parse(path.read_text(), str(path))
     except SyntaxError as error:
         raise UserError(f"{path} is not valid Python", got=f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}",
                         needed="a recipe that compiles") from None  # fmt: skip
+    old_names(tree, path)
     ours = HOME in path.parents
     module_name = f"trainworthy.recipes.{path.parent.name}.{path.stem}" if ours else f"trainworthy_fork_{path.stem}"
     if not ours and str(path.parent) not in sys.path:
@@ -78,6 +80,28 @@ def load(name: str) -> Recipe:
                         needed=", ".join(NEEDED) + " at the top level",
                         next="trainworthy fork vision/classify ./mine.py  (a file to start from)")  # fmt: skip
     return Recipe(entry, module)
+
+
+def old_names(tree: ast.Module, path: Path) -> None:
+    """A fork of version 0.1 gets the new name of what it imports and of the fields it sets."""
+    fields = json.loads((HOME / "renamed.json").read_text())["fields"]
+    for node in ast.walk(tree):
+        now = ""
+        if isinstance(node, ast.Import) and "core" in (a.name for a in node.names) and "core.Stage" in path.read_text():
+            now = "`import core` is `from trainworthy import core`"
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and (node.module or "").split(".")[0] in ("core", "recipes")
+            and not node.level
+        ):
+            if not any((folder / (node.module or "").split(".")[0]).exists() for folder in (path.parent, Path.cwd())):
+                now = f"`from {node.module}` is `from trainworthy.{node.module}`, and modules moved into rooms"
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("Stage", "Expect"):
+            now = ", ".join(f"{k.arg}= is {fields[k.arg]}=" for k in node.keywords if k.arg in fields)
+        if now:
+            raise UserError(
+                f"{path} is written for version 0.1", got=f"line {node.lineno}: {now}", next="docs/migration.md"
+            )
 
 
 def sources(recipe: Recipe) -> dict[str, str]:

@@ -72,7 +72,9 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         run.checkpoints.wait()
         run.accelerator.wait_for_everyone()
         folder = run.checkpoints.folder / f"best_val_{metric.name}"
-        load_into(stage.eval_model, load_weights(folder / "model.safetensors"), where=str(folder), without=stage.not_saved)
+        load_into(
+            stage.eval_model, load_weights(folder / "model.safetensors"), where=str(folder), without=stage.not_saved
+        )
         final, chosen_step = run.measure(stage, stage.data["val"]), best_step
     inputs = tuple(k for k, f in stage.data["val"].fields.items() if f.role == "input")
     val = stage.data["val"]

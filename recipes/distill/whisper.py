@@ -274,7 +274,9 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         metric=core.Metric("wer", "which words were said?", floor=1.0, ceiling=0.0, higher_is_better=False),
         counts=lambda batch: {"ce": (batch["words"] - len(teacher.prompt)).sum(), "*": batch["span"].sum()},
         # An answer is decoded word by word.
-        expect=core.Expect(overfit_metric=0.05, overfit_steps=20, gate_batch_size=8, loss_may_rise="a ramp" if cfg.ramp else ""),
+        expect=core.Expect(
+            overfit_metric=0.05, overfit_steps=20, gate_batch_size=8, loss_may_rise="a ramp" if cfg.ramp else ""
+        ),
         baselines=baselines,
         upper_bounds=("the teacher's own features",),
         preview=lambda batch: pictures.preview(batch, teacher),

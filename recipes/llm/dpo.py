@@ -113,7 +113,9 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
         accelerator_config={"use_configured_state": True},
     )
     shape = Dataset.from_dict({"prompt": ["a:"], "chosen": [" b"], "rejected": [" c"]})
-    reference = None if cfg.lora_rank else copy.deepcopy(model)  # of adapters TRL keeps a second, frozen set, named "ref"
+    reference = (
+        None if cfg.lora_rank else copy.deepcopy(model)
+    )  # of adapters TRL keeps a second, frozen set, named "ref"
     return DPOTrainer(model=model, ref_model=reference, args=args, train_dataset=shape,
                       processing_class=loading.tokenizer(path))  # fmt: skip
 
@@ -124,7 +126,9 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     from trl.trainer.utils import use_adapter
 
     if cfg.loss in ("robust", "exo_pair") and not 0 < cfg.label_smoothing < 0.5:
-        raise core.UserError(f"--label-smoothing {cfg.label_smoothing:g}", needed=f"above 0 and below a half, for --loss {cfg.loss}")
+        raise core.UserError(
+            f"--label-smoothing {cfg.label_smoothing:g}", needed=f"above 0 and below a half, for --loss {cfg.loss}"
+        )
     path = loading.locate(cfg.model)
     tokenizer = loading.tokenizer(path)
     loading.fits(path, cfg.data.max_length)

@@ -121,8 +121,9 @@ def make_model(cfg: Config, tokenizer, log_p: Tensor) -> nn.Module:
             got=f"{cfg.hidden_size} over {cfg.num_attention_heads}",
             needed="an even number of channels for each head",
         )
-    sizes = {"hidden_size": cfg.hidden_size, "intermediate_size": 3 * cfg.hidden_size, "num_hidden_layers": cfg.num_hidden_layers, "head_dim":
-             cfg.hidden_size // cfg.num_attention_heads, "num_attention_heads": cfg.num_attention_heads, "num_key_value_heads": cfg.num_attention_heads,
+    heads = cfg.num_attention_heads
+    sizes = {"hidden_size": cfg.hidden_size, "intermediate_size": 3 * cfg.hidden_size, "num_hidden_layers": cfg.num_hidden_layers,
+             "num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": cfg.hidden_size // heads,
              "max_position_embeddings": cfg.data.context}  # fmt: skip
     config = (Qwen3Config if cfg.qk_norm else LlamaConfig)(**sizes, **ids)
     if cfg.rope != "default":

@@ -200,9 +200,8 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         if cfg.lora_rank and cfg.merge_adapters:
             with tempfile.TemporaryDirectory() as adapter:
                 trainer.model.save_pretrained(adapter)
-                hosted.built(lambda: loading.merged_scorer(path, Path(adapter), kept_in(cfg, run))).save_pretrained(
-                    folder
-                )
+                net = hosted.built(lambda: loading.merged_scorer(path, Path(adapter), kept_in(cfg, run)))
+                net.save_pretrained(folder)
         else:
             trainer.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -144,7 +144,10 @@ def minibatches(
 ) -> Iterator[dict]:
     """Minibatches from the replay, each with the targets of its moment, in units of the returns' size."""
     draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "minibatches", unit))
-    size, at_once = cfg.train.batch_size, 1 if cfg.prioritized_replay_alpha else cfg.gradient_steps  # errors change what is drawn next
+    size, at_once = (
+        cfg.train.batch_size,
+        1 if cfg.prioritized_replay_alpha else cfg.gradient_steps,
+    )  # errors change what is drawn next
     mine = slice(run.rank * size // run.world, (run.rank + 1) * size // run.world)
     for i in range(cfg.gradient_steps):
         if i % at_once == 0:
@@ -256,7 +259,8 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         figures=lambda model, data: shown(data.starts[:8], lambda o: act(model, o), low=floor, high=ceiling),
         export=export,
         monitors=monitors.monitors(floor, ceiling, capacity=cfg.buffer_size // (cfg.num_steps * cfg.num_envs)),
-        gates=gates.gates(gates.Subject(dqn, settings={"updates": 32, "first": 128, "capacity": 4096, "target_every": 16},
+        gates=gates.gates(gates.Subject(dqn, settings={"gradient_steps": 32, "learning_starts": 128, "buffer_size": 4096,
+                                                            "target_update_interval": 16},
                                         exact={"n_step": 3}, estimated={"n_step": 1}), on_policy=False),
     )  # fmt: skip
 

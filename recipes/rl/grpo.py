@@ -168,7 +168,13 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         """This process's questions, each once for every answer; which they are is a function of (seed, unit) alone."""
         n = cfg.train.batch_size // cfg.num_generations
         if run.plan:  # one is enough where a gate looks at rates alone, and asks for less than a group
-            n = min(n, max(cfg.rehearsed if (run.plan.batch_size or cfg.num_generations) >= cfg.num_generations else 1, run.world))
+            n = min(
+                n,
+                max(
+                    cfg.rehearsed if (run.plan.batch_size or cfg.num_generations) >= cfg.num_generations else 1,
+                    run.world,
+                ),
+            )
         keys = stream.keys(unit * n, (unit + 1) * n)
         mine = [
             data["questions"].get(i, None) for _, i in keys[run.rank * n // run.world : (run.rank + 1) * n // run.world]

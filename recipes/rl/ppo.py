@@ -96,7 +96,9 @@ def full() -> Config:
 def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, unit: int) -> dict[str, Tensor]:
     """One rollout of the policy as it is: (rollout, envs of this process, ...) each. Its draws depend on (seed, unit) alone."""
     draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", unit))
-    noise = policy.head.noise(cfg.num_steps, envs.n, generator=draws)[:, envs.mine.start : envs.mine.stop].to(run.device)
+    noise = policy.head.noise(cfg.num_steps, envs.n, generator=draws)[:, envs.mine.start : envs.mine.stop].to(
+        run.device
+    )
     steps = []
     for t in range(cfg.num_steps):
         observation = envs.observation.to(run.device)
@@ -204,7 +206,9 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         outputs, value, *_ = model(batch["observation"], through=True)
         ratio = (policy.head.log_prob(outputs, batch["action"]) - batch["log_prob"]).exp()
-        gain = torch.min(ratio * batch["advantage"], ratio.clamp(1 - cfg.clip_range, 1 + cfg.clip_range) * batch["advantage"])
+        gain = torch.min(
+            ratio * batch["advantage"], ratio.clamp(1 - cfg.clip_range, 1 + cfg.clip_range) * batch["advantage"]
+        )
         near = batch["value"] + (value - batch["value"]).clamp(-cfg.clip_range_vf, cfg.clip_range_vf)
         error = torch.max((value - batch["return"]).square(), (near - batch["return"]).square())
         return {

@@ -179,7 +179,9 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         log_p, value = model(batch["input_ids"], batch["mask"], batch["said"])
         ratio = (own(log_p, batch["said"]) - batch["log_prob"]).exp()
-        gain = torch.min(ratio * batch["advantage"], ratio.clamp(1 - cfg.clip_range, 1 + cfg.clip_range) * batch["advantage"])
+        gain = torch.min(
+            ratio * batch["advantage"], ratio.clamp(1 - cfg.clip_range, 1 + cfg.clip_range) * batch["advantage"]
+        )
         near = batch["value"] + (value - batch["value"]).clamp(-cfg.clip_range_vf, cfg.clip_range_vf)
         error = torch.max((value - batch["return"]).square(), (near - batch["return"]).square())
         valid = batch["valid"]

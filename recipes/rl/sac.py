@@ -130,7 +130,9 @@ def minibatches(
     for _ in range(cfg.gradient_steps):
         places.append(replay.draw(size, 1, draws)[0][mine])
         noises.append(torch.randn(2, size, policy.n_act, generator=draws)[:, mine].to(run.device))
-    drawn = {k: v[0].unflatten(0, (cfg.gradient_steps, -1)).unbind() for k, v in replay.stretch(torch.cat(places), 1).items()}
+    drawn = {
+        k: v[0].unflatten(0, (cfg.gradient_steps, -1)).unbind() for k, v in replay.stretch(torch.cat(places), 1).items()
+    }
     for i, (noise, following) in enumerate(noises):
         steps = {k: v[i] for k, v in drawn.items()}
         with run.autocast():
@@ -253,7 +255,8 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         figures=lambda model, data: shown(data.starts[:8], lambda o: act(model, o), low=floor, high=ceiling),
         export=export,
         monitors=monitors.monitors(floor, ceiling, capacity=cfg.buffer_size // (cfg.num_steps * cfg.num_envs)),
-        gates=gates.gates(gates.Subject(sac, settings={"updates": 32, "first": 128, "capacity": 4096, "tau": 0.05}, box=True),
+        gates=gates.gates(gates.Subject(sac, settings={"gradient_steps": 32, "learning_starts": 128, "buffer_size": 4096,
+                                                            "tau": 0.05}, box=True),
                           on_policy=False),
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ TEXT = "diffusion/text"
 WORDS = "words = parts.read(found.captions, run.device)\n"
 CENTRED = "    stable.centred(parts.vae, latents.cached(parts.vae, found.images)[found.learn])\n"
 DATA = "captions.Noised(z, found, i, process, cfg.drop) for i"
-EXPORTED = "stable.save(folder, parts, ema.model if ema else model, process.sampler(), cfg.lora)\n"
+EXPORTED = "stable.save(folder, parts, ema.model if ema else model, process.sampler(), cfg.lora_rank)\n"
 
 
 def bug(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ...], **more: str) -> Plant:

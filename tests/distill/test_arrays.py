@@ -133,7 +133,7 @@ def test_lines_of_a_group_stay_together(spoken: Path):
 
 @pytest.mark.verify
 def test_stopped_and_resumed_with_threads_is_the_same_run(spoken: Path, tmp_path: Path):
-    argv = ("run", "distill/whisper", "--data.path", spoken, "--gates.no-enabled", "--run.no-tensorboard", "--run.keep_checkpoints", "99",
+    argv = ("run", "distill/whisper", "--data.path", spoken, "--gates.no-enabled", "--run.no-tensorboard", "--run.keep-checkpoints", "99",
             "--features.epochs", "6", "--task.epochs", "2", "--run.save-every", "0.1", "--loader.threads", "4")  # fmt: skip
     for name in ("whole", "part"):
         (tmp_path / name).mkdir()

@@ -9,8 +9,7 @@ BUILT = "    trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)\n
 COLLATOR = "        split.collator = trainer.data_collator\n"
 ADAPTED = '    model = loading.adapted(model, cfg.lora_rank, head="score")\n'
 ROWS = "        kept, told = preferences.usable(rows, chat, cfg.data, name)\n"
-MADE = "hosted.built(lambda: loading.merged_scorer(path, Path(adapter), kept_in(cfg, run)))"
-MERGED = f"                {MADE}.save_pretrained(folder)\n"
+MERGED = "                net.save_pretrained(folder)\n"
 
 
 def override(*rewards: str) -> str:
@@ -31,7 +30,7 @@ def override(*rewards: str) -> str:
 
 def exported(change: str) -> str:
     """MERGED, with the model changed before it is saved."""
-    return "".join(f"                {line}\n" for line in (f"net = {MADE}", change, "net.save_pretrained(folder)"))
+    return f"                {change}\n{MERGED}"
 
 
 PLANTS = [

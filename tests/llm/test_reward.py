@@ -84,7 +84,12 @@ def test_the_export_gives_the_same_rewards_in_a_process_without_this_project(net
     assert abs(due[0] - due[1]) > 1e-4
 
 
-MORE = {"lora": (), "centered": ("--center-rewards-coefficient", "0.1"), "whole": ("--lora-rank", "0"), "adapters": ("--no-merge-adapters",)}
+MORE = {
+    "lora": (),
+    "centered": ("--center-rewards-coefficient", "0.1"),
+    "whole": ("--lora-rank", "0"),
+    "adapters": ("--no-merge-adapters",),
+}
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,7 @@ VALUE = 'worth = target(rows["following"])\n'
 RETURN = 'batch["return"] = returns(cfg, policy, target, rows) / policy.returns.rms\n'
 TAKEN = "return self(observation).gather(-1, action[:, None]).squeeze(-1)\n"
 ERROR = 'error = F.smooth_l1_loss(model.of(batch["observation"], batch["action"]), batch["return"], reduction="none")\n'
-FOLLOW = (
-    "            if (step.index * cfg.gradient_steps + i) % cfg.target_update_interval == 0:\n                target.follow(policy)\n"
-)
+FOLLOW = "            if (step.index * cfg.gradient_steps + i) % cfg.target_update_interval == 0:\n                target.follow(policy)\n"
 AGELESS = """def ageless(cfg, run, previous=None):
     stage = dqn(cfg, run)
     ring = stage.state["replay"]

@@ -270,7 +270,9 @@ def test_a_band_is_that_of_its_environment(name: str):
     """Episodes of another environment are other data, so reports do not judge them by the band that ships."""
     recipe = importlib.import_module(f"trainworthy.recipes.rl.{name}")
     band, cfg = read(ROOT / "recipes" / "rl" / f"{name}.reference.json"), recipe.tiny()
-    known = {env: scan("val", environments.Episodes(env, cfg.eval_episodes)).fingerprint for env in (cfg.env, "Acrobot-v1")}
+    known = {
+        env: scan("val", environments.Episodes(env, cfg.eval_episodes)).fingerprint for env in (cfg.env, "Acrobot-v1")
+    }
     assert band["settings"]["env"] == cfg.env
     assert band["data"] == known[cfg.env] != known["Acrobot-v1"]
 
@@ -302,7 +304,10 @@ def test_heads_are_the_distributions_of_torch():
         (("--env", "CartPol-v1"), ("knows no environment 'CartPol-v1'", "CartPole-v1")),
         (("--train.batch-size", "300"), ("cut evenly", "--train.batch-size")),
         (("--frame-stack", "0"), ("nothing would be observed", "--frame-stack 0")),
-        (("--rnn-hidden-size", "8", "--frame-stack", "4"), ("remembered or stacked", "--rnn-hidden-size 8 --frame-stack 4")),
+        (
+            ("--rnn-hidden-size", "8", "--frame-stack", "4"),
+            ("remembered or stacked", "--rnn-hidden-size 8 --frame-stack 4"),
+        ),
         (("--rnn-hidden-size", "8", "--train.batch-size", "64"), ("whole stretches", "multiple of --num-steps 128")),
     ],
 )

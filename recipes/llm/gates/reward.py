@@ -128,7 +128,11 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
 
     def formula(rewards: Tensor) -> float:
         """Loss of (N, 2) rewards of chosen and rejected (TRL's centering, Eisenstein 2023, with it)."""
-        return (-F.logsigmoid(rewards[:, 0] - rewards[:, 1]) + cfg.center_rewards_coefficient * rewards.sum(1) ** 2).mean().item()
+        return (
+            (-F.logsigmoid(rewards[:, 0] - rewards[:, 1]) + cfg.center_rewards_coefficient * rewards.sum(1) ** 2)
+            .mean()
+            .item()
+        )
 
     @gate("bradley-terry", rows="R1 L1", title=title, reads="data model loss evaluate train")
     def prove(proof: Proof) -> Finding:

@@ -84,7 +84,7 @@ def learnt(
     the unit `noted`; of the first of them `look` is given the loss, the model and the batch. `before` may change the stage before
     anything is learnt. Every probe but one tells all by its newest observation."""
     cfg, id = proof.cfg, f"probe/{name}{'-box' * subject.box}-v0"
-    cfg = replace(cfg, env=id, stack=stack, envs=8, rollout=16, gamma=GAMMA, optim=replace(cfg.optim, lr=3e-3),
+    cfg = replace(cfg, env=id, frame_stack=stack, num_envs=8, num_steps=16, gamma=GAMMA, optim=replace(cfg.optim, lr=3e-3),
                   train=replace(cfg.train, batch_size=batch, accumulate=1), **subject.settings | settings)  # fmt: skip
     close: list[bool] = []
 

@@ -92,7 +92,7 @@ def undecided(floor: float, ceiling: float, actions: int) -> Monitor:
             not stuck or reached(history, floor, ceiling),
             f"entropy {share[-1]:.0%} of even chances at the end{where}" if share else "not logged",
             f"{DECIDED:.0%} or more in the first half, or a policy that gets better without",
-            "a larger --target-entropy, a lower --optim.lr, fewer --update-epochs; rewards of a size that drowns the bonus",
+            "a larger --ent-coef, a lower --optim.lr, fewer --update-epochs; rewards of a size that drowns the bonus",
             evidence={"share": share},
         )  # fmt: skip
 

@@ -59,7 +59,9 @@ def unit(s: Subject, proof: Proof) -> Unit:
     def make() -> Unit:
         run, stage = proof.look()
         rows = [dict(r) for r in stage.ask(0)]
-        for row in rows[s.cfg.num_generations :]:  # a longer prompt: whoever pads on the wrong side loses the shorter ones
+        for row in rows[
+            s.cfg.num_generations :
+        ]:  # a longer prompt: whoever pads on the wrong side loses the shorter ones
             row["prompt"] = s.asker.put(f"{rows[0]['question']} {rows[0]['answer']}\n{row['question']}")
         seeds.seed_global(proof.cfg.run.seed, "unit")
         with training(stage.model), torch.no_grad(), run.autocast():
