@@ -72,7 +72,7 @@ def tiny() -> Config:
     return Config(
         gamma=0.997,
         train=Train(epochs=80, batch_size=256, eval_every=10),
-        optim=Optim(lr=1e-3, weight_decay=0.0, clip_range=0.5, schedule="linear", warmup=0.0),
+        optim=Optim(lr=1e-3, weight_decay=0.0, clip=0.5, schedule="linear", warmup=0.0),
         run=RunSettings(threads=1, save_every=10),
     )
 
@@ -86,7 +86,7 @@ def full() -> Config:
         gamma=0.999,
         gae_lambda=0.98,
         train=Train(epochs=120, batch_size=512, eval_every=15),
-        optim=Optim(lr=1e-3, weight_decay=0.0, clip_range=0.5, schedule="linear", warmup=0.0),
+        optim=Optim(lr=1e-3, weight_decay=0.0, clip=0.5, schedule="linear", warmup=0.0),
         run=RunSettings(threads=1, save_every=15),
     )
 

@@ -79,7 +79,7 @@ def tiny() -> Config:
     """A small Llama on two CPU cores."""
     return Config(
         train=Train(epochs=40, batch_size=32, eval_every=10, eval_batch_size=128),
-        optim=Optim(lr=3e-4, weight_decay=0.0, clip_range=1.0, schedule="linear", warmup=0.0),
+        optim=Optim(lr=3e-4, weight_decay=0.0, clip=1.0, schedule="linear", warmup=0.0),
         run=RunSettings(threads=1, save_every=10),
     )
 
@@ -92,7 +92,7 @@ def full() -> Config:
         rollout_batch_size=512,
         data=Source(tokens=64),
         train=Train(epochs=200, batch_size=64, accumulate=4, eval_every=10, eval_batch_size=128, precision="bf16"),
-        optim=Optim(lr=1e-5, weight_decay=0.0, clip_range=1.0, schedule="linear", warmup=0.05),
+        optim=Optim(lr=1e-5, weight_decay=0.0, clip=1.0, schedule="linear", warmup=0.05),
         run=RunSettings(save_every=10),
     )
 
