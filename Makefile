@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP = .venv/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt
 export PYTHONSAFEPATH = 1
 
-.PHONY: quickstart test verify lint bench clean
+.PHONY: quickstart test smoke verify lint docs bench clean
 
 quickstart: .venv/.vision
 	.venv/bin/trainworthy run vision/classify
@@ -11,8 +11,14 @@ quickstart: .venv/.vision
 test: .venv/.all
 	.venv/bin/python -m pytest -n 2 --dist loadgroup -m "not verify"
 
+smoke: .venv/.all
+	.venv/bin/python -m pytest -m smoke -n 2 --dist load tests/$(DOMAIN)
+
 verify: .venv/.all
 	.venv/bin/python -m pytest -n 2 --dist loadgroup --record docs/verify.md
+
+docs: .venv/.all
+	.venv/bin/python -m mkdocs build --strict
 
 lint: .venv/.all
 	.venv/bin/ruff check .
