@@ -15,7 +15,7 @@ from pathlib import Path
 from trainworthy.core.base.errors import USAGE, Stop, UserError
 
 HELP = """\
-trainworthy: training recipes that must prove themselves before they run
+trainworthy: training recipes that must pass their gates before they train
 
   trainworthy list                          every recipe: what it trains, how long, what it reached
   trainworthy run RECIPE [-n N] [settings]  prove RECIPE, train it, report; RECIPE is an id or a path to a fork
@@ -34,6 +34,7 @@ trainworthy: training recipes that must prove themselves before they run
 
   trainworthy COMMAND --help                more about a command
   trainworthy run RECIPE --help             all settings of a recipe
+  trainworthy --version                     the installed version
   --seeds 5, --seeds 0,1,2                  several seeds side by side: mean and interval (run), which gate failed at which (check)
   --init-from PATH                          fine-tune: start from these weights (run, check)
   -n N, --accelerate-config FILE            processes and accelerate's own config file (run, check, lr, resume)
@@ -48,6 +49,11 @@ def main() -> None:
         if not argv or argv[0] in ("-h", "--help", "help"):
             print(HELP)
             sys.exit(0 if argv else USAGE)
+        if argv[0] in ("--version", "-V"):
+            from importlib.metadata import version
+
+            print(f"trainworthy {version('trainworthy')}")
+            return
         commands = {
             "list": list_recipes,
             "fork": fork,
