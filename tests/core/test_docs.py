@@ -7,12 +7,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from trainworthy.core.recipe.registry import recipes
 
 from tests.conftest import ROOT
 from tests.helpers import pages
-from trainworthy.core.recipe.registry import recipes
+from tests.helpers.commands import environment
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "examples" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 LOGS = ("verify.md", "migration.md", "LOG.md")
 
 
@@ -34,7 +40,9 @@ def test_every_command_in_a_page_exists(page: Path):
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name not in LOGS], ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_file_that_a_page_names_exists(page: Path):
-    for named in re.findall(r"`((?:core|recipes|tests|bench|docs|trainworthy)/[\w./-]+\.(?:py|json|md|png))`", page.read_text()):
+    for named in re.findall(
+        r"`((?:core|recipes|tests|bench|docs|trainworthy)/[\w./-]+\.(?:py|json|md|png))`", page.read_text()
+    ):
         assert (ROOT / named).exists(), f"{page.relative_to(ROOT)} names {named}"
 
 
@@ -44,3 +52,21 @@ def test_the_site_builds(tmp_path: Path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site" / "gates" / "index.html").is_file()
+
+
+@pytest.mark.parametrize("name", ["plain_script", "hf_trainer"])
+def test_an_example_passes_its_gates_and_trains(name: str, tmp_path: Path):
+    env = environment(PYTHONPATH=str(ROOT))
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FAIL" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command", re.findall(r"^trainworthy (fork .*)$", (ROOT / "examples" / "README.md").read_text(), re.M)
+)
+def test_a_fork_of_each_domain(command: str, tmp_path: Path, launch):
+    done = launch(*command.split())
+    assert done.returncode == 0, done.shown
+    assert (tmp_path / command.split()[-1]).is_file()

@@ -3,8 +3,9 @@
 import re
 from pathlib import Path
 
-from tests.conftest import ROOT
 from trainworthy.core import cli
+
+from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "commands.md"
 
