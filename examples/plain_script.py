@@ -52,6 +52,6 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     script = factory()
     batches = DataLoader(train_set, 64, shuffle=True)
-    for epoch in range(20):
+    for _ in range(20):
         train_epoch(script.model, script.optimizer, batches)
     print(f"accuracy {accuracy(script.model, DataLoader(val_set, 256)):.3f} on {len(val_set)} held-out digits")
