@@ -21,9 +21,9 @@ import torchvision
 from diffusers.training_utils import EMAModel
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from trainworthy.recipes.diffusion.models import nets
 
-import core
-from recipes.diffusion import nets
+from trainworthy import core
 
 DECAY = 0.999
 AFTER = 100_000  # updates: every ramp has ended

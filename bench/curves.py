@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from core.many import QUARTERS
-from core.report.charts import LIGHT, Chart, render
-from core.spread import iqm
+from trainworthy.core.report.charts import LIGHT, Chart, render
+from trainworthy.core.report.intervals import iqm
+from trainworthy.core.session.multi_seed import QUARTERS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs" / "recipes"

@@ -28,19 +28,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from tests import (  # noqa: E402
-    plants_detect,
-    plants_diffusion,
-    plants_distill,
-    plants_flow,
-    plants_latent,
-    plants_segment,
-    plants_vlm,
-)
-from tests.plants import CLIP, IMAGE, MEAN_LOSS, PLANTS, UPDATE, own_loop  # noqa: E402
+from tests.diffusion import planted_diffusion, planted_flow, planted_latent
+from tests.distill import planted_distill
+from tests.vision import planted_detect, planted_segment
+from tests.vision.planted_classify import CLIP, IMAGE, MEAN_LOSS, PLANTS, UPDATE, own_loop  # noqa: E402
+from tests.vlm import planted_vlm
 
 LOADING = threading.Lock()  # torch.export.load keeps global state, pipelines copy a file to one place
-MORE = (plants_detect, plants_segment, plants_distill, plants_vlm, plants_diffusion, plants_flow, plants_latent)
+MORE = (planted_detect, planted_segment, planted_distill, planted_vlm, planted_diffusion, planted_flow, planted_latent)
 BY_ID = {p.id: p for p in [*PLANTS, *(p for module in MORE for p in module.PLANTS)]}
 BARE = "        baselines=baselines,\n"  # left out of every case: not looked at here
 
@@ -136,7 +131,7 @@ SCALED = "self.offset, self.scale = nn.Parameter(mean.clone()), nn.Parameter(std
 UPSAMPLED = "x = F.gelu(self.upsample(x)).unflatten(-1, (5, -1)).flatten(1, 2)"
 NEAREST = ("x = x.unflatten(-1, (2, -1)).flatten(1, 2)\n"
            "        x = x[:, torch.arange(x.shape[1] * 5 // 2, device=x.device) * 2 // 5]")  # fmt: skip
-PREVIOUS = plants_distill.PREVIOUS
+PREVIOUS = planted_distill.PREVIOUS
 FRESH = ("source = data[\"train\"].source\n    model = Student(cfg.width, cfg.depth, (source.ears_mean, source.ears_std), "
          "measures.mean, measures.std, source.rest)\n")  # fmt: skip
 WHISPER = [
@@ -173,13 +168,13 @@ VLM = [
     planted("projector-made-anew", "the projector of stage one lost"),
     planted("language-hot-in-stage-one", "the language model learns in stage one, too"),
     Case("all-from-the-start", "X1", "everything learns from the start, at one rate",
-         [(plants_vlm.ALIGN_RATES, EVERYTHING + ", start"), (plants_vlm.INSTRUCT_RATES, f"rates = {EVERYTHING}\n")]),
+         [(planted_vlm.ALIGN_RATES, EVERYTHING + ", start"), (planted_vlm.INSTRUCT_RATES, f"rates = {EVERYTHING}\n")]),
     Case("encoder-in-stage-two", "X1", "the encoder learns in stage two at the projector's rate",
-         [(plants_vlm.INSTRUCT_RATES, plants_vlm.INSTRUCT_RATES.replace("{", '{"encoder": cfg.optim.lr, '))]),
+         [(planted_vlm.INSTRUCT_RATES, planted_vlm.INSTRUCT_RATES.replace("{", '{"encoder": cfg.optim.lr, '))]),
     planted("one-rate-for-all", "one rate for projector and language model"),
     planted("language-model-hot", "the language model at a hundred times its rate"),
     Case("language-frozen", "X1", "the language model frozen in stage two",
-         [(plants_vlm.INSTRUCT_RATES, 'rates = {"projector": cfg.optim.lr}\n')]),
+         [(planted_vlm.INSTRUCT_RATES, 'rates = {"projector": cfg.optim.lr}\n')]),
     planted("vlm-04-projector-frozen-with-the-tower", "the projector frozen in stage two"),
     Case("third-stage", "X1", "healthy, with half an epoch of stage three", settings=["--unfreeze.epochs", "0.5"]),
     Case("projector-not-sized", "X2", "a projector without norm and gain",
@@ -240,7 +235,7 @@ def program(export: Path):
 
 def classified(export: Path, torch) -> float:
     """Accuracy on the held-out digits."""
-    from recipes.shared import digits
+    from trainworthy.recipes.shared import digits
 
     images, labels = digits.load()
     held_out = digits.split(labels)[1]
@@ -250,7 +245,7 @@ def classified(export: Path, torch) -> float:
 
 def segmented(export: Path, torch) -> float:
     """IoU of the nuclei in the right third: windows of 64 every 32 pixels, their answers added up."""
-    from recipes.shared import nuclei
+    from trainworthy.recipes.shared import nuclei
 
     picture, mask = (t[:, nuclei.LEARN :] for t in nuclei.load())
     x, (h, w) = picture.float()[None, None] / 255, mask.shape
@@ -267,8 +262,7 @@ def detected(export: Path, torch) -> float:
     """COCO's average precision on the held-out scenes, their boxes as they were composed."""
     from torchmetrics.detection import MeanAveragePrecision
     from torchvision.ops import batched_nms
-
-    from recipes.vision import pasted
+    from trainworthy.recipes.vision.data import pasted
 
     net, metric = program(export), MeanAveragePrecision(backend="faster_coco_eval")
     for i in range(pasted.HELD_OUT):
@@ -287,8 +281,8 @@ def detected(export: Path, torch) -> float:
 
 def transcribed(export: Path, torch) -> float:
     """Word error rate of the held-out sentences: the exported student, read by Whisper as it was published."""
-    from recipes.distill import lessons
-    from recipes.shared import whisper
+    from trainworthy.recipes.distill.data import lessons
+    from trainworthy.recipes.shared import whisper
 
     said = lessons.load(lessons.Source())
     held_out = said.held_out.nonzero()[:, 0].tolist()
@@ -299,9 +293,8 @@ def transcribed(export: Path, torch) -> float:
 
 def answered(export: Path, torch) -> float:
     """Share of held-out counterfactual pairs both of whose questions are answered right, each asked alone, by `generate`."""
+    from trainworthy.recipes.vlm.data.scenes import QUESTIONS, Scenes
     from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from recipes.vlm.scenes import QUESTIONS, Scenes
 
     with LOADING:
         eyes = torch.export.load(export / "vision.pt2").module()
@@ -326,9 +319,8 @@ def drawn_at(side: int) -> Callable:
 
     def judged(export: Path, torch) -> dict[str, float]:
         from diffusers import DiffusionPipeline
-
-        from recipes.diffusion.scores import frechet
-        from recipes.shared import digits, judge
+        from trainworthy.recipes.diffusion.evaluation.scores import frechet
+        from trainworthy.recipes.shared import digits, judge
 
         with LOADING:
             pipe, sees = DiffusionPipeline.from_pretrained(export, trust_remote_code=True), judge.load(side)
@@ -402,7 +394,7 @@ def trained(recipe: str, case: Case, seed: int, name: str, *settings: str) -> Pa
     (Path(name) / "mine.py").write_text(source)
     bare = ["--gates.no-enabled", "--run.no-tensorboard", "--loader.workers", "0", "--run.seed", str(seed)]
     known = [*RECIPES[recipe].settings, *case.settings, *settings]
-    command = [sys.executable, "-m", "core.launch", "mine.py", *bare, *known]
+    command = [sys.executable, "-m", "trainworthy.launch", "mine.py", *bare, *known]
     env = {**os.environ, "PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=name, env=env, capture_output=True, text=True)
     if done.returncode:
@@ -476,7 +468,7 @@ def joined(before: dict, seeds: list[int], values: dict[str, list[float]]) -> di
 
 def keep(file: Path, recipe: str, rows: dict[str, dict]) -> None:
     """The table so far: a case costs half a minute or more."""
-    from core.recipe import versions
+    from trainworthy.core.recipe.loading import versions
 
     ordered = {c.id: rows[c.id] for c in RECIPES[recipe].cases if c.id in rows}
     kept = {

@@ -12,11 +12,12 @@ import time
 
 import torch
 from accelerate import Accelerator
-
-from core import config, parts, recipe
-from core.gates import fetch
-from core.run import Plan, Run
-from recipes.diffusion import pipeline
+from trainworthy.core.base import config
+from trainworthy.core.gates.gate import fetch
+from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.recipe import loading
+from trainworthy.core.session import stages
+from trainworthy.recipes.diffusion.models import pipeline
 
 
 def main() -> None:
@@ -26,10 +27,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    loaded, accelerator = recipe.load("diffusion/latent"), Accelerator(cpu=True)
+    loaded, accelerator = loading.load("diffusion/latent"), Accelerator(cpu=True)
     cfg, _ = config.parse(loaded.module, [], prog="bench")
     started = time.process_time()
-    (_, first), (part, stage) = parts.untrained(loaded, cfg, accelerator)
+    (_, first), (part, stage) = stages.untrained(loaded, cfg, accelerator)
     built = time.process_time() - started
     data, size, run = stage.data["train"], part.cfg.train.batch_size, Run(part.cfg, accelerator, plan=Plan(steps=1))
     seconds: dict[str, list[float]] = {"cached": [], "encoded": []}

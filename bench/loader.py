@@ -32,10 +32,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-
-from core import loader
-from core.config import Loader
-from core.stage import Data, Field
+from trainworthy.core.base.config import Loader
+from trainworthy.core.data import loader
+from trainworthy.core.recipe.stage import Data, Field
 
 SHAPE = (128, 128)  # float32: 64 KB
 PRODUCT = 512  # side of the matrices whose product stands for training

@@ -33,12 +33,12 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
+from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
+from trainworthy.core.loop.optim import schedule
+from trainworthy.core.monitoring.metrics import MetricsTracker
+from trainworthy.core.recipe.loading import versions
 
-import core
-from core.config import Loader, Optim, RunSettings, Train
-from core.metrics import MetricsTracker
-from core.optim import schedule
-from core.recipe import versions
+from trainworthy import core
 
 LR, CLIP, OPTIM = 1e-3, 1.0, Optim(lr=1e-3, warmup=0.06, clip=1.0)
 HF = importlib.util.find_spec("transformers") is not None
@@ -76,7 +76,7 @@ def mlp() -> nn.Module:
 
 def resnet() -> nn.Module:
     """The net of vision/classify at its own size: (B, 1, 28, 28) -> (B, 10)."""
-    from recipes.vision.classify import ResNet
+    from trainworthy.recipes.vision.classify import ResNet
 
     return ResNet(torch.full((1,), 0.13), torch.full((1,), 0.31), (16, 32, 64), 10)
 

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor
+from trainworthy.core.base import seeds
+from trainworthy.core.loop.run import Plan, evaluating
+from trainworthy.recipes.llm import pretrain
+from trainworthy.recipes.llm.data.packing import IGNORED, Packed
 
-import core
-from core import seeds
-from core.run import Plan, evaluating
-from recipes.llm import pretrain
-from recipes.llm.packing import IGNORED, Packed
+from trainworthy import core
 
 
 def padded(data: Packed, chosen: list[int]) -> dict[str, Tensor]:

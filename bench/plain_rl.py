@@ -20,7 +20,7 @@ Clock = Callable[[int], bool]
 
 def make_envs(cfg) -> SyncVectorEnv:
     """Ordinary vector environments; the true last observation of an episode is in `infos["final_obs"]`."""
-    made = [lambda: gym.wrappers.RecordEpisodeStatistics(gym.make(cfg.env)) for _ in range(cfg.envs)]
+    made = [lambda: gym.wrappers.RecordEpisodeStatistics(gym.make(cfg.env)) for _ in range(cfg.num_envs)]
     return SyncVectorEnv(made, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
@@ -74,18 +74,18 @@ def ppo(cfg, seed: int, clock: Clock) -> Callable[[Tensor], Tensor]:
     np.random.seed(seed)
     envs = make_envs(cfg)
     n_obs, n_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
-    agent = Agent(n_obs, n_actions, cfg.widths)
+    agent = Agent(n_obs, n_actions, cfg.hidden_sizes)
     optimizer = torch.optim.Adam(agent.parameters(), lr=cfg.optim.lr, eps=1e-5)
-    obs = torch.zeros(cfg.rollout, cfg.envs, n_obs)
-    actions, logprobs, rewards, dones, values = (torch.zeros(cfg.rollout, cfg.envs) for _ in range(5))
+    obs = torch.zeros(cfg.num_steps, cfg.num_envs, n_obs)
+    actions, logprobs, rewards, dones, values = (torch.zeros(cfg.num_steps, cfg.num_envs) for _ in range(5))
     next_obs = torch.Tensor(envs.reset(seed=seed)[0])
-    next_done = torch.zeros(cfg.envs)
-    batch_size, n_units = cfg.rollout * cfg.envs, round(cfg.train.epochs)
+    next_done = torch.zeros(cfg.num_envs)
+    batch_size, n_units = cfg.num_steps * cfg.num_envs, round(cfg.train.epochs)
     for unit in range(n_units):
         if clock(unit * batch_size):
             break
         optimizer.param_groups[0]["lr"] = (1.0 - unit / n_units) * cfg.optim.lr
-        for t in range(cfg.rollout):
+        for t in range(cfg.num_steps):
             obs[t], dones[t] = next_obs, next_done
             with torch.no_grad():
                 action, logprob, _, value = agent.get_action_and_value(next_obs)
@@ -98,16 +98,16 @@ def ppo(cfg, seed: int, clock: Clock) -> Callable[[Tensor], Tensor]:
         with torch.no_grad():
             next_value = agent.get_value(next_obs).reshape(1, -1)
             advantages, lastgaelam = torch.zeros_like(rewards), 0
-            for t in reversed(range(cfg.rollout)):
-                nextnonterminal = 1.0 - (next_done if t == cfg.rollout - 1 else dones[t + 1])
-                nextvalues = next_value if t == cfg.rollout - 1 else values[t + 1]
+            for t in reversed(range(cfg.num_steps)):
+                nextnonterminal = 1.0 - (next_done if t == cfg.num_steps - 1 else dones[t + 1])
+                nextvalues = next_value if t == cfg.num_steps - 1 else values[t + 1]
                 delta = rewards[t] + cfg.gamma * nextvalues * nextnonterminal - values[t]
                 advantages[t] = lastgaelam = delta + cfg.gamma * cfg.gae_lambda * nextnonterminal * lastgaelam
             returns = advantages + values
         b_obs, b_logprobs, b_actions = obs.reshape(-1, n_obs), logprobs.reshape(-1), actions.reshape(-1)
         b_advantages, b_returns = advantages.reshape(-1), returns.reshape(-1)
         b_inds = np.arange(batch_size)
-        for _ in range(cfg.passes):
+        for _ in range(cfg.update_epochs):
             np.random.shuffle(b_inds)
             for start in range(0, batch_size, cfg.train.batch_size):
                 mb_inds = b_inds[start : start + cfg.train.batch_size]
@@ -116,10 +116,10 @@ def ppo(cfg, seed: int, clock: Clock) -> Callable[[Tensor], Tensor]:
                 mb_advantages = b_advantages[mb_inds]
                 mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
                 pg_loss1 = -mb_advantages * ratio
-                pg_loss2 = -mb_advantages * torch.clamp(ratio, 1 - cfg.clip, 1 + cfg.clip)
+                pg_loss2 = -mb_advantages * torch.clamp(ratio, 1 - cfg.clip_range, 1 + cfg.clip_range)
                 pg_loss = torch.max(pg_loss1, pg_loss2).mean()
                 v_loss = 0.5 * ((newvalue.view(-1) - b_returns[mb_inds]) ** 2).mean()
-                loss = pg_loss - cfg.entropy * entropy.mean() + v_loss * cfg.value_weight
+                loss = pg_loss - cfg.target_entropy * entropy.mean() + v_loss * cfg.vf_coef
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), cfg.optim.clip)
@@ -152,8 +152,8 @@ class ReplayBuffer:
 
 
 def stretches(cfg) -> tuple[int, int]:
-    """(units before learning starts, all units); a unit is `cfg.rollout` steps of every environment."""
-    before = -(-cfg.first // (cfg.envs * cfg.rollout))
+    """(units before learning starts, all units); a unit is `cfg.num_steps` steps of every environment."""
+    before = -(-cfg.learning_starts // (cfg.num_envs * cfg.num_steps))
     return before, before - 1 + round(cfg.train.epochs)
 
 
@@ -162,30 +162,30 @@ def dqn(cfg, seed: int, clock: Clock) -> Callable[[Tensor], Tensor]:
     np.random.seed(seed)
     envs = make_envs(cfg)
     n_obs, n_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
-    q_network, target_network = (net(n_obs, cfg.widths, n_actions, nn.ReLU) for _ in range(2))
+    q_network, target_network = (net(n_obs, cfg.hidden_sizes, n_actions, nn.ReLU) for _ in range(2))
     target_network.load_state_dict(q_network.state_dict())
     optimizer = torch.optim.Adam(q_network.parameters(), lr=cfg.optim.lr)
-    rb = ReplayBuffer(cfg.capacity, n_obs, (), np.int64)
+    rb = ReplayBuffer(cfg.buffer_size, n_obs, (), np.int64)
     obs, _ = envs.reset(seed=seed)
     before, n_units = stretches(cfg)
     updates = 0
     for unit in range(n_units):
-        if clock(unit * cfg.rollout * cfg.envs):
+        if clock(unit * cfg.num_steps * cfg.num_envs):
             break
-        share = min(max(unit - before, 0) / (n_units - before) / cfg.explore, 1)
-        epsilon = 1 - (1 - cfg.epsilon) * share
+        share = min(max(unit - before, 0) / (n_units - before) / cfg.exploration_fraction, 1)
+        epsilon = 1 - (1 - cfg.exploration_final_eps) * share
         optimizer.param_groups[0]["lr"] = (1.0 - max(unit - before, 0) / (n_units - before)) * cfg.optim.lr
-        for _ in range(cfg.rollout):
+        for _ in range(cfg.num_steps):
             with torch.no_grad():
                 greedy = q_network(torch.Tensor(obs)).argmax(dim=1).numpy()
-            random = np.random.randint(0, n_actions, size=cfg.envs)
-            actions = np.where(np.random.random(cfg.envs) < epsilon, random, greedy)
+            random = np.random.randint(0, n_actions, size=cfg.num_envs)
+            actions = np.where(np.random.random(cfg.num_envs) < epsilon, random, greedy)
             next_obs, rewards, terminations, _, infos = envs.step(actions)
             rb.add(obs, true_next(next_obs, infos), actions, rewards, terminations)
             obs = next_obs
         if unit + 1 < before:
             continue
-        for _ in range(cfg.updates):
+        for _ in range(cfg.gradient_steps):
             observations, next_observations, acted, rewarded, dones = rb.sample(cfg.train.batch_size)
             with torch.no_grad():
                 target_max, _ = target_network(next_observations).max(dim=1)
@@ -197,10 +197,10 @@ def dqn(cfg, seed: int, clock: Clock) -> Callable[[Tensor], Tensor]:
             nn.utils.clip_grad_norm_(q_network.parameters(), cfg.optim.clip)
             optimizer.step()
             updates += 1
-            if updates % cfg.target_every == 0:
+            if updates % cfg.target_update_interval == 0:
                 target_network.load_state_dict(q_network.state_dict())
     else:
-        clock(n_units * cfg.rollout * cfg.envs)
+        clock(n_units * cfg.num_steps * cfg.num_envs)
     envs.close()
     return lambda observation: q_network(observation).argmax(-1)
 
@@ -239,24 +239,24 @@ def sac(cfg, seed: int, clock: Clock) -> Callable[[Tensor], Tensor]:
     envs.action_space.seed(seed)
     space = envs.single_action_space
     n_obs, n_act = envs.single_observation_space.shape[0], space.shape[0]
-    actor = Actor(n_obs, space, cfg.widths)
-    qf1, qf2, qf1_target, qf2_target = (SoftQNetwork(n_obs, n_act, cfg.widths) for _ in range(4))
+    actor = Actor(n_obs, space, cfg.hidden_sizes)
+    qf1, qf2, qf1_target, qf2_target = (SoftQNetwork(n_obs, n_act, cfg.hidden_sizes) for _ in range(4))
     qf1_target.load_state_dict(qf1.state_dict())
     qf2_target.load_state_dict(qf2.state_dict())
     q_optimizer = torch.optim.Adam([*qf1.parameters(), *qf2.parameters()], lr=cfg.optim.lr)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=cfg.optim.lr)
-    target_entropy = cfg.entropy * n_act
-    log_alpha = torch.tensor([np.log(cfg.temperature)], dtype=torch.float32, requires_grad=True)
+    target_entropy = cfg.target_entropy * n_act
+    log_alpha = torch.tensor([np.log(cfg.init_temperature)], dtype=torch.float32, requires_grad=True)
     a_optimizer = torch.optim.Adam([log_alpha], lr=cfg.optim.lr)
-    rb = ReplayBuffer(cfg.capacity, n_obs, (n_act,), np.float32)
+    rb = ReplayBuffer(cfg.buffer_size, n_obs, (n_act,), np.float32)
     obs, _ = envs.reset(seed=seed)
     before, n_units = stretches(cfg)
     for unit in range(n_units):
-        if clock(unit * cfg.rollout * cfg.envs):
+        if clock(unit * cfg.num_steps * cfg.num_envs):
             break
         for optimizer in (q_optimizer, actor_optimizer, a_optimizer):
             optimizer.param_groups[0]["lr"] = (1.0 - max(unit - before, 0) / (n_units - before)) * cfg.optim.lr
-        for _ in range(cfg.rollout):
+        for _ in range(cfg.num_steps):
             if unit < before:
                 actions = envs.action_space.sample()
             else:
@@ -267,7 +267,7 @@ def sac(cfg, seed: int, clock: Clock) -> Callable[[Tensor], Tensor]:
             obs = next_obs
         if unit + 1 < before:
             continue
-        for _ in range(cfg.updates):
+        for _ in range(cfg.gradient_steps):
             observations, next_observations, acted, rewarded, dones = rb.sample(cfg.train.batch_size)
             with torch.no_grad():
                 alpha = log_alpha.exp()
@@ -298,6 +298,6 @@ def sac(cfg, seed: int, clock: Clock) -> Callable[[Tensor], Tensor]:
                 for param, target_param in zip(one.parameters(), target.parameters(), strict=True):
                     target_param.data.copy_(cfg.tau * param.data + (1 - cfg.tau) * target_param.data)
     else:
-        clock(n_units * cfg.rollout * cfg.envs)
+        clock(n_units * cfg.num_steps * cfg.num_envs)
     envs.close()
     return lambda observation: actor.net(observation).chunk(2, -1)[0].tanh()

@@ -38,13 +38,13 @@ from unittest import mock
 import torch
 from accelerate import Accelerator
 from torch import Tensor
+from trainworthy.core.base.console import Console
+from trainworthy.core.gates.gate import build
+from trainworthy.core.monitoring.metrics import MetricsTracker
+from trainworthy.core.recipe.loading import versions
+from trainworthy.recipes.rl.control import arrays, environments
 
-import core
-from core.console import Console
-from core.gates import build
-from core.metrics import MetricsTracker
-from core.recipe import versions
-from recipes.rl import arrays, environments
+from trainworthy import core
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import plain_rl
@@ -74,11 +74,11 @@ class Task:
         """What it is called."""
         cfg = self.config(0)
         array = arrays.known(cfg.env) and not self.ordinary
-        return f"{self.name} on {cfg.env}, {cfg.envs} environments{' of the recipe in one array' * array}"
+        return f"{self.name} on {cfg.env}, {cfg.num_envs} environments{' of the recipe in one array' * array}"
 
     @property
     def recipe(self) -> Any:
-        return importlib.import_module(f"recipes.rl.{self.name}")
+        return importlib.import_module(f"trainworthy.recipes.rl.{self.name}")
 
     def config(self, seed: int) -> Any:
         cfg = replace(self.recipe.tiny(), **self.settings)
@@ -88,7 +88,7 @@ class Task:
     def stretch(self) -> tuple[int, int]:
         """Environment steps at which the clock starts and ends."""
         cfg = self.config(0)
-        unit = cfg.envs * cfg.rollout
+        unit = cfg.num_envs * cfg.num_steps
         start = getattr(cfg, "first", 0) + self.warm * unit
         return start, start + self.units * unit
 
@@ -96,8 +96,8 @@ class Task:
     def total(self) -> int:
         """Environment steps of a whole training, of the recipe's own."""
         cfg = self.config(0)
-        unit = cfg.envs * cfg.rollout
-        first = max(unit, getattr(cfg, "first", 0) // cfg.envs * cfg.envs)
+        unit = cfg.num_envs * cfg.num_steps
+        first = max(unit, getattr(cfg, "first", 0) // cfg.num_envs * cfg.num_envs)
         return first + (round(cfg.train.epochs) - 1) * unit
 
 
@@ -143,8 +143,8 @@ class Ticking(Console):
 def ours(task: Task, seed: int, clock: Clock) -> Act:
     """The recipe's stage and `train()` on `core.Run`, a row in its files for every unit."""
     cfg, recipe = task.config(seed), task.recipe
-    unit = cfg.envs * cfg.rollout
-    first = max(unit, getattr(cfg, "first", 0) // cfg.envs * cfg.envs)
+    unit = cfg.num_envs * cfg.num_steps
+    first = max(unit, getattr(cfg, "first", 0) // cfg.num_envs * cfg.num_envs)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as undo:
         if task.ordinary:
             undo.enter_context(mock.patch.object(arrays, "known", return_value=False))
@@ -181,26 +181,28 @@ def sb3(task: Task, seed: int, clock: Clock) -> Act:
         def _on_step(self) -> bool:
             return not self.over
 
-    env = make_vec_env(cfg.env, n_envs=cfg.envs, seed=seed)
+    env = make_vec_env(cfg.env, n_envs=cfg.num_envs, seed=seed)
     common = {"learning_rate": lambda left: cfg.optim.lr * left, "batch_size": cfg.train.batch_size, "gamma": cfg.gamma,
               "seed": seed, "device": "cpu"}  # fmt: skip
-    off = {"buffer_size": getattr(cfg, "capacity", 0), "learning_starts": getattr(cfg, "first", 0), "train_freq": cfg.rollout,
+    off = {"buffer_size": getattr(cfg, "capacity", 0), "learning_starts": getattr(cfg, "first", 0), "train_freq": cfg.num_steps,
            "gradient_steps": getattr(cfg, "updates", 0)}  # fmt: skip
     if task.name == "ppo":
         model = stable_baselines3.PPO(
-            "MlpPolicy", env, n_steps=cfg.rollout, n_epochs=cfg.passes, gae_lambda=cfg.gae_lambda, clip_range=cfg.clip,
-            ent_coef=cfg.entropy, vf_coef=cfg.value_weight, max_grad_norm=cfg.optim.clip,
-            policy_kwargs={"net_arch": list(cfg.widths)}, **common)  # fmt: skip
+            "MlpPolicy", env, n_steps=cfg.num_steps, n_epochs=cfg.update_epochs, gae_lambda=cfg.gae_lambda, clip_range=cfg.clip_range,
+            ent_coef=cfg.target_entropy, vf_coef=cfg.vf_coef, max_grad_norm=cfg.optim.clip,
+            policy_kwargs={"net_arch": list(cfg.hidden_sizes)}, **common)  # fmt: skip
     elif task.name == "dqn":
-        every = cfg.target_every * cfg.rollout * cfg.envs // cfg.updates  # it counts environment steps, not updates
+        every = (
+            cfg.target_update_interval * cfg.num_steps * cfg.num_envs // cfg.gradient_steps
+        )  # it counts environment steps, not updates
         model = stable_baselines3.DQN(
-            "MlpPolicy", env, target_update_interval=every, exploration_fraction=cfg.explore,
-            exploration_final_eps=cfg.epsilon, max_grad_norm=cfg.optim.clip,
-            policy_kwargs={"net_arch": list(cfg.widths)}, **common, **off)  # fmt: skip
+            "MlpPolicy", env, target_update_interval=every, exploration_fraction=cfg.exploration_fraction,
+            exploration_final_eps=cfg.exploration_final_eps, max_grad_norm=cfg.optim.clip,
+            policy_kwargs={"net_arch": list(cfg.hidden_sizes)}, **common, **off)  # fmt: skip
     else:
         model = stable_baselines3.SAC(
-            "MlpPolicy", env, tau=cfg.tau, ent_coef=f"auto_{cfg.temperature}",
-            target_entropy=cfg.entropy * env.action_space.shape[0], policy_kwargs={"net_arch": list(cfg.widths)},
+            "MlpPolicy", env, tau=cfg.tau, ent_coef=f"auto_{cfg.init_temperature}",
+            target_entropy=cfg.target_entropy * env.action_space.shape[0], policy_kwargs={"net_arch": list(cfg.hidden_sizes)},
             **common, **off)  # fmt: skip
     model.learn(task.total, callback=Tell())
 
@@ -277,7 +279,7 @@ def returns(task: Task, programs: dict[str, Callable], seeds: list[int]) -> list
 
 def show(task: Task, rows: list[dict]) -> None:
     cfg = task.config(0)
-    stretch = task.units * cfg.envs * cfg.rollout
+    stretch = task.units * cfg.num_envs * cfg.num_steps
     print(f"\n{task.title}; {task.rounds} rounds of {stretch:,} steps")
     print(f"  {'':<20}{'steps/CPU-s':>12}   least - most    ours over it   least - most")
     for r in rows:

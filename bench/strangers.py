@@ -17,8 +17,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from recipes.distill import arrays, lessons  # noqa: E402
-from recipes.shared import speech, whisper  # noqa: E402
+from trainworthy.recipes.distill.data import arrays, lessons  # noqa: E402
+from trainworthy.recipes.shared import speech, whisper  # noqa: E402
 
 N, SECONDS = 24, 6
 NEVER_SAID = (

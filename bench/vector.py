@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
-from recipes.rl import arrays, environments
-from recipes.rl.environments import Environments
+from trainworthy.recipes.rl.control import arrays, environments
+from trainworthy.recipes.rl.control.environments import Environments
 
 ENV = "CartPole-v1"
 

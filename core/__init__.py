@@ -27,7 +27,7 @@ __all__ = sorted(_EXPORTS)
 
 def __getattr__(name: str):
     if name in _EXPORTS:
-        return getattr(import_module(f"core.{_EXPORTS[name]}"), name)
+        return getattr(import_module(f"trainworthy.core.{_EXPORTS[name]}"), name)
     raise AttributeError(f"module 'core' has no attribute '{name}'")
 
 

@@ -12,7 +12,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-from core.errors import USAGE, Stop, UserError
+from trainworthy.core.base.errors import USAGE, Stop, UserError
 
 HELP = """\
 trainworthy: training recipes that must prove themselves before they run
@@ -64,7 +64,7 @@ def main() -> None:
             "batch": launch,
         }
         if argv[0] not in commands:
-            from core.config import unknown
+            from trainworthy.core.base.config import unknown
 
             raise unknown(f"command '{argv[0]}'", argv[0], commands, next="trainworthy --help")
         if argv[1:] in (["-h"], ["--help"]) and argv[0] not in ("fork", "reference"):  # they have parsers of their own
@@ -91,8 +91,8 @@ def page(command: str) -> str:
 
 def list_recipes(argv: list[str]) -> None:
     """id, one line, time and measured result of every recipe."""
-    from core.console import table
-    from core.registry import recipes
+    from trainworthy.core.base.console import table
+    from trainworthy.core.recipe.registry import recipes
 
     if argv[1:]:
         raise UserError("list takes no arguments", got=" ".join(argv[1:]))
@@ -108,8 +108,8 @@ def fork(argv: list[str]) -> None:
     parser.add_argument("recipe")
     parser.add_argument("file", type=Path)
     args = parser.parse_args(argv[1:])
-    from core.commands.diff import note, without_note
-    from core.registry import find
+    from trainworthy.core.commands.diff import note, without_note
+    from trainworthy.core.recipe.registry import find
 
     entry, target = find(args.recipe), args.file
     if target.is_dir():
@@ -143,33 +143,33 @@ Edit first
 
 def elsewhere(argv: list[str]) -> None:
     """A command with a module of its own: core/commands/<name>.py."""
-    import_module(f"core.commands.{argv[0]}").main(argv)
+    import_module(f"trainworthy.core.commands.{argv[0]}").main(argv)
 
 
 def report(argv: list[str]) -> None:
     """Write report.html of a run folder, or of a group of seeds, again."""
     if len(argv) == 2 and (Path(argv[1]) / "seeds.json").is_file():
-        from core import many
+        from trainworthy.core.session import multi_seed
 
-        many.write(Path(argv[1]))
+        multi_seed.write(Path(argv[1]))
         print(Path(argv[1]) / "report.html")
         return
     if len(argv) != 2 or not (Path(argv[1]) / "args.json").is_file():
         raise UserError("report needs a run folder", got=" ".join(argv[1:]) or "nothing", next="ls -d runs/*/*")
-    from core.report import write
+    from trainworthy.core.report import write
 
     print(write(Path(argv[1])))
 
 
 def launch(argv: list[str]) -> None:
     """Start the module, under accelerate where there are several processes or a config; never returns."""
-    from core.config import take
+    from trainworthy.core.base.config import take
 
     asked = argv
     argv, n = take(argv, "-n")
     argv, file = take(argv, "--accelerate-config")
     if len(argv) > 1 and not argv[1].startswith("-") and argv[0] != "resume":
-        from core.registry import find
+        from trainworthy.core.recipe.registry import find
 
         find(argv[1])  # a typo costs no import of torch
     if n is None and argv[0] == "resume" and len(argv) > 1:
@@ -177,7 +177,7 @@ def launch(argv: list[str]) -> None:
     if n is not None and (not n.isdigit() or int(n) < 1):
         raise UserError("-n needs a number of processes", got=n, needed="1 or more")
     env = dict(os.environ, PYTHONSAFEPATH="1")  # a folder named core/ where the user stands must not shadow ours
-    command = [sys.executable, "-m", "core.launch", *argv]
+    command = [sys.executable, "-m", "trainworthy.launch", *argv]
     if argv[0] in ("run", "check") and any(
         w.split("=")[0] == "--seeds" for w in argv
     ):  # each seed starts its own processes
@@ -189,7 +189,7 @@ def launch(argv: list[str]) -> None:
         n = n or (asked.group(1) if asked else None)
         words = ["--config_file", file]
     elif n is not None and int(n) > 1:
-        from core.machine import cores
+        from trainworthy.core.base.machine import cores
 
         # On CPU accelerate quietly runs one process unless it is told --multi_gpu AND this variable (see docs/architecture.md).
         env.setdefault("ACCELERATE_USE_CPU", "false" if accelerators() >= int(n) else "true")

@@ -13,20 +13,31 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-
-from core import config, environment, gates, inventory, ledger, many, monitors, parts, rungs
-from core import recipe as recipes
-from core.checkpoint import digest, load_into, load_weights
-from core.commands.check import seeds
-from core.console import table
-from core.errors import DISK_FULL, DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
-from core.gates import order
-from core.metrics import MetricsTracker
-from core.results import Watcher, finish
-from core.run import Run, precision
-from core.session import Interrupts, Session, open_session, reported, session_lock, told, write_start
-from core.stage import Stage
-from core.tracking import mirror, tracked
+from trainworthy.core import gates
+from trainworthy.core.base import config
+from trainworthy.core.base.console import table
+from trainworthy.core.base.errors import DISK_FULL, DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
+from trainworthy.core.commands.check import seeds
+from trainworthy.core.data import inventory
+from trainworthy.core.gates import order
+from trainworthy.core.loop.checkpoint import digest, load_into, load_weights
+from trainworthy.core.loop.run import Run, precision
+from trainworthy.core.monitoring import monitors
+from trainworthy.core.monitoring.metrics import MetricsTracker
+from trainworthy.core.monitoring.trackers import mirror, tracked
+from trainworthy.core.recipe import loading as recipes
+from trainworthy.core.recipe.stage import Stage
+from trainworthy.core.session import environment, ledger, multi_seed, rungs, stages
+from trainworthy.core.session.results import Watcher, finish
+from trainworthy.core.session.session import (
+    Interrupts,
+    Session,
+    open_session,
+    reported,
+    session_lock,
+    told,
+    write_start,
+)
 
 BESIDE = ("data", "batch")  # verbs that need a stage and have a module of their own, core/commands/<verb>.py
 USAGE = """usage: python -m core.launch [run] RECIPE [--seeds N] [settings]    train RECIPE (id, or path of a fork) behind its gates
@@ -83,7 +94,7 @@ def command(argv: list[str]) -> None:
     if argv and argv[0] in ("-h", "--help"):
         print(USAGE)
         return
-    from core.commands.lr import lr
+    from trainworthy.core.commands.lr import lr
 
     own = {"run": run, "check": check, "resume": resume, "lr": lr}
     verb = argv[0] if argv[:1] and argv[0] in (*own, *BESIDE) else "run"
@@ -91,7 +102,7 @@ def command(argv: list[str]) -> None:
     if not rest:
         raise UserError(f"{verb} what?", next=USAGE)
     if verb in BESIDE:
-        import_module(f"core.commands.{verb}").main(argv)
+        import_module(f"trainworthy.core.commands.{verb}").main(argv)
     else:
         own[verb](rest)
 
@@ -101,7 +112,7 @@ def run(argv: list[str]) -> None:
     """Gates, then the full run."""
     argv, asked = config.take(argv, "--seeds")
     if asked is not None:
-        many.run(argv, asked)
+        multi_seed.run(argv, asked)
     loaded = recipes.load(argv[0])
     cfg, preset = config.parse(loaded.module, argv[1:], prog=f"trainworthy run {argv[0]}")
     folder = os.environ.pop("TRAINWORTHY_FOLDER", None)  # one of several seeds
@@ -144,8 +155,8 @@ def resume(argv: list[str]) -> None:
     if not rest or (len(rest) > 1 and rung is None):
         raise UserError("resume takes one run folder and no settings", got=" ".join(argv), next=USAGE)
     folder = Path(rest[0])
-    if (folder / many.NAME).is_file() and rung is None:
-        many.resume(folder, force=force)
+    if (folder / multi_seed.NAME).is_file() and rung is None:
+        multi_seed.resume(folder, force=force)
     saved = begun(folder)
     if (folder / "summary.json").exists() and rung is None:
         raise UserError(f"{folder} has finished", got="a summary.json", needed="a run that was interrupted",
@@ -196,14 +207,14 @@ def begun(folder: Path) -> dict[str, Any]:
 def prove(session: Session, *, only: tuple[str, ...], deep: bool, stage: str = "") -> None:
     """Every stage's data report and gates, in order; a later one starts from the one before as its gates trained it on eight
     samples. Raises GateFailed before the budget is spent. `stage`: that one alone."""
-    for part, proof in parts.proofs(session, deep=deep):
+    for part, proof in stages.proofs(session, deep=deep):
         if stage in ("", part.name):
             prove_stage(session, part, proof, only)
-    if stage and stage not in (known := [p.name for p in parts.parts(session.recipe, session.cfg)]):
+    if stage and stage not in (known := [p.name for p in stages.parts(session.recipe, session.cfg)]):
         raise config.unknown(f"stage '{stage}'", stage, known)
 
 
-def prove_stage(session: Session, part: parts.Part, proof: gates.Proof, only: tuple[str, ...], mark: str = "") -> None:
+def prove_stage(session: Session, part: stages.Part, proof: gates.Proof, only: tuple[str, ...], mark: str = "") -> None:
     """The data report of one stage, then its gates. `mark` tells one start from another where the settings do not."""
     s, cfg = session, part.cfg
     _, stage = proof.look()
@@ -255,7 +266,7 @@ def prove_stage(session: Session, part: parts.Part, proof: gates.Proof, only: tu
         s.console.say(f"       {passed} of {len(verdicts)} gates passed{extra}, {seconds:.1f} s")
 
 
-def keep(s: Session, part: parts.Part, verdicts: list[gates.Verdict], **more: Any) -> None:
+def keep(s: Session, part: stages.Part, verdicts: list[gates.Verdict], **more: Any) -> None:
     """gates.json: of the stage in its folder, of all stages in the run folder."""
     for folder in {part.folder(s.folder), s.folder}:
         gates.write(folder / "gates.json", verdicts, stage=part.name, **more)
@@ -266,16 +277,16 @@ def train(session: Session, interrupts: Interrupts) -> None:
     """Every stage from its seed or its newest checkpoint; then evaluation, export, report."""
     previous: Stage | None = None
     done = 0
-    for part in parts.parts(session.recipe, session.cfg):
+    for part in stages.parts(session.recipe, session.cfg):
         if previous is not None:
             trained = previous
-            proof = parts.proof(session, part, lambda trained=trained: trained, follows="trained", deep=False)
-            prove_stage(session, part, proof, (), mark=digest(trained.judged.state_dict()))
+            proof = stages.proof(session, part, lambda trained=trained: trained, follows="trained", deep=False)
+            prove_stage(session, part, proof, (), mark=digest(trained.eval_model.state_dict()))
         previous, done = train_stage(session, part, previous, done, interrupts)
 
 
 def train_stage(
-    session: Session, part: parts.Part, previous: Stage | None, done: int, interrupts: Interrupts
+    session: Session, part: stages.Part, previous: Stage | None, done: int, interrupts: Interrupts
 ) -> tuple[Stage, int]:
     """One stage to its end: (the stage with the weights it hands on, steps of all stages so far). `done`: those before it."""
     cfg, folder = part.cfg, part.folder(session.folder)
@@ -304,7 +315,7 @@ def train_stage(
     result = finish(s, one, stage) if gates.agreed(s.accelerator, ended) else {}
     if not part.last and config.phases(cfg)[part.name].hand_on == "best":
         best = one.checkpoints.folder / f"best_val_{stage.metric.name}"
-        load_into(stage.judged, load_weights(best / "model.safetensors"), where=str(best), without=stage.rebuilt)
+        load_into(stage.eval_model, load_weights(best / "model.safetensors"), where=str(best), without=stage.not_saved)
     one.close()
     if s.main and result:
         s.console.say(

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.commands import trainworthy
+from tests.helpers.commands import trainworthy
 
-pytest_plugins = ["tests.record"]
+pytest_plugins = ["tests.helpers.record"]
 torch.set_num_threads(1)  # two workers of two threads on two cores wait for each other: a check took 25 s instead of 5
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,6 +1,6 @@
 """The public names, for people's own scripts: `from trainworthy import MetricsTracker, LRFinder`."""
 
-import core as _core
+from trainworthy import core as _core
 
 __all__ = _core.__all__
 

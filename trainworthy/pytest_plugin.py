@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from core.script import Result, Script
+    from trainworthy.core.adapters.script import Result, Script
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def trainworthy_check(tmp_path: Path) -> Callable[..., "Result"]:
     measured and needed and the likely causes; evidence lies under `tmp_path/trainworthy`. Returns the result."""
 
     def run(factory: Callable[[], "Script"], **options) -> "Result":
-        from core.script import check
+        from trainworthy.core.adapters.script import check
 
         result = check(factory, **{"folder": tmp_path / "trainworthy", **options, "raises": False})
         if not result.ok:

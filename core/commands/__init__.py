@@ -3,8 +3,8 @@
 Those that need a stage (data, batch, lr) are started by `core.launch`, so that they run under accelerate like a run.
 """
 
-from core.config import take
-from core.errors import UserError
+from trainworthy.core.base.config import take
+from trainworthy.core.base.errors import UserError
 
 
 def take_number(argv: list[str], flag: str) -> tuple[list[str], int | None]:

@@ -26,16 +26,16 @@ import numpy as np
 import psutil
 import torch
 from accelerate.utils import find_executable_batch_size
-
-from core import config, parts
-from core import recipe as recipes
-from core.commands import take_number
-from core.console import bar
-from core.errors import UserError
-from core.machine import cores, free_memory
-from core.run import Plan, Run, Step
-from core.session import Session, open_session, session_lock, told, write_start
-from core.stage import Data, Stage
+from trainworthy.core.base import config
+from trainworthy.core.base.console import bar
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.machine import cores, free_memory
+from trainworthy.core.commands import take_number
+from trainworthy.core.loop.run import Plan, Run, Step
+from trainworthy.core.recipe import loading as recipes
+from trainworthy.core.recipe.stage import Data, Stage
+from trainworthy.core.session import stages
+from trainworthy.core.session.session import Session, open_session, session_lock, told, write_start
 
 WARM, LEAST, MOST = 2, 3, 20  # steps before the clock counts, and those it counts
 ENOUGH, SLOW = 0.3, 10.0  # seconds of steps that are enough; of one step that are too many
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> None:
         )
     with session_lock(session):
         write_start(session)
-        part = parts.parts(loaded, cfg)[0]
+        part = stages.parts(loaded, cfg)[0]
         session = replace(session, cfg=part.cfg)
         with told(loaded):
             stage = part.untrained(session.accelerator)
@@ -123,7 +123,7 @@ class Kept(Data):
         return self.samples[index]
 
     def order(self, *parts: int | str) -> torch.Tensor:
-        return self.data.order(*parts)
+        return self.data.order(*stages)
 
     def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         return self.data.collate(samples)

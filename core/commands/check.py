@@ -16,9 +16,10 @@ import sys
 import time
 from typing import Any
 
-from core import config, many
-from core.console import Console
-from core.errors import DONE, GATE_FAILED, Interrupted
+from trainworthy.core.base import config
+from trainworthy.core.base.console import Console
+from trainworthy.core.base.errors import DONE, GATE_FAILED, Interrupted
+from trainworthy.core.session import multi_seed
 
 OWN = ("--only", "--stage")  # with a value; --deep has none
 
@@ -30,32 +31,32 @@ def seeds(argv: list[str], asked: str) -> None:
     for flag in OWN:
         rest, value = config.take(rest, flag)
         own += [flag, value] if value else []
-    plan, runs = many.planned("check", rest, asked, tuple(own))
+    plan, runs = multi_seed.planned("check", rest, asked, tuple(own))
     home, stamp = runs / "checks", f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    many.made(home)
-    jobs = [many.job_of("check", plan, seed, home / f"{stamp}-seed-{seed}") for seed in plan["seeds"]]
+    multi_seed.made(home)
+    jobs = [multi_seed.job_of("check", plan, seed, home / f"{stamp}-seed-{seed}") for seed in plan["seeds"]]
     console = Console()
-    console.say(many.title(plan, home))
-    with many.signals() as arrived:
-        many.work(jobs, plan["at_once"], arrived, console, ended)
+    console.say(multi_seed.title(plan, home))
+    with multi_seed.signals() as arrived:
+        multi_seed.work(jobs, plan["at_once"], arrived, console, ended)
     console.say("\n" + together({job.seed: verdicts(job) for job in jobs}))
     if arrived:
         raise Interrupted(
             f"{arrived[0]}: every seed was stopped\n  next:         the same command again, from the start"
         )
-    sys.exit(many.worst(jobs))
+    sys.exit(multi_seed.worst(jobs))
 
 
-def verdicts(job: many.Job) -> list[dict[str, Any]]:
+def verdicts(job: multi_seed.Job) -> list[dict[str, Any]]:
     """The rows of a seed's gates.json; none where it did not get so far."""
     path = job.folder / "gates.json"
     return json.loads(path.read_text())["gates"] if path.is_file() else []
 
 
-def ended(job: many.Job) -> str:
+def ended(job: multi_seed.Job) -> str:
     """The line of a seed whose gates have spoken."""
     if job.code not in (DONE, GATE_FAILED):
-        return many.stopped(job)
+        return multi_seed.stopped(job)
     found = [v["verdict"] for v in verdicts(job)]
     failed = f", {found.count('fail')} failed: {job.folder / 'report.html'}" if "fail" in found else ""
     return f"  seed {job.seed}  {found.count('pass')} of {len(found)} gates passed{failed}  [{job.seconds:.0f} s]"

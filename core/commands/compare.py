@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from core.console import table
-from core.errors import UserError
-from core.many import compare
+from trainworthy.core.base.console import table
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.session.multi_seed import compare
 
 
 def main(argv: list[str]) -> None:

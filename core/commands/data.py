@@ -15,14 +15,16 @@ import shutil
 import sys
 from typing import Any
 
-from core import config, inventory, parts
-from core import recipe as recipes
-from core.commands import take_number
-from core.console import Console, bar, table
-from core.errors import Stop, UserError
-from core.session import open_session, reported, session_lock, write_start
-from core.stage import Data
-from core.texts import LISTS, Exclusions, write_exclusions
+from trainworthy.core.base import config
+from trainworthy.core.base.console import Console, bar, table
+from trainworthy.core.base.errors import Stop, UserError
+from trainworthy.core.commands import take_number
+from trainworthy.core.data import inventory
+from trainworthy.core.data.texts import LISTS, Exclusions, write_exclusions
+from trainworthy.core.recipe import loading as recipes
+from trainworthy.core.recipe.stage import Data
+from trainworthy.core.session import stages
+from trainworthy.core.session.session import open_session, reported, session_lock, write_start
 
 
 def main(argv: list[str]) -> None:
@@ -39,7 +41,7 @@ def main(argv: list[str]) -> None:
         s = session
         with session_lock(s), reported(s):
             write_start(s)
-            stage = parts.parts(loaded, cfg)[0].untrained(s.accelerator)
+            stage = stages.parts(loaded, cfg)[0].untrained(s.accelerator)
             if not s.main:  # one process reads
                 return
             scans = {name: read(name, data, samples, s.console) for name, data in stage.data.items()}
@@ -77,7 +79,7 @@ def read(name: str, data: Data, samples: int | None, console: Console) -> invent
     except (Stop, KeyboardInterrupt):
         raise
     except Exception as error:
-        where = data.spread(count)[done]
+        where = data.representative(count)[done]
         raise UserError(f"sample {where} of {name} cannot be read", got=f"{type(error).__name__}: {error}",
                         needed="get(index, None) to return every field") from error  # fmt: skip
     finally:

@@ -16,19 +16,19 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.errors import UserError
-from core.registry import HOME, Entry, find
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.recipe.registry import HOME, Entry, find
 
 if TYPE_CHECKING:
-    from core.recipe import Recipe
+    from trainworthy.core.recipe.loading import Recipe
 
 NOTE = re.compile(r"\n*^# forked from (?P<recipe>.+), source (?P<blob>[0-9a-f]{40}), (?P<when>.+)\n*", re.M)
 
 
 def note(entry: Entry, source: str, when: str) -> str:
     """The line at the end of a fork: its recipe, and git's name for the source it had."""
-    recipe = entry.id if HOME in entry.path.parents else entry.path
-    return f"\n# forked from {recipe}, source {blob(source)}, {when}\n"
+    loading = entry.id if HOME in entry.path.parents else entry.path
+    return f"\n# forked from {loading}, source {blob(source)}, {when}\n"
 
 
 def blob(source: str) -> str:
@@ -65,9 +65,9 @@ def main(argv: list[str]) -> None:
     if source == old:
         print(f"{head}\nnothing changed")
         return
-    from core import recipe
+    from trainworthy.core.recipe import loading
 
-    loaded = recipe.load(args.fork)  # a file that is no recipe is told before anything is said
+    loaded = loading.load(args.fork)  # a file that is no recipe is told before anything is said
     print(head)
     compare(loaded, args.fork, source, base, old)
 
@@ -87,9 +87,9 @@ def origin(base: Entry, found: re.Match | None, again: str) -> tuple[str, str]:
 
 def compare(loaded: "Recipe", name: str, source: str, base: Entry, old: str) -> None:
     """Print what differs, the gates concerned, the next command."""
-    from core import gates
-    from core.anatomy import OF_GROUP, expectations, pieces
-    from core.gates import order
+    from trainworthy.core import gates
+    from trainworthy.core.commands.anatomy import OF_GROUP, expectations, pieces
+    from trainworthy.core.gates import order
 
     after = presets(loaded.module)
     before = values(base, old)
@@ -141,19 +141,19 @@ def compare(loaded: "Recipe", name: str, source: str, base: Entry, old: str) -> 
 
 def values(base: Entry, old: str) -> dict[str, dict[str, Any]]:
     """The settings of the recipe's presets, as of the source `old`."""
-    from core import recipe
+    from trainworthy.core.recipe import loading
 
     if old == without_note(base.path.read_text()):
-        return presets(recipe.load(str(base.path)).module)
+        return presets(loading.load(str(base.path)).module)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / base.path.name
         path.write_text(old)
-        return presets(recipe.load(str(path)).module)
+        return presets(loading.load(str(path)).module)
 
 
 def presets(module: Any) -> dict[str, dict[str, Any]]:
     """{preset: {name of a setting: its default}}."""
-    from core.config import to_dict
+    from trainworthy.core.base.config import to_dict
 
     def flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         found = {}

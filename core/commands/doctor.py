@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from core.assets import cache_dir
-from core.errors import DONE, USAGE, UserError
-from core.registry import recipes
+from trainworthy.core.base.errors import DONE, USAGE, UserError
+from trainworthy.core.data.assets import cache_dir
+from trainworthy.core.recipe.registry import recipes
 
 HOME = Path(__file__).resolve().parents[2]
 # Told if there.
@@ -194,7 +194,7 @@ def machine() -> list[Fact]:
 
 def accelerators() -> list[Fact]:
     """What the driver's tool sees, whether this torch can use it, and who else computes on it."""
-    from core.machine import gpus
+    from trainworthy.core.base.machine import gpus
 
     found, cuda = gpus()
     tag = built_for("torch")
@@ -240,7 +240,7 @@ def accelerators() -> list[Fact]:
 
 def processors() -> list[Fact]:
     """Cores, load and threads."""
-    from core.machine import cores
+    from trainworthy.core.base.machine import cores
 
     c, load = cores(), os.getloadavg()[0]
     limit = "" if c.quota is None else f" (the container may use {c.quota:g})"
@@ -264,8 +264,7 @@ def processors() -> list[Fact]:
 def space() -> list[Fact]:
     """Memory, shared memory, disk."""
     import psutil
-
-    from core.machine import free_memory
+    from trainworthy.core.base.machine import free_memory
 
     facts = [Fact("machine", "memory", f"{size(free_memory())} free of {size(psutil.virtual_memory().total)}")]
     if Path("/dev/shm").is_dir():

@@ -3,14 +3,15 @@
 import json
 import shlex
 
-from core import config, parts
-from core import recipe as recipes
-from core.errors import UserError
-from core.gates import rates
-from core.lr_finder import LRFinder
-from core.parts import Part
-from core.run import Plan
-from core.session import Session, open_session, session_lock, write_start
+from trainworthy.core.base import config
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.gates import rates
+from trainworthy.core.loop.lr_finder import LRFinder
+from trainworthy.core.loop.run import Plan
+from trainworthy.core.recipe import loading as recipes
+from trainworthy.core.session import stages
+from trainworthy.core.session.session import Session, open_session, session_lock, write_start
+from trainworthy.core.session.stages import Part
 
 STEPS = 200
 
@@ -27,7 +28,7 @@ def lr(argv: list[str]) -> None:
     session = open_session(loaded, cfg, preset, argv, kind="checks")
     with session_lock(session):
         write_start(session)
-        for part, proof in parts.proofs(session):
+        for part, proof in stages.proofs(session):
             run, stage = proof.build(Plan(steps=1))
             made = "" if "train" in stage.data else "no training set: the loop makes its own samples"
             if stage.expect.range_test or made or len(stage.optimizers) > 1:

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from core.errors import DONE, UserError
-from core.machine import cores
-from core.registry import find
+from trainworthy.core.base.errors import DONE, UserError
+from trainworthy.core.base.machine import cores
+from trainworthy.core.recipe.registry import find
 
 HELP = """\
 Run a recipe once per seed, gates proved afresh, and keep the band that its curves stay in beside it, as
@@ -32,8 +32,8 @@ def main(argv: list[str]) -> None:
     if args.seeds < 3:
         raise UserError("a band needs more runs", got=f"--seeds {args.seeds}", needed="3 or more")
     target = args.to or find(args.recipe).reference
-    from core.report.bands import reference
-    from core.report.folder import read
+    from trainworthy.core.report.bands import reference
+    from trainworthy.core.report.folder import read
 
     with tempfile.TemporaryDirectory() as out, ThreadPoolExecutor(args.at_once) as pool:
         folders = []
@@ -57,7 +57,7 @@ def write(target: Path, kept: dict[str, Any]) -> None:
 
 def run_seed(recipe: str, seed: int, settings: list[str], out: Path) -> Path:
     """One run of the real command in a process of its own; its run folder."""
-    command = [sys.executable, "-m", "core.launch", "run", recipe, *settings, "--run.seed", str(seed), "--run.out", str(out),
+    command = [sys.executable, "-m", "trainworthy.launch", "run", recipe, *settings, "--run.seed", str(seed), "--run.out", str(out),
                "--gates.no-remember"]  # fmt: skip
     done = subprocess.run(command, env={**os.environ, "PYTHONSAFEPATH": "1"}, capture_output=True, text=True)
     if done.returncode != DONE:

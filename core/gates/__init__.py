@@ -1,6 +1,7 @@
 """Gates: what must hold before the budget is spent. `gate.py` says what one is, `order.py` lists them, `runner.py` runs them."""
 
-from core.gates.gate import (
+from trainworthy.core.base.verdict import Finding, Skip, Verdict
+from trainworthy.core.gates.gate import (
     PARTS,
     Gate,
     Proof,
@@ -13,8 +14,7 @@ from core.gates.gate import (
     total_loss,
     train_set,
 )
-from core.gates.runner import run_gates, write
-from core.verdict import Finding, Skip, Verdict
+from trainworthy.core.gates.runner import run_gates, write
 
 __all__ = ["PARTS", "Finding", "Gate", "Proof", "Skip", "Verdict", "agreed", "build", "categorical", "fetch", "gate", "pick",
            "run_gates", "total_loss", "train_set", "write"]  # fmt: skip

@@ -4,12 +4,13 @@ import json
 
 import torch
 from torch import Tensor
-
-from core import inventory, texts
-from core.gates import Finding, Proof, fetch, gate, pick, train_set
-from core.gates.recorder import learnt_from
-from core.run import Run, evaluating
-from core.stage import Stage
+from trainworthy.core.base.verdict import Finding
+from trainworthy.core.data import inventory, texts
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, fetch, pick, train_set
+from trainworthy.core.gates.recorder import learnt_from
+from trainworthy.core.loop.run import Run, evaluating
+from trainworthy.core.recipe.stage import Stage
 
 
 @gate(
@@ -67,10 +68,10 @@ def schema(proof: Proof) -> Finding:
 
 def _loss_schema(run, stage: Stage, batch: dict) -> list[str]:
     wrong = []
-    with evaluating(stage.model), evaluating(stage.judged), run.autocast():
+    with evaluating(stage.model), evaluating(stage.eval_model), run.autocast():
         terms = stage.loss(stage.model, batch)
-        metrics = stage.evaluate(stage.judged, _few(stage))
-        probed = stage.probed.evaluate(stage.judged, _few(stage)) if stage.probe else metrics
+        metrics = stage.evaluate(stage.eval_model, _few(stage))
+        probed = stage.gate_evaluator.evaluate(stage.eval_model, _few(stage)) if stage.probe else metrics
     counts = stage.counts(batch)
     for name, value in terms.items():
         if not isinstance(value, Tensor) or value.ndim:
@@ -79,7 +80,7 @@ def _loss_schema(run, stage: Stage, batch: dict) -> list[str]:
             wrong.append(f"loss term '{name}' is {value.item()}")
         if name not in counts and "*" not in counts:
             wrong.append(f"loss term '{name}' has no denominator (counts: {', '.join(counts)})")
-    for found, name in ((metrics, stage.metric.name), (probed, stage.probed.metric.name)):
+    for found, name in ((metrics, stage.metric.name), (probed, stage.gate_evaluator.metric.name)):
         if name not in found:
             wrong.append(f"evaluate() returns {', '.join(found)}, not '{name}'")
     try:
@@ -90,9 +91,9 @@ def _loss_schema(run, stage: Stage, batch: dict) -> list[str]:
 
 
 def _few(stage: Stage):
-    from core.stage import View
+    from trainworthy.core.recipe.stage import View
 
-    return View(stage.data["val"], range(min(stage.expect.few(16), len(stage.data["val"]))))
+    return View(stage.data["val"], range(min(stage.expect.at_most(16), len(stage.data["val"]))))
 
 
 @gate("data", rows="C7 V1", title="the data are what the recipe says they are", reads="data")
@@ -178,7 +179,7 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[str]:
 
 @gate("leakage", rows="C6", title="no validation sample stands in the training set", reads="data")
 def leakage(proof: Proof) -> Finding:
-    """Exact and near duplicates by content or by text (core/texts.py), and group ids on both sides. A few near duplicates are
+    """Exact and near duplicates by content or by text (core/data/texts.py), and group ids on both sides. A few near duplicates are
     tolerated: two people do write the same 1. Texts with a group field are judged by their groups alone."""
     run, stage = proof.look()
     train_set(stage)

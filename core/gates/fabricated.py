@@ -4,9 +4,10 @@ import math
 
 import torch
 from torch import Tensor
-
-from core.gates import Finding, Proof, Skip, gate, train_set
-from core.inventory import Scan
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.data.inventory import Scan
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, train_set
 
 BINS, FEWEST = 32, 30
 

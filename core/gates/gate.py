@@ -8,13 +8,13 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-
-from core import config, inventory, seeds
-from core.loader import Keyed, to_device
-from core.pretrained import read_weights, start_from
-from core.run import Plan, Run, denominator
-from core.stage import Data, Expect, Stage
-from core.verdict import Finding, Skip
+from trainworthy.core.base import config, seeds
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.data import inventory
+from trainworthy.core.data.loader import Keyed, to_device
+from trainworthy.core.loop.init_from import read_weights, start_from
+from trainworthy.core.loop.run import Plan, Run, denominator
+from trainworthy.core.recipe.stage import Data, Expect, Stage
 
 PARTS = (*(f.name for f in fields(Stage)), "train")
 """Parts of a recipe: what it gives its stage, and its loop."""
@@ -38,8 +38,8 @@ def gate(
     """Make a function a gate. `reads`: parts of a recipe that it looks at; every part unless said, so that none is forgotten. What
     stands beside the model is a part of its loss and of its evaluation."""
     parts = reads.split()
-    if {"loss", "evaluate"} & {*parts} and "beside" not in parts:
-        parts.append("beside")
+    if {"loss", "evaluate"} & {*parts} and "frozen_modules" not in parts:
+        parts.append("frozen_modules")
     return lambda prove: Gate(id, rows, title, prove, tuple(parts))
 
 
@@ -97,16 +97,16 @@ def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
     stage = make(run)
     if run.cfg.init_from:
         start_from(stage, Path(run.cfg.init_from), trust_pickle=run.cfg.trust_pickle)
-        if stage.average is not None:  # it was copied from the model before that
-            stage.average.load_state_dict(stage.model.state_dict())
-    if stage.begin:
-        stage.begin()
+        if stage.ema_model is not None:  # it was copied from the model before that
+            stage.ema_model.load_state_dict(stage.model.state_dict())
+    if stage.on_start:
+        stage.on_start()
     if run.plan is None:  # the full run: what only gates compare with is not held in memory
         stage.pretrained = None
         read_weights.cache_clear()
     stage.model.to(run.device)
-    stage.judged.to(run.device)
-    for module in stage.beside.values():
+    stage.eval_model.to(run.device)
+    for module in stage.frozen_modules.values():
         module.to(run.device).eval().requires_grad_(False)
     return stage
 

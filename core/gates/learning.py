@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from core import seeds
-from core.gates import Finding, Proof, Skip, agreed, categorical, fetch, gate, pick, total_loss, train_set
-from core.gates.norms import layers
-from core.gates.recorder import learnt_from, rehearsed
-from core.loader import cut
-from core.run import Plan, Run, evaluating
-from core.stage import Data, Metric, Stage, View
+from trainworthy.core.base import seeds
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.data.loader import cut
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, agreed, categorical, fetch, pick, total_loss, train_set
+from trainworthy.core.gates.norms import layers
+from trainworthy.core.gates.recorder import learnt_from, rehearsed
+from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.recipe.stage import Data, Metric, Stage, View
 
 OVERFIT_SAMPLES = 8
 TINY, HELD_OUT, FEWEST = 256, 250, 32  # samples to learn from, to score on, and what is too few of either
@@ -40,10 +41,12 @@ def initial_loss(proof: Proof) -> Finding:
     expected = stage.expect.initial_loss
     if expected is None:
         raise Skip("the recipe expects no particular initial loss")
-    if stage.pretrained is not None and not stage.expect.fresh:
+    if stage.pretrained is not None and not stage.expect.new_parameters:
         raise Skip("started from trained weights: the head is not an untrained one")
     data = train_set(stage)
-    batch = fetch(data, pick(data, stage.expect.few(256, times=16), proof.cfg.run.seed), proof.cfg.run.seed, run.device)
+    batch = fetch(
+        data, pick(data, stage.expect.at_most(256, times=16), proof.cfg.run.seed), proof.cfg.run.seed, run.device
+    )
     with evaluating(stage.model):
         measured = total_loss(run, stage, batch).item()
     expected = _on(batch, expected)
@@ -92,7 +95,7 @@ def _mixture(
         floating = lambda v: double and isinstance(v, Tensor) and v.is_floating_point()  # noqa: E731
         return {k: v.double() if floating(v) else v for k, v in batch.items()}
 
-    size = max(2, stage.expect.few(4))
+    size = max(2, stage.expect.at_most(4))
     picked = pick(data, 3 * size, seed)
     trials = []
     for indices in (picked[i : i + size] for i in range(0, len(picked), size)):
@@ -145,22 +148,22 @@ def _train_on_eight(proof: Proof, blank: tuple[str, ...] = (), patience: int = 0
     """The recipe's own `train()` on eight fixed samples with fixed draws at the peak rate, until loss and metric close; with
     `patience`, for so many times as many steps as that took with the inputs at most."""
     _, probe = proof.look()
-    expect, metric = dataclasses.replace(probe.expect), probe.probed.metric
+    expect, metric = dataclasses.replace(probe.expect), probe.gate_evaluator.metric
     expect.overfit_steps *= 1 if probe.pretrained is None else 2  # the rate of fine-tuning is 5 to 10 times smaller
-    indices = pick(train_set(probe), expect.few(OVERFIT_SAMPLES, times=2), proof.cfg.run.seed)
+    indices = pick(train_set(probe), expect.at_most(OVERFIT_SAMPLES, times=2), proof.cfg.run.seed)
     if patience:
         expect.overfit_steps = min(expect.overfit_steps, patience * overfitted(proof)[2]["steps"])
     found: dict = {"indices": indices, "curve": [], "blank": blank, "closing": False}
 
     def closing() -> bool:
         """Of dear samples no step is made in vain: is the loss of the last update low enough for the first time?"""
-        last = run.plan.losses[-1:] if expect.dear and not found["closing"] else []
+        last = run.plan.losses[-1:] if expect.gate_batch_size and not found["closing"] else []
         low = agreed(proof.accelerator, bool(last) and last[0] <= found["needed_loss"])
         found["closing"] |= low
         return low
 
     def check(stage: Stage, step: int) -> bool:
-        if step % (5 if expect.dear else 10) and step != expect.overfit_steps and not closing():
+        if step % (5 if expect.gate_batch_size else 10) and step != expect.overfit_steps and not closing():
             return False
         with evaluating(stage.model):
             loss = agreed(proof.accelerator, total_loss(run, stage, batch).item())
@@ -235,12 +238,12 @@ def overfit(proof: Proof) -> Finding:
             "train() does not iterate over run.steps(stage)",
         )
     closed = found["loss"] <= found["needed_loss"]
-    used = stage.probed.metric
+    used = stage.gate_evaluator.metric
     reached = found["metric"] is not None and not used.better(found["goal"], found["metric"])
     metric = "-" if found["metric"] is None else f"{found['metric']:.3f}"
     average = (
         ""
-        if stage.average is None
+        if stage.ema_model is None
         else "the average that is evaluated is not updated, or lags too far behind the weights\n"
     )
     remedy = (
@@ -271,17 +274,17 @@ def overfit(proof: Proof) -> Finding:
 )
 def baseline(proof: Proof) -> Finding:
     """The overfit model on the inputs of other samples, and a model trained on blank inputs: both must be clearly worse."""
-    if proof.expect.by_heart:
-        raise Skip(f"declared: {proof.expect.by_heart}")
+    if proof.expect.solvable_without_input:
+        raise Skip(f"declared: {proof.expect.solvable_without_input}")
     run, stage, found = overfitted(proof)
     if "loss" not in found or found["metric"] is None:
         raise Skip("the overfit gate did not get far enough to compare")
     inputs = tuple(k for k, f in stage.data["train"].fields.items() if f.role == "input")
-    indices, metric = found["indices"], stage.probed.metric
+    indices, metric = found["indices"], stage.gate_evaluator.metric
     turned = [(i + 1) % len(indices) for i in range(len(indices))]  # a derangement: no sample keeps its own input
     others = View(stage.data["train"], indices, swap=turned, draws=proof.cfg.run.seed)
     swapped = run.measure(stage, others, probe=True)[metric.name]
-    _, _, blind = _train_on_eight(proof, blank=inputs, patience=1 if stage.expect.dear else 4)
+    _, _, blind = _train_on_eight(proof, blank=inputs, patience=1 if stage.expect.gate_batch_size else 4)
     blind_metric = blind["metric"] if blind["metric"] is not None else metric.floor
     # The mean of eight real values is a better guess on those eight than on the data (var8 < 0.5 var: one draw in five).
     counted = any(f.role == "target" and f.classes for f in stage.data["train"].fields.values())
@@ -326,7 +329,7 @@ class Skill:
 def skill(run: Run, stage: Stage, data: Data, indices: list[int], seed: int) -> Skill:
     """Does the model answer from the input? Inputs are permuted over the samples, so that what it knows of the targets'
     distribution alone scores the same on both sides, whatever the metric."""
-    metric = stage.probed.metric
+    metric = stage.gate_evaluator.metric
     sign = 1 if metric.higher_is_better else -1
 
     def scored(swap: list[int] | None = None) -> float:
@@ -365,7 +368,7 @@ def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int) -
     def watch(stage: Stage, step: int) -> bool:
         found["steps"], ended = step, False
         if step % every == 0:
-            m = stage.probed.metric
+            m = stage.gate_evaluator.metric
             value = run.measure(stage, View(val, held_out), probe=True)[m.name]
             found["held_out_curve"].append(value)
             ended = _reaches(m, value, m.floor + (m.ceiling - m.floor) / 3)
@@ -402,9 +405,9 @@ def tiny_data(proof: Proof) -> Finding:
     What is not clear gets four times as many steps. Deep: 250 samples, 30 epochs (120 if need be), and a plateau."""
     probe_run, probe = proof.look()
     train_set(probe)
-    if probe.expect.dear and not proof.deep:
+    if probe.expect.gate_batch_size and not proof.deep:
         raise Skip("a sample is declared dear: `check --deep --only tiny-data` has the time")
-    metric, cfg = probe.probed.metric, proof.cfg
+    metric, cfg = probe.gate_evaluator.metric, proof.cfg
     span = abs(metric.ceiling - metric.floor)
     if not 0 < span < math.inf:
         raise Skip(f"the metric has no range: floor {metric.floor:g}, ceiling {metric.ceiling:g}")

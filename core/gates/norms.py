@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-
-from core.gates import Finding, Proof, Skip, gate
-from core.run import Plan, Run
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof
+from trainworthy.core.loop.run import Plan, Run
 
 FEW, LEFT = 2, 0.05
 

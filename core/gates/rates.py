@@ -7,13 +7,16 @@ from itertools import pairwise
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-from core import config, loader, optim, seeds
-from core.gates import Finding, Proof, Skip, agreed, build, fetch, gate, pick, total_loss, train_set
-from core.gates.recorder import learnt_from, rehearsed
-from core.lr_finder import Band, LRFinder
-from core.run import Plan, Run, denominator, training_modes
-from core.stage import Stage
+from trainworthy.core.base import config, seeds
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.data import loader
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, agreed, build, fetch, pick, total_loss, train_set
+from trainworthy.core.gates.recorder import learnt_from, rehearsed
+from trainworthy.core.loop import optim
+from trainworthy.core.loop.lr_finder import Band, LRFinder
+from trainworthy.core.loop.run import Plan, Run, denominator, training_modes
+from trainworthy.core.recipe.stage import Stage
 
 UNITS, FEW_UNITS = 20, 12  # of the rehearsal (of dear samples): enough for a warm-up, a peak and an end
 CLIP = 1e-4  # its norm to clip to: every gradient that is not clipped is seen
@@ -60,8 +63,8 @@ def _seen(proof: Proof) -> Seen:
         cfg = replace(
             proof.cfg, optim=replace(proof.cfg.optim, clip=CLIP if math.isfinite(proof.cfg.optim.clip) else math.inf)
         )
-        units = FEW_UNITS if proof.expect.dear else UNITS
-        size = max(1 if proof.expect.dear else 8, proof.accelerator.num_processes * cfg.train.accumulate)
+        units = FEW_UNITS if proof.expect.gate_batch_size else UNITS
+        size = max(1 if proof.expect.gate_batch_size else 8, proof.accelerator.num_processes * cfg.train.accumulate)
         run = Run(cfg, proof.accelerator, plan=Plan(steps=units, batch_size=size))
         stage = build(run, proof.make)
         names = {id(o): name for name, o in stage.optimizers.items()}
@@ -176,7 +179,7 @@ def terms(proof: Proof) -> Finding:
     """Norm of each term's own gradient on the rehearsed model, over the sum of the norms; the middle one of three batches that
     count for the term (a batch without a labelled sample says nothing about their term)."""
     run, stage, _ = rehearsed(proof)
-    data, seed, size = learnt_from(proof), proof.cfg.run.seed, stage.expect.few(16)
+    data, seed, size = learnt_from(proof), proof.cfg.run.seed, stage.expect.at_most(16)
     chosen = (pick(data, n * size, seed) for n in (3, 24))
     batches = (some[i : i + size] for some in chosen for i in range(0, len(some), size))
     loss = run.used_loss or stage.loss
@@ -246,7 +249,7 @@ def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only:
     (optimizer,) = stage.optimizers.values()
     data, cfg = stage.data["train"], run.cfg
     fresh = only is None
-    few = min(max(stage.expect.few(cfg.train.batch_size), BATCH[0]), BATCH[1], len(data))
+    few = min(max(stage.expect.at_most(cfg.train.batch_size), BATCH[0]), BATCH[1], len(data))
     size = cfg.train.batch_size if fresh else few
     stream = loader.Stream(len(data), cfg.run.seed)
     cuts = (stream.keys(i * size, (i + 1) * size) for i in (range(steps) if fresh else [only]))
@@ -283,7 +286,7 @@ def range_test(proof: Proof) -> Finding:
     expect = proof.expect
     if expect.range_test:
         raise Skip(f"declared: {expect.range_test}")
-    if 0 < expect.dear < BATCH[0] and not proof.deep:
+    if 0 < expect.gate_batch_size < BATCH[0] and not proof.deep:
         raise Skip("a sample is declared dear: `check --deep --only range-test` has the time")
     if len(proof.look()[1].optimizers) > 1:
         raise Skip("several optimisers: no single rate to test")
@@ -307,7 +310,8 @@ def range_test(proof: Proof) -> Finding:
         one = finders[-1].band()
         lowest, highest = allowed(one) if one and one.blew_up else (math.inf, 0.0)
         if agreed(
-            proof.accelerator, bool(expect.dear) and not proof.deep and CLEAR * lowest <= peak <= highest / CLEAR
+            proof.accelerator,
+            bool(expect.gate_batch_size) and not proof.deep and CLEAR * lowest <= peak <= highest / CLEAR,
         ):
             break  # one batch in five overlooks a rate a hundred times too high: only where a second is dear
     bands = [(band, f) for f in finders if (band := f.band())]

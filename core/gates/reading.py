@@ -15,12 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import get_worker_info
-
-from core import config, loader
-from core.gates import Finding, Proof, Skip, build, gate
-from core.gates.rehearsal import over_two_processes
-from core.run import Plan, Run
-from core.stage import Data, Stage, View
+from trainworthy.core.base import config
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.data import loader
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, build
+from trainworthy.core.gates.rehearsal import over_two_processes
+from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.recipe.stage import Data, Stage, View
 
 SAMPLES, FEWEST, REREAD, WORKERS = 32, 8, 16, 2
 
@@ -123,7 +125,7 @@ def _judged(proof: Proof, folder: Path) -> Finding:
     data = stage.data.get("train")
     if data is None or len(data) < FEWEST * world:
         raise Skip("no training set to read" if data is None else f"{len(data)} training samples are too few to tell")
-    size = world * (min(stage.expect.few(SAMPLES, times=4) * world, len(data)) // (4 * world))
+    size = world * (min(stage.expect.at_most(SAMPLES, times=4) * world, len(data)) // (4 * world))
     whole = data.order(seed, "read")
     indices = list(dict.fromkeys(whole.tolist()))[: 4 * size]
     n, wrong = len(indices), []

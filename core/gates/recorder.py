@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
-
-from core import seeds
-from core.checkpoint import Segment
-from core.gates import Proof, Skip
-from core.pretrained import equal, holds_state, match
-from core.run import Plan, Run, denominator, summed
-from core.stage import Data, Field, Stage, batch_size
+from trainworthy.core.base import seeds
+from trainworthy.core.base.verdict import Skip
+from trainworthy.core.gates.gate import Proof
+from trainworthy.core.loop.checkpoint import Segment
+from trainworthy.core.loop.init_from import equal, holds_state, match
+from trainworthy.core.loop.run import Plan, Run, denominator, summed
+from trainworthy.core.recipe.stage import Data, Field, Stage, batch_size
 
 STEPS, BATCH, SPOTS = 4, 16, 4096
 
@@ -74,7 +74,7 @@ class Recorder:
         """Sums over the bits of what must not move: parameters in no optimiser, buffers of modules that own nothing trained, and
         what stands beside the model."""
         trained = self.stage.parameters()
-        out = self.stage.still
+        out = self.stage.frozen_tensors
         for prefix, module in self.stage.model.named_modules():
             own = [n for n, _ in module.named_parameters(prefix=prefix)]
             if own and not any(n in trained for n in own):
@@ -110,7 +110,7 @@ class Recorder:
             self.record.batch = batches[0]
         expect = self.stage.expect
         # Of dear samples the second step (what the first left behind) and the third (after the evaluation) say what four do.
-        asked = not expect.dear or self.run.step in (1, 2)
+        asked = not expect.gate_batch_size or self.run.step in (1, 2)
         if not expect.random_loss and batches and asked:
             given = {n: p for n, p in mine.items() if p.grad is not None}
             if given:
@@ -122,7 +122,7 @@ class Recorder:
         stage = self.stage
         old = {k for o in (optimizer, *stage.optimizers.values()) for k in holds_state(o)}
         pairs = match(stage.model, stage.pretrained).pairs
-        return *equal(stage.model, pairs, fresh=stage.expect.fresh), sorted(old)
+        return *equal(stage.model, pairs, fresh=stage.expect.new_parameters), sorted(old)
 
     def _post_step(self, optimizer, _args, _kwargs) -> None:
         for g in optimizer.param_groups:
@@ -179,7 +179,7 @@ def rehearse(proof: Proof, plan: Plan) -> tuple[Run, Stage, Record]:
     run, stage = proof.build(plan)
     with Recorder(run, stage) as record:
         proof.train(proof.cfg, run, stage)
-    if stage.expect.dear:
+    if stage.expect.gate_batch_size:
         record.left = bits(stage)
     return run, stage, record
 
@@ -192,15 +192,15 @@ def rehearsed(proof: Proof) -> tuple[Run, Stage, Record]:
 def four(proof: Proof, **how: Any) -> Plan:
     """The plan of that rehearsal."""
     world = proof.accelerator.num_processes
-    size = max(proof.expect.few(BATCH), 2 * world, proof.cfg.train.accumulate * world)
+    size = max(proof.expect.at_most(BATCH), 2 * world, proof.cfg.train.accumulate * world)
     return Plan(steps=STEPS, batch_size=size, peak=True, due=(2,), **how)
 
 
 def tensors(stage: Stage, kinds: tuple[str, ...] = ("optimizers", "state")) -> dict[str, Tensor]:
     """What trains and what goes with it, by name."""
     out = {f"model.{n}": t for n, t in stage.model.state_dict().items()}
-    if stage.average is not None:
-        out |= {f"average.{n}": t for n, t in stage.average.state_dict().items()}
+    if stage.ema_model is not None:
+        out |= {f"average.{n}": t for n, t in stage.ema_model.state_dict().items()}
     for kind in kinds:
         for key, one in getattr(stage, kind).items():
             leaves = [x for x in tree_leaves(_read(one.state_dict())) if isinstance(x, Tensor)]

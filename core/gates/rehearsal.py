@@ -12,14 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-from core import seeds
-from core.gates import Finding, Proof, Skip, gate, pick
-from core.gates.learning import overfitted
-from core.gates.recorder import STEPS, Record, bits, four, rehearsed, tensors
-from core.loader import cut
-from core.run import Plan, Run
-from core.stage import Stage, View
+from trainworthy.core.base import seeds
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.data.loader import cut
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, pick
+from trainworthy.core.gates.learning import overfitted
+from trainworthy.core.gates.recorder import STEPS, Record, bits, four, rehearsed, tensors
+from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.recipe.stage import Stage, View
 
 
 def _gradient_fault(record: Record, clip: float, *, tolerance: float) -> str:
@@ -117,14 +118,14 @@ def evaluation(proof: Proof) -> Finding:
     """The same weights evaluated under two seeds in batches of two sizes: one result (where it is not: which of both did it);
     weights, buffers, modes unchanged; and after the evaluation inside `train()` the model trains on in train mode."""
     run, stage, record = rehearsed(proof)
-    if stage.expect.inexact:
-        raise Skip(stage.expect.inexact)
+    if stage.expect.nondeterministic:
+        raise Skip(stage.expect.nondeterministic)
     if "train" in stage.data:  # weights that say something: an untrained model scores the same whatever is wrong
         run, stage, _ = overfitted(proof)
     val = stage.data["val"]
-    view = View(val, pick(val, min(len(val), stage.expect.few(250, times=2)), proof.cfg.run.seed))
+    view = View(val, pick(val, min(len(val), stage.expect.at_most(250, times=2)), proof.cfg.run.seed))
     before = {n: t.detach().clone() for n, t in tensors(stage, ("state",)).items()}
-    modes = {n: m.training for n, m in stage.judged.named_modules()}
+    modes = {n: m.training for n, m in stage.eval_model.named_modules()}
 
     def measure(seed: int, size: int) -> dict[str, float]:
         seeds.seed_global(seed)
@@ -156,7 +157,7 @@ def evaluation(proof: Proof) -> Finding:
     changed = [n for n, t in before.items() if n not in after or not torch.equal(t, after[n])]
     if changed:
         wrong.append(f"evaluation changed {len(changed)} tensors, e.g. {changed[0]}")
-    if any(modes[n] != m.training for n, m in stage.judged.named_modules()):
+    if any(modes[n] != m.training for n, m in stage.eval_model.named_modules()):
         wrong.append("evaluation left modules in another mode")
     swapped = record.between.get(2, [])  # the evaluation was after the second step
     if swapped and not record.between.get(1) and not record.between.get(3):
@@ -192,13 +193,13 @@ def accumulation(proof: Proof) -> Finding:
     probe_run, probe = proof.look()
     if probe.expect.couplings:
         raise Skip(f"declared: {probe.expect.couplings}")
-    if probe.expect.inexact:
-        raise Skip(probe.expect.inexact)
-    each = max(4, probe.expect.few(8, times=2))
+    if probe.expect.nondeterministic:
+        raise Skip(probe.expect.nondeterministic)
+    each = max(4, probe.expect.at_most(8, times=2))
     most = each // 2 + 1
     one, even, uneven = f"1x{each}", f"2x{each // 2}", f"{most}+{each - most}"
     cuts = {one: [each], even: [each // 2, each // 2], uneven: [most, each - most]}
-    if probe.expect.dear:
+    if probe.expect.gate_batch_size:
         del cuts[even]  # what it shows, the uneven cut shows
     limit = 1e-3 if probe_run.precision == "fp32" else 5e-2
 
@@ -280,7 +281,7 @@ def _digest(grads: list[Tensor]) -> list[float]:
 
 def over_two_processes(proof: Proof, gate: str) -> dict:
     """The verdict of one gate over two real processes: it is started with -n 2."""
-    command = [sys.executable, "-m", "core.cli", "check", *proof.argv, "-n", "2", "--only", gate]
+    command = [sys.executable, "-m", "trainworthy", "check", *proof.argv, "-n", "2", "--only", gate]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
     lines = [line for line in done.stdout.splitlines() if line.strip().startswith("evidence in ")]
     if done.returncode or not lines:
@@ -320,13 +321,13 @@ def _quiet(model: nn.Module, still: bool) -> None:
 def resume(proof: Proof) -> Finding:
     """Six steps straight against three, a checkpoint, everything built anew, and three more: weights, optimiser and losses. Where
     samples are dear, the rehearsal's four steps are the straight run: two, a checkpoint, and two more."""
-    if proof.expect.inexact:
-        raise Skip(proof.expect.inexact)
+    if proof.expect.nondeterministic:
+        raise Skip(proof.expect.nondeterministic)
     world = proof.accelerator.num_processes
     bitwise = proof.accelerator.device.type == "cpu"
-    short = bool(proof.expect.dear) and bitwise and not proof.deep and not proof.half_in
+    short = bool(proof.expect.gate_batch_size) and bitwise and not proof.deep and not proof.half_in
     steps = STEPS if short else 6
-    half, size = steps // 2, min(proof.cfg.train.batch_size, proof.expect.few(32) * world)
+    half, size = steps // 2, min(proof.cfg.train.batch_size, proof.expect.at_most(32) * world)
 
     def go(folder: Path | None, stop: int | None) -> tuple[Run, Stage]:
         how = {"stop_after": stop, "keep_in": folder}
@@ -376,7 +377,7 @@ def resume(proof: Proof) -> Finding:
 
 
 def _in_a_new_process(proof: Proof, folder: Path) -> None:
-    command = [sys.executable, "-m", "core.launch", "check", *proof.argv, "--only", "resume"]
+    command = [sys.executable, "-m", "trainworthy.launch", "check", *proof.argv, "--only", "resume"]
     env = {**os.environ, "TRAINWORTHY_HALF": str(folder), "PYTHONSAFEPATH": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     if done.returncode:

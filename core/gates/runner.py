@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-from core.console import Console
-from core.errors import Stop
-from core.gates.gate import Gate, Proof
-from core.pictures import contact_sheet
-from core.run import Plan
-from core.verdict import Finding, Skip, Verdict
+from trainworthy.core.base.console import Console
+from trainworthy.core.base.errors import Stop
+from trainworthy.core.base.verdict import Finding, Skip, Verdict
+from trainworthy.core.data.pictures import contact_sheet
+from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.loop.run import Plan
 
 
 def run_gates(gates: list[Gate], proof: Proof, *, known: dict[str, dict], console: Console) -> list[Verdict]:
@@ -94,7 +93,7 @@ def _keep_repro(verdict: Verdict, finding: Finding, proof: Proof) -> None:
             contact_sheet(stage.preview({k: v.cpu() for k, v in tensors.items()}), folder / "batch.png")
     command = ["check", *proof.argv, "--only", verdict.id]
     again = (
-        f'command = [sys.executable, "-m", "core.launch", *{command!r}]\n'
+        f'command = [sys.executable, "-m", "trainworthy.launch", *{command!r}]\n'
         'sys.exit(subprocess.run(command, env={**os.environ, "PYTHONSAFEPATH": "1"}).returncode)'
     )
     (folder / "repro.py").write_text(

@@ -6,11 +6,11 @@ Nothing on the page is fetched from anywhere: pictures are data URIs, curves inl
 import re
 from pathlib import Path
 
-from core.report.bands import healthy
-from core.report.charts import curves
-from core.report.folder import read
-from core.report.html import esc, section, tag
-from core.report.sections import (
+from trainworthy.core.report.bands import healthy
+from trainworthy.core.report.charts import curves
+from trainworthy.core.report.folder import read
+from trainworthy.core.report.html import esc, section, tag
+from trainworthy.core.report.sections import (
     data_section,
     earlier,
     environment_section,

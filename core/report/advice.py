@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-from core.report.bands import healthy
-from core.report.folder import Folder
-from core.report.html import num
+from trainworthy.core.report.bands import healthy
+from trainworthy.core.report.folder import Folder
+from trainworthy.core.report.html import num
 
 WINDOW = 5  # evaluations in the trend
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-from core.report.folder import Folder, series
-from core.report.html import num
+from trainworthy.core.report.folder import Folder, series
+from trainworthy.core.report.html import num
 
 POINTS = 1500  # kept per line
 KEPT = 100  # points of a band

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-from core.report.bands import OUTSIDE, OVERFIT, Band, Healthy, healthy, lines, name_of, smooth, thin
-from core.report.folder import Folder, references, series
-from core.report.html import esc, num, tag
+from trainworthy.core.report.bands import OUTSIDE, OVERFIT, Band, Healthy, healthy, lines, name_of, smooth, thin
+from trainworthy.core.report.folder import Folder, references, series
+from trainworthy.core.report.html import esc, num, tag
 
 SMALL = (3.4, 2.0)  # inches: a third of the page
 

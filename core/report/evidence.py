@@ -5,11 +5,10 @@ import math
 from typing import Any
 
 import numpy as np
-
-from core.report.bands import OVERFIT, healthy
-from core.report.charts import SENTINEL, SMALL, Chart, inline, plain_powers, render, shade, thin
-from core.report.folder import Folder
-from core.report.html import bars, details, esc, num, picture, tag
+from trainworthy.core.report.bands import OVERFIT, healthy
+from trainworthy.core.report.charts import SENTINEL, SMALL, Chart, inline, plain_powers, render, shade, thin
+from trainworthy.core.report.folder import Folder
+from trainworthy.core.report.html import bars, details, esc, num, picture, tag
 
 KIND = {"pass": "good", "fail": "bad"}
 

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from core.errors import UserError
-from core.metrics import read_rows
-from core.registry import find
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.monitoring.metrics import read_rows
+from trainworthy.core.recipe.registry import find
 
 
 @dataclass

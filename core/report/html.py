@@ -9,8 +9,7 @@ from html import escape
 from typing import Any
 
 import numpy as np
-
-from core.report.folder import Folder
+from trainworthy.core.report.folder import Folder
 
 SECRET = re.compile(
     r"\b(hf_|gh[pousr]_|github_pat_|sk-|xox[a-z]-|AKIA)[A-Za-z0-9_-]{12,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"

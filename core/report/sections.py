@@ -7,13 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from core.card import measured
-from core.metrics import read_rows
-from core.report.advice import Advice, advise, against_healthy
-from core.report.evidence import verdict_table
-from core.report.folder import Folder, read_json, references
-from core.report.html import SECRET_NAME, bars, card, code, details, esc, note, num, picture, said, table, tag
+from trainworthy.core.monitoring.metrics import read_rows
+from trainworthy.core.report.advice import Advice, advise, against_healthy
+from trainworthy.core.report.card import measured
+from trainworthy.core.report.evidence import verdict_table
+from trainworthy.core.report.folder import Folder, read_json, references
+from trainworthy.core.report.html import (
+    SECRET_NAME,
+    bars,
+    card,
+    code,
+    details,
+    esc,
+    note,
+    num,
+    picture,
+    said,
+    table,
+    tag,
+)
 
 COLUMNS = 12  # evaluations shown side by side
 CHOSEN = {"best": "chosen on the same validation set, so it flatters", "final": "not chosen on the validation set"}

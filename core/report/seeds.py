@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from core import spread
-from core.many import QUARTERS, rows, sentence
-from core.report import PAGE, STYLE
-from core.report.charts import SENTINEL, Chart, inline, render, smooth
-from core.report.folder import Folder, read, series
-from core.report.html import bars, esc, note, num, section, table, tag
+from trainworthy.core.report import PAGE, STYLE, intervals
+from trainworthy.core.report.charts import SENTINEL, Chart, inline, render, smooth
+from trainworthy.core.report.folder import Folder, read, series
+from trainworthy.core.report.html import bars, esc, note, num, section, table, tag
+from trainworthy.core.session.multi_seed import QUARTERS, rows, sentence
 
 
 def page(folder: Path, found: dict[str, Any]) -> str:
@@ -61,7 +60,7 @@ def _charts(runs: list[tuple[str, Folder]], name: str) -> list[Chart]:
 def _profile(found: dict[str, Any]) -> Chart:
     """Share of the seeds that end at a score or better."""
     sign = 1 if found["higher_is_better"] else -1
-    scores, share = spread.profile([sign * v for v in found["values"].values()])
+    scores, share = intervals.profile([sign * v for v in found["values"].values()])
 
     def draw(axes: Any, c: dict[str, str]) -> None:
         x = [sign * s for s in scores]

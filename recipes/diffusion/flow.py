@@ -18,14 +18,16 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base import seeds
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.diffusion.data import pictures
+from trainworthy.recipes.diffusion.evaluation.scores import Scores
+from trainworthy.recipes.diffusion.gates import samples
+from trainworthy.recipes.diffusion.models import nets, pipeline
+from trainworthy.recipes.diffusion.models.flow_noise import Noise, Process
 
-import core
-from core import seeds
-from core.config import Optim, RunSettings, Train
-from core.stage import View
-from recipes.diffusion import gates, nets, pipeline, source
-from recipes.diffusion.line import Noise, Process
-from recipes.diffusion.scores import Scores
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -47,7 +49,7 @@ class Sampling:
 class Config(core.Config):
     """Settings of diffusion/flow."""
 
-    data: source.Source = field(default_factory=source.Source)
+    data: pictures.Source = field(default_factory=pictures.Source)
     noise: Noise = field(default_factory=Noise)
     sampling: Sampling = field(default_factory=Sampling)
     drop: float = 0.1
@@ -74,7 +76,7 @@ def tiny() -> Config:
 def full() -> Config:
     """Pictures of your own classes at 64x64 on an accelerator; guidance is judged by your own classifier's export."""
     return Config(
-        data=source.Source(path="hub:ethz/food101", image_size=64, judge="runs/vision-classify/export"),
+        data=pictures.Source(path="hub:ethz/food101", image_size=64, judge="runs/vision-classify/export"),
         sampling=Sampling(steps=50),
         widths=(128, 256, 256, 512),
         layers=2,
@@ -137,7 +139,7 @@ def make_model(cfg: Config, channels: int, n_classes: int) -> nn.Module:
 # ---------------------------------------------------------------------------------------------------------------- stage
 def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    found = source.read(cfg.data)
+    found = pictures.read(cfg.data)
     images, labels, classes, learn, held_out, notes = found
     process, n, asked = Process(cfg.noise), len(classes), cfg.sampling
     train_data = Noised(images[learn], labels[learn], classes, process, cfg.drop)
@@ -146,7 +148,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     model = make_model(cfg, images.shape[1], n)
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
     # After the model: building a judge draws random numbers once a process, and takes a minute that a wrong setting need not cost.
-    judge = source.judge(cfg.data)
+    judge = pictures.judge(cfg.data)
     train_data.notes = {**notes, "judge": judge.told}
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
@@ -188,14 +190,14 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
     def preview(batch: dict) -> list[core.Tile]:
         told = zip(batch["condition"].tolist(), batch["timestep"].tolist(), strict=True)
-        return source.tiles(batch["noisy"], [f"{'none' if c == n else classes[c]}, t {t:.0f}" for c, t in told])
+        return pictures.tiles(batch["noisy"], [f"{'none' if c == n else classes[c]}, t {t:.0f}" for c, t in told])
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         return scores.shown(sample(model, batch["label"], batch["noise"], asked.guidance_scale), batch["label"])
 
     def export(folder: Path) -> None:
         """A DiffusionPipeline: unet/, scheduler/, and the pipeline's own source beside them."""
-        source.save_pipeline(folder, (ema.model if ema else model).eval().cpu(), process.sampler())
+        pictures.save_pipeline(folder, (ema.model if ema else model).eval().cpu(), process.sampler())
 
     thing = "digit" if cfg.data.path == "digits" else "class"
     return core.Stage(
@@ -207,17 +209,17 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         evaluate=evaluate,
         metric=core.Metric("agreement", f"do the samples show the {thing} that was asked for?", floor=1 / n, ceiling=1.0),
         probe=core.Probe(core.Metric("denoised", "how much of a picture is seen through its noise?", 0.0, 1.0), denoise),
-        average=ema.model if ema else None,
+        ema_model=ema.model if ema else None,
         state={"ema": ema} if ema else {},
-        beside=judge.beside,
+        frozen_modules=judge.frozen_modules,
         expect=core.Expect(initial_loss=process.initial_loss, overfit_steps=200, overfit_metric=0.95),
         baselines=baselines,
         preview=preview,
         predict=predict,
         figures=figures,
         export=export,
-        gates=gates.of(judge),
-        monitors=[gates.samples, gates.samplers],
+        gates=samples.of(judge),
+        monitors=[samples.samples, samples.samplers],
     )  # fmt: skip
 
 

@@ -18,14 +18,17 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base import seeds
+from trainworthy.core.base.config import Optim, Phase, RunSettings, Train
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.diffusion.data import pictures
+from trainworthy.recipes.diffusion.evaluation.scores import Scores
+from trainworthy.recipes.diffusion.gates import latent as latent_gates
+from trainworthy.recipes.diffusion.gates import samples
+from trainworthy.recipes.diffusion.models import latents, nets, pipeline
+from trainworthy.recipes.diffusion.models.noise import Noise, Process
 
-import core
-from core import seeds
-from core.config import Optim, Phase, RunSettings, Train
-from core.stage import View
-from recipes.diffusion import gates, latent_gates, latents, nets, pipeline, source
-from recipes.diffusion.noise import Noise, Process
-from recipes.diffusion.scores import Scores
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -47,7 +50,7 @@ class Sampling:
 class Config(core.Config):
     """Settings of diffusion/latent."""
 
-    data: source.Source = field(default_factory=lambda: source.Source(image_size=32))
+    data: pictures.Source = field(default_factory=lambda: pictures.Source(image_size=32))
     autoencoder: Phase = field(default_factory=Phase)
     latent: Phase = field(default_factory=Phase)
     vae: latents.Vae = field(default_factory=latents.Vae)
@@ -79,7 +82,7 @@ def tiny() -> Config:
 def full() -> Config:
     """Pictures of your own classes at 256x256 on an accelerator; guidance is judged by your own classifier's export."""
     return Config(
-        data=source.Source(path="hub:ethz/food101", image_size=256, judge="runs/vision-classify/export"),
+        data=pictures.Source(path="hub:ethz/food101", image_size=256, judge="runs/vision-classify/export"),
         sampling=Sampling(steps=50),
         vae=latents.Vae(widths=(64, 128, 256, 256), layers=2, kl=1e-6),
         widths=(128, 256, 384, 512),
@@ -104,7 +107,7 @@ class Noised(core.Data):
         self, latents: Tensor, images: Tensor, labels: Tensor, classes: tuple[str, ...], process: Process, drop: float
     ):
         self.latents, self.images, self.labels = latents, images, labels
-        self.small = source.small(
+        self.small = pictures.small(
             images
         )  # splits are compared by pictures: latents of different ones may be near each other
         self.process, self.drop, self.null = process, drop, len(classes)
@@ -139,12 +142,12 @@ class Noised(core.Data):
 # --------------------------------------------------------------------------------------------------------------- stages
 def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """First: pictures to latents and back."""
-    found, side = source.read(cfg.data), cfg.data.image_size
+    found, side = pictures.read(cfg.data), cfg.data.image_size
     images, labels, classes, learn, held_out, notes = found
     model = latents.make(cfg.vae, images.shape[1], side)
     shape = latents.shape(model, side, len(cfg.widths) - 1)
     data = {n: latents.Pictures(images[i], labels[i], classes, shape) for n, i in (("train", learn), ("val", held_out))}
-    judge = source.judge(cfg.data)
+    judge = pictures.judge(cfg.data)
     data["train"].notes = {**notes, "judge": judge.told}
     trip = latents.RoundTrip(run, judge, found)
 
@@ -173,12 +176,12 @@ def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) 
         loss=loss,
         evaluate=trip.evaluate,
         metric=core.Metric("psnr", "how well does a picture come back (dB)?", floor=trip.floor, ceiling=40.0),
-        beside=judge.beside,
+        frozen_modules=judge.frozen_modules,
         expect=core.Expect(initial_loss=None if cfg.vae.path else initial_loss, overfit_steps=300, overfit_metric=18.0,
                            small_terms=("kl",)),
         baselines=trip.blank,
-        bounds=("real pictures",),
-        preview=lambda batch: source.tiles(batch["image"], [classes[c] for c in batch["label"].tolist()]),
+        upper_bounds=("real pictures",),
+        preview=lambda batch: pictures.tiles(batch["image"], [classes[c] for c in batch["label"].tolist()]),
         predict=trip.tiles,
         pretrained={k: v.clone() for k, v in model.state_dict().items()} if cfg.vae.path else None,
         export=export,
@@ -187,10 +190,10 @@ def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) 
 
 def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """Then: diffusion of latents, which the autoencoder, frozen, has made once."""
-    found = source.read(cfg.data)
+    found = pictures.read(cfg.data)
     images, labels, classes, learn, held_out, notes = found
     process, n, asked = Process(cfg.noise, "latent", math.inf), len(classes), cfg.sampling
-    vae = previous.judged.to(run.device).eval()
+    vae = previous.eval_model.to(run.device).eval()
     middles = latents.cached(vae, images)
     z = pipeline.scaled(latents.measured(vae, middles[learn]), middles)
     train_data = Noised(z[learn], images[learn], labels[learn], classes, process, cfg.drop)
@@ -201,7 +204,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
 
     model = make_model()
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
-    judge = source.judge(cfg.data)
+    judge = pictures.judge(cfg.data)
     train_data.notes = {**notes, "latents": latents.told(vae), "judge": judge.told}
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
@@ -245,14 +248,14 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
     def preview(batch: dict) -> list[core.Tile]:
         told = zip(batch["condition"].tolist(), batch["timestep"].tolist(), strict=True)
         seen = pipeline.decode(vae, batch["noisy"].to(run.device))
-        return source.tiles(seen, [f"{'none' if c == n else classes[c]}, t {t}" for c, t in told])
+        return pictures.tiles(seen, [f"{'none' if c == n else classes[c]}, t {t}" for c, t in told])
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         return scores.shown(sample(model, batch["label"], batch["noise"], asked.guidance_scale), batch["label"])
 
     def export(folder: Path) -> None:
         """A DiffusionPipeline: unet/, scheduler/, vae/ with its factors, and the pipeline's own source beside them."""
-        source.save_pipeline(folder, (ema.model if ema else model).eval().cpu(), process.sampler(), vae)
+        pictures.save_pipeline(folder, (ema.model if ema else model).eval().cpu(), process.sampler(), vae)
 
     thing = "digit" if cfg.data.path == "digits" else "class"
     return core.Stage(
@@ -264,9 +267,9 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         evaluate=evaluate,
         metric=core.Metric("agreement", f"do the samples show the {thing} that was asked for?", floor=1 / n, ceiling=1.0),
         probe=core.Probe(core.Metric("denoised", "how much of a latent is seen through its noise?", 0.0, 1.0), denoise),
-        average=ema.model if ema else None,
+        ema_model=ema.model if ema else None,
         state={"ema": ema} if ema else {},
-        beside={"vae": vae, **judge.beside},
+        frozen_modules={"vae": vae, **judge.frozen_modules},
         expect=core.Expect(initial_loss=process.initial_loss, overfit_steps=200, overfit_metric=0.95),
         baselines=baselines,
         preview=preview,
@@ -274,7 +277,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         figures=figures,
         export=export,
         gates=latent_gates.of(judge, vae, cfg.vae.needed),
-        monitors=[gates.samples, gates.samplers],
+        monitors=[samples.samples, samples.samplers],
     )  # fmt: skip
 
 

@@ -14,13 +14,16 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.diffusion.data import captions, pictures
+from trainworthy.recipes.diffusion.evaluation.scores import Scores
+from trainworthy.recipes.diffusion.gates import samples
+from trainworthy.recipes.diffusion.gates import text as text_gates
+from trainworthy.recipes.diffusion.models import latents, pipeline, stable
+from trainworthy.recipes.diffusion.models.noise import Noise, Process
 
-import core
-from core.config import Optim, RunSettings, Train
-from core.stage import View
-from recipes.diffusion import captions, gates, latents, pipeline, source, stable, text_gates
-from recipes.diffusion.noise import Noise, Process
-from recipes.diffusion.scores import Scores
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -45,7 +48,7 @@ class Config(core.Config):
     data: captions.Source = field(default_factory=lambda: captions.Source(image_size=32))
     model: str = ""
     """Folder or hub name of a StableDiffusionPipeline to fine-tune; empty: a new net (--new.*)."""
-    lora: int = 0
+    lora_rank: int = 0
     """Rank of adapters on every attention's projections, of a --model; 0 trains all of its net."""
     new: stable.New = field(default_factory=stable.New)
     noise: Noise = field(default_factory=Noise)
@@ -59,10 +62,10 @@ class Config(core.Config):
 
     def __post_init__(self):
         self.model = stable.resolved(self.model)
-        if self.lora and (self.ema or not self.model):
+        if self.lora_rank and (self.ema or not self.model):
             raise core.UserError("adapters are of a pretrained net, and no average is made of them",
-                                 got=f"--lora {self.lora} --ema {self.ema:g} --model {self.model or '(none)'}",
-                                 needed="--model FOLDER --lora RANK --ema 0")  # fmt: skip
+                                 got=f"--lora-rank {self.lora_rank} --ema {self.ema:g} --model {self.model or '(none)'}",
+                                 needed="--model FOLDER --lora-rank RANK --ema 0")  # fmt: skip
 
 
 def tiny() -> Config:
@@ -80,7 +83,7 @@ def full() -> Config:
     return Config(
         data=captions.Source(path="hub:ethz/food101", image_size=512, judge="runs/vision-classify/export"),
         model="stable-diffusion-v1-5/stable-diffusion-v1-5",
-        lora=16,
+        lora_rank=16,
         ema=0.0,
         sampling=Sampling(guidance_scale=5.0, steps=50, every=50, scales=(1.0, 3.0, 5.0, 7.5)),
         train=Train(epochs=4, batch_size=16, accumulate=4, precision="bf16"),
@@ -111,10 +114,10 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     train_data, val_data = (captions.Noised(z, found, i, process, cfg.drop) for i in (found.learn, found.held_out))
     words = parts.read(found.captions, run.device)
     model = stable.Captioned(parts.unet, words)
-    came = stable.adapted(model, cfg.lora)
+    came = stable.adapted(model, cfg.lora_rank)
     untrained = stable.snapshot(model)
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
-    judge = source.judge(cfg.data) if labelled else None
+    judge = pictures.judge(cfg.data) if labelled else None
     train_data.notes = captions.told(found, parts, judge)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
@@ -149,7 +152,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         made = sample(model, batch["asked"], batch["noise"], asked.guidance_scale)
         right = (judge(made)[0] == batch["label"]).float().tolist() if judge else None
-        return source.tiles(made, [found.captions[i] for i in batch["asked"].tolist()], right)
+        return pictures.tiles(made, [found.captions[i] for i in batch["asked"].tolist()], right)
 
     def figures(at_hand: nn.Module, data: core.Data) -> dict:
         some = View(data, range(0, len(data), max(1, len(data) // 40)))
@@ -169,11 +172,11 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     def preview(batch: dict) -> list[core.Tile]:
         told = zip(batch["condition"].tolist(), batch["timestep"].tolist(), strict=True)
         seen = pipeline.decode(vae, batch["noisy"].to(run.device))
-        return source.tiles(seen, [f"{(*found.captions, '(empty)')[c]}, t {t}" for c, t in told])
+        return pictures.tiles(seen, [f"{(*found.captions, '(empty)')[c]}, t {t}" for c, t in told])
 
     def export(folder: Path) -> None:
         """diffusers' own StableDiffusionPipeline; of adapters merged, and as a file of their own in lora/."""
-        stable.save(folder, parts, ema.model if ema else model, process.sampler(), cfg.lora)
+        stable.save(folder, parts, ema.model if ema else model, process.sampler(), cfg.lora_rank)
 
     shown = core.Metric("agreement", "do the samples show what was asked for in new words?", floor=1 / max(1, len(found.classes)),
                         ceiling=1.0)  # fmt: skip
@@ -187,19 +190,19 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         evaluate=evaluate,
         metric=shown if scores else seen,
         probe=core.Probe(seen, denoise),
-        average=ema.model if ema else None,
+        ema_model=ema.model if ema else None,
         state={"ema": ema} if ema else {},
-        beside={"vae": vae, "text": parts.encoder, **(judge.beside if judge else {})},
+        frozen_modules={"vae": vae, "text": parts.encoder, **(judge.frozen_modules if judge else {})},
         expect=stable.expected(cfg, model, process, loss),
         baselines=baselines,
-        bounds=("in words it learnt",),
+        upper_bounds=("in words it learnt",),
         preview=preview,
         predict=predict,
         figures=figures,
         pretrained=came if cfg.model else None,
         export=export,
         gates=text_gates.of(judge, vae, cfg.needed, found.captions),
-        monitors=[*([gates.samples] if scores else []), gates.samplers, text_gates.told_apart],
+        monitors=[*([samples.samples] if scores else []), samples.samplers, text_gates.told_apart],
     )  # fmt: skip
 
 

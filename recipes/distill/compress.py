@@ -19,14 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
+from trainworthy.core.base.config import Loader, Optim, Train
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.distill.data import transcripts
+from trainworthy.recipes.distill.evaluation import pictures
+from trainworthy.recipes.distill.gates import compress as gates
+from trainworthy.recipes.shared import whisper
 from transformers import WhisperForConditionalGeneration
 
-import core
-from core.config import Loader, Optim, Train
-from core.stage import View
-from recipes.distill import compress_gates as gates
-from recipes.distill import pictures, transcripts
-from recipes.shared import whisper
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -237,16 +238,16 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
         data=data,
-        beside={"teacher": teacher.model},
+        frozen_modules={"teacher": teacher.model},
         loss=loss,
         counts=lambda batch: {"*": (batch["words"] - len(teacher.prompt)).sum()},
         evaluate=evaluate,
         metric=core.Metric("wer", "which words were said?", floor=1.0, ceiling=0.0, higher_is_better=False),
         # An answer is decoded word by word, and the teacher asked at every step.
-        expect=core.Expect(loss_floor=0.1, overfit_metric=goal, overfit_steps=40, dear=4, frozen=frozen(cfg)),
+        expect=core.Expect(loss_floor=0.1, overfit_metric=goal, overfit_steps=40, gate_batch_size=4, frozen=frozen(cfg)),
         pretrained=start,
         baselines=baselines,
-        bounds=("the teacher on the same canvas",),
+        upper_bounds=("the teacher on the same canvas",),
         preview=preview,
         predict=predict,
         figures=figures,

@@ -17,14 +17,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.base import seeds
+from trainworthy.core.base.config import Loader, Optim, Phase, RunSettings, Train
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.distill.gates import logits as targets
+from trainworthy.recipes.shared import judge as teachers
+from trainworthy.recipes.vision import classify
+from trainworthy.recipes.vision.data import pictures
+from trainworthy.recipes.vision.models import zoo
 
-import core
-from core import seeds
-from core.config import Loader, Optim, Phase, RunSettings, Train
-from core.stage import View
-from recipes.distill import targets
-from recipes.shared import judge as teachers
-from recipes.vision import classify, pictures, zoo
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -142,7 +144,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, train_data: core.Data, val
     model, started_from, fresh = start
     classes, temperature = val_data.classes, cfg.temperature
     teacher = teachers.load(16) if cfg.teacher == "digits" else teachers.of(Path(cfg.teacher))
-    before = control and copy.deepcopy(control.judged)
+    before = control and copy.deepcopy(control.eval_model)
 
     def soft(logits: Tensor) -> Tensor:
         """Log-probabilities at the temperature, (B, n_classes)."""
@@ -228,11 +230,11 @@ def make_stage(cfg: Config, run: core.Run, name: str, train_data: core.Data, val
         counts=counts,
         evaluate=evaluate,
         metric=core.Metric("accuracy", "which class does the picture show?", floor=1 / len(classes), ceiling=1.0),
-        beside=teacher.beside,
-        expect=core.Expect(initial_loss=first_loss, overfit_metric=goal, fresh=fresh, overfit_steps=200),
+        frozen_modules=teacher.frozen_modules,
+        expect=core.Expect(initial_loss=first_loss, overfit_metric=goal, new_parameters=fresh, overfit_steps=200),
         pretrained=started_from,
         baselines=baselines,
-        bounds=("the teacher",),
+        upper_bounds=("the teacher",),
         preview=preview,
         predict=predict,
         export=export,

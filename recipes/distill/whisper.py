@@ -15,14 +15,17 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.base.config import Loader, Optim, Phase, Train
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.distill.data import lessons
+from trainworthy.recipes.distill.evaluation import pictures
+from trainworthy.recipes.distill.evaluation.measures import Measures, speech
+from trainworthy.recipes.distill.gates import whisper as gates
+from trainworthy.recipes.distill.models import ctc, heads, rungs
+from trainworthy.recipes.distill.models.heads import reader
+from trainworthy.recipes.shared import whisper
 
-import core
-from core.config import Loader, Optim, Phase, Train
-from core.stage import View
-from recipes.distill import gates, heads, lessons, pictures, rungs, spelling
-from recipes.distill.heads import reader
-from recipes.distill.measures import Measures, speech
-from recipes.shared import whisper
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -216,7 +219,7 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
         data=data,
-        beside={"teacher": teacher.model},
+        frozen_modules={"teacher": teacher.model},
         loss=lambda model, batch: alike(cfg, model(batch["envelope"]), batch),
         evaluate=measures.likeness,
         metric=core.Metric("centred_cosine", "does the student hear what the teacher hears?", floor=0.0, ceiling=1.0),
@@ -233,7 +236,7 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     """Then: the words, through the teacher's frozen decoder. The student alone learns."""
     teacher, data, measures = prepare(cfg, run)
     if cfg.words == "ctc":
-        return spelling.task(cfg, run, previous, measures)
+        return ctc.task(cfg, run, previous, measures)
     model = heads.taught(previous)
     before = copy.deepcopy(model).to(run.device)
 
@@ -265,15 +268,17 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
         data=data,
-        beside={"teacher": teacher.model},
+        frozen_modules={"teacher": teacher.model},
         loss=loss,
         evaluate=evaluate,
         metric=core.Metric("wer", "which words were said?", floor=1.0, ceiling=0.0, higher_is_better=False),
         counts=lambda batch: {"ce": (batch["words"] - len(teacher.prompt)).sum(), "*": batch["span"].sum()},
         # An answer is decoded word by word.
-        expect=core.Expect(overfit_metric=0.05, overfit_steps=20, dear=8, loss_may_rise="a ramp" if cfg.ramp else ""),
+        expect=core.Expect(
+            overfit_metric=0.05, overfit_steps=20, gate_batch_size=8, loss_may_rise="a ramp" if cfg.ramp else ""
+        ),
         baselines=baselines,
-        bounds=("the teacher's own features",),
+        upper_bounds=("the teacher's own features",),
         preview=lambda batch: pictures.preview(batch, teacher),
         predict=lambda model, batch: pictures.transcripts(model, batch, reader(model, teacher)),
         figures=lambda model, data: pictures.side_by_side(model, data, measures.mean),

@@ -20,13 +20,16 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.adapters import hosted
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.loop.run import evaluating
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.llm.data import pairs, preferences
+from trainworthy.recipes.llm.gates import chat as gates
+from trainworthy.recipes.llm.gates import preference
+from trainworthy.recipes.llm.models import loading
 
-import core
-from core import host
-from core.config import Optim, RunSettings, Train
-from core.run import evaluating
-from core.stage import View
-from recipes.llm import gates, models, pairs, preference_gates, preferences
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -37,16 +40,16 @@ class Config(core.Config):
     data: preferences.Source = field(default_factory=preferences.Source)
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
-    lora: int = 8
+    lora_rank: int = 8
     """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32: at a fiftieth of the rate (--optim.lr 1e-5)."""
     beta: float = 0.1
     """How dear it is to leave the reference: the loss sees beta times the log-probabilities' difference to it."""
     loss: Literal["sigmoid", "sigmoid_norm", "hinge", "ipo", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard",
                   "apo_zero", "apo_down", "discopop"] = "sigmoid"  # fmt: skip
     """DPO's own, or another as TRL names it (`preference_gates.LOSSES` has their formulas and sources)."""
-    flipped: float = 1e-3
+    label_smoothing: float = 1e-3
     """Share of the pairs that are held to be exchanged: `robust` (0.1 is usual) and `exo_pair` (1e-3); others do not ask."""
-    merge: bool = False
+    merge_adapters: bool = False
     """Also export the whole model with the adapters merged into it."""
 
 
@@ -66,7 +69,7 @@ def full() -> Config:
             path="hub:trl-lib/tldr-preference", system="", max_length=1024, max_bad=0.1, held_out=1000
         ),
         model="HuggingFaceTB/SmolLM2-360M-Instruct",
-        lora=16,
+        lora_rank=16,
         train=Train(epochs=1, batch_size=64, accumulate=8, eval_batch_size=16, eval_every=0.1, precision="bf16"),
         optim=Optim(lr=5e-5, warmup=0.1, weight_decay=0.0),
         run=RunSettings(save_every=0.1),
@@ -91,15 +94,15 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
     from trl import DPOConfig, DPOTrainer
 
     # Frozen weights may be bf16; of trained ones small updates would be lost.
-    whole = run.precision == "fp32" or not cfg.lora
-    models.score_what_counts()
-    model = models.adapted(models.load(path, torch.float32 if whole else torch.bfloat16), cfg.lora)
+    whole = run.precision == "fp32" or not cfg.lora_rank
+    loading.score_what_counts()
+    model = loading.adapted(loading.load(path, torch.float32 if whole else torch.bfloat16), cfg.lora_rank)
     args = DPOConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
         per_device_train_batch_size=cfg.train.batch_size,
         beta=cfg.beta,
         loss_type=cfg.loss,
-        label_smoothing=cfg.flipped,
+        label_smoothing=cfg.label_smoothing,
         max_length=None,  # what is too long is left out, never cut
         bf16=False,  # core's autocast: --train.precision
         use_cpu=run.device.type == "cpu",
@@ -110,9 +113,11 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
         accelerator_config={"use_configured_state": True},
     )
     shape = Dataset.from_dict({"prompt": ["a:"], "chosen": [" b"], "rejected": [" c"]})
-    reference = None if cfg.lora else copy.deepcopy(model)  # of adapters TRL keeps a second, frozen set, named "ref"
+    reference = (
+        None if cfg.lora_rank else copy.deepcopy(model)
+    )  # of adapters TRL keeps a second, frozen set, named "ref"
     return DPOTrainer(model=model, ref_model=reference, args=args, train_dataset=shape,
-                      processing_class=models.tokenizer(path))  # fmt: skip
+                      processing_class=loading.tokenizer(path))  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage
@@ -120,23 +125,25 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     """The one stage of this recipe."""
     from trl.trainer.utils import use_adapter
 
-    if cfg.loss in ("robust", "exo_pair") and not 0 < cfg.flipped < 0.5:
-        raise core.UserError(f"--flipped {cfg.flipped:g}", needed=f"above 0 and below a half, for --loss {cfg.loss}")
-    path = models.locate(cfg.model)
-    tokenizer = models.tokenizer(path)
-    models.fits(path, cfg.data.max_length)
+    if cfg.loss in ("robust", "exo_pair") and not 0 < cfg.label_smoothing < 0.5:
+        raise core.UserError(
+            f"--label-smoothing {cfg.label_smoothing:g}", needed=f"above 0 and below a half, for --loss {cfg.loss}"
+        )
+    path = loading.locate(cfg.model)
+    tokenizer = loading.tokenizer(path)
+    loading.fits(path, cfg.data.max_length)
     chat = pairs.Chat(tokenizer, cfg.data.system)
     data = read(cfg, chat)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
-        trainer = host.built(lambda: make_trainer(cfg, run, path))
+        trainer = hosted.built(lambda: make_trainer(cfg, run, path))
     trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)
     for split in data.values():
         split.collator = trainer.data_collator
 
     def begin() -> None:
         """The reference is what the policy is when training begins, with `--init-from` too."""
-        if cfg.lora:
+        if cfg.lora_rank:
             own = dict(trainer.model.named_parameters())
             for name, p in own.items():
                 if ".ref." in name:
@@ -214,37 +221,37 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def export(folder: Path) -> None:
         """The adapter (or the model) as `from_pretrained` of peft (or transformers) reads it, and the tokenizer."""
-        adapter = {"selected_adapters": ["default"]} if cfg.lora else {}
+        adapter = {"selected_adapters": ["default"]} if cfg.lora_rank else {}
         trainer.model.save_pretrained(folder, **adapter)
         tokenizer.save_pretrained(folder)
-        if cfg.lora and cfg.merge:
-            models.merged(path, folder).save_pretrained(folder / "merged")
+        if cfg.lora_rank and cfg.merge_adapters:
+            loading.merged(path, folder).save_pretrained(folder / "merged")
             tokenizer.save_pretrained(folder / "merged")
 
     # Adapters begin at nothing, or stand in the file of --init-from; of the reference's nothing stands anywhere.
     new = tuple(n for n, _ in trainer.model.named_parameters() if ".ref." in n or ("lora_" in n and not cfg.init_from))
-    return host.host(
+    return hosted.host(
         trainer,
         run,
         name="dpo",
         data=data,
-        beside={} if cfg.lora else {"reference": trainer.ref_model},
-        begin=begin,
+        frozen_modules={} if cfg.lora_rank else {"reference": trainer.ref_model},
+        on_start=begin,
         evaluate=evaluate,
         metric=core.Metric("accuracy", "which of two answers is the preferred one?", floor=0.5, ceiling=1.0),
         expect=core.Expect(
-            initial_loss=preference_gates.first_loss(cfg.loss, cfg.beta, cfg.flipped),
-            loss_floor=preference_gates.FLOORS.get(cfg.loss, 0.0),
-            fresh=new,
-            frozen=("base_model.",) if cfg.lora else (),
-            by_heart="both answers are given, and which of them is preferred can be learnt without the prompt",
+            initial_loss=preference.first_loss(cfg.loss, cfg.beta, cfg.label_smoothing),
+            loss_floor=preference.FLOORS.get(cfg.loss, 0.0),
+            new_parameters=new,
+            frozen=("base_model.",) if cfg.lora_rank else (),
+            solvable_without_input="both answers are given, and which of them is preferred can be learnt without the prompt",
             range_test="how far the policy is from its reference decides, not one batch",
             overfit_steps=60,
-            dear=2,
+            gate_batch_size=2,
         ),
-        pretrained=models.from_file(trainer.model, path),
-        gates=[*gates.of_answers(chat, ("chosen", "rejected")), preference_gates.preference(chat, cfg)],
-        monitors=[preference_gates.likelihood, preference_gates.moved_reference],
+        pretrained=loading.from_file(trainer.model, path),
+        gates=[*gates.of_answers(chat, ("chosen", "rejected")), preference.preference(chat, cfg)],
+        monitors=[preference.likelihood, preference.moved_reference],
         baselines=baselines,
         preview=preview,
         predict=predict,
@@ -269,7 +276,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)
 
-    host.train(run, stage, after)
+    hosted.train(run, stage, after)
 
 
 if __name__ == "__main__":

@@ -20,15 +20,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.loop.init_from import match, read_weights
+from trainworthy.core.loop.run import evaluating
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.llm.data import documents, streaming
+from trainworthy.recipes.llm.data.packing import IGNORED, Packed
+from trainworthy.recipes.llm.evaluation import ngrams, positions
+from trainworthy.recipes.llm.gates import pretrain as pretrain_gates
+from trainworthy.recipes.llm.models import loading
+from trainworthy.recipes.shared import hub
 
-import core
-from core.config import Optim, RunSettings, Train
-from core.pretrained import match, read_weights
-from core.run import evaluating
-from core.stage import View
-from recipes.llm import documents, models, ngrams, positions, pretrain_gates, streaming
-from recipes.llm.packing import IGNORED, Packed
-from recipes.shared import hub
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -39,11 +42,11 @@ class Config(core.Config):
     data: documents.Source = field(default_factory=documents.Source)
     model: str = "llama"
     """`llama` of the sizes below, or a folder or `owner/name` whose config.json any causal language model is made from."""
-    width: int = 128
+    hidden_size: int = 128
     """Size of the residual stream; the feed-forward layers have three times as many units."""
-    layers: int = 4
+    num_hidden_layers: int = 4
     """Blocks."""
-    heads: int = 4
+    num_attention_heads: int = 4
     """Attention heads; the width over this is even (rotary positions)."""
     qk_norm: bool = False
     """Normalise queries and keys (Henry 2020), so that attention does not saturate; the net is Qwen3's, a Llama with just that."""
@@ -52,7 +55,7 @@ class Config(core.Config):
     rope: Literal["default", "linear", "dynamic", "yarn"] = "default"
     """How positions beyond `rope_from` are made ones that the model knows: interpolated (Chen 2023), by a base that grows with the
     row (dynamic NTK), or each frequency by its own measure (YaRN, Peng 2023). `--init-from` brings the model that is extended."""
-    rope_from: int = 0
+    original_context: int = 0
     """Context that the model of `--init-from` was trained with; what lies beyond is measured apart. 0: nothing is extended."""
     z_loss: float = 1e-4
     """Weight of log^2 Z (PaLM, Chowdhery 2022): it keeps the logits from drifting, which a softmax does not feel; 0: none."""
@@ -71,9 +74,9 @@ def full() -> Config:
     """A Llama of about 100 M parameters on stories from the hub; warm-up, a stable rate, decay, so that it can be trained on."""
     return Config(
         data=documents.Source(path="hub:roneneldan/TinyStories", vocabulary=16384, context=1024, stride=512),
-        width=768,
-        layers=12,
-        heads=12,
+        hidden_size=768,
+        num_hidden_layers=12,
+        num_attention_heads=12,
         train=Train(
             epochs=1, batch_size=256, accumulate=8, eval_batch_size=32, eval_every=0.1, precision="bf16", compile=True
         ),
@@ -112,18 +115,18 @@ def make_model(cfg: Config, tokenizer, log_p: Tensor) -> nn.Module:
             raise core.UserError(f"--model {cfg.model} reads fewer tokens than a row has", got=config.max_position_embeddings,
                                  needed=f"{cfg.data.context} (--data.context)")  # fmt: skip
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    if cfg.width % (2 * cfg.heads):
+    if cfg.hidden_size % (2 * cfg.num_attention_heads):
         raise core.UserError(
-            "--width does not fit --heads",
-            got=f"{cfg.width} over {cfg.heads}",
+            "--hidden-size does not fit --num-attention-heads",
+            got=f"{cfg.hidden_size} over {cfg.num_attention_heads}",
             needed="an even number of channels for each head",
         )
-    sizes = {"hidden_size": cfg.width, "intermediate_size": 3 * cfg.width, "num_hidden_layers": cfg.layers, "head_dim":
-             cfg.width // cfg.heads, "num_attention_heads": cfg.heads, "num_key_value_heads": cfg.heads,
+    sizes = {"hidden_size": cfg.hidden_size, "intermediate_size": 3 * cfg.hidden_size, "num_hidden_layers": cfg.num_hidden_layers, "head_dim":
+             cfg.hidden_size // cfg.num_attention_heads, "num_attention_heads": cfg.num_attention_heads, "num_key_value_heads": cfg.num_attention_heads,
              "max_position_embeddings": cfg.data.context}  # fmt: skip
     config = (Qwen3Config if cfg.qk_norm else LlamaConfig)(**sizes, **ids)
     if cfg.rope != "default":
-        models.extend(config, cfg.rope, cfg.rope_from)
+        loading.extend(config, cfg.rope, cfg.original_context)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     start_at_frequencies(model, log_p)
     return model
@@ -150,7 +153,7 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     corpus, train_data, val_data = read(cfg)
     tokenizer = corpus.tokenizer
     log_p = ngrams.frequencies(corpus.train, len(corpus.sizes))  # (V,)
-    model = models.attend(make_model(cfg, tokenizer, torch.from_numpy(log_p).float()), cfg.attention, run.device)
+    model = loading.attend(make_model(cfg, tokenizer, torch.from_numpy(log_p).float()), cfg.attention, run.device)
 
     def scores(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor, Tensor]:
         """(negative log-likelihood in nats, log Z, is it asked for?) of each next token, (B, T - 1) all. No mask and no cache: the
@@ -175,7 +178,7 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         rows = []
         for batch in run.batches(data):
             nll, log_z, asked = scores(model, batch)
-            beyond = asked & (batch["position_ids"][:, 1:] >= (cfg.rope_from or cfg.data.context))
+            beyond = asked & (batch["position_ids"][:, 1:] >= (cfg.original_context or cfg.data.context))
             sums = (nll * asked, log_z * asked, asked, nll * beyond, beyond)
             rows.append(torch.stack([*(x.double().sum(1) for x in sums), batch["bytes"].double()], 1))  # (B, 6)
         nll, log_z, tokens, far, there, size = run.gather(torch.cat(rows)).sum(0).tolist()
@@ -200,7 +203,7 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         """(metrics, perplexity by position) of the model of `--init-from` at this context, untrained: with its positions as they
         were, and scaled."""
         found = {}
-        for rope in dict.fromkeys(("default", cfg.rope)) if cfg.rope_from and cfg.init_from else ():
+        for rope in dict.fromkeys(("default", cfg.rope)) if cfg.original_context and cfg.init_from else ():
             old = make_model(replace(cfg, rope=rope), tokenizer, torch.from_numpy(log_p).float()).to(run.device)
             tensors = read_weights(Path(cfg.init_from), trust_pickle=cfg.trust_pickle).tensors
             old.load_state_dict(match(old, tensors).pairs, strict=False)
@@ -236,7 +239,7 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         some = View(data, range(min(8, len(data))))
         going_on = [tile for batch in run.batches(some) for tile in predict(model, batch)]
         curves = {"after": by_position(model)} | {name: curve for name, (_, curve) in before().items()}
-        return {"Perplexity by position": positions.figure(curves, cfg.data.context, cfg.rope_from),
+        return {"Perplexity by position": positions.figure(curves, cfg.data.context, cfg.original_context),
                 "Sampled texts": [core.Tile(tokenizer.decode(row, skip_special_tokens=True)) for row in made],
                 "Held-out beginnings, continued greedily": going_on}  # fmt: skip
 
@@ -265,7 +268,7 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
             loss_floor=pretrain_gates.floor,
             overfit_metric=lambda batch: pretrain_gates.overfit(batch, first),
             small_terms=("z",),
-            dear=16,  # a row is a hundred tokens and more
+            gate_batch_size=16,  # a row is a hundred tokens and more
         ),
         baselines=baselines,
         preview=preview,
@@ -282,12 +285,12 @@ STAGES = [pretrain]
 # ----------------------------------------------------------------------------------------------------------------- loop
 def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
     """The loop; the gates rehearse this very function."""
-    then, flops = time.monotonic(), models.flops(stage.model, cfg.data.context)
+    then, flops = time.monotonic(), loading.flops(stage.model, cfg.data.context)
     for step in run.steps(stage):
         means = run.update(stage, step.batches)
         tokens = sum(stage.counts(batch)["*"] for batch in step.batches) * run.world
         rate = tokens / (time.monotonic() - then)
-        told = {"tokens_per_sec": rate} | models.utilisation(rate * flops / run.world, run.device)
+        told = {"tokens_per_sec": rate} | loading.utilisation(rate * flops / run.world, run.device)
         if "z" in means:
             told["rms_log_z"] = (means["z"] / cfg.z_loss).sqrt()
         run.log("lm", told)

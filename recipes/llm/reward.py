@@ -18,12 +18,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.adapters import hosted
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.llm.data import pairs, preferences
+from trainworthy.recipes.llm.evaluation import calibration
+from trainworthy.recipes.llm.gates import chat as gates
+from trainworthy.recipes.llm.gates import reward as reward_gates
+from trainworthy.recipes.llm.models import loading
 
-import core
-from core import host
-from core.config import Optim, RunSettings, Train
-from core.stage import View
-from recipes.llm import calibration, gates, models, pairs, preferences, reward_gates
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -34,11 +38,11 @@ class Config(core.Config):
     data: preferences.Source = field(default_factory=preferences.Source)
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
-    lora: int = 8
+    lora_rank: int = 8
     """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32. The head is trained either way."""
-    center: float = 0.0
+    center_rewards_coefficient: float = 0.0
     """Weight of the squared sum of a pair's rewards in the loss, which keeps them around zero (Eisenstein 2023); 0.01 is usual."""
-    merge: bool = True
+    merge_adapters: bool = True
     """Export the whole model, the adapters merged into it, fp32. Otherwise adapters and head alone: whoever loads those must say
     `num_labels=1` and which token the pad is, or gets other numbers."""
 
@@ -60,8 +64,8 @@ def full() -> Config:
             path="hub:trl-lib/tldr-preference", system="", max_length=1024, max_bad=0.1, held_out=1000
         ),
         model="HuggingFaceTB/SmolLM2-360M-Instruct",
-        lora=16,
-        center=0.01,
+        lora_rank=16,
+        center_rewards_coefficient=0.01,
         train=Train(epochs=1, batch_size=64, accumulate=8, eval_batch_size=16, eval_every=0.1, precision="bf16"),
         optim=Optim(lr=1e-4, warmup=0.1, weight_decay=0.0),
         run=RunSettings(save_every=0.1),
@@ -84,7 +88,7 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
 # ---------------------------------------------------------------------------------------------------------------- model
 def kept_in(cfg: Config, run: core.Run) -> torch.dtype:
     """Frozen weights may be bf16; of trained ones small updates would be lost."""
-    return torch.float32 if run.precision == "fp32" or not cfg.lora else torch.bfloat16
+    return torch.float32 if run.precision == "fp32" or not cfg.lora_rank else torch.bfloat16
 
 
 def make_trainer(cfg: Config, run: core.Run, path: str):
@@ -92,12 +96,12 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
     from datasets import Dataset
     from trl import RewardConfig, RewardTrainer
 
-    model = models.scorer(path, kept_in(cfg, run))
-    model = models.adapted(model, cfg.lora, head="score")
+    model = loading.scorer(path, kept_in(cfg, run))
+    model = loading.adapted(model, cfg.lora_rank, head="score")
     args = RewardConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
         per_device_train_batch_size=cfg.train.batch_size,
-        center_rewards_coefficient=cfg.center or None,
+        center_rewards_coefficient=cfg.center_rewards_coefficient or None,
         max_length=None,  # what is too long is left out, never cut
         bf16=False,  # core's autocast: --train.precision
         use_cpu=run.device.type == "cpu",
@@ -108,20 +112,20 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
         accelerator_config={"use_configured_state": True},
     )
     shape = Dataset.from_dict({"chosen_ids": [[1, 2]], "rejected_ids": [[1, 3]]})
-    return RewardTrainer(model=model, args=args, train_dataset=shape, processing_class=models.scoring_tokenizer(path))
+    return RewardTrainer(model=model, args=args, train_dataset=shape, processing_class=loading.scoring_tokenizer(path))
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage
 def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    path = models.locate(cfg.model)
-    tokenizer = models.scoring_tokenizer(path)
-    models.fits(path, cfg.data.max_length)
+    path = loading.locate(cfg.model)
+    tokenizer = loading.scoring_tokenizer(path)
+    loading.fits(path, cfg.data.max_length)
     chat = pairs.Chat(tokenizer, cfg.data.system)
     data = read(cfg, chat)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
-        trainer = host.built(lambda: make_trainer(cfg, run, path))
+        trainer = hosted.built(lambda: make_trainer(cfg, run, path))
     trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)
     for split in data.values():
         split.collator = trainer.data_collator
@@ -193,23 +197,25 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
 
     def export(folder: Path) -> None:
         """The model with its pad as transformers reads it (or adapters and head as peft does), and the tokenizer with that pad."""
-        if cfg.lora and cfg.merge:
+        if cfg.lora_rank and cfg.merge_adapters:
             with tempfile.TemporaryDirectory() as adapter:
                 trainer.model.save_pretrained(adapter)
-                host.built(lambda: models.merged_scorer(path, Path(adapter), kept_in(cfg, run))).save_pretrained(folder)
+                hosted.built(lambda: loading.merged_scorer(path, Path(adapter), kept_in(cfg, run))).save_pretrained(
+                    folder
+                )
         else:
             trainer.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
     # The head begins at nothing, unless --model is a reward model; adapters do, or stand in the file of --init-from.
-    head = "base_model.model.score." if cfg.lora else "score."
+    head = "base_model.model.score." if cfg.lora_rank else "score."
     new = tuple(
         n for n, _ in trainer.model.named_parameters() if n.startswith(head) or ("lora_" in n and not cfg.init_from)
     )
     untrained = not cfg.init_from and not any(
         p.any() for n, p in trainer.model.named_parameters() if n.startswith(head)
     )
-    return host.host(
+    return hosted.host(
         trainer,
         run,
         name="reward",
@@ -218,13 +224,13 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         metric=core.Metric("accuracy", "which of two answers is the preferred one?", floor=0.5, ceiling=1.0),
         expect=core.Expect(
             initial_loss=reward_gates.FIRST_LOSS if untrained else None,
-            fresh=new,
-            frozen=("base_model.model.model.", f"{head}original_module.") if cfg.lora else (),
-            by_heart="both answers are given, and which of them is preferred can be learnt without the prompt",
+            new_parameters=new,
+            frozen=("base_model.model.model.", f"{head}original_module.") if cfg.lora_rank else (),
+            solvable_without_input="both answers are given, and which of them is preferred can be learnt without the prompt",
             overfit_steps=60,
-            dear=2,
+            gate_batch_size=2,
         ),
-        pretrained=models.from_file(trainer.model, path),
+        pretrained=loading.from_file(trainer.model, path),
         gates=[
             reward_gates.lengths(chat),
             gates.template(chat, ("chosen", "rejected")),
@@ -253,7 +259,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)
 
-    host.train(run, stage, after)
+    hosted.train(run, stage, after)
 
 
 if __name__ == "__main__":

@@ -21,14 +21,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.adapters import hosted
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.data.loader import to_device
+from trainworthy.core.loop.run import evaluating
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.llm.data import pairs
+from trainworthy.recipes.llm.gates import chat as gates
+from trainworthy.recipes.llm.models import loading, quantized
 
-import core
-from core import host
-from core.config import Optim, RunSettings, Train
-from core.loader import to_device
-from core.run import evaluating
-from core.stage import View
-from recipes.llm import gates, models, pairs, quantized
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -39,17 +41,17 @@ class Config(core.Config):
     data: pairs.Source = field(default_factory=pairs.Source)
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
-    lora: int = 8
+    lora_rank: int = 8
     """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32."""
     load_in_4bit: bool = False
     """QLoRA (Dettmers 2023): the frozen weights under the adapters in four bits (NF4), for an accelerator's memory."""
     max_new_tokens: int = 10
     """Longest answer when generating; what has not ended by then has not stopped by itself."""
-    pack: bool = False
+    packing: bool = False
     """Train on the pairs of a micro-batch one behind the other, without padding; each sees itself alone."""
-    neftune: float = 0.0
+    neftune_noise_alpha: float = 0.0
     """Noise on the embeddings while training (NEFTune, Jain 2023: 5 to 15); 0: none."""
-    merge: bool = False
+    merge_adapters: bool = False
     """Also export the whole model with the adapters merged into it."""
 
 
@@ -67,7 +69,7 @@ def full() -> Config:
     return Config(
         data=pairs.Source(path="hub:trl-lib/tldr", system="", max_length=1024, max_bad=0.05),
         model="HuggingFaceTB/SmolLM2-360M-Instruct",
-        lora=16,
+        lora_rank=16,
         max_new_tokens=128,
         train=Train(epochs=1, batch_size=64, accumulate=4, eval_every=0.25, precision="bf16"),
         optim=Optim(lr=2e-4, warmup=0.03, weight_decay=0.0),
@@ -94,10 +96,10 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
     from trl import SFTConfig, SFTTrainer
 
     # Frozen weights may be bf16; of trained ones small updates would be lost.
-    dtype = torch.float32 if run.precision == "fp32" or not cfg.lora else torch.bfloat16
-    models.score_what_counts()
-    model = quantized.load(path, dtype, run.device) if cfg.load_in_4bit else models.load(path, dtype)
-    model = models.adapted(model, cfg.lora)
+    dtype = torch.float32 if run.precision == "fp32" or not cfg.lora_rank else torch.bfloat16
+    loading.score_what_counts()
+    model = quantized.load(path, dtype, run.device) if cfg.load_in_4bit else loading.load(path, dtype)
+    model = loading.adapted(model, cfg.lora_rank)
     args = SFTConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
         per_device_train_batch_size=cfg.train.batch_size,
@@ -108,24 +110,24 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
         report_to="none",
         disable_tqdm=True,
         dataset_kwargs={"skip_prepare_dataset": True},
-        padding_free=cfg.pack,
+        padding_free=cfg.packing,
         max_length=None,  # what is too long is left out, never cut
-        neftune_noise_alpha=cfg.neftune or None,
+        neftune_noise_alpha=cfg.neftune_noise_alpha or None,
         accelerator_config={"use_configured_state": True},
     )
     shape = Dataset.from_dict({"input_ids": [[0, 0]], "labels": [[0, 0]]})  # core's stream brings the samples
-    return SFTTrainer(model=model, args=args, train_dataset=shape, processing_class=models.tokenizer(path))
+    return SFTTrainer(model=model, args=args, train_dataset=shape, processing_class=loading.tokenizer(path))
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage
 def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    if cfg.load_in_4bit and not cfg.lora:
-        raise core.UserError("--load-in-4bit --lora 0: weights in four bits have no gradient", needed="adapters on top of them",
-                             next="--lora 8, or --no-load-in-4bit")  # fmt: skip
-    path = models.locate(cfg.model)
-    tokenizer = models.tokenizer(path)
-    models.fits(path, cfg.data.max_length)
+    if cfg.load_in_4bit and not cfg.lora_rank:
+        raise core.UserError("--load-in-4bit --lora-rank 0: weights in four bits have no gradient", needed="adapters on top of them",
+                             next="--lora-rank 8, or --no-load-in-4bit")  # fmt: skip
+    path = loading.locate(cfg.model)
+    tokenizer = loading.tokenizer(path)
+    loading.fits(path, cfg.data.max_length)
     chat = pairs.chat(tokenizer, cfg.data)
     data = read(cfg, chat)
     with warnings.catch_warnings():
@@ -137,7 +139,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     for split in data.values():
         split.collator = trainer.data_collator
     shots = [] if chat.conversations else chat.shots(data["train"].rows, 4)
-    if shots and len(chat.ask(shots)) + cfg.data.max_length > models.context(path):
+    if shots and len(chat.ask(shots)) + cfg.data.max_length > loading.context(path):
         shots = []  # a short context has no room for examples
 
     def generate(model: nn.Module, prompts: list[str], before: list[dict] = ()) -> list[tuple[str, bool]]:
@@ -185,8 +187,8 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return scores(model, data)
 
     def baselines() -> dict[str, dict[str, float]]:
-        untrained = trainer.model if cfg.lora else models.load(path, torch.bfloat16).to(run.device)
-        off = untrained.disable_adapter() if cfg.lora else contextlib.nullcontext()
+        untrained = trainer.model if cfg.lora_rank else loading.load(path, torch.bfloat16).to(run.device)
+        off = untrained.disable_adapter() if cfg.lora_rank else contextlib.nullcontext()
         asked = {"untrained": [], "untrained, 4-shot prompt": shots} if shots else {"untrained": []}
         with off, evaluating(untrained), run.autocast():
             return {name: scores(untrained, data["val"], before) for name, before in asked.items()}
@@ -207,25 +209,25 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         """The adapter (or the model) as `from_pretrained` of peft (or transformers) reads it, and the tokenizer."""
         trainer.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        if cfg.lora and cfg.merge:
+        if cfg.lora_rank and cfg.merge_adapters:
             base = quantized.whole(path, trainer.model) if cfg.load_in_4bit else None
-            models.merged(path, folder, base=base).save_pretrained(folder / "merged")
+            loading.merged(path, folder, base=base).save_pretrained(folder / "merged")
             tokenizer.save_pretrained(folder / "merged")
 
     question = f"which words are in {'the name of the function' if cfg.data.path == 'docstrings' else 'the answer'}?"
     # With --init-from adapters stand in its file; else they begin at nothing.
     new = tuple(n for n, _ in trainer.model.named_parameters() if "lora_" in n and not cfg.init_from)
-    return host.host(
+    return hosted.host(
         trainer,
         run,
         name="sft",
         data=data,
         evaluate=evaluate,
         metric=core.Metric("f1", question, floor=0.0, ceiling=1.0),
-        expect=core.Expect(fresh=new, frozen=("base_model.",) if cfg.lora else (), overfit_steps=40, dear=2),
-        pretrained=models.from_file(trainer.model, path),
+        expect=core.Expect(new_parameters=new, frozen=("base_model.",) if cfg.lora_rank else (), overfit_steps=40, gate_batch_size=2),
+        pretrained=loading.from_file(trainer.model, path),
         gates=[*[quantized.four_bit] * cfg.load_in_4bit,
-               *gates.of(chat, packed=cfg.pack, exports_whole=bool(cfg.lora and cfg.merge))],
+               *gates.of(chat, packed=cfg.packing, exports_whole=bool(cfg.lora_rank and cfg.merge_adapters))],
         baselines=baselines,
         preview=preview,
         predict=predict,
@@ -252,7 +254,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)
 
-    host.train(run, stage, after)
+    hosted.train(run, stage, after)
 
 
 if __name__ == "__main__":

@@ -19,14 +19,14 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.base import seeds
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.recipes.rl.control import environments, gates, monitors
+from trainworthy.recipes.rl.control.environments import Environments, Episodes
+from trainworthy.recipes.rl.control.nets import Layers, Running, mlp
+from trainworthy.recipes.rl.control.replay import Replay, Target, fits
 
-import core
-from core import seeds
-from core.config import Optim, RunSettings, Train
-from recipes.rl import environments, gates, monitors
-from recipes.rl.environments import Environments, Episodes
-from recipes.rl.nets import Layers, Running, mlp
-from recipes.rl.replay import Replay, Target, fits
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -37,13 +37,13 @@ class Config(core.Config):
 
     env: str = "CartPole-v1"
     """Id of a gymnasium environment with discrete actions (`module:Name-v0` imports the module first)."""
-    stack: int = 1
+    frame_stack: int = 1
     """How many of an episode's last observations the policy sees at once: more than 1 where the newest does not say it all."""
-    envs: int = 8
+    num_envs: int = 8
     """Environments side by side, over all processes."""
-    rollout: int = 16
+    num_steps: int = 16
     """Steps of every environment in a unit."""
-    updates: int = 32
+    gradient_steps: int = 32
     """Updates in a unit."""
     gamma: float = 0.99
     """Discount of a reward one step later."""
@@ -53,23 +53,23 @@ class Config(core.Config):
     """The net chooses the action whose worth the target network tells (van Hasselt 2016)."""
     dueling: bool = True
     """The worth of an action is that of the state and the action's advantage over the others (Wang 2016)."""
-    prioritised: float = 0.0
+    prioritized_replay_alpha: float = 0.0
     """How much likelier surprising transitions are drawn: 0 not at all, 0.6 as in Schaul 2016."""
-    correction: float = 0.4
+    prioritized_replay_beta: float = 0.4
     """How much of that likelihood is taken out of the loss at first; all of it at the end."""
-    capacity: int = 100_000
+    buffer_size: int = 100_000
     """Transitions that are kept, of all environments."""
-    first: int = 1000
+    learning_starts: int = 1000
     """Transitions before the first update."""
-    explore: float = 0.2
+    exploration_fraction: float = 0.2
     """Share of the run in which the chance of a random action falls to `epsilon`."""
-    epsilon: float = 0.04
+    exploration_final_eps: float = 0.04
     """Chance of a random action after that."""
-    target_every: int = 32
+    target_update_interval: int = 32
     """Updates after which the target network is the net again."""
-    widths: tuple[int, ...] = (128, 128)
+    hidden_sizes: tuple[int, ...] = (128, 128)
     """Hidden units."""
-    episodes: int = 100
+    eval_episodes: int = 100
     """Episodes of an evaluation."""
 
 
@@ -87,9 +87,9 @@ def full() -> Config:
     return Config(
         env="LunarLander-v3",
         n_step=3,
-        first=2000,
-        target_every=250,
-        widths=(256, 256),
+        learning_starts=2000,
+        target_update_interval=250,
+        hidden_sizes=(256, 256),
         train=Train(epochs=1200, batch_size=128, eval_every=100),
         optim=Optim(lr=5e-4, weight_decay=0.0, clip=10.0, schedule="linear", warmup=0.0),
         run=RunSettings(threads=1, save_every=100),
@@ -100,7 +100,7 @@ def full() -> Config:
 @torch.no_grad()
 def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, unit: int, epsilon: float) -> dict:
     """A stretch of the policy as it is: (steps, envs of this process, ...) each. Its draws depend on (seed, unit) alone."""
-    length = cfg.rollout if unit else max(cfg.rollout, cfg.first // cfg.envs)
+    length = cfg.num_steps if unit else max(cfg.num_steps, cfg.learning_starts // cfg.num_envs)
     draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", unit))
     at_random = torch.randint(policy.n_actions, (length, envs.n), generator=draws)[:, envs.mine.start : envs.mine.stop]
     chance = torch.rand(length, envs.n, generator=draws)[:, envs.mine.start : envs.mine.stop]
@@ -116,7 +116,7 @@ def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, un
 
 def epsilon(cfg: Config, progress: float) -> float:
     """Chance of a random action after this share of the run."""
-    return 1 - (1 - cfg.epsilon) * min(progress / max(cfg.explore, 1e-9), 1)
+    return 1 - (1 - cfg.exploration_final_eps) * min(progress / max(cfg.exploration_fraction, 1e-9), 1)
 
 
 def ahead(cfg: Config, steps: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -144,19 +144,22 @@ def minibatches(
 ) -> Iterator[dict]:
     """Minibatches from the replay, each with the targets of its moment, in units of the returns' size."""
     draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "minibatches", unit))
-    size, at_once = cfg.train.batch_size, 1 if cfg.prioritised else cfg.updates  # errors change what is drawn next
+    size, at_once = (
+        cfg.train.batch_size,
+        1 if cfg.prioritized_replay_alpha else cfg.gradient_steps,
+    )  # errors change what is drawn next
     mine = slice(run.rank * size // run.world, (run.rank + 1) * size // run.world)
-    for i in range(cfg.updates):
+    for i in range(cfg.gradient_steps):
         if i % at_once == 0:
-            places, likelier = replay.draw(at_once * size, cfg.n_step, draws, cfg.prioritised)
-            weight = likelier ** -(cfg.correction + (1 - cfg.correction) * progress)
+            places, likelier = replay.draw(at_once * size, cfg.n_step, draws, cfg.prioritized_replay_alpha)
+            weight = likelier ** -(cfg.prioritized_replay_beta + (1 - cfg.prioritized_replay_beta) * progress)
             drawn = {**ahead(cfg, replay.stretch(places, cfg.n_step)), "weight": weight / weight.max()}
             drawn = {k: v.unflatten(0, (at_once, size))[:, mine].unbind() for k, v in drawn.items()}
         rows = {k: v[i % at_once] for k, v in drawn.items()}
         with run.autocast():
             batch = {k: rows[k] for k in ("observation", "action", "weight")}
             batch["return"] = returns(cfg, policy, target, rows) / policy.returns.rms
-            if cfg.prioritised:
+            if cfg.prioritized_replay_alpha:
                 error = policy.of(batch["observation"], batch["action"]) - batch["return"]
                 replay.priority.view(-1)[places] = run.gather(error).abs() + 1e-3  # none is never drawn again
         yield batch
@@ -203,13 +206,13 @@ class Policy(nn.Module):
 # ---------------------------------------------------------------------------------------------------------------- stage
 def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    fits(cfg.n_step, cfg.rollout, cfg.capacity, cfg.envs)
-    n_obs, n_actions, _ = environments.sizes(cfg.env, Discrete, stack=cfg.stack)
+    fits(cfg.n_step, cfg.num_steps, cfg.buffer_size, cfg.num_envs)
+    n_obs, n_actions, _ = environments.sizes(cfg.env, Discrete, stack=cfg.frame_stack)
     solved, ceiling = environments.limits(cfg.env)
-    policy = Policy(n_obs, n_actions, cfg.widths, cfg.dueling)
+    policy = Policy(n_obs, n_actions, cfg.hidden_sizes, cfg.dueling)
     untrained = copy.deepcopy(policy).eval()
-    envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, stack=cfg.stack, rank=run.rank, world=run.world)
-    play, tiles, shown = environments.views(cfg.env, cfg.stack)
+    envs = Environments(cfg.env, cfg.num_envs, seed=cfg.run.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)
+    play, tiles, shown = environments.views(cfg.env, cfg.frame_stack)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         error = F.smooth_l1_loss(model.of(batch["observation"], batch["action"]), batch["return"], reduction="none")
@@ -232,13 +235,13 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
-        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.stack, "widths": cfg.widths,
-                  "dueling": cfg.dueling, "first_action": envs.first_action, "input": environments.seen(n_obs, cfg.stack),
+        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.frame_stack, "widths": cfg.hidden_sizes,
+                  "dueling": cfg.dueling, "first_action": envs.first_action, "input": environments.seen(n_obs, cfg.frame_stack),
                   "n_actions": n_actions, "output": f"(B, {n_actions}) in units of the returns' size: act by argmax"}  # fmt: skip
         core.save(folder, policy, config, torch.zeros(2, n_obs))
 
-    val_data = Episodes(cfg.env, cfg.episodes)
-    floor = environments.at_random(cfg.env, cfg.episodes)
+    val_data = Episodes(cfg.env, cfg.eval_episodes)
+    floor = environments.at_random(cfg.env, cfg.eval_episodes)
     return core.Stage(
         name="dqn",
         model=policy,
@@ -248,14 +251,14 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         evaluate=evaluate,
         metric=core.Metric("return", f"what does the policy earn in an episode of {cfg.env}?", floor=floor, ceiling=ceiling,
                            best_known=environments.BEST_KNOWN.get(cfg.env, "")),
-        state={"environments": envs, "replay": Replay(cfg.capacity // cfg.envs, cfg.envs, run.device),
+        state={"environments": envs, "replay": Replay(cfg.buffer_size // cfg.num_envs, cfg.num_envs, run.device),
                "target": Target(policy, run.device)},
         expect=environments.expect(cfg.env),
         baselines=baselines,
         predict=predict,
         figures=lambda model, data: shown(data.starts[:8], lambda o: act(model, o), low=floor, high=ceiling),
         export=export,
-        monitors=monitors.monitors(floor, ceiling, capacity=cfg.capacity // (cfg.rollout * cfg.envs)),
+        monitors=monitors.monitors(floor, ceiling, capacity=cfg.buffer_size // (cfg.num_steps * cfg.num_envs)),
         gates=gates.gates(gates.Subject(dqn, settings={"updates": 32, "first": 128, "capacity": 4096, "target_every": 16},
                                         exact={"n_step": 3}, estimated={"n_step": 1}), on_policy=False),
     )  # fmt: skip
@@ -275,7 +278,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         replay.add(whole, step.index)
         for i, minibatch in enumerate(minibatches(cfg, run, policy, target.net, replay, step.index, progress), 1):
             run.update(stage, run.cut(minibatch))
-            if (step.index * cfg.updates + i) % cfg.target_every == 0:
+            if (step.index * cfg.gradient_steps + i) % cfg.target_update_interval == 0:
                 target.follow(policy)
         told, returned = learnt(cfg, policy, target.net, whole)
         run.log("policy", {"epsilon": epsilon(cfg, progress), "replay_age": replay.age(step.index), **told})

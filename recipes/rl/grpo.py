@@ -6,7 +6,7 @@ full  SmolLM2-360M-Instruct on `--data.path FILE` (`prompt`, `answer`); an accel
 What this recipe gets right without being asked: the reward function is tested before anything is trained; groups whose answers all
 earn the same teach nothing, and are counted; an answer ends with its end token, which is scored, and nothing after it is; questions
 that are held out are answered greedily and judged by their last number, for the training reward also rises where answers only
-become surer; with `--beta` the reference is what training begins with, `--init-from` included. `--shuffled` is the control.
+become surer; with `--beta` the reference is what training begins with, `--init-from` included. `--shuffle-rewards` is the control.
 """
 
 import tempfile
@@ -17,16 +17,16 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.adapters import hosted
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.base.errors import Stop
+from trainworthy.core.data.loader import Stream
+from trainworthy.core.loop.run import evaluating
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.llm.models import loading
+from trainworthy.recipes.rl.language import grpo_gates, problems
 
-import core
-from core import host
-from core.config import Optim, RunSettings, Train
-from core.errors import Stop
-from core.loader import Stream
-from core.run import evaluating
-from core.stage import View
-from recipes.llm import models
-from recipes.rl import grpo_gates, problems
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -38,16 +38,16 @@ class Config(core.Config):
     data: problems.Source = field(default_factory=problems.Source)
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
-    lora: int = 8
+    lora_rank: int = 8
     """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32."""
     reward: str = "exact"
     """`exact` (1 for the right last number, else 0), or a function of your own as `file.py:function` or `module:function`: called
     with lists of texts as `prompts`, `completions` and `answer`, it returns a list of numbers."""
-    group: int = 8
+    num_generations: int = 8
     """Answers to each question; what an answer is worth is measured against the others of its group."""
-    passes: int = 1
+    num_iterations: int = 1
     """Updates that are made from a unit's answers. With one nothing can be clipped."""
-    clip: float = 0.2
+    epsilon: float = 0.2
     """How far the probability of a token may move, as a ratio, before a unit's answers have no more to say about it."""
     beta: float = 0.0
     """How dear it is to leave the reference (KL, nats a token); 0: there is none."""
@@ -55,11 +55,11 @@ class Config(core.Config):
     """Of the answers that are learnt from. Held-out questions are answered greedily."""
     max_new_tokens: int = 6
     """Tokens of an answer, with the one that ends it."""
-    shuffled: bool = False
+    shuffle_rewards: bool = False
     """A control: each answer gets the reward of another one. What is learnt then, no reward has taught; the gates refuse it."""
     rehearsed: int = 2
     """Questions of a unit while gates rehearse; more where few answers are right: a group without a difference has no gradient."""
-    merge: bool = False
+    merge_adapters: bool = False
     """Also export the whole model with the adapters merged into it."""
 
 
@@ -77,7 +77,7 @@ def full() -> Config:
     return Config(
         data=problems.Source(path="gsm8k.jsonl", style="chat", shots=0, max_prompt=512, held_out=500),
         model="HuggingFaceTB/SmolLM2-360M-Instruct",
-        lora=16,
+        lora_rank=16,
         max_new_tokens=512,
         rehearsed=16,
         train=Train(epochs=500, batch_size=256, accumulate=16, eval_batch_size=64, eval_every=50, precision="bf16"),
@@ -104,20 +104,20 @@ def make_trainer(cfg: Config, run: core.Run, path: str, asker: problems.Asker, r
     from trl import GRPOConfig, GRPOTrainer
 
     # Frozen weights may be bf16; of trained ones small updates would be lost.
-    whole = run.precision == "fp32" or not cfg.lora
-    models.score_what_counts()
-    model = models.load(path, torch.float32 if whole else torch.bfloat16)
+    whole = run.precision == "fp32" or not cfg.lora_rank
+    loading.score_what_counts()
+    model = loading.load(path, torch.float32 if whole else torch.bfloat16)
     ends = model.generation_config.eos_token_id
     model.generation_config.eos_token_id = asker.ends  # the trainer ends answers where the model declares their end
     args = GRPOConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
         per_device_train_batch_size=cfg.train.batch_size // cfg.train.accumulate // run.world,
         gradient_accumulation_steps=cfg.train.accumulate,
-        num_generations=cfg.group,
-        num_iterations=cfg.passes,
+        num_generations=cfg.num_generations,
+        num_iterations=cfg.num_iterations,
         max_completion_length=cfg.max_new_tokens,
         temperature=cfg.temperature,
-        epsilon=cfg.clip,
+        epsilon=cfg.epsilon,
         beta=cfg.beta,
         use_bias_correction_kl=True,
         loss_type="dapo",  # a mean over all tokens of a unit: the same however it is cut
@@ -131,7 +131,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str, asker: problems.Asker, r
         accelerator_config={"use_configured_state": True},
     )
     shape = Dataset.from_dict({"prompt": ["a"], "answer": ["b"]})
-    trainer = GRPOTrainer(model=models.adapted(model, cfg.lora), reward_funcs=reward, args=args, train_dataset=shape,
+    trainer = GRPOTrainer(model=loading.adapted(model, cfg.lora_rank), reward_funcs=reward, args=args, train_dataset=shape,
                           processing_class=asker.tokenizer)  # fmt: skip
     model.generation_config.eos_token_id = ends  # what is exported is the model's own
     return trainer
@@ -140,11 +140,11 @@ def make_trainer(cfg: Config, run: core.Run, path: str, asker: problems.Asker, r
 # ---------------------------------------------------------------------------------------------------------------- stage
 def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    if cfg.train.batch_size % (cfg.group * run.world) or cfg.group < 2:
-        raise core.UserError("answers do not come in whole groups", got=f"{cfg.train.batch_size} answers, groups of {cfg.group}",
-                             needed=f"--train.batch-size as a multiple of --group (2 or more) x {run.world} processes")  # fmt: skip
-    path = models.locate(cfg.model)
-    tokenizer = models.tokenizer(path) if cfg.data.style == "chat" else models.plain(path)
+    if cfg.train.batch_size % (cfg.num_generations * run.world) or cfg.num_generations < 2:
+        raise core.UserError("answers do not come in whole groups", got=f"{cfg.train.batch_size} answers, groups of {cfg.num_generations}",
+                             needed=f"--train.batch-size as a multiple of --num-generations (2 or more) x {run.world} processes")  # fmt: skip
+    path = loading.locate(cfg.model)
+    tokenizer = loading.tokenizer(path) if cfg.data.style == "chat" else loading.plain(path)
     rows = problems.read(cfg.data)
     asker = problems.Asker(tokenizer, cfg.data, rows[0])
 
@@ -157,8 +157,8 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     declared = problems.guarded(function, cfg.reward, fail)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
-        reward = problems.of_others(declared) if cfg.shuffled else declared
-        trainer = host.built(lambda: make_trainer(cfg, run, path, asker, reward))
+        reward = problems.of_others(declared) if cfg.shuffle_rewards else declared
+        trainer = hosted.built(lambda: make_trainer(cfg, run, path, asker, reward))
     trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)
     data = read(cfg, asker, rows, trainer.model.config.max_position_embeddings)
     start: dict[str, Tensor] = {}  # of --init-from: what is trained, as it was
@@ -166,9 +166,15 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def ask(unit: int) -> list[dict]:
         """This process's questions, each once for every answer; which they are is a function of (seed, unit) alone."""
-        n = cfg.train.batch_size // cfg.group
+        n = cfg.train.batch_size // cfg.num_generations
         if run.plan:  # one is enough where a gate looks at rates alone, and asks for less than a group
-            n = min(n, max(cfg.rehearsed if (run.plan.batch_size or cfg.group) >= cfg.group else 1, run.world))
+            n = min(
+                n,
+                max(
+                    cfg.rehearsed if (run.plan.batch_size or cfg.num_generations) >= cfg.num_generations else 1,
+                    run.world,
+                ),
+            )
         keys = stream.keys(unit * n, (unit + 1) * n)
         mine = [
             data["questions"].get(i, None) for _, i in keys[run.rank * n // run.world : (run.rank + 1) * n // run.world]
@@ -176,14 +182,14 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         return [
             {**row, "question": row["prompt"], "prompt": asker.put(row["prompt"])}
             for row in mine
-            for _ in range(cfg.group)
+            for _ in range(cfg.num_generations)
         ]
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         """Sum over the tokens of the answers; the trainer's own is a mean over as many as it is told of."""
         tokens = batch["completion_mask"].sum()
         told = {**batch, "num_items_in_batch": tokens * run.world}
-        return {"loss": tokens * host.loss(trainer, model, told, accumulate=trainer.args.steps_per_generation)}
+        return {"loss": tokens * hosted.loss(trainer, model, told, accumulate=trainer.args.steps_per_generation)}
 
     def begin() -> None:
         """The reference is what the policy is when training begins, with `--init-from` too."""
@@ -223,11 +229,11 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def baselines() -> dict[str, dict[str, float]]:
         found = {"the commonest answer": {"accuracy": problems.majority(data["questions"].rows, data["val"].rows)}}
-        untrained = trainer.model if cfg.lora else models.load(path, torch.bfloat16).to(run.device)
-        with trainer.model.disable_adapter() if cfg.lora else nullcontext(), evaluating(untrained), run.autocast():
+        untrained = trainer.model if cfg.lora_rank else loading.load(path, torch.bfloat16).to(run.device)
+        with trainer.model.disable_adapter() if cfg.lora_rank else nullcontext(), evaluating(untrained), run.autocast():
             found["untrained, the same prompts"] = evaluate(untrained, data["val"])
         if start:
-            with evaluating(trainer.model), run.autocast(), models.exchanged(trainer.model, start):
+            with evaluating(trainer.model), run.autocast(), loading.exchanged(trainer.model, start):
                 found["where it started"] = evaluate(trainer.model, data["val"])
         return found
 
@@ -242,36 +248,36 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def export(folder: Path) -> None:
         """The adapter (or the model) as `from_pretrained` of peft (or transformers) reads it, and the tokenizer."""
-        adapter = {"selected_adapters": ["default"]} if cfg.lora else {}
+        adapter = {"selected_adapters": ["default"]} if cfg.lora_rank else {}
         trainer.model.save_pretrained(folder, **adapter)
         tokenizer.save_pretrained(folder)
-        if cfg.lora and cfg.merge:
-            models.merged(path, folder).save_pretrained(folder / "merged")
+        if cfg.lora_rank and cfg.merge_adapters:
+            loading.merged(path, folder).save_pretrained(folder / "merged")
             tokenizer.save_pretrained(folder / "merged")
 
     # Adapters begin at nothing, or stand in the file of --init-from; of the reference's nothing stands anywhere.
     new = tuple(n for n, _ in trainer.model.named_parameters() if ".ref." in n or ("lora_" in n and not cfg.init_from))
-    return host.host(
+    return hosted.host(
         trainer,
         run,
         name="grpo",
         data=data,
         ask=ask,
-        passes=cfg.passes,
+        passes=cfg.num_iterations,
         loss=loss,
         counts=lambda batch: {"loss": batch["completion_mask"].sum()},
-        beside={} if trainer.ref_model is None else {"reference": trainer.ref_model},
-        begin=begin,
+        frozen_modules={} if trainer.ref_model is None else {"reference": trainer.ref_model},
+        on_start=begin,
         evaluate=evaluate,
         metric=core.Metric("accuracy", "which share of unseen questions is answered right?", floor=0.0, ceiling=1.0),
         expect=core.Expect(
-            fresh=new,
-            frozen=("base_model.",) if cfg.lora else (),
+            new_parameters=new,
+            frozen=("base_model.",) if cfg.lora_rank else (),
             loss_may_rise="the samples are the policy's own, and advantages sum to nothing",
-            schedule="several updates to a unit" if cfg.passes > 1 else "",
-            dear=8,
+            schedule="several updates to a unit" if cfg.num_iterations > 1 else "",
+            gate_batch_size=8,
         ),
-        pretrained=models.from_file(trainer.model, path),
+        pretrained=loading.from_file(trainer.model, path),
         gates=grpo_gates.gates(grpo_gates.Subject(cfg, asker, declared)),
         monitors=grpo_gates.monitors(cfg, len(data["val"])),
         baselines=baselines,
@@ -292,7 +298,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)
 
-    host.train(run, stage, after)
+    hosted.train(run, stage, after)
 
 
 if __name__ == "__main__":

@@ -18,16 +18,16 @@ from pathlib import Path
 import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
+from trainworthy.core.base import seeds
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.base.errors import UserError
+from trainworthy.recipes.rl.control import environments, gates, monitors
+from trainworthy.recipes.rl.control.environments import Environments, Episodes
+from trainworthy.recipes.rl.control.heads import HEADS
+from trainworthy.recipes.rl.control.memory import Memory, Remembering, fits, player
+from trainworthy.recipes.rl.control.nets import Running, mlp
 
-import core
-from core import seeds
-from core.config import Optim, RunSettings, Train
-from core.errors import UserError
-from recipes.rl import environments, gates, monitors
-from recipes.rl.environments import Environments, Episodes
-from recipes.rl.heads import HEADS
-from recipes.rl.memory import Memory, Remembering, fits, player
-from recipes.rl.nets import Running, mlp
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -39,31 +39,31 @@ class Config(core.Config):
     env: str = "CartPole-v1"
     """Id of a gymnasium environment with actions to choose from, or of numbers in a finite range (`module:Name-v0` imports the
     module first)."""
-    stack: int = 1
+    frame_stack: int = 1
     """How many of an episode's last observations the policy sees at once: more than 1 where the newest does not say it all."""
-    memory: int = 0
+    rnn_hidden_size: int = 0
     """Numbers that it remembers of an episode instead, in a recurrent net; minibatches are then whole environments."""
-    envs: int = 16
+    num_envs: int = 16
     """Environments side by side, over all processes."""
-    rollout: int = 128
+    num_steps: int = 128
     """Steps of every environment in a rollout."""
-    passes: int = 4
+    update_epochs: int = 4
     """How often each rollout is learnt from."""
     gamma: float = 0.99
     """Discount of a reward one step later."""
     gae_lambda: float = 0.95
     """Advantages: 0 trusts the value function, 1 the rewards alone (Schulman 2016)."""
-    clip: float = 0.2
+    clip_range: float = 0.2
     """How far the probability of an action may move, as a ratio, before a rollout has no more to say about it."""
-    value_clip: float = 0.2
+    clip_range_vf: float = 0.2
     """The same for the value, in units of the returns' size; `inf` switches it off."""
-    value_weight: float = 0.5
+    vf_coef: float = 0.5
     """Weight of the value's squared error beside the policy's term."""
-    entropy: float = 0.01
+    ent_coef: float = 0.01
     """Bonus for undecided policies."""
-    widths: tuple[int, ...] = (64, 64)
+    hidden_sizes: tuple[int, ...] = (64, 64)
     """Hidden units of the policy's net and of the value's."""
-    episodes: int = 100
+    eval_episodes: int = 100
     """Episodes of an evaluation."""
 
 
@@ -81,8 +81,8 @@ def full() -> Config:
     """LunarLander-v3, solved at a return of 200."""
     return Config(
         env="LunarLander-v3",
-        rollout=512,
-        passes=6,
+        num_steps=512,
+        update_epochs=6,
         gamma=0.999,
         gae_lambda=0.98,
         train=Train(epochs=120, batch_size=512, eval_every=15),
@@ -96,9 +96,11 @@ def full() -> Config:
 def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, unit: int) -> dict[str, Tensor]:
     """One rollout of the policy as it is: (rollout, envs of this process, ...) each. Its draws depend on (seed, unit) alone."""
     draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", unit))
-    noise = policy.head.noise(cfg.rollout, envs.n, generator=draws)[:, envs.mine.start : envs.mine.stop].to(run.device)
+    noise = policy.head.noise(cfg.num_steps, envs.n, generator=draws)[:, envs.mine.start : envs.mine.stop].to(
+        run.device
+    )
     steps = []
-    for t in range(cfg.rollout):
+    for t in range(cfg.num_steps):
         observation = envs.observation.to(run.device)
         action, log_prob = policy.sample(observation, noise[t])
         followed = {k: v.to(run.device) for k, v in envs.step(action).items()}
@@ -127,11 +129,11 @@ def minibatches(
     cfg: Config, run: core.Run, policy: "Policy", envs: Environments, rollout: dict, unit: int
 ) -> Iterator[dict]:
     """The rollout in minibatches, in another order each pass; advantages whitened in each, values in units of the returns' size."""
-    size, whole = policy.returns.rms, cfg.rollout if cfg.memory else 1  # steps that stay together
+    size, whole = policy.returns.rms, cfg.num_steps if cfg.rnn_hidden_size else 1  # steps that stay together
     rows = {k: rollout[k].flatten(0, 1) for k in ("observation", "action", "log_prob", "advantage")}
     rows |= {k: rollout[k].flatten() / size for k in ("return", "value")}
-    for i in range(cfg.passes):
-        order = seeds.permutation(cfg.rollout * cfg.envs // whole, cfg.run.seed, "minibatches", unit, i)
+    for i in range(cfg.update_epochs):
+        order = seeds.permutation(cfg.num_steps * cfg.num_envs // whole, cfg.run.seed, "minibatches", unit, i)
         for chosen in order.split(cfg.train.batch_size // whole):
             own = envs.rows(chosen)
             batch = {k: v[own] for k, v in rows.items()}
@@ -190,27 +192,29 @@ class Policy(nn.Module):
 # ---------------------------------------------------------------------------------------------------------------- stage
 def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    if cfg.rollout * cfg.envs % cfg.train.batch_size:
-        raise UserError("a rollout is not cut evenly into minibatches", needed="--train.batch-size that divides --rollout x --envs",
-                        got=f"{cfg.rollout} steps x {cfg.envs} environments, {cfg.train.batch_size} to an update")  # fmt: skip
-    n_obs, size, space = environments.sizes(cfg.env, Discrete, Box, stack=cfg.stack)
+    if cfg.num_steps * cfg.num_envs % cfg.train.batch_size:
+        raise UserError("a rollout is not cut evenly into minibatches", needed="--train.batch-size that divides --num-steps x --num-envs",
+                        got=f"{cfg.num_steps} steps x {cfg.num_envs} environments, {cfg.train.batch_size} to an update")  # fmt: skip
+    n_obs, size, space = environments.sizes(cfg.env, Discrete, Box, stack=cfg.frame_stack)
     solved, ceiling = environments.limits(cfg.env)
-    fits(cfg.memory, cfg.stack, cfg.rollout, cfg.train.batch_size, run.world)
-    policy = Policy(n_obs, HEADS[space](size), cfg.widths, cfg.memory)
+    fits(cfg.rnn_hidden_size, cfg.frame_stack, cfg.num_steps, cfg.train.batch_size, run.world)
+    policy = Policy(n_obs, HEADS[space](size), cfg.hidden_sizes, cfg.rnn_hidden_size)
     untrained = copy.deepcopy(policy).eval()
-    envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, stack=cfg.stack, rank=run.rank, world=run.world)
-    play, tiles, shown = environments.views(cfg.env, cfg.stack)
+    envs = Environments(cfg.env, cfg.num_envs, seed=cfg.run.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)
+    play, tiles, shown = environments.views(cfg.env, cfg.frame_stack)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         outputs, value, *_ = model(batch["observation"], through=True)
         ratio = (policy.head.log_prob(outputs, batch["action"]) - batch["log_prob"]).exp()
-        gain = torch.min(ratio * batch["advantage"], ratio.clamp(1 - cfg.clip, 1 + cfg.clip) * batch["advantage"])
-        near = batch["value"] + (value - batch["value"]).clamp(-cfg.value_clip, cfg.value_clip)
+        gain = torch.min(
+            ratio * batch["advantage"], ratio.clamp(1 - cfg.clip_range, 1 + cfg.clip_range) * batch["advantage"]
+        )
+        near = batch["value"] + (value - batch["value"]).clamp(-cfg.clip_range_vf, cfg.clip_range_vf)
         error = torch.max((value - batch["return"]).square(), (near - batch["return"]).square())
         return {
             "policy": -gain.sum(),
-            "value": cfg.value_weight * 0.5 * error.sum(),
-            "entropy": -cfg.entropy * policy.head.entropy(outputs).sum(),
+            "value": cfg.vf_coef * 0.5 * error.sum(),
+            "entropy": -cfg.ent_coef * policy.head.entropy(outputs).sum(),
         }
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
@@ -232,13 +236,13 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         scale = "in units of the returns' size"
         says = {Discrete: f"log-probabilities (B, {size}): act by argmax",
                 Box: f"means and log deviations (B, {2 * size}): act by low + (1 + mean) / 2 * (high - low), clipped"}  # fmt: skip
-        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.stack, "n_actions": size,
-                  "memory": cfg.memory, "widths": cfg.widths, "first_action": envs.first_action, "low": envs.low, "high": envs.high,
-                  **policy.memory.told(environments.seen(n_obs, cfg.stack), f"{says[space]}; value (B,) {scale}")}  # fmt: skip
+        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.frame_stack, "n_actions": size,
+                  "memory": cfg.rnn_hidden_size, "widths": cfg.hidden_sizes, "first_action": envs.first_action, "low": envs.low, "high": envs.high,
+                  **policy.memory.told(environments.seen(n_obs, cfg.frame_stack), f"{says[space]}; value (B,) {scale}")}  # fmt: skip
         core.save(folder, policy, config, torch.zeros(2, policy.memory.row))
 
-    val_data = Episodes(cfg.env, cfg.episodes)
-    floor = environments.at_random(cfg.env, cfg.episodes)
+    val_data = Episodes(cfg.env, cfg.eval_episodes)
+    floor = environments.at_random(cfg.env, cfg.eval_episodes)
     return core.Stage(
         name="ppo",
         model=policy,
@@ -249,7 +253,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         metric=core.Metric("return", f"what does the policy earn in an episode of {cfg.env}?", floor=floor, ceiling=ceiling,
                            best_known=environments.BEST_KNOWN.get(cfg.env, "")),
         counts=lambda batch: {"*": batch["advantage"].numel()},
-        state={"environments": Remembering(envs, policy, cfg.rollout) if cfg.memory else envs},
+        state={"environments": Remembering(envs, policy, cfg.num_steps) if cfg.rnn_hidden_size else envs},
         expect=environments.expect(cfg.env, "entropy"),
         baselines=baselines,
         predict=predict,
@@ -286,7 +290,7 @@ def moved(cfg: Config, run: core.Run, policy: Policy, rollout: dict[str, Tensor]
     log_ratio = policy.head.log_prob(outputs, rollout["action"]) - rollout["log_prob"]
     ratio, finished = log_ratio.exp(), run.gather(rollout["finished"].flatten())
     rows = {"approx_kl": ratio - 1 - log_ratio,  # Schulman, "Approximating KL divergence", 2020: the k3 estimate
-            "clip_fraction": ((ratio - 1).abs() > cfg.clip).float(),
+            "clip_fraction": ((ratio - 1).abs() > cfg.clip_range).float(),
             "entropy": policy.head.entropy(outputs)}  # fmt: skip
     unexplained = run.gather((rollout["return"] - rollout["value"]).flatten()).var()
     told = {k: run.gather(v.flatten()).mean() for k, v in rows.items()}

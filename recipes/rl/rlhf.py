@@ -16,17 +16,18 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base import seeds
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.data import loader
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.llm.models.loading import from_file
+from trainworthy.recipes.rl.language import models, rewards, rlhf_gates, rlhf_monitors
+from trainworthy.recipes.rl.language.kl_control import Controller, Watch
+from trainworthy.recipes.rl.language.policy import Writer, own, shape, texts
+from trainworthy.recipes.rl.language.prompts import Source, read
 
-import core
-from core import loader, seeds
-from core.config import Optim, RunSettings, Train
-from core.errors import UserError
-from core.stage import View
-from recipes.llm.models import from_file
-from recipes.rl import language, rewards, rlhf_gates, rlhf_monitors
-from recipes.rl.prompts import Source, read
-from recipes.rl.tether import Controller, Watch
-from recipes.rl.writer import Writer, own, shape, texts
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -40,33 +41,33 @@ class Config(core.Config):
     """`prose` (a small Llama that llm/pretrain makes, once), `smollm2`, or a folder or `owner/name` with a causal model."""
     pretrained: float = 1.0
     """Of `prose`: passes over the texts of the running Python that it has made."""
-    reward: str = "recipes.rl.rewards:sentence"
+    reward: str = "trainworthy.recipes.rl.language.rewards:sentence"
     """`module:function` that answers (prompts, completions) with a number for each, or the folder of a reward model."""
-    new_tokens: int = 24
+    max_new_tokens: int = 24
     """Tokens of a completion, at most."""
     temperature: float = 1.0
     """Of what is drawn, and of what is scored."""
-    rollout: int = 64
+    rollout_batch_size: int = 64
     """Completions of a rollout, over all processes."""
-    passes: int = 4
+    update_epochs: int = 4
     """How often each rollout is learnt from, at most."""
     gamma: float = 1.0
     """Discount of a reward one token later."""
     gae_lambda: float = 0.95
     """Advantages: 0 trusts the value function, 1 the rewards alone (Schulman 2016)."""
-    clip: float = 0.2
+    clip_range: float = 0.2
     """How far the probability of a token may move, as a ratio, before a rollout has no more to say about it."""
-    value_clip: float = 0.2
+    clip_range_vf: float = 0.2
     """The same for the value, in units of the returns' size; `inf` switches it off."""
-    value_weight: float = 0.1
+    vf_coef: float = 0.1
     """Weight of the value's squared error beside the policy's term: they share a net."""
-    head_lr: float = 2e-3
+    value_head_lr: float = 2e-3
     """Peak rate of the head for values, which begins at nothing; --optim.lr is the language model's."""
-    kl_start: float = 0.2
+    init_kl_coef: float = 0.2
     """Price of a nat between policy and reference, in units of the reward, to begin with; 0: none, for ever."""
-    kl_target: float = 6.0
+    target_kl: float = 6.0
     """Nats of a completion that the price is adapted to."""
-    kl_step: float = 0.1
+    kl_coef_rate: float = 0.1
     """By how much of itself it changes after a rollout, at most."""
     far: float = 0.05
     """Nats a token between the policy and what wrote the rollout, at which no further pass is made."""
@@ -87,8 +88,8 @@ def full() -> Config:
     """SmolLM2-135M and sentences that end; take `--model`, `--reward` and `--data.path` of your own."""
     return Config(
         model="smollm2",
-        new_tokens=64,
-        rollout=512,
+        max_new_tokens=64,
+        rollout_batch_size=512,
         data=Source(tokens=64),
         train=Train(epochs=200, batch_size=64, accumulate=4, eval_every=10, eval_batch_size=128, precision="bf16"),
         optim=Optim(lr=1e-5, weight_decay=0.0, clip=1.0, schedule="linear", warmup=0.05),
@@ -100,9 +101,9 @@ def full() -> Config:
 @torch.no_grad()
 def collect(cfg: Config, run: core.Run, stage: core.Stage, unit: int) -> dict[str, Tensor]:
     """One rollout of the policy as it is, of all processes: (rollout, ...) each. Its draws depend on (seed, unit, prompt) alone."""
-    policy, reference, prompts = stage.model, stage.beside["reference"], stage.data["prompts"]
+    policy, reference, prompts = stage.model, stage.frozen_modules["reference"], stage.data["prompts"]
     stream = loader.Stream(len(prompts), cfg.run.seed, order=prompts.order)
-    keys = stream.keys(unit * cfg.rollout, (unit + 1) * cfg.rollout)
+    keys = stream.keys(unit * cfg.rollout_batch_size, (unit + 1) * cfg.rollout_batch_size)
     mine = keys[run.rank * len(keys) // run.world : (run.rank + 1) * len(keys) // run.world]
     known = loader.Keyed(prompts, cfg.run.seed)
     batch = loader.to_device(prompts.collate([known[key] for key in mine]), run.device)
@@ -153,7 +154,7 @@ def minibatches(cfg: Config, run: core.Run, policy: Writer, rollout: dict, unit:
     """The rollout in minibatches, in another order each pass; values in units of the returns' size."""
     rows = {k: rollout[k] for k in ("input_ids", "mask", "said", "valid", "log_prob", "advantage")}
     rows |= {k: rollout[k] / policy.returns.rms for k in ("return", "value")}
-    order = seeds.permutation(cfg.rollout, cfg.run.seed, "minibatches", unit, i).to(run.device)
+    order = seeds.permutation(cfg.rollout_batch_size, cfg.run.seed, "minibatches", unit, i).to(run.device)
     for chosen in order.split(cfg.train.batch_size):
         mine = chosen[run.rank * len(chosen) // run.world : (run.rank + 1) * len(chosen) // run.world]
         yield {k: v[mine] for k, v in rows.items()}
@@ -162,27 +163,29 @@ def minibatches(cfg: Config, run: core.Run, policy: Writer, rollout: dict, unit:
 # ---------------------------------------------------------------------------------------------------------------- stage
 def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    path = language.locate(cfg.model, cfg.pretrained)
-    tokenizer, lm = language.tokenizer(path), language.load(path)
-    if cfg.data.tokens + cfg.new_tokens > lm.config.max_position_embeddings:
-        raise UserError("prompts and completions are longer than what the model reads", needed=f"--data.tokens + --new-tokens <= "
-                        f"{lm.config.max_position_embeddings}", got=f"{cfg.data.tokens} + {cfg.new_tokens}")  # fmt: skip
-    if cfg.rollout % cfg.train.batch_size:
-        raise UserError("a rollout is not cut evenly into minibatches", got=f"{cfg.rollout} by {cfg.train.batch_size}",
-                        needed="--train.batch-size that divides --rollout")  # fmt: skip
-    data = read(cfg.data, tokenizer, cfg.new_tokens)
+    path = models.locate(cfg.model, cfg.pretrained)
+    tokenizer, lm = models.tokenizer(path), models.load(path)
+    if cfg.data.tokens + cfg.max_new_tokens > lm.config.max_position_embeddings:
+        raise UserError("prompts and completions are longer than what the model reads", needed=f"--data.tokens + --max-new-tokens <= "
+                        f"{lm.config.max_position_embeddings}", got=f"{cfg.data.tokens} + {cfg.max_new_tokens}")  # fmt: skip
+    if cfg.rollout_batch_size % cfg.train.batch_size:
+        raise UserError("a rollout is not cut evenly into minibatches", got=f"{cfg.rollout_batch_size} by {cfg.train.batch_size}",
+                        needed="--train.batch-size that divides --rollout-batch-size")  # fmt: skip
+    data = read(cfg.data, tokenizer, cfg.max_new_tokens)
     reward = rewards.load(cfg.reward)
     policy = Writer(lm, tokenizer, cfg.temperature)
-    reference, watch = copy.deepcopy(policy), Watch(cfg.kl_target)
+    reference, watch = copy.deepcopy(policy), Watch(cfg.target_kl)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         log_p, value = model(batch["input_ids"], batch["mask"], batch["said"])
         ratio = (own(log_p, batch["said"]) - batch["log_prob"]).exp()
-        gain = torch.min(ratio * batch["advantage"], ratio.clamp(1 - cfg.clip, 1 + cfg.clip) * batch["advantage"])
-        near = batch["value"] + (value - batch["value"]).clamp(-cfg.value_clip, cfg.value_clip)
+        gain = torch.min(
+            ratio * batch["advantage"], ratio.clamp(1 - cfg.clip_range, 1 + cfg.clip_range) * batch["advantage"]
+        )
+        near = batch["value"] + (value - batch["value"]).clamp(-cfg.clip_range_vf, cfg.clip_range_vf)
         error = torch.max((value - batch["return"]).square(), (near - batch["return"]).square())
         valid = batch["valid"]
-        return {"policy": -gain[valid].sum(), "value": cfg.value_weight * 0.5 * error[valid].sum()}
+        return {"policy": -gain[valid].sum(), "value": cfg.vf_coef * 0.5 * error[valid].sum()}
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         rows = []
@@ -224,24 +227,24 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     return core.Stage(
         name="rlhf",
         model=policy,
-        optimizers={"main": core.make_optimizer(policy, cfg.optim, {"lm": cfg.optim.lr, "head": cfg.head_lr})},
+        optimizers={"main": core.make_optimizer(policy, cfg.optim, {"lm": cfg.optim.lr, "head": cfg.value_head_lr})},
         data=data,
         loss=loss,
         counts=lambda batch: {"*": batch["valid"].sum()},
         evaluate=evaluate,
         metric=core.Metric("reward", "what does the reward say of completions of held-out prompts?", floor=floor,
                            ceiling=rewards.ceiling(reward)),
-        state={"controller": Controller(cfg.kl_start, cfg.kl_target, cfg.kl_step), "watch": watch},
-        begin=lambda: reference.load_state_dict(policy.state_dict()),
-        beside={"reference": reference, **rewards.nets(reward)},
-        expect=core.Expect(loss_may_rise="its targets move with the policy", small_terms=("value",), fresh=("head.",), dear=8),
+        state={"controller": Controller(cfg.init_kl_coef, cfg.target_kl, cfg.kl_coef_rate), "watch": watch},
+        on_start=lambda: reference.load_state_dict(policy.state_dict()),
+        frozen_modules={"reference": reference, **rewards.nets(reward)},
+        expect=core.Expect(loss_may_rise="its targets move with the policy", small_terms=("value",), new_parameters=("head.",), gate_batch_size=8),
         pretrained=from_file(lm, path),
         baselines=baselines,
         preview=preview,
         predict=predict,
         figures=figures,
         export=export,
-        monitors=rlhf_monitors.of(cfg.kl_target, watch),
+        monitors=rlhf_monitors.of(cfg.target_kl, watch),
         gates=rlhf_gates.of(reward),
     )  # fmt: skip
 
@@ -256,7 +259,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
     for step in run.steps(stage):
         with run.autocast():  # as the loss will see it, so that the first ratio is 1
             rollout = collect(cfg, run, stage, step.index)
-        for i in range(cfg.passes):
+        for i in range(cfg.update_epochs):
             for minibatch in minibatches(cfg, run, policy, rollout, step.index, i):
                 run.update(stage, run.cut(minibatch))
             with run.autocast():
@@ -281,7 +284,7 @@ def moved(cfg: Config, policy: Writer, rollout: dict[str, Tensor]) -> dict[str, 
     ratio, returned = log_ratio.exp(), rollout["return"][valid]
     tokens, distinct, ended = shape(rollout["said"], valid, policy.eos)
     told = {"approx_kl": ratio - 1 - log_ratio,  # Schulman, "Approximating KL divergence", 2020: the k3 estimate
-            "clip_fraction": (ratio - 1).abs() > cfg.clip, "entropy": rollout["entropy"][valid], "reward": rollout["reward"],
+            "clip_fraction": (ratio - 1).abs() > cfg.clip_range, "entropy": rollout["entropy"][valid], "reward": rollout["reward"],
             "kl": rollout["kl"], "tokens": tokens, "distinct": distinct, "ended": ended}  # fmt: skip
     told = {k: v.double().mean().item() for k, v in told.items()}
     unexplained = (returned - rollout["value"][valid]).var()

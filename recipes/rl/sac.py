@@ -21,15 +21,15 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.base import seeds
+from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.base.errors import UserError
+from trainworthy.recipes.rl.control import environments, gates, monitors
+from trainworthy.recipes.rl.control.environments import Environments, Episodes
+from trainworthy.recipes.rl.control.nets import Running, Side, mlp
+from trainworthy.recipes.rl.control.replay import Replay, Target
 
-import core
-from core import seeds
-from core.config import Optim, RunSettings, Train
-from core.errors import UserError
-from recipes.rl import environments, gates, monitors
-from recipes.rl.environments import Environments, Episodes
-from recipes.rl.nets import Running, Side, mlp
-from recipes.rl.replay import Replay, Target
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -40,29 +40,29 @@ class Config(core.Config):
 
     env: str = "Pendulum-v1"
     """Id of a gymnasium environment with continuous actions of finite range (`module:Name-v0` imports the module first)."""
-    stack: int = 1
+    frame_stack: int = 1
     """How many of an episode's last observations the policy sees at once: more than 1 where the newest does not say it all."""
-    envs: int = 4
+    num_envs: int = 4
     """Environments side by side, over all processes."""
-    rollout: int = 16
+    num_steps: int = 16
     """Steps of every environment in a unit."""
-    updates: int = 32
+    gradient_steps: int = 32
     """Updates in a unit."""
     gamma: float = 0.99
     """Discount of a reward one step later."""
     tau: float = 0.01
     """How far the target critics go towards the critics after every update."""
-    temperature: float = 0.2
+    init_temperature: float = 0.2
     """Worth of a unit of entropy at first, in units of the rewards' size; then it is learnt."""
-    entropy: float = -1.0
+    target_entropy: float = -1.0
     """Entropy of the policy that the temperature is learnt for, in nats per number of an action (Haarnoja 2018: -1)."""
-    capacity: int = 100_000
+    buffer_size: int = 100_000
     """Transitions that are kept, of all environments."""
-    first: int = 1000
+    learning_starts: int = 1000
     """Transitions before the first update, their actions drawn evenly from the whole range."""
-    widths: tuple[int, ...] = (128, 128)
+    hidden_sizes: tuple[int, ...] = (128, 128)
     """Hidden units of the policy's net and of each critic."""
-    episodes: int = 100
+    eval_episodes: int = 100
     """Episodes of an evaluation."""
 
 
@@ -80,11 +80,11 @@ def full() -> Config:
     return Config(
         env="HalfCheetah-v5",
         tau=0.005,
-        updates=128,
-        capacity=1_000_000,
-        first=10_000,
-        widths=(256, 256),
-        episodes=20,
+        gradient_steps=128,
+        buffer_size=1_000_000,
+        learning_starts=10_000,
+        hidden_sizes=(256, 256),
+        eval_episodes=20,
         train=Train(epochs=7800, batch_size=256, eval_every=200),
         optim=Optim(lr=3e-4, weight_decay=0.0, clip=math.inf, schedule="constant", warmup=0.0),
         run=RunSettings(save_every=200),
@@ -95,7 +95,7 @@ def full() -> Config:
 @torch.no_grad()
 def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, unit: int) -> dict[str, Tensor]:
     """A stretch of the policy as it is: (steps, envs of this process, ...) each. Its draws depend on (seed, unit) alone."""
-    length = cfg.rollout if unit else max(cfg.rollout, cfg.first // cfg.envs)
+    length = cfg.num_steps if unit else max(cfg.num_steps, cfg.learning_starts // cfg.num_envs)
     draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", unit))
     even = 2 * torch.rand(length, envs.n, policy.n_act, generator=draws)[:, envs.mine.start : envs.mine.stop] - 1
     noise = torch.randn(length, envs.n, policy.n_act, generator=draws)[:, envs.mine.start : envs.mine.stop]
@@ -127,10 +127,12 @@ def minibatches(
     size = cfg.train.batch_size
     mine = slice(run.rank * size // run.world, (run.rank + 1) * size // run.world)
     places, noises = [], []
-    for _ in range(cfg.updates):
+    for _ in range(cfg.gradient_steps):
         places.append(replay.draw(size, 1, draws)[0][mine])
         noises.append(torch.randn(2, size, policy.n_act, generator=draws)[:, mine].to(run.device))
-    drawn = {k: v[0].unflatten(0, (cfg.updates, -1)).unbind() for k, v in replay.stretch(torch.cat(places), 1).items()}
+    drawn = {
+        k: v[0].unflatten(0, (cfg.gradient_steps, -1)).unbind() for k, v in replay.stretch(torch.cat(places), 1).items()
+    }
     for i, (noise, following) in enumerate(noises):
         steps = {k: v[i] for k, v in drawn.items()}
         with run.autocast():
@@ -191,21 +193,21 @@ class Policy(nn.Module):
 # ---------------------------------------------------------------------------------------------------------------- stage
 def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    if cfg.rollout > cfg.capacity // cfg.envs:
-        raise UserError("the steps of a unit do not fit", needed=f"--rollout <= --capacity / {cfg.envs} environments",
-                        got=f"{cfg.rollout}, {cfg.capacity}")  # fmt: skip
-    n_obs, n_act, _ = environments.sizes(cfg.env, Box, stack=cfg.stack)
+    if cfg.num_steps > cfg.buffer_size // cfg.num_envs:
+        raise UserError("the steps of a unit do not fit", needed=f"--num-steps <= --buffer-size / {cfg.num_envs} environments",
+                        got=f"{cfg.num_steps}, {cfg.buffer_size}")  # fmt: skip
+    n_obs, n_act, _ = environments.sizes(cfg.env, Box, stack=cfg.frame_stack)
     solved, ceiling = environments.limits(cfg.env)
-    policy = Policy(n_obs, n_act, cfg.widths, cfg.temperature)
+    policy = Policy(n_obs, n_act, cfg.hidden_sizes, cfg.init_temperature)
     untrained = copy.deepcopy(policy).eval()
-    envs = Environments(cfg.env, cfg.envs, seed=cfg.run.seed, stack=cfg.stack, rank=run.rank, world=run.world)
-    play, tiles, shown = environments.views(cfg.env, cfg.stack)
+    envs = Environments(cfg.env, cfg.num_envs, seed=cfg.run.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)
+    play, tiles, shown = environments.views(cfg.env, cfg.frame_stack)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         error = model.worth(batch["observation"], batch["action"]) - batch["return"]  # (2, B)
         action, log_prob = model.sample(batch["observation"], batch["noise"])
         gain = model.worth(batch["observation"], action, still=True).amin(0)
-        surplus = -log_prob.detach() - cfg.entropy * n_act
+        surplus = -log_prob.detach() - cfg.target_entropy * n_act
         return {
             "critic": 0.5 * error.square().sum(),
             "policy": (model.log_temperature.detach().exp() * log_prob - gain).sum(),
@@ -229,13 +231,13 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
-        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.stack, "n_act": n_act,
-                  "widths": cfg.widths, "low": envs.low, "high": envs.high, "input": environments.seen(n_obs, cfg.stack),
+        config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.frame_stack, "n_act": n_act,
+                  "widths": cfg.hidden_sizes, "low": envs.low, "high": envs.high, "input": environments.seen(n_obs, cfg.frame_stack),
                   "output": f"(B, {n_act}) in [-1, 1]: act by low + (1 + output) / 2 * (high - low)"}  # fmt: skip
         core.save(folder, policy, config, torch.zeros(2, n_obs))
 
-    val_data = Episodes(cfg.env, cfg.episodes)
-    floor = environments.at_random(cfg.env, cfg.episodes)
+    val_data = Episodes(cfg.env, cfg.eval_episodes)
+    floor = environments.at_random(cfg.env, cfg.eval_episodes)
     return core.Stage(
         name="sac",
         model=policy,
@@ -245,14 +247,14 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         evaluate=evaluate,
         metric=core.Metric("return", f"what does the policy earn in an episode of {cfg.env}?", floor=floor, ceiling=ceiling,
                            best_known=environments.BEST_KNOWN.get(cfg.env, "")),
-        state={"environments": envs, "replay": Replay(cfg.capacity // cfg.envs, cfg.envs, run.device),
+        state={"environments": envs, "replay": Replay(cfg.buffer_size // cfg.num_envs, cfg.num_envs, run.device),
                "target": Target(policy, run.device)},
         expect=environments.expect(cfg.env, "critic", "temperature"),
         baselines=baselines,
         predict=predict,
         figures=lambda model, data: shown(data.starts[:8], lambda o: act(model, o), low=floor, high=ceiling),
         export=export,
-        monitors=monitors.monitors(floor, ceiling, capacity=cfg.capacity // (cfg.rollout * cfg.envs)),
+        monitors=monitors.monitors(floor, ceiling, capacity=cfg.buffer_size // (cfg.num_steps * cfg.num_envs)),
         gates=gates.gates(gates.Subject(sac, settings={"updates": 32, "first": 128, "capacity": 4096, "tau": 0.05}, box=True),
                           on_policy=False),
     )  # fmt: skip

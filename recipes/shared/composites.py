@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.random import Generator
-
-from core import seeds
-from recipes.shared import digits
+from trainworthy.core.base import seeds
+from trainworthy.recipes.shared import digits
 
 SIDE, TILE = 64, 28  # pixels; a digit fills about 20 of its tile's 28
 # Of centres: from the border; from each other along one axis; along x, so that left is left.

@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from core import seeds
-from core.assets import fetch_member
+from trainworthy.core.base import seeds
+from trainworthy.core.data.assets import fetch_member
 
 CLASSES = tuple("0123456789")
 

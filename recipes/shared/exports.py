@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from core.errors import DONE, UserError
+from trainworthy.core.base.errors import DONE, UserError
 
 LAUNCHER = (
     "RANK",
@@ -24,7 +24,7 @@ def made(recipe: str, settings: list[str], out: str, *, what: str) -> Path:
     """`trainworthy run RECIPE` in a process of its own, whoever launched this one; its run folder, under `out`. `what` it is for is
     said where it fails."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER)}
-    command = [sys.executable, "-m", "core.launch", "run", recipe, *settings, "--run.out", out]
+    command = [sys.executable, "-m", "trainworthy.launch", "run", recipe, *settings, "--run.out", out]
     done = subprocess.run(command, env={**env, "PYTHONSAFEPATH": "1"}, capture_output=True, text=True)
     if done.returncode != DONE:
         raise UserError(

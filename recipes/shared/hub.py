@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from core.errors import UserError
+from trainworthy.core.base.errors import UserError
 
 TOKENIZER = "tokenizer.json or tokenizer.model or vocab.json"
 

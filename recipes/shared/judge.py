@@ -14,12 +14,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from core import assets
-from core.errors import UserError
-from core.registry import find
-from recipes.shared import digits, exports
-from recipes.vision.classify import ResNet
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.data import assets
+from trainworthy.core.recipe.registry import find
+from trainworthy.recipes.shared import digits, exports
+from trainworthy.recipes.vision.classify import ResNet
 
 EPOCHS = 24
 NEEDED = 0.98  # a judge that is wrong more often cannot tell 99% from 97%
@@ -39,7 +38,7 @@ class Judge:
     """Where it comes from and how good it is itself."""
 
     @property
-    def beside(self) -> dict[str, nn.Module]:
+    def frozen_modules(self) -> dict[str, nn.Module]:
         """What core can hold still of it; an exported program is a constant by itself."""
         return {"judge": nn.Sequential(self.body, self.head)} if isinstance(self.body, ResNet) else {}
 

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-
-from core.assets import fetch_member
+from trainworthy.core.data.assets import fetch_member
 
 CLASSES = ("background", "nucleus")
 LEARN = 342

@@ -5,8 +5,7 @@ from functools import cache
 
 import numpy as np
 from PIL import Image
-
-from core.assets import fetch_member
+from trainworthy.core.data.assets import fetch_member
 
 HASHES = {
     "astronaut.png": "88431cd9653ccd539741b555fb0a46b61558b301d4110412b5bc28b5e3ea6cb5",

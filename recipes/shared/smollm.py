@@ -8,8 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-
-from core.assets import built, fetch_member
+from trainworthy.core.data.assets import built, fetch_member
 
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 

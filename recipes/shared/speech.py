@@ -10,8 +10,7 @@ import random
 from functools import cache
 
 import numpy as np
-
-from core.errors import UserError
+from trainworthy.core.base.errors import UserError
 
 RATE = 22_050
 """Samples a second that espeak-ng gives."""

@@ -19,13 +19,12 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.data.assets import fetch_member
+from trainworthy.recipes.shared import hub
 from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizerFast
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 from transformers.utils import logging
-
-from core.assets import fetch_member
-from core.errors import UserError
-from recipes.shared import hub
 
 RATE, FRAMES_PER_SECOND, CANVAS = 16_000, 50, 30  # samples and frames a second; seconds of the canvas as published
 LANGUAGE, TASK = "en", "transcribe"  # what a multilingual one is told

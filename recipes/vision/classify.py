@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms import v2
+from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
+from trainworthy.recipes.shared import digits
+from trainworthy.recipes.vision.data import balancing, mixing, pictures
+from trainworthy.recipes.vision.gates import pictures as gates
+from trainworthy.recipes.vision.models import zoo
 
-import core
-from core.config import Loader, Optim, RunSettings, Train
-from recipes.shared import digits
-from recipes.vision import balancing, gates, mixing, pictures, zoo
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -251,7 +253,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
             config |= {"architecture": cfg.model, "library": "torchvision", "num_classes": n}
             core.save(folder, net, config, torch.zeros(2, *shape), weights=net.net)
 
-    expect = core.Expect(initial_loss=balanced.first_loss, loss_floor=balanced.floor, fresh=fresh)
+    expect = core.Expect(initial_loss=balanced.first_loss, loss_floor=balanced.floor, new_parameters=fresh)
     train_data = balancing.repeated(cfg.balance, train_data, labels[learn])
     if cfg.mix.on:  # every draw lies in the sample; the floor is that of the very batch
         near = train_data.images.near if cfg.data.streaming else None
@@ -268,7 +270,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         counts=balanced.counts,
         evaluate=evaluate,
         metric=core.Metric("accuracy", question, floor=1 / n, ceiling=1.0, best_known=best_known),
-        average=ema.model if ema else None,
+        ema_model=ema.model if ema else None,
         state={"ema": ema} if ema else {},
         expect=expect,
         pretrained=started_from,

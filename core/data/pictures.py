@@ -1,0 +1,46 @@
+"""Tiles as pictures: PNG bytes for the report, contact sheets for the run folder."""
+
+import io
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from trainworthy.core.recipe.stage import Tile
+
+
+def png(image: Tensor, *, side: int = 0) -> bytes:
+    """(H, W) or (H, W, 3) uint8 to PNG; enlarged by whole pixels to about `side`."""
+    from PIL import Image
+
+    picture = Image.fromarray(image.detach().cpu().to(torch.uint8).numpy())
+    if side and (factor := side // max(picture.size)) > 1:
+        picture = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def contact_sheet(tiles: list[Tile], path: Path, *, columns: int = 8) -> None:
+    """Tiles with their captions as one PNG; tiles without a picture show their caption alone."""
+    from matplotlib.figure import Figure
+
+    tiles = tiles[: 8 * columns]
+    lines = max((tile.caption.count("\n") + 1 for tile in tiles), default=1)
+    words = 0.06 + 0.14 * lines  # inches, as all that follows
+    wide, high, rows = 1.3, words + 1.35, (len(tiles) + columns - 1) // columns
+    figure = Figure(figsize=(wide * columns, high * rows))
+    axes = figure.add_axes((0, 0, 1, 1))  # one for all tiles: axes of their own take seconds to lay out
+    for i, tile in enumerate(tiles):
+        left, top = i % columns * wide, i // columns * high
+        color = "crimson" if tile.good is not None and tile.good < 0.5 else "black"
+        axes.text(left + wide / 2, top + words, tile.caption, size=8, ha="center", va="bottom", color=color)
+        if tile.image is not None:
+            picture = tile.image.cpu().numpy()
+            scale = (wide - 0.1) / max(picture.shape[:2])
+            h, w = picture.shape[0] * scale, picture.shape[1] * scale
+            x, y = left + (wide - w) / 2, top + words + 0.05
+            axes.imshow(picture, cmap="gray", vmin=0, vmax=255, extent=(x, x + w, y + h, y))
+    axes.set(xlim=(0, wide * columns), ylim=(high * rows, 0), aspect="auto")
+    axes.set_axis_off()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)

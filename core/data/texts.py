@@ -1,0 +1,176 @@
+"""What the texts of two splits share: equal texts, shared chunks of four words and more, near duplicates; exclusion lists.
+
+Words are compared without case and punctuation. A chunk that more than `RARE` training texts have is a common phrase or a
+template, and says nothing about where a text comes from; what is rare and stands in one training text does.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainworthy.core.base.errors import UserError
+
+MIN = 4  # words; shorter chunks are shared by any two texts of one language
+RARE = 3  # training texts
+# A validation text is a near duplicate from this share of its rare chunks on, all in one training text. Copies with a tenth of
+# their words changed: 105 of 117 found, windows that overlap by half: all; sentences made of known words (a grammar): none.
+KNOWN = 0.4
+LISTS = {"texts": "exclude_texts.json", "chunks": f"exclude_chunks_min{MIN}.json"}
+
+
+def words(text: str) -> list[str]:
+    """Its words, without case and punctuation."""
+    return re.findall(r"\w+", text.casefold())
+
+
+def normal(text: str) -> str:
+    """What two texts must have in common to be the same text."""
+    return " ".join(words(text))
+
+
+def chunks(text: list[str]) -> list[tuple[str, ...]]:
+    """Every `MIN` words in a row."""
+    return [tuple(text[i : i + MIN]) for i in range(len(text) - MIN + 1)]
+
+
+@dataclass
+class Shared:
+    """What `val` has in common with `train`; positions are those in the lists that were compared."""
+
+    total: int
+    """Texts in `val`, each counted once."""
+    exact: list[tuple[int, int]] = field(default_factory=list)
+    """(position in val, in train) of equal texts, every copy in val."""
+    near: list[tuple[int, int, float]] = field(default_factory=list)
+    """(position in val, in train, share of the rare chunks) of near duplicates and of equal texts of `MIN` words and more."""
+    closest: float = 0.0
+    """Largest share of a text's rare chunks that stand in one training text."""
+    texts: list[str] = field(default_factory=list)
+    """The equal texts, normalised."""
+    chunks: list[str] = field(default_factory=list)
+    """Longest runs of `MIN` and more words, rare in `train`; the longest first."""
+    common: int = 0
+    """Chunks of `MIN` words that more than `RARE` training texts have: not counted."""
+
+    def report(self) -> dict[str, Any]:
+        """For data.json: counts, and the first twenty of each."""
+        return {"texts": self.total, "exact": len(self.exact), "exact_pairs": self.exact[:20], "near": len(self.near),
+                "near_pairs": self.near[:20], "closest": round(self.closest, 4), "chunks": len(self.chunks),
+                "longest_chunks": self.chunks[:20], "common_chunks": self.common}  # fmt: skip
+
+
+def shared(train: list[str], val: list[str]) -> Shared:
+    """Compare two splits. A near duplicate has at least `MIN` rare chunks, `KNOWN` of all it has, in one training text."""
+    known = _unique(train)
+    asked = _unique(val)
+    wanted = {c for text in asked for c in chunks(text.split())}
+    # where: chunk -> numbers of training texts, one more than RARE at most.
+    first, where = [at[0] for at in known.values()], {}
+    for i, text in enumerate(known):
+        for chunk in set(chunks(text.split())) & wanted:
+            found = where.setdefault(chunk, [])
+            if len(found) <= RARE:
+                found.append(i)
+    out = Shared(len(asked), common=sum(len(w) > RARE for w in where.values()))
+    runs: set[str] = set()
+    for text, at in asked.items():
+        if text in known:
+            out.texts.append(text)
+            out.exact += [(v, known[text][0]) for v in at]
+        rare = {c: where.get(c, []) for c in chunks(text.split()) if len(where.get(c, [])) <= RARE}
+        runs.update(_runs(text.split(), rare))
+        share, best = _source(rare)
+        source = first[best]
+        if text in known:
+            share, source = float(bool(chunks(text.split()))), known[text][0]
+        out.closest = max(out.closest, share)
+        if share >= KNOWN:
+            out.near += [(v, source, round(share, 4)) for v in at]
+    out.chunks = sorted(runs, key=lambda c: (-len(c.split()), c))
+    return out
+
+
+def _source(rare: dict[tuple[str, ...], list[int]]) -> tuple[float, int]:
+    """(share, training text) of the text that has most of these chunks; nothing if it has fewer than `MIN` of them."""
+    ((best, n),) = Counter(i for ids in rare.values() for i in ids).most_common(1) or [(0, 0)]
+    return (n / len(rare), best) if n >= MIN else (0.0, 0)
+
+
+def _unique(texts: list[str]) -> dict[str, list[int]]:
+    """{normalised text: positions}; what has no word is left out."""
+    found: dict[str, list[int]] = {}
+    for i, text in enumerate(texts):
+        if plain := normal(text):
+            found.setdefault(plain, []).append(i)
+    return found
+
+
+def _runs(text: list[str], rare: dict[tuple[str, ...], list[int]]) -> Iterator[str]:
+    """Chunks that follow each other in one and the same training text, joined."""
+    start, inside = 0, set()
+    for i, chunk in enumerate([*chunks(text), ()]):
+        now = set(rare.get(chunk, ()))
+        if inside and not inside & now:
+            yield " ".join(text[start : i + MIN - 1])
+            inside = set()
+        if not inside:
+            start, inside = i, now
+        else:
+            inside &= now
+
+
+class Exclusions:
+    """Lists of texts and of chunks that must stay out of training, because validation asks about them."""
+
+    def __init__(self, texts: list[str], chunks: list[str]):
+        self.texts = {normal(t) for t in texts}
+        self.chunks: dict[tuple[str, ...], list[list[str]]] = {}
+        for chunk in chunks:
+            self.chunks.setdefault(tuple(words(chunk)[:MIN]), []).append(words(chunk))
+
+    def __call__(self, text: str) -> bool:
+        """Must `text` stay out of training?"""
+        all_words = words(text)
+        return " ".join(all_words) in self.texts or any(
+            all_words[i : i + len(c)] == c
+            for i, start in enumerate(chunks(all_words))
+            for c in self.chunks.get(start, ())
+        )
+
+
+def exclusions(folder: str | Path) -> Exclusions:
+    """The lists in `folder`, each a JSON list of strings; a list that is not in the folder excludes nothing.
+
+    In a recipe: `skip = core.exclusions(folder)`, then keep the training texts for which `skip(text)` is false.
+    """
+    if not Path(folder).is_dir():
+        raise UserError(f"no folder {folder} with exclusion lists", next="trainworthy data RECIPE  (writes them)")
+    return Exclusions(**{kind: _read(Path(folder) / name) for kind, name in LISTS.items()})
+
+
+def write_exclusions(folder: Path, found: list[Shared]) -> Exclusions:
+    """Write what `found` shares as lists into `folder`."""
+    lists = {
+        "texts": sorted({t for s in found for t in s.texts}),
+        "chunks": sorted({c for s in found for c in s.chunks}),
+    }
+    for kind, name in LISTS.items():
+        (folder / name).write_text(json.dumps(lists[kind], indent=1, ensure_ascii=False))
+    return Exclusions(**lists)
+
+
+def _read(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read", got=error, needed="a JSON list of texts") from None
+    if not isinstance(found, list) or not all(isinstance(t, str) for t in found):
+        raise UserError(f"{path} is no exclusion list", got=type(found).__name__, needed="a JSON list of texts",
+                        next="trainworthy data RECIPE  (writes one)")  # fmt: skip
+    return found

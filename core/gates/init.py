@@ -1,0 +1,54 @@
+"""Gate on fine-tuning: the weights it starts from are really in the model, and nothing else of that run is."""
+
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof
+from trainworthy.core.gates.recorder import rehearsed
+from trainworthy.core.loop.init_from import few, match
+
+NEEDED = 0.9
+
+
+@gate(
+    "init",
+    rows="C14",
+    title="fine-tuning starts from the weights of the file, and from nothing else of it",
+    reads="model optimizers expect pretrained train",
+)
+def init(proof: Proof) -> Finding:
+    """Looked at in `train()` itself, just before its first optimiser step, so that whatever happens to the weights after they
+    were loaded counts. Buffers do not: statistics may be the recipe's own."""
+    if proof.look()[1].pretrained is None:
+        raise Skip("trained from scratch")
+    _, stage, record = rehearsed(proof)
+    if record.start is None:
+        raise Skip("train() made no optimiser step (see wiring)")
+    share, changed, old = record.start
+    fresh, fits = stage.expect.new_parameters, match(stage.model, stage.pretrained)
+    missing = [n for n in fits.missing if not n.startswith(fresh or ("\0",))]
+    wrong, remedy = [], []
+    if changed:
+        wrong.append(f"{len(changed)} tensors stand in the file and differ from it, e.g. {few(changed)}")
+        remedy.append(f"the names only fit with their {fits.prefix}: strict=False loaded nothing" if fits.prefix
+                      else "initialised again after loading (a new head: declare expect.new_parameters), or never loaded")  # fmt: skip
+    if share < NEEDED:
+        for what, names in (("not in the file", missing), ("of another shape", fits.mismatched)):
+            if names:
+                wrong.append(f"{len(names)} {what}: {few(names)}")
+        if fits.unexpected:
+            wrong.append(f"{len(fits.unexpected)} in the file without a place: {few(fits.unexpected)}")
+        remedy.append("names that differ (key prefix) under strict=False, a file of another model or of a part of it")
+    if old:
+        wrong.append(f"the optimiser holds {', '.join(old)} before its first step")
+        remedy.append(
+            "the old run's optimiser was loaded too: fine-tuning takes weights only; to go on, use trainworthy resume"
+        )
+    packed = sum(not p.is_floating_point() for p in stage.model.parameters())
+    aside = f", {packed} tensors of integers aside (the recipe's own gates know what they stand for)" * bool(packed)
+    return Finding(
+        not wrong, "; ".join([f"{share:.1%} of the parameters are the file's{aside}", *wrong]),
+        f"{NEEDED:.0%} of those not declared fresh, every one that stands in the file, an optimiser without a past",
+        "\n".join(remedy),
+        evidence={"share": share, "changed": changed, "missing": missing, "unexpected": fits.unexpected,
+                  "mismatched": fits.mismatched, "prefix": fits.prefix, "optimiser": old},
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The training loop: steps, updates, optimisers, schedules, EMA, checkpoints, starting weights, export."""

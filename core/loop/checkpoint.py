@@ -1,0 +1,306 @@
+"""Checkpoints that survive a kill at any moment: temporary folder, manifest with hashes, fsync, rename, then retention.
+
+Layout of `checkpoints/<stage>/`: `step-<n>/` complete states (the last `keep`), `latest` a link to the newest complete one,
+`best-step-<n>/` weights only, `best_val_<metric>` a link to the best of them. What grows and never changes (`Segment`) is written
+once: later checkpoints hold hard links to the same file, so that each is whole, and what none refers to any more is gone.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from trainworthy.core.base.errors import DISK_FULL, Stop, UserError
+
+MANIFEST = "manifest.json"
+SEGMENT = "file of a segment"  # the one key of what stands for it in state.pt
+
+
+class Segment:
+    """A part of a state that never changes again, anywhere in what `state_dict` returns; `load_state_dict` gets one back. Its keys
+    are its identity: under the same keys a run gives the same tensors, and only the first checkpoint asks for them. Segments
+    side by side in one dict are consecutive parts of one whole."""
+
+    def __init__(self, read: Callable[[], dict[str, Tensor]]):
+        self.read = read
+
+
+def weights(module: nn.Module, *, without: Collection[str] = ()) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors by name, aliases): tied parameters are kept once, `aliases` says which names share them."""
+    tensors, aliases, seen = {}, {}, {}
+    for name, tensor in module.state_dict().items():
+        if name in without:
+            continue
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name
+        if key in seen:
+            aliases[name] = seen[key]
+        else:
+            seen[key] = name
+            tensors[name] = tensor.detach()
+    return tensors, aliases
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of names and values."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, tensor in tensors.items():
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()
+
+
+def save_weights(path: Path, tensors: dict[str, Tensor], aliases: dict[str, str]) -> None:
+    """Safetensors with the aliases in its metadata."""
+    save_file(
+        {k: v.contiguous() for k, v in tensors.items()}, path, metadata={"format": "pt", "aliases": json.dumps(aliases)}
+    )
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """A full state dict from `save_weights`' file, aliases expanded."""
+    from safetensors import safe_open
+
+    tensors = load_file(path)
+    with safe_open(path, framework="pt") as file:
+        aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
+    return tensors | {name: tensors[target] for name, target in aliases.items()}
+
+
+def swap(tree: Any, change: Callable[[str, Any], Any], *keys: Any) -> Any:
+    """Nested dicts with `change(name, leaf)` in place of every leaf; its keys, joined, are its name."""
+    if isinstance(tree, dict) and SEGMENT not in tree:
+        return {k: swap(v, change, *keys, k) for k, v in tree.items()}
+    return change(".".join(map(str, keys)), tree)
+
+
+def snapshot(tree: Any) -> Any:
+    """A copy of nested state on the host: what a writer may read while training goes on."""
+    if isinstance(tree, Tensor):
+        return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, dict):
+        return {k: snapshot(v) for k, v in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(snapshot(v) for v in tree)
+    return tree
+
+
+def verify(folder: Path) -> str:
+    """Empty if `folder` is a complete checkpoint, else what is wrong with it."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        for name, entry in manifest["files"].items():
+            if _sha256(folder / name) != entry["sha256"]:
+                return f"{name} does not match its hash"
+    except (OSError, json.JSONDecodeError, KeyError) as error:
+        return f"incomplete ({error})"
+    return ""
+
+
+class Checkpoints:
+    """Writer and reader of one stage's checkpoints. Only one process may write."""
+
+    def __init__(self, folder: Path, *, keep: int = 2, n_best: int = 3):
+        self.folder, self.keep, self.n_best = folder, keep, n_best
+        self._writer = ThreadPoolExecutor(1)
+        self._pending: Future | None = None
+        self._held: dict[str, tuple[Path, dict]] = {}  # segments of the newest checkpoint: (file, its manifest's entry)
+
+    def save(
+        self, step: int, model: nn.Module, state: dict[str, Any], info: dict[str, Any], *, without: Collection[str] = ()
+    ) -> None:
+        """A complete state. Blocks for the copy to the host only; a thread writes it, the next save waits for it.
+
+        `state` is loaded with weights_only=True: tensors, numbers, strings, lists, dicts, segments in dicts. `info` goes to JSON.
+        `without` names weights that are not the run's own: whoever builds the model again has them.
+        """
+        self.wait()  # what it writes is linked to
+        tensors, aliases = weights(model, without=without)
+        segments: dict[str, Segment] = {}
+
+        def apart(name: str, leaf: Any) -> Any:
+            if not isinstance(leaf, Segment):
+                return leaf
+            segments[f"{name}.safetensors"] = leaf
+            return {SEGMENT: f"{name}.safetensors"}
+
+        tensors, state = snapshot(tensors), snapshot(swap(state, apart))
+        held = {name: self._held[name] for name in segments if name in self._held and self._held[name][0].exists()}
+        fresh = {name: snapshot(one.read()) for name, one in segments.items() if name not in held}
+
+        def write(folder: Path) -> None:
+            save_weights(folder / "model.safetensors", tensors, aliases)
+            torch.save(state, folder / "state.pt")
+            (folder / "info.json").write_text(json.dumps({"step": step, **info}, indent=1))
+            for name, rows in fresh.items():
+                save_weights(folder / name, rows, {})
+            for name, (file, _) in held.items():
+                _link(file, folder / name)
+
+        def job() -> None:
+            files = self._publish(f"step-{step}", write, link="latest", known={n: e for n, (_, e) in held.items()})
+            self._held = {name: (self.folder / f"step-{step}" / name, files[name]) for name in segments}
+            self._prune([p for p in self.steps() if _step(p) <= step][: -self.keep])
+
+        self._pending = self._writer.submit(job)
+
+    def save_best(
+        self,
+        step: int,
+        model: nn.Module,
+        info: dict[str, Any],
+        *,
+        metric: str,
+        best: list[int],
+        without: Collection[str] = (),
+    ) -> None:
+        """Weights only. `best` lists the steps worth keeping, best first (this one among them)."""
+        tensors, aliases = weights(model, without=without)
+        tensors = snapshot(tensors)
+
+        def write(folder: Path) -> None:
+            save_weights(folder / "model.safetensors", tensors, aliases)
+            (folder / "info.json").write_text(json.dumps({"step": step, **info}, indent=1))
+
+        def job() -> None:
+            self._publish(f"best-step-{step}", write, link=f"best_val_{metric}" if best[0] == step else None)
+            keep = {f"best-step-{s}" for s in best}
+            self._prune([p for p in self.folder.glob("best-step-*") if p.name not in keep])
+
+        self.wait()
+        self._pending = self._writer.submit(job)
+
+    def wait(self) -> None:
+        """Until what was saved is on disk; raises what went wrong there."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except (OSError, RuntimeError, SafetensorError) as error:  # the writers wrap a full disk each in their own way
+            number = getattr(error, "errno", None)
+            full = number in DISK_FULL or shutil.disk_usage(self.folder).free < 2**20
+            raise Stop(
+                f"cannot write a checkpoint to {self.folder}: {'the disk is full' if full else error}\n"
+                f"  the last complete checkpoint is {self.newest() or 'none yet'}\n"
+                f"  next:         free some space, then: trainworthy resume {self.folder.parent.parent}"
+            ) from None
+
+    def close(self) -> None:
+        """Finish writing and end the thread."""
+        try:
+            self.wait()
+        finally:
+            self._writer.shutdown()
+
+    def steps(self) -> list[Path]:
+        """Folders of full checkpoints, oldest first, complete or not."""
+        return sorted(self.folder.glob("step-*"), key=_step)
+
+    def survey(self) -> tuple[Path | None, dict[str, str]]:
+        """(newest full checkpoint whose hashes match, {name of a newer one: what is wrong with it})."""
+        damaged = {}
+        for folder in reversed(self.steps()):
+            why = verify(folder)
+            if not why:
+                return folder, damaged
+            damaged[folder.name] = why
+        return None, damaged
+
+    def newest(self) -> Path | None:
+        """The newest complete full checkpoint."""
+        return self.survey()[0]
+
+    def load(self, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
+        """(model state dict, state, info) of a complete checkpoint; what is saved next goes on from it."""
+        info, files = (json.loads((folder / name).read_text()) for name in ("info.json", MANIFEST))
+        self._held = {}
+
+        def back(_: str, leaf: Any) -> Any:
+            if not isinstance(leaf, dict):
+                return leaf
+            file = folder / leaf[SEGMENT]
+            self._held[file.name] = (file, files["files"][file.name])
+            return Segment(lambda: load_weights(file))
+
+        state = swap(torch.load(folder / "state.pt", weights_only=True), back)
+        return load_weights(folder / "model.safetensors"), state, info
+
+    def _publish(
+        self, name: str, write: Callable[[Path], None], *, link: str | None, known: Mapping[str, dict] | None = None
+    ) -> dict[str, dict]:
+        """The manifest's entries; those of files that are `known` are not computed again."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.folder / f".writing-{name}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        try:
+            write(temporary)
+            files = {p.name: (known or {}).get(p.name) or {"sha256": _sha256(p), "bytes": p.stat().st_size}
+                     for p in sorted(temporary.iterdir())}  # fmt: skip
+            (temporary / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
+            for path in (*temporary.iterdir(), temporary):
+                _fsync(path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        final = self.folder / name
+        self._prune([final] if final.exists() else [])  # a resumed run passes the same step again
+        os.rename(temporary, final)
+        if link:
+            spare = self.folder / f".link-{link}"
+            spare.unlink(missing_ok=True)
+            spare.symlink_to(name)
+            os.replace(spare, self.folder / link)
+        _fsync(self.folder)
+        return files
+
+    def _prune(self, folders: list[Path]) -> None:
+        for folder in folders:
+            trash = folder.with_name(f".trash-{folder.name}")
+            shutil.rmtree(trash, ignore_errors=True)
+            os.rename(folder, trash)  # a kill between here and the end leaves nothing that looks like a checkpoint
+            shutil.rmtree(trash, ignore_errors=True)
+
+
+def load_into(module: nn.Module, state: dict[str, Tensor], *, where: str, without: Collection[str] = ()) -> None:
+    """Load a full state dict, but for what was saved `without`; a name too many or too few is fatal."""
+    missing, unexpected = module.load_state_dict(state, strict=False)
+    missing = [name for name in missing if name not in without]
+    if missing or unexpected:
+        raise UserError(f"the weights in {where} are not those of this model",
+                        got=f"{len(unexpected)} unexpected names, e.g. {unexpected[:3]}",
+                        needed=f"{len(missing)} missing names, e.g. {missing[:3]}",
+                        cause="the recipe's model changed since they were saved")  # fmt: skip
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.split("-")[1])
+
+
+def _link(file: Path, to: Path) -> None:
+    """The same file under another name; a copy where the file system has no such links."""
+    try:
+        os.link(file, to)
+    except OSError:
+        shutil.copyfile(file, to)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

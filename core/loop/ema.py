@@ -1,0 +1,50 @@
+"""An exponential moving average of a model's weights (Polyak & Juditsky 1992), in one fused update a step."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from trainworthy.core.base.errors import UserError
+
+
+class Ema:
+    """`model` holds the average of parameters and buffers; call `update(trained)` after every optimiser step.
+
+    The decay is ramped, min(decay, (1 + n) / (10 + n)) after n updates: without the ramp an average of 0.999 is still 82% initial
+    weights after 200 steps. Counters and other integers are copied.
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        if not 0 <= decay < 1:
+            raise UserError(
+                "the decay of a weight average lies between 0 and 1", got=decay, needed="[0, 1), 0.999 or so"
+            )
+        self.model = copy.deepcopy(model).requires_grad_(False).eval()
+        self.decay, self.updates = decay, 0
+
+    @torch.no_grad()
+    def update(self, trained: nn.Module) -> None:
+        """average += (1 - decay) * (trained - average)."""
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        self.updates += 1
+        mine, theirs = _tensors(self.model), _tensors(trained)
+        averaged = [a.is_floating_point() for a in mine]
+        torch._foreach_lerp_([a for a, f in zip(mine, averaged, strict=True) if f],
+                             [b for b, f in zip(theirs, averaged, strict=True) if f], 1 - decay)  # fmt: skip
+        for a, b, f in zip(mine, theirs, averaged, strict=True):
+            if not f:
+                a.copy_(b)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates, "model": self.model.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.updates = state["updates"]
+        self.model.load_state_dict(state["model"])
+
+
+def _tensors(model: nn.Module) -> list[torch.Tensor]:
+    """Parameters and buffers, each once though it be tied; one walk over the modules, half of the time of two."""
+    every = (t for m in model.modules() for t in (*m._parameters.values(), *m._buffers.values()) if t is not None)
+    return list({id(t): t for t in every}.values())

@@ -1,0 +1,256 @@
+"""Weights to start from: `--init-from` loads what fits by name and shape, never an optimiser, and says what share that was."""
+
+import functools
+import hashlib
+import json
+import math
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.loop.checkpoint import load_weights, weights
+from trainworthy.core.recipe.stage import Stage
+
+# Where a folder keeps its weights, best first: a hub snapshot or a checkpoint, then a run folder.
+PLACES = ("model.safetensors", "model.safetensors.index.json", "export/model.safetensors",
+          "checkpoints/*/best_val_*/model.safetensors", "checkpoints/*/latest/model.safetensors", "*.safetensors",
+          "pytorch_model.bin")  # fmt: skip
+NOTHING = 0.01  # share of parameters below which a file is of another architecture
+
+
+@dataclass
+class Weights:
+    """A file's tensors by name, and the hash of its bytes."""
+
+    file: Path
+    tensors: dict[str, Tensor]
+    sha256: str
+
+
+@dataclass
+class Match:
+    """How the names and shapes of a state dict fit a model; tied parameters count once."""
+
+    pairs: dict[str, Tensor] = field(default_factory=dict)
+    """The model's name -> the tensor of that name and shape in the file."""
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    mismatched: list[str] = field(default_factory=list)
+    """Names with both shapes."""
+    prefix: str = ""
+    """What had to be done to the file's names, in words."""
+
+
+@dataclass
+class Start:
+    """What a model was started from, as args.json keeps it."""
+
+    file: str
+    sha256: str
+    share: float
+    """Of the parameters, by elements."""
+    missing: list[str]
+    kept: list[str]
+    """Not in the file either, but loaded by the recipe before."""
+    unexpected: list[str]
+    mismatched: list[str]
+    prefix: str
+
+    def lines(self) -> str:
+        """For the console."""
+        said = f"init   {self.file} (sha256 {self.sha256[:12]}): {self.share:.1%} of the parameters loaded"
+        said += f"; {self.prefix}" if self.prefix else ""
+        for what, names in (("left fresh, of another shape", self.mismatched), ("left fresh, not in the file", self.missing),
+                            ("not in the file, as the recipe loaded them", self.kept),
+                            ("in the file, not used", self.unexpected)):  # fmt: skip
+            if names:
+                said += f"\n       {what}: {few(names)}"
+        return said
+
+
+def few(names: list[str], n: int = 4) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:n]) + (f" and {len(names) - n} more" if len(names) > n else "")
+
+
+def locate(path: Path) -> Path:
+    """The file that `path` (a file, a run folder, a checkpoint, a hub snapshot) means."""
+    if not path.exists():
+        raise UserError(f"--init-from {path}: no such file or folder",
+                        needed="a .safetensors file, a run folder, or a folder with model.safetensors")  # fmt: skip
+    if path.is_file():
+        return path
+    for place in PLACES:
+        if found := sorted(path.glob(place)):
+            return found[-1]
+    raise UserError(f"--init-from {path}: no weights in this folder", needed=", ".join(PLACES[:3]) + " or a checkpoint")
+
+
+@functools.lru_cache(maxsize=1)
+def read_weights(path: Path, *, trust_pickle: bool) -> Weights:
+    """The tensors in `path`, read once per process."""
+    file = locate(path)
+    parts = [file]
+    try:
+        if file.name.endswith(".index.json"):
+            parts = [file.parent / n for n in sorted(set(json.loads(file.read_text())["weight_map"].values()))]
+        if file.suffix in (".safetensors", ".json"):
+            tensors = {k: v for part in parts for k, v in load_weights(part).items()}
+        else:
+            tensors = _unpickle(file, trust_pickle)
+        hashes = [_sha256(part) for part in parts]
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise UserError(f"--init-from {file} cannot be read", got=f"{type(error).__name__}: {error}",
+                        needed="a whole file of weights", cause="a download or copy that was cut off",
+                        next="fetch the file again") from None  # fmt: skip
+    whole = hashes[0] if len(parts) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+    return Weights(file, tensors, whole)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _unpickle(file: Path, trusted: bool) -> dict[str, Tensor]:
+    if not trusted:
+        raise UserError(f"--init-from {file}: a pickle is not loaded without your word", got=f"a {file.suffix} file",
+                        needed="safetensors", cause="a pickle runs code when it is opened",
+                        next="convert it to .safetensors, or add --trust-pickle if you know who made it")  # fmt: skip
+    try:
+        try:
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError:
+            loaded = torch.load(file, map_location="cpu", weights_only=False)
+    except Exception as error:  # a foreign pickle raises whatever it likes
+        raise ValueError(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
+    tree = loaded.state_dict() if isinstance(loaded, nn.Module) else loaded
+    # Trainers put the weights beside optimiser and counters: the state dict is the largest dict of tensors.
+    dicts = [d for d in ([tree, *tree.values()] if isinstance(tree, dict) else []) if isinstance(d, dict)]
+    found = [{k: v for k, v in d.items() if isinstance(v, Tensor)} for d in dicts]
+    best = max(found, key=lambda d: sum(t.numel() for t in d.values()), default={})
+    if not best:
+        raise ValueError("no tensors by name in it")
+    return best
+
+
+def match(model: nn.Module, tensors: dict[str, Tensor]) -> Match:
+    """Pair the names; where most of them only differ by a prefix, that prefix is taken off (or put before them)."""
+    own, aliases = weights(model)
+    kept = {name: name for name in own} | aliases  # every name -> the one it is kept under
+    strip, add = _prefix(list(tensors), set(kept))
+    found = Match()
+    if strip or add:
+        found.prefix = f"prefix '{strip}' taken off" if strip else f"prefix '{add}' put before its names"
+    for name, tensor in tensors.items():
+        here = kept.get(add + name.removeprefix(strip)) if name.startswith(strip) else None
+        if here is None:
+            found.unexpected.append(name)
+        elif own[here].shape == tensor.shape:
+            found.pairs[here] = tensor
+        else:
+            found.mismatched.append(f"{here} {tuple(own[here].shape)}, there {tuple(tensor.shape)}")
+    wrong = {m.split(" ")[0] for m in found.mismatched}
+    found.missing = [n for n in own if n not in found.pairs and n not in wrong]
+    return found
+
+
+def _prefix(names: list[str], known: set[str]) -> tuple[str, str]:
+    """(to take off, to put before): the one that makes most of the file's or the model's names match; mostly neither."""
+    needed = min(len(names), len(known)) / 2
+
+    def common(words: list[str]) -> list[str]:
+        parts: dict[str, int] = {}
+        for word in words:
+            for i, letter in enumerate(word):
+                if letter == ".":
+                    parts[word[: i + 1]] = parts.get(word[: i + 1], 0) + 1
+        return [p for p, n in parts.items() if n >= needed]
+
+    def hits(way: tuple[str, str]) -> int:
+        return sum(n.startswith(way[0]) and way[1] + n.removeprefix(way[0]) in known for n in names)
+
+    ways = [("", ""), *((p, "") for p in common(names)), *(("", p) for p in common(list(known)))]
+    best = max(ways, key=hits)
+    return best if hits(best) >= needed else ("", "")
+
+
+def equal(model: nn.Module, pairs: dict[str, Tensor], *, fresh: tuple[str, ...] = ()) -> tuple[float, list[str]]:
+    """(share of the parameters, by elements, that are bitwise the file's; names that stand in the file and differ).
+
+    Buffers do not count: statistics may be the recipe's own. Nor do integers, which stand for other numbers (weights in four bits):
+    what those are is for the recipe to prove. `fresh` are prefixes of names that are new on purpose.
+    """
+    total = same = 0
+    changed = []
+    for name, p in model.named_parameters():
+        if name.startswith(fresh or ("\0",)) or not p.is_floating_point():
+            continue
+        total += p.numel()
+        if name in pairs:
+            if torch.equal(p.detach(), pairs[name].to(p)):
+                same += p.numel()
+            else:
+                changed.append(name)
+    return same / max(total, 1), changed
+
+
+def start_from(stage: Stage, path: Path, *, trust_pickle: bool) -> None:
+    """Copy what fits into the stage's model and note it in `stage.pretrained`; nothing fits: an error."""
+    found = read_weights(path, trust_pickle=trust_pickle)
+    fits = match(stage.model, found.tensors)
+    own, _ = weights(stage.model)
+    trainable = {n: p.numel() for n, p in stage.model.named_parameters()}  # a shared buffer is no kinship
+    if sum(trainable.get(n, 0) for n in fits.pairs) < NOTHING * sum(trainable.values()):
+        raise _misfit(found, {n: own[n] for n in trainable})
+    with torch.no_grad():
+        for name, tensor in fits.pairs.items():
+            own[name].copy_(tensor)
+    # Weights that the recipe loaded stay what they were where the file (an adapter's) says nothing of them.
+    stage.pretrained = found.tensors if stage.pretrained is None else {**stage.pretrained, **fits.pairs}
+
+
+def _misfit(found: Weights, own: dict[str, Tensor]) -> UserError:
+    def column(tensors: dict[str, Tensor]) -> list[str]:
+        return [f"{n} {tuple(t.shape)}" for n, t in sorted(tensors.items())[:6]]
+
+    left, right = ["the file:", *column(found.tensors)], ["this model:", *column(own)]
+    width = max(map(len, left))
+    rows = [f"{a:<{width}}  {b}" for a, b in zip(left + [""] * 7, right, strict=False)]
+    beneath = any(name.endswith(f".{n}") for n in found.tensors for name in own)
+    return UserError(
+        f"--init-from {found.file}: nothing in it fits this model\n    " + "\n    ".join(rows),
+        got=f"{len(found.tensors)} tensors", needed=f"names and shapes of the model's {len(own)}",
+        cause="a whole model where what is trained is added to one (adapters)" if beneath else
+              "weights of another architecture, or the model's settings (widths, depth) differ",
+        next="give the export of that run as the model (--model RUN/export), or train every weight" if beneath else "",
+    )  # fmt: skip
+
+
+def report(stage: Stage, path: Path, *, trust_pickle: bool) -> Start:
+    """What `start_from` did to a stage that was just built."""
+    found = read_weights(path, trust_pickle=trust_pickle)
+    fits = match(stage.model, found.tensors)
+    share, _ = equal(stage.model, fits.pairs)
+    kept = [n for n in fits.missing if n in stage.pretrained]
+    missing = [n for n in fits.missing if n not in stage.pretrained]
+    return Start(
+        str(found.file), found.sha256, round(share, 6), missing, kept, fits.unexpected, fits.mismatched, fits.prefix
+    )
+
+
+def holds_state(optimizer: torch.optim.Optimizer) -> list[str]:
+    """Kinds of state (exp_avg, momentum_buffer, ...) that are not zero: what an optimiser has before its first step is
+    another run's."""
+    kinds = {
+        k for s in optimizer.state.values() for k, v in s.items() if isinstance(v, (Tensor, int, float)) and _any(v)
+    }
+    return sorted(kinds)
+
+
+def _any(value: Tensor | float) -> bool:
+    return bool(value.any()) if isinstance(value, Tensor) else not math.isclose(value, 0)

@@ -1,0 +1,221 @@
+"""What a stage's updates and evaluations said: kept on the device, read back now and then in one transfer, judged and written.
+
+A value that is read at every step makes the host wait for the device at every step.
+"""
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from trainworthy.core.base.errors import Stop, UserError
+from trainworthy.core.data import loader
+from trainworthy.core.monitoring import monitors
+from trainworthy.core.recipe.stage import Stage
+
+if TYPE_CHECKING:
+    from trainworthy.core.loop.run import Run
+
+
+SECONDS = 5.0  # a run whose steps are slow is not left in the dark until `--run.log-every` of them are over
+
+
+class Halt(Stop):
+    """What was read stops the run. `keep`: are the weights as they are worth a checkpoint?"""
+
+    def __init__(self, what: str, *, keep: bool):
+        super().__init__(what)
+        self.keep = keep
+
+
+@dataclass
+class Logged:
+    """The metrics of one update, still on the device."""
+
+    step: int
+    keys: list[list[loader.Key]]
+    made: list[dict]
+    """The batches themselves, where the loop made them."""
+    names: list[str]
+    values: Tensor
+    rates: dict[str, float]
+
+
+class Journal:
+    """Of one stage of a run. What `state()` returns goes into its checkpoints."""
+
+    def __init__(self, run: "Run"):
+        self.run = run
+        self.history: list[dict[str, float]] = []  # one row per evaluation
+        self.best: list[tuple[float, int]] = []  # (value, step) of the best evaluations, best first
+        self.skipped: list[int] = []  # steps whose loss or gradient was not finite
+        self.live: monitors.Live | None = None
+        self.pending: list[Logged] = []
+        self.shown = ""  # beside the bar
+        self._epoch_sums: dict[str, tuple[float, int]] = {}  # (sum, count) since the last evaluation
+        self._bad_in_a_row = 0
+        self._rates: dict[str, float] = {}
+        self._told: dict[int, dict[str, float | Tensor]] = {}  # by unit: what `tell` was given
+        self.clock = time.monotonic()
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run goes on from."""
+        return {"best": self.best, "history": self.history, "epoch_sums": self._epoch_sums, "skipped": self.skipped,
+                "bad_in_a_row": self._bad_in_a_row, "live": self.live and asdict(self.live)}  # fmt: skip
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """From what a checkpoint holds."""
+        self.best = [(value, step) for value, step in state["best"]]
+        self.history, self._epoch_sums, self.skipped = state["history"], state["epoch_sums"], state["skipped"]
+        self._bad_in_a_row = state["bad_in_a_row"]
+        self.live = monitors.Live(**state["live"]) if state["live"] else None
+
+    # ---------------------------------------------------------------- updates
+
+    def tell(self, unit: int, group: str, values: dict[str, float | Tensor]) -> None:
+        """More about a unit than its losses."""
+        self._told.setdefault(unit, {}).update({f"{group}/{k}": v for k, v in values.items()})
+
+    @property
+    def late(self) -> bool:
+        """Is it long since something was read? One process's own clock: of several, each would read at another step."""
+        return self.run.world == 1 and time.monotonic() - self.clock > SECONDS
+
+    def read(self, stage: Stage) -> None:
+        """Read back the metrics of the steps since the last time, in one transfer; write and judge them, which may stop the run."""
+        if not self.pending:
+            return
+        pending, self.pending = self.pending, []
+        rows = torch.stack([p.values for p in pending]).tolist()
+        now = time.monotonic()
+        rate = len(rows) * self.run.cfg.train.batch_size / max(now - self.clock, 1e-9)
+        self.clock = now
+        units: dict[int, dict[str, list[float]]] = {}  # several updates of a unit: one row with their means
+        for logged, numbers in zip(pending, rows, strict=True):
+            for k, v in zip(logged.names, numbers, strict=True):
+                units.setdefault(logged.step, {}).setdefault(k, []).append(v)
+        for logged, numbers in zip(pending, rows, strict=True):
+            values = dict(zip(logged.names, numbers, strict=True))
+            self._rates = logged.rates
+            if all_of_it := units.pop(logged.step, None):
+                row = {k: sum(v) / len(v) for k, v in all_of_it.items()}
+                row |= {k: float(v) for k, v in self._told.pop(logged.step, {}).items()}
+                self._write_row(logged, row, rate)
+            self._judge_finite(stage, logged, values)
+            self._judge_level(stage, logged, values["loss"])
+
+    def _write_row(self, logged: Logged, row: dict[str, float], rate: float) -> None:
+        """The metrics of one unit: to the files, and to the means of its epoch."""
+        if self.run.tracker:
+            self.run.tracker.log_step(logged.step, **row, **logged.rates, samples_per_sec=rate)
+        for k, v in row.items():
+            if math.isfinite(v):
+                total, n = self._epoch_sums.get(k, (0.0, 0))
+                self._epoch_sums[k] = (total + v, n + 1)
+        self.shown = f"loss {row['loss']:.4f}  {rate:.0f} samples/s"
+
+    def _judge_finite(self, stage: Stage, logged: Logged, values: dict[str, float]) -> None:
+        """Count a step that was skipped, keep its batch, stop after too many in a row."""
+        run = self.run
+        if finite(values.values()):
+            self._bad_in_a_row = 0
+            return
+        self._bad_in_a_row += 1
+        if run.scaler.is_enabled() and math.isfinite(values["loss"]) and self._bad_in_a_row < 20:
+            return  # fp16 looks for its scale by overflowing; only a bad loss, or no end of it, is news
+        self.skipped.append(logged.step)
+        where = self._keep_batch(stage, logged) if len(self.skipped) <= 20 else ""
+        said = ", ".join(f"{k} {v:g}" for k, v in values.items())
+        run.console.say(f"  step {logged.step}: {said}: skipped, weights untouched{where}")
+        if self._bad_in_a_row >= run.cfg.run.max_nonfinite_steps:
+            raise Halt(
+                f"{self._bad_in_a_row} non-finite steps in a row (C17), the last at step {logged.step}: the run stopped itself\n"
+                f"  the weights are those of the last finite step\n"
+                f"  likely cause: a rate too high, a division by zero or log(0) in the loss, non-finite values in the data\n"
+                f"  next:         look at the batch in {run.folder}/postmortem, then lower --optim.lr",
+                keep=True,
+            )
+
+    def _judge_level(self, stage: Stage, logged: Logged, loss: float) -> None:
+        """Name a spike and keep its batch; stop where nothing is left of what was learnt."""
+        run, seen = self.run, self.live.see(logged.step, loss) if self.live else ""
+        if seen == "spike" and len(self.live.spikes) <= 3:
+            where = self._keep_batch(stage, logged)
+            run.console.say(f"  step {logged.step}: the loss jumps to {self.live.window[-1]:.3g}{where}")
+        if seen == "collapse":
+            best = run.checkpoints.folder / f"best_val_{stage.metric.name}" if run.checkpoints else "none"
+            raise Halt(
+                f"collapse (C17): since step {self.live.lost_since} the loss is that of the untrained model, {self.live.first:.3g} "
+                f"(best {self.live.best:.3g}); the run stopped itself at step {logged.step}\n"
+                f"  best weights: {best}{f', step {self.best[0][1]}' if self.best else ': no evaluation yet'}\n"
+                f"  likely cause: a rate too high, or one bad batch: see {run.folder}/postmortem and step_metrics.jsonl\n"
+                f"  next:         a new run with --optim.lr {run.cfg.optim.lr / 3:.1g}",
+                keep=False,
+            )
+
+    def _keep_batch(self, stage: Stage, logged: Logged) -> str:
+        """Write the samples of a bad step, read again (they are a function of their keys), and say where and which."""
+        run = self.run
+        if not run.folder or run.rank or not (logged.keys or logged.made):
+            return ""
+        keyed = loader.Keyed(run.train_data(stage), run.cfg.run.seed) if logged.keys else None
+        tensors, suspects = {}, []
+        for i, batch in enumerate(logged.made):
+            tensors |= {f"{i}/{k}": v.contiguous() for k, v in batch.items() if isinstance(v, Tensor)}
+        for i, keys in enumerate(logged.keys):
+            samples = keyed.__getitems__(keys)
+            suspects += [k[1] for k, s in zip(keys, samples, strict=True) if any(_spoilt(v) for v in s.values())]
+            batch = stage.data["train"].collate(samples)
+            tensors |= {f"{i}/{k}": v.contiguous() for k, v in batch.items() if isinstance(v, Tensor)}
+        path = run.folder / "postmortem" / f"step-{logged.step}.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        save_file(tensors, path)
+        named = f"; non-finite values in sample {' '.join(map(str, suspects[:5]))}" if suspects else ""
+        return f"; its batch is in {path}{named}"
+
+    # ---------------------------------------------------------------- evaluations
+
+    def evaluated(self, stage: Stage, step: int, metrics: dict[str, float]) -> tuple[float, str]:
+        """An evaluation into history, files and the N best; returns (its epoch, what is said of it)."""
+        run, name = self.run, stage.metric.name
+        if name not in metrics:
+            raise UserError("evaluate() does not return its stage's metric", got=", ".join(metrics), needed=name)
+        train = {k: total / n for k, (total, n) in self._epoch_sums.items()}
+        self._epoch_sums = {}
+        passed = step * run.cfg.train.batch_size / run.epoch(stage)
+        epoch = round(passed, 1 if passed >= 1 else 3)
+        values = {f"train/{k}": v for k, v in train.items()} | {f"val/{k}": v for k, v in metrics.items()}
+        self.history.append({"epoch": epoch, "step": step, **values})
+        if run.tracker:
+            run.tracker.log_epoch(epoch=epoch, train=train, val=metrics,
+                                  extra={"global_step": step, **self._rates, "skipped_steps": len(self.skipped)})  # fmt: skip
+        sign = -1 if stage.metric.higher_is_better else 1
+        ranked = sorted([*self.best, (metrics[name], step)], key=lambda b: (math.isnan(b[0]), sign * b[0], b[1]))
+        self.best = ranked[: run.cfg.run.keep_best]
+        mark = "  best so far" if self.best[0][1] == step else ""
+        shown = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items() if "/" not in k)
+        return epoch, f"  epoch {epoch:>5g}  train loss {train.get('loss', math.nan):.4f}  {shown}{mark}"
+
+    def out_of_patience(self, stage: Stage) -> bool:
+        """Have `--train.patience` epochs passed since the best evaluation? A function of the history, so a resumed run agrees."""
+        run, key = self.run, f"val/{stage.metric.name}"
+        if not run.cfg.train.patience or run.plan or not self.history:
+            return False
+        best = self.history[0]
+        for row in self.history:
+            best = row if stage.metric.better(row[key], best[key]) or math.isnan(best[key]) else best
+        passed = (self.history[-1]["step"] - best["step"]) * run.cfg.train.batch_size / run.epoch(stage)
+        return passed > run.cfg.train.patience - 1e-9
+
+
+def finite(numbers: Iterable[float]) -> bool:
+    """Is every one of them?"""
+    return all(map(math.isfinite, numbers))
+
+
+def _spoilt(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and not torch.isfinite(value).all()

@@ -1,0 +1,201 @@
+"""Optimiser, groups and schedule. The schedule is a function of the step, so it has no state to lose and cannot tick twice."""
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from trainworthy.core.base import config
+from trainworthy.core.base.errors import UserError
+
+
+def decay_groups(parameters: dict[str, nn.Parameter], weight_decay: float) -> list[dict]:
+    """Two parameter groups: matrices and kernels decay; norms, biases and scalars (fewer than two axes) do not.
+
+    Decaying those pulls gains to zero for no gain in generalisation (Loshchilov & Hutter 2019; nanoGPT).
+    """
+    decay = {n: p for n, p in parameters.items() if p.ndim >= 2}
+    rest = {n: p for n, p in parameters.items() if p.ndim < 2}
+    groups = [("decay", decay, weight_decay), ("no_decay", rest, 0.0)]
+    return [{"name": name, "params": list(ps.values()), "weight_decay": wd} for name, ps, wd in groups if ps]
+
+
+def layer_rates(names: Iterable[str], decay: float) -> dict[str, float]:
+    """{layer: factor on the peak rate}, first layer first; the last learns at the full rate (ELECTRA, Clark 2020; BEiT, Bao 2022).
+
+    A parameter's layer is its name up to the first part with a number in it, where models number their blocks (`layer1`,
+    `encoder.layers.encoder_layer_0`); a name without one is its module's.
+    """
+    layers = list(dict.fromkeys(map(layer_of, names)))
+    return {layer: decay ** (len(layers) - 1 - i) for i, layer in enumerate(layers)}
+
+
+def layer_of(name: str) -> str:
+    """The layer a parameter belongs to, by its name."""
+    numbered = re.match(r"[^\d]*\d[^.]*(?=\.)", name)
+    return numbered.group() if numbered else name.rpartition(".")[0] or name
+
+
+def make_optimizer(model: nn.Module, settings: config.Optim, rates: Mapping[str, float] | None = None) -> Optimizer:
+    """The optimiser over every parameter of `model` that requires a gradient; freeze what must not train first. `rates`: peak rates
+    of parts of their own, {first word of their parameters' names: rate}; without it everything learns at `settings.lr`.
+
+    Fused where torch has it: one kernel for all tensors, and a non-finite step is skipped on the device without a sync.
+    """
+    trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not trainable:
+        raise UserError("nothing to train", got="no parameter requires a gradient", cause="the whole model was frozen")
+    if rates is None:
+        groups = _groups(trainable, settings, settings.lr)
+    else:
+        groups = []
+        if idle := [n for n in trainable if n.split(".")[0] not in rates]:
+            raise UserError(
+                "parts that require a gradient have no rate", got=idle[0], needed=f"one of {', '.join(rates)}"
+            )
+        for part, rate in rates.items():
+            own = {n: p for n, p in trainable.items() if n.split(".")[0] == part}
+            groups += [{**g, "name": f"{part}.{g['name']}"} for g in _groups(own, settings, rate)]
+    if settings.name == "sgd":
+        nesterov = settings.momentum > 0
+        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=nesterov, fused=True)
+    if settings.name == "adafactor":
+        return torch.optim.Adafactor(groups, lr=settings.lr)
+    if settings.name == "muon":
+        names = {id(p): n for n, p in trainable.items()}
+        return Muon(list(_apart(groups, lambda p: p.ndim == 2 and re.search(r"\d", names[id(p)]))), settings)
+    return AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
+
+
+def _groups(parameters: dict[str, nn.Parameter], settings: config.Optim, lr: float) -> list[dict]:
+    """Groups that decay and do not, of each layer where those have rates of their own."""
+    if settings.layer_decay == 1:
+        return [{**g, "lr": lr} for g in decay_groups(parameters, settings.weight_decay)]
+    groups = []
+    for layer, factor in layer_rates(parameters, settings.layer_decay).items():
+        own = {n: p for n, p in parameters.items() if layer_of(n) == layer}
+        groups += [
+            {**g, "name": f"{layer}.{g['name']}", "lr": lr * factor} for g in decay_groups(own, settings.weight_decay)
+        ]
+    return groups
+
+
+def _apart(groups: list[dict], hidden: Callable[[nn.Parameter], object]) -> Iterator[dict]:
+    """The groups, each as what is `hidden` in it and what is not."""
+    for group in groups:
+        for own, name in ((True, f"{group['name']}.muon"), (False, group["name"])):
+            params = [p for p in group["params"] if bool(hidden(p)) == own]
+            if params:
+                yield {**group, "name": name, "params": params}
+
+
+TORCHS_STEP = Optimizer.profile_hook_step(torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step)))
+ONE = torch.tensor(1.0)
+
+
+class AdamW(torch.optim.AdamW):
+    """torch's, bit for bit, whose fused step spends more on what surrounds its kernel than on a small net's tensors."""
+
+    def step(self, closure: Callable | None = None) -> Any:
+        """The kernel alone where all there is lies on the CPU as float32 and has a gradient and a state, and nobody asked to be
+        called around it; else torch's own step."""
+        alike: dict[tuple, list[nn.Parameter]] = {}  # one call for groups that differ in name alone
+        for g in self.param_groups:
+            alike.setdefault((g["lr"], *g["betas"], g["weight_decay"], g["eps"]), []).extend(g["params"])
+        known = [(p.grad, self.state.get(p)) for some in alike.values() for p in some]
+        plain = all(state and g is not None and g.is_cpu and g.dtype is torch.float32 for g, state in known)
+        other = closure or any(g["amsgrad"] or g["maximize"] for g in self.param_groups) or hooked(self)
+        if not plain or other or getattr(self, "found_inf", None) is not None:
+            return TORCHS_STEP(self, closure)
+        for (lr, beta1, beta2, weight_decay, eps), some in alike.items():
+            state = [self.state[p] for p in some]
+            average, square, steps = ([s[k] for s in state] for k in ("exp_avg", "exp_avg_sq", "step"))
+            with torch.no_grad():
+                torch._foreach_add_(steps, ONE, alpha=1.0)  # a number would be made a tensor for each
+                torch._fused_adamw_(some, [p.grad for p in some], average, square, [], steps, lr=lr, beta1=beta1, beta2=beta2,
+                                    weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False)  # fmt: skip
+        return None
+
+    step.hooked = True  # torch wraps what is not marked so, at a third of what the step takes in a small net
+
+
+def hooked(optimizer: Optimizer) -> bool:
+    """Is anything to be called before or after its step, or is a profiler to see it?"""
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    of_all = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
+    return bool(before or after or of_all or torch.autograd._profiler_enabled())
+
+
+@torch.no_grad()
+def clip(grads: list[Tensor], most: float) -> Tensor:
+    """Scales the gradients such that their common norm is at most `most`; returns what it was, on their device."""
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    on_host = norm.device.type == "cpu"  # elsewhere to look at it would be to wait for it
+    if math.isfinite(most) and not (on_host and norm.item() <= 0.99 * most):
+        torch._foreach_mul_(grads, (most / (norm + 1e-6)).clamp_max(1.0))
+    return norm
+
+
+class Muon(Optimizer):
+    """Muon (Jordan 2024) for the groups named so, AdamW for the others; to whoever steps, saves or loads it, one optimiser.
+
+    torch's own two share its groups and its state. Muon's updates are scaled to the size of AdamW's (Liu 2025, arXiv 2502.16982),
+    so that one rate and one decay hold for both. It orthogonalises matrices of hidden layers; embeddings and heads, whose rows are
+    tokens or classes, stay with AdamW, as its authors have it.
+    """
+
+    def __init__(self, groups: list[dict], settings: config.Optim):
+        self.settings = settings
+        super().__init__(groups, {"lr": settings.lr})
+        self._share()
+
+    def _share(self) -> None:
+        hidden = [g for g in self.param_groups if g["name"].endswith(".muon")]
+        rest = [g for g in self.param_groups if not g["name"].endswith(".muon")]
+        own = {"lr": self.settings.lr, "adjust_lr_fn": "match_rms_adamw"}
+        self.parts = [torch.optim.Muon(hidden, **own)] if hidden else []
+        self.parts += [torch.optim.AdamW(rest, lr=self.settings.lr, betas=self.settings.betas)] if rest else []
+        for part in self.parts:
+            part.state = self.state
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self._share()
+
+    def step(self, closure: None = None) -> None:
+        """One step of both."""
+        for part in self.parts:
+            part.step()
+
+
+def schedule(step: int, total: int, settings: config.Optim) -> float:
+    """Factor on the peak rate for 0-based optimiser `step` of `total`.
+
+    Linear warm-up ends just below 1 and never starts at 0 (a step at rate 0 trains nothing); cosine and linear
+    reach 0 one step after the last, so the last step still moves.
+    """
+    warmup = round(settings.warmup * total)
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    left = total - warmup
+    progress = (step - warmup) / max(left, 1)
+    if settings.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * progress))
+    if settings.schedule == "linear":
+        return 1 - progress
+    if settings.schedule == "wsd":
+        decay = min(round(settings.decay * total), left)
+        return 1.0 if step < total - decay else (total - step) / max(decay, 1)
+    return 1.0
+
+
+def set_rates(optimizer: Optimizer, factor: float) -> None:
+    """Every group's rate is its own peak times `factor`."""
+    for group in optimizer.param_groups:
+        group.setdefault("peak_lr", group["lr"])
+        group["lr"] = group["peak_lr"] * factor

@@ -1,0 +1,345 @@
+"""Monitors: what only shows while a run trains, read from its metrics. Pure functions from step rows, evaluation rows and settings
+to verdicts; `advice` never blocks. `Live` is the part that watches while it happens."""
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from trainworthy.core.base import config
+from trainworthy.core.base.errors import Stop
+from trainworthy.core.monitoring.metrics import read_rows
+from trainworthy.core.recipe.stage import Metric, Stage
+
+if TYPE_CHECKING:
+    from trainworthy.core.base.verdict import Finding, Verdict
+    from trainworthy.core.loop.run import Run
+
+WINDOW = 50  # blocks of the trailing window that a spike is judged by
+SPIKE = 20.0  # robust standard deviations above that window's median (healthy runs: up to 10), and
+HEIGHT = 3.0  # times as high over the best level as the highest of that window (healthy runs: up to 2.1), and
+SIZE = 0.1  # of all that was learnt so far
+SAMPLES = 64  # per block: single small batches differ for healthy reasons
+LOST, STRETCH = 0.05, 0.05  # collapse: all but a twentieth of what was learnt is lost, for a twentieth of the run
+GAP = 0.1  # of the way from chance to the ceiling
+
+
+# ------------------------------------------------------------------------------------------------------------------ live
+@dataclass
+class Live:
+    """Watches the loss as it comes, in blocks of `SAMPLES` samples: spikes, and a collapse that does not come back."""
+
+    batch_size: int
+    total: int
+    """Steps of the whole run."""
+    steps: int = 0
+    """Seen so far."""
+    first: float = math.nan
+    """Loss of the untrained model: the mean of the first block."""
+    best: float = math.inf
+    """Lowest block so far."""
+    window: list[float] = field(default_factory=list)
+    block: list[float] = field(default_factory=list)
+    spikes: list[int] = field(default_factory=list)
+    """Step at which each spike began."""
+    back: list[int] = field(default_factory=list)
+    """Step at which it was over, for those that are."""
+    lost_since: int = 0
+    """Step since which the loss is no better than untrained, 0 while it is."""
+
+    @property
+    def size(self) -> int:
+        """Steps in a block."""
+        return max(1, -(-SAMPLES // self.batch_size))
+
+    @property
+    def patience(self) -> int:
+        """Steps without anything learnt after which the run has collapsed."""
+        return max(100, round(STRETCH * self.total), WINDOW * self.size)
+
+    def see(self, step: int, loss: float) -> str:
+        """Take one step's loss; returns "spike" where one begins, "collapse" where nothing is left of what was learnt."""
+        self.steps += 1
+        if not math.isfinite(loss):  # the finite check has it
+            return ""
+        self.block.append(loss)
+        if len(self.block) < self.size:
+            return ""
+        level, self.block = sum(self.block) / len(self.block), []
+        if math.isnan(self.first):
+            self.first = level
+        self.best = min(self.best, level)
+        spiked = self._spike(step, level)
+        self.window = [*self.window, level][-WINDOW:]
+        learnt = self.first - self.best
+        lost = learnt > 0.1 * abs(self.first) and level > self.first - LOST * learnt
+        self.lost_since = (self.lost_since or step) if lost else 0
+        if self.lost_since and step - self.lost_since >= self.patience:
+            return "collapse"
+        return "spike" if spiked else ""
+
+    def _spike(self, step: int, level: float) -> bool:
+        """Does one begin here? Ends it, too, once the loss is back among the window's."""
+        if len(self.window) < WINDOW:
+            return False
+        middle = float(np.median(self.window))
+        scale = 1.4826 * float(np.median(np.abs(np.array(self.window) - middle)))
+        if len(self.back) < len(self.spikes):
+            if level <= max(self.window[: WINDOW // 2]):
+                self.back.append(step)
+            return False
+        tall = level - self.best > HEIGHT * (max(self.window) - self.best)
+        high = tall and level - middle > max(SPIKE * scale, SIZE * (self.first - self.best))
+        if high:
+            self.spikes.append(step)
+        return high
+
+
+# ------------------------------------------------------------------------------------------------------------- judgements
+def judge(steps: list[dict[str, Any]], settings: dict[str, Any], *, total: int, small_terms: tuple[str, ...] = (),
+          loss_may_rise: str = "", gap: "Gap | None" = None,
+          no_gap: str = "the run did not finish") -> "list[Verdict]":  # fmt: skip
+    """Every monitor, from the rows of step_metrics.jsonl and the settings of args.json."""
+    rows = [r for r in steps if math.isfinite(float(r["step/loss"]))]
+    live = Live(settings["train"]["batch_size"], total)
+    ends = [live.see(r["step"], r["step/loss"]) for r in rows]
+    return [
+        *(_skip(loss_may_rise, SPIKES, COLLAPSE, PLATEAU) if loss_may_rise else
+          (spikes(live), collapse(live, "collapse" in ends), plateau(rows))),
+        clipped(rows, settings["optim"], total),
+        terms(rows, small_terms),
+        gap.verdict() if gap else _skip(no_gap, GAPS)[0],
+    ]  # fmt: skip
+
+
+SPIKES = ("spike", "C17", "no step's loss stands far above those before it")
+COLLAPSE = ("collapse", "C17", "what was learnt is not lost again")
+PLATEAU = ("plateau", "C11", "the loss falls at the peak rate, too")
+CLIPPED = ("clipped", "C9", "gradients are clipped now and then")
+TERMS = ("terms", "C16", "every term has a share of the loss")
+GAPS = ("gap", "C19", "training and validation samples score alike")
+NORMS = ("batch-norm", "V7", "batch norm judges by its running statistics as by a batch's own")
+
+
+def _skip(reason: str, *which: tuple[str, str, str]) -> "list[Verdict]":
+    return [_verdict(one, "skip", reason=reason) for one in which]
+
+
+def _verdict(which: tuple[str, str, str], kind: str, measured: str = "", needed: str = "", remedy: str = "", *,
+             reason: str = "", **evidence: Any) -> "Verdict":  # fmt: skip
+    from trainworthy.core.base.verdict import Verdict  # which imports the run, which imports us
+
+    return Verdict(*which, kind, measured, needed, remedy, 0.0, reason, evidence=evidence)
+
+
+def spikes(live: Live) -> "Verdict":
+    """How often the loss jumped, where, and whether it came back."""
+    if live.steps < WINDOW * live.size:
+        return _skip(f"needs {WINDOW * live.size} steps", SPIKES)[0]
+    n, open_ = len(live.spikes), len(live.spikes) > len(live.back)
+    where = ", ".join(map(str, live.spikes[:5])) + (", ..." if n > 5 else "")
+    return _verdict(
+        SPIKES, "advice" if n else "pass",
+        f"{n} spikes, at step {where}; {'the last did not come back' if open_ else 'all came back'}" if n else "no spike",
+        f"none above {SPIKE:g} robust standard deviations and {HEIGHT:g} times the height of the {WINDOW} blocks before it",
+        "look at the batches in postmortem/; a lower --optim.lr, a longer --optim.warmup or a lower --optim.clip" if n else "",
+        spikes=live.spikes, back=live.back,
+    )  # fmt: skip
+
+
+def collapse(live: Live, collapsed: bool) -> "Verdict":
+    """Did the loss go back to that of the untrained model, to stay?"""
+    if math.isnan(live.first):
+        return _skip("no block of steps", COLLAPSE)[0]
+    return _verdict(
+        COLLAPSE, "fail" if collapsed else "pass",
+        f"untrained {live.first:.3g}, best {live.best:.3g}" + (f", nothing of it left since step {live.lost_since}" * collapsed),
+        f"no {live.patience} steps at the loss of the untrained model",
+        "the rate is too high: start again from the best weights with a lower --optim.lr" if collapsed else "",
+    )  # fmt: skip
+
+
+def plateau(rows: list[dict[str, Any]]) -> "Verdict":
+    """A peak rate too high shows as a loss that falls while the rate rises, stands or rises at the peak, and falls again when the
+    rate does. Without all of it nothing is said about the rate."""
+    loss = np.array([float(r["step/loss"]) for r in rows])
+    rate = np.array([max(v for k, v in r.items() if k.split("/")[:2] == ["step", "lr"]) for r in rows])
+    if len(rows) < 40:
+        return _skip("fewer than 40 steps", PLATEAU)[0]
+    top = int(np.argmax(rate >= 0.98 * rate.max()))
+    high = np.flatnonzero(rate[top:] >= 0.8 * rate.max()) + top
+    if top < 20 or len(high) < 20:
+        return _skip("fewer than 20 steps of warm-up or at the peak", PLATEAU)[0]
+    block = max(5, top // 5)
+    error = float(np.std(np.diff(loss[: high[-1]]))) / math.sqrt(2 * block)  # of the mean of a block
+    means = loss[: top // block * block].reshape(-1, block).mean(1)
+    start, lowest = float(loss[:5].mean()), float(means.min())
+    peak, end = float(loss[high[len(high) // 2 :]].mean()), float(loss[-block:].mean())
+    fell, rose, again = start - lowest > 4 * error, peak - lowest > 4 * error, peak - end > 4 * error
+    most = peak - end > start - peak  # most of what is learnt, is learnt below the peak
+    bad = fell and ((rose and (again or end > lowest)) or (peak > lowest - 2 * error and again and most))
+    shown = f"loss {start:.3g} untrained, {lowest:.3g} in the warm-up, {peak:.3g} at the peak, {end:.3g} at the end (±{error:.2g})"
+    return _verdict(
+        PLATEAU, "advice" if bad else "pass", ("the peak rate is too high: " * bad) + shown,
+        "a loss at the peak rate below the lowest of the warm-up",
+        f"--optim.lr {rate[int(means.argmin()) * block + block // 2]:.1g}, the rate at which it still fell" if bad else "",
+    )  # fmt: skip
+
+
+def clipped(rows: list[dict[str, Any]], settings: dict[str, Any], total: int) -> "Verdict":
+    """Share of the steps after the warm-up whose gradient was longer than the limit."""
+    limit = float(settings["clip"])
+    norms = [
+        float(r["step/grad_norm"]) for r in rows if r["step"] > settings["warmup"] * total and "step/grad_norm" in r
+    ]
+    if not math.isfinite(limit) or len(norms) < 20:
+        few = math.isfinite(limit)
+        return _skip("fewer than 20 steps after the warm-up" if few else "clipping is off", CLIPPED)[0]
+    share, high = float(np.mean(np.array(norms) > limit)), float(np.quantile(norms, 0.9))
+    odd = share > 0.8 or max(norms) < 0.1 * limit  # out of reach: a limit meant for another loss
+    return _verdict(
+        CLIPPED, "advice" if odd else "pass",
+        f"{share:.0%} of the steps clipped at {limit:g}; 90th percentile of the norm {high:.2g}",
+        "at most 80%, and a limit within ten times the longest gradient",
+        f"--optim.clip {high:.2g} would clip outliers only (always clipped is usual for PPO and diffusion)" if odd else "",
+        share=share, p90=high,
+    )  # fmt: skip
+
+
+def terms(rows: list[dict[str, Any]], small: tuple[str, ...]) -> "Verdict":
+    """Each term's share of the loss over the last tenth of the run."""
+    own = {"loss", "grad_norm", "samples_per_sec", "lr"}
+    names = [
+        k
+        for k in (rows[-1] if rows else {})
+        if k.startswith("step/") and k.count("/") == 1 and k.split("/")[1] not in own
+    ]
+    if not names:
+        return _skip("one term", TERMS)[0]
+    tail = rows[-max(1, len(rows) // 10) :]
+    sizes = {k.removeprefix("step/"): float(np.mean([abs(float(r[k])) for r in tail if k in r])) for k in names}
+    shares = {k: v / max(sum(sizes.values()), 1e-30) for k, v in sizes.items()}
+    low = [k for k, v in shares.items() if v < 1e-3 and k not in small]
+    return _verdict(
+        TERMS, "advice" if low else "pass", ", ".join(f"{k} {v:.1%}" for k, v in shares.items()),
+        "0.1% or more of the loss at the end",
+        f"{', '.join(low)}: give it more weight, leave it out, or name it in expect.small_terms" if low else "", shares=shares,
+    )  # fmt: skip
+
+
+@dataclass
+class Gap:
+    """The metric on as many training samples, read through the evaluation path, as there are validation samples (1,000 at most)."""
+
+    metric: Metric
+    train: float
+    val: float
+
+    def verdict(self) -> "Verdict":
+        """How far validation lies behind training, as a share of the way from chance to the ceiling."""
+        return _apart(
+            GAPS, self.metric, self.val, self.train,
+            f"{self.metric.name} {self.train:.4g} on training samples, {self.val:.4g} on held-out ones",
+            "more data or augmentation, stronger regularisation, a smaller model, or the best weights (--run.export best)",
+        )  # fmt: skip
+
+
+@dataclass
+class Norms:
+    """The metric on the same training samples, batch norm judging by what runs or by each batch itself."""
+
+    metric: Metric
+    running: float
+    by_batch: float
+
+    def verdict(self) -> "Verdict":
+        """How far the evaluation lies behind what training sees, as a share of the way from chance to the ceiling."""
+        return _apart(
+            NORMS, self.metric, self.running, self.by_batch,
+            f"{self.metric.name} {self.running:.4g} on training samples by running statistics, {self.by_batch:.4g} by each batch's",
+            "a higher momentum or more steps for batch norm; larger batches, SyncBatchNorm, GroupNorm, or frozen statistics",
+        )  # fmt: skip
+
+
+def _apart(
+    which: tuple[str, str, str], metric: Metric, value: float, other: float, measured: str, remedy: str
+) -> "Verdict":
+    """Advice where `value` lies behind `other` by more than `GAP` of the way from chance to the ceiling."""
+    way = abs(metric.ceiling - metric.floor)
+    way = way if math.isfinite(way) and way else max(abs(value - metric.floor), 1e-12)
+    behind = (other - value) * (1 if metric.higher_is_better else -1) / way
+    far = behind > GAP
+    needed = f"at most {GAP:.0%} of the way from chance to the ceiling apart"
+    return _verdict(which, "advice" if far else "pass", measured, needed, remedy if far else "", behind=behind)
+
+
+@dataclass
+class Monitor:
+    """A domain's own judgement of a whole run."""
+
+    id: str
+    rows: str
+    title: str
+    judge: "Callable[[list[dict[str, float]]], Finding]"
+    """Rows of epoch_metrics (`epoch`, `step`, `train/...`, `val/...`), at least one -> finding; advice where it is not ok. A rung
+    of the recipe named as evidence["rung"] is what the page advises first."""
+
+
+def monitor(id: str, *, rows: str, title: str) -> "Callable[[Callable[[list[dict]], Finding]], Monitor]":
+    """Make a function of the evaluations so far a monitor."""
+    return lambda judge: Monitor(id, rows, title, judge)
+
+
+def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
+    which = (one.id, one.rows, one.title)
+    if not history:
+        return _skip("no evaluation yet", which)[0]
+    try:
+        found = one.judge(history)
+    except Exception as error:  # a fork's own: what was trained must not be lost for it
+        return _verdict(
+            which,
+            "advice",
+            f"raised {type(error).__name__}: {error}",
+            "a judgement",
+            "mend the monitor: nothing else is lost",
+        )
+    kind, remedy = ("pass", "") if found.ok else ("advice", found.remedy)
+    return _verdict(which, kind, found.measured, found.needed, remedy, **found.evidence)
+
+
+def of(run: "Run", stage: Stage, gap: Gap | None = None, norms: Norms | None = None) -> "list[Verdict]":
+    """Every monitor of a run as it stands, from its files."""
+    own = [_own(one, run.journal.history) for one in stage.monitors] + ([norms.verdict()] if norms else [])
+    for v in own:
+        if v.verdict == "advice" and (rung := v.evidence.get("rung")):
+            v.remedy = f"trainworthy resume {run.home} --rung {rung}\n{v.remedy}"
+    no_gap = {} if "train" in stage.data else {"no_gap": "no training set: the loop makes its own samples"}
+    return own + judge(
+        read_rows(run.folder / "step_metrics.jsonl"), config.to_dict(run.cfg), total=run.total_steps(stage),
+        small_terms=stage.expect.small_terms, loss_may_rise=stage.expect.loss_may_rise, gap=gap, **no_gap,
+    )  # fmt: skip
+
+
+def write(run: "Run", found: "list[Verdict]") -> None:
+    """monitors.json, and a line for each that is worth one."""
+    (run.folder / "monitors.json").write_text(
+        json.dumps({"monitors": [asdict(v) for v in found]}, indent=1, default=str)
+    )
+    for v in found:
+        if v.verdict in ("advice", "fail"):
+            run.console.say(f"  {v.verdict:<6} {v.id:<13} {v.measured}; {v.remedy}")
+
+
+@contextlib.contextmanager
+def kept(run: "Run", stage: Stage) -> Iterator[None]:
+    """A run that stops leaves its monitors, too."""
+    try:
+        yield
+    except Stop:
+        if run.tracker:
+            write(run, of(run, stage))
+        raise

@@ -1,0 +1,80 @@
+"""`--track`: the same tags to wandb, mlflow or trackio as well, through Accelerate's trackers, beside our own files.
+
+Keys and addresses come from the environment, as those tools document; none of them is a setting here.
+"""
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from accelerate import Accelerator
+from trainworthy.core.base import config
+from trainworthy.core.base.console import Console
+from trainworthy.core.base.errors import UserError
+
+KNOWN = ("wandb", "mlflow", "trackio")
+
+
+def names(cfg: config.Config) -> list[str]:
+    """The trackers asked for; one that is unknown or not installed is an error before anything is spent."""
+    asked = cfg.track.replace(",", " ").split()
+    for name in asked:
+        if name not in KNOWN:
+            raise config.unknown(f"tracker '{name}'", name, KNOWN)
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"--track {name}: not installed", next=f"pip install {name}")
+    return list(dict.fromkeys(asked))
+
+
+@contextlib.contextmanager
+def tracked(accelerator: Accelerator, cfg: config.Config, folder: Path, *, project: str) -> Iterator[None]:
+    """A run in every tracker asked for, named after the run folder; ended however the run ends."""
+    asked = names(cfg)
+    if not asked:
+        yield
+        return
+    key = {"wandb": "name", "mlflow": "run_name", "trackio": "name"}
+    group = folder.absolute().parent.name  # of several seeds, or the recipe's own
+    name = folder.name if group == project else f"{group}-{folder.name}"
+    try:
+        accelerator.init_trackers(project, config=_flat(config.to_dict(cfg)),
+                                  init_kwargs={n: {key[n]: name} for n in asked})  # fmt: skip
+    except Exception as error:  # a service of others: no key, no network, a wrong address
+        raise UserError(f"--track {cfg.track}: a tracker cannot start", got=f"{type(error).__name__}: {error}",
+                        next="set it up as its own pages say (wandb login, MLFLOW_TRACKING_URI), or leave --track out"
+                        ) from None  # fmt: skip
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # what they have not got by now is in our own files
+            accelerator.end_training()
+
+
+def mirror(accelerator: Accelerator, console: Console) -> Callable[[dict, int], None] | None:
+    """(row, step) -> every tracker; None if there is none. A service that fails is told of and left: training goes on."""
+    if not accelerator.trackers:
+        return None
+    failed = []
+
+    def log(row: dict, step: int) -> None:
+        if failed:
+            return
+        try:
+            accelerator.log(row, step=step)
+        except Exception as error:  # a service of others, in the middle of our run
+            failed.append(error)
+            console.say(f"  --track stopped at step {step} ({type(error).__name__}: {error}); our own files go on")
+
+    return log
+
+
+def _flat(settings: dict, prefix: str = "") -> dict[str, str | int | float | bool]:
+    """{"train.epochs": 30, ...}: trackers take no nested values."""
+    found = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value if isinstance(value, (str, int, float, bool)) else str(value)
+    return found

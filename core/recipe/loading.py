@@ -1,0 +1,122 @@
+"""Loading a recipe file, ours or a fork by path, and telling two versions of it apart."""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from trainworthy.core.base import config
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.recipe.registry import HOME, Entry, find
+
+NEEDED = ("STAGES", "Config", "tiny", "train")
+PACKAGES = ("torch", "torchvision", "accelerate", "transformers", "trl", "peft", "diffusers", "datasets", "safetensors",
+            "bitsandbytes", "numpy", "scikit-learn", "gymnasium")  # fmt: skip
+
+
+@dataclass
+class Recipe:
+    """A loaded recipe: its module and where it came from."""
+
+    entry: Entry
+    module: ModuleType
+    rungs: tuple[str, ...] = ()
+    """Those climbed, the last of which is its one stage (`core/session/rungs.py`)."""
+    start: str = ""
+    """Hash of the weights that a rung stands on."""
+
+    @property
+    def id(self) -> str:
+        return self.entry.id
+
+    @property
+    def slug(self) -> str:
+        """Folder name of its runs."""
+        return self.id.replace("/", "-")
+
+    @property
+    def target(self) -> str:
+        """What the user types for it."""
+        return self.id if HOME in self.entry.path.parents else str(self.entry.path)
+
+
+def load(name: str) -> Recipe:
+    """The recipe `name` (id or path), imported. A file that cannot be one gets one clear message."""
+    entry = find(name)
+    path = entry.path
+    try:
+        compile(path.read_text(), str(path), "exec")
+    except SyntaxError as error:
+        raise UserError(f"{path} is not valid Python", got=f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}",
+                        needed="a recipe that compiles") from None  # fmt: skip
+    ours = HOME in path.parents
+    module_name = f"trainworthy.recipes.{path.parent.name}.{path.stem}" if ours else f"trainworthy_fork_{path.stem}"
+    if not ours and str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # a fork may import its neighbours; last, so that it shadows nothing
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{entry.id} needs the package '{error.name}', which is not installed",
+                        next=f"pip install 'trainworthy[{path.parent.name if ours else 'all'}]'") from None  # fmt: skip
+    except Exception as error:
+        frame = next((f for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(path)), None)
+        raise UserError(f"{path} cannot be imported", got=f"{type(error).__name__}: {error}",
+                        cause=f"line {frame.lineno}: {frame.line}" if frame else "") from None  # fmt: skip
+    missing = [n for n in NEEDED if not hasattr(module, n)]
+    if missing or not module.STAGES:
+        raise UserError(f"{path} is not a recipe", got="nothing in STAGES" if not missing else f"no {', '.join(missing)}",
+                        needed=", ".join(NEEDED) + " at the top level",
+                        next="trainworthy fork vision/classify ./mine.py  (a file to start from)")  # fmt: skip
+    return Recipe(entry, module)
+
+
+def sources(recipe: Recipe) -> dict[str, str]:
+    """{file: hash} of the recipe, of what it imports from its own folder or from recipes/, and of the core."""
+    files = {recipe.entry.path, *(Path(__file__).parent.rglob("*.py"))}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        named = file and file.endswith(".py") and os.path.isabs(file)  # torch.ops says "_ops.py"
+        if named and (folder := _near(os.path.dirname(file), recipe.entry.path.parent)):
+            files.add(folder / os.path.basename(file))
+    return {str(p): hashlib.blake2b(p.read_bytes(), digest_size=12).hexdigest() for p in sorted(files)}
+
+
+@cache
+def _near(folder: str, own: Path) -> Path | None:
+    """The folder, resolved, where what lies in it is part of a recipe in `own`."""
+    path = Path(folder).resolve()
+    beside = (path == own or own in path.parents) and "site-packages" not in path.parts
+    return path if path == HOME or HOME in path.parents or beside else None
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what decides results."""
+    found = {"python": sys.version.split()[0]}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def fingerprint(recipe: Recipe, cfg: config.Config, data: str, **more: object) -> str:
+    """Hash of everything a gate's verdict depends on; equal fingerprints need no second proof."""
+    settings = config.to_dict(cfg)
+    settings.pop("gates")
+    settings["run"] = {"seed": cfg.run.seed}
+    files = {Path(k).name + v: "" for k, v in sources(recipe).items()}  # a moved folder is the same recipe
+    everything = json.dumps(
+        [sorted(files), settings, data, versions(), recipe.start, more], sort_keys=True, default=str
+    )
+    return hashlib.blake2b(everything.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,77 @@
+"""Recipes found by their path. Reads files, imports nothing: `trainworthy list` must answer at once."""
+
+import ast
+import difflib
+import importlib.metadata
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainworthy.core.base.errors import UserError
+
+HOME = Path(__file__).resolve().parent.parent / "recipes"
+
+
+@dataclass
+class Entry:
+    """A recipe on disk."""
+
+    id: str
+    path: Path
+
+    @property
+    def summary(self) -> str:
+        """First line of its docstring."""
+        doc = ast.get_docstring(ast.parse(self.path.read_text())) or ""
+        return doc.splitlines()[0].rstrip(".") if doc else ""
+
+    @property
+    def measured(self) -> dict:
+        """What `bench/results.py` measured, kept beside the recipe; empty if it never did."""
+        path = self.path.with_suffix(".results.json")
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    @property
+    def reference(self) -> Path:
+        """The band of its healthy runs, kept beside the recipe by `trainworthy reference`."""
+        return self.path.with_suffix(".reference.json")
+
+
+def recipes() -> list[Entry]:
+    """Every recipe: ours, and those of packages in the entry-point group `trainworthy.recipes`."""
+    roots = [HOME]
+    for point in importlib.metadata.entry_points(group="trainworthy.recipes"):
+        spec = importlib.util.find_spec(point.value)
+        roots += [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
+    found = []
+    for root in roots:
+        for path in sorted(root.glob("*/*.py")):
+            if path.parent.name != "shared" and not path.name.startswith("_") and is_recipe(path):
+                found.append(Entry(f"{path.parent.name}/{path.stem}", path))
+    return found
+
+
+def is_recipe(path: Path) -> bool:
+    """Does the file assign STAGES at its top level?"""
+    tree = ast.parse(path.read_text())
+    return any(
+        isinstance(n, ast.Assign) and any(getattr(t, "id", "") == "STAGES" for t in n.targets) for n in tree.body
+    )
+
+
+def find(name: str) -> Entry:
+    """A recipe by id, or a file by path."""
+    path = Path(name)
+    if name.endswith(".py") or path.is_file():
+        if not path.is_file():
+            raise UserError(f"no recipe file {name}", got="no such file", needed="a path to a .py file",
+                            next="trainworthy fork vision/classify ./mine.py")  # fmt: skip
+        path = path.resolve()
+        ours = next((e for e in recipes() if e.path == path), None)
+        return ours or Entry(path.stem, path)
+    known = {e.id: e for e in recipes()}
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or sorted(known)
+    raise UserError(f"unknown recipe '{name}'", needed="one of: " + ", ".join(near), next="trainworthy list")

@@ -1,0 +1,113 @@
+"""card.md: what this model is, which weights these are, against which baseline, over how many seeds."""
+
+import json
+from pathlib import Path
+
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.recipe.registry import find
+from trainworthy.core.report.intervals import noise
+
+CHOSEN = {
+    "final": "not chosen on the validation set",
+    "best": "chosen on the validation set itself: the number flatters",
+}
+
+
+def measured(summary: dict) -> list[tuple[str, ...]]:
+    """The result beside what it is measured against, under a line of names: the metric, then whatever else a baseline has of it."""
+    name, own, against = summary["metric"], summary["metrics"], summary["baselines"]
+    columns = list(dict.fromkeys([name, *(k for m in against.values() for k in m if k in own)]))
+    model = f"{summary['recipe']}, step {summary['reported']['step']}"
+    rows = {model: own, **{k: m for k, m in against.items() if name in m}}
+    return [("", *columns), *((k, *(f"{m[c]:.4f}" if c in m else "" for c in columns)) for k, m in rows.items())]
+
+
+def write_card(folder: Path) -> Path:
+    """Write card.md from the files of a finished run folder."""
+    summary, args, gates, data = (
+        json.loads((folder / f"{n}.json").read_text()) for n in ("summary", "args", "gates", "data")
+    )
+    name, reported = summary["metric"], summary["reported"]
+    lines = [
+        f"# {summary['recipe']}: {summary['question']}",
+        "",
+        f"**{name} {reported[name]:.4f}** on {data['splits']['val']['samples']:,} held-out samples: the {reported['weights']} "
+        f"weights, step {reported['step']:,}, seed {args['settings']['run']['seed']}.",
+        "",
+        one_seed(args["recipe"], summary, name),
+        "",
+        f"| weights | step | {name} | where |",
+        "|---|---|---|---|",
+        *_weights(summary, name),
+        "",
+        *against(summary),
+        "",
+        f"Best known: {summary['best_known'] or 'not stated'}.",
+        "",
+        *_origin(args, summary),
+        f"{summary['parameters']:,} parameters, {summary['trained_parameters']:,} trained"
+        + (f" ({summary['parameters_per_sample']} per training sample), " if summary["parameters_per_sample"] else ", ")
+        + f"{summary['steps']:,} "
+        + (f"of {summary['planned_steps']:,} steps (stopped early), " if summary["steps"] < summary["planned_steps"] else "steps, ")
+        + f"{summary['train_seconds']:.0f} s of training, {len(summary['skipped_steps'])} non-finite steps skipped.",
+        *(f"Data, {split}: {k}: {v}." for split, d in data["splits"].items() for k, v in d["notes"].items()),
+        "",
+        "## Gates",
+        "",
+    ]  # fmt: skip
+    if not gates["enabled"]:
+        lines.append("**Switched off: nothing about this run was proved.**")
+    for v in gates["gates"]:
+        lines.append(f"- {v['verdict']}: {v['id']} ({v['rows']}): {v['measured'] or v['reason']}"
+                     + (f"; waived: {v['reason']}" if v["verdict"] == "waived" else ""))  # fmt: skip
+    path = folder / "card.md"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def one_seed(recipe: str, summary: dict, name: str) -> str:
+    """What a difference to another single seed is worth: a number only where several seeds of this very length were run."""
+    try:
+        known = find(recipe).measured
+    except UserError:  # the fork has moved
+        known = {}
+    values = [r[name] for r in known.get("per_seed", []) if name in r]
+    if len(values) < 2 or known["steps"] != summary["steps"]:
+        return "One seed: differences between single seeds are not results (`--seeds 5` runs several)."
+    return (f"One seed: differences below {noise(values):.4f} between two single runs are noise ({len(values)} seeds of this "
+            f"recipe ranged from {min(values):.4f} to {max(values):.4f}).")  # fmt: skip
+
+
+def _weights(summary: dict, name: str) -> list[str]:
+    """A row for each set of weights there is, and what was done with it."""
+    chosen, final, stage = summary["reported"]["weights"], summary["final"], summary["stage"]
+    mine, home = f"exported and reported ({CHOSEN[chosen]}): export/", f"checkpoints/{stage}"
+    last = mine if chosen == "final" else ""
+    rows = [f"| final: after the last step | {final['step']:,} | {final['val/' + name]:.4f} | {last} |"]
+    for i, b in enumerate(summary["n_best"]):
+        where = f"{home}/best_val_{name}" if i == 0 else f"{home}/best-step-{b['step']}"
+        rows.append(f"| {'best' if i == 0 else f'{i + 1}. best'} of {summary['evaluations']} evaluations | {b['step']:,} "
+                    f"| {b[name]:.4f} | {where}{'; ' + mine if i == 0 and chosen == 'best' else ''} |")  # fmt: skip
+    rows.append(f"| latest: complete state, to resume from | {summary['steps']:,} | | {home}/latest |")
+    return rows
+
+
+def _origin(args: dict, summary: dict) -> list[str]:
+    """What the run started from, and whether it came to its planned end."""
+    found = []
+    if start := args.get("start"):
+        fresh = len(start["missing"]) + len(start["mismatched"])
+        found += [f"Fine-tuned from {start['file']} (sha256 {start['sha256'][:12]}): {start['share']:.1%} of the parameters were "
+                  f"loaded, {fresh} tensors left fresh, {len(start['unexpected'])} of the file not used.", ""]  # fmt: skip
+    if summary["steps"] < summary["planned_steps"]:
+        found += [f"Stopped early: after {summary['steps']:,} of {summary['planned_steps']:,} planned steps.", ""]
+    return found
+
+
+def against(summary: dict) -> list[str]:
+    """`measured` as Markdown, with chance."""
+    head, model, *rows = measured(summary)
+    chance = ("chance", f"{summary['floor']:.4f}", *[""] * (len(head) - 2))
+    own = [("this model", *model[1:])] * (len(head) > 2)
+    lines = [("against", *head[1:]), ("---",) * len(head), *own, *rows, chance]
+    return [f"| {' | '.join(cells)} |" for cells in lines]

@@ -1,0 +1,77 @@
+"""Where a run happens: versions, devices, source state; and whether the launcher started what was asked for."""
+
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from accelerate import Accelerator
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.recipe.loading import Recipe, sources, versions
+
+
+def collect(recipe: Recipe, accelerator: Accelerator) -> dict[str, Any]:
+    """What environment.json holds; no environment variables, they hold secrets."""
+    home = Path(__file__).resolve().parent.parent
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "versions": versions(),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        "devices": gpus or ["cpu"],
+        "processes": accelerator.num_processes,
+        "commit": _git(home, "rev-parse", "HEAD"),
+        "diff": _git(home, "diff", "HEAD", "--", "core", "recipes")[:50_000],
+        "sources": sources(recipe),
+    }
+
+
+def changed_sources(folder: Path, recipe: Recipe) -> list[str]:
+    """Names of source files that are not what they were when the run in `folder` started."""
+    path = folder / "environment.json"
+    before = json.loads(path.read_text())["sources"] if path.exists() else {}
+    now = sources(recipe)
+    return sorted(Path(k).name for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+
+
+def assert_processes(got: int) -> None:
+    """The number of processes is the number asked for; some launchers quietly start one.
+
+    `accelerate launch --cpu --num_processes 2` and MULTI_CPU configs run one process without a word.
+    """
+    asked = os.environ.get("TRAINWORTHY_PROCESSES") or _asked_of_accelerate()
+    if asked and int(asked) != got:
+        raise UserError(
+            "the launcher did not start as many processes as asked for", got=f"{got} process(es)", needed=f"{asked}",
+            cause="accelerate's --cpu and MULTI_CPU run one process; --multi_gpu on CPU needs ACCELERATE_USE_CPU=true",
+            next=f"trainworthy run RECIPE -n {asked}",
+        )  # fmt: skip
+
+
+def _asked_of_accelerate() -> str | None:
+    """`--num_processes` on the command line of an `accelerate launch` that is our parent."""
+    if "LOCAL_RANK" in os.environ:
+        return None  # a real distributed start: torch's own launcher counts
+    try:
+        line = psutil.Process().parent().cmdline()
+    except (psutil.Error, AttributeError):
+        return None
+    if not any(Path(word).name == "accelerate" for word in line[:3]):
+        return None
+    for i, word in enumerate(line):
+        name, _, value = word.replace("_", "-").partition("=")
+        if name == "--num-processes":
+            return value or line[i + 1]
+    return None
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""

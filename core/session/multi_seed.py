@@ -1,0 +1,355 @@
+"""One recipe under several seeds, side by side (`run --seeds`, `check --seeds`), what runs say together, and `compare`."""
+
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from trainworthy.core.base import config
+from trainworthy.core.base.console import Console, table
+from trainworthy.core.base.errors import DONE, Interrupted, UserError
+from trainworthy.core.base.machine import cores
+from trainworthy.core.report import intervals
+from trainworthy.core.report.card import CHOSEN
+
+NAME = "seeds.json"
+QUARTERS = 4  # seeds from which on a quarter can be cut off at either end
+LUCK = "a difference between single seeds is mostly luck: it has no interval"
+
+
+@dataclass
+class Job:
+    """One seed: its run folder, its log, the command that starts it or goes on with it."""
+
+    seed: int
+    folder: Path
+    command: list[str]
+    code: int | None = None
+    seconds: float = 0.0
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_suffix(".log")
+
+    def last_line(self) -> str:
+        """The newest line of its log."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return next((line.strip() for line in reversed(lines) if line.strip()), "starting")
+
+
+def run(argv: list[str], asked: str) -> None:
+    """`trainworthy run RECIPE --seeds 5` (or 0,1,2): a group folder with a run folder for each; exits with the worst code."""
+    plan, home = planned("run", argv, asked)
+    folder = home / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    made(folder)
+    (folder / NAME).write_text(json.dumps(plan, indent=1))
+    _run(folder, plan, force=False)
+
+
+def planned(verb: str, argv: list[str], asked: str, own: tuple[str, ...] = ()) -> tuple[dict[str, Any], Path]:
+    """What every seed is started with, and the folder of the recipe's runs; settings that cannot work are told here, once. `own`:
+    words of the command's that are no settings."""
+    import torch
+    from trainworthy.core.recipe import loading
+
+    rest, n = config.take(argv, "-n")
+    rest, file = config.take(rest, "--accelerate-config")
+    launcher = [w for flag, value in (("-n", n), ("--accelerate-config", file)) if value for w in (flag, value)]
+    if not rest:
+        raise UserError(f"{verb} what?", next=f"trainworthy {verb} vision/classify --seeds {asked}")
+    loaded = loading.load(rest[0])
+    cfg, _ = config.parse(loaded.module, rest[1:], prog=f"trainworthy {verb} {rest[0]}")
+    config.check_values(cfg, processes=int(n or 1))
+    rest, _ = config.take(rest, "--run.seed")
+    threads = (cfg.run.threads or torch.get_num_threads()) * int(n or 1)
+    plan = {"recipe": loaded.target, "argv": [*rest[1:], *own, *launcher], "seeds": _seeds(asked, cfg.run.seed)}
+    plan["at_once"] = 1 if torch.cuda.is_available() else max(1, cores().allowed // threads)
+    return plan, cfg.run.out / loaded.slug
+
+
+def made(folder: Path) -> None:
+    """The folder, or a message."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"the folder {folder} cannot be written", got=error.strerror,
+                        next="choose another place with --run.out FOLDER") from None  # fmt: skip
+
+
+def job_of(verb: str, plan: dict[str, Any], seed: int, folder: Path) -> Job:
+    """One seed of a plan, into `folder`."""
+    words = [verb, plan["recipe"], *plan["argv"], "--run.seed", str(seed)]
+    return Job(seed, folder, [sys.executable, "-m", "trainworthy", *words])
+
+
+def title(plan: dict[str, Any], folder: Path) -> str:
+    """The line that a group begins with."""
+    return (
+        f"{plan['recipe']} · seeds {', '.join(map(str, plan['seeds']))} · {plan['at_once']} side by side, into {folder}"
+    )
+
+
+def worst(jobs: list[Job]) -> int:
+    """The exit code of all."""
+    return max((j.code if j.code >= 0 else 128 - j.code for j in jobs), default=DONE)
+
+
+def resume(folder: Path, *, force: bool) -> None:
+    """Go on with every seed of a group that has not finished."""
+    _run(folder, json.loads((folder / NAME).read_text()), force=force)
+
+
+def _seeds(asked: str, first: int) -> list[int]:
+    """5 -> five seeds from `first` on; 0,1,2 -> these."""
+    words = asked.split(",")
+    if not all(w.strip().isdigit() for w in words):
+        raise UserError("--seeds needs a number of seeds, or the seeds", got=asked, needed="--seeds 5 or --seeds 0,1,2")
+    seeds = [int(w) for w in words] if len(words) > 1 else list(range(first, first + int(asked)))
+    if len(set(seeds)) < max(2, len(seeds)):
+        raise UserError("--seeds needs several different seeds", got=asked, needed="two or more",
+                        cause="one seed says nothing about the spread; leave --seeds out to run one")  # fmt: skip
+    return seeds
+
+
+def _run(folder: Path, plan: dict[str, Any], *, force: bool) -> None:
+    """Every seed that has not finished, as many side by side as planned; then the table, the card and the page."""
+    jobs = []
+    for seed in plan["seeds"]:
+        job = job_of("run", plan, seed, folder / f"seed-{seed}")
+        if (job.folder / "args.json").is_file():
+            job.command[3:] = ["resume", str(job.folder), *(["--force"] if force else [])]
+        if not (job.folder / "summary.json").is_file():
+            jobs.append(job)
+    console = Console()
+    console.say(title(plan, folder))
+    with signals() as asked:
+        work(jobs, plan["at_once"], asked, console, _ended)
+    found = write(folder)
+    if found["values"]:
+        console.say("\n" + _shown(found) + f"\n\nreport {folder / 'report.html'}\ncard   {folder / 'card.md'}")
+    if asked:
+        raise Interrupted(f"{asked[0]}: every seed was stopped\n  next:         trainworthy resume {folder}")
+    sys.exit(worst(jobs))
+
+
+def work(jobs: list[Job], side_by_side: int, asked: list[str], console: Console, ended: Callable[[Job], str]) -> None:
+    """Start, watch and reap; a seed that fails does not stop the others. `ended`: the line of one that has."""
+    waiting, running = list(jobs), {}
+    with contextlib.ExitStack() as stack:
+        live = None
+        if sys.stdout.isatty():
+            from rich.live import Live
+
+            live = stack.enter_context(Live(transient=True, refresh_per_second=4))
+        while running or (waiting and not asked):
+            while waiting and len(running) < side_by_side and not asked:
+                job = waiting.pop(0)
+                running[job.seed] = (job, _start(job), time.monotonic())
+            if asked and "told" not in asked:
+                asked.append("told")
+                for _, child, _ in running.values():
+                    child.send_signal(signal.SIGINT)
+            for job, child, since in list(running.values()):
+                if child.poll() is not None:
+                    job.code, job.seconds = child.returncode, time.monotonic() - since
+                    del running[job.seed]
+                    (live.console.print if live else console.say)(ended(job))
+            if live:
+                live.update("\n".join(f"  seed {s}  {j.last_line()}" for s, (j, *_) in running.items()))
+            time.sleep(0.1)
+    for job in waiting:
+        job.code = 5
+
+
+def _start(job: Job) -> subprocess.Popen:
+    """Its output goes to its log; a session of its own, so that Ctrl-C reaches it once, through us."""
+    job.folder.parent.mkdir(parents=True, exist_ok=True)
+    env = dict(os.environ, PYTHONSAFEPATH="1", TRAINWORTHY_FOLDER=str(job.folder))
+    with open(job.log, "a") as log:
+        return subprocess.Popen(job.command, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+
+
+def _ended(job: Job) -> str:
+    """The line of a seed that has ended."""
+    if job.code == DONE:
+        s = json.loads((job.folder / "summary.json").read_text())
+        return f"  seed {job.seed}  {s['metric']} {s['reported'][s['metric']]:.4f}  [{job.seconds:.0f} s]"
+    return stopped(job)
+
+
+def stopped(job: Job) -> str:
+    """The line of a seed that did not end as it should, and where to look."""
+    return f"  seed {job.seed}  exit {job.code}: {job.last_line()}\n           look at it: tail -n 30 {shlex.quote(str(job.log))}"
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[list[str]]:
+    """The names of the signals that arrived; the loop above passes them on."""
+    asked: list[str] = []
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {n: signal.signal(n, lambda number, _: asked.append(signal.Signals(number).name)) for n in numbers}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# ------------------------------------------------------------------------------------------------------------ what they say
+def collect(folder: Path) -> dict[str, Any]:
+    """What the finished seeds of a group say together; `values` is empty if none has finished."""
+    plan = json.loads((folder / NAME).read_text())
+    found: dict[str, Any] = {k: plan[k] for k in ("recipe", "argv", "seeds", "at_once")}
+    summaries = {}
+    for seed in plan["seeds"]:
+        path = folder / f"seed-{seed}" / "summary.json"
+        if path.is_file():
+            summaries[seed] = json.loads(path.read_text())
+    found["values"], found["missing"] = {}, [s for s in plan["seeds"] if s not in summaries]
+    if not summaries:
+        return found
+    first = next(iter(summaries.values()))
+    name = first["metric"]
+    values = [s["reported"][name] for s in summaries.values()]
+    found |= {
+        k: first[k] for k in ("metric", "question", "higher_is_better", "floor", "ceiling", "best_known", "steps")
+    }
+    found |= {"values": dict(zip(map(str, summaries), values, strict=True)), "mean": statistics.fmean(values),
+              "min": min(values), "max": max(values), "weights": first["reported"]["weights"],
+              "baselines": {k: statistics.fmean(s["baselines"][k][name] for s in summaries.values())
+                            for k, v in first["baselines"].items() if name in v}}  # fmt: skip
+    if len(values) > 1:
+        found |= {
+            "sd": statistics.stdev(values),
+            "interval_95": intervals.interval(values),
+            "noise": intervals.noise(values),
+        }
+    if len(values) >= QUARTERS:
+        found |= {"iqm": float(intervals.iqm(np.array(values))), "iqm_interval_95": intervals.iqm_interval(values)}
+    return found
+
+
+def write(folder: Path) -> dict[str, Any]:
+    """seeds.json, and where a seed has finished card.md and report.html, from the run folders of a group."""
+    found = collect(folder)
+    spare = folder / ".seeds.json"
+    spare.write_text(json.dumps(found, indent=1))
+    os.replace(spare, folder / NAME)
+    if found["values"]:
+        (folder / "card.md").write_text(_card(found))
+        from trainworthy.core.report.seeds import page
+
+        (folder / "report.html").write_text(page(folder, found), encoding="utf-8")
+    return found
+
+
+def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """(what, number) of a group: each seed, then all together."""
+    shown = [(f"seed {s}", f"{v:.4f}") for s, v in found["values"].items()]
+    shown.append(("mean", f"{found['mean']:.4f}"))
+    if "sd" in found:
+        low, high = found["interval_95"]
+        shown += [("sample standard deviation", f"{found['sd']:.4f}"),
+                  ("95% interval of the mean (Student's t)", f"{low:.4f} to {high:.4f}"),
+                  ("least to most", f"{found['min']:.4f} to {found['max']:.4f}")]  # fmt: skip
+    if "iqm" in found:
+        low, high = found["iqm_interval_95"]
+        shown += [("interquartile mean", f"{found['iqm']:.4f}"),
+                  ("its 95% interval (bootstrap over seeds)", f"{low:.4f} to {high:.4f}")]  # fmt: skip
+    return shown
+
+
+def sentence(found: dict[str, Any]) -> str:
+    """What the spread means for anyone who compares."""
+    n = len(found["values"])
+    said = ""
+    if found["missing"]:
+        missing = ", ".join(map(str, found["missing"]))
+        said = f"{len(found['missing'])} of {len(found['seeds'])} seeds did not finish: {missing}. "
+    if n < 2:
+        return said + "One seed: differences between single seeds are not results."
+    if found["sd"] == 0:
+        return said + "Every seed gave the same number: too short a run, or too coarse a metric, to show the spread."
+    return (
+        said
+        + f"Two single runs may differ by {found['noise']:.4f} by chance: a smaller difference between single seeds is noise."
+    )
+
+
+def _shown(found: dict[str, Any]) -> str:
+    head = f"result {found['question']}  ({found['weights']} weights, {len(found['values'])} seeds)"
+    lines = [("", found["metric"]), *rows(found), *((k, f"{v:.4f}") for k, v in found["baselines"].items())]
+    return f"{head}\n{table(lines)}\n  {sentence(found)}"
+
+
+def _card(found: dict[str, Any]) -> str:
+    name = found["metric"]
+    loading = found["recipe"]
+    lines = [
+        f"# {Path(loading).stem if loading.endswith('.py') else loading}: {found['question']}",
+        "",
+        f"**{name} {found['mean']:.4f}**, mean over {len(found['values'])} seeds; the {found['weights']} weights of each "
+        f"({CHOSEN[found['weights']]}).",
+        "",
+        sentence(found),
+        "",
+        f"| | {name} |",
+        "|---|---|",
+        *(f"| {k} | {v} |" for k, v in rows(found)),
+        *(f"| {k} | {v:.4f} |" for k, v in found["baselines"].items()),
+        f"| chance | {found['floor']:.4f} |",
+        "",
+        f"Best known: {found['best_known'] or 'not stated'}.",
+        "",
+        "Each seed has a card and a report of its own in seed-<k>/.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+# ------------------------------------------------------------------------------------------------------------------ compare
+@dataclass
+class Comparison:
+    """Two groups of seeds, and the difference of their means (second minus first)."""
+
+    a: dict[str, Any]
+    b: dict[str, Any]
+    difference: intervals.Difference
+
+    def words(self) -> str:
+        """What may be said of it."""
+        d = self.difference
+        if not d.real:
+            return "The interval holds 0: these seeds do not show a difference."
+        better = (d.value > 0) == self.a["higher_is_better"]
+        return f"The interval leaves 0 out: the second is {'better' if better else 'worse'}."
+
+
+def compare(a: Path, b: Path) -> Comparison:
+    """Difference of two groups of seeds with its 95% interval (Welch); single seeds are refused."""
+    groups = []
+    for folder in (Path(a), Path(b)):
+        if not (folder / NAME).is_file():
+            single = (folder / "args.json").is_file()
+            raise UserError(f"{folder} is {'a single run' if single else 'no group of seeds'}",
+                            got="one seed" if single else "no seeds.json in it", cause=LUCK if single else "",
+                            needed="a folder that `trainworthy run RECIPE --seeds 5` made")  # fmt: skip
+        groups.append(collect(folder))
+        if len(groups[-1]["values"]) < 2:
+            raise UserError(f"{folder} has too few finished seeds", got=len(groups[-1]["values"]), needed="2 or more",
+                            cause=LUCK, next=f"trainworthy resume {folder}")  # fmt: skip
+    one, two = groups
+    if one["metric"] != two["metric"]:
+        got = f"{one['metric']} and {two['metric']}"
+        raise UserError("the two groups report different metrics", got=got, needed="the same")
+    return Comparison(one, two, intervals.welch(list(one["values"].values()), list(two["values"].values())))

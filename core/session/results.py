@@ -1,0 +1,139 @@
+"""What a run leaves to look at: inputs and predictions over time, the final evaluation against its baselines, the export."""
+
+import json
+import math
+import os
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from trainworthy.core import gates
+from trainworthy.core.base import seeds
+from trainworthy.core.data.pictures import contact_sheet, png
+from trainworthy.core.gates.norms import by_batch, layers
+from trainworthy.core.loop.checkpoint import load_into, load_weights, save_weights, weights
+from trainworthy.core.loop.run import Run, evaluating
+from trainworthy.core.monitoring import monitors
+from trainworthy.core.recipe.stage import Stage, Tile, View
+from trainworthy.core.report.card import measured, write_card
+from trainworthy.core.session.session import Session
+
+
+class Watcher:
+    """Pictures of what the net sees, and its predictions on one fixed batch over time."""
+
+    def __init__(self, run: Run, stage: Stage, n: int = 16):
+        self.run, self.stage = run, stage
+        val = stage.data["val"]
+        self.path = run.folder / "previews"
+        seed = run.cfg.run.seed
+        self.batch = gates.fetch(val, gates.pick(val, min(n, len(val)), seed), None, run.device)
+        train = stage.data.get("train")
+        self.seen = train and gates.fetch(train, gates.pick(train, min(2 * n, len(train)), seed), seed, run.device)
+
+    def before(self) -> None:
+        """What the net sees just before the net: training path and evaluation path."""
+        if self.run.rank or not self.stage.preview:
+            return
+        for name, batch in (("train", self.seen), ("val", self.batch)) if self.seen else (("val", self.batch),):
+            tiles = self.stage.preview({k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in batch.items()})
+            contact_sheet(tiles, self.path / f"inputs_{name}.png")
+            folder = self.path / name
+            folder.mkdir(parents=True, exist_ok=True)
+            for i, tile in enumerate(tiles):
+                if tile.image is not None:
+                    (folder / f"{i:02d}.png").write_bytes(png(tile.image))
+            (folder / "captions.json").write_text(json.dumps([t.caption for t in tiles]))
+
+    def look(self, step: int) -> None:
+        """Predictions on the fixed batch, one row per evaluation; a resumed run writes its rows again."""
+        if self.run.rank or not self.stage.predict:
+            return
+        with evaluating(self.stage.eval_model), self.run.autocast():
+            tiles: list[Tile] = self.stage.predict(self.stage.eval_model, self.batch)
+        if any(t.image is not None for t in tiles):
+            contact_sheet(tiles, self.path / "predictions" / f"step-{step}.png")
+        path = self.path / "predictions.jsonl"
+        rows = [r for r in path.read_text().splitlines() if json.loads(r)["step"] < step] if path.exists() else []
+        rows.append(json.dumps({"step": step, "captions": [t.caption for t in tiles], "good": [t.good for t in tiles]}))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(rows) + "\n")
+
+
+def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
+    """Final evaluation against the baselines, figures, export, summary.json and card.md."""
+    metric, cfg = stage.metric, s.cfg
+    if not run.journal.history or run.journal.history[-1]["step"] != run.step:
+        run.evaluate(stage)  # the loop ended without one
+    best_value, best_step = run.journal.best[0]
+    final = {k.removeprefix("val/"): v for k, v in run.journal.history[-1].items() if k.startswith("val/")}
+    chosen_step = run.journal.history[-1]["step"]
+    if cfg.run.export == "best":
+        run.checkpoints.wait()
+        run.accelerator.wait_for_everyone()
+        folder = run.checkpoints.folder / f"best_val_{metric.name}"
+        load_into(
+            stage.eval_model, load_weights(folder / "model.safetensors"), where=str(folder), without=stage.not_saved
+        )
+        final, chosen_step = run.measure(stage, stage.data["val"]), best_step
+    inputs = tuple(k for k, f in stage.data["val"].fields.items() if f.role == "input")
+    val = stage.data["val"]
+    zeroed = run.measure(stage, View(val, range(len(val)), blank=inputs)) if inputs else None
+    gap, norms, train = None, None, stage.data.get("train")
+    if train:
+        n = min(len(val), stage.expect.at_most(1000, times=16))
+        among = train.representative(min(len(train), 4 * n))
+        some = View(train, [among[i] for i in seeds.permutation(len(among), cfg.run.seed, "gap").tolist()[:n]])
+        gap = monitors.Gap(metric, run.measure(stage, some)[metric.name], final[metric.name])
+        if layers(stage.eval_model):
+            with by_batch(stage.eval_model):
+                norms = monitors.Norms(metric, gap.train, run.measure(stage, some)[metric.name])
+    shown: dict[str, Any] = {}
+    if stage.figures:
+        with evaluating(stage.eval_model), run.autocast():
+            shown = stage.figures(stage.eval_model, val)
+    with evaluating(stage.eval_model), run.autocast():
+        baselines = stage.baselines()  # on every rank: what is measured with a model is gathered over all of them
+    if not s.main:
+        return {}
+    run.tracker.flush()
+    monitors.write(run, monitors.of(run, stage, gap, norms))
+    if zeroed:
+        baselines |= {"this model, input zeroed": {metric.name: zeroed[metric.name]}}
+    export = s.folder / "export"
+    export.mkdir(exist_ok=True)
+    stage.export(export) if stage.export else save_weights(export / "model.safetensors", *weights(stage.eval_model))
+    summary = {
+        "recipe": s.recipe.id, "stage": stage.name, "question": metric.question,
+        "metric": metric.name, "higher_is_better": metric.higher_is_better,
+        "floor": metric.floor, "ceiling": metric.ceiling if math.isfinite(metric.ceiling) else None,
+        "best_known": metric.best_known,
+        "reported": {"weights": cfg.run.export, "step": chosen_step, metric.name: final[metric.name]},
+        "final": run.journal.history[-1], "best": {"step": best_step, metric.name: best_value},
+        "n_best": [{"step": st, metric.name: v} for v, st in run.journal.best], "evaluations": len(run.journal.history),
+        "metrics": final, "baselines": baselines, "bounds": stage.upper_bounds, "seeds": [cfg.run.seed],
+        "steps": run.step, "planned_steps": run.total_steps(stage),
+        "epochs": cfg.train.epochs, "train_seconds": round(run.seconds, 1), "skipped_steps": run.journal.skipped,
+        "parameters": sum(p.numel() for p in stage.model.parameters()),
+        "trained_parameters": sum(p.numel() for p in stage.parameters().values()),
+        "parameters_per_sample": train and round(sum(p.numel() for p in stage.parameters().values()) / len(train), 2),
+        "figures": {k: _plain_figure(v) for k, v in shown.items()},
+    }  # fmt: skip
+    spare = s.folder / ".summary.json"
+    spare.write_text(json.dumps(summary, indent=1, default=str))
+    os.replace(spare, s.folder / "summary.json")  # its presence says that the run has finished
+    write_card(s.folder)
+    return {"table": measured(summary)}
+
+
+def _plain_figure(figure: Any) -> Any:
+    """What summary.json can hold of a figure."""
+    if isinstance(figure, list):
+        return [{**asdict(t), "image": None if t.image is None else t.image.tolist()} for t in figure]
+    return _plain(asdict(figure))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return value.tolist() if isinstance(value, torch.Tensor) else value

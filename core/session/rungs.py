@@ -1,0 +1,89 @@
+"""Rungs: stages that a recipe offers for when its own were not enough, declared in `RUNGS` as others are in STAGES, each with a
+`Phase` of its name in Config. `trainworthy resume RUN --rung NAME` goes on from RUN's weights.
+
+What trains a rung is a run of its own, of that one stage: gates, folder and report as ever. `under/` in its folder holds the
+weights it stands on, those of the recipe's last stage and of each rung climbed before, so RUN may be deleted.
+"""
+
+import shutil
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+from trainworthy.core.base import config
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.loop.checkpoint import Checkpoints, digest, load_into, load_weights
+from trainworthy.core.loop.run import Run
+from trainworthy.core.recipe.loading import Recipe
+from trainworthy.core.recipe.stage import Stage
+from trainworthy.core.session import stages
+from trainworthy.core.session.session import Session
+
+
+def offered(recipe: Recipe) -> dict[str, stages.Maker]:
+    """{name on the command line: function of the stage}."""
+    return {make.__name__.replace("_", "-"): make for make in getattr(recipe.module, "RUNGS", ())}
+
+
+def on(recipe: Recipe, climbed: Sequence[str], under: list[Path]) -> Recipe:
+    """`recipe` with one stage: the last rung of `climbed`. `under`: files with the weights of the recipe's last stage, then of each
+    rung before. UserError: a rung it does not offer."""
+    known = offered(recipe)
+    if not known:
+        raise UserError(f"{recipe.id} has no rungs", got=f"--rung {climbed[-1]}", needed="`RUNGS` in the recipe's file")
+    for name in climbed:
+        if name not in known:
+            raise config.unknown(f"rung '{name}'", name, known)
+
+    def rung(cfg: config.Config, run: Run, previous: None = None) -> Stage:
+        return standing(recipe, climbed, under, cfg, run)
+
+    rung.__name__ = known[climbed[-1]].__name__
+    module = ModuleType(recipe.module.__name__)
+    vars(module).update(vars(recipe.module), STAGES=[rung])
+    start = digest({f"{i}.{name}": t for i, file in enumerate(under) for name, t in load_weights(file).items()})
+    return replace(recipe, module=module, rungs=tuple(climbed), start=start)
+
+
+def standing(recipe: Recipe, climbed: Sequence[str], under: list[Path], cfg: config.Config, run: Run) -> Stage:
+    """The stage of the last rung as it starts (without one the recipe's last stage, untrained)."""
+    if not climbed:
+        stage = None
+        for part in stages.parts(recipe, cfg):
+            stage = part.make(part.cfg, run, stage)
+        return stage
+    previous, file = standing(recipe, climbed[:-1], under, cfg, run), under[len(climbed) - 1]
+    load_into(previous.eval_model, load_weights(file), where=str(file), without=previous.not_saved)
+    make = offered(recipe)[climbed[-1]]
+    return make(config.of_stage(cfg, make.__name__, 1), run, previous)
+
+
+def handed_on(folder: Path, recipe: Recipe, cfg: config.Config) -> Path:
+    """The file with the weights that the run in `folder` hands on: of its newest checkpoint, or of its best evaluation where its
+    Phase says so. Those of the model itself; an average begins anew."""
+    last = stages.parts(recipe, cfg)[-1]
+    home = folder / "checkpoints" / last.name
+    if (phase := config.phases(cfg).get(last.name)) and phase.hand_on == "best":
+        found = next(home.glob("best_val_*/"), None)
+    else:
+        with closing(Checkpoints(home)) as checkpoints:
+            found = checkpoints.newest()
+    if found is None:
+        raise UserError(f"{folder} has nothing to go on from", got=f"no checkpoint of its last stage, '{last.name}'",
+                        needed="a run that has saved one", next=f"trainworthy resume {folder}")  # fmt: skip
+    return found / "model.safetensors"
+
+
+def kept(folder: Path) -> list[Path]:
+    """The files in `under/` of a run folder, lowest first."""
+    return sorted((folder / "under").glob("*.safetensors"), key=lambda p: int(p.stem))
+
+
+def keep(session: Session, under: list[Path]) -> None:
+    """Copy them there; from then on the run stands by itself."""
+    if session.main:
+        (session.folder / "under").mkdir()
+        for i, file in enumerate(under):
+            shutil.copy(file, session.folder / "under" / f"{i}.safetensors")

@@ -1,0 +1,113 @@
+"""The stages of a recipe in a row: each with its own settings, its own place in the run folder, and what it starts from."""
+
+import copy
+import functools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accelerate import Accelerator
+from trainworthy.core import gates
+from trainworthy.core.base import config
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.gates import learning
+from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.recipe.loading import Recipe
+from trainworthy.core.recipe.stage import Stage
+
+if TYPE_CHECKING:
+    from trainworthy.core.session.session import Session
+
+
+Maker = Callable[[config.Config, Run, Stage | None], Stage]
+
+
+@dataclass
+class Part:
+    """One stage of a recipe before it is built."""
+
+    name: str
+    make: Maker
+    cfg: config.Config
+    """The recipe's settings with what this stage sets for itself."""
+    index: int
+    of: int
+
+    @property
+    def last(self) -> bool:
+        """Is its result the recipe's?"""
+        return self.index == self.of - 1
+
+    def folder(self, run_folder: Path) -> Path:
+        """Where its files lie: a run folder of its own; the last stage's is the whole run's."""
+        return run_folder if self.last else run_folder / "stages" / self.name
+
+    def build(self, run: Run, previous: Stage | None) -> Stage:
+        """The stage as it starts."""
+        return gates.build(run, lambda run: self.make(self.cfg, run, previous))
+
+    def untrained(self, accelerator: Accelerator, previous: Stage | None = None) -> Stage:
+        """The stage built once, to be looked at."""
+        return self.build(Run(self.cfg, accelerator, plan=Plan(steps=1)), previous)
+
+    def maker(self, previous: Callable[[], Stage] | None) -> Callable[[Run], Stage]:
+        """What builds it again and again for the gates: each time from its own copy of the stage before."""
+        return lambda run: self.make(self.cfg, run, copied(previous()) if previous else None)
+
+
+def parts(recipe: Recipe, cfg: config.Config) -> list[Part]:
+    """The stages in order. With several, each is a function of the recipe named like the setting that holds its own; one of 0
+    epochs is left out."""
+    makers = recipe.module.STAGES
+    if len(makers) == 1 and makers[0].__name__ not in config.phases(cfg):
+        return [Part(makers[0].__name__, makers[0], cfg, 0, 1)]
+    known = config.phases(cfg)
+    makers = [m for m in makers if m.__name__ not in known or known[m.__name__].epochs != 0]
+    if not makers:
+        raise UserError(
+            "no stage is left", got="0 epochs of each", needed=" or ".join(f"--{name}.epochs" for name in known)
+        )
+    return [Part(m.__name__, m, config.of_stage(cfg, m.__name__, i), i, len(makers)) for i, m in enumerate(makers)]
+
+
+def untrained(recipe: Recipe, cfg: config.Config, accelerator: Accelerator) -> list[tuple[Part, Stage]]:
+    """Every stage built once, each on the one before as it was built."""
+    built: list[tuple[Part, Stage]] = []
+    for part in parts(recipe, cfg):
+        built.append((part, part.untrained(accelerator, built[-1][1] if built else None)))
+    return built
+
+
+def proofs(session: "Session", *, deep: bool = False) -> Iterator[tuple[Part, gates.Proof]]:
+    """Every stage with what its gates work with; a later one starts from the one before as eight samples trained it, which is
+    done where it is asked for."""
+    before: Callable[[], Stage] | None = None
+    for part in parts(session.recipe, session.cfg):
+        one = proof(session, part, before, follows="rehearsed" if before else "none", deep=deep)
+        yield part, one
+        before = functools.cache(lambda one=one: learning.overfitted(one)[1])
+
+
+def proof(
+    session: "Session", part: Part, before: Callable[[], Stage] | None, *, follows: str, deep: bool
+) -> gates.Proof:
+    """What the gates of one stage work with."""
+    s = session
+    half = os.environ.get("TRAINWORTHY_HALF")
+    argv = [s.recipe.target, *s.argv[1:]]  # a fork by its full path: a repro runs from anywhere
+    argv += ["--stage", part.name] if part.of > 1 else []
+    rung = ["-m", "trainworthy.launch", "resume", str(s.folder.absolute())]  # no `check` knows what it stands on
+    again = (
+        (lambda gate: f"sys.exit(subprocess.run([sys.executable, *{rung!r}]).returncode)") if s.recipe.rungs else None
+    )
+    return gates.Proof(part.cfg, s.accelerator, part.maker(before), s.recipe.module.train, part.folder(s.folder), {}, {}, argv,
+                       deep, Path(half) if half else None, again, stage=part.name, follows=follows)  # fmt: skip
+
+
+def copied(stage: Stage) -> Stage:
+    """The same stage with weights of its own: what starts from it may train them."""
+    model = copy.deepcopy(stage.model)
+    average = None if stage.ema_model is None else copy.deepcopy(stage.ema_model)
+    return replace(stage, model=model, ema_model=average)

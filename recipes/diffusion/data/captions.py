@@ -1,0 +1,238 @@
+"""Pictures with a caption each: phrases around the name of their class, or captions that lie beside them."""
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torchvision.transforms import v2
+from trainworthy.core import Data, Field, Run, UserError
+from trainworthy.core.base import seeds
+from trainworthy.recipes.diffusion.data import pictures as source
+from trainworthy.recipes.diffusion.models.noise import Process
+from trainworthy.recipes.vision.data import pictures
+
+SPOKEN = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+PHRASES = ("a photo of the digit {}", "a handwritten {}", "the number {}", "a picture of the numeral {}", "{}", "the digit {}",
+           "somebody wrote a {}", "an image of the number {}")  # fmt: skip
+UNSEEN = ("a scan of the figure {}", "a drawing of the number {}", "the numeral {}, written by hand")
+"""Of digits held out: the class is asked for in words that no picture was learnt with."""
+
+
+@dataclass
+class Source(source.Source):
+    """Which pictures, who judges what is made of them, and which captions they have."""
+
+    captions: str = ""
+    """Empty: phrases around the name of each picture's class. `txt`: a text file of the same name beside each picture. Else a
+    file in the folder, .jsonl or .csv, with a file_name and a text for each picture, as the hub's metadata.jsonl."""
+    phrase: str = "a photo of {}"
+    """Around a class's name, of pictures of your own without --data.captions."""
+
+
+class Captioned(NamedTuple):
+    """Pictures (N, C, H, W) in [-1, 1], their captions by number, and which to learn from."""
+
+    images: Tensor
+    labels: Tensor
+    """(N,) classes; of captions that lie beside pictures 0: they have none."""
+    classes: tuple[str, ...]
+    learn: Tensor
+    held_out: Tensor
+    notes: dict
+    captions: tuple[str, ...]
+    """Each different one."""
+    asked: Tensor
+    """(N,) indices into `captions`."""
+
+
+def read(cfg: Source) -> Captioned:
+    """Every picture with its caption."""
+    if cfg.captions:
+        return beside(cfg)
+    found = source.read(cfg)
+    if cfg.path == "digits":
+        names = [(c, SPOKEN[int(c)]) for c in found.classes]
+        return _phrased(
+            found, [[[p.format(n) for p in some for n in pair] for pair in names] for some in (PHRASES, UNSEEN)]
+        )
+    phrases = [[cfg.phrase.format(c.replace("_", " "))] for c in found.classes]
+    return _phrased(found, [phrases, phrases])
+
+
+def in_channels(found: Captioned, channels: int) -> Captioned:
+    """Grey pictures in as many channels as an autoencoder reads."""
+    return found._replace(images=found.images.expand(-1, channels, -1, -1)) if found.images.shape[1] == 1 else found
+
+
+def _phrased(found: pictures.Labelled, phrases: list[list[list[str]]]) -> Captioned:
+    """Each picture with one of its class's phrases, of those to learn from or of those to be asked by: [split][class]."""
+    said = [""] * len(found.labels)
+    for split, chosen in zip(phrases, (found.learn, found.held_out), strict=True):
+        for i in chosen.tolist():
+            own = split[int(found.labels[i])]
+            said[i] = own[seeds.derive("caption", i) % len(own)]
+    return Captioned(*found[:5], dict(found.notes), *numbered(said, (found.learn, found.held_out)))
+
+
+def numbered(said: list[str], parts: tuple[Tensor, Tensor]) -> tuple[tuple[str, ...], Tensor]:
+    """(each different caption, the number (N,) of each picture's), the numbers of either part spread evenly over all: the gate that
+    compares the scale of inputs takes them for such."""
+    place: dict[str, float] = {}
+    for part in parts:
+        own = list(dict.fromkeys(said[i] for i in part.tolist()))
+        for i, text in enumerate(own):
+            place.setdefault(text, (i + 0.5) / len(own))
+    captions = sorted(place, key=lambda text: (place[text], text))
+    number = {text: i for i, text in enumerate(captions)}
+    return tuple(captions), torch.tensor([number[text] for text in said])
+
+
+# ------------------------------------------------------------------------------------------------------ captions beside pictures
+def beside(cfg: Source) -> Captioned:
+    """Pictures of a folder with captions of their own, a fifth held out; the same whatever the run's seed."""
+    root = Path(cfg.path)
+    if not root.is_dir():
+        raise UserError(
+            f"there is no folder {cfg.path}", got="nothing there", needed="a folder of pictures with their captions"
+        )
+    texts = _texts(root) if cfg.captions == "txt" else _table(root / cfg.captions)
+    paths = sorted(p for p in root.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+    names = [p.relative_to(root).as_posix() for p in paths]
+    gaps = [n for n in names if not texts.get(n)]
+    if gaps or not names:
+        raise UserError(f"{len(gaps):,} of {len(names):,} pictures have no caption", got=_few(gaps) or f"no picture in {root}",
+                        needed="a caption for each: the empty one stands for none, and is learnt by hiding others (--drop)",
+                        cause="a caption file of another or an older set, or names without their folder",
+                        next="write them, or move the pictures away")  # fmt: skip
+    if lost := sorted(set(texts) - set(names)):
+        raise UserError(f"{len(lost):,} of {len(texts):,} captions have no picture", got=_few(lost), needed="a picture for each",
+                        cause="a download that was cut off, or names without their folder")  # fmt: skip
+    encoded = pictures.Files(root, paths)
+    facts = pictures.survey(encoded, len(paths))
+    good, notes = pictures.readable(encoded, facts, where=str(root), max_bad=cfg.max_bad)
+    every, fit = (
+        pictures.Pictures(encoded, good),
+        v2.Compose([v2.Resize(cfg.image_size), v2.CenterCrop(cfg.image_size)]),
+    )
+    images = torch.stack([fit(every[i]) for i in range(len(good))]).float() / 127.5 - 1
+    said = [texts[names[i]] for i in good.tolist()]
+    marks = [facts[i][2] for i in good.tolist()]
+    first = {mark: i for i, mark in reversed(list(enumerate(marks)))}  # copies of one picture stay on one side
+    owner = torch.tensor([first[mark] for mark in marks])
+    alone = owner.unique()
+    held = torch.isin(owner, alone[seeds.permutation(len(alone), "captions", "split")][: max(1, len(alone) // 5)])
+    if len(alone) < 5:
+        raise UserError(f"{root} has too few pictures", got=f"{len(alone)} different ones", needed="five or more")
+    learn, held_out = (~held).nonzero().flatten(), held.nonzero().flatten()
+    labels = torch.zeros(len(said), dtype=torch.long)
+    return Captioned(images, labels, (), learn, held_out, notes, *numbered(said, (learn, held_out)))
+
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _texts(root: Path) -> dict[str, str]:
+    """{picture: text of the file beside it that is named as it}; a text without a picture is named by itself."""
+    found = {}
+    for path in sorted(root.rglob("*.txt")):
+        own = [p for p in path.parent.glob(f"{path.stem}.*") if p.suffix.lower() in SUFFIXES]
+        for picture in own or [path]:
+            found[picture.relative_to(root).as_posix()] = path.read_text(encoding="utf-8").strip()
+    return found
+
+
+def _table(path: Path) -> dict[str, str]:
+    """{picture: text} of a .jsonl or .csv file."""
+    if not path.is_file() or path.suffix not in (".jsonl", ".csv"):
+        raise UserError(f"--data.captions {path.name}: no such file in the folder", got=f"{path}",
+                        needed="`txt`, or a .jsonl or .csv file beside the pictures")  # fmt: skip
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file)) if path.suffix == ".csv" else [json.loads(x) for x in file if x.strip()]
+    except (ValueError, csv.Error) as error:
+        raise UserError(
+            f"{path.name} cannot be read", got=str(error), needed="a JSON object a line, or CSV with a header"
+        ) from None
+    found: dict[str, str] = {}
+    for i, row in enumerate(rows, start=1):
+        name, text = (row.get(k) if isinstance(row, dict) else None for k in ("file_name", "text"))
+        if not name or not isinstance(text, str):
+            raise UserError(
+                f"{path.name}: row {i} is not complete", got=str(row)[:120], needed="file_name and text, both filled in"
+            )
+        if name in found:
+            raise UserError(
+                f"{path.name}: {name} has two captions", got=f"row {i} again", needed="one for each picture"
+            )
+        found[name] = text.strip()
+    return found
+
+
+def told(found: Captioned, parts, judge) -> dict[str, str]:
+    """For the data report."""
+    notes = {**found.notes, "model": parts.told, "captions": f"{len(found.captions):,} different ones"}
+    if cut := parts.cut(found.captions):
+        notes["captions cut"] = f"{cut:,} of {len(found.captions):,} after {parts.tokenizer.model_max_length} tokens"
+    return notes | {"judge": judge.told if judge else "nobody: captions beside pictures name no class"}
+
+
+def matched(run: Run, process: Process, model: nn.Module, data: Data) -> float:
+    """Share of samples that one step sees better through their noise with their own caption than with another, drawn once for
+    each (of digits one in ten names the same digit). Half by chance."""
+    rows = []
+    for b in run.batches(data):
+        own, wrong = (process.look(model, {**b, "condition": b[key]})[:, 1] for key in ("asked", "other"))
+        rows.append((own < wrong).float() + 0.5 * (own == wrong).float())
+    return run.gather(torch.cat(rows)).mean().item()
+
+
+# ------------------------------------------------------------------------------------------------------------------- samples
+class Noised(Data):
+    """Latents (N, c, h, w) of `found`, each noised to a timestep; on the training path its caption may be hidden.
+
+    The evaluation path has one noise and one timestep for each latent, always the same, and hides nothing.
+    """
+
+    def __init__(self, latents: Tensor, found: Captioned, chosen: Tensor, process: Process, drop: float):
+        self.latents, self.images = latents[chosen], found.images[chosen]
+        self.labels, self.asked, self.captions = found.labels[chosen], found.asked[chosen], found.captions
+        self.small = source.small(self.images)
+        self.process, self.drop, self.null = process, drop, len(found.captions)
+        self.fields = {
+            "small": Field("source", low=-1.0, high=1.0),
+            "latent": Field("target"),
+            "noisy": Field("input"),
+            "timestep": Field("input", low=0, high=process.noise.timesteps - 1),
+            "condition": Field("input", low=0, high=self.null),
+        }
+        if found.classes:
+            self.fields["label"] = Field("target", classes=found.classes)
+
+    def __len__(self) -> int:
+        return len(self.asked)
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        training = generator is not None
+        generator = generator or torch.Generator().manual_seed(seeds.derive("noise", index))
+        latent, caption = self.latents[index], self.asked[index]
+        timestep = torch.randint(self.process.noise.timesteps, (), generator=generator)
+        noise = torch.randn(latent.shape, generator=generator)
+        hidden = torch.rand((), generator=generator) < self.drop and training
+        noisy = self.process.add(latent[None], noise[None], timestep[None])[0]
+        condition = torch.tensor(self.null) if hidden else caption
+        drawn = {"noise": noise, "noisy": noisy, "timestep": timestep, "condition": condition}
+        other = (caption + 1 + seeds.derive("other", index) % max(1, self.null - 1)) % self.null
+        told = {"asked": caption, "other": other, "label": self.labels[index]}
+        return {"small": self.small[index], "latent": latent, **drawn, **told}
+
+    def peek(self, index: int, key: str):
+        own = {"label": self.labels, "asked": self.asked}
+        return own[key][index] if key in own else super().peek(index, key)

@@ -1,0 +1,68 @@
+"""Which pictures of which classes to learn from, fitted to one size in [-1, 1]; and what a trained generator is saved as."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from diffusers.utils import logging
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.transforms import v2
+from trainworthy.core import Tile
+from trainworthy.recipes.diffusion.models import pipeline
+from trainworthy.recipes.shared import digits
+from trainworthy.recipes.shared import judge as judges
+from trainworthy.recipes.vision.data import pictures as labelled
+
+logging.disable_progress_bar()  # a bar for two small files says nothing
+
+
+@dataclass
+class Source(labelled.Source):
+    """Which pictures, and who judges what is made of them."""
+
+    image_size: int = 16
+    """Pixels of a side: of the pictures learnt from, and of those made."""
+    judge: str = "digits"
+    """Who says which class a made picture shows: `digits` (trained on first use, by vision/classify), or the export of a
+    vision/classify run on the same classes."""
+
+
+def read(source: Source) -> labelled.Labelled:
+    """Every picture (N, C, H, W) float32 in [-1, 1] with its label, and which of them to learn from."""
+    if source.path == "digits":
+        images, labels = digits.load()
+        learn, held_out = digits.split(labels)
+        return labelled.Labelled(digits.small(images, source.image_size), labels, digits.CLASSES, learn, held_out)
+    found = labelled.load(source)
+    fit = v2.Compose([v2.Resize(source.image_size), v2.CenterCrop(source.image_size)])
+    images = torch.stack([fit(found.images[i]) for i in range(len(found.labels))])
+    return found._replace(images=images.float() / 127.5 - 1)
+
+
+def small(images: Tensor, side: int = 32) -> Tensor:
+    """Pictures (N, C, H, H) shrunk to `side` pixels where they are larger: enough to tell them apart."""
+    return F.adaptive_avg_pool2d(images, side) if images.shape[-1] > side else images
+
+
+def judge(source: Source) -> judges.Judge:
+    """Who says what a picture shows."""
+    return judges.load(source.image_size) if source.judge == "digits" else judges.of(Path(source.judge))
+
+
+def tiles(pictures: Tensor, captions: list[str], good: list[float] | None = None) -> list[Tile]:
+    """(B, C, H, W) in about [-1, 1] to look at."""
+    shown = zip(captions, (pictures + 1) / 2, good or [None] * len(captions), strict=True)
+    return [Tile(c, x, g) for c, x, g in shown]
+
+
+def save_pipeline(folder: Path, unet: nn.Module, scheduler, vae: nn.Module | None = None) -> None:
+    """What `DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)` loads: parts, index, the pipeline's source."""
+    kind = pipeline.LatentPipeline if vae else pipeline.ClassConditionalPipeline
+    kind(unet, scheduler, *([vae] if vae else [])).save_pretrained(folder)
+    shutil.copy(pipeline.__file__, folder / "pipeline.py")
+    index = folder / "model_index.json"
+    config = json.loads(index.read_text()) | {"_class_name": ["pipeline", kind.__name__]}
+    index.write_text(json.dumps(config, indent=2))

@@ -1,0 +1,76 @@
+"""Scores of generated pictures: the class a judge sees in them, and their distance from real ones in its features."""
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from trainworthy.core import Data, Matrix, Run, Tile
+from trainworthy.core.loop.run import evaluating
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.diffusion.data.pictures import tiles
+from trainworthy.recipes.shared.judge import Judge
+from trainworthy.recipes.vision.data.pictures import Labelled
+
+
+def frechet(a: Tensor, b: Tensor) -> float:
+    """Frechet distance (Heusel 2017) of two sets of features (N, D), (M, D), each taken as a Gaussian: squared distance of the
+    means + tr(A + B - 2 sqrt(AB)). It grows as samples get fewer: compare sets of one size only."""
+    a, b = a.double(), b.double()
+    cov_a, cov_b = torch.cov(a.T), torch.cov(b.T)
+    values, vectors = torch.linalg.eigh(cov_a)
+    root = vectors * values.clamp_min(0).sqrt() @ vectors.T
+    cross = torch.linalg.eigvalsh(root @ cov_b @ root).clamp_min(0).sqrt().sum()
+    return float((a.mean(0) - b.mean(0)).square().sum() + cov_a.trace() + cov_b.trace() - 2 * cross)
+
+
+class Scores:
+    """What `judge` says of samples: one for each `every`-th held-out picture, of its class, from its noise."""
+
+    def __init__(self, run: Run, judge: Judge, found: Labelled, sample: Callable[..., Tensor], every: int):
+        """`sample(model, classes (B,), noise (B, C, H, W), scale)` makes pictures (B, C, H, W) in [-1, 1]."""
+        self.run, self.judge, self.found, self.sample, self.every = run, judge, found, sample, every
+        self.real, self.curve = cache(self._real), cache(self._curve)
+
+    def judged(self, model: nn.Module, data: Data, scale: float) -> dict[str, float]:
+        """Agreement with the class asked for, and distance from held-out pictures."""
+        some = View(data, range(0, len(data), self.every))
+        made = ((b["label"], self.sample(model, b["condition"], b["noise"], scale)) for b in self.run.batches(some))
+        rows = [(label, *self.judge(pictures)) for label, pictures in made]
+        truth, said, features = (self.run.gather(torch.cat(part)) for part in zip(*rows, strict=True))
+        right = (said == truth).float().mean().item()
+        return {"agreement": right, "frechet": frechet(features, self.real("held out")[1])}
+
+    def _real(self, which: str) -> tuple[Tensor, Tensor]:
+        """(class (N,), features (N, D)) of real pictures; of those learnt from as many as are made, every class its share."""
+        learn, held_out, labels = self.found.learn, self.found.held_out, self.found.labels
+        by_class = learn[labels[learn].argsort(stable=True)]
+        some = by_class[:: max(1, len(learn) * self.every // len(held_out))]
+        chosen = {"held out": held_out, "learnt from": some}[which]
+        pictures = (self.found.images[i].to(self.run.device) for i in chosen.split(256))
+        said, features = zip(*map(self.judge, pictures), strict=True)
+        return torch.cat(said), torch.cat(features)
+
+    def _curve(self, average: nn.Module | None, raw: nn.Module, data: Data, scales: tuple[float, ...]) -> Matrix:
+        """By weights and guidance scale, real pictures at the foot."""
+        found = {}
+        for name, net in {**({"average": average} if average else {}), "raw": raw}.items():
+            with evaluating(net):
+                found |= {f"{name} weights, guidance {scale:g}": self.judged(net, data, scale) for scale in scales}
+        said, features = self.real("held out")
+        agreement = (said.cpu() == self.found.labels[self.found.held_out]).float().mean().item()
+        found["real pictures"] = {"agreement": agreement, "frechet": frechet(self.real("learnt from")[1], features)}
+        values = torch.tensor([[s["agreement"], s["frechet"]] for s in found.values()])
+        return Matrix(values, list(found), ("agreement", "Frechet distance"), axes=("samples", "score"))
+
+    def grid(self, model: nn.Module, data: Data, scale: float) -> list[Tile]:
+        """Four samples of each of the first ten classes, from noise that is always the same, shaped like that of `data`."""
+        asked = torch.arange(min(len(self.found.classes), 10), device=self.run.device).repeat_interleave(4)
+        shape = data.peek(0, "noise").shape
+        noise = torch.randn(len(asked), *shape, generator=torch.Generator().manual_seed(0))
+        return self.shown(self.sample(model, asked, noise.to(self.run.device), scale), asked)
+
+    def shown(self, made: Tensor, asked: Tensor) -> list[Tile]:
+        """Samples with the class asked for, and whether the judge sees it."""
+        right = (self.judge(made)[0] == asked).float().tolist()
+        return tiles(made, [self.found.classes[c] for c in asked.tolist()], right)

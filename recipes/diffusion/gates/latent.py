@@ -1,0 +1,208 @@
+"""Gates of diffusion in latents (DF3): their scale where the net gets them, cached against fresh ones, the way back to pictures.
+
+The autoencoder is asked itself, without its factors: what it makes of a picture, and what it makes of that. Latents, samples and
+the export are compared with it.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor, nn
+from trainworthy.core.base.verdict import Finding
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
+from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.recipe.stage import Stage
+from trainworthy.recipes.diffusion.data import pictures as source
+from trainworthy.recipes.diffusion.gates import samples
+from trainworthy.recipes.diffusion.gates.samples import Knowing, clean_key, objective
+from trainworthy.recipes.diffusion.models import latents, pipeline
+from trainworthy.recipes.shared.judge import Judge
+
+FEW = 64  # samples whose latents are made afresh, and the least noisy of LEVELS
+MEAN = 0.25  # of latents at the net: many an autoencoder has a factor and no shift
+STD = (0.8, 1.25)
+FRESH = 5e-3  # rms between cached latents and fresh ones, in deviations
+FACTOR = 0.01  # relative difference of a factor from the one that is declared, of a latent from the one that was learnt
+BACK = 0.05  # rms of pictures in [-1, 1] that should be one picture
+TRIED = 4  # pictures sampled by either path
+READ = 0.95  # share of what the judge reads of real pictures that it must still read
+
+
+@gate(
+    "latent-scale",
+    rows="DF3",
+    title="the latents that the net gets have mean 0 and deviation 1, and are the autoencoder's own",
+    reads="data model loss counts frozen_modules",
+)
+def latent_scale(proof: Proof) -> Finding:
+    """What reaches the net at the least noisy levels, less the noise in it. Then the cached latents of 64 pictures of either split
+    against what the autoencoder makes of them now: they must be one line, its slope and offset the factors in its config."""
+    asked, (run, stage) = objective(proof), proof.look()
+    calm = asked.sigma.argsort()[:FEW]
+    noise = asked.batch["noise"][calm]
+    there = asked.noisy[calm] - asked.sigma[calm].view(-1, 1, 1, 1).float() * noise
+    mean, std = there.mean().item(), there.std().item()
+    config = stage.frozen_modules["vae"].config
+    lines = {name: _line(proof, run, stage, name) for name in stage.data}
+    off = max(line[2] for line in lines.values())
+    slope, offset = lines["train"][:2]
+    due = config.scaling_factor, -config.scaling_factor * (config.shift_factor or 0.0)
+    same = all(abs(a - due[0]) <= FACTOR * due[0] and abs(b - due[1]) <= 5 * FACTOR for a, b, _ in lines.values())
+    return Finding(
+        abs(mean) <= MEAN and STD[0] <= std <= STD[1] and off <= FRESH and same,
+        f"mean {mean:+.3f}, deviation {std:.3f} at the net; cached latents {off:.1e} from fresh ones; made with factor "
+        f"{slope:.4g} and offset {offset:+.3f}, by its config {due[0]:.4g} and {due[1]:+.3f}",
+        f"a mean within {MEAN:g}, a deviation of {STD[0]:g} to {STD[1]:g}; at most {FRESH:g} apart; factor and offset as in its "
+        "config",
+        "another autoencoder's factor (0.18215 is Stable Diffusion's, and what diffusers assumes of any), or measured before "
+        "training ended: 1 / deviation of its own latents, now\n"
+        "multiplied where it should divide, or twice; a shift that is not taken away\n"
+        "cached with a draw instead of the middle, from pictures of another range, or by an autoencoder that trained on",
+        evidence={"mean": mean, "std": std, "apart": off, "used": [slope, offset], "declared": due},
+    )  # fmt: skip
+
+
+def _line(proof: Proof, run: Run, stage: Stage, split: str) -> tuple[float, float, float]:
+    """(slope, offset, rms left over) of cached latents over what the autoencoder makes of the same pictures now."""
+    data, seed = stage.data[split], proof.cfg.run.seed
+    some = pick(data, min(FEW, len(data)), seed)
+    cached = fetch(data, some, seed if split == "train" else None, run.device)[clean_key(data)].flatten().double()
+    fresh = (
+        pipeline.middle(stage.frozen_modules["vae"], torch.stack([data.images[i] for i in some]).to(run.device))
+        .flatten()
+        .double()
+    )
+    x, y = fresh - fresh.mean(), cached - cached.mean()
+    slope = ((x @ y) / (x @ x).clamp_min(1e-30)).item()
+    left = ((y - slope * x).norm() / y.norm().clamp_min(1e-30)).item()
+    return slope, (cached.mean() - slope * fresh.mean()).item(), left
+
+
+Ask = Callable[[DiffusionPipeline, dict, Knowing], Tensor]
+
+
+def by_class(pipe: DiffusionPipeline, one: dict, knowing: Knowing) -> Tensor:
+    """The exported pipeline's picture (1, C, H, W) in [-1, 1] of a batch of one, its net replaced by one that knows the answer."""
+    pipe.unet.forward = lambda *a, **k: knowing(*a, **k)
+    return pipe(one["label"].tolist(), num_inference_steps=10, guidance_scale=1.0, output_type="pt").images * 2 - 1
+
+
+def round_trip(judge: Judge | None, needed: float, ask: Ask = by_class) -> Gate:
+    """The gate on what becomes of a picture on its way through latents; without a judge nobody reads it."""
+
+    @gate(
+        "round-trip",
+        rows="DF3",
+        title="pictures come back from their latents, by the evaluation's path and by the export's",
+        reads="data model loss counts frozen_modules predict export",
+    )
+    def prove(proof: Proof) -> Finding:
+        """Reconstructions of held-out pictures: PSNR, and whether the judge still reads them. Then samples of a net that knows one
+        latent, made by predict() and by the exported pipeline, against the autoencoder's own reconstruction of that picture."""
+        asked, (run, stage) = objective(proof), proof.build(Plan(steps=1))
+        val, vae = stage.data["val"], stage.frozen_modules["vae"]
+        some = pick(val, min(samples.KNOWN, len(val)), proof.cfg.run.seed)
+        batch = fetch(val, some, None, run.device)
+        pictures = torch.stack([val.images[i] for i in some]).to(run.device)
+        batch["picture"], back = pictures, _through(vae, pictures)
+        psnr = latents.psnr((back - pictures).square().mean().item())
+        read, real = _read(judge, (back, pictures), batch["label"])
+        ways = _ways(asked, run, stage, batch, ask)
+        shipped = ways["the export"].factor
+        good = psnr >= needed and read >= READ * real
+        judged = proof.follows != "rehearsed"
+        return Finding(
+            (good or not judged) and all(w.pictures <= BACK and w.latents <= FACTOR for w in ways.values()),
+            f"{psnr:.1f} dB, the judge reads {read:.1%} of {len(some)} reconstructions and {real:.1%} of the pictures"
+            + ("" if judged else " (of an autoencoder that saw eight pictures: not judged yet)")
+            + "".join(f"; {n} {w.pictures:.3f} from the reconstruction, its latents {w.latents:.1%}" for n, w in ways.items())
+            + f"; exported scaling_factor {shipped:.4g}",
+            f"{needed:g} dB, {READ:.0%} of what it reads of the pictures; rms of pictures at most {BACK:g}, of what is decoded "
+            f"{FACTOR:.0%}",
+            "the autoencoder is not good enough: --autoencoder.epochs, wider --vae.widths, more --vae.channels, less --vae.kl\n"
+            "latents are decoded without dividing by the scaling factor, or with the shift at another place\n"
+            "clip_sample: latents are not in [-1, 1], and a sampler that clips them ruins them\n"
+            "exported with another autoencoder, or without its own factors in the config",
+            evidence={"psnr": psnr, "read": read, "real": real, "ways": {n: vars(w) for n, w in ways.items()}},
+        )  # fmt: skip
+
+    return prove
+
+
+@torch.no_grad()
+def _through(vae: nn.Module, pictures: Tensor) -> Tensor:
+    """The autoencoder's own reconstructions, its factors left out of it."""
+    return torch.cat([vae.decode(pipeline.middle(vae, x)).sample for x in pictures.split(latents.AT_ONCE)]).float()
+
+
+@dataclass
+class Way:
+    """How far a path from a latent to a picture is from the autoencoder's own, the worst of a few."""
+
+    pictures: float = 0.0
+    """Rms, in [-1, 1]."""
+    latents: float = 0.0
+    """Rms of what its decoder is given, in deviations. A decoder that normalises hides a wrong factor in its pictures."""
+    factor: float = 0.0
+    """The scaling_factor in the config of the autoencoder that decodes."""
+
+
+def _read(judge: Judge | None, seen: tuple[Tensor, ...], labels: Tensor) -> list[float]:
+    """Share of each set of pictures that the judge reads right."""
+    return [1.0 if judge is None else (judge(x)[0] == labels).double().mean().item() for x in seen]
+
+
+def _ways(asked: samples.Objective, run: Run, stage: Stage, batch: dict, ask: Ask) -> dict[str, Way]:
+    """predict() and the exported pipeline, with a net that knows one latent."""
+    with tempfile.TemporaryDirectory() as name:
+        stage.export(Path(name))
+        pipe = DiffusionPipeline.from_pretrained(name, trust_remote_code=True).to(run.device)
+    pipe.set_progress_bar_config(disable=True)
+    val, vae = stage.data["val"], stage.frozen_modules["vae"]
+    found = {
+        "predict()": Way(factor=vae.config.scaling_factor),
+        "the export": Way(factor=pipe.vae.config.scaling_factor),
+    }
+    for i in range(TRIED):
+        one = {k: v[i : i + 1] for k, v in batch.items()}
+        knowing = Knowing(asked, one[clean_key(val)], [])  # whatever is asked for: guidance changes nothing
+        due, given = _decoded(vae, lambda one=one: _through(vae, one["picture"]))
+        for way, net, make in (
+            (found["predict()"], vae, lambda one=one, knowing=knowing: stage.predict(knowing, one)[0].image),
+            (found["the export"], pipe.vae, lambda one=one, knowing=knowing: ask(pipe, one, knowing)),
+        ):  # fmt: skip
+            made, took = _decoded(net, make)
+            way.pictures = max(way.pictures, (made - due).div(127.5).square().mean().sqrt().item())
+            off = math.inf if took is None else ((took - given).norm() / given.norm()).item()
+            way.latents = max(way.latents, off)
+    return found
+
+
+def _decoded(vae: nn.Module, make: Callable[[], Tensor]) -> tuple[Tensor, Tensor | None]:
+    """(the picture that `make` makes, as shown, in 0 .. 255; what the decoder of `vae` was given last, if it was asked)."""
+    given: list[Tensor] = []
+    hook = vae.decoder.register_forward_pre_hook(lambda _, args: given.append(args[0].detach()[:1]))
+    try:
+        made = make()
+    finally:
+        hook.remove()
+    shown = source.tiles(made.clamp(-1, 1), [""])[0].image if made.is_floating_point() else made
+    return shown.float(), given[-1] if given else None
+
+
+def decoding(judge: Judge | None, vae: nn.Module) -> Judge | Callable[[Tensor], tuple[Tensor, Tensor]] | None:
+    """`judge`, of latents."""
+    return judge and (lambda z: judge(pipeline.decode(vae, z)))
+
+
+def of(judge: Judge, vae: nn.Module, needed: float) -> list[Gate]:
+    """The gates of a recipe in latents of `vae`, whose decoded samples `judge` judges."""
+    process = samples.noise_process(decoding(judge, vae))
+    own = [latent_scale, round_trip(judge, needed), process]
+    return [*own, samples.hidden_class, samples.average, samples.weighting, samples.two_samplers]

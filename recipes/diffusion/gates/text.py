@@ -1,0 +1,116 @@
+"""Gates of text-conditional diffusion: what the exported pipeline makes of a caption is what was measured (DF3, DF4, DF5).
+
+The net's other gates are those of classes and of latents: a caption is asked for by its number.
+"""
+
+import tempfile
+from pathlib import Path
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor, nn
+from trainworthy.core.base.verdict import Finding
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
+from trainworthy.core.loop.run import evaluating
+from trainworthy.core.monitoring.monitors import monitor
+from trainworthy.recipes.diffusion.gates import latent, samples
+from trainworthy.recipes.shared.judge import Judge
+
+FEW = 4  # captions whose pictures are compared
+SAME = 1e-3  # rms of hidden states, relative to them
+ALIKE = 0.01  # rms of pictures in [-1, 1]
+
+
+@gate(
+    "prompt",
+    rows="DF5",
+    title="the exported pipeline reads a caption, and makes of it, what was learnt and measured",
+    reads="data model predict export train",
+)
+def prompt(proof: Proof) -> Finding:
+    """After sixty steps of train(): what the export's own text encoder says of captions and of the empty one, against what the net
+    is told; then its pictures from the same noise, with guidance, against predict()'s, as latents."""
+    run, stage, _ = samples.trained(proof)
+    val, asked = stage.data["val"], proof.cfg.sampling
+    batch = fetch(val, pick(val, min(FEW, len(val)), proof.cfg.run.seed), None, run.device)
+    texts = [val.captions[i] for i in batch["asked"].tolist()]
+    told: list[Tensor] = []
+    with evaluating(stage.eval_model):
+        null = torch.full_like(batch["asked"], val.null)
+        hook = stage.eval_model.unet.register_forward_pre_hook(lambda _, args: told.append(args[2]))
+        stage.judged(batch["noisy"], batch["timestep"], batch["asked"])
+        stage.judged(batch["noisy"], batch["timestep"], null)
+        hook.remove()
+        with tempfile.TemporaryDirectory() as name:
+            stage.export(Path(name))
+            pipe = DiffusionPipeline.from_pretrained(name).to(run.device)
+        pipe.set_progress_bar_config(disable=True)
+        read = pipe.encode_prompt(texts, run.device, 1, True)
+        words, empty = (_apart(a, b) for a, b in zip(read, told, strict=True))
+        side = val.images.shape[-1]
+        how = {
+            "num_inference_steps": asked.steps,
+            "guidance_scale": asked.guidance_scale,
+            "height": side,
+            "width": side,
+        }
+        shipped = pipe(texts, latents=batch["noise"].clone(), output_type="pt", **how).images * 255
+        own = torch.stack(
+            [tile.image.reshape(side, side, -1).permute(2, 0, 1) for tile in stage.predict(stage.eval_model, batch)]
+        )
+    apart = (shipped.cpu().round() - own.float()).div(127.5).square().mean().sqrt().item()
+    return Finding(
+        max(words, empty) <= SAME and apart <= ALIKE,
+        f"of {len(texts)} captions the export's encoder says what the net was told to {words:.1e}, of the empty one {empty:.1e}; "
+        f"pictures from the same noise at guidance {asked.guidance_scale:g} are {apart:.3f} apart",
+        f"at most {SAME:g}, and rms {ALIKE:g} of pictures in [-1, 1]",
+        "captions were read with another padding, length or layer than the pipeline reads them with\n"
+        "the caption that stands for none is not the empty one: the pipeline guides away from that\n"
+        "guidance by another formula, another scheduler or factor, or the raw weights in place of the average\n"
+        "the text encoder was trained, or exported from another copy",
+        evidence={"captions": texts, "words": words, "empty": empty, "pictures": apart},
+    )  # fmt: skip
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    """Rms difference relative to `b`; infinite where shapes differ."""
+    return ((a - b).norm() / b.norm()).item() if a.shape == b.shape else float("inf")
+
+
+def by_caption(captions: tuple[str, ...]) -> latent.Ask:
+    """As `latent_gates.by_class`, of a pipeline that is asked in words."""
+
+    def ask(pipe: DiffusionPipeline, one: dict, knowing: samples.Knowing) -> Tensor:
+        def forward(sample: Tensor, timestep: Tensor, **_: object) -> tuple[Tensor]:
+            return (knowing(sample, timestep.expand(len(sample)), torch.zeros(len(sample), dtype=torch.long)).sample,)
+
+        pipe.unet.forward = forward
+        side = one["picture"].shape[-1]
+        text = captions[one["asked"].item()]
+        return (
+            pipe(text, num_inference_steps=10, guidance_scale=1.0, height=side, width=side, output_type="pt").images * 2
+            - 1
+        )
+
+    return ask
+
+
+def of(judge: Judge | None, vae: nn.Module, needed: float, captions: tuple[str, ...]) -> list[Gate]:
+    """The gates of a recipe in latents of `vae` whose samples are asked for by `captions`, and judged where there is a judge."""
+    back = latent.round_trip(judge, needed, by_caption(captions))
+    process = samples.noise_process(latent.decoding(judge, vae))
+    own = [latent.latent_scale, back, process, samples.hidden_class, samples.average, samples.weighting]
+    return [*own, samples.two_samplers, prompt]
+
+
+@monitor("captions", rows="DF5", title="the net tells whose caption it is told")
+def told_apart(history: list[dict[str, float]]) -> Finding:
+    """Share of held-out pictures that are seen better through their noise with their own caption than with another's."""
+    share = history[-1]["val/matched"]
+    return Finding(
+        share >= 0.55, f"{share:.1%} of held-out pictures are denoised better with their own caption than with another's",
+        "55% or more (chance: 50%)",
+        "captions that say the same of every picture (then this is no fault), or say nothing that can be seen\n"
+        "train longer; a text encoder that does not tell these words apart",
+    )  # fmt: skip

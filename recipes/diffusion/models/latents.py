@@ -1,0 +1,185 @@
+"""Latents: an autoencoder's own factors, measured once it is trained; every picture encoded once; how well one comes back."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from diffusers import AutoencoderKL
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from torch import Tensor, nn
+from trainworthy.core import Data, Field, Run, Tile, UserError
+from trainworthy.core.loop.checkpoint import digest
+from trainworthy.recipes.diffusion.data import pictures
+from trainworthy.recipes.diffusion.models import nets, pipeline
+from trainworthy.recipes.shared.judge import Judge
+from trainworthy.recipes.vision.data.pictures import Labelled
+
+
+@dataclass
+class Vae:
+    """The autoencoder."""
+
+    path: str = ""
+    """Folder or hub name of an AutoencoderKL that stage one starts from; empty: a new one."""
+    widths: tuple[int, ...] = (16, 32, 32)
+    """Channels of a new one at each resolution; every one after the first halves it. Multiples of 8."""
+    layers: int = 1
+    """Residual blocks of a new one at each resolution."""
+    channels: int = 4
+    """Channels of a latent."""
+    l1: float = 0.5
+    """Weight of the mean absolute error beside the mean square error."""
+    kl: float = 1e-3
+    """Weight of the divergence of a latent's values from a standard normal, in nats per value: keeps them near each other."""
+    needed: float = 20.0
+    """dB (PSNR) that held-out pictures must have after the way there and back, or stage two refuses the autoencoder."""
+
+
+AT_ONCE = 256  # pictures encoded together
+KEPT: dict[str, Tensor] = {}
+"""Latents by what they are the latents of: gates build their stage again and again, of one and the same autoencoder."""
+
+
+def make(cfg: Vae, channels: int, side: int) -> AutoencoderKL:
+    """A new autoencoder of pictures of so many channels; or the one that was asked for."""
+    if not cfg.path:
+        return nets.autoencoder(channels, cfg.channels, side, cfg.widths, cfg.layers)
+    try:
+        vae = AutoencoderKL.from_pretrained(cfg.path)
+    except OSError as error:
+        raise UserError("no autoencoder there", got=str(error).strip().splitlines()[0],
+                        needed="a folder or name of an AutoencoderKL",
+                        next="the vae/ of an earlier run's export; or leave --vae.path out: one is trained") from None  # fmt: skip
+    got = (vae.config.in_channels, vae.config.latent_channels)
+    if got != (channels, cfg.channels):
+        raise UserError(f"the autoencoder in {cfg.path} does not fit", got=f"{got[0]} channels of pictures and {got[1]} of latents",
+                        needed=f"{channels} and {cfg.channels} (--vae.channels)")  # fmt: skip
+    return vae
+
+
+def shape(vae: nn.Module, side: int, strides: int) -> tuple[int, int, int]:
+    """(c, h, w) of the latents of pictures of `side` pixels, which `strides` more levels of a net must halve."""
+    factor = 2 ** (len(vae.config.block_out_channels) - 1)
+    least = factor * 2**strides
+    if side % least or side < 2 * least:
+        raise UserError("the pictures do not fit the strides of the nets", got=f"{side} pixels, {side / factor:g} of a latent",
+                        needed=f"a multiple of {least} and at least {2 * least}: the autoencoder makes one of {factor}, the net "
+                        f"halves those {strides} time(s)",
+                        next="another --data.image-size, fewer --vae.widths or fewer --widths")  # fmt: skip
+    return vae.config.latent_channels, side // factor, side // factor
+
+
+@torch.no_grad()
+def cached(vae: nn.Module, images: Tensor) -> Tensor:
+    """The autoencoder's latents (N, c, h, w) of all pictures, as it makes them, on the CPU: encoded once for each autoencoder."""
+    key = digest({**vae.state_dict(), "pictures": images})
+    if key not in KEPT:
+        while len(KEPT) > 1:
+            KEPT.pop(next(iter(KEPT)))
+        device = next(vae.parameters()).device
+        KEPT[key] = torch.cat([pipeline.middle(vae, x.to(device)).cpu() for x in images.split(AT_ONCE)])
+    return KEPT[key]
+
+
+def measured(vae: nn.Module, middles: Tensor) -> nn.Module:
+    """`vae` with mean and deviation of its own latents (N, c, h, w) in its config, where pipelines look for them (shift_factor,
+    scaling_factor = 1 / deviation). To be done once it is trained: they drift as it learns."""
+    mean, std = middles.double().mean().item(), middles.double().std().item()
+    if not (math.isfinite(std) and std > 1e-6):
+        raise UserError("the autoencoder's latents are all the same", got=f"a deviation of {std:g}", needed="latents that vary",
+                        cause="the divergence weighs too much (--vae.kl), or it was not trained")  # fmt: skip
+    vae.register_to_config(shift_factor=mean, scaling_factor=1 / std)
+    return vae
+
+
+def told(vae: nn.Module) -> str:
+    """For the data report."""
+    mean, std = vae.config.shift_factor or 0.0, 1 / vae.config.scaling_factor
+    return f"each picture encoded once; mean {mean:.3f} and deviation {std:.3f} as they come, taken away and divided by"
+
+
+class Pictures(Data):
+    """Pictures (N, C, H, W) in [-1, 1] with labels (N,), each with the noise (c, h, w) that its latent is drawn with; none on the
+    evaluation path."""
+
+    def __init__(self, images: Tensor, labels: Tensor, classes: tuple[str, ...], shape: tuple[int, ...]):
+        self.images, self.labels, self.shape = images, labels, shape
+        self.small = pictures.small(images)
+        self.fields = {
+            "small": Field("source", low=-1.0, high=1.0),
+            "image": Field("input", low=-1.0, high=1.0),
+            "target": Field("target", low=-1.0, high=1.0),
+            "noise": Field("input"),  # it tells eight samples apart, too
+            "label": Field("target", classes=classes),
+        }
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        image = self.images[index]
+        noise = torch.zeros(self.shape) if generator is None else torch.randn(self.shape, generator=generator)
+        return {
+            "small": self.small[index],
+            "image": image,
+            "target": image,
+            "noise": noise,
+            "label": self.labels[index],
+        }
+
+    def peek(self, index: int, key: str):
+        return self.labels[index] if key == "label" else super().peek(index, key)
+
+
+class RoundTrip:
+    """What becomes of pictures on the way through an autoencoder and back."""
+
+    def __init__(self, run: Run, judge: Judge, found: Labelled):
+        self.run, self.judge, self.found = run, judge, found
+        mean = found.images[found.learn].mean(0)
+        self.mean = mean
+        self.floor = psnr((found.images[found.held_out] - mean).square().mean().item())
+        """Of the mean picture, whatever the picture (dB)."""
+
+    def evaluate(self, vae: nn.Module, data: Data) -> dict[str, float]:
+        """Peak signal-to-noise ratio of all pixels (dB); share of pictures whose class the judge still sees; divergence from a
+        standard normal per value of a latent (nats); mean and deviation of the latents."""
+        rows = []
+        for b in self.run.batches(data):
+            said, back = there_and_back(vae, b)
+            right = (self.judge(back)[0] == b["label"]).float()
+            z = said.mean.flatten(1)
+            error = (back - b["target"]).square().mean((1, 2, 3))
+            rows.append(torch.stack([error, right, said.kl() / z.shape[1], z.mean(1), z.square().mean(1)], 1))
+        error, right, kl, mean, square = self.run.gather(torch.cat(rows)).double().mean(0).tolist()
+        std = math.sqrt(max(square - mean**2, 0.0))
+        return {"psnr": psnr(error), "read": right, "kl": kl, "latent_mean": mean, "latent_std": std}
+
+    def blank(self) -> dict[str, dict[str, float]]:
+        """What the mean picture scores, and real pictures."""
+        held_out = self.found.held_out
+        truth = self.found.labels[held_out]
+        real = torch.cat(
+            [self.judge(self.found.images[i].to(self.run.device))[0].cpu() for i in held_out.split(AT_ONCE)]
+        )
+        always = self.judge(self.mean[None].to(self.run.device))[0].item()
+        return {"the mean picture": {"psnr": self.floor, "read": (truth == always).float().mean().item()},
+                "real pictures": {"read": (real == truth).float().mean().item()}}  # fmt: skip
+
+    def tiles(self, vae: nn.Module, batch: dict) -> list[Tile]:
+        """Each picture's reconstruction, and whether the judge still sees its class."""
+        _, back = there_and_back(vae, batch)
+        right = (self.judge(back)[0] == batch["label"]).float().tolist()
+        return pictures.tiles(back, [self.found.classes[c] for c in batch["label"].tolist()], right)
+
+
+def there_and_back(vae: nn.Module, batch: dict) -> tuple[DiagonalGaussianDistribution, Tensor]:
+    """What is said of each latent, and its picture (B, C, H, W), drawn with the noise of the sample: none on the evaluation
+    path. Eight samples that are learnt by heart are so with their noise, and are read with it."""
+    said = vae.encode(batch["image"]).latent_dist
+    return said, vae.decode(said.mean + said.std * batch["noise"]).sample.float()
+
+
+def psnr(error: float) -> float:
+    """dB of a mean square error of pictures in [-1, 1]."""
+    return 10 * math.log10(4 / max(error, 1e-12))

@@ -1,0 +1,171 @@
+"""Sensors of one's own: one .npy a recording, (frames, ...) of numbers, named in metadata.csv beside what was recorded with it.
+
+Columns of metadata.csv, in any order:
+
+file_name      the sound, wav, flac, ogg or mp3 of 16 kHz or more: the teacher hears it, the student never does
+transcription  what is said
+array          the .npy file; what lies behind its first axis is flattened into channels (16 x 16 pixels are 256)
+rate           frames a second; 20, as two of the student's frames are five of the teacher's
+frames         how many there are
+ids            optional: token ids of the transcription as another program cached them, between blanks; they are compared, not used
+group          optional: speaker, session; a group is held out whole. Without it every fifth line is held out
+
+A rate or ids of another kind are a mistake of the whole table: nothing starts. Single files that are missing, broken, of another
+length or shape, or not finite are left out, counted and named, up to `--data.max-bad`.
+"""
+
+import csv
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import torch
+from torch import Tensor
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.data.loader import ahead
+from trainworthy.core.data.texts import exclusions
+from trainworthy.recipes.shared import whisper
+
+THREADS, WINDOW = 16, 64  # reads at once where a set is surveyed, and in hand
+APART = 0.1  # seconds that an array may be longer or shorter than its sound
+LEAST = 1e-6  # what a frame of zeros becomes: to the student a row of zeros is no frame
+NAMED = 5  # files that a message names
+
+
+@dataclass
+class Row:
+    """A line of the table."""
+
+    line: int
+    audio: Path
+    text: str
+    array: Path | None
+    frames: int
+    group: int
+    """Of the same number: on the same side of the split."""
+
+
+def table(path: Path, layout: str) -> list[dict[str, str]]:
+    """The lines of metadata.csv."""
+    if not path.is_file():
+        raise UserError(f"no transcripts in {path.parent}", needed=layout,
+                        got=" ".join(sorted(p.name for p in path.parent.glob("*"))[:5]) or "nothing there")  # fmt: skip
+    with open(path, newline="", encoding="utf-8") as file:
+        lines = csv.DictReader(file)
+        names = set(lines.fieldnames or ())
+        needed = {"file_name", "transcription"} | ({"array", "rate", "frames"} if "array" in names else set())
+        if not needed <= names:
+            raise UserError(f"{path} lacks a column", got=", ".join(lines.fieldnames or ["no header"]),
+                            needed=layout if "array" not in names else ", ".join(sorted(needed)))  # fmt: skip
+        return list(lines)
+
+
+def rows(root: Path, lines: list[dict[str, str]], *, rate: int, teacher: whisper.Whisper) -> list[Row]:
+    """The table's lines, checked as far as the table alone says; ids must be those of the teacher's tokenizer."""
+    groups: dict[str, int] = {}
+    found = []
+    for n, line in enumerate(lines):
+        where = f"line {n + 2} of {root / 'metadata.csv'}"
+        group = groups.setdefault(line["group"], len(groups)) if line.get("group") else n
+        array = line.get("array")
+        if array is not None:
+            try:
+                own, frames = float(line["rate"]), int(line["frames"])
+            except ValueError as error:
+                raise UserError(f"{where} is not in numbers", got=error, needed="rate and frames") from None
+            if own != rate:
+                raise UserError(f"{where}: the sensor has another rate", got=f"{own:g} frames a second", needed=f"{rate}",
+                                cause="two frames of the student are five of the teacher's: time would run faster or slower",
+                                next="resample the arrays")  # fmt: skip
+        _same_ids(line, where, teacher)
+        found.append(Row(n + 2, root / line["file_name"], line["transcription"], root / array if array is not None else None,
+                         frames if array is not None else 0, group))  # fmt: skip
+    return found
+
+
+def allowed(root: Path, found: list[Row], *, held_out: int) -> tuple[list[Row], int]:
+    """(the lines without those to learn from that the folder's exclusion lists name, how many these were); every `held_out`th
+    group is not learnt from. `trainworthy data` writes the lists."""
+    skip = exclusions(root)
+    kept = [row for row in found if row.group % held_out == 0 or not skip(row.text)]
+    return kept, len(found) - len(kept)
+
+
+def _same_ids(line: dict[str, str], where: str, teacher: whisper.Whisper) -> None:
+    """Cached ids are those of the tokenizer that trains, with or without prompt and end."""
+    if not line.get("ids"):
+        return
+    ours = [str(i) for i in teacher.ids(line["transcription"])]
+    words = ours[len(teacher.prompt) : -1]
+    if line["ids"].split() not in (ours, words):
+        raise UserError(f"{where}: the ids are not those of '{line['transcription']}'", got=line["ids"][:80],
+                        needed=" ".join(words), cause="another tokenizer: the English-only vocabulary has 51,864 "
+                        "entries, the multilingual one 51,865 and other ids for the same words",
+                        next="leave the column ids out, or make it with the teacher's own tokenizer")  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------------ files
+def read(path: Path) -> np.ndarray:
+    """(frames, channels) float32 of a .npy file."""
+    array = np.load(path, allow_pickle=False)
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"holds {array.dtype}, not numbers")
+    if array.ndim == 0 or array.size == 0:
+        raise ValueError(f"has no frames: {array.shape}")
+    return array.reshape(len(array), -1).astype(np.float32)
+
+
+def padded(path: Path, length: int) -> Tensor:
+    """(length, channels): the frames, and rows of zeros behind them."""
+    try:
+        array = read(path)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path} cannot be read", got=error, needed="an array of numbers, (frames, ...)",
+                        cause="changed or removed since the set was surveyed",
+                        next="start again: what cannot be read is left out") from None  # fmt: skip
+    array[~array.any(1)] = LEAST
+    out = torch.zeros(length, array.shape[1])
+    out[: len(array)] = torch.from_numpy(array)
+    return out
+
+
+def survey(found: list[Row], *, rate: int, max_bad: float) -> tuple[list[Row], str]:
+    """(the rows whose files are whole, what is wrong with the others). Every array is read to its end once, many at a time."""
+
+    def look(row: Row) -> tuple[str, int]:
+        try:
+            array, sound = read(row.array), soundfile.info(row.audio).duration
+        except FileNotFoundError:
+            return "missing", 0
+        except soundfile.LibsndfileError:
+            return "without its sound" if not row.audio.exists() else "beside a sound that cannot be read", 0
+        except (OSError, ValueError, EOFError) as error:
+            return str(error) if "frames" in str(error) or "numbers" in str(error) else "broken", 0
+        if len(array) != row.frames:
+            return f"of another length: {len(array)} frames, listed {row.frames}", 0
+        if not np.isfinite(array).all():
+            return "not finite", 0
+        if abs(len(array) / rate - sound) > APART:
+            return f"of another length: {len(array) / rate:.2f} s beside {sound:.2f} s of sound", 0
+        return "", array.shape[1]
+
+    seen = list(ahead(look, found, threads=THREADS, window=WINDOW))
+    widths = Counter(width for reason, width in seen if not reason)
+    usual = widths.most_common(1)[0][0] if widths else 0
+    seen = [(reason or ("" if width == usual else f"of another shape: {width} channels, most have {usual}"))
+            for reason, width in seen]  # fmt: skip
+    bad = [f"{row.array.name} (line {row.line}) is {reason}" if not reason.startswith("ha") else
+           f"{row.array.name} (line {row.line}) {reason}" for row, reason in zip(found, seen, strict=True) if reason]  # fmt: skip
+    told = (
+        f"{len(bad):,} of {len(found):,}"
+        + (": " if bad else "")
+        + "; ".join(bad[:NAMED])
+        + (", ..." if len(bad) > NAMED else "")
+    )
+    if len(bad) > max_bad * len(found):
+        raise UserError("too many arrays cannot be used", got=told, needed=f"at most {max_bad:.1%} (--data.max-bad)",
+                        cause="paths of another folder; arrays that were cut, or written while the disk was full; a sensor that "
+                        "gave nothing", next="mend them, or leave their lines out")  # fmt: skip
+    return [row for row, reason in zip(found, seen, strict=True) if not reason], told

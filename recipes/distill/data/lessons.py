@@ -1,0 +1,350 @@
+"""What the student learns from: recordings as a cheap sensor would give them, with the features the teacher hears in them.
+
+A lesson is kept only if the teacher's own transcript of it is the true one (a misheard word would be taught), and only if there
+is something to hear. Made once, kept on disk.
+"""
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from scipy.signal import resample_poly
+from torch import Tensor
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.data.assets import built
+from trainworthy.core.data.loader import ahead
+from trainworthy.recipes.distill.data import arrays
+from trainworthy.recipes.shared import speech, whisper
+
+VERSION = 2  # of what is kept on disk: another number makes everybody's lessons anew
+# The sensor: frames a second, bands, samples of each window (100 ms, half overlapping).
+FPS, CHANNELS, WINDOW = 20, 16, 1600
+LOWEST, HIGHEST = 80.0, 7_000.0  # Hz, ends of the bands, evenly spaced in mel
+FLOOR = 1e-6  # energy that the sensor cannot tell from nothing
+SHORTEST, QUIET = 0.3, 1e-3  # seconds, and root mean square (full scale: 1) below which nothing is said
+CLIPPED = 0.01  # share of samples at full scale from which on a recording is cut off, not loud
+HELD_OUT, BATCH = 5, 16  # every fifth recording; recordings that the teacher hears at once
+RESTED = 448  # recordings that say what the canvas holds once they have ended
+FEATURES = "features/{:07d}.npy"
+LAYOUT = "metadata.csv with the columns file_name and transcription (the hub's audiofolder layout)"
+
+
+@dataclass
+class Source:
+    """Recordings and their teacher."""
+
+    path: str = "synthesised"
+    """`synthesised`, or a folder with recordings (wav, flac, ogg, mp3) and a metadata.csv: file_name, transcription; for a sensor
+    of your own also array, rate, frames (see docs/recipes/distill-whisper.md)."""
+    sentences: int = 440
+    """Sentences to synthesise; the teacher mishears about one in seven, the rest are lessons."""
+    teacher: str = "tiny.en"
+    """The packaged `tiny.en` or `base`, or the hub name or folder of a Whisper (openai/whisper-base.en); a multilingual one is told
+    that it hears English."""
+    seconds: int = 6
+    """Length of the canvas; longer recordings are left out. Whisper's own is 30, and costs five times as much."""
+    max_bad: float = 0.01
+    """Share of arrays that may be missing, broken, not finite or of another length; they are left out, counted and named. More is
+    an error."""
+
+    def __post_init__(self):
+        if self.path != "synthesised" and Path(self.path).exists():
+            self.path = str(Path(self.path).resolve())  # resumable from any folder
+
+
+@dataclass
+class Lessons:
+    """Everything the student sees, in the order of the recordings: in memory, or arrays of one's own left where they are."""
+
+    spans: Tensor
+    """(N,) frames of the teacher until a recording's end."""
+    rest: Tensor
+    """(frames, width): mean of the teacher's frames at each place of the canvas where the recording has ended."""
+    held_out: Tensor
+    """(N,) bool."""
+    texts: list[str]
+    story: dict[str, str]
+    """What was left out and why, for the data report."""
+    length: int
+    """Rows of an envelope: 20 x seconds."""
+    folder: Path
+    envelopes: Tensor | None = None
+    """(N, length, CHANNELS) log-energies, zero after the end."""
+    features: Tensor | None = None
+    """(sum of spans, width) fp16, the teacher's frames one recording after the other."""
+    arrays: list[str] | None = None
+    """Or the file of each: its frames are those of the sensor, and `folder` holds a file of the teacher's for each."""
+    mean: Tensor | None = None
+    """(frames, width) mean of the teacher at each place over the speech of what is not held out; behind the last, that at rest."""
+    std: Tensor | None = None
+    """(width,) standard deviation around it."""
+    ears_mean: Tensor | None = None
+    """(channels,) of the frames of those envelopes, and their standard deviation."""
+    ears_std: Tensor | None = None
+
+    def __post_init__(self):
+        self.starts = (self.spans.cumsum(0) - self.spans).tolist()
+
+    def read(self, index: int) -> tuple[Tensor, Tensor]:
+        """(envelope (length, channels), teacher's features (span, width)) of one recording, fp32."""
+        if self.arrays is None:
+            start = self.starts[index]
+            return self.envelopes[index], self.features[start : start + int(self.spans[index])].float()
+        heard = torch.from_numpy(np.load(self.folder / FEATURES.format(index))).float()
+        return arrays.padded(Path(self.arrays[index]), self.length), heard
+
+    @property
+    def sensor(self) -> str:
+        """What an envelope holds."""
+        return "log-energies" if self.arrays is None else "the sensor's numbers"
+
+    def describe(self) -> None:
+        """Mean and deviation of both sides over what is learnt from, in two passes."""
+        which = (~self.held_out).nonzero()[:, 0].tolist()
+        threads = 1 if self.arrays is None else arrays.THREADS
+        total, count, square = (
+            torch.zeros_like(self.rest),
+            torch.zeros(len(self.rest), 1),
+            torch.zeros(self.rest.shape[1]),
+        )
+        frames, sums = 0, torch.zeros(3, 1, dtype=torch.double)
+        for envelope, heard in ahead(self.read, which, threads=threads, window=arrays.WINDOW):
+            total[: len(heard)] += heard
+            count[: len(heard)] += 1
+            rows = envelope[envelope.any(-1)].double()
+            frames, sums = (
+                frames + len(rows),
+                sums + torch.stack([rows.sum(0), rows.square().sum(0), rows.abs().amax(0)]),
+            )
+        self.mean = torch.where(count > 0, total / count.clamp_min(1), self.rest)
+        for _, heard in ahead(self.read, which, threads=threads, window=arrays.WINDOW):
+            square += (heard - self.mean[: len(heard)]).square().sum(0)
+        self.std = (square / count.sum()).sqrt()
+        mean = sums[0] / frames
+        spread = ((sums[1] - frames * mean.square()) / (frames - 1)).clamp_min(0).sqrt()
+        # A channel that never moves (a black border) is divided by one, not by rounding.
+        self.ears_mean, self.ears_std = mean.float(), torch.where(spread > 1e-6 * sums[2], spread, 1.0).float()
+
+
+# -------------------------------------------------------------------------------------------------------------- recordings
+@dataclass
+class Recording:
+    wave: np.ndarray
+    """(samples,) float32 at `rate`."""
+    rate: int
+    text: str
+    group: int
+    """Recordings of one group are on one side of the split."""
+    array: Path | None = None
+    """Its sensor's frames; without it the sensor's energies are computed from the wave."""
+
+    def at_16k(self) -> np.ndarray:
+        """The wave at the teacher's rate."""
+        same = self.rate == whisper.RATE
+        return self.wave if same else resample_poly(self.wave, whisper.RATE, self.rate).astype(np.float32)
+
+
+def synthesised(n: int) -> list[Callable[[], Recording]]:
+    """Sentences of drawn words, spoken by espeak-ng."""
+    return [lambda i=i, t=t: Recording(speech.say(t), speech.RATE, t, i) for i, t in enumerate(speech.sentences(n))]
+
+
+def folder(source: Source, teacher: whisper.Whisper) -> tuple[list[Callable[[], Recording]], dict[str, str]]:
+    """(the recordings that metadata.csv names, with their transcripts and, where it names them, arrays; what to tell of them)."""
+    root = Path(source.path)
+    found, told = arrays.rows(root, arrays.table(root / "metadata.csv", LAYOUT), rate=FPS, teacher=teacher), {}
+    found, excluded = arrays.allowed(root, found, held_out=HELD_OUT)
+    if excluded:
+        told["excluded"] = f"{excluded} that validation asks about"
+    if found and found[0].array is not None:
+        found, told["arrays left out"] = arrays.survey(found, rate=FPS, max_bad=source.max_bad)
+    return [lambda row=row: sound(row) for row in found], told
+
+
+def sound(row: arrays.Row) -> Recording:
+    """The recording that a line of metadata.csv names."""
+    import soundfile
+
+    try:
+        wave, rate = soundfile.read(row.audio, dtype="float32", always_2d=True)
+    except (soundfile.LibsndfileError, OSError) as error:
+        raise UserError(f"{row.audio} cannot be read as audio", got=error, needed="wav, flac, ogg or mp3",
+                        cause=f"line {row.line} of metadata.csv names it") from None  # fmt: skip
+    if rate < whisper.RATE:
+        raise UserError(
+            f"{row.audio} has too low a rate", got=f"{rate:,} samples a second",
+            needed=f"{whisper.RATE:,} or more: the teacher listens up to 8 kHz, half of which is not in this recording",
+            next="record at 16 kHz; or resample it yourself, knowing that the upper bands stay empty",
+        )  # fmt: skip
+    return Recording(wave.mean(1), rate, row.text, row.group, row.array)
+
+
+def envelope(wave: np.ndarray) -> Tensor:
+    """Log-energy (ceil(20 x seconds), CHANNELS) of a recording at 16 kHz in mel-spaced bands: what the student reads.
+
+    Frame i is centred on i / 20 s, as the teacher's frame j is on j / 50 s.
+    """
+    hop, n = whisper.RATE // FPS, math.ceil(len(wave) * FPS / whisper.RATE)
+    padded = torch.nn.functional.pad(torch.from_numpy(wave), (WINDOW // 2, WINDOW // 2 + n * hop - len(wave)))
+    power = torch.fft.rfft(padded.unfold(0, WINDOW, hop)[:n] * torch.hann_window(WINDOW)).abs().square() / WINDOW
+    mel = torch.linspace(*(1127 * math.log1p(f / 700) for f in (LOWEST, HIGHEST)), CHANNELS + 1)
+    edges = (700 * torch.expm1(mel / 1127) * WINDOW / whisper.RATE).long()
+    bands = [power[:, a:b].mean(1) for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)]
+    return (torch.stack(bands, 1) + FLOOR).log()
+
+
+# ------------------------------------------------------------------------------------------------------------------ making
+def load(source: Source) -> Lessons:
+    """The lessons of a source: from the cache, or made now and kept there."""
+    key = {**asdict(source), "version": VERSION, "sensor": [FPS, CHANNELS, WINDOW, LOWEST, HIGHEST, FLOOR]}
+    if source.path == "synthesised":
+        key |= {"words": speech.SLOTS, "engine": version("espeakng-loader")}
+    else:
+        path = Path(source.path).absolute()
+        files = sorted((str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns) for p in path.rglob("*"))
+        key |= {"path": str(path), "files": files, "clipped": CLIPPED}
+    made = built("distill-lessons", key, lambda folder: _make(source, folder))
+    return Lessons(
+        folder=made, **load_file(made / "lessons.safetensors"), **json.loads((made / "lessons.json").read_text())
+    )
+
+
+def _make(source: Source, into: Path) -> None:
+    """Every recording heard by the teacher; those it transcribes rightly from the canvas the student will fill are kept. What is in
+    memory at one time is bounded, but for the lessons themselves where they have no arrays."""
+    teacher, told = whisper.load(source.teacher, source.seconds), {}
+    if source.path == "synthesised":
+        readers = synthesised(source.sentences)
+    else:
+        readers, told = folder(source, teacher)
+    left_out, kept, said, wrote = Counter(), [], [], []
+    batches = _hear(readers, teacher, left_out)
+    first = list(itertools.islice(batches, RESTED // BATCH))
+    rest = _at_rest([one for batch in first for one in batch], teacher)
+    (into / FEATURES).parent.mkdir()
+    for batch in itertools.chain(first, batches):
+        canvas = rest.repeat(len(batch), 1, 1)
+        for row, one in zip(canvas, batch, strict=True):
+            row[: len(one.features)] = one.features
+        for one, text in zip(batch, teacher.write(canvas.to(teacher.model.device)), strict=True):
+            said.append(one.text)
+            wrote.append(text)
+            if whisper.normalise(text) == whisper.normalise(one.text):
+                kept.append(_kept(one, into / FEATURES.format(len(kept))))
+            else:
+                left_out["misheard by the teacher"] += 1
+    _check(len(kept), len(readers), left_out, source)
+    wer = whisper.word_error_rate(said, wrote)
+    reasons = ", ".join(f"{n} {why}" for why, n in left_out.items()) or "none left out"
+    story = {**told, "lessons": f"{len(kept)} of {len(readers)} recordings kept ({len(kept) / len(readers):.0%}): {reasons}",
+             "teacher": f"{source.teacher}, word error rate {wer:.3f} on all that can be heard, 0 on what is kept"}  # fmt: skip
+    _write(kept, rest, story, into, teacher.seconds * FPS)
+
+
+def _kept(one: "Heard", file: Path) -> "Heard":
+    """What stays in memory of a lesson: half precision, nothing after its end; with an array, the teacher's frames go to a file."""
+    span, half = len(one.features), one.features.half()
+    if one.array is not None:
+        np.save(file, half.numpy())
+    return replace(one, features=half if one.array is None else half[:0], after=half[:0], span=span)
+
+
+def _write(kept: list["Heard"], rest: Tensor, story: dict[str, str], into: Path, length: int) -> None:
+    """lessons.safetensors and lessons.json: the fields of `Lessons`."""
+    own = {"arrays": [str(one.array) for one in kept]} if kept[0].array is not None else {}
+    words = {"texts": [one.text for one in kept], "story": story, "length": length, **own}
+    tensors = {"spans": torch.tensor([one.span for one in kept]), "rest": rest,
+               "held_out": torch.tensor([one.group % HELD_OUT == 0 for one in kept])}  # fmt: skip
+    if not own:
+        tensors["envelopes"] = torch.zeros(len(kept), length, CHANNELS)
+        for row, one in zip(tensors["envelopes"], kept, strict=True):
+            row[: len(one.envelope)] = one.envelope
+        tensors["features"] = torch.cat([one.features for one in kept])
+    found = Lessons(folder=into, **tensors, **words)
+    found.describe()
+    tensors |= {name: getattr(found, name) for name in ("mean", "std", "ears_mean", "ears_std")}
+    save_file(tensors, into / "lessons.safetensors")
+    (into / "lessons.json").write_text(json.dumps(words, indent=1))
+
+
+@dataclass
+class Heard:
+    """A recording with what the teacher hears in it."""
+
+    group: int
+    text: str
+    envelope: Tensor | None
+    """None where the sensor has an array."""
+    features: Tensor
+    """(span, width)"""
+    after: Tensor
+    """(frames - span, width): the teacher's frames once the recording has ended."""
+    array: Path | None = None
+    span: int = 0
+
+
+def _hear(readers: list[Callable[[], Recording]], teacher: whisper.Whisper, left_out: Counter) -> Iterator[list[Heard]]:
+    """What the teacher hears in the recordings, a batch at a time; in `left_out`, how many teach nothing and why."""
+    batch: list[tuple[Recording, np.ndarray]] = []
+
+    def listen() -> list[Heard]:
+        found = []
+        for (one, wave), row in zip(batch, teacher.hear([wave for _, wave in batch]).float().cpu(), strict=True):
+            span = math.ceil(len(wave) * whisper.FRAMES_PER_SECOND / whisper.RATE)
+            energies = envelope(wave) if one.array is None else None
+            found.append(Heard(one.group, one.text, energies, row[:span], row[span:], one.array))
+        batch.clear()
+        return found
+
+    for reader in readers:
+        one = reader()
+        wave = one.at_16k()
+        if reason := unfit(wave, teacher.seconds):
+            left_out[reason] += 1
+            continue
+        batch.append((one, wave))
+        if len(batch) == BATCH:
+            yield listen()
+    if batch:
+        yield listen()
+
+
+def _at_rest(heard: list[Heard], teacher: whisper.Whisper) -> Tensor:
+    """(frames, width): the teacher's mean at each place of the canvas where a recording has ended; before the first end, the mean
+    over all those places."""
+    total, count = torch.zeros(teacher.frames, teacher.width), torch.zeros(teacher.frames, 1)
+    for one in heard:
+        total[len(one.features) :] += one.after
+        count[len(one.features) :] += 1
+    return torch.where(count > 0, total / count.clamp_min(1), total.sum(0) / count.sum().clamp_min(1))
+
+
+def unfit(wave: np.ndarray, seconds: int) -> str:
+    """Why a recording at 16 kHz teaches nothing; empty if it may."""
+    if len(wave) < SHORTEST * whisper.RATE:
+        return f"shorter than {SHORTEST:g} s"
+    if len(wave) > seconds * whisper.RATE:
+        return f"longer than {seconds} s"
+    if not np.isfinite(wave).all():
+        return "not finite"
+    if np.mean(np.abs(wave) >= 0.999) > CLIPPED:
+        return "clipped"
+    return "silent" if np.sqrt(np.mean(np.square(wave))) < QUIET else ""
+
+
+def _check(kept: int, n: int, left_out: Counter, source: Source) -> None:
+    if kept < 2 * HELD_OUT:
+        raise UserError(
+            "too few lessons are left", got=f"{kept} of {n}: " + (", ".join(f"{c} {why}" for why, c in left_out.items()) or "-"),
+            needed=f"{2 * HELD_OUT} or more recordings of {SHORTEST:g} to {source.seconds} s that {source.teacher} hears right",
+            cause="silent or clipped audio, transcripts of other recordings, another language, --data.seconds",
+            next="listen to one, and compare it with its transcript",
+        )  # fmt: skip

@@ -1,0 +1,203 @@
+"""Recordings with what the teacher writes of them: the labels of a student that hears the same sound.
+
+The teacher's transcript is kept for every recording; learnt from are those in which it has few words wrong, by the transcript that
+came with the recording. Held-out ones are all kept, so that what a student scores there is not flattered. Written once, kept on
+disk; sound from files stays there and is read when it is needed.
+"""
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.data.assets import built
+from trainworthy.recipes.distill.data import arrays, lessons
+from trainworthy.recipes.shared import speech, whisper
+
+from trainworthy import core
+
+VERSION = 1  # of what is kept on disk
+FULL = 32767  # int16
+
+
+@dataclass
+class Source:
+    """Recordings and their teacher."""
+
+    path: str = "synthesised"
+    """`synthesised`, or a folder with recordings (wav, flac, ogg, mp3) and a metadata.csv: file_name, transcription, group."""
+    sentences: int = 440
+    """Sentences to synthesise."""
+    teacher: str = "tiny.en"
+    """The packaged `tiny.en` or `base`, or the hub name or folder of a Whisper (openai/whisper-medium.en); a multilingual one is
+    told that it hears English."""
+    seconds: int = 6
+    """Length of the canvas that both hear on; longer recordings are left out. Whisper's own is 30, which costs seven times more."""
+    max_wer: float = 0.1
+    """Recordings of which the teacher has more words wrong than this are not learnt from."""
+
+    def __post_init__(self):
+        if self.path != "synthesised" and Path(self.path).exists():
+            self.path = str(Path(self.path).resolve())  # resumable from any folder
+
+
+@dataclass
+class Transcripts:
+    """Every recording that can be heard, in order."""
+
+    spans: Tensor
+    """(N,) samples at 16 kHz."""
+    held_out: Tensor
+    """(N,) bool."""
+    said: list[str]
+    """What came with the recording."""
+    wrote: list[str]
+    """What the teacher writes."""
+    left_out: dict[str, int]
+    files: list[str]
+    """Its sound, where that lies in files; else in `waves`."""
+    waves: Tensor | None = None
+    """(sum of spans,) int16."""
+
+    def __post_init__(self):
+        self.starts = (self.spans.cumsum(0) - self.spans).tolist()
+        self.wrong = [whisper.word_error_rate([s], [w]) for s, w in zip(self.said, self.wrote, strict=True)]
+
+    def wave(self, index: int) -> np.ndarray:
+        """(samples,) float32 at 16 kHz."""
+        if self.waves is None:
+            return lessons.sound(arrays.Row(0, Path(self.files[index]), "", None, 0, 0)).at_16k()
+        start = self.starts[index]
+        return self.waves[start : start + int(self.spans[index])].numpy().astype(np.float32) / FULL
+
+    def split(self, max_wer: float) -> tuple[list[int], list[int], dict[str, str]]:
+        """(recordings to learn from, held-out ones, what to tell of them)."""
+        held = self.held_out.tolist()
+        learn = [i for i, wrong in enumerate(self.wrong) if not held[i] and wrong <= max_wer]
+        val = [i for i, out in enumerate(held) if out]
+        others, left_out = len(held) - len(val), ", ".join(f"{n} {why}" for why, n in self.left_out.items()) or "none"
+        told = {
+            "labels": f"{len(learn)} of {others} recordings to learn from kept ({len(learn) / max(1, others):.0%}), those of which "
+            f"the teacher has at most {max_wer:.0%} of the words wrong; of {len(val)} held out all; unfit before: {left_out}",
+            "teacher": f"word error rate {self.teachers(val):.3f} on what is held out"
+            if val
+            else "nothing is held out",
+        }
+        if len(learn) < lessons.HELD_OUT or not val:
+            raise UserError("too few recordings are left", got=told["labels"],
+                            needed=f"{lessons.HELD_OUT} to learn from, some held out",
+                            cause="transcripts of other recordings, another language, silence, --data.seconds, --data.max-wer",
+                            next="listen to one, and compare it with its transcript")  # fmt: skip
+        return learn, val, told
+
+    def teachers(self, which: list[int]) -> float:
+        """The teacher's word error rate on these."""
+        return whisper.word_error_rate([self.said[i] for i in which], [self.wrote[i] for i in which])
+
+
+def load(source: Source) -> Transcripts:
+    """The transcripts of a source: from the cache, or written now and kept there."""
+    key = {k: v for k, v in asdict(source).items() if k != "max_wer"} | {"version": VERSION}
+    if source.path == "synthesised":
+        key |= {"words": speech.SLOTS, "engine": version("espeakng-loader")}
+    else:
+        root = Path(source.path)
+        key["files"] = sorted(
+            (str(p.relative_to(root)), p.stat().st_size, p.stat().st_mtime_ns) for p in root.rglob("*")
+        )
+    made = built("distill-transcripts", key, lambda folder: _make(source, folder))
+    return Transcripts(
+        **load_file(made / "transcripts.safetensors"), **json.loads((made / "transcripts.json").read_text())
+    )
+
+
+def _make(source: Source, into: Path) -> None:
+    """The teacher writes down every recording that can be heard, a batch at a time."""
+    teacher, rows, left_out = whisper.load(source.teacher, source.seconds), [], Counter()
+    if source.path == "synthesised":
+        readers = lessons.synthesised(source.sentences)
+    else:
+        root = Path(source.path)
+        table = arrays.table(root / "metadata.csv", lessons.LAYOUT)
+        rows = arrays.rows(root, table, rate=lessons.FPS, teacher=teacher)
+        rows, excluded = arrays.allowed(root, rows, held_out=lessons.HELD_OUT)
+        left_out += Counter({"that validation asks about": excluded})
+        readers = [lambda row=row: lessons.sound(row) for row in rows]
+    batch, kept = [], []
+
+    def write() -> None:
+        texts = teacher.write(
+            teacher.hear([wave for *_, wave in batch]), at_most=len(teacher.prompt) + 8 * source.seconds
+        )
+        for (i, one, wave), text in zip(batch, texts, strict=True):
+            sound = None if rows else torch.from_numpy((wave.clip(-1, 1) * FULL).round().astype(np.int16))
+            kept.append((i, one.text, text, one.group % lessons.HELD_OUT == 0, len(wave), sound))
+        batch.clear()
+
+    for i, reader in enumerate(readers):
+        one = reader()
+        if reason := lessons.unfit(wave := one.at_16k(), source.seconds):
+            left_out[reason] += 1
+            continue
+        batch.append((i, one, wave))
+        if len(batch) == lessons.BATCH:
+            write()
+    if batch:
+        write()
+    if not kept:
+        raise UserError("no recording can be heard", got=", ".join(f"{n} {why}" for why, n in left_out.items()) or "none at all",
+                        needed=f"{lessons.SHORTEST:g} to {source.seconds} s of sound that is not silent")  # fmt: skip
+    where, said, wrote, held_out, spans, sounds = zip(*kept, strict=True)
+    tensors = {"spans": torch.tensor(spans), "held_out": torch.tensor(held_out)}
+    if not rows:
+        tensors["waves"] = torch.cat(sounds)
+    save_file(tensors, into / "transcripts.safetensors")
+    words = {
+        "said": said,
+        "wrote": wrote,
+        "left_out": left_out,
+        "files": [str(rows[i].audio) for i in where] if rows else [],
+    }
+    (into / "transcripts.json").write_text(json.dumps(words, indent=1))
+
+
+class Spoken(core.Data):
+    """Spectrograms (mels, 2 x frames) of recordings, the teacher's words for them as ids, and what was really said."""
+
+    def __init__(self, source: Transcripts, which: list[int], teacher: whisper.Whisper):
+        self.source, self.which, self.teacher = source, which, teacher
+        self.ids = [teacher.ids(text) for text in source.wrote]
+        self.longest = max(map(len, self.ids))
+        self.fields = {"mel": core.Field("input"), "ids": core.Field("target"), "truth": core.Field("group")}
+
+    def __len__(self) -> int:
+        return len(self.which)
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict:
+        return self.make(index, self.read(index), generator)
+
+    def read(self, index: int) -> np.ndarray:
+        return self.source.wave(self.which[index])  # a file, where the sound is one's own: --loader.threads reads ahead
+
+    def make(self, index: int, got: np.ndarray, generator: torch.Generator | None) -> dict:
+        ids = self.ids[self.which[index]]
+        padded = torch.tensor(ids + [self.teacher.end] * (self.longest - len(ids)))  # `words` tells the end from a pad
+        return {"mel": self.teacher.mel([got])[0], "ids": padded, "words": torch.tensor(len(ids)), **self.words(index)}
+
+    def words(self, index: int) -> dict[str, str]:
+        i = self.which[index]
+        return {"text": self.source.wrote[i], "truth": self.source.said[i]}
+
+    def peek(self, index: int, key: str):
+        return self.words(index)[key] if key in ("text", "truth") else super().peek(index, key)
+
+    def collate(self, samples: list[dict]) -> dict:
+        batch = super().collate(samples)
+        batch["ids"] = batch["ids"][:, : int(batch["words"].max())]  # no more pads than this batch needs
+        return batch

@@ -1,0 +1,69 @@
+"""How a student is measured: against the teacher's features, and by the words the frozen decoder reads from its own."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from trainworthy.recipes.shared import whisper
+
+from trainworthy import core
+
+
+def speech(batch: dict) -> Tensor:
+    """(B, frames) bool: where a recording goes on; what lies behind its end counts nowhere."""
+    return torch.arange(batch["features"].shape[1], device=batch["span"].device) < batch["span"][:, None]
+
+
+@dataclass
+class Measures:
+    """Metrics over all processes."""
+
+    run: core.Run
+    teacher: whisper.Whisper
+    mean: Tensor
+    """(frames, width): the teacher's mean at each place of the canvas."""
+    std: Tensor
+    """(width,): its standard deviation around that mean."""
+
+    def likeness(self, student: Callable[[Tensor], Tensor], data: core.Data) -> dict[str, float]:
+        """Cosine to the teacher over the speech of `data`, raw and with the teacher's mean at that place taken off both (that mean
+        alone has a raw cosine of 0.7); length of the student's frames over the teacher's."""
+        rows, mean = [], self.mean.to(self.run.device)
+        for batch in self.run.batches(data):
+            ours, theirs, mask = student(batch["envelope"]).float(), batch["features"], speech(batch)
+            raw, centred = F.cosine_similarity(ours, theirs, -1), F.cosine_similarity(ours - mean, theirs - mean, -1)
+            rows.append(
+                torch.stack(
+                    [(v * mask).sum(1) for v in (raw, centred, ours.norm(dim=-1), theirs.norm(dim=-1), mask)], 1
+                )
+            )
+        raw, centred, ours, theirs, n = self.run.gather(torch.cat(rows)).double().sum(0).tolist()
+        return {"centred_cosine": centred / n, "cosine": raw / n, "magnitude_ratio": ours / theirs}
+
+    def words(
+        self, canvas: Callable[[dict], Tensor], data: core.Data, by: whisper.Whisper | None = None
+    ) -> dict[str, float]:
+        """What the frozen decoder (or that of `by`) reads from the canvas of each batch: word error rate, how many of the
+        transcripts differ (where every input says something else: all of them, or the decoder does not listen), how many begin
+        with the same three words (its prior phrase, if it does not listen), and how many repeat themselves: the same four
+        ids stand in them twice, or they do not end."""
+        said, heard = [], []
+        for batch in self.run.batches(data):
+            length = batch["ids"].shape[1] + 8  # a decoder that loops is cut off there
+            ids = (by or self.teacher).generate(canvas(batch).float(), at_most=length - len(self.teacher.prompt))
+            heard.append(F.pad(ids, (0, length - ids.shape[1]), value=self.teacher.end))
+            said.append(batch["ids"])
+        said, ids = (self.run.gather(torch.cat(rows)).tolist() for rows in (said, heard))
+        bodies = [row[len(self.teacher.prompt) :] for row in ids]
+        endless = [self.teacher.end not in b or whisper.loops(b[: b.index(self.teacher.end)]) for b in bodies]
+        said, heard = ([self.teacher.text(row) for row in rows] for rows in (said, ids))
+        return {"wer": whisper.word_error_rate(said, heard), "different": len(set(heard)) / len(set(said)),
+                "prior_phrase": commonest_opening(heard), "repetition": sum(endless) / len(endless)}  # fmt: skip
+
+
+def commonest_opening(texts: list[str], words: int = 3) -> float:
+    """The share of `texts` that begin as most others do."""
+    return Counter(" ".join(text.lower().split()[:words]) for text in texts).most_common(1)[0][1] / len(texts)

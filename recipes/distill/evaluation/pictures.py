@@ -1,0 +1,51 @@
+"""What the student reads, what the teacher hears and what the student gives, as pictures: time runs to the right."""
+
+from textwrap import fill
+
+import torch
+from torch import Tensor, nn
+from trainworthy.recipes.shared.whisper import Whisper, word_error_rate
+
+from trainworthy import core
+
+BANDS, SHOWN, CHANNELS = 8, 4, 64  # pixels of a band of the sensor; recordings and channels of the teacher shown
+
+
+def shaded(values: Tensor, height: int, low: float, high: float) -> Tensor:
+    """(T, C) numbers as a picture (C x height, T) uint8, the first channel at the bottom."""
+    grey = ((values - low) / (high - low)).clamp(0, 1).mul(255).to(torch.uint8)
+    return grey.T.flip(0).repeat_interleave(height, 0)
+
+
+def preview(batch: dict, teacher: Whisper) -> list[core.Tile]:
+    """The sensor's energies of each recording, and what its ids say."""
+    tiles = []
+    for envelope, ids in zip(batch["envelope"], batch["ids"].tolist(), strict=True):
+        frames = envelope[envelope.any(-1)]
+        low, high = frames.quantile(torch.tensor([0.02, 0.98])).tolist()
+        picture = shaded(frames, BANDS, low, high).repeat_interleave(2, 1)
+        tiles.append(core.Tile(fill(teacher.text(ids), 20), picture))
+    return tiles
+
+
+def transcripts(model: nn.Module, batch: dict, teacher: Whisper) -> list[core.Tile]:
+    """What is written of each recording, and how much of it is right."""
+    heard = teacher.write(model(batch["envelope"]))
+    return [
+        core.Tile(h, good=max(0.0, 1 - word_error_rate([t], [h]))) for t, h in zip(batch["text"], heard, strict=True)
+    ]
+
+
+def side_by_side(model: nn.Module, data: core.Data, mean: Tensor) -> dict[str, list[core.Tile]]:
+    """Teacher's features above the student's, the teacher's mean taken off both."""
+    samples = [data.get(i, None) for i in range(min(SHOWN, len(data)))]
+    device = next(model.parameters()).device
+    batch = data.collate(samples)
+    ours = model(batch["envelope"].to(device)).float().cpu()
+    tiles = []
+    for sample, row in zip(samples, ours, strict=True):
+        n = int(sample["span"])
+        above, below = (shaded((f[:n] - mean[:n])[:, :CHANNELS], 2, -2.0, 2.0) for f in (sample["features"], row))
+        line = torch.full((4, n), 255, dtype=torch.uint8)
+        tiles.append(core.Tile(fill(sample["text"], 20), torch.cat([above, line, below])))
+    return {"What the teacher hears (above) and what the student makes of the sensor (below)": tiles}

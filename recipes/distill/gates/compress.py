@@ -1,0 +1,198 @@
+"""Gates of compression: what was copied, what the teacher is asked and says, what the two terms of the loss are worth."""
+
+import re
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from trainworthy.core.base import seeds
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.recipe.stage import Stage
+from trainworthy.recipes.distill.gates.whisper import read, vocabulary
+from trainworthy.recipes.shared import whisper
+
+LISTENED = 16  # recordings that the teacher transcribes again
+SAME = 0.95  # share of the label's ids that the teacher, given the ids before, thinks likeliest
+MOVED = 1e-5  # relative: what rounding may do to one loss computed twice
+NEAR = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}  # relative: the loss against the formula
+LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
+
+
+def teacher_of(proof: Proof) -> whisper.Whisper:
+    return whisper.load(proof.cfg.data.teacher, proof.cfg.data.seconds)
+
+
+# ------------------------------------------------------------------------------------------------------------ the student
+@gate("copied", rows="C14", title="the student starts as its teacher's own layers, evenly spaced", reads="model")
+def copied(proof: Proof) -> Finding:
+    """Every layer of the untrained student is looked for among the teacher's, bit for bit; all else must be the teacher's."""
+    if proof.cfg.init_from:
+        raise Skip("it starts from --init-from")
+    _, stage = proof.build(Plan(steps=1))
+    ours, theirs = _by_layer(stage.model.state_dict()), _by_layer(stage.frozen_modules["teacher"].state_dict())
+    found, needed, wrong = [], [], []
+    for side in ("encoder", "decoder"):
+        n, kept = (sum(k[0] == side for k in layers) for layers in (theirs, ours))
+        even = [round(i * (n - 1) / max(1, kept - 1)) for i in range(kept)]
+        same = [next((j for j in range(n) if _equal(ours[side, i], theirs[side, j])), None) for i in range(kept)]
+        found.append(f"{side} {', '.join('of no layer' if j is None else str(j) for j in same)} of {n}")
+        needed.append(f"{side} {', '.join(map(str, even))}")
+        wrong += [side] * (same != even)
+    others = [k for k, v in theirs["", 0].items() if not torch.equal(v, ours["", 0].get(k, v.new_zeros(0)))]
+    wrong += others
+    rest = f"; {len(others)} tensors besides are not the teacher's, e.g. {others[0]}" if others else ""
+    return Finding(
+        not wrong, "copied from layers: " + "; ".join(found) + rest, "; ".join(needed) + "; all else the teacher's",
+        "layers drawn anew, or loaded under strict=False: nothing of the teacher is there\n"
+        "the first layers instead of evenly spaced ones, first and last among them\n"
+        "embeddings, norms or convolutions that were not copied", evidence={"found": found, "others": others[:20]},
+    )  # fmt: skip
+
+
+def _by_layer(tensors: dict[str, Tensor]) -> dict[tuple[str, int], dict[str, Tensor]]:
+    """{(side, number): {name within the layer: tensor}}; what is in no layer under ("", 0)."""
+    out: dict[tuple[str, int], dict[str, Tensor]] = {("", 0): {}}
+    for name, value in tensors.items():
+        at = LAYER.search(name)
+        place = (at[1], int(at[2])) if at else ("", 0)
+        out.setdefault(place, {})[name[at.end() :] if at else name] = value
+    return out
+
+
+def _equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+# ------------------------------------------------------------------------------------------------------------- the labels
+@gate("labels", rows="W6", title="labels are the teacher's words, and only where it heard well", reads="data")
+def labels(proof: Proof) -> Finding:
+    """Word error rate of every label to learn from against what was said; some are written again from the samples' own sound."""
+    run, stage = proof.build(Plan(steps=1))
+    data, most, teacher = stage.data["train"], proof.cfg.data.max_wer, teacher_of(proof)
+    pairs = [(data.peek(i, "truth"), data.peek(i, "text")) for i in range(len(data))]
+    rates = [whisper.word_error_rate([said], [label]) for said, label in pairs]
+    worst = max(range(len(data)), key=rates.__getitem__)
+    over = sum(rate > most + 1e-9 for rate in rates)
+    batch = fetch(data, pick(data, LISTENED, proof.cfg.run.seed), None, run.device)
+    with torch.no_grad():
+        again = teacher.write(teacher.encode(batch["mel"]), at_most=batch["ids"].shape[1] + 8)
+    other = [(a, b) for a, b in zip(batch["text"], again, strict=True) if whisper.normalise(a) != whisper.normalise(b)]
+    allowed = len(again) // 16  # rounding may turn a word
+    example = f", e.g. '{other[0][1]}' for '{other[0][0]}'" if other else ""
+    return Finding(
+        not over and len(other) <= allowed,
+        f"{over} of {len(data)} labels have more than {most:.0%} of their words wrong (worst {rates[worst]:.0%}: "
+        f"'{pairs[worst][1]}' for '{pairs[worst][0]}'); the teacher writes {len(other)} of {len(again)} otherwise from the same "
+        f"sound{example}",
+        f"none, and at most {allowed}",
+        "labels were not filtered by their word error rate (--data.max-wer), or against other transcripts\n"
+        "labels of other recordings, of another teacher, or of another sound than the student hears",
+        evidence={"over": over, "otherwise": other[:10]}, batch=batch,
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------------- the loss
+@gate(
+    "divergence",
+    rows="C1 W2 C4",
+    title="both terms are what their formulas say, text and its end alone",
+    reads="loss counts",
+)
+def divergence(proof: Proof) -> Finding:
+    """Both terms of four recordings against formulas, each recording by itself and without a pad, in double precision; then with
+    other pads."""
+    run, stage = proof.build(Plan(steps=1))
+    cfg, seed, teacher = proof.cfg, proof.cfg.run.seed, teacher_of(proof)
+    batch = fetch(stage.data["train"], pick(stage.data["train"], 4, seed), seed, run.device)
+    with evaluating(stage.model):
+        by_hand = _by_hand(stage, batch, teacher, cfg)
+    found = read(run, stage, batch)
+    more = torch.full((len(batch["ids"]), 5), teacher.end, device=run.device)
+    more[:, 1:] = batch["ids"][:, 2:3]  # words where no word is
+    padded = read(run, stage, {**batch, "ids": torch.cat([batch["ids"], more], 1)})
+    off = {k: abs(found.get(k, 0.0) - v) / max(abs(v), 1e-6) for k, v in by_hand.items()}
+    moved = abs(sum(padded.values()) - sum(found.values())) / sum(found.values())
+    near, wrong = NEAR[run.precision], []
+    for term, value in by_hand.items():
+        if off[term] > near:
+            wrong.append(f"{term} is {found.get(term, 0.0):.4g} nats a token, by its formula {value:.4g}")
+    if moved > near:
+        wrong.append(f"with other pads the loss moves by {moved:.1%}")
+    told = ", ".join(f"{k} {v:.3f}" for k, v in found.items())
+    return Finding(
+        not wrong, "; ".join(wrong) or f"{told} nats a token, {max(off.values()):.0e} from the formulas; pads {moved:.0e}",
+        f"within {near:g} of sum over the vocabulary p (ln p - ln q) T^2 (teacher p, student q), and of -ln q(word); no pads",
+        "a mean over the vocabulary for a sum, no T squared, student and teacher exchanged\n"
+        "pads or the prompt counted in a term\nlabels shifted twice, or not at all",
+        evidence={"found": found, "formula": by_hand, "padded": padded}, batch=batch,
+    )  # fmt: skip
+
+
+def _by_hand(stage: Stage, batch: dict, teacher: whisper.Whisper, cfg) -> dict[str, float]:
+    """{term: nats a token}, weights included."""
+    student = whisper.Whisper(stage.model, teacher.tokenizer, teacher.seconds)
+    ce, kl, count, start = 0.0, 0.0, 0, len(teacher.prompt)
+    for mel, ids, n in zip(batch["mel"], batch["ids"], batch["words"].tolist(), strict=True):
+        ids = ids[None, :n]  # (1, n), no pad
+        ours, theirs = (
+            one.logits(one.encode(mel[None]), ids)[0, start - 1 : -1].double() for one in (student, teacher)
+        )
+        log_q = ours.log_softmax(-1)
+        ce -= log_q.gather(1, ids[0, start:, None]).sum().item()
+        p, q = ((x / cfg.temperature).softmax(-1) for x in (theirs, ours))
+        kl += (p * (p.clamp_min(1e-300).log() - q.clamp_min(1e-300).log())).sum().item()
+        count += n - start
+    return {"ce": cfg.ce * ce / count, "kl": cfg.kl * cfg.temperature**2 * kl / count}
+
+
+@gate(
+    "teacher",
+    rows="V1 C12",
+    title="the teacher hears the same sound, undisturbed, and wrote the labels",
+    reads="data loss",
+)
+def teacher(proof: Proof) -> Finding:
+    """What the teacher answers while the loss is computed: its likeliest ids against the labels, its modules' modes, and the loss
+    of one batch twice under different draws, the student in eval mode."""
+    run, stage = proof.build(Plan(steps=1))
+    own, data, asked = stage.frozen_modules["teacher"], stage.data["train"], []
+    batch = fetch(data, pick(data, LISTENED, proof.cfg.run.seed), None, run.device)
+    hook = own.proj_out.register_forward_hook(lambda _module, _args, out: asked.append((out.detach(), own.training)))
+    losses: list[float] = []
+    try:
+        with evaluating(stage.model):
+            for draws in range(2):
+                seeds.seed_global(draws)
+                losses.append(sum(v.item() for v in _loss(run, stage)(stage.model, batch).values()))
+    finally:
+        hook.remove()
+    if not asked:
+        return Finding(False, "the loss never asks the teacher", "an answer for every word", "targets from elsewhere")
+    place, start = torch.arange(1, batch["ids"].shape[1], device=run.device), len(teacher_of(proof).prompt)
+    scored = (place >= start) & (place < batch["words"][:, None])
+    answers = asked[0][0][:, : scored.shape[1]].argmax(-1)
+    same = (answers == batch["ids"][:, 1:])[scored].double().mean().item()
+    wavers = abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-8)
+    training = sum(m.training for m in own.modules())
+    return Finding(
+        same >= SAME and wavers <= MOVED and not training,
+        f"{same:.1%} of the labels' ids are the teacher's likeliest; the loss of one batch twice: {wavers:.0e} apart; {training} "
+        "of its modules in train mode", f"at least {SAME:.0%}, at most {MOVED:g}, none",
+        "the teacher hears another recording, or a spectrogram in another scale, than the student\n"
+        "labels of another teacher, or ids of another tokenizer\n"
+        "the teacher is in train mode, or dropout stands behind it: its answers change from call to call", batch=batch,
+    )  # fmt: skip
+
+
+def _loss(run: Run, stage: Stage) -> Callable:
+    def loss(model: torch.nn.Module, batch: dict) -> dict[str, Tensor]:
+        with run.autocast():
+            return stage.loss(model, batch)
+
+    return loss
+
+
+ALL = [copied, vocabulary, labels, divergence, teacher]

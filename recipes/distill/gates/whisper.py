@@ -1,0 +1,323 @@
+"""Gates of distillation into Whisper: what the lessons are, what the loss counts, where and how loud the student's features are,
+what the frozen decoder makes of them. A student is anything that turns envelopes (B, T, 16) into a canvas (B, frames, width)."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from trainworthy.core.base.verdict import Finding
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted
+from trainworthy.core.gates.recorder import rehearsed
+from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.monitoring.monitors import Monitor, monitor
+from trainworthy.core.recipe.stage import Data, Stage, View
+from trainworthy.recipes.distill.data import lessons
+from trainworthy.recipes.distill.evaluation.measures import speech
+from trainworthy.recipes.distill.models.heads import reader
+from trainworthy.recipes.shared import whisper
+
+LISTENED = 48  # lessons that the teacher transcribes again
+RANGE = 2.3  # natural log of energy, 10 dB, between the quietest and the loudest frame: less is silence or hum
+LOOPING = 0.05  # share of transcripts that may repeat themselves
+STILL = 1e-6  # the same of a sensor whose unit nobody knows: nothing moves
+PLATEAU, SLOPE = (
+    0.05,
+    0.1,
+)  # a word error rate to be content with; the share of it that a third of a run takes away while it learns
+READABLE, VARIED, HEARD = (
+    0.05,
+    0.5,
+    0.3,
+)  # centred cosine, share of different transcripts; nats a token that are left to learn
+TAUGHT = {"rehearsed": 0.5, "trained": 0.3, "none": 0.3}
+"""Centred cosine that the first stage must have reached: on the eight samples the gates taught it, or on held-out ones."""
+
+
+def read(run: Run, stage: Stage, batch: dict, canvas: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
+    """The stage's loss terms per unit of their counts, from its student or from a canvas that stands for one."""
+    counts = stage.counts(batch)
+    with evaluating(stage.model), run.autocast():
+        terms = stage.loss(canvas or stage.model, batch)
+    return {k: (v / counts.get(k, counts.get("*"))).item() for k, v in terms.items()}
+
+
+# ------------------------------------------------------------------------------------------------------------ the lessons
+@gate("lessons", rows="W6", title="the teacher hears what was said, and there is something to hear", reads="data model")
+def agreement(proof: Proof) -> Finding:
+    """The teacher's stored features, decoded once more on the canvas the student will fill; energy of every recording."""
+    run, stage = proof.build(Plan(steps=1))
+    data, teacher = stage.data["train"], whisper.load(proof.cfg.data.teacher, proof.cfg.data.seconds)
+    batch = fetch(data, pick(data, LISTENED, proof.cfg.run.seed), None, run.device)
+    with evaluating(stage.model):
+        rest = stage.model(torch.zeros_like(batch["envelope"]))
+    heard = teacher.write(torch.where(speech(batch)[..., None], batch["features"], rest))
+    wrong = [(t, h) for t, h in zip(batch["text"], heard, strict=True) if whisper.normalise(t) != whisper.normalise(h)]
+    least = RANGE if data.source.arrays is None else STILL
+    quiet = [i for i in range(len(data)) if _loudness(data.get(i, None)["envelope"]) < least]
+    allowed = len(heard) // 24  # half precision may turn a word
+    example = f", e.g. '{wrong[0][0]}' as '{wrong[0][1]}'" if wrong else ""
+    return Finding(
+        len(wrong) <= allowed and not quiet,
+        f"{len(wrong)} of {len(heard)} lessons misheard{example}; {len(quiet)} of {len(data)} recordings silent",
+        f"at most {allowed} misheard, none silent",
+        "lessons were not filtered by the teacher's own transcript, or belong to other recordings\n"
+        "the canvas after the end of speech holds what the decoder does not know (zeros): it loops\n"
+        "silent or broken recordings, or a sensor that was not connected",
+        evidence={"misheard": wrong[:10], "silent": quiet[:20]}, batch=batch,
+    )  # fmt: skip
+
+
+def _loudness(envelope: Tensor) -> float:
+    """Log-energy of the loudest frame over the quietest, bands averaged; 0 without frames."""
+    level = envelope[envelope.any(-1)].mean(-1)
+    return (level.max() - level.min()).item() if len(level) else 0.0
+
+
+@gate("vocabulary", rows="W5", title="words become ids and ids words, in the model's own vocabulary", reads="data")
+def vocabulary(proof: Proof) -> Finding:
+    """Every transcript of both splits there and back; prompt and end where they belong; no id the model has not got."""
+    _, stage = proof.build(Plan(steps=1))
+    teacher, wrong = whisper.load(proof.cfg.data.teacher, proof.cfg.data.seconds), []
+    entries = teacher.model.proj_out.out_features
+    for name, data in stage.data.items():
+        for i in range(len(data)):
+            sample = data.get(i, None)
+            ids, text = sample["ids"].tolist(), sample["text"]
+            said, start = ids[: int(sample["words"])], teacher.prompt
+            if said[: len(start)] != start or said.count(start[0]) != 1:
+                wrong.append(f"{name}: '{text}' begins with {said[: len(start) + 2]}, not with {start} and a word")
+            elif said[-1] != teacher.end or teacher.end in said[:-1]:
+                wrong.append(f"{name}: '{text}' does not end with {teacher.end} alone")
+            elif max(ids) >= entries or min(ids) < 0:
+                wrong.append(f"{name}: '{text}' has the id {max(ids)}, the model {entries:,} entries")
+            elif teacher.text(ids) != text.strip() or teacher.ids(text) != said:
+                wrong.append(f"{name}: '{text}' comes back as '{teacher.text(ids)}'")
+    n = sum(map(len, stage.data.values()))
+    return Finding(
+        not wrong, f"{len(wrong)} of {n} transcripts: {wrong[0]}" if wrong else
+        f"{n} transcripts there and back, start {teacher.prompt}, end {teacher.end}, {entries:,} entries",
+        "every transcript comes back as it was; prompt once, end once",
+        "ids of the other tokenizer (51,864 English-only, 51,865 multilingual): the same word has another id\n"
+        "language and task left out where the teacher is multilingual, or said to one that is not\n"
+        "start or end added twice, by the tokenizer and by the collator, or stripped by another id than was added\n"
+        "pads decoded as text, or the end masked because it is the pad, too", evidence={"wrong": wrong[:20]},
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------------- the loss
+@gate("terms-hold", rows="W2", title="pads count in no term; size and direction count in all", reads="data loss counts")
+def counted(proof: Proof) -> Finding:
+    """The loss with noise where nobody speaks, with longer padding, and of canvases that stand for a student: the teacher's own,
+    half as large again, a tenth as large, a tenth as large in other directions."""
+    run, stage = proof.build(Plan(steps=1))
+    seed = proof.cfg.run.seed
+    batch = fetch(stage.data["train"], pick(stage.data["train"], 4, seed), seed, run.device)
+    theirs, mask, draws = batch["features"], speech(batch)[..., None], torch.Generator().manual_seed(seed)
+    noise = torch.randn(theirs.shape, generator=draws).to(theirs.device)
+    longer = torch.nn.functional.pad(batch["envelope"], (0, 0, 0, 10))[:, : lessons.FPS * proof.cfg.data.seconds]
+    padded = {**batch, "features": torch.where(mask, theirs, noise), "envelope": longer}
+    first, again = sum(read(run, stage, batch).values()), sum(read(run, stage, padded).values())
+
+    def of(canvas: Tensor) -> float:
+        return sum(read(run, stage, batch, lambda envelope: canvas).values())
+
+    other = noise * theirs.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
+    equal, larger, small, astray = of(theirs), of(1.5 * theirs), of(0.1 * theirs), of(0.1 * other)
+    wrong = []
+    if abs(again - first) > 1e-3 * first:
+        wrong.append(f"with other and more padding the loss is {again:.4f} instead of {first:.4f}")
+    if larger - equal < 0.05:
+        wrong.append(f"features half as large again cost {larger - equal:.3f}")
+    if astray - small < 0.6 * small:
+        wrong.append(f"small features in a wrong direction cost {astray:.3f}, in the right one {small:.3f}")
+    return Finding(
+        not wrong, "; ".join(wrong) if wrong else
+        f"padding {abs(again - first) / first:.0e}; the teacher's own {equal:.2f}, half as large again {larger:.2f}, "
+        f"a tenth {small:.2f}, a tenth astray {astray:.2f}",
+        "padding changes nothing; half as large again costs at least 0.05, astray at least 1.6 times as much as small",
+        "a term without the mask, or a count of the whole canvas: silence is learnt, ranks of runs change\n"
+        "cosine alone (size is free) or squared error alone (direction hardly counts while features are small)",
+        evidence={"loss": first, "padded": again, "teacher": equal, "larger": larger, "small": small, "astray": astray},
+        batch=batch,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------ the student
+@gate(
+    "magnitude",
+    rows="W3 W2",
+    title="the student's features are as large as the teacher's, from the start",
+    reads="model data",
+)
+def magnitude(proof: Proof) -> Finding:
+    """Length of a frame, and of what is left of it without the mean of its place, student over teacher: before training, and of
+    the student that has learnt eight recordings."""
+    run, stage = proof.build(Plan(steps=1))
+    found = {"untrained": _sizes(run, stage, proof)}
+    _, taught, _ = overfitted(proof)
+    found["taught"] = _sizes(run, taught, proof)
+    (size, spread), (late, _) = found["untrained"], found["taught"]
+    ok = 0.5 <= size <= 2 and 0.1 <= spread <= 4 and 0.8 <= late <= 1.25
+    return Finding(
+        ok, f"student over teacher: {size:.2f} before training ({spread:.2f} around the mean), {late:.2f} after eight samples",
+        "0.5 to 2 before (0.1 to 4 around the mean), 0.8 to 1.25 after",
+        "the output scale does not start at the teacher's standard deviation (1.35 is Whisper base's, 1.1 tiny.en's)\n"
+        "no offset per place of the canvas: most of a frame is the mean of its place\nthe scale is not trained",
+        evidence=found,
+    )  # fmt: skip
+
+
+def _sizes(run: Run, stage: Stage, proof: Proof) -> tuple[float, float]:
+    """(mean length of the student's frames over the teacher's, the same around the mean of each place of the batch)."""
+    data = View(
+        stage.data["train"], pick(stage.data["train"], OVERFIT_SAMPLES, proof.cfg.run.seed), draws=proof.cfg.run.seed
+    )
+    batch = fetch(data, list(range(len(data))), None, run.device)
+    with evaluating(stage.model):
+        ours = stage.model(batch["envelope"]).float()
+    theirs, mask = batch["features"], speech(batch)[..., None].float()
+    count = mask.sum(0).clamp_min(1)
+    around = [((x - (x * mask).sum(0) / count).norm(dim=-1) * mask[..., 0]).sum() for x in (ours, theirs)]
+    whole = [(x.norm(dim=-1) * mask[..., 0]).sum() for x in (ours, theirs)]
+    return (whole[0] / whole[1]).item(), (around[0] / around[1]).item()
+
+
+@gate(
+    "alignment",
+    rows="W4",
+    title="what happens in the input at one time moves the features at that time",
+    reads="model data train",
+)
+def alignment(proof: Proof) -> Finding:
+    """One frame of a recording is changed, at eight places; where the canvas changes most is compared with it, in seconds. And the
+    sensor's frames must last as long as the teacher's."""
+    run, stage, _ = rehearsed(proof)
+    data, seed = stage.data["val"], proof.cfg.run.seed
+    batch = fetch(data, pick(data, 8, seed), None, run.device)
+    longest = int(batch["span"].argmax())
+    one = batch["envelope"][longest : longest + 1]
+    frames = int(one.any(-1).sum())
+    places = torch.linspace(4, frames - 5, 8).round().long()
+    changed = one.repeat(len(places), 1, 1)
+    spread = one[one.any(-1)].std(0)
+    changed[torch.arange(len(places)), places] += 2 * spread
+    with evaluating(stage.model):
+        moved = (stage.model(changed) - stage.model(one)).float().norm(dim=-1)  # (8, frames)
+    peak = moved.argmax(1).double().cpu() / whisper.FRAMES_PER_SECOND
+    at = places.double() / lessons.FPS
+    late = (peak - at).median().item()
+    rate = ((peak - peak.mean()) * (at - at.mean())).sum().item() / (at - at.mean()).square().sum().item()
+    seconds = (
+        (batch["envelope"].any(-1).sum(1) / lessons.FPS - batch["span"] / whisper.FRAMES_PER_SECOND).abs().max().item()
+    )
+    ok = abs(late) <= 0.1 and abs(rate - 1) <= 0.1 and seconds <= 0.1
+    return Finding(
+        ok, f"features move {late:+.2f} s from their cause, {rate:.2f} s for a second of input; ends differ by {seconds:.2f} s",
+        "within 0.1 s, 0.9 to 1.1, within 0.1 s",
+        "the sensor's rate is not what the upsampling takes it for: 20 frames a second to 50 is 5 for 2\n"
+        "windows that begin where they should be centred, a causal convolution, frames dropped at the start",
+        evidence={"input": at.tolist(), "features": peak.tolist()},
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------------- the task
+@gate(
+    "head",
+    rows="W5 C4",
+    title="the frozen decoder reads the transcript from the teacher's own features",
+    reads="data loss counts",
+)
+def head(proof: Proof) -> Finding:
+    """The stage's loss with the teacher's features instead of a student's: what its ids, shift and mask are worth."""
+    run, stage = proof.build(Plan(steps=1))
+    data, seed = stage.data["train"], proof.cfg.run.seed
+    batch = fetch(data, pick(data, 16, seed), seed, run.device)
+    with evaluating(stage.model):
+        rest = stage.model(torch.zeros_like(batch["envelope"]))
+    canvas = torch.where(speech(batch)[..., None], batch["features"], rest)
+    nats = sum(read(run, stage, batch, lambda envelope: canvas).values())
+    return Finding(
+        nats <= 0.5, f"{nats:.2f} nats a token from the teacher's own features", "at most 0.5",
+        "labels are shifted twice, or not at all: the decoder is asked for the word after next, or for the one it was given\n"
+        "ids of another tokenizer, a start token twice, pads among the labels", evidence={"nats": nats}, batch=batch,
+    )  # fmt: skip
+
+
+@gate("collapse", rows="W1", title="the features say enough for a frozen decoder to listen to, and it does",
+      reads="model data")  # fmt: skip
+def collapse(proof: Proof) -> Finding:
+    """Centred cosine to the teacher of the student this stage starts from (raw cosine says nothing: the teacher's mean alone has
+    0.7), and the words of eight recordings."""
+    run, stage = proof.build(Plan(steps=1))
+    teacher = whisper.load(proof.cfg.data.teacher, proof.cfg.data.seconds)
+    follows, seed = proof.follows, proof.cfg.run.seed
+    taught = stage.data["train" if follows == "rehearsed" else "val"]
+    data = View(taught, pick(taught, OVERFIT_SAMPLES if follows == "rehearsed" else 64, seed))
+    cosine = run.measure(stage, data)["centred_cosine"]
+    eight = _eight(data)
+    _, after, _ = overfitted(proof)
+    with evaluating(after.model):
+        words = reader(after.model, teacher).write(after.model(eight["envelope"].to(run.device)))
+    different, bar = len(set(words)), TAUGHT[follows]
+    ok = cosine >= bar and different >= len(words) - 1
+    return Finding(
+        ok, f"centred cosine {cosine:.2f}, {different} different transcripts of {len(words)} recordings after the task loss",
+        f"at least {bar:g}, at least {len(words) - 1}",
+        "the first stage did not learn to hear: more epochs, another rate; raw cosine flatters\n"
+        "the task loss on features that say nothing: the decoder answers from its own prior, whatever the input\n"
+        "features without the teacher's mean and scale (see magnitude)",
+        evidence={"centred_cosine": cosine, "transcripts": words}, batch={k: v for k, v in eight.items() if isinstance(v, Tensor)},
+    )  # fmt: skip
+
+
+def _eight(data: Data) -> dict:
+    """Eight samples on the evaluation path."""
+    return data.collate([data.get(i, None) for i in range(min(OVERFIT_SAMPLES, len(data)))])
+
+
+# -------------------------------------------------------------------------------------------------------------- the words
+@monitor("repetition", rows="W8", title="transcripts end, and do not repeat themselves")
+def repetition(history: list[dict[str, float]]) -> Finding:
+    """Share of held-out transcripts that have the same four ids twice or do not end, at the last evaluation."""
+    share = history[-1]["val/repetition"]
+    return Finding(
+        share <= LOOPING, f"{share:.1%} of the transcripts repeat themselves or do not end", f"at most {LOOPING:.0%}",
+        "features the decoder cannot read, so that it follows its own words: longer first stage, more steps of the second\n"
+        "sound that is longer than what was trained on\n"
+        "--no-repeat 4 keeps four ids from standing twice: it mends what is written, not what is heard",
+        evidence={"repetition": [row["val/repetition"] for row in history]},
+    )  # fmt: skip
+
+
+def ladder(rung: str) -> Monitor:
+    """The monitor that names `rung` where the decoder stays deaf to features that are like the teacher's."""
+
+    @monitor("ladder", rows="W7", title="words become right, or the decoder has to learn to read the student")
+    def judge(history: list[dict[str, float]]) -> Finding:
+        """Word error rate in the last third of the evaluations against the third before; at the end: does the student say
+        something, and is anything left to learn?"""
+        third = len(history) // 3
+        if third < 1:
+            return Finding(True, f"{len(history)} evaluations", "3 or more to tell a curve by")
+        rates = [row["val/wer"] for row in history]
+        before, now = (sum(part) / third for part in (rates[-2 * third : -third], rates[-third:]))
+        cosine, different, nats = (history[-1][k] for k in ("val/centred_cosine", "val/different", "train/loss"))
+        says = cosine >= READABLE and different >= VARIED
+        stuck = now > PLATEAU and before - now < SLOPE * before and says and nats > HEARD
+        return Finding(
+            not stuck,
+            f"word error rate {before:.1%}, then {now:.1%}; centred cosine {cosine:.2f}, {different:.0%} of the transcripts "
+            f"different, {nats:.2f} nats a token in training",
+            f"at most {PLATEAU:.0%}, or a tenth less than before (a cosine below {READABLE:g} or under {VARIED:.0%} different: the "
+            f"first stage has to be better; below {HEARD:g} nats: there have to be more lessons)",
+            "the decoder cannot read this student: let it learn to, and watch the word error rate with another's input",
+            evidence={"rung": rung, "before": before, "now": now},
+        )  # fmt: skip
+
+    return judge
+
+
+FEATURES = [agreement, vocabulary, counted, magnitude, alignment]
+TASK = [vocabulary, head, collapse]

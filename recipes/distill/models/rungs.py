@@ -1,0 +1,56 @@
+"""The fallback ladder of distillation into a frozen head (W7): where the features are like the teacher's and the words stay wrong,
+the decoder learns to read the student it has got. First its attention to the features alone, at the student's own rate, then all of
+it at a tenth of that.
+"""
+
+import copy
+from dataclasses import replace
+
+from trainworthy.core.session.stages import Maker
+from trainworthy.recipes.distill.gates import whisper
+from trainworthy.recipes.distill.models.heads import Opened
+
+from trainworthy import core
+
+
+def cross_attention(task: Maker) -> Maker:
+    """The rung on which `task` is trained on with the decoder's attention to the features open."""
+
+    def cross_attention(cfg: core.Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+        stage = opened(task(cfg, run, widened(previous)), cfg, ".encoder_attn.", rate=1.0)
+        return replace(stage, name="cross_attention", monitors=[whisper.repetition, whisper.ladder("head")])
+
+    return cross_attention
+
+
+def head(task: Maker) -> Maker:
+    """The rung on which all of the decoder is open, at a tenth of the student's rate."""
+
+    def head(cfg: core.Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+        stage = opened(task(cfg, run, widened(previous)), cfg, ".decoder.", rate=0.1)
+        return replace(stage, name="head", monitors=[whisper.repetition])
+
+    return head
+
+
+def widened(previous: core.Stage) -> core.Stage:
+    """The stage that is gone on from, with a Whisper of its own for its student: a copy of the teacher, or what learnt before."""
+    model = previous.eval_model
+    if "teacher" not in previous.frozen_modules:
+        raise core.UserError("no decoder to open", got="--words ctc", needed="--words decoder")
+    if not isinstance(model, Opened):
+        model = Opened(model, copy.deepcopy(previous.frozen_modules["teacher"]))
+    return replace(previous, model=model, ema_model=None)
+
+
+def opened(stage: core.Stage, cfg: core.Config, opens: str, *, rate: float) -> core.Stage:
+    """`stage` that also trains the parameters of its Whisper whose names contain `opens`, at that share of the student's rate."""
+    model = stage.model
+    for name, p in model.named_parameters():
+        p.requires_grad_(name.startswith("student.") or opens in name)
+    rates = {"student": cfg.optim.lr, "head": rate * cfg.optim.lr}
+    return replace(
+        stage,
+        optimizers={"main": core.make_optimizer(model, cfg.optim, rates)},
+        expect=replace(stage.expect, frozen=tuple(n for n, p in model.named_parameters() if not p.requires_grad)),
+    )

@@ -1,0 +1,330 @@
+"""Texts to pretrain on: where they come from, and their tokens. A document is one text; it begins and ends with its own tokens."""
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+from trainworthy.core.data.assets import built
+from trainworthy.recipes.llm.data import prose
+from trainworthy.recipes.shared import hub
+
+from trainworthy import core
+
+PAD, BOS, EOS = SPECIAL = ("<|pad|>", "<|begin|>", "<|end|>")
+TABLES = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+PLAIN = (".txt", ".md", ".rst")
+VALIDATION = ("validation", "val", "test")
+# Each turn of a chat is a document, as the model has learnt what one is: no token is new to it when it is fine-tuned.
+CHAT = (
+    "{% for m in messages %}{{ bos_token + m['role'] + '\n' + m['content'] + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ bos_token + 'assistant\n' }}{% endif %}"
+)
+SHORTEST = 16  # tokens of a row that two documents fit into
+FEWEST = 8  # documents to learn from
+
+
+@dataclass
+class Source:
+    """Where the texts come from, and how they are cut."""
+
+    path: str = "prose"
+    """`prose` (of the running Python), a folder of texts (.txt, .md, .rst; each file is a document), one such file (parts between
+    empty lines), a .jsonl, .json, .csv or .parquet file, or `hub:owner/name`."""
+    column: str = "text"
+    """Of a table: the column with the text."""
+    tokenizer: str = "train"
+    """`train` a byte-level BPE on the training texts, or a folder or `owner/name` whose tokenizer is loaded."""
+    vocabulary: int = 2048
+    """Tokens of a trained tokenizer."""
+    context: int = 128
+    """Tokens of a row: what the model reads at once; longer documents are cut, and every token is still asked for once."""
+    stride: int = 64
+    """Validation windows of a longer document begin this far apart: a token has at least context - stride tokens before it."""
+    max_bad: float = 0.01
+    """Share of documents that may be empty or no valid UTF-8; they are left out, counted and named."""
+    streaming: bool = False
+    """Read .jsonl or .parquet files (a file, a folder of them, or the hub) while they are trained on: nothing holds them all."""
+    rows: int = 0
+    """Streamed: rows of an epoch; 0: as many as the size of the files lets expect."""
+
+    def __post_init__(self):
+        if self.streaming and self.path == "prose":
+            raise core.UserError(
+                "--data.streaming reads files",
+                got="the packaged prose",
+                needed="--data.path FILE, FOLDER or hub:owner/name",
+            )
+        if self.rows and not self.streaming:
+            raise core.UserError("--data.rows is for streams", got=self.rows, needed="--data.streaming")
+        if self.context < SHORTEST:
+            raise core.UserError("--data.context is too short", got=self.context, needed=f">= {SHORTEST}")
+        if not 1 <= self.stride < self.context:
+            raise core.UserError(
+                "--data.stride does not fit", got=self.stride, needed=f"1 to {self.context - 1}: below --data.context"
+            )
+        if self.path != "prose" and Path(self.path).exists():
+            self.path = str(Path(self.path).resolve())  # resumable from any folder
+
+
+class Corpus(NamedTuple):
+    """Both splits as tokens."""
+
+    train: list[np.ndarray]
+    """Of each document its tokens (n,), the first BOS, the last EOS."""
+    val: list[np.ndarray]
+    texts: tuple[list[str], list[str]]
+    """The documents as they were, of train and val."""
+    tokenizer: Any
+    sizes: np.ndarray
+    """(V,) bytes of text that each token stands for; none for the special ones."""
+    notes: dict[str, str]
+
+
+def read(source: Source, load: Callable | None = None) -> Corpus:
+    """The corpus, or the part of it that `load` finds (another function than the one below), tokenised once and cached."""
+    return _read(source.path, source.column, source.tokenizer, source.vocabulary, source.max_bad, load)
+
+
+@cache
+def _read(path: str, column: str, name: str, vocabulary: int, max_bad: float, find: Callable | None) -> Corpus:
+    train, val, notes = prose.load() if path == "prose" else (find or load)(path, column, max_bad)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # loader workers are forked
+    known = (
+        name
+        if name == "train"
+        else hub.locate(name, "--data.tokenizer", packaged="train", needs=("tokenizer.json",), weights=False)
+    )
+    mark = sha256("\0".join([*train, "", *val]).encode()).hexdigest()
+
+    def build(folder: Path) -> None:
+        tokenizer = trained(train, vocabulary) if name == "train" else loaded(known)
+        tokenizer.save_pretrained(folder / "tokenizer")
+        for split, documents in (("train", train), ("val", val)):
+            rows = [tokens(tokenizer, text) for text in documents]
+            np.save(folder / f"{split}.npy", np.concatenate(rows))
+            np.save(folder / f"{split}-ends.npy", np.cumsum([len(row) for row in rows]))
+
+    key = {"texts": mark, "tokenizer": known, "vocabulary": vocabulary}
+    folder = built("corpus", key, build, sources=[__file__])
+    tokenizer = loaded(str(folder / "tokenizer"))
+
+    def split(of: str) -> list[np.ndarray]:
+        return np.split(np.load(folder / f"{of}.npy", mmap_mode="r"), np.load(folder / f"{of}-ends.npy")[:-1])
+
+    return Corpus(split("train"), split("val"), (train, val), tokenizer, sizes(tokenizer), notes)
+
+
+# ------------------------------------------------------------------------------------------------------------- tokenizer
+def trained(texts: list[str], vocabulary: int) -> Any:
+    """A byte-level BPE (Sennrich 2016; GPT-2's split) of `texts`: no text is unknown to it, none comes back changed."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if vocabulary < len(letters) + len(SPECIAL):
+        raise core.UserError(
+            "--data.vocabulary is too small",
+            got=vocabulary,
+            needed=f">= {len(letters) + len(SPECIAL)}: every byte is a token",
+        )
+    one = Tokenizer(models.BPE())
+    one.pre_tokenizer, one.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, initial_alphabet=letters, special_tokens=[*SPECIAL], show_progress=False
+    )
+    one.train_from_iterator(texts, trainer)
+    found = PreTrainedTokenizerFast(
+        tokenizer_object=one, pad_token=PAD, bos_token=BOS, eos_token=EOS, clean_up_tokenization_spaces=False
+    )
+    found.chat_template = CHAT
+    return found
+
+
+def loaded(path: str) -> Any:
+    """A tokenizer with a token that begins and one that ends a text; where it has but one of them, that stands for both."""
+    from transformers import AutoTokenizer
+
+    found = AutoTokenizer.from_pretrained(path)
+    both = [t for t in (found.bos_token, found.eos_token) if t is not None]
+    if not both:
+        raise core.UserError(f"the tokenizer of {path} marks no end of a text", needed="an eos_token or a bos_token")
+    found.bos_token, found.eos_token = both[0], both[-1]
+    # Labels are made from lengths, so an eos that is meant stays one.
+    found.pad_token = found.pad_token or found.eos_token
+    return found
+
+
+def tokens(tokenizer: Any, text: str) -> np.ndarray:
+    """(n,) of one document: what begins a text, its own tokens, what ends it. A text that spells a special token has none."""
+    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+    return np.asarray([tokenizer.bos_token_id, *ids, tokenizer.eos_token_id], dtype=np.int32)
+
+
+def sizes(tokenizer: Any) -> np.ndarray:
+    """(V,) bytes of UTF-8 that each token stands for, so that any part of a text can be counted in bytes."""
+    from tokenizers import pre_tokenizers
+
+    letters, special = {*pre_tokenizers.ByteLevel.alphabet()}, {*tokenizer.all_special_ids}
+    found = np.zeros(len(tokenizer), dtype=np.int32)
+    for token, i in tokenizer.get_vocab().items():
+        if i not in special:
+            plain = letters.issuperset(token)  # each letter stands for one byte
+            found[i] = len(token) if plain else len(tokenizer.convert_tokens_to_string([token]).encode())
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------------- files
+def load(path: str, column: str, max_bad: float) -> tuple[list[str], list[str], dict[str, str]]:
+    """(train, val, notes): the splits that are there, else one document in twenty held out, the same whatever the run's seed."""
+    splits = (
+        _table(path, column)
+        if path.startswith("hub:") or Path(path).suffix in TABLES
+        else {"train": _files(Path(path), column)}
+    )
+    notes: dict[str, str] = {}
+    kept = {name: checked(rows, path, name, max_bad, notes) for name, rows in splits.items()}
+    return *apart(kept["train"], next((kept[k] for k in VALIDATION if k in kept), None), path), notes
+
+
+def apart(train: list[str], val: list[str] | None, path: str) -> tuple[list[str], list[str]]:
+    """(train, val): what is held out already, or one document in twenty."""
+    if val is None:
+        sides = [held_out(text) for text in train]
+        train, val = ([t for t, a in zip(train, sides, strict=True) if a is side] for side in (False, True))
+    if len(train) < FEWEST or not val:
+        raise core.UserError(f"--data.path {path}: too little to train on and to hold out", got=f"{len(train)} and {len(val)}",
+                             needed="a few dozen documents",
+                             next="cut the text into documents: empty lines in a file, or one file each")  # fmt: skip
+    return train, val
+
+
+def held_out(text: str) -> bool:
+    """One document in twenty, by its text: equal ones stay on one side."""
+    return crc32(text.encode()) % 20 == 0
+
+
+def checked(
+    rows: Iterable[tuple[str, str | None]], path: str, split: str, max_bad: float, notes: dict[str, str]
+) -> list[str]:
+    """The texts of (place, text or what is wrong with it); too many bad ones are refused, some are counted."""
+    good, bad, total = [], [], 0
+    for place, text in rows:
+        total += 1
+        if wrong := problem(text):
+            bad.append(f"{place} ({wrong})")
+        else:
+            good.append(text)
+    if len(bad) > max_bad * total or not good:
+        raise too_many(bad, f"{path}: {len(bad)} of {total} documents in {split}", max_bad)
+    if bad:
+        notes[f"left out of {split}"] = f"{len(bad)} of {total} documents: {', '.join(bad[:3])}"
+    return good
+
+
+def problem(text: str | None) -> str:
+    """What keeps a document from being learnt from."""
+    if text is None:
+        return "no valid UTF-8"
+    return "" if text.strip() else "empty: nothing in it can be asked for"
+
+
+def too_many(bad: list[str], what: str, max_bad: float) -> core.UserError:
+    return core.UserError(f"--data.path {what} cannot be learnt from",
+                          got=", ".join(bad[:3]) + " ..." * (len(bad) > 3) or "no documents",
+                          needed=f"at most {max_bad:.1%} (--data.max-bad)",
+                          cause="another encoding, empty rows or files, or the wrong column",
+                          next="convert to UTF-8, or mend the files named")  # fmt: skip
+
+
+def _files(path: Path, column: str) -> list[tuple[str, str | None]]:
+    """(place, text) of a folder's files, or of the parts of one file that empty lines set apart."""
+    if not path.exists():
+        raise core.UserError(f"--data.path {path}: no such file or folder", needed=f"prose, a folder of {', '.join(PLAIN)} files, "
+                             f"a {', '.join(TABLES)} file, or hub:owner/name")  # fmt: skip
+    files = sorted(p for p in path.rglob("*") if p.suffix in PLAIN) if path.is_dir() else [path]
+    if not files:
+        found = sorted({p.suffix or p.name for p in path.rglob("*") if p.is_file()})
+        raise core.UserError(
+            f"--data.path {path}: no texts in it", got=", ".join(found[:8]) or "nothing", needed=", ".join(PLAIN)
+        )
+    found: list[tuple[str, str | None]] = []
+    for file in files:
+        try:
+            text = file.read_bytes().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            found.append((f"{file.name} at byte {error.start}", None))
+            continue
+        if path.is_dir():
+            found.append((file.name, text))
+        else:
+            parts = [p for p in text.split("\n\n") if p.strip()] or [text]
+            found += [(f"part {i} of {file.name}", part) for i, part in enumerate(parts)]
+    return found
+
+
+def _table(path: str, column: str) -> dict[str, list[tuple[str, str | None]]]:
+    """Splits of a file or of a data set on the hub, as `datasets` reads them."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    if path.startswith("hub:"):
+        splits = hub.tables(path)
+    else:
+        file = Path(path)
+        if not file.is_file():
+            raise core.UserError(
+                f"--data.path {path}: no such file", needed=f"a {', '.join(TABLES)} file, a folder, or hub:owner/name"
+            )
+        if file.suffix in (".jsonl", ".json"):  # read plainly: what is wrong is then told by its line
+            return {"train": _lines(file, column)}
+        try:
+            splits = datasets.load_dataset(TABLES[file.suffix], data_files={"train": str(file)})
+        except (UnicodeDecodeError, datasets.exceptions.DatasetGenerationError) as error:
+            raise hub.unreadable(file, error) from None
+    for name, rows in splits.items():
+        has_column(rows.features, column, f"{name} of {path}")
+    return {name: [(f"row {i}", row[column]) for i, row in enumerate(rows)] for name, rows in splits.items()}
+
+
+def _lines(file: Path, column: str) -> list[tuple[str, str | None]]:
+    """Rows of a JSON file: one object a line, or one list of objects."""
+    found: list[tuple[str, str | None]] = []
+    content = file.read_bytes()
+    lines = [content] if content[:1] == b"[" else content.splitlines()
+    for i, line in enumerate(lines, 1):
+        found += [(f"line {i}", text) for _, text in parsed(line, f"line {i} of {file}", column)]
+    return found
+
+
+def parsed(line: bytes, place: str, column: str) -> list[tuple[str, str | None]]:
+    """(place, text) of a line's object, or of each in its list; no text where it is no UTF-8."""
+    try:
+        rows = json.loads(line.decode()) if line.strip() else []
+    except UnicodeDecodeError:
+        return [(place, None)]
+    except json.JSONDecodeError as error:
+        got = f"{error.msg} at column {error.colno}"
+        raise core.UserError(f"{place} is no JSON", got=got, needed="one object a line") from None
+    found: list[tuple[str, str | None]] = []
+    for row in rows if isinstance(rows, list) else [rows]:
+        if not isinstance(row, dict) or not isinstance(row.get(column), str):
+            got = {k: type(v).__name__ for k, v in row.items()} if isinstance(row, dict) else {}
+            has_column(got, column, place)
+        found.append((place, row[column]))
+    return found
+
+
+def has_column(columns: dict[str, Any], column: str, where: str) -> None:
+    """Told by name and type."""
+    kind = columns.get(column)
+    if getattr(kind, "dtype", kind) not in ("string", "large_string"):
+        got = ", ".join(f"{k} ({getattr(v, 'dtype', v)})" for k, v in columns.items()) or "no object"
+        raise core.UserError(f"{where} has no text in column '{column}'", got=got, needed=f"'{column}' (str)",
+                             next="--data.column NAME")  # fmt: skip

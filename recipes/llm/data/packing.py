@@ -1,0 +1,110 @@
+"""Documents packed into rows: nothing is lost, nothing is cut that fits, no document sees or predicts another.
+
+A document that is longer than a row is read in windows; whatever lies in a row begins at position 0, which is what isolates it.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainworthy import core
+
+IGNORED = -100
+
+
+class Window(NamedTuple):
+    """A part of a document that is read at once."""
+
+    document: int
+    start: int
+    end: int
+    scored: int
+    """Tokens from here on are asked for; those before it are only read."""
+
+
+def windows(lengths: list[int], context: int, stride: int) -> list[Window]:
+    """Windows of at most `context` tokens, `stride` apart; each token but a document's first is asked for in exactly one, the
+    first that holds it with a token before it. At a stride of context - 1 windows share the one token that the next begins with."""
+    found = []
+    for document, n in enumerate(lengths):
+        start, scored = 0, 1
+        while scored < n:
+            end = min(start + context, n)
+            found.append(Window(document, start, end, scored))
+            start, scored = start + stride, end
+    return found
+
+
+def best_fit(lengths: list[int], room: int) -> list[list[int]]:
+    """Rows of indices: the longest first, each into the row whose room it leaves least of (Ding 2024, arXiv 2404.10830)."""
+    rows: list[list[int]] = []
+    free: list[list[int]] = [[] for _ in range(room + 1)]  # rows by the room that is left in them
+    some = 0  # bit k: there is a row with room for k
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        n = lengths[i]
+        if fitting := some >> n:
+            left = n + (fitting & -fitting).bit_length() - 1
+            row = free[left].pop()
+            if not free[left]:
+                some &= ~(1 << left)
+            rows[row].append(i)
+        else:
+            left, row = room, len(rows)
+            rows.append([i])
+        free[left - n].append(row)
+        some |= 1 << left - n
+    return rows
+
+
+class Packed(core.Data):
+    """Rows of documents as tokens: ids, labels and positions, each (context,)."""
+
+    def __init__(self, documents: list[np.ndarray], *, context: int, stride: int, tokenizer: Any, sizes: np.ndarray,
+                 some: list[Window] | None = None):  # fmt: skip
+        self.documents, self.context, self.stride, self.tokenizer, self.sizes = (
+            documents,
+            context,
+            stride,
+            tokenizer,
+            sizes,
+        )
+        self.windows = windows([len(d) for d in documents], context, stride) if some is None else some
+        self.rows = best_fit([w.end - w.start for w in self.windows], context)
+        self.fields = {"input_ids": core.Field("input", low=0, high=len(sizes) - 1), "text": core.Field("source"),
+                       "labels": core.Field("target", low=IGNORED, high=len(sizes) - 1)}  # fmt: skip
+        asked = sum(w.end - w.scored for w in self.windows)
+        full = sum(w.end - w.start for w in self.windows) / max(1, len(self.rows) * context)
+        cut = sum(len(d) > context for d in documents)
+        self.notes = {
+            "packed": f"{len(documents):,} documents in {len(self.rows):,} rows of {context}, {full:.1%} full; {asked:,} tokens "
+            f"asked for, none lost; {cut:,} documents are longer than a row: read in windows {stride} apart"
+        }
+
+    def among(self, documents: list[np.ndarray]) -> "Packed":
+        """Other documents, packed alike."""
+        return type(self)(
+            documents, context=self.context, stride=self.stride, tokenizer=self.tokenizer, sizes=self.sizes
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor | str]:
+        ids, labels, positions = (torch.zeros(self.context, dtype=torch.long) for _ in range(3))
+        labels += IGNORED
+        ids += self.tokenizer.pad_token_id
+        at = 0
+        for window in (self.windows[i] for i in self.rows[index]):
+            tokens = torch.from_numpy(self.documents[window.document][window.start : window.end].astype(np.int64))
+            end, first = at + len(tokens), window.scored - window.start
+            ids[at:end] = tokens
+            labels[at + first : end] = tokens[first:]
+            positions[at:end] = torch.arange(len(tokens))
+            at = end
+        # The padding is a document of its own, of which nothing is asked.
+        positions[at:] = torch.arange(self.context - at)
+        size = torch.tensor(int(self.sizes[labels[labels != IGNORED].numpy()].sum()))
+        text = self.tokenizer.decode(ids[:at], skip_special_tokens=True)
+        return {"input_ids": ids, "labels": labels, "position_ids": positions, "bytes": size, "text": text}

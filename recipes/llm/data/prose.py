@@ -1,0 +1,97 @@
+"""Prose that every Python brings along: its manual (`pydoc_data.topics`), cut into the sections it is made of, and the docstrings
+of the standard library's modules, classes and functions (PSF licence).
+
+Cached per Python: the texts are those of the one that runs, and a data set's notes say which. Topics quote each other whole, so
+every paragraph is taken once. The split is by section and by top-level module, the same whatever the run's seed; what is left to
+train on loses every paragraph that shares eight words in a row with a held-out text.
+"""
+
+import ast
+import json
+import platform
+import re
+import sysconfig
+from collections.abc import Iterator
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from zlib import crc32
+
+from trainworthy.core.data import texts
+from trainworthy.core.data.assets import built
+from trainworthy.recipes.llm.data import docstrings
+
+FEWEST = 12  # words; a shorter text is a label
+SHINGLE = 8  # words in a row that no two authors write alike by chance
+HELD_OUT = 12  # one section or module in so many
+
+
+@cache
+def load() -> tuple[list[str], list[str], dict[str, str]]:
+    """(train documents, val documents, notes)."""
+
+    def build(folder: Path) -> None:
+        (folder / "texts.json").write_text(json.dumps([*manual(), *library(Path(sysconfig.get_paths()["stdlib"]))]))
+
+    folder = built("prose", {"python": platform.python_version()}, build, sources=[__file__, docstrings.__file__])
+    found = json.loads((folder / "texts.json").read_text())
+    train, val, told = split(found)
+    mark = sha256("\n".join(text for _, text in found).encode()).hexdigest()[:12]
+    return (
+        train,
+        val,
+        {"source": f"manual and docstrings of Python {platform.python_version()}, SHA-256 {mark}", "left out": told},
+    )
+
+
+def manual() -> Iterator[tuple[str, str]]:
+    """(heading, text) of each section of the manual; a heading is underlined, and the first line of its section."""
+    from pydoc_data.topics import topics
+
+    for _, topic in sorted(topics.items()):
+        for part in re.split(r"(?m)^(?=\S.*\n([*=\-~^\"])\1+$)", topic.strip())[::2]:
+            if part.strip():
+                yield part.strip().split("\n")[0], part.strip("\n")
+
+
+def library(root: Path) -> Iterator[tuple[str, str]]:
+    """(top-level module, docstring) of everything documented under `root`; nothing is imported."""
+    for path in sorted(root.rglob("*.py")):
+        place = path.relative_to(root).parts
+        if docstrings.SKIPPED & {*place}:
+            continue
+        try:
+            tree = ast.parse(path.read_bytes())
+        except SyntaxError:  # some of the library's files are wrong on purpose
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield place[0].removesuffix(".py"), ast.get_docstring(node) or ""
+
+
+def split(found: list[tuple[str, str]]) -> tuple[list[str], list[str], str]:
+    """(train, val, what was left out): texts with the name of what they belong to, by that name."""
+    seen: set[str] = set()
+    sides: tuple[list[list[str]], list[list[str]]] = [], []
+    read = 0
+    for name, text in found:
+        if len(texts.words(text)) < FEWEST:
+            continue
+        paragraphs = [p.rstrip() for p in re.split(r"\n\s*\n", text) if p.strip()]
+        read += len(paragraphs)
+        new = [p for p in paragraphs if (n := texts.normal(p)) not in seen and not seen.add(n)]
+        sides[crc32(texts.normal(name).encode()) % HELD_OUT == 0].append(new)
+    known = {s for document in sides[1] for p in document for s in shingles(p)}
+    kept = [[p for p in document if not known & shingles(p)] for document in sides[0]]
+    shared = sum(map(len, sides[0])) - sum(map(len, kept))
+    told = f"of {read:,} paragraphs {read - len(seen):,} that stand there twice, {shared:,} that share {SHINGLE} words with val"
+    train, val = (
+        ["\n\n".join(d) for d in side if len(texts.words(" ".join(d))) >= FEWEST] for side in (kept, sides[1])
+    )
+    return train, val, told
+
+
+def shingles(text: str) -> set[tuple[str, ...]]:
+    """Every `SHINGLE` words in a row."""
+    words = texts.words(text)
+    return {tuple(words[i : i + SHINGLE]) for i in range(len(words) - SHINGLE + 1)}

@@ -1,0 +1,347 @@
+"""Texts that are read while they are trained on, from .jsonl or .parquet files on this disk or the hub; nothing holds them all.
+
+Which row of tokens is which follows from the files, the tokenizer and the context alone, so a resumed run goes on bit for bit.
+Files are cut into blocks (row groups, or a megabyte of lines), blocks are dealt to lanes, and a lane is read from its beginning,
+a stretch of `ROWS` packed rows at a time. Where a stretch begins is known once the one before it has been read, and then noted in
+the cache: a resumed run starts there (without the cache it reads up to there again). Row i belongs to lane i % lanes, so of
+several processes each reads lanes of its own.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from functools import cache, cached_property, lru_cache
+from hashlib import sha256
+from itertools import chain, count
+from pathlib import Path
+from threading import RLock
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from trainworthy.core.base import seeds
+from trainworthy.core.data.assets import cache_dir
+from trainworthy.recipes.llm.data import documents, packing
+from trainworthy.recipes.llm.data.packing import Packed, best_fit, windows
+from trainworthy.recipes.shared import hub
+
+from trainworthy import core
+
+LANES = 8  # read side by side; a multiple of the usual numbers of processes
+ROWS = 64  # of a stretch, which are shuffled together and packed together
+BLOCK = 1 << 20  # bytes of lines
+SAMPLE = 4 << 20  # bytes of text that are read before: for the tokenizer, the frequencies, and what is held out
+FEW = 2  # bad documents that any block may have
+
+
+class Block(NamedTuple):
+    """A part of a file: bytes from `start` to `end` of lines, or row group `start` of a parquet file."""
+
+    url: str
+    start: int
+    end: int
+    size: int
+    """Bytes of the lines, or of the column before compression."""
+
+
+class Cursor(NamedTuple):
+    """Where a stretch begins."""
+
+    block: int = 0
+    """Of its lane; after the last one the first comes again."""
+    document: int = 0
+    window: int = 0
+
+
+# ----------------------------------------------------------------------------------------------------------------- files
+@cache
+def blocks(path: str, column: str) -> dict[str, list[Block]]:
+    """{split: its blocks, in an order of their own}; nothing but sizes and schemas is read."""
+    files = {"train": [path]} if Path(path).is_file() else _listed(path)
+    if "train" not in files:
+        raise core.UserError(f"--data.path {path} has no split to learn from", got=", ".join(files) or "no data files",
+                             needed="train")  # fmt: skip
+    held_out = next((split for split in documents.VALIDATION if split in files), None)
+    found = {}
+    for split in ("train", held_out) if held_out else ("train",):
+        cut = [block for url in files[split] for block in _cut(url, column)]
+        found[split] = [cut[i] for i in seeds.permutation(len(cut), "blocks", split)]
+    return found
+
+
+def _listed(path: str) -> dict[str, list[str]]:
+    """{split: files} of a folder or of a data set on the hub."""
+    import datasets
+
+    try:
+        found = datasets.load_dataset_builder(*hub.named(path)).config.data_files
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise core.UserError(f"--data.path {path} cannot be streamed", got=str(error.__cause__ or error).splitlines()[0][:200],
+                             needed="a .jsonl or .parquet file, a folder of them, or hub:owner/name",
+                             cause="no such folder, no network, or a private data set") from None  # fmt: skip
+    return {str(split): list(files) for split, files in (found or {}).items()}
+
+
+def _cut(url: str, column: str) -> list[Block]:
+    if url.endswith(".parquet"):
+        groups = map(_rows(url, column).row_group, range(_rows(url, column).num_row_groups))
+        sizes = [sum(g.column(i).total_uncompressed_size for i in range(g.num_columns) if g.column(i).path_in_schema == column)
+                 for g in groups]  # fmt: skip
+        return [Block(url, i, i + 1, size) for i, size in enumerate(sizes)]
+    if not url.endswith((".jsonl", ".json")):
+        raise core.UserError(f"{url} cannot be streamed", got=Path(url).suffix, needed=".jsonl or .parquet",
+                             cause="a file that is packed has to be read from its beginning",
+                             next="leave --data.streaming out")  # fmt: skip
+    with _opened(url) as file:
+        size = file.seek(0, 2)
+    step = max(1, min(BLOCK, math.ceil(size / LANES)))
+    return [Block(url, a, min(a + step, size), min(step, size - a)) for a in range(0, size, step)]
+
+
+@cache
+def _rows(url: str, column: str) -> Any:
+    """The metadata of a parquet file that has the column."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with _opened(url) as file:
+            found = pq.ParquetFile(file)
+    except (pa.ArrowException, OSError) as error:
+        raise core.UserError(f"{url} cannot be read", got=str(error).splitlines()[0], needed="a parquet file",
+                             cause="a damaged or unfinished download") from None  # fmt: skip
+    documents.has_column({f.name: str(f.type) for f in found.schema_arrow}, column, url)
+    return found.metadata
+
+
+def _opened(url: str) -> Any:
+    import fsspec
+
+    return fsspec.open(url, "rb").open()
+
+
+def texts(block: Block, column: str) -> Iterator[tuple[str, str | None]]:
+    """(place, text or None where there is none to be had) of each document that begins in the block."""
+    name = block.url.rsplit("/", 1)[-1]
+    with _opened(block.url) as file:
+        if block.url.endswith(".parquet"):
+            yield from _of_rows(block, file, column, name)
+            return
+        file.seek(max(0, block.start - 1))
+        if block.start:
+            file.readline()  # it began in the block before
+        while (at := file.tell()) < block.end:
+            yield from documents.parsed(file.readline(), f"the line at byte {at:,} of {name}", column)
+
+
+def _of_rows(block: Block, file: Any, column: str, name: str) -> Iterator[tuple[str, str | None]]:
+    import pyarrow.parquet as pq
+
+    group = pq.ParquetFile(file, metadata=_rows(block.url, column))
+    row = 0
+    for part in group.iter_batches(256, row_groups=[block.start], columns=[column], use_threads=False):
+        for value in part.column(0):
+            try:
+                text = value.as_py()
+            except UnicodeDecodeError:
+                text = None
+            yield f"row {row} of row group {block.start} of {name}", text
+            row += 1
+
+
+# ----------------------------------------------------------------------------------------------------------------- lanes
+class Lanes:
+    """The blocks of a split, each lane an endless stream of documents, and the stretches of rows that are packed from it."""
+
+    def __init__(self, source: documents.Source, tokenizer: Any, sizes: np.ndarray):
+        splits = blocks(source.path, source.column)
+        self.source, self.tokenizer, self.sizes = source, tokenizer, sizes
+        self.blocks, self.apart = splits["train"], len(splits) == 1
+        self.n = min(LANES, len(self.blocks))
+        self.lock = RLock()  # loader threads share a tokenizer
+        # A document may reach over stretches.
+        self.tokens = lru_cache(2 * LANES)(lambda text: documents.tokens(tokenizer, text))
+        self.stretch = lru_cache(3 * LANES)(self._stretch)
+        self.starts = [[Cursor()] for _ in range(self.n)]
+        self.going: dict[int, tuple] = {}  # by lane: (process, where it stands), documents read ahead, the rest
+        code = [Path(module.__file__).read_bytes() for module in (documents, packing)] + [Path(__file__).read_bytes()]
+        key = [tokenizer.backend_tokenizer.to_str(), tokenizer.bos_token_id, tokenizer.eos_token_id, source.context, source.column,
+               *([*block, stamp(block.url)] for block in self.blocks)]  # fmt: skip
+        mark = sha256(json.dumps(key).encode() + b"".join(code)).hexdigest()[:16]
+        self.folder = cache_dir() / "streams" / mark
+
+    @cached_property
+    def share(self) -> float:
+        """Bytes of text in a byte of a block."""
+        found = sum(len((text or "").encode()) for _, text in texts(self.blocks[0], self.source.column))
+        return found / self.blocks[0].size
+
+    def documents(self, lane: int, start: Cursor) -> Iterator[tuple[int, int, str]]:
+        """(block, document in it, text) from a cursor on, for ever. Bad documents are left out; a block with too many ends it."""
+        mine = self.blocks[lane :: self.n]
+        last = start.block  # that had something to learn from
+        for b in count(start.block):
+            bad, n = [], 0
+            for d, (place, text) in enumerate(texts(mine[b % len(mine)], self.source.column)):
+                n += 1
+                if problem := documents.problem(text):
+                    bad.append(f"{place} ({problem})")
+                elif not (self.apart and documents.held_out(text)):
+                    last = b
+                    if b > start.block or d >= start.document:
+                        yield b, d, text
+            if len(bad) > max(FEW, self.source.max_bad * n):
+                raise documents.too_many(
+                    bad, f"{self.source.path}: {len(bad)} of {n} documents in one block", self.source.max_bad
+                )
+            if b - last > len(mine):
+                raise core.UserError(f"--data.path {self.source.path}: nothing to learn from in a lane of {len(mine)} blocks",
+                                     needed="documents")  # fmt: skip
+
+    def _stretch(self, lane: int, number: int) -> Packed:
+        """`ROWS` rows of a lane: as many windows, in their order, as they hold."""
+        context, start = self.source.context, self.start(lane, number)
+        where, before, rest = self.going.pop(lane, (None, [], None))
+        if where != (os.getpid(), start):  # a file that is open in another process, too, has one place for both
+            before, rest = [], self.documents(lane, start)
+        taken, rows, found, places, total = [], [], [], [], 0
+        for b, d, text in chain(before, rest):
+            row = self.tokens(text)
+            first = start.window if (b, d) == start[:2] else 0
+            some = windows([len(row)], context, context - 1)[first:]
+            found += [w._replace(document=len(rows)) for w in some]
+            places += [Cursor(b, d, first + i) for i in range(len(some))]
+            taken.append((b, d, text))
+            rows.append(row)
+            total += sum(w.end - w.start for w in some)
+            if total > ROWS * context:
+                break
+        lengths = [w.end - w.start for w in found]
+        n = int(np.searchsorted(np.cumsum(lengths), ROWS * context, side="right"))
+        while (over := len(best_fit(lengths[:n], context)) - ROWS) > 0:
+            n -= over  # a window less is a row less at most
+        self.note(lane, number + 1, places[n])
+        self.going[lane] = (os.getpid(), places[n]), taken[found[n].document :] + before[len(taken) :], rest
+        made = Packed(
+            rows, context=context, stride=context - 1, tokenizer=self.tokenizer, sizes=self.sizes, some=found[:n]
+        )
+        made.rows += [[]] * (ROWS - len(made.rows))
+        return made
+
+    def start(self, lane: int, number: int) -> Cursor:
+        """Where a stretch begins: noted before, in this process or another, or found by reading all that stands before it."""
+        known, file = self.starts[lane], self.folder / str(lane)
+        if number >= len(known) and file.exists():
+            for line in file.read_text().splitlines(keepends=True):
+                place = line.split()
+                if line.endswith("\n") and len(place) == 4 and int(place[0]) == len(known):
+                    known.append(Cursor(*map(int, place[1:])))
+        while number >= len(known):
+            self._stretch(lane, len(known) - 1)
+        return known[number]
+
+    def note(self, lane: int, number: int, place: Cursor) -> None:
+        """What follows from the files is noted once; whoever notes it meanwhile notes the same."""
+        if number == len(self.starts[lane]):
+            self.starts[lane].append(place)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / str(lane)).open("a") as file:
+                file.write(f"{number} {place.block} {place.document} {place.window}\n")
+
+
+def stamp(url: str) -> list[int]:
+    """Changes when a file on this disk does; the hub's names hold the version."""
+    if not Path(url).exists():
+        return []
+    found = Path(url).stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+@cache
+def _lanes(path: str, column: str, context: int, max_bad: float, tokenizer: Any) -> Lanes:
+    source = documents.Source(path=path, column=column, context=context, stride=1, max_bad=max_bad)
+    return Lanes(source, tokenizer, documents.sizes(tokenizer))
+
+
+# -------------------------------------------------------------------------------------------------------------- data set
+def sample(path: str, column: str, max_bad: float) -> tuple[list[str], list[str], dict[str, str]]:
+    """(train, val, notes) of the first documents of the first blocks, as `documents.load` has them of all."""
+    splits, notes = blocks(path, column), {}
+    kept = {}
+    for split, found in splits.items():
+        rows, left = [], SAMPLE if split == "train" else SAMPLE // LANES
+        most = left // max(1, min(LANES, len(found)))
+        for block in found:
+            size = 0
+            for place, text in texts(block, column):
+                rows.append((place, text))
+                size += len((text or "").encode())
+                if size >= most:
+                    break
+            left -= size
+            if left <= 0:
+                break
+        kept[split] = documents.checked(rows, path, split, max_bad, notes)
+    train, *given = kept.values()
+    return *documents.apart(train, given[0] if given else None, path), notes
+
+
+def rows(corpus: documents.Corpus, source: documents.Source, **how: Any) -> Packed:
+    """What is trained on: rows of the whole corpus, or of its stream."""
+    if source.streaming:
+        return Streamed(corpus, source, **how)
+    return Packed(corpus.train, stride=source.context - 1, **how)
+
+
+class Streamed(Packed):
+    """`rows` rows of a stream, 0: as many as its size lets expect; what counts and gates look at are the documents of `sample`."""
+
+    def __init__(self, corpus: documents.Corpus, source: documents.Source, **how: Any):
+        super().__init__(corpus.train, stride=source.context - 1, **how)
+        self.lanes = _lanes(source.path, source.column, source.context, source.max_bad, corpus.tokenizer)
+        some, n = self.lanes.blocks, self.lanes.n
+        expected = self.expected(corpus)
+        self.total = max(1, (source.rows or expected) // n) * n
+        self.notes = {
+            "streamed": f"{self.total:,} rows of {source.context} an epoch; {expected:,} expected in {len(some):,} blocks of "
+            f"{len({b.url for b in some}):,} files, {n} lanes; counted are {len(corpus.train):,} documents, the others are read "
+            f"while they are trained on"
+        }
+
+    def expected(self, corpus: documents.Corpus) -> int:
+        """Rows of the whole stream, by what its first documents take."""
+        size = sum(b.size for b in self.lanes.blocks) * self.lanes.share * (19 / 20 if self.lanes.apart else 1)
+        tokens = sum(map(len, corpus.train)) / sum(len(text.encode()) for text in corpus.texts[0])
+        return int(size * tokens / self.context)
+
+    def among(self, documents: list[np.ndarray]) -> Packed:
+        return Packed(documents, context=self.context, stride=self.stride, tokenizer=self.tokenizer, sizes=self.sizes)
+
+    def __len__(self) -> int:
+        return self.total
+
+    def read(self, index: int) -> dict[str, Tensor | str]:
+        lane, place = index % self.lanes.n, index // self.lanes.n
+        with self.lanes.lock:
+            return self.lanes.stretch(lane, place // ROWS).get(place % ROWS, None)
+
+    def make(self, index: int, got: dict, generator: torch.Generator | None) -> dict[str, Tensor | str]:
+        return got
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor | str]:
+        return self.read(index)
+
+    def order(self, *parts: int | str) -> Tensor:
+        """Stretches as they come, lanes in turn, the rows of a stretch shuffled: each is read once."""
+        drawn, found = seeds.permutation(len(self), *parts), torch.empty(len(self), dtype=torch.long)
+        for lane in range(self.lanes.n):
+            mine = torch.arange(lane, len(self), self.lanes.n)
+            stretch = torch.arange(len(mine)) // ROWS
+            found[lane :: self.lanes.n] = mine[(stretch * len(self) + drawn[mine]).argsort()]
+        return found
+
+    def representative(self, count: int) -> range:
+        """The first: what lies further off would have to be read up to."""
+        return range(count)

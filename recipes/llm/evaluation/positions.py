@@ -1,0 +1,36 @@
+"""How well a token is known that stands so far into what is read at once: what a longer context is worth, and where it breaks."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from trainworthy import core
+
+BINS = 16
+
+
+def perplexity(scores: Callable[[dict], tuple[Tensor, Tensor, Tensor]], batches: Iterable[dict], context: int,
+               gather: Callable[[Tensor], Tensor]) -> Tensor:  # fmt: skip
+    """(BINS,) over as many equal parts of a row of `context` tokens; NaN where none is asked for. `scores` of a batch: (negative
+    log-likelihood in nats, log Z, is it asked for?) of each token after the first, (B, T - 1) all."""
+    rows = []
+    for batch in batches:
+        (nll, _, asked), place = scores(batch), batch["position_ids"][:, 1:]
+        part = (place * BINS // context).clamp_max(BINS - 1)
+        sums = torch.zeros(2, len(nll), BINS, dtype=torch.float64, device=nll.device)
+        sums[0].scatter_add_(1, part, (nll * asked).double())
+        sums[1].scatter_add_(1, part, asked.double())
+        rows.append(sums.transpose(0, 1).float())  # (B, 2, BINS)
+    nats, tokens = gather(torch.cat(rows)).double().sum(0)
+    return (nats / tokens).exp().cpu()
+
+
+def figure(curves: dict[str, Tensor], context: int, learnt: int) -> core.Points:
+    """Perplexity (BINS,) of each model, by name, the first of them the one that is reported."""
+    places, (first, *_) = (torch.arange(BINS) + 0.5) * context / BINS, curves.values()
+    there = first.isfinite()  # for all of them: they are asked the same
+    note = f"Tokens by their place in what is read at once, {BINS} parts of {context / BINS:g}."
+    note += f" Learnt before: up to {learnt}." if learnt else ""
+    named = {name: curve[there] for name, curve in curves.items()} if len(curves) > 1 else {}
+    return core.Points(places[there], first[there], axes=("position", "perplexity"), note=note, named=named)

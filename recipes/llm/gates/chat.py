@@ -1,0 +1,402 @@
+"""What must be proved of a chat model's examples and answers: the template, what is scored, what generation is asked, padding."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.data.loader import to_device
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
+from trainworthy.core.gates.learning import overfitted
+from trainworthy.core.loop.run import Run, evaluating
+from trainworthy.core.recipe.stage import Data, Stage, View
+from trainworthy.recipes.llm.data.pairs import IGNORED, Chat
+from trainworthy.recipes.llm.models import loading
+
+SAMPLES = 3
+
+
+def of(chat: Chat, *, packed: bool, exports_whole: bool = False) -> list[Gate]:
+    """The gates of a recipe whose pairs `chat` renders, and which generates."""
+    last = [asked(chat), padding(), *[merged(chat)] * exports_whole]
+    return [*of_answers(chat, ("completion",)), *[isolation] * packed, *last]
+
+
+def of_answers(chat: Chat, answers: tuple[str, ...]) -> list[Gate]:
+    """The gates on what reaches the loss: a batch has a row for each sample's first of `answers`, then for each sample's second."""
+    return [template(chat, answers), scored(chat, answers)]
+
+
+def rows_of(batch: dict) -> dict:
+    """The tensors of a batch, a text in each row: of (B, 2, T), two answers to each prompt, all first ones and then all second."""
+    return {
+        k: v.transpose(0, 1).flatten(0, 1) if v.dim() == 3 else v for k, v in batch.items() if isinstance(v, Tensor)
+    }
+
+
+def shown(tokenizer: Any, batch: dict) -> list[str]:
+    """The rows of a batch as text, without padding; what is scored in [[double brackets]]."""
+    batch = rows_of(batch)
+    rows = zip(batch["input_ids"], batch["labels"], batch["attention_mask"].bool(), strict=True)
+    return [_marked(tokenizer, ids[mask].tolist(), (labels[mask] != IGNORED).tolist()) for ids, labels, mask in rows]
+
+
+def _marked(tokenizer: Any, ids: list[int], scored: list[bool]) -> str:
+    text, inside = "", False
+    for token, now in zip(ids, scored, strict=True):
+        if now != inside:
+            text += "[[" if now else "]]"
+            inside = now
+        text += tokenizer.decode([token])
+    return text + "]]" * inside
+
+
+def backbone(model: nn.Module) -> nn.Module:
+    """What makes the hidden states: the transformer under the head, under an adapter too."""
+    bare = model.get_base_model() if hasattr(model, "peft_config") else model
+    return bare.base_model
+
+
+def felt(run: Run, stage: Stage, batch: dict) -> Tensor:
+    """Where the loss has a gradient with respect to the last hidden states, (rows, T): what it reads, whatever labels say."""
+    states: list[Tensor] = []
+
+    def keep(_module, _args, out) -> None:
+        if out.last_hidden_state.requires_grad:  # a reference's do not
+            states.append(out.last_hidden_state)
+
+    hook = backbone(stage.model).register_forward_hook(keep)
+    try:
+        with torch.enable_grad(), run.autocast():
+            total = sum(stage.loss(stage.model, batch).values())
+        grads = torch.autograd.grad(total, states, allow_unused=True)  # nothing is left on the weights
+    finally:
+        hook.remove()
+    return sum(g.abs().sum(-1) for g in grads if g is not None) > 0
+
+
+def some(data: Data, seed: int) -> list[int]:
+    """Samples to look at: the longest of a few dozen (what truncation meets first), and others."""
+    order = pick(data, 32, seed)
+    longest = max(order, key=lambda i: sum(len(v) for v in data.get(i, None).values() if isinstance(v, str)))
+    return [longest, *(i for i in order if i != longest)][:SAMPLES]
+
+
+def reference(chat: Chat, prompt: str, completion: str) -> tuple[list[int], list[int]]:
+    """(ids before the answer, ids of the answer with the token that ends it), as the tokenizer's own template has them."""
+    turns = chat.turns(prompt)
+    before = chat.render(turns, prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
+    whole = [*turns, {"role": "assistant", "content": completion}]
+    answer = chat.render(whole, prompt, return_dict=True)["input_ids"][len(before) :]
+    return before, answer[: answer.index(chat.tokenizer.eos_token_id) + 1]
+
+
+def answered(chat: Chat, prompt: str, before: list[int]) -> set[int]:
+    """Positions in `before`, the ids of a conversation, that are what the assistant says there, and the tokens that end its turns:
+    between what the template puts with the turn and what it puts without."""
+    turns, found = chat.turns(prompt), set()
+    for k in chat.answered(turns):
+        start = len(chat.render(turns[:k], prompt, add_generation_prompt=True, return_dict=True)["input_ids"])
+        end = len(chat.render(turns[: k + 1], prompt, return_dict=True)["input_ids"])
+        last = max(i for i in range(start, end) if before[i] == chat.tokenizer.eos_token_id)
+        found |= set(range(start, last + 1))
+    return found
+
+
+def quoting(chat: Chat, sample: dict[str, str], answer: str) -> dict[str, str]:
+    """The sample with what opens an answer, and its answer, quoted in its prompt: who looks for them as text finds them twice."""
+    turns = chat.turns(sample["prompt"])
+    plain = chat.render(turns, sample["prompt"], return_dict=True)["input_ids"]
+    marker = chat.tokenizer.decode(chat.ask(turns, sample["prompt"])[len(plain) :])
+    return {**sample, "prompt": chat.saying(sample["prompt"], f"{marker}{sample[answer]}")}
+
+
+def rows(samples: dict[str, dict[str, str]], answers: tuple[str, ...]) -> list[tuple[str, str, str]]:
+    """(name, prompt, answer) of each row of their batch."""
+    named = {k: f" ({k})" if len(answers) > 1 else "" for k in answers}
+    return [(name + named[k], sample["prompt"], sample[k]) for k in answers for name, sample in samples.items()]
+
+
+def template(chat: Chat, answers: tuple[str, ...]) -> Gate:
+    @gate("template", rows="L8", title="the chat template is applied once, and nothing is added to it", reads="data")
+    def prove(proof: Proof) -> Finding:
+        """The ids that reach the model against the tokenizer's own rendering of the same turns."""
+        run, stage = proof.look()
+        data, wrong = stage.data["train"], []
+        indices = some(data, proof.cfg.run.seed)
+        batch = fetch(data, indices, proof.cfg.run.seed, run.device)
+        seen = rows_of(batch)
+        size = stage.model.get_input_embeddings().num_embeddings
+        for row, (i, prompt, said) in enumerate(rows({f"sample {i}": data.get(i, None) for i in indices}, answers)):
+            before, answer = reference(chat, prompt, said)
+            due = before + answer
+            ids = seen["input_ids"][row][seen["attention_mask"][row].bool()].tolist()
+            if max(ids) >= size:
+                wrong.append(f"{i} has token {max(ids)}, the embedding {size:,} rows")
+            if ids != due:
+                at = next(
+                    (k for k, (a, b) in enumerate(zip(ids, due, strict=False)) if a != b), min(len(ids), len(due))
+                )
+                here, there = (chat.tokenizer.decode(x[max(0, at - 4) : at + 6]) for x in (ids, due))
+                wrong.append(f"{i} differs from token {at} on: {here!r}, the template gives {there!r}")
+        example = shown(chat.tokenizer, batch)[-1]
+        return Finding(
+            not wrong, "; ".join(wrong) or f"{len(indices)} examples as the template renders them, e.g. {example!r}",
+            "the ids of the tokenizer's own apply_chat_template, up to the end of the answer",
+            "special tokens are added to a text that has them (a second BOS): add_special_tokens=False after a template\n"
+            "the template did not fire (plain prompt + completion), or fired twice\na pair is cut at --data.max-length",
+            evidence={"example": example}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
+        )  # fmt: skip
+
+    return prove
+
+
+def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
+    title = "the answer and the token that ends it are scored, and nothing else"
+
+    def words(batch: dict, row: int, places: set[int]) -> str:
+        """What follows some positions."""
+        ids = batch["input_ids"][row].tolist()
+        return chat.tokenizer.decode([ids[p + 1] for p in sorted(places)[:12] if p + 1 < len(ids)])
+
+    @gate("scored", rows="L2 L3", title=title, reads="data model loss train")
+    def prove(proof: Proof) -> Finding:
+        """Where the loss has a gradient with respect to the last hidden states: a state answers for the token that follows it. So
+        this is what the loss does, whatever the labels say."""
+        run, stage = proof.look()
+        data, wrong = stage.data["train"], []
+        samples = {f"sample {i}": data.get(i, None) for i in some(data, proof.cfg.run.seed)}
+        named, sample = next(reversed(samples.items()))
+        samples[f"{named} with an answer quoted in its prompt"] = quoting(chat, sample, answers[0])
+        batch = to_device(data.collate([*samples.values()]), run.device)
+        read = felt(run, stage, batch)  # (rows, T)
+        batch = rows_of(batch)
+        if read.shape != batch["input_ids"].shape:  # packed: all samples in one row
+            read = pad_sequence(read.flatten().split(batch["attention_mask"].sum(1).tolist()), batch_first=True)
+        share = []
+        for row, (name, prompt, said) in enumerate(rows(samples, answers)):
+            before, answer = reference(chat, prompt, said)
+            start = int(batch["attention_mask"][row].argmax()) - 1  # a state answers for the next token
+            due = {start + i for i in (*answered(chat, prompt, before), *range(len(before), len(before) + len(answer)))}
+            got = set(read[row].nonzero().flatten().tolist())
+            share.append(len(got) / int(batch["attention_mask"][row].sum()))
+            if extra := got - due:
+                wrong.append(
+                    f"{name} scores {len(extra)} tokens of the prompt or the padding: {words(batch, row, extra)!r}"
+                )
+            if lost := due - got:
+                end = ", the one that ends it among them" * (max(due) in lost)
+                wrong.append(
+                    f"{name} leaves {len(lost)} tokens of the answer unscored{end}: {words(batch, row, lost)!r}"
+                )
+        said_for = torch.where(read.roll(1, dims=1), batch["input_ids"], IGNORED)  # what each scored state answers for
+        example = shown(chat.tokenizer, {**batch, "labels": said_for})[0]
+        return Finding(
+            not wrong, "; ".join(wrong) or f"{sum(share) / len(share):.0%} of the tokens are scored: {example!r}",
+            "a gradient at the completion and its end-of-turn token alone",
+            "the end token is masked because it is also the pad: mask by length, never by id (the model then never stops)\n"
+            "prompts are scored: labels are a copy of the ids (use prompt and completion, not one text)\n"
+            "the answer is looked for by its role marker as text, which a prompt may quote: count tokens instead\n"
+            "labels are shifted by hand and once more in the loss, or not at all\n"
+            "a pair is cut at a length limit: its answer is gone",
+            evidence={"share": share, "example": example}, batch=batch,
+        )  # fmt: skip
+
+    return prove
+
+
+@gate(
+    "isolation",
+    rows="L4",
+    title="a packed sample has the states that it has alone, on every attention backend",
+    reads="data model loss train",
+)
+def isolation(proof: Proof) -> Finding:
+    """What the recipe's own loss computes of three samples in one row: then the first is exchanged, then the last stands alone."""
+    run, stage = proof.look()
+    data = stage.data["train"]
+    indices = some(data, proof.cfg.run.seed)
+    batch = fetch(data, indices, proof.cfg.run.seed, run.device)
+    alone = fetch(data, indices[-1:], proof.cfg.run.seed, run.device)
+    sizes = batch["attention_mask"].sum(1).tolist()
+    changed = {**batch, "inputs": {**batch["inputs"], "input_ids": batch["inputs"]["input_ids"].clone()}}
+    changed["inputs"]["input_ids"][0, 1 : sizes[0]] = changed["inputs"]["input_ids"][0, 1 : sizes[0]].flip(0)
+    net, wrong, gaps = backbone(stage.model), [], {}
+    used, limit = net.config._attn_implementation, 1e-3 if run.precision == "fp32" else 5e-2
+    for backend in loading.backends(net, run.device):
+        net.set_attn_implementation(backend)
+        seen: list[Tensor] = []
+        hook = net.register_forward_hook(lambda _m, _a, out, seen=seen: seen.append(out.last_hidden_state.float()))
+        try:
+            with evaluating(stage.model), run.autocast():
+                for one in (batch, changed, alone):
+                    stage.loss(stage.model, one)
+        finally:
+            hook.remove()
+            net.set_attn_implementation(used)
+        both, other, single = (states.flatten(0, 1) for states in seen)  # (tokens, D)
+        first, last = slice(1, sizes[0]), slice(-sizes[-1], None)
+        scale = (both[first] - other[first]).abs().max().item()
+        moved, apart = ((both[last] - x[last]).abs().max().item() / scale for x in (other, single))
+        gaps[backend] = {"moved": moved, "alone": apart, "scale": scale}
+        if moved > limit:
+            wrong.append(
+                f"{backend}: exchanging sample 1 moves the states of sample 3 by {moved:.2g} of what it moves its own"
+            )
+        if apart > limit:
+            wrong.append(f"{backend}: sample 3 has other states than alone, by {apart:.2g} of that")
+    worst = max(max(g["moved"], g["alone"]) for g in gaps.values())
+    return Finding(
+        not wrong,
+        "; ".join(wrong) or f"sample 1 exchanged, or left out: sample 3 is unmoved on {', '.join(gaps)} ({worst:.1e})",
+        f"no more than {limit:g} of what the exchanged sample moves itself",
+        "positions do not begin anew with each sample, or are not handed to the model\n"
+        "an attention mask of ones is passed along: samples are then no longer told apart by their positions\n"
+        "an attention backend, or an architecture, that ignores positions: take another (OPT, Falcon and Bloom always leak)",
+        evidence={"gaps": gaps}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
+    )  # fmt: skip
+
+
+def merged(chat: Chat) -> Gate:
+    title = "the exported whole, loaded from its files, answers like the model with its adapters"
+
+    @gate("merged", rows="L5", title=title, reads="data model export train")
+    def prove(proof: Proof) -> Finding:
+        """What the overfit model and its export say of each token of its answers, against what the adapters changed there."""
+        from transformers import AutoModelForCausalLM
+
+        run, stage, found = overfitted(proof)
+        samples = [stage.data["train"].get(i, None) for i in found["indices"]]
+        asked = [reference(chat, s["prompt"], s["completion"]) for s in samples]
+        with tempfile.TemporaryDirectory() as folder:
+            stage.export(Path(folder))
+            whole = AutoModelForCausalLM.from_pretrained(Path(folder) / "merged", dtype=torch.float32).eval()
+
+        def said(model: nn.Module, device: torch.device) -> Tensor:
+            """(tokens of all answers, vocabulary) log-probabilities."""
+            with torch.no_grad():
+                each = [model(input_ids=torch.tensor([a + b], device=device), use_cache=False).logits[0, len(a) - 1 : -1]
+                        for a, b in asked]  # fmt: skip
+            return torch.cat(each).float().log_softmax(-1).cpu()
+
+        with evaluating(stage.model), run.autocast():
+            trained = said(stage.model, run.device)
+            with stage.model.disable_adapter():
+                before = said(stage.model, run.device)
+        gap = ((said(whole, torch.device("cpu")) - trained).norm() / (trained - before).norm()).item()
+        limit = 0.01 if run.precision == "fp32" else 0.05  # of the rounding of the model in memory
+        return Finding(
+            gap <= limit, f"log-probabilities of {len(trained)} tokens off by {gap:.1%} of what the adapters changed",
+            f"at most {limit:.0%}",
+            "adapters of a base in four bits are merged into the weights of its file, or packed into four bits again\n"
+            "they are merged twice, at another scale, or into another model",
+            evidence={"gap": gap},
+        )  # fmt: skip
+
+    return prove
+
+
+class Enough(Exception):
+    """What was listened for has been heard."""
+
+
+@contextlib.contextmanager
+def heard(model: nn.Module, *, once: bool = False) -> Iterator[list[Tensor]]:
+    """Every (ids) that goes into the embedding; `once`: what is inside ends there."""
+    seen: list[Tensor] = []
+
+    def listen(_module: nn.Module, args: tuple, _out: Tensor) -> None:
+        seen.append(args[0].detach().cpu())
+        if once:
+            raise Enough
+
+    hook = model.get_input_embeddings().register_forward_hook(listen)
+    try:
+        with contextlib.suppress(Enough):
+            yield seen
+    finally:
+        hook.remove()
+
+
+def asked(chat: Chat) -> Gate:
+    title = "an evaluation asks with the very prompt that is trained on"
+
+    @gate("prompts", rows="L8 L1", title=title, reads="data model loss evaluate")
+    def prove(proof: Proof) -> Finding:
+        """What enters the embedding while `evaluate` generates, against what the loss sees of the same samples before the
+        answer; the loss is left as soon as it has been heard."""
+        run, stage = proof.look()
+        data = stage.data["train"]
+        indices = some(data, proof.cfg.run.seed)
+        with heard(stage.model) as asked:
+            run.measure(stage, View(data, indices))
+        wrong = []
+        for i in indices:
+            sample = data.get(i, None)
+            _, answer = reference(chat, sample["prompt"], sample["completion"])
+            with heard(stage.model, once=True) as learnt, evaluating(stage.model), run.autocast():
+                stage.loss(stage.model, fetch(data, [i], proof.cfg.run.seed, run.device))
+            trained = learnt[0][0].tolist()
+            trained = trained[: len(trained) - len(answer)]
+            ends = [row.tolist()[-len(trained) :] for ids in asked for row in ids if ids.shape[1] >= len(trained)]
+            if trained not in ends:
+                before = chat.tokenizer.decode(trained[-24:])
+                wrong.append(f"sample {i} is trained after {before!r}; no prompt of the evaluation ends so")
+        generated = chat.tokenizer.decode(asked[0][0].tolist())
+        return Finding(
+            not wrong, "; ".join(wrong) or f"{len(indices)} prompts end alike, token for token",
+            "every prompt that is generated from ends as its training example does before the answer",
+            "a template or BOS that one of the two paths applies and the other does not\n"
+            "prompts padded on the right for generation: the answer then continues the padding\n"
+            "no generation prompt (the assistant's header) in one of them",
+            evidence={"generated_from": generated},
+        )  # fmt: skip
+
+    return prove
+
+
+def padding() -> Gate:
+    title = "in a batch the answers and the losses are those of each sample alone"
+
+    @gate("padding", rows="L1", title=title, reads="data model loss evaluate")
+    def prove(proof: Proof) -> Finding:
+        """Answers and loss of the overfit model, which is sure of them: three prompts of different lengths at once, and each
+        alone."""
+        run, stage, found = overfitted(proof)
+        if "loss" not in found or stage.predict is None:
+            raise Skip("no overfit model to ask" if stage.predict else "the recipe has no predict()")
+        data = View(stage.data["train"], found["indices"])
+        limit = 1e-3 if run.precision == "fp32" else 5e-2
+
+        def see(rows: list[int]) -> tuple[list[str], float]:
+            batch = fetch(data, rows, None, run.device)
+            with evaluating(stage.model), run.autocast():
+                return [t.caption for t in stage.predict(stage.model, batch)], sum(
+                    stage.loss(stage.model, batch).values()
+                ).item()
+
+        rows = list(range(min(SAMPLES, len(data))))
+        together, loss = see(rows)
+        alone = [see([i]) for i in rows]
+        differ = [(a, b[0]) for a, (b, _) in zip(together, alone, strict=True) if a != b[0]]
+        single = sum(x for _, x in alone)
+        gap = abs(loss - single) / max(abs(single), 0.1)  # an overfit loss is nearly nothing
+        wrong = [f"answers differ: {differ[0][0]!r} in a batch, {differ[0][1]!r} alone"] if differ else []
+        wrong += (
+            [f"the loss of {len(rows)} samples is {loss:.4f} in a batch, {single:.4f} alone"] if gap > limit else []
+        )
+        return Finding(
+            not wrong, "; ".join(wrong) or f"{len(rows)} answers the same, loss {loss:.4f} and {single:.4f}",
+            f"equal answers, losses within {limit:g}",
+            "padding on the wrong side: left for generation, right for training\n"
+            "no attention mask, or position ids that count the padding",
+            evidence={"together": together, "alone": [a for a, _ in alone]},
+        )  # fmt: skip
+
+    return prove

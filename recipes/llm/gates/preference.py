@@ -1,0 +1,160 @@
+"""What must be proved of a loss over preferences: that it is the declared one, against the weights training began with (L9)."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from trainworthy.core.base.verdict import Finding
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Gate, Proof, fetch
+from trainworthy.core.gates.learning import overfitted
+from trainworthy.core.loop.run import evaluating, training_modes
+from trainworthy.core.monitoring.monitors import monitor
+from trainworthy.core.recipe.stage import Stage, View
+from trainworthy.recipes.llm.data.pairs import Chat
+from trainworthy.recipes.llm.gates.chat import reference
+
+PAIRS = 2
+SUNK = 1.0  # nats a token: what chosen answers may lose; healthy runs lose less and gain more elsewhere (see the page)
+
+
+def _won(over: Tensor, beta: float) -> Tensor:
+    """Implicit reward of the chosen answer less that of the rejected one, (B,)."""
+    return beta * (over[:, 0] - over[:, 1])
+
+
+def _robust(over: Tensor, sizes: Tensor, beta: float, flipped: float) -> Tensor:
+    kept, turned = F.softplus(-_won(over, beta)), F.softplus(_won(over, beta))
+    return ((1 - flipped) * kept - flipped * turned) / (1 - 2 * flipped)
+
+
+def _exo(over: Tensor, sizes: Tensor, beta: float, flipped: float) -> Tensor:
+    said, due = (beta * over).log_softmax(1), over.new_tensor([1 - flipped, flipped]).log()
+    return (said.exp() * (said - due)).sum(1)
+
+
+def _discopop(over: Tensor, sizes: Tensor, beta: float, flipped: float) -> Tensor:
+    won, share = _won(over, beta), (_won(over, beta) / 0.05).sigmoid()
+    return (1 - share) * F.softplus(-won) + share * (-won).exp()
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor, float, float], Tensor]] = {
+    # (B, 2) log-probability over the reference's of chosen and rejected, in nats; (B, 2) their tokens; beta; flipped -> (B,)
+    "sigmoid": lambda over, sizes, beta, _: F.softplus(-_won(over, beta)),
+    "sigmoid_norm": lambda over, sizes, beta, _: F.softplus(-_won(over / sizes, beta)),
+    "hinge": lambda over, sizes, beta, _: F.relu(1 - _won(over, beta)),
+    "ipo": lambda over, sizes, beta, _: (_won(over / sizes, 1.0) - 1 / (2 * beta)) ** 2,
+    "robust": _robust,
+    "exo_pair": _exo,
+    "nca_pair": lambda over, sizes, beta, _: F.softplus(-beta * over[:, 0]) + F.softplus(beta * over).mean(1),
+    "bco_pair": lambda over, sizes, beta, _: F.softplus(-beta * over[:, 0]) + F.softplus(beta * over[:, 1]),
+    "sppo_hard": lambda over, sizes, beta, _: ((over - over.new_tensor([0.5, -0.5]) / beta) ** 2).sum(1),
+    "apo_zero": lambda over, sizes, beta, _: (-beta * over[:, 0]).sigmoid() + (beta * over[:, 1]).sigmoid(),
+    "apo_down": lambda over, sizes, beta, _: (beta * over[:, 0]).sigmoid() + (-_won(over, beta)).sigmoid(),
+    "discopop": _discopop,
+}
+"""DPO (Rafailov 2023, equation 7), the same per token, SLiC (Zhao 2023), IPO (Azar 2023, equation 17, means over tokens as its
+authors said to TRL), robust DPO (Chowdhury 2024), EXO (Ji 2024, equation 16), NCA (Chen 2024), BCO without its shift (Jung 2024),
+SPPO with hard labels (Wu 2024), APO (D'Oosterlinck 2024, equations 7 and 8), DiscoPOP (Lu 2024, equation 5)."""
+
+FLOORS = {"nca_pair": 1.5 * math.log(3) - math.log(2)}
+"""Lowest loss of a pair where that is not zero: NCA stops where the chosen answer's implicit odds are two. (That of `robust` falls
+without end, the more slowly the smaller `flipped` is.)"""
+
+
+def first_loss(loss: str, beta: float, flipped: float = 0.0) -> float:
+    """Of a policy that still is its reference: ln 2 for DPO."""
+    return LOSSES[loss](torch.zeros(1, 2), torch.ones(1, 2), beta, flipped).item()
+
+
+def preference(chat: Chat, cfg: Any) -> Gate:
+    title = "the loss is the declared one, against the weights that training began with"
+
+    def one(model: nn.Module, prompt: str, answer: str, device: torch.device) -> tuple[float, int]:
+        """(log-probability of an answer in nats, its tokens), read alone, without padding, from plain logits."""
+        before, after = reference(chat, prompt, answer)
+        ids = torch.tensor([before + after], device=device)
+        said = model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1].double().log_softmax(-1)
+        return said.gather(-1, ids[0, len(before) :, None]).sum().item(), len(after)
+
+    @gate("preference", rows="L9", title=title, reads="data model loss train")
+    def prove(proof: Proof) -> Finding:
+        """The loss of two pairs before training and after eight were learnt, against the formula from log-probabilities of each
+        answer read alone: the policy's, and those of a stage built afresh, which is what training begins with."""
+        _, start = proof.look()
+        run, learnt, found = overfitted(proof)
+        data = View(start.data["train"], found["indices"][:PAIRS])
+        rows = [data.get(i, None) for i in range(len(data))]
+        asked = [[(r["prompt"], r[k]) for k in ("chosen", "rejected")] for r in rows]
+
+        def read(model: nn.Module) -> tuple[Tensor, Tensor]:
+            with evaluating(model), run.autocast():
+                table = torch.tensor([[one(model, *a, run.device) for a in pair] for pair in asked])  # (B, 2, 2)
+            return table.unbind(-1)
+
+        def lost(stage: Stage, batch: dict) -> float:
+            with torch.no_grad(), run.autocast():
+                terms, counts = stage.loss(stage.model, batch), stage.counts(batch)
+            return sum(float(v) / float(counts.get(k, counts.get("*"))) for k, v in terms.items())
+
+        begun, sizes = read(start.model)
+        gaps, told, moved = [], [], 0.0
+        for name, stage in (("before", start), ("after", learnt)):
+            over = read(stage.model)[0] - begun
+            due = LOSSES[cfg.loss](over, sizes, cfg.beta, cfg.label_smoothing).mean().item()
+            batch = fetch(data, list(range(len(data))), proof.cfg.run.seed, run.device)
+            with evaluating(stage.model):
+                got = lost(stage, batch)
+            gaps.append(abs(got - due) / max(1.0, abs(due)))
+            margins = ", ".join(f"{m:+.1f}" for m in (over[:, 0] - over[:, 1]).tolist())
+            told.append(f"{name} training {got:.4f}, by the formula {due:.4f} (margins {margins} nats)")
+            if (
+                stage is start
+            ):  # in the modes it is trained in: nothing may be drawn between the policy and its reference
+                training_modes(stage)
+                moved = lost(stage, batch) - got
+        limit = 1e-3 if run.precision == "fp32" else 5e-2
+        if abs(moved) > limit:
+            told.append(f"in train mode {moved:+.4f}")
+        return Finding(
+            max(*gaps, abs(moved)) <= limit, "; ".join(told),
+            f"{cfg.loss} at beta {cfg.beta:g}, within {limit:g}; {first_loss(cfg.loss, cfg.beta, cfg.label_smoothing):.4f} before training",
+            "the reference is another model: loaded again by name, left at zero, or not taken after --init-from\n"
+            "the reference is trained, or follows the policy\n"
+            "dropout between the policy and its reference (attention's is an argument, no module)\n"
+            "log-probabilities are averaged over tokens, or count the prompt or the padding\n"
+            "chosen and rejected are exchanged, or beta is another one",
+            evidence={"gaps": gaps, "in_train_mode": moved, "told": told},
+        )  # fmt: skip
+
+    return prove
+
+
+@monitor("likelihood", rows="L9", title="what is preferred does not become unlikely, too")
+def likelihood(history: list[dict[str, float]]) -> Finding:
+    """That both answers lose is normal; that the chosen ones lose much, and nearly as much as the rejected, is not."""
+    last = history[-1]
+    lost = {k: last[f"val/reference/{k}"] - last[f"val/{k}"] for k in ("chosen", "rejected")}  # nats an answer
+    sunk = lost["chosen"] / last["val/tokens"] > SUNK and lost["chosen"] > 0.5 * lost["rejected"]
+    return Finding(
+        not sunk,
+        f"log-probability of held-out chosen answers {-lost['chosen']:+.1f} nats, of rejected ones {-lost['rejected']:+.1f}",
+        f"chosen ones lose at most {SUNK:g} nat a token, or less than half of what the rejected lose",
+        "a lower --optim.lr, a higher --beta, fewer epochs; fine-tune on the chosen answers first",
+        evidence=lost,
+    )
+
+
+@monitor("reference", rows="L9", title="the reference says the same early and late")
+def moved_reference(history: list[dict[str, float]]) -> Finding:
+    """Its log-probabilities of the same held-out answers at the first evaluation and at the last."""
+    first, last = ({k: row[f"val/reference/{k}"] for k in ("chosen", "rejected")} for row in (history[0], history[-1]))
+    gap = max(abs(first[k] - last[k]) / max(1.0, abs(first[k])) for k in first)
+    return Finding(
+        gap <= 1e-4, f"chosen {first['chosen']:.4f} early, {last['chosen']:.4f} late",
+        "the same to 1e-4", "the reference is trained or follows the policy: margins are measured from a moving place",
+        evidence={"gap": gap},
+    )  # fmt: skip

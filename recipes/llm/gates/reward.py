@@ -1,0 +1,236 @@
+"""What must be proved of a reward: that it is read where the answer ends, that its loss is Bradley and Terry's, that what is
+exported is what was trained, and that it is not the number of tokens."""
+
+import copy
+import math
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.data.loader import to_device
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Gate, Proof, pick
+from trainworthy.core.gates.learning import overfitted
+from trainworthy.core.loop.run import evaluating
+from trainworthy.core.monitoring.monitors import monitor
+from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.llm.data import preferences
+from trainworthy.recipes.llm.data.pairs import Chat
+from trainworthy.recipes.llm.evaluation.calibration import preferred
+from trainworthy.recipes.llm.gates.chat import backbone, felt, quoting, reference, rows, rows_of, some
+
+FIRST_LOSS = math.log(2)  # every answer is worth the same
+ONE_SIDED = 0.9  # share of the pairs whose preferred answer has more (or fewer) tokens: nothing else need be learnt
+FOLLOWS = (
+    0.5  # rank correlation of rewards with lengths that is told: measured -0.07 healthy, 0.82 trained on length alone
+)
+ANSWERS = ("chosen", "rejected")
+
+
+def loaded(folder: Path) -> nn.Module:
+    """An exported reward model, as the page says that a program of one's own loads it; fp32, on the CPU."""
+    from peft import AutoPeftModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # the base model has no head, and says so
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            if not (folder / "adapter_config.json").exists():
+                return AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+            more = {"num_labels": 1, "pad_token_id": AutoTokenizer.from_pretrained(folder).pad_token_id}
+            return AutoPeftModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, **more).eval()
+    finally:
+        logging.set_verbosity(level)
+
+
+def alone(model: nn.Module, chat: Chat, prompt: str, answer: str, device: torch.device) -> Tensor:
+    """Reward of an answer read alone, without padding: the head on the last hidden state of its last token."""
+    before, after = reference(chat, prompt, answer)
+    ids = torch.tensor([before + after], device=device)
+    bare = model.get_base_model() if hasattr(model, "peft_config") else model
+    return bare.score(backbone(model)(input_ids=ids, use_cache=False).last_hidden_state[0, -1]).double().squeeze()
+
+
+def lengths(chat: Chat) -> Gate:
+    title = "the preferred answer is not simply the longer one"
+
+    @gate("lengths", rows="R1", title=title, reads="data")
+    def prove(proof: Proof) -> Finding:
+        """How many pairs a reward would get right that only counts tokens."""
+        _, stage = proof.look()
+        data = stage.data["train"]
+        pairs = [data.get(i, None) for i in pick(data, 1000, proof.cfg.run.seed)]
+        share = preferred(preferences.more_tokens(pairs, chat))
+        return Finding(
+            1 - ONE_SIDED < share < ONE_SIDED,
+            f"the preferred answer has more tokens in {share:.1%} of {len(pairs)} training pairs",
+            f"between {1 - ONE_SIDED:.0%} and {ONE_SIDED:.0%}: else counting tokens is all that can be learnt",
+            "rejected answers are cut, or made by another model with another length limit\n"
+            "take pairs of nearly equal length, or drop the longest\n"
+            "where length is what was asked for: --gates.waive lengths --gates.because ...",
+            evidence={"share": share},
+        )  # fmt: skip
+
+    return prove
+
+
+def place(chat: Chat) -> Gate:
+    title = "the reward is read at the token that ends the answer, and nowhere else"
+
+    @gate("place", rows="L2 L3", title=title, reads="data model loss train")
+    def prove(proof: Proof) -> Finding:
+        """Where the loss of the overfit model, whose head is no longer zero, has a gradient with respect to the last hidden states:
+        this is what the loss does, whatever the pad and the configuration say."""
+        run, stage, _ = overfitted(proof)
+        data, wrong = stage.data["train"], []
+        samples = {f"sample {i}": data.get(i, None) for i in some(data, proof.cfg.run.seed)}
+        named, sample = next(reversed(samples.items()))
+        samples[f"{named} with an answer quoted in its prompt"] = quoting(chat, sample, ANSWERS[0])
+        batch = to_device(data.collate([*samples.values()]), run.device)
+        with evaluating(stage.model):
+            read = felt(run, stage, batch)  # (2B, T)
+        batch = rows_of(batch)
+        for row, (name, prompt, said) in enumerate(rows(samples, ANSWERS)):
+            before, answer = reference(chat, prompt, said)
+            end = int(batch["attention_mask"][row].argmax()) + len(before) + len(answer) - 1
+            got = read[row].nonzero().flatten().tolist()
+            if got != [end]:
+                ids = batch["input_ids"][row].tolist()
+                near = chat.tokenizer.decode([ids[p] for p in got[:6]])
+                pads = sum(not bool(batch["attention_mask"][row][p]) for p in got)
+                wrong.append(
+                    f"{name} is read at {len(got)} token(s), {pads} of them padding: {near!r} at {got[:6]}, not at {end}"
+                )
+        return Finding(
+            not wrong,
+            "; ".join(wrong[:3]) or f"{len(read)} answers, each at the {chat.tokenizer.decode([answer[-1]])!r} that ends it",
+            "a gradient at the token that ends the answer alone",
+            "the pad is also the end of a turn: the last token that is not the pad is the one before it\n"
+            "the model's pad_token_id is not the pad that the collator writes: the reward is that of padding\n"
+            "padding on the left, read from the right, or the other way round\n"
+            "rewards are averaged over tokens, or read at the first token or the prompt",
+            evidence={"read": [r.nonzero().flatten().tolist() for r in read]}, batch=batch,
+        )  # fmt: skip
+
+    return prove
+
+
+def bradley_terry(chat: Chat, cfg: Any) -> Gate:
+    title = "the loss is Bradley and Terry's, of the rewards that each answer has alone"
+
+    def formula(rewards: Tensor) -> float:
+        """Loss of (N, 2) rewards of chosen and rejected (TRL's centering, Eisenstein 2023, with it)."""
+        return (
+            (-F.logsigmoid(rewards[:, 0] - rewards[:, 1]) + cfg.center_rewards_coefficient * rewards.sum(1) ** 2)
+            .mean()
+            .item()
+        )
+
+    @gate("bradley-terry", rows="R1 L1", title=title, reads="data model loss evaluate train")
+    def prove(proof: Proof) -> Finding:
+        """The loss before training and after a few pairs were learnt, in order and exchanged, against the formula from
+        rewards of each answer read alone, without padding; and the evaluation's margin against theirs."""
+        _, start = proof.look()
+        run, learnt, found = overfitted(proof)
+        data = View(start.data["train"], found["indices"])
+        all_of = [data.get(i, None) for i in range(len(data))]
+        gaps, told = {}, []
+        for name, stage, samples in (("before training", start, all_of[:2]), ("after", learnt, all_of)):
+            turned = [{**s, "chosen": s["rejected"], "rejected": s["chosen"]} for s in samples]
+            with evaluating(stage.model), run.autocast():
+                rewards = torch.stack([torch.stack([alone(stage.model, chat, s["prompt"], s[k], run.device) for k in ANSWERS])
+                                       for s in samples]).cpu()  # (N, 2)  # fmt: skip
+                for order, those, due in (("", samples, rewards), (", exchanged", turned, rewards.flip(1))):
+                    batch = to_device(data.collate(those), run.device)
+                    terms, counts = stage.loss(stage.model, batch), stage.counts(batch)
+                    got = sum(float(v) / float(counts.get(k, counts.get("*"))) for k, v in terms.items())
+                    gaps[name + order] = abs(got - formula(due)) / max(1.0, abs(formula(due)))
+                    told.append(f"{name}{order} {got:.5f}, by the formula {formula(due):.5f}")
+        margins = rewards[:, 0] - rewards[:, 1]
+        measured = run.measure(learnt, data).get("margin", math.nan)
+        gaps["evaluation"] = abs(measured - margins.mean().item()) / max(1.0, abs(margins.mean().item()))
+        told.append(
+            f"margins {', '.join(f'{m:+.2f}' for m in margins.tolist())}, evaluated {measured:+.3f} in the mean"
+        )
+        limit = 1e-4 if run.precision == "fp32" else 5e-2
+        return Finding(
+            all(gap <= limit for gap in gaps.values()), "; ".join(told),
+            f"-log sigmoid(chosen - rejected), within {limit:g}; the margin turns its sign where the answers are exchanged",
+            "the reward depends on the padding, its side or the other answers of the batch\n"
+            "the reward is read at another token than the last\n"
+            "chosen and rejected are exchanged, in all pairs or in some\n"
+            "the loss has a margin, is averaged over tokens, or is another one",
+            evidence={"gaps": gaps},
+        )  # fmt: skip
+
+    return prove
+
+
+def exported(chat: Chat) -> Gate:
+    title = "the exported model, loaded from its files, gives the same rewards"
+
+    @gate("exported", rows="L5", title=title, reads="data model export train")
+    def prove(proof: Proof) -> Finding:
+        """Rewards of the overfit model's answers, each alone, against those of its export in one batch, padded by the exported
+        tokenizer on either side."""
+        from transformers import AutoTokenizer
+
+        run, stage, found = overfitted(proof)
+        if stage.export is None:
+            raise Skip("no export of its own")
+        samples = [stage.data["train"].get(i, None) for i in found["indices"]]
+        asked = [(s["prompt"], s[k]) for s in samples for k in ANSWERS]
+        # What is exported is fp32: a run in bf16 is compared without its rounding of what it computes.
+        exact = stage.model if run.precision == "fp32" else copy.deepcopy(stage.model).float()
+        with evaluating(exact):
+            due = torch.stack([alone(exact, chat, *a, run.device) for a in asked]).cpu()
+        with tempfile.TemporaryDirectory() as folder:
+            stage.export(Path(folder))
+            net, tokenizer = loaded(Path(folder)), AutoTokenizer.from_pretrained(folder)
+        ids = [before + answer for before, answer in (reference(chat, *a) for a in asked)]
+        gaps = {}
+        for side in ("right", "left"):
+            batch = tokenizer.pad({"input_ids": ids}, padding_side=side, return_tensors="pt")
+            with torch.inference_mode():
+                got = net(**batch).logits.double().squeeze(-1)
+            gaps[side] = ((got - due).abs().max() / due.abs().max().clamp_min(1.0)).item()
+        limit = 1e-3 if run.precision == "fp32" else 5e-2
+        return Finding(
+            max(gaps.values()) <= limit,
+            f"rewards {_few(due)}, from the files {_few(got)}; off by {gaps['right']:.1e} padded right, {gaps['left']:.1e} left",
+            f"equal within {limit:g}",
+            "the head is not saved with the adapters (modules_to_save), and begins anew when it is loaded\n"
+            "the exported configuration has no pad, or another one than the exported tokenizer\n"
+            "weights of another moment, or in fewer bits, are saved",
+            evidence={"gaps": gaps},
+        )  # fmt: skip
+
+    return prove
+
+
+def _few(rewards: Tensor) -> str:
+    return ", ".join(f"{r:+.2f}" for r in rewards[:4].tolist())
+
+
+@monitor("length", rows="R1", title="rewards do not follow the number of tokens")
+def follows_length(history: list[dict[str, float]]) -> Finding:
+    """Of held-out answers: how rewards rank with the number of tokens, and how often they are right against it."""
+    last = history[-1]
+    follows = last["val/follows_length"]
+    against = {k: last.get(f"val/accuracy/chosen is {k}", math.nan) for k in ("shorter", "longer")}
+    return Finding(
+        abs(follows) <= FOLLOWS,
+        f"rewards rank with the number of tokens by {follows:+.2f}; right in {against['shorter']:.0%} of the pairs whose "
+        f"preferred answer is shorter, in {against['longer']:.0%} where it is longer",
+        f"a rank correlation within {FOLLOWS:g}",
+        "the reward counts tokens: pairs of nearly equal length, or a term for length; a policy would learn to talk",
+        evidence={"follows": follows, **against},
+    )  # fmt: skip

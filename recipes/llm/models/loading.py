@@ -1,0 +1,254 @@
+"""Language models by name, folder or hub id, and their tokenizers."""
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import TemplateError
+from torch import nn
+from trainworthy.recipes.shared import hub, smollm
+
+from trainworthy import core
+
+ANSWER = "an answer, told from what a template puts around it"
+
+
+def locate(name: str) -> str:
+    """`smollm2`, a folder or a hub id as what `from_pretrained` takes."""
+    return str(smollm.folder()) if name == "smollm2" else hub.locate(name, "--model", packaged="smollm2")
+
+
+@cache
+def tokenizer(path: str) -> Any:
+    """The tokenizer, with what chats need beside: a template that ends an answer with the eos."""
+    found = plain(path)
+    if found.chat_template is None:
+        raise core.UserError(f"the tokenizer of {path} has no chat template", needed="a chat_template", cause="a base model",
+                             next="take its instruct version, or put a chat_template.jinja into the folder")  # fmt: skip
+    turns = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": ANSWER}]
+    with suppress(TemplateError, TypeError):  # turns that it refuses are told where real ones are rendered
+        _, answer, end = found.apply_chat_template(turns, tokenize=False).partition(ANSWER)
+        if answer and found.eos_token not in end:
+            raise core.UserError(
+                f"the chat template of {path} does not end an answer with the tokenizer's eos token", got=repr(end[:60]),
+                needed=repr(found.eos_token), cause="one token ends a text, another one a turn",
+                next="put the token that ends a turn into tokenizer_config.json as eos_token",
+            )  # fmt: skip
+    return found
+
+
+@cache
+def plain(path: str) -> Any:
+    """The tokenizer, with what ends a text and what pads. It is read once per process and never changed."""
+    from transformers import AutoTokenizer
+
+    found = AutoTokenizer.from_pretrained(path)
+    if found.eos_token_id is None:
+        raise core.UserError(
+            f"the tokenizer of {path} has no eos token", needed="the token that ends a turn, as eos_token"
+        )
+    if found.pad_token_id is None:
+        found.pad_token = found.eos_token  # masks and labels are made from lengths, so the eos of an answer stays one
+    return found
+
+
+def context(path: str) -> float:
+    """Tokens that the model was made to read at once; infinite where its configuration says nothing."""
+    from transformers import AutoConfig
+
+    return getattr(AutoConfig.from_pretrained(path), "max_position_embeddings", None) or math.inf
+
+
+def fits(path: str, max_length: int) -> None:
+    """Does the model read what may be that long? Beyond its positions it was never trained, and nothing says so."""
+    if max_length > (limit := context(path)):
+        raise core.UserError(f"--data.max-length {max_length}: longer than the model's context", got=f"{path}: {limit} positions",
+                             needed=f"at most {limit}", next=f"--data.max-length {limit}")  # fmt: skip
+
+
+def load(path: str, dtype: torch.dtype, **how: Any) -> nn.Module:
+    """The model, on the CPU (or `how` from_pretrained is told). Weights are mapped from the file: a second copy costs no memory
+    until it is trained."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **how)
+    if model.get_input_embeddings().num_embeddings < len(plain(path)):
+        model.resize_token_embeddings(len(plain(path)))  # tokens that were added after pretraining
+    return model
+
+
+@cache
+def scoring_tokenizer(path: str) -> Any:
+    """The tokenizer with a pad that ends no answer. A sequence-classification head is read at the last token that is not the pad:
+    where the pad is the end of a turn (SmolLM2, and whoever sets pad = eos), at the one before it."""
+    found = copy.deepcopy(tokenizer(path))
+    if found.pad_token_id == found.eos_token_id:
+        others = [t for t in (found.unk_token, *found.all_special_tokens) if t not in (None, found.eos_token)]
+        if not others:
+            raise core.UserError(f"the tokenizer of {path} has no special token beside its eos", needed="a pad of its own",
+                                 cause="pad = eos: the reward would be read before the end of the answer")  # fmt: skip
+        found.pad_token = others[0]
+    return found
+
+
+def scorer(path: str, dtype: torch.dtype) -> nn.Module:
+    """The model with a head of one number in place of its words, fp32, on the CPU. A new one is zero: every text the same."""
+    from transformers import AutoModelForSequenceClassification
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model, told = AutoModelForSequenceClassification.from_pretrained(
+        path, num_labels=1, dtype=dtype, output_loading_info=True
+    )
+    tokens = scoring_tokenizer(path)
+    if model.get_input_embeddings().num_embeddings < len(tokens):
+        model.resize_token_embeddings(len(tokens))
+    model.config.get_text_config().pad_token_id = tokens.pad_token_id
+    model.score.float()
+    if "score.weight" in told["missing_keys"]:
+        nn.init.zeros_(model.score.weight)
+    return model
+
+
+def merged_scorer(path: str, adapter: Path, dtype: torch.dtype) -> nn.Module:
+    """The model at `path`, its weights as training had them (`dtype`), exported adapters merged into them, and their head; fp32."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(scorer(path, dtype).float(), adapter).merge_and_unload()
+
+
+def adapted(model: nn.Module, rank: int, *, head: str = "") -> nn.Module:
+    """LoRA (Hu 2021) of that rank on every linear layer but the head, fp32; the rest is frozen, but for a new `head` by its name,
+    which is trained whole and saved with the adapters. Rank 0: every weight trains."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig
+
+    if not rank:
+        return model
+    known = AutoConfig.from_pretrained(model.name_or_path).get_text_config().vocab_size
+    if added := max(0, model.get_input_embeddings().num_embeddings - known):
+        raise core.UserError(f"{model.name_or_path}: the tokenizer has {added} tokens that the model lacks", got=f"--lora-rank {rank}",
+                             needed="--lora-rank 0: adapters would leave what these tokens mean as it was drawn",
+                             cause="tokens that were added after pretraining")  # fmt: skip
+    task = {"task_type": "SEQ_CLS", "modules_to_save": [head]} if head else {"task_type": "CAUSAL_LM"}
+    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", **task))
+
+
+def score_what_counts() -> None:
+    """TRL's fused head reads logits at labelled positions alone where Triton runs, at every position elsewhere: nine in ten for
+    nothing here, and a third of a step on a CPU. The same sums, by the path it takes on an accelerator."""
+    from trl.trainer import utils
+
+    utils._use_triton = lambda device: device.type in ("cpu", "cuda", "xpu")  # it decides nothing else there
+
+
+def from_file(model: nn.Module, path: str) -> dict[str, torch.Tensor]:
+    """What the file at `path` says of the weights of `model`, by the model's own names: read apart from `from_pretrained`. Rows of
+    tokens that were added after pretraining are the model's: the file says nothing of them."""
+    from safetensors.torch import load_file
+
+    if not Path(path).is_dir():
+        from huggingface_hub import snapshot_download
+
+        path = snapshot_download(path, local_files_only=True, allow_patterns="*.safetensors")
+    tensors = {k: v for file in sorted(Path(path).glob("*.safetensors")) for k, v in load_file(file).items()}
+    names = {
+        name.removeprefix("base_model.model.").replace(".base_layer", ""): name for name, _ in model.named_parameters()
+    }
+    found = {own: tensors[name] for name, own in names.items() if name in tensors}
+    rows, own = model.get_input_embeddings().num_embeddings, dict(model.named_parameters())
+    short = {n: t for n, t in found.items() if len(t) < len(own[n]) == rows}
+    return found | {n: torch.cat([t, own[n].detach()[len(t) :].to(t)]) for n, t in short.items()}
+
+
+@contextmanager
+def exchanged(model: nn.Module, other: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Other values for some parameters inside, their own again afterwards."""
+    own = {n: p for n, p in model.named_parameters() if n in other}
+    kept = {n: p.detach().clone() for n, p in own.items()}
+    try:
+        for n, p in own.items():
+            p.data.copy_(other[n])
+        yield
+    finally:
+        for n, p in own.items():
+            p.data.copy_(kept[n])
+
+
+def merged(path: str, adapter: Path, *, base: nn.Module | None = None) -> nn.Module:
+    """The model at `path` (or the `base` in its place) with an exported adapter merged into its weights; fp32: bf16 rounds off what
+    adapters add to a weight."""
+    from peft import PeftModel
+
+    base = load(path, torch.float32) if base is None else base
+    return PeftModel.from_pretrained(base, adapter).merge_and_unload()
+
+
+def attend(model: nn.Module, how: str, device: torch.device) -> nn.Module:
+    """The model with this attention implementation, where it can be trained with."""
+    from transformers.utils import is_flash_attn_2_available
+
+    if how in ("flex_attention", "flash_attention_2") and device.type != "cuda":
+        raise core.UserError(f"--attention {how} has no backward on this device", got=device.type, needed="an accelerator",
+                             next="--attention sdpa")  # fmt: skip
+    if how == "flash_attention_2" and not is_flash_attn_2_available():
+        raise core.UserError(f"--attention {how} needs the package 'flash-attn', which is not installed, or a newer device",
+                             next="pip install flash-attn --no-build-isolation, or --attention flex_attention")  # fmt: skip
+    model.set_attn_implementation(how)
+    return model
+
+
+def backends(model: nn.Module, device: torch.device) -> list[str]:
+    """Attention implementations to ask: those that run anywhere, what the model uses, and on an accelerator flex attention."""
+    found = ["sdpa", "eager", model.config._attn_implementation, *["flex_attention"] * (device.type == "cuda")]
+    return list(dict.fromkeys(found))
+
+
+def extend(config: Any, rope: str, learnt: int) -> None:
+    """Positions up to the context of `config` by those up to `learnt` tokens, scaled as `rope` says; in place."""
+    context = config.max_position_embeddings
+    if not 0 < learnt < context:
+        raise core.UserError(f"--rope {rope} extends a context", got=f"--original-context {learnt}, --data.context {context}",
+                             needed="--original-context: the shorter context of the run in --init-from")  # fmt: skip
+    scaled = {"rope_type": rope, "factor": context / learnt, "original_max_position_embeddings": learnt}
+    config.rope_parameters |= scaled
+    if rope == "dynamic":  # takes this for the original context, whatever stands above
+        config.max_position_embeddings = learnt
+
+
+# Dense bf16 peak of one device in FLOP/s, from its maker's data sheet.
+PEAKS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "A10G": 70e12,
+    "L4": 121e12,
+    "RTX 4090": 165e12,
+}
+
+
+def flops(model: nn.Module, context: int) -> float:
+    """Floating-point operations that a trained token costs: six for each weight that multiplies, 12 x layers x width x context for
+    attention over a whole row (PaLM, Chowdhery 2022, appendix B). Rows of short packed documents need less."""
+    config, embedding = model.config, model.get_input_embeddings().weight
+    tied = model.get_output_embeddings().weight is embedding
+    weights = sum(p.numel() for p in model.parameters()) - (0 if tied else embedding.numel())
+    width = config.num_attention_heads * (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+    return 6 * weights + 12 * config.num_hidden_layers * width * context
+
+
+def utilisation(achieved: float, device: torch.device) -> dict[str, float]:
+    """Tera-operations per second and device, and their share of what the device can do at most (MFU) where that is known."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    peak = next((peak for known, peak in PEAKS.items() if known in name), None)
+    return {"tflops_per_sec": achieved / 1e12} | ({"mfu": achieved / peak} if peak else {})

@@ -1,0 +1,1 @@
+"""What the control recipes (ppo, dqn, sac) share."""

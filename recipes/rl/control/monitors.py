@@ -1,0 +1,135 @@
+"""What only a whole run of a control recipe shows: read from its evaluations and from what it logs of each unit as `policy/...`."""
+
+import math
+
+from trainworthy.core.base.verdict import Finding
+from trainworthy.core.monitoring.monitors import Monitor, monitor
+
+LOST = 0.5  # of the way from random actions to the best evaluation
+DECIDED = 0.05  # of the entropy of even chances
+EXPLAINED = 0.2  # share of the returns' variance
+FAR, CLIPPED = 0.1, 0.4  # nats between the policy before and after a unit's updates; share of its samples at the clip
+NOWHERE = 1e-6  # nats
+DONE = 0.9  # of the way from random actions to what cannot be beaten: nothing is left to say
+
+Rows = list[dict[str, float]]
+
+
+def monitors(
+    floor: float, ceiling: float, *, ratio: bool = False, actions: int = 0, capacity: int = 0
+) -> list[Monitor]:
+    """`floor`: return of random actions, `ceiling`: one that cannot be beaten (or inf). `ratio`: does the policy learn from samples
+    weighed by how far it moved since? `actions`: how many it draws from (0: it draws numbers, or none). `capacity`: units that a
+    replay holds (0: there is none)."""
+    found = [kept(floor), values(floor, ceiling)]
+    found += [undecided(floor, ceiling, actions)] if actions else []
+    found += [far()] if ratio else []
+    return found + ([fresh(capacity)] if capacity else [])
+
+
+def curve(history: Rows, key: str) -> list[float]:
+    """What was logged under `train/policy/<key>`, evaluation by evaluation."""
+    return [row[f"train/policy/{key}"] for row in history if f"train/policy/{key}" in row]
+
+
+def reached(history: Rows, floor: float, ceiling: float) -> bool:
+    """Is the last evaluation next to what cannot be beaten?"""
+    return math.isfinite(ceiling) and history[-1]["val/return"] >= floor + DONE * (ceiling - floor)
+
+
+def kept(floor: float) -> Monitor:
+    """The return after its peak."""
+
+    @monitor("return", rows="R6", title="what the policy earned, it still earns")
+    def judge(history: Rows) -> Finding:
+        best = max(history, key=lambda row: row["val/return"])
+        peak, last = best["val/return"], history[-1]["val/return"]
+        learnt = peak - floor > best["val/return_sd"]
+        lost = (peak - last) / max(peak - floor, 1e-9)
+        return Finding(
+            lost <= LOST or not learnt, f"return {peak:.4g} at unit {best['step']}, {last:.4g} at the end",
+            f"at most {LOST:.0%} of it lost again",
+            "take the best weights (--run.export best); then a lower --optim.lr, or a schedule that ends near zero",
+            evidence={"peak": peak, "last": last, "lost": lost},
+        )  # fmt: skip
+
+    return judge
+
+
+def values(floor: float, ceiling: float) -> Monitor:
+    """A value function that says nothing, whatever its loss: judged by what it explains of the returns, never by a loss that must
+    go to zero, for its targets move."""
+
+    @monitor("values", rows="R5", title="the value function explains what is earned")
+    def judge(history: Rows) -> Finding:
+        seen = curve(history, "explained_variance")
+        late = seen[len(seen) // 2 :] or [0.0]
+        share = sum(late) / len(late)
+        return Finding(
+            share >= EXPLAINED or reached(history, floor, ceiling),
+            f"{share:.0%} of the variance of the returns explained in the second half", f"{EXPLAINED:.0%} or more",
+            "values that learn too slowly (a larger --optim.lr, a smaller --gamma), are clipped too hard, or share a net that the "
+            "policy's term pulls away; check the probes again", evidence={"explained_variance": seen},
+        )  # fmt: skip
+
+    return judge
+
+
+def undecided(floor: float, ceiling: float, actions: int) -> Monitor:
+    """Entropy that is gone long before the policy is good: nothing new is tried any more."""
+
+    @monitor("entropy", rows="R1", title="the policy tries things until it knows")
+    def judge(history: Rows) -> Finding:
+        rows = [r for r in history if "train/policy/entropy" in r]
+        share = [r["train/policy/entropy"] / math.log(actions) for r in rows]
+        early = [i for i, r in enumerate(rows) if share[i] < DECIDED and r["epoch"] <= history[-1]["epoch"] / 2]
+        earned = [r["val/return"] for r in rows]
+        stuck = bool(early) and max(earned) - earned[early[0]] <= 0.1 * max(earned[early[0]] - floor, 1e-9)
+        where = (
+            f", {share[early[0]]:.1%} already at unit {rows[early[0]]['step']}, and no better since" if stuck else ""
+        )
+        return Finding(
+            not stuck or reached(history, floor, ceiling),
+            f"entropy {share[-1]:.0%} of even chances at the end{where}" if share else "not logged",
+            f"{DECIDED:.0%} or more in the first half, or a policy that gets better without",
+            "a larger --target-entropy, a lower --optim.lr, fewer --update-epochs; rewards of a size that drowns the bonus",
+            evidence={"share": share},
+        )  # fmt: skip
+
+    return judge
+
+
+def far() -> Monitor:
+    """How far the updates of one unit take the policy from what made its samples (mean over the units of an evaluation)."""
+
+    @monitor("policy-steps", rows="R3", title="a unit's updates move the policy, and not too far")
+    def judge(history: Rows) -> Finding:
+        kl, clipped = curve(history, "approx_kl"), curve(history, "clip_fraction")
+        most, share = max(kl, default=0.0), sum(clipped) / max(len(clipped), 1)
+        still = most < NOWHERE
+        return Finding(
+            most <= FAR and share <= CLIPPED and not still,
+            f"KL {most:.2g} at most from before to after a unit's updates, {share:.0%} of the samples at the clip",
+            f"KL between {NOWHERE:g} and {FAR:g}, at most {CLIPPED:.0%} at the clip",
+            "the policy does not move: --optim.lr, or advantages that are all alike" if still
+            else "a lower --optim.lr, fewer --update-epochs, a larger --train.batch-size", evidence={"kl": kl, "clip_fraction": clipped},
+        )  # fmt: skip
+
+    return judge
+
+
+def fresh(capacity: int) -> Monitor:
+    """The mean age of what the replay holds: a ring that no longer takes in what is played grows old without a bound."""
+
+    @monitor("replay", rows="R4", title="the replay holds what was played last")
+    def judge(history: Rows) -> Finding:
+        age = curve(history, "replay_age")
+        oldest = max(age, default=0.0)
+        return Finding(
+            oldest <= max(capacity, 1), f"transitions {age[-1] if age else 0:.3g} units old on average at the end",
+            f"at most {capacity} units, what a full replay spans",
+            "new steps are not added any more (a full replay must make room), or are written elsewhere than they are drawn",
+            evidence={"age": age},
+        )  # fmt: skip
+
+    return judge

@@ -1,0 +1,1 @@
+"""What the recipes that train language models from rewards (grpo, rlhf) share."""

@@ -1,0 +1,74 @@
+"""Language models that learn from rewards, as transformers' own classes: by folder, hub id, or `prose`, the small one that
+llm/pretrain makes of the manual and the docstrings of the running Python.
+
+`prose` is a built asset: made by the real recipe behind its own gates on first use, then cached under what it depends on.
+"""
+
+import os
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.data import assets
+from trainworthy.core.recipe.registry import find
+from trainworthy.recipes.llm.data import prose
+from trainworthy.recipes.shared import exports, hub, smollm
+
+
+def locate(name: str, passes: float) -> str:
+    """`prose` (after so many passes over its texts), `smollm2`, a folder or a hub id as what `from_pretrained` takes."""
+    if name == "prose":
+        return str(built(passes))
+    return str(smollm.folder()) if name == "smollm2" else hub.locate(name, "--model", packaged="prose, smollm2")
+
+
+@cache
+def built(passes: float) -> Path:
+    """A folder with the small language model, its tokenizer and what it says of itself."""
+    recipe = find("llm/pretrain").path
+    parts = [recipe, *(recipe.with_name(f"{n}.py") for n in ("documents", "packing", "ngrams")), prose.__file__]
+    key = {"passes": passes, "torch": torch.__version__, "python": sys.version_info[:3]}
+    return assets.built("prose-llama", key, lambda folder: _build(folder, passes), sources=parts)
+
+
+def _build(folder: Path, passes: float) -> None:
+    """The export of llm/pretrain is kept, and what it says of itself."""
+    settings = ["--train.epochs", str(passes), "--train.eval-every", str(passes)]
+    with tempfile.TemporaryDirectory() as out:
+        run = exports.made("llm/pretrain", settings, out, what="the small language model")
+        for file in [*(run / "export").iterdir(), run / "summary.json"]:
+            os.replace(file, folder / file.name)
+
+
+@cache
+def tokenizer(path: str) -> Any:
+    """The tokenizer, padding on the left: what is generated goes on where a prompt ends. It must say what ends a text."""
+    from transformers import AutoTokenizer
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    found = AutoTokenizer.from_pretrained(path, padding_side="left")
+    if found.eos_token_id is None:
+        raise UserError(
+            f"the tokenizer of {path} has no eos token", needed="the token that ends an answer, as eos_token"
+        )
+    if found.pad_token_id is None:
+        found.pad_token = found.eos_token  # masks are made from lengths, so the eos of an answer stays one
+    return found
+
+
+def load(path: str) -> nn.Module:
+    """The causal language model in fp32, on the CPU, without dropout: the ratio of two forwards of one text must be 1."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model

@@ -1,0 +1,76 @@
+"""A language model that acts: it draws tokens, and says how likely they were and what it expects to earn from there on."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from trainworthy.recipes.rl.control.nets import Running, mlp
+
+
+class Writer(nn.Module):
+    """A causal language model with a head for values on its hidden states: one forward gives both. It owns the size of the returns,
+    which brings values to scale; only `observe` moves it. Prompts are padded on the left, (B, P); answers (B, T) follow at once."""
+
+    def __init__(self, lm: nn.Module, tokenizer: Any, temperature: float = 1.0):
+        super().__init__()
+        width = lm.get_input_embeddings().embedding_dim
+        self.lm, self.head, self.returns = lm, mlp(width, width, 1), Running(1)
+        nn.init.zeros_(
+            self.head[-1].weight
+        )  # nothing is expected, and the language model is not pulled at, before there is a reason
+        self.eos, self.pad, self.temperature = tokenizer.eos_token_id, tokenizer.pad_token_id, temperature
+
+    @torch.no_grad()
+    def write(self, input_ids: Tensor, mask: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """(tokens (B, T), is it a part of the answer? (B, T)): what `draws` (B, T) in [0, 1) stand for, up to the token that ends
+        a text, and with it."""
+        said = torch.full(draws.shape, self.pad, device=input_ids.device)
+        valid, going = (
+            torch.zeros_like(said, dtype=torch.bool),
+            torch.ones(len(said), dtype=torch.bool, device=said.device),
+        )
+        cache, new = None, input_ids
+        for t in range(draws.shape[1]):
+            place = (mask.long().cumsum(1) - 1).clamp_min(0)[:, -new.shape[1] :]
+            out = self.lm(input_ids=new, attention_mask=mask, position_ids=place, past_key_values=cache, use_cache=True,
+                          logits_to_keep=1)  # fmt: skip
+            cache, chances = out.past_key_values, (out.logits[:, -1].double() / self.temperature).softmax(-1)
+            token = (chances.cumsum(-1) <= draws[:, t, None]).sum(-1).clamp_max(chances.shape[-1] - 1)
+            said[:, t], valid[:, t] = torch.where(going, token, said[:, t]), going
+            going = going & (token != self.eos)
+            if not going.any():
+                break
+            new, mask = said[:, t : t + 1], torch.cat([mask, valid[:, t : t + 1]], 1)
+        return said, valid
+
+    def forward(self, input_ids: Tensor, mask: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
+        """(log-probabilities (B, T, V) of each token of an answer `said` (B, T) after prompts (B, P), values (B, T) in units of the
+        returns' size before it); `mask` (B, P + T): what is no padding."""
+        ids, n = torch.cat([input_ids, said], 1), said.shape[1]
+        place = (mask.long().cumsum(1) - 1).clamp_min(0)
+        out = self.lm.base_model(input_ids=ids, attention_mask=mask, position_ids=place, use_cache=False)
+        states = out.last_hidden_state[:, -n - 1 : -1]  # (B, T, width): each answers for the token after it
+        logits = self.lm.get_output_embeddings()(states).float() / self.temperature
+        return logits.log_softmax(-1), self.head(states).squeeze(-1).float()
+
+    def observe(self, returned: Tensor) -> None:
+        """Take in what the tokens of one rollout earned (n,), over all processes."""
+        self.returns.update(returned[:, None])
+
+
+def own(log_p: Tensor, said: Tensor) -> Tensor:
+    """Of (B, T, V) what was said (B, T)."""
+    return log_p.gather(-1, said.unsqueeze(-1)).squeeze(-1)
+
+
+def texts(tokenizer: Any, said: Tensor, valid: Tensor) -> list[str]:
+    """What was said, without what pads and what ends it."""
+    rows = [row[keep].tolist() for row, keep in zip(said, valid, strict=True)]
+    return tokenizer.batch_decode(rows, skip_special_tokens=True)
+
+
+def shape(said: Tensor, valid: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(tokens, share of them that are distinct, does it end by itself?) of each completion, (B,) all."""
+    tokens = valid.sum(1)
+    kinds = [len({*row[keep].tolist()}) for row, keep in zip(said, valid, strict=True)]
+    return tokens, torch.tensor(kinds, device=said.device) / tokens, ((said == end) & valid).any(1)

@@ -1,0 +1,116 @@
+"""What a language model is asked to go on with: the beginnings of prose, or prompts of one's own, as tokens padded on the left."""
+
+from dataclasses import astuple, dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+from trainworthy.core.base import seeds
+from trainworthy.recipes.llm.data import documents, prose
+
+from trainworthy import core
+
+SHORTEST, LONGEST = 3, 8  # words of a beginning
+
+
+@dataclass
+class Source:
+    """Where the prompts come from."""
+
+    path: str = "prose"
+    """`prose` (beginnings of the texts of the running Python), or a file, folder or `hub:owner/name` as llm/pretrain reads texts:
+    each is a prompt."""
+    column: str = "prompt"
+    """Of a table: the column with the prompt."""
+    tokens: int = 24
+    """Tokens of the longest prompt; one that is longer is left out, counted and named."""
+    held_out: int = 256
+    """Prompts to be judged by, at most."""
+    chat: bool = False
+    """Ask in the turns of the tokenizer's own chat template."""
+    max_bad: float = 0.01
+    """Share of prompts that may be empty, no valid UTF-8 or too long."""
+
+    def __post_init__(self):
+        if self.path != "prose" and not self.path.startswith("hub:"):
+            self.path = str(Path(self.path).resolve())  # resumable from any folder
+
+
+class Prompts(core.Data):
+    """Prompts as tokens (P,), their mask, and a number in [0, 1) for each token that may be drawn after them (T,)."""
+
+    def __init__(self, texts: list[str], ids: list[list[int]], *, width: int, new_tokens: int, tokenizer: Any):
+        self.texts, self.ids, self.width, self.new_tokens, self.tokenizer = texts, ids, width, new_tokens, tokenizer
+        self.fields = {"prompt": core.Field("source"), "input_ids": core.Field("input", low=0, high=len(tokenizer) - 1)}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor | str]:
+        generator = generator or torch.Generator().manual_seed(seeds.derive("held out", index))
+        ids, mask = torch.full((self.width,), self.tokenizer.pad_token_id), torch.zeros(self.width, dtype=torch.bool)
+        n = len(self.ids[index])
+        ids[self.width - n :], mask[self.width - n :] = torch.tensor(self.ids[index]), True
+        draws = torch.rand(self.new_tokens, generator=generator)
+        return {"input_ids": ids, "mask": mask, "draws": draws, "prompt": self.texts[index]}
+
+
+def read(source: Source, tokenizer: Any, new_tokens: int) -> dict[str, Prompts]:
+    """{"prompts": to learn from, "val": to be judged by}; read once per process."""
+    return {**_read(astuple(source), tokenizer, new_tokens)}
+
+
+@cache
+def _read(settings: tuple, tokenizer: Any, new_tokens: int) -> dict[str, Prompts]:
+    source = Source(*settings)
+    if source.path == "prose":
+        train, val, notes = prose.load()
+        train, val = (list(dict.fromkeys(beginning(t) for t in some)) for some in (train, val))
+        val = [t for t in val if t not in {*train}]
+    else:
+        train, val, notes = documents.load(source.path, source.column, source.max_bad)
+    found = {}
+    for name, texts in (("prompts", train), ("val", val)):
+        ids = [encode(source, tokenizer, t) for t in texts]
+        fits = [i for i, row in enumerate(ids) if len(row) <= source.tokens]
+        if len(fits) < len(ids):
+            long = next(t for t, row in zip(texts, ids, strict=True) if len(row) > source.tokens)
+            if source.path != "prose" and len(ids) - len(fits) > source.max_bad * len(ids):
+                raise core.UserError(f"--data.path {source.path}: {len(ids) - len(fits)} of {len(ids)} prompts are too long",
+                                     got=f"{max(map(len, ids))} tokens, e.g. {long[:60]!r}", needed=f"at most {source.tokens}",
+                                     next="--data.tokens N, or --data.max-bad SHARE to leave them out")  # fmt: skip
+            notes = {
+                **notes,
+                f"too long, {name}": f"{len(ids) - len(fits)} of {len(ids)} prompts left out, e.g. {long[:60]!r}",
+            }
+        fits = fits[: source.held_out] if name == "val" else fits
+        if not fits:
+            raise core.UserError(f"--data.path {source.path}: no prompts to {'judge by' if name == 'val' else 'learn from'}",
+                                 needed="texts of a few words")  # fmt: skip
+        found[name] = Prompts([texts[i] for i in fits], [ids[i] for i in fits], width=source.tokens, new_tokens=new_tokens,
+                              tokenizer=tokenizer)  # fmt: skip
+    found["prompts"].notes = notes
+    return found
+
+
+def beginning(text: str) -> str:
+    """The first words of a text, three to eight: how many depends on the text alone. What underlines a heading is no word."""
+    words = (w for w in text.split() if any(c.isalnum() for c in w))
+    return " ".join(islice(words, SHORTEST + crc32(text.encode()) % (LONGEST - SHORTEST + 1)))
+
+
+def encode(source: Source, tokenizer: Any, text: str) -> list[int]:
+    """The ids of a prompt: what begins a text where the tokenizer has such a token, or the turns of a chat."""
+    if source.chat:
+        if tokenizer.chat_template is None:
+            raise core.UserError(
+                "--data.chat: the tokenizer has no chat template", needed="an instruct model's tokenizer"
+            )
+        turns = [{"role": "user", "content": text}]
+        return tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
+    begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    return begin + tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

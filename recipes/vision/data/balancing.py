@@ -1,0 +1,107 @@
+"""Classes of unequal size: each gets the same say by its weight or by repetition, or hard samples get more of it (focal loss)."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from trainworthy.recipes.vision.data.pictures import Labelled
+
+from trainworthy import core
+
+
+@dataclass
+class Balance:
+    """What is done about classes of unequal size."""
+
+    by: Literal["none", "weights", "sampler", "focal"] = "none"
+    """A weight of 1 / its size for each class, as many samples of each by repeating small ones, or focal loss (Lin 2017)."""
+    gamma: float = 2.0
+    """Focal loss: a sample counts by (1 - p)^gamma of what its own class has."""
+    ratio: float = 1.0
+    """Training samples are left out, by class, until sizes fall exponentially to 1 / ratio (Cui 2019): to see what the above does.
+    Held-out ones stay."""
+
+
+def thinned(found: Labelled, ratio: float) -> Labelled:
+    """With fewer to learn from: of class c of n the first `size * ratio^(-c / (n - 1))`."""
+    if ratio < 1:
+        raise core.UserError("--balance.ratio is the largest class over the smallest", got=ratio, needed=">= 1")
+    if ratio == 1:
+        return found
+    n = len(found.classes)
+    own = [found.learn[found.labels[found.learn] == c] for c in range(n)]
+    kept = [i[: max(1, round(len(i) * ratio ** (-c / (n - 1))))] for c, i in enumerate(own)]
+    return found._replace(learn=torch.cat(kept))
+
+
+class Even(core.Data):
+    """`data` with as many samples of each class as its largest has: those of smaller ones come again, with draws of their own."""
+
+    def __init__(self, data: core.Data, labels: Tensor):
+        self.data, self.fields, self.notes = data, data.fields, data.notes
+        own = [(labels == c).nonzero().flatten() for c in labels.unique().tolist()]
+        most = max(map(len, own))
+        self.places = torch.stack([i[torch.arange(most) % len(i)] for i in own], 1).flatten().tolist()
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+        return self.data.get(self.places[index], generator)
+
+    def peek(self, index: int, key: str) -> Any:
+        return self.data.peek(self.places[index], key)
+
+
+def smoothing(cfg: Any) -> float:
+    """Label smoothing, which focal loss is without: it would pull back what (1 - p)^gamma lets go."""
+    return 0.0 if cfg.balance.by == "focal" else cfg.label_smoothing
+
+
+class Parts(NamedTuple):
+    """What balancing changes of a stage."""
+
+    loss: Callable | None
+    """None: plain cross-entropy."""
+    counts: Callable
+    first_loss: float
+    """Of a net that knows nothing, in nats."""
+    floor: float
+    """The lowest loss there is: the entropy of a smoothed target."""
+
+
+def repeated(balance: Balance, data: core.Data, labels: Tensor) -> core.Data:
+    """What is trained on."""
+    return Even(data, labels) if balance.by == "sampler" else data
+
+
+def parts(balance: Balance, labels: Tensor, n: int, smoothing: float, *, mixed: bool) -> Parts:
+    """For training samples of these labels (N,), of `n` classes."""
+    if balance.by != "none" and mixed:
+        raise core.UserError("--balance.by and --mix do not go together", got=balance.by, needed="one of them",
+                             cause="a mixed picture has two classes")  # fmt: skip
+
+    def focal(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+        nll = F.cross_entropy(model(batch["image"]).float(), batch["label"], reduction="none")
+        return {"ce": ((1 - (-nll).exp()) ** balance.gamma * nll).sum()}
+
+    def weighed(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+        """Each sample by its class, smoothing included, so that the floor of the loss stays what it is."""
+        logits, label = model(batch["image"]).float(), batch["label"]
+        each = F.cross_entropy(logits, label, label_smoothing=smoothing, reduction="none")
+        return {"ce": (weight.to(each)[label] * each).sum()}
+
+    weight = len(labels) / (n * torch.bincount(labels, minlength=n).clamp_min(1))  # (n,); mean 1 over the samples
+    target = [1 - smoothing + smoothing / n, *[smoothing / n] * (n - 1)]
+    floor, first = -sum(p * math.log(p) for p in target if p > 0), math.log(n)
+    plain = lambda batch: {"*": len(batch["label"])}  # noqa: E731
+    if balance.by == "focal":
+        return Parts(focal, plain, (1 - 1 / n) ** balance.gamma * first, floor)
+    if balance.by == "weights":
+        own = lambda batch: {"ce": weight.to(batch["image"].device)[batch["label"]].sum()}  # noqa: E731
+        return Parts(weighed, own, first, floor)
+    return Parts(None, plain, first, floor)

@@ -1,0 +1,446 @@
+"""Pictures with boxes: COCO's JSON beside a folder of pictures, or digits pasted on photos; and how boxes found are scored.
+
+A box is xyxy in pixels, x to the right, y down, edges at pixel edges (torchvision's `BoundingBoxes`). Files are converted where
+they are read (COCO has xywh), and every box is kept in its picture's own pixels; what the net sees is a canvas, and `to_own` leads
+back.
+"""
+
+import hashlib
+import io
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.utils import draw_bounding_boxes
+from trainworthy.core import UserError
+from trainworthy.core.base import seeds
+from trainworthy.recipes.shared import digits
+from trainworthy.recipes.vision.data import pasted
+from trainworthy.recipes.vision.data.pictures import VALIDATION, Decoded, decode, readable, said, survey
+
+from trainworthy import core
+
+LAYOUT = ("FOLDER/annotations/instances_train*.json with pictures in FOLDER/train*/ (the same for val), or FOLDER/train/*.json "
+          "among its pictures, or one FOLDER/*.json")  # fmt: skip
+SLACK = 1.0  # pixels that a box may reach over the edge before it is called outside: rounding
+
+
+@dataclass
+class Source:
+    """Which pictures."""
+
+    path: str = "digits"
+    """`digits` (embedded digits on embedded photos), or a folder with COCO's JSON and its pictures."""
+    scenes: int = 4800
+    """Digits: how many pictures to learn from."""
+    max_bad: float = 0.01
+    """Share of pictures that may be missing or unreadable, and of boxes that may be empty or outside; they are left out (clipped),
+    counted and named. More is an error."""
+
+    def __post_init__(self):
+        if self.path != "digits" and Path(self.path).exists():
+            self.path = str(Path(self.path).resolve())  # resumable from any folder
+
+
+# ---------------------------------------------------------------------------------------------------------------- pictures
+class Annotated(NamedTuple):
+    """A data set: pictures with boxes, and which of them to learn from."""
+
+    pictures: Sequence[Tensor]
+    """(3, H, W) of 0-255 each."""
+    sizes: list[tuple[int, int]]
+    """(H, W) of each."""
+    boxes: list[Tensor]
+    """(k, 4) float32 of each: xyxy in its own pixels; k may be 0."""
+    labels: list[Tensor]
+    """(k,) int64: indices into `classes`."""
+    classes: tuple[str, ...]
+    learn: list[int]
+    held_out: list[int]
+    notes: dict[str, str]
+    """What was left out or converted, for the data report."""
+
+
+class Drawn(Sequence):
+    """Scenes, drawn when asked for."""
+
+    def __init__(self, scenes: list[tuple[str, pasted.Scene]]):
+        self.scenes = scenes
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def __getitem__(self, row: int) -> Tensor:
+        return pasted.render(*self.scenes[row])
+
+
+class Files(Decoded):
+    """Picture files."""
+
+    kind = "boxes"
+
+    def name(self, row: int) -> str:
+        return str(self.files[row].relative_to(self.root))
+
+    def stamp(self, row: int) -> str:
+        file = self.files[row]
+        return f"{file.stat().st_size} {file.stat().st_mtime_ns}" if file.exists() else "missing"
+
+    def _read(self, row: int) -> Tensor:
+        return decode(Image.open(self.files[row]))
+
+    def look(self, row: int) -> tuple:
+        """(problem, kind, digest of its bytes, its size)."""
+        try:
+            data = self.files[row].read_bytes()
+            image = Image.open(io.BytesIO(data))
+            return "", image.mode, hashlib.blake2b(data, digest_size=12).hexdigest(), list(decode(image).shape[1:])
+        except FileNotFoundError:
+            return "there is no such file", "", "", []
+        except Exception as error:  # decoders raise whatever they like on damaged files
+            return said(error), "", "", []
+
+
+def load(source: Source) -> Annotated:
+    """The data set, read once a process."""
+    return _digits(source.scenes) if source.path == "digits" else _coco(source.path, source.max_bad)
+
+
+@cache
+def _digits(n: int) -> Annotated:
+    scenes = [(s, pasted.scene(s, i)) for s, k in (("train", n), ("val", pasted.HELD_OUT)) for i in range(k)]
+    boxes = [torch.tensor([i.box for i in s.items], dtype=torch.float32) for _, s in scenes]
+    labels = [torch.tensor([i.digit for i in s.items]) for _, s in scenes]
+    sizes = [(pasted.SIDE, pasted.SIDE)] * len(scenes)
+    return Annotated(Drawn(scenes), sizes, boxes, labels, digits.CLASSES, [*range(n)], [*range(n, len(scenes))], {})
+
+
+# -------------------------------------------------------------------------------------------------------------------- COCO
+class Listed(NamedTuple):
+    """What a JSON file lists."""
+
+    file: Path
+    pictures: list[Path]
+    sizes: list[tuple[int, int]]
+    """(H, W) of each, as the file says."""
+    of: Tensor
+    """(N,) which picture each box is on."""
+    boxes: Tensor
+    """(N, 4) float64, as they stand in the file."""
+    categories: Tensor
+    """(N,) category ids, as they stand in the file."""
+    names: dict[int, str]
+    crowds: int
+
+
+@cache
+def _coco(where: str, max_bad: float) -> Annotated:
+    """Every picture is read once; what was found is cached by size and time of change."""
+    root = Path(where)
+    if not root.is_dir():
+        raise UserError(f"there is no data folder {where}", got="a file" if root.exists() else "nothing there", needed=LAYOUT,
+                        next="--data.path FOLDER, or leave it out for the digits")  # fmt: skip
+    lists = _lists(root)
+    names = lists[0].names
+    for other in lists[1:]:
+        if other.names != names:
+            differ = [i for i in {*names, *other.names} if names.get(i) != other.names.get(i)]
+            raise UserError(f"{lists[0].file.name} and {other.file.name} list other categories", got=f"id {differ[0]} is "
+                            f"{names.get(differ[0], 'not there')} and {other.names.get(differ[0], 'not there')}",
+                            needed="one list of categories")  # fmt: skip
+    ids = sorted(names)
+    notes: dict[str, str] = {}
+    if crowds := sum(one.crowds for one in lists):
+        notes["crowds left out"] = f"{crowds:,} regions"
+    files = Files(root, [p for one in lists for p in one.pictures])
+    facts = survey(files, len(files), files.look)
+    good, left_out = readable(files, facts, where=where, max_bad=max_bad)
+    told = [s for one in lists for s in one.sizes]
+    wrong = [i for i in good.tolist() if tuple(facts[i][3]) != told[i]]
+    if wrong:
+        (h, w), (th, tw) = facts[wrong[0]][3], told[wrong[0]]
+        raise UserError(f"{len(wrong):,} of {len(good):,} pictures of {where} are not as large as the JSON says",
+                        got=f"{files.name(wrong[0])}: {w}x{h}, listed as {tw}x{th}", needed="the sizes that the boxes belong to",
+                        cause="the pictures were resized and the boxes were not, or a camera's EXIF tag turns the picture",
+                        next="boxes and pictures must be of one size: resize both, or neither")  # fmt: skip
+    boxes, labels, start = [], [], 0
+    for one in lists:
+        found, kept = checked(one, notes, max_bad=max_bad)
+        index = torch.tensor([ids.index(int(c)) for c in one.categories[kept]], dtype=torch.long)
+        of = one.of[kept]
+        boxes += [found[of == i] for i in range(len(one.pictures))]
+        labels += [index[of == i] for i in range(len(one.pictures))]
+        start += len(one.pictures)
+    rows, first = good.tolist(), len(lists[0].pictures)
+    if len(lists) > 1:
+        learn, held_out = [j for j, i in enumerate(rows) if i < first], [j for j, i in enumerate(rows) if i >= first]
+    else:
+        learn, held_out = _split([facts[i][2] for i in rows])
+    pictures = Files(root, [files.files[i] for i in rows])
+    boxes, labels = [boxes[i] for i in rows], [labels[i] for i in rows]
+    if not any(len(boxes[i]) for i in learn) or not any(len(boxes[i]) for i in held_out):
+        raise UserError(f"{where} has no box to {'score' if any(len(boxes[i]) for i in learn) else 'learn from'}",
+                        got=f"{len(rows):,} pictures, {sum(map(len, boxes)):,} boxes", needed=LAYOUT)  # fmt: skip
+    empty = sum(not len(b) for b in boxes)
+    if empty:
+        notes["pictures without any object"] = f"{empty:,} of {len(boxes):,}"
+    sizes = [tuple(facts[i][3]) for i in rows]
+    return Annotated(pictures, sizes, boxes, labels, tuple(names[i] for i in ids), learn, held_out, left_out | notes)
+
+
+def _split(digests: list[str]) -> tuple[list[int], list[int]]:
+    """A fifth held out, the same whatever the run's seed; copies of a picture stay on one side."""
+    owner = {d: i for i, d in reversed(list(enumerate(digests)))}
+    one_each = torch.tensor(sorted(owner.values()))
+    drawn = {*one_each[seeds.permutation(len(one_each), "boxes", "split")][: max(1, round(len(one_each) / 5))].tolist()}
+    held_out = [i for i, d in enumerate(digests) if owner[d] in drawn]
+    return sorted({*range(len(digests))} - {*held_out}), held_out
+
+
+def _lists(root: Path) -> list[Listed]:
+    """The JSON of train and of val, or the only one."""
+
+    def of(*splits: str) -> Path | None:
+        patterns = [p.format(s) for s in splits for p in
+                    ("annotations/instances_{}*.json", "annotations/{}*.json", "{}*.json", "{}*/*.json")]  # fmt: skip
+        return next((f for p in patterns for f in sorted(root.glob(p))), None)
+
+    train, val = of("train"), of(*VALIDATION)
+    if train and val:
+        return [_listed(root, train, "train"), _listed(root, val, next(v for v in VALIDATION if of(v) == val))]
+    only = [f for p in ("annotations/*.json", "*.json", "images/*.json", "train*/*.json") for f in sorted(root.glob(p))]
+    if not only:
+        raise UserError(f"no annotations in {root}", got=", ".join(sorted(p.name for p in root.iterdir())[:5]) or "nothing",
+                        needed=LAYOUT, cause="the path stops one folder too early or too late")  # fmt: skip
+    return [_listed(root, only[0], "train")]
+
+
+def _listed(root: Path, file: Path, split: str) -> Listed:
+    """One JSON file, its references resolved."""
+    try:
+        found = json.loads(file.read_text())
+        pictures = {p["id"]: (p["file_name"], (int(p["height"]), int(p["width"]))) for p in found["images"]}
+        names = {int(c["id"]): str(c["name"]) for c in found["categories"]}
+        entries = [(a["image_id"], int(a["category_id"]), [float(v) for v in a["bbox"]], a.get("iscrowd", 0))
+                   for a in found["annotations"]]  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = f"no {error}" if isinstance(error, KeyError) else said(error)
+        raise UserError(f"cannot read {file}", got=problem, needed="COCO: images (id, file_name, width, height), annotations "
+                        "(image_id, category_id, bbox), categories (id, name)") from None  # fmt: skip
+    whole = [e for e in entries if not e[3]]
+    orphans = {e[0] for e in whole} - pictures.keys()
+    strange = Counter(e[1] for e in whole if e[1] not in names)
+    if len(pictures) < len(found["images"]) or orphans:
+        got = (
+            f"{len(orphans):,} ids of pictures that are not listed, e.g. {min(orphans, key=str)}"
+            if orphans
+            else "an id twice"
+        )
+        raise UserError(
+            f"the pictures of {file} do not belong to its boxes", got=got, needed="one entry in images for each id"
+        )
+    if strange:
+        raise UserError(f"{strange.total():,} of {len(whole):,} boxes of {file} have a category that the file does not list",
+                        got=", ".join(f"{k} ({n:,} times)" for k, n in strange.most_common(5)),
+                        needed=", ".join(f"{i} {names[i]}" for i in sorted(names)[:5]) + (", ..." if len(names) > 5 else ""),
+                        cause="ids that count from 0 in one place and from 1 in another, or a class removed from the list only",
+                        next="list it under categories, or remove its boxes")  # fmt: skip
+    if any(len(e[2]) != 4 for e in whole):
+        raise UserError(
+            f"boxes of {file} are no boxes", got=next(e[2] for e in whole if len(e[2]) != 4), needed="[x, y, w, h]"
+        )
+    places = [file.parent, *sorted(p for p in root.glob(f"{split}*") if p.is_dir()), *sorted(root.glob(f"images/{split}*")),
+              root / "images", root]  # fmt: skip
+    where = lambda name: next((p / name for p in places if (p / name).is_file()), places[0] / name)  # noqa: E731
+    place = {key: i for i, key in enumerate(pictures)}
+    return Listed(file, [where(name) for name, _ in pictures.values()], [s for _, s in pictures.values()],
+                  torch.tensor([place[e[0]] for e in whole], dtype=torch.long),
+                  torch.tensor([e[2] for e in whole], dtype=torch.float64).view(-1, 4),
+                  torch.tensor([e[1] for e in whole], dtype=torch.long), names, len(entries) - len(whole))  # fmt: skip
+
+
+def checked(one: Listed, notes: dict[str, str], *, max_bad: float) -> tuple[Tensor, Tensor]:
+    """(xyxy float32 of the boxes that are kept, which those are); boxes in another format or scale are told, not repaired."""
+    x, y, w, h = one.boxes.unbind(1)
+    high, wide = torch.tensor(one.sizes, dtype=torch.float64).view(-1, 2)[one.of].unbind(1)
+    n, name = max(1, len(x)), lambda bad: _named(one, bad)
+    if len(x) and not one.boxes.isfinite().all():
+        odd = name(~one.boxes.isfinite().all(1))
+        raise UserError(f"boxes of {one.file} are not finite", got=odd, needed="[x, y, w, h]")
+    if len(x) and one.boxes.max() <= 1 and min(high.min(), wide.min()) > 2:
+        raise UserError(f"boxes of {one.file} are in normalised coordinates", got=f"no value above {one.boxes.max():g}, "
+                        f"e.g. {name(w > -1)}", needed="[x, y, w, h] in pixels",
+                        cause="written by a tool that divides by the picture's size (YOLO's format: centres, too)",
+                        next="multiply x and w by the picture's width, y and h by its height")  # fmt: skip
+    empty = (w <= 0) | (h <= 0)
+    outside = ~empty & ((x < -SLACK) | (y < -SLACK) | (x + w > wide + SLACK) | (y + h > high + SLACK))
+    corners = (w > x) & (h > y) & (w <= wide + SLACK) & (h <= high + SLACK)
+    if (empty | outside).sum() / n > max_bad and corners.double().mean() > 0.99:
+        raise UserError(f"boxes of {one.file} are xyxy", needed="[x, y, w, h], as COCO has it",
+                        got=f"read as x, y, w, h, {int(outside.sum()):,} of {n:,} reach outside their pictures, e.g. "
+                        f"{name(outside | empty)}; read as two corners, none",
+                        cause="two corners were written, where COCO has a corner and a size",
+                        next="subtract: w = x2 - x1, h = y2 - y1")  # fmt: skip
+    for bad, what, cause in ((empty, "no area", "corners in the wrong order, clipped away, or a point for a box"),
+                             (outside, "parts outside their pictures", "the pictures were resized or cropped and the boxes not, "
+                              "or x and y are exchanged")):  # fmt: skip
+        if bad.sum() / n > max_bad:
+            raise UserError(f"{int(bad.sum()):,} of {n:,} boxes of {one.file} have {what}", got=name(bad),
+                            needed=f"at most {max_bad:.1%}", cause=cause,
+                            next=f"mend them, or accept it: --data.max-bad {bad.double().mean() + 0.01:.2f}")  # fmt: skip
+        if bad.any():
+            notes[f"boxes with {what} in {one.file.name}"] = f"{int(bad.sum()):,} of {n:,}: {name(bad)}"
+    xyxy = torch.stack([x, y, x + w, y + h], 1).clamp_min(0)
+    xyxy = torch.minimum(xyxy, torch.stack([wide, high, wide, high], 1))
+    kept = ~empty & (xyxy[:, 2:] > xyxy[:, :2]).all(1)
+    return xyxy[kept].float(), kept
+
+
+def _named(one: Listed, bad: Tensor) -> str:
+    """The first box at fault, with its picture."""
+    i = int(bad.nonzero()[0])
+    (h, w), box = one.sizes[one.of[i]], ", ".join(f"{v:g}" for v in one.boxes[i].tolist())
+    return f"[{box}] on {one.pictures[one.of[i]].name} ({w}x{h})"
+
+
+# ------------------------------------------------------------------------------------------------------------------ samples
+def canonical(boxes: Tensor, size: tuple[int, int]) -> tv_tensors.BoundingBoxes:
+    """xyxy boxes (k, 4) of a picture (H, W) as the type that torchvision's transforms move with their picture."""
+    return tv_tensors.BoundingBoxes(boxes.view(-1, 4), format="XYXY", canvas_size=size)
+
+
+class Boxed(core.Data):
+    """Pictures on a square canvas of `side` pixels, in its upper left corner, the longer side filling it; with their boxes there
+    (`boxes`) and in their own pixels (`truth`), both filled up with rows of 0 whose label is -1."""
+
+    def __init__(self, data: Annotated, rows: Sequence[int], *, side: int, augment: nn.Module | None = None):
+        self.data, self.rows, self.side, self.augment = data, rows, side, augment
+        self.most = max(map(len, data.boxes))
+        self.notes = data.notes
+        self.fields = {
+            "image": core.Field("input", low=0.0, high=1.0),
+            "boxes": core.Field("target", low=0.0, high=float(side)),
+            "labels": core.Field("target", low=-1, high=len(data.classes) - 1),
+        }
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def whole(self, row: int) -> tuple[tv_tensors.Image, tv_tensors.BoundingBoxes, Tensor]:
+        """A picture (3, H, W) of 0-1 with its boxes and labels."""
+        picture, size = self.data.pictures[row], self.data.sizes[row]
+        return tv_tensors.Image(picture.float() / 255), canonical(self.data.boxes[row], size), self.data.labels[row]
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        image, boxes, labels = self.whole(self.rows[index])
+        seed = 0
+        if generator is not None:
+            if self.augment is not None:  # torchvision draws from torch's global generator, seeded per sample
+                image, boxes, labels = self.augment(image, boxes, labels)
+            seed = int(torch.randint(2**31, (), generator=generator))
+        return self.fitted(image, boxes, labels) | {"seed": torch.tensor(seed)}
+
+    def fitted(self, image: Tensor, boxes: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """A picture and its boxes on the canvas."""
+        h, w = image.shape[-2:]
+        to = [max(1, round(s * self.side / max(h, w))) for s in (h, w)]
+        seen, moved = image, boxes
+        if to != [h, w]:
+            seen, moved = (v2.functional.resize(x, to) for x in (image, boxes))
+        more = self.most - len(labels)
+        fill = lambda b: F.pad(b.as_subclass(Tensor), (0, 0, 0, more))  # noqa: E731
+        return {
+            "image": F.pad(seen.as_subclass(Tensor), (0, self.side - to[1], 0, self.side - to[0])).clamp(0, 1),
+            "boxes": fill(moved), "truth": fill(boxes), "labels": F.pad(labels, (0, more), value=-1),
+            "scale": torch.tensor([to[1] / w, to[0] / h]), "size": torch.tensor([h, w]),
+        }  # fmt: skip
+
+
+def targets(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """What a detector learns from, picture by picture, without the rows that fill up."""
+    rows = zip(batch["boxes"], batch["labels"], batch["seed"], strict=True)
+    return [{"boxes": b[y >= 0], "labels": y[y >= 0], "seed": s} for b, y, s in rows]
+
+
+def to_own(boxes: Tensor, scale: Tensor, size: Tensor) -> Tensor:
+    """Boxes (k, 4) on a canvas in the picture's own pixels; `scale` (2,) along x and y, `size` (2,) is H, W."""
+    return (boxes / scale.repeat(2)).clamp_min(0).minimum(size.flip(0).repeat(2))
+
+
+# ------------------------------------------------------------------------------------------------------------------- scores
+def scores(found: Tensor, truth: Tensor, n: int, classes: Sequence[str]) -> dict[str, float]:
+    """COCO's average precision. `found` (N, 7): picture, label, score, box; `truth` (M, 6): picture, label, box; pictures 0 to
+    n - 1, boxes xyxy in the pictures' own pixels. Where nothing is to be found, nothing found is right."""
+    from torchmetrics.detection import MeanAveragePrecision
+
+    if not len(truth):
+        return dict.fromkeys(("map", "map_50", "map_75"), float(not len(found)))
+    metric = MeanAveragePrecision(backend="faster_coco_eval", extended_summary=True, sync_on_compute=False)
+
+    def parts(rows: Tensor) -> tuple[Tensor, ...]:
+        return rows[rows[:, 0].argsort(stable=True)].split(rows[:, 0].long().bincount(minlength=n).tolist())
+
+    metric.update([{"labels": r[:, 1].long(), "scores": r[:, 2], "boxes": r[:, 3:]} for r in parts(found)],
+                  [{"labels": r[:, 1].long(), "boxes": r[:, 2:]} for r in parts(truth)])  # fmt: skip
+    got = metric.compute()
+    # At IoU 0.5, of every size, with 100 boxes a picture; -1: no such object.
+    recall = got["recall"][0, :, 0, -1].tolist()
+    sizes = {k: float(got[f"map_{k}"]) for k in ("small", "medium", "large")}
+    return {
+        **{k: max(0.0, float(got[k])) for k in ("map", "map_50", "map_75")},
+        **{f"map/{k}": v for k, v in sizes.items() if v >= 0},
+        **{f"recall/{classes[int(c)]}": r for c, r in zip(got["classes"].view(-1), recall, strict=True) if r >= 0},
+    }
+
+
+def listed(data: Annotated, rows: Sequence[int]) -> Tensor:
+    """(M, 6) picture (a place in `rows`), label, box: the truth as `scores` reads it."""
+    each = [torch.cat([torch.full((len(data.boxes[row]), 1), float(i)), data.labels[row][:, None], data.boxes[row]], 1)
+            for i, row in enumerate(rows)]  # fmt: skip
+    return torch.cat(each)
+
+
+def by_hand(data: Annotated) -> dict[str, float]:
+    """Scores of pasted.by_hand on the held-out scenes, at the threshold that is best on 100 of those to learn from."""
+
+    def judged(rows: Sequence[int], threshold: int) -> dict[str, float]:
+        found, _ = pasted.by_hand([data.pictures.scenes[i] for i in rows], threshold)
+        return scores(found, listed(data, rows), len(rows), data.classes)
+
+    best = max(pasted.THRESHOLDS, key=lambda t: judged(data.learn[:100], t)["map"])
+    return judged(data.held_out, best)
+
+
+def overlap_share(found: Tensor, truth: Tensor) -> float:
+    """How many of the objects (m, 5: label, box) were found (k, 5) with an IoU of 0.5, over how many there are or are said."""
+    from torchvision.ops import box_iou
+
+    if not len(found) or not len(truth):
+        return float(len(found) == len(truth))
+    same = found[:, None, 0] == truth[None, :, 0]
+    hit = ((box_iou(found[:, 1:], truth[:, 1:]) >= 0.5) & same).any(0).sum()
+    return float(hit) / max(len(found), len(truth))
+
+
+# ----------------------------------------------------------------------------------------------------------------- pictures
+HUES = ("white", "yellow", "cyan", "magenta", "lime", "orange", "red", "deepskyblue")
+
+
+def drawn(image: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:
+    """(3, H, W) uint8-rounded picture of 0-1 with boxes drawn around (not over) what they hold, one colour for each label."""
+    picture = (image.detach().float().cpu() * 255).round().clamp(0, 255).to(torch.uint8).expand(3, -1, -1)
+    if len(boxes):
+        edges = boxes.detach().float().cpu() + torch.tensor([-1, -1, 0, 0])
+        edges[:, 2:] = torch.maximum(edges[:, 2:], edges[:, :2])
+        picture = draw_bounding_boxes(picture, edges, colors=[HUES[int(c) % len(HUES)] for c in labels])
+    return picture.float() / 255

@@ -1,0 +1,463 @@
+"""Pictures with a mask of class ids each: from a folder, or the embedded nuclei; read in windows of one size.
+
+A mask is a PNG as large as its picture whose values are class ids (grey or palette, 8 or 16 bits); `IGNORE` is void: no class,
+never learnt, never scored. Padding and what another window answers for are void, too.
+"""
+
+import hashlib
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from trainworthy.core import UserError
+from trainworthy.core.base import seeds
+from trainworthy.recipes.shared import digits, nuclei
+from trainworthy.recipes.vision.data import pasted
+from trainworthy.recipes.vision.data.pictures import VALIDATION, Decoded, decode, readable, said, survey
+
+from trainworthy import core
+
+IGNORE = 255
+"""Void. Loss, metric, padding and augmentation read it here."""
+QUESTIONS = {"nuclei": "which pixels are nuclei?", "digits": "which pixels belong to which digit?"}
+EMBEDDED = tuple(QUESTIONS)
+LAYOUT = "FOLDER/train/images and FOLDER/train/masks (and the same in val), or FOLDER/images and FOLDER/masks; FOLDER/classes.txt"
+
+
+@dataclass
+class Source:
+    """Which pictures."""
+
+    path: str = "nuclei"
+    """`nuclei` or `digits` (pasted on photos; both embedded), or a folder: images/ and masks/ with files of equal names, or both in
+    train/ and in val/; `classes.txt` beside them names the class ids line by line, from 0."""
+    scenes: int = 4800
+    """Digits: how many pictures to learn from."""
+    max_bad: float = 0.01
+    """Share of pictures or masks that may be unreadable; they are left out, counted and named. More is an error."""
+
+    def __post_init__(self):
+        if self.path not in EMBEDDED and Path(self.path).exists():
+            self.path = str(Path(self.path).resolve())  # resumable from any folder
+
+
+# ------------------------------------------------------------------------------------------------------------------ pairs
+Pair = tuple[Tensor, Tensor]  # picture (C, H, W) of 0-255, mask (H, W) uint8
+
+
+class Annotated(NamedTuple):
+    """A data set: pictures with masks, and which of them to learn from."""
+
+    pairs: Sequence[Pair]
+    sizes: list[tuple[int, int]]
+    """(H, W) of each."""
+    pixels: Tensor
+    """(N, 256) int64: how often each value stands in each mask."""
+    classes: tuple[str, ...]
+    learn: list[int]
+    held_out: list[int]
+    notes: dict[str, str]
+    """What was left out or converted, for the data report."""
+
+
+def ids(image: Image.Image) -> Tensor:
+    """(H, W) uint8 class ids of a mask. ValueError where its values are none."""
+    if image.mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
+        raise ValueError(
+            f"colours ({image.mode}), where one number a pixel is needed: its class id, grey or as a palette"
+        )
+    values = np.asarray(image)  # a palette's indices, not its colours
+    if values.max() > IGNORE:
+        raise ValueError(
+            f"values up to {values.max()}: instance numbers, or depth; class ids are 0 to 254, {IGNORE} is void"
+        )
+    return torch.from_numpy(values.astype(np.uint8))
+
+
+class Pairs(Decoded):
+    """A picture and its mask in each row; the windows of a picture come one after another."""
+
+    kind, beside, needed = "masks", " or its mask", "a picture and a mask"
+
+    def name(self, row: int) -> str:
+        return str(self.files[row][0].relative_to(self.root))
+
+    def stamp(self, row: int) -> str:
+        return " ".join(f"{f.stat().st_size} {f.stat().st_mtime_ns}" for f in self.files[row])
+
+    def _read(self, row: int) -> Pair:
+        picture, mask = self.files[row]
+        return decode(Image.open(picture)), ids(Image.open(mask))
+
+    def look(self, row: int) -> tuple:
+        """(problem, kind, digest of the picture's bytes, its size, the mask's size, values of the mask with their counts)."""
+        try:
+            data = self.files[row][0].read_bytes()
+            image = Image.open(io.BytesIO(data))
+            kind, digest = image.mode, hashlib.blake2b(data, digest_size=12).hexdigest()
+            picture = decode(image)
+        except Exception as error:  # decoders raise whatever they like on damaged files
+            return said(error), "", "", [], [], {}
+        try:
+            mask = ids(Image.open(self.files[row][1]))
+        except Exception as error:
+            return f"its mask: {said(error)}", kind, digest, [], [], {}
+        values, counts = mask.unique(return_counts=True)
+        found = dict(zip(map(str, values.tolist()), counts.tolist(), strict=True))
+        return "", kind, digest, list(picture.shape[1:]), list(mask.shape), found
+
+
+def load(source: Source) -> Annotated:
+    """The data set, read once a process."""
+    if source.path in EMBEDDED:
+        return _nuclei() if source.path == "nuclei" else _digits(source.scenes)
+    return _folder(source.path, source.max_bad)
+
+
+@cache
+def _nuclei() -> Annotated:
+    picture, mask = nuclei.load()
+    parts = [slice(nuclei.LEARN), slice(nuclei.LEARN, None)]
+    pairs = [(picture[None, :, p], mask[:, p]) for p in parts]
+    pixels = torch.stack([m.flatten().bincount(minlength=256) for _, m in pairs])
+    return Annotated(pairs, [tuple(m.shape) for _, m in pairs], pixels, nuclei.CLASSES, [0], [1], {})
+
+
+class Composed(Sequence):
+    """Digits pasted on photos, drawn when asked for, and their masks."""
+
+    def __init__(self, scenes: list[tuple[str, pasted.Scene]]):
+        self.scenes, self.masks = scenes, [pasted.ids(*s, void=IGNORE) for s in scenes]
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def __getitem__(self, row: int) -> Pair:
+        return pasted.render(*self.scenes[row]), self.masks[row]
+
+
+@cache
+def _digits(n: int) -> Annotated:
+    pairs = Composed([(s, pasted.scene(s, i)) for s, k in (("train", n), ("val", pasted.HELD_OUT)) for i in range(k)])
+    pixels = torch.stack([m.flatten().bincount(minlength=256) for m in pairs.masks])
+    classes, held_out = ("background", *digits.CLASSES), [*range(n, len(pairs))]
+    return Annotated(pairs, [(pasted.SIDE, pasted.SIDE)] * len(pairs), pixels, classes, [*range(n)], held_out, {})
+
+
+@cache
+def _folder(where: str, max_bad: float) -> Annotated:
+    """Pictures and masks of equal names. Every file is read once; what was found is cached by size and time of change."""
+    root = Path(where)
+    if not root.is_dir():
+        raise UserError(f"there is no data folder {where}", got="a file" if root.exists() else "nothing there", needed=LAYOUT,
+                        next="--data.path FOLDER, or leave it out for the nuclei")  # fmt: skip
+    train = root / "train" if (root / "train").is_dir() else root
+    val = next((root / v for v in VALIDATION if (root / v).is_dir()), None) if train != root else None
+    notes: dict[str, str] = {}
+    files = [_matched(split, notes) for split in (train, val) if split]
+    pairs = Pairs(root, [f for found in files for f in found])
+    facts = survey(pairs, len(pairs), pairs.look)
+    good, left_out = readable(pairs, facts, where=where, max_bad=max_bad)
+    first = sum(1 for i in good.tolist() if i < len(files[0]))
+    pairs, facts = Pairs(root, [pairs.files[i] for i in good]), [facts[i] for i in good]
+    wrong = [i for i, fact in enumerate(facts) if fact[3] != fact[4]]
+    if wrong:
+        (h, w), (mh, mw) = facts[wrong[0]][3:5]
+        raise UserError(f"{len(wrong):,} of {len(facts):,} masks of {where} are not as large as their pictures",
+                        got=f"{pairs.name(wrong[0])}: {w}x{h}, its mask {mw}x{mh}", needed="equal sizes, pixel for pixel",
+                        cause="one of the two was resized or turned (a camera's EXIF tag turns the picture, not its mask)",
+                        next="write masks at their picture's size; resize ids by nearest neighbour only")  # fmt: skip
+    pixels = torch.zeros(len(facts), 256, dtype=torch.long)
+    for row, fact in zip(pixels, facts, strict=True):
+        row[[int(v) for v in fact[5]]] = torch.tensor(list(fact[5].values()))
+    classes = _named(root, pixels, pairs)
+    if val is None:
+        owner = {fact[2]: i for i, fact in reversed(list(enumerate(facts)))}  # copies of a picture stay on one side
+        one_each = torch.tensor(sorted(owner.values()))
+        drawn = one_each[seeds.permutation(len(one_each), "masks", "split")][: max(1, round(len(one_each) / 5))]
+        held_out = [i for i, fact in enumerate(facts) if owner[fact[2]] in drawn.tolist()]
+    else:
+        held_out = list(range(first, len(facts)))
+    learn = sorted({*range(len(facts))} - {*held_out})
+    if not learn or not held_out:
+        raise UserError(f"{where} has no picture to {'score on' if learn else 'learn from'}", got=f"{len(facts)} in all",
+                        needed=LAYOUT)  # fmt: skip
+    return Annotated(pairs, [tuple(f[3]) for f in facts], pixels, classes, learn, held_out, left_out | notes)
+
+
+def _matched(split: Path, notes: dict[str, str]) -> list[tuple[Path, Path]]:
+    """Each picture with its mask; a picture without one is an error, a mask without a picture a note."""
+    inside = lambda name: sorted(p for p in (split / name).glob("*") if p.is_file() and not p.name.startswith("."))  # noqa: E731
+    pictures, masks = inside("images"), {p.stem: p for p in inside("masks")}
+    alone = [p.name for p in pictures if p.stem not in masks]
+    if not pictures:
+        raise UserError(f"no picture in {split / 'images'}", needed=LAYOUT,
+                        got=", ".join(sorted(p.name for p in split.iterdir())[:5]) or "nothing",
+                        cause="the path stops one folder too early or too late")  # fmt: skip
+    if alone:
+        raise UserError(f"{len(alone):,} of {len(pictures):,} pictures in {split} have no mask",
+                        got=", ".join(alone[:5]) + (", ..." if len(alone) > 5 else ""), needed=f"{split / 'masks'}/<name>.png",
+                        cause="a mask has its picture's name; a picture without any object has a mask of 0 everywhere",
+                        next="write those masks, or move the pictures away")  # fmt: skip
+    spare = sorted(masks.keys() - {p.stem for p in pictures})
+    if spare:
+        notes[f"masks without a picture in {split.name}"] = f"{len(spare):,}: {', '.join(spare[:5])}"
+    return [(p, masks[p.stem]) for p in pictures]
+
+
+def _named(root: Path, pixels: Tensor, pairs: Pairs) -> tuple[str, ...]:
+    """Names of the ids: those of classes.txt, or the numbers that occur. Values that are no class and not void are refused."""
+    seen = [v for v in pixels.sum(0).nonzero().flatten().tolist() if v != IGNORE]
+    file = root / "classes.txt"
+    classes = tuple(n.strip() for n in file.read_text().splitlines() if n.strip()) if file.exists() else ()
+    n = len(classes)
+    beyond = [v for v in seen if v >= n] if classes else []
+    if beyond:
+        odd = int(pixels[:, beyond].sum(1).nonzero()[0])
+        shown = ", ".join(f"{v} ({int(pixels[:, v].sum()):,} pixels)" for v in beyond[:5]) + (
+            ", ..." if len(beyond) > 5 else ""
+        )
+        raise UserError(f"masks of {root} have ids that are no class", got=f"{shown}, first in the mask of {pairs.name(odd)}",
+                        needed=f"0 to {n - 1} ({', '.join(classes[:5])}{', ...' if n > 5 else ''}), or {IGNORE} for void",
+                        cause="ids that count from 1" if beyond == [n] and 0 not in seen else
+                        "instance masks (a number for each object), grey levels for ids, or another list of classes")  # fmt: skip
+    if not classes and numbered(pixels, pairs):
+        raise UserError(f"masks of {root} number objects, they do not name classes",
+                        got=f"values up to {max(seen)}, each in one piece", needed="class ids, the same for every object of a kind",
+                        cause="instance masks, or areas counted by a labelling tool",
+                        next=f"write the object's class for its number; where they are classes, name them in {file}")  # fmt: skip
+    classes = classes or tuple(map(str, range(max(seen, default=0) + 1)))
+    if len(classes) < 2 or len(classes) > IGNORE:
+        raise UserError(f"{root} has {len(classes)} classes", got=f"values {', '.join(map(str, seen[:5])) or 'none but void'}",
+                        needed=f"2 to {IGNORE}, the background counted", next=f"name them line by line in {file}")  # fmt: skip
+    return classes
+
+
+def numbered(pixels: Tensor, pairs: Pairs, look: int = 20) -> bool:
+    """Do masks number objects? Values in one piece each, and either as many as objects are (the median mask has ten), or counted
+    from 1 without a gap to another number in each mask."""
+    from scipy import ndimage
+
+    some = (pixels[:, 1:IGNORE].sum(1) > 0).nonzero().flatten()[:look].tolist()
+    each = [(pixels[i, 1:IGNORE] > 0).nonzero().flatten() + 1 for i in some]
+    most = sorted(map(len, each))
+    counted_up = sum(torch.equal(v, torch.arange(1, len(v) + 1)) for v in each) >= 0.95 * len(each)
+    if not each or not (most[len(most) // 2] >= 10 or (counted_up and most[0] < most[-1] and most[-1] >= 5)):
+        return False
+    masks = [pairs[i][1].numpy() for i in some]
+    pieces = [
+        ndimage.label(m == v, np.ones((3, 3)))[1]
+        for m, values in zip(masks, each, strict=True)
+        for v in values.tolist()
+    ]
+    return sum(n == 1 for n in pieces) >= 0.95 * len(pieces)
+
+
+# ---------------------------------------------------------------------------------------------------------------- windows
+def starts(length: int, window: int, step: int) -> list[int]:
+    """Where windows begin that cover `length`, `step` or less apart; the last ends where the picture does."""
+    return [*range(0, max(length - window, 0), step), max(length - window, 0)]
+
+
+def owned(places: list[int], i: int, window: int, length: int) -> tuple[int, int]:
+    """The stretch that window `i` answers for: up to the middle of what it shares with its neighbours."""
+    low = 0 if i == 0 else (places[i - 1] + window + places[i]) // 2
+    high = max(length, window) if i + 1 == len(places) else (places[i] + window + places[i + 1]) // 2
+    return low - places[i], high - places[i]
+
+
+class Windows(core.Data):
+    """Windows (C, window, window) of 0-1 with masks (window, window) int64 that cover every picture.
+
+    On the evaluation path each pixel of a picture is scored in one window, where it stands deepest, and void in the others: what is
+    counted over windows is counted over pictures. On the training path `augment` cuts a window anywhere in the same picture.
+    """
+
+    def __init__(self, data: Annotated, rows: list[int], *, window: int, step: int, resize: int = 0,
+                 augment: nn.Module | None = None):  # fmt: skip
+        self.pairs, self.window, self.resize, self.augment, self.notes = data.pairs, window, resize, augment, data.notes
+        self.sizes = {i: self.fitted(data.sizes[i]) for i in rows}
+        self.places = []
+        for i, (h, w) in self.sizes.items():
+            down, right = starts(h, window, step), starts(w, window, step)
+            for y, top in enumerate(down):
+                for x, left in enumerate(right):
+                    self.places.append((i, top, left, owned(down, y, window, h), owned(right, x, window, w)))
+        small = sum(min(size) < window for size in self.sizes.values())
+        if small:
+            self.notes = {
+                **self.notes,
+                f"padded to {window} pixels, the padding void": f"{small:,} of {len(rows):,} pictures",
+            }
+        self.fields = {
+            "image": core.Field("input", low=0.0, high=1.0),
+            "mask": core.Field("target", low=0, high=IGNORE),
+        }
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def fitted(self, size: tuple[int, int]) -> tuple[int, int]:
+        """(H, W) with `resize` pixels on the shorter side, if that is not 0."""
+        return tuple(max(1, round(s * self.resize / min(size))) for s in size) if self.resize else size
+
+    def whole(self, row: int) -> tuple[tv_tensors.Image, tv_tensors.Mask]:
+        """A picture (C, H, W) of 0-1 with its mask, resized together: ids by nearest neighbour."""
+        picture, mask = self.pairs[row]
+        image, mask = tv_tensors.Image(picture.float() / 255), tv_tensors.Mask(mask)
+        if self.resize:
+            image, mask = (v2.functional.resize(x, list(self.sizes[row])) for x in (image, mask))
+        return image, mask
+
+    def cut(self, index: int, image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """The window `index` of a whole picture; void is what other windows answer for, and what lies outside."""
+        _, top, left, (t, b), (lo, hi) = self.places[index]
+        window = slice(top, top + self.window), slice(left, left + self.window)
+        image, mask = image[:, *window], mask[window]
+        missing = (0, self.window - mask.shape[1], 0, self.window - mask.shape[0])
+        image, mask = F.pad(image, missing), F.pad(mask, missing, value=IGNORE)
+        own = torch.full_like(mask, IGNORE)
+        own[t:b, lo:hi] = mask[t:b, lo:hi]
+        return image, own
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        image, mask = self.whole(self.places[index][0])
+        if generator is not None and self.augment is not None:
+            # Torchvision draws from torch's global generator, seeded per sample.
+            image, mask = self.augment(image, mask)
+        else:
+            image, mask = self.cut(index, image, mask)
+        return {"image": image.as_subclass(Tensor), "mask": mask.as_subclass(Tensor).long()}
+
+
+# ------------------------------------------------------------------------------------------------------------------ scores
+def scores(confusion: Tensor, classes: Sequence[str]) -> dict[str, float]:
+    """From (n, n) pixels with truth in rows: intersection over union of each class that occurs or is said, their mean, of two
+    classes the object's beside it (the binary Jaccard index), recall and accuracy."""
+    hit, truth, said = confusion.diag().double(), confusion.sum(1), confusion.sum(0)
+    union = truth + said - hit
+    iou, seen = hit / union.clamp_min(1), union > 0
+    whole = {"miou": iou[seen].mean().item() if seen.any() else 0.0,
+             "pixel_accuracy": (hit.sum() / truth.sum().clamp_min(1)).item()}  # fmt: skip
+    object_alone = {"iou": iou[1].item() if seen[1] else 1.0} if len(classes) == 2 else {}
+    each = {f"iou/{c}": iou[i].item() for i, c in enumerate(classes) if seen[i]}
+    return {
+        **object_alone,
+        **whole,
+        **each,
+        **{f"recall/{c}": (hit[i] / truth[i]).item() for i, c in enumerate(classes) if truth[i]},
+    }
+
+
+def counted(mask: Tensor, answer: Tensor, n: int) -> Tensor:
+    """(n, n) pixels with truth in rows; void is in no row. Any shapes, both alike."""
+    scored = mask != IGNORE
+    return torch.bincount(mask[scored].long() * n + answer[scored].long(), minlength=n * n).view(n, n)
+
+
+def table(confusion: Tensor, classes: Sequence[str]) -> core.Matrix:
+    """Each class in percent, and their mean."""
+    hit, truth, said = confusion.diag().double(), confusion.sum(1), confusion.sum(0)
+    over = torch.stack([truth + said - hit, truth, said], 1)
+    shares = torch.where(over > 0, 100 * hit[:, None] / over.clamp_min(1), torch.nan)
+    values = torch.cat([shares.nanmean(0)[None], shares]).nan_to_num(0.0).round().long()
+    return core.Matrix(
+        values, rows=["mean", *classes], columns=["IoU", "recall", "precision"], axes=("class", "percent")
+    )
+
+
+def by_hand(data: Annotated) -> dict[str, dict[str, float]]:
+    """Scores on the held-out pictures of who uses no net, with the threshold that is best where the net learns."""
+    if isinstance(data.pairs, Composed):
+        scenes, n = data.pairs.scenes, len(data.classes)
+
+        def judged(rows: list[int], threshold: int) -> dict[str, float]:
+            truth = torch.stack([data.pairs.masks[i] for i in rows])
+            return scores(counted(truth, pasted.by_hand([scenes[i] for i in rows], threshold)[1], n), data.classes)
+
+        best = max(pasted.THRESHOLDS, key=lambda t: judged(data.learn[:100], t)["miou"])
+        return {"vivid pixels, read by logistic regression": judged(data.held_out, best)}
+    (picture, mask), (unseen, truth) = (data.pairs[i] for i in (*data.learn, *data.held_out))
+    share = lambda said, mask: scores(counted(mask, said, 2), data.classes)["iou"]  # noqa: E731
+    bright = max(range(256), key=lambda t: share(picture[0] > t, mask))
+    return {"brightness above a threshold": {"iou": share(unseen[0] > bright, truth)}}
+
+
+# ------------------------------------------------------------------------------------------------------------ what to expect
+def outlines(mask: Tensor, reach: int) -> Tensor:
+    """(B, H, W) pixels within `reach` of another class."""
+    void = mask == IGNORE
+    pool = lambda x: F.max_pool2d(x.float()[:, None], 2 * reach + 1, 1, reach)[:, 0]  # noqa: E731
+    return (pool(mask.masked_fill(void, -1)) > -pool(-mask.masked_fill(void, IGNORE))) & ~void
+
+
+def answered(mask: Tensor, own: Tensor, n: int, *, focal: float, dice: float) -> float:
+    """Loss of who gives the true class of each pixel the probability `own` (B, H, W), and every other class as much of the rest."""
+    scored, other, apart = mask != IGNORE, (1 - own) / (n - 1), []
+    ce = -((1 - own) ** focal * own.log())[scored].mean()
+    for c in range(n):
+        mine = mask == c
+        both, truth = (own * mine).flatten(1).sum(1), mine.flatten(1).sum(1)
+        said = both + (other * (scored & ~mine)).flatten(1).sum(1)
+        apart.append((1 - 2 * both / (said + truth).clamp_min(1))[truth > 0])
+    return (ce + dice * torch.cat(apart).mean()).item()
+
+
+def unsure(mask: Tensor, n: int) -> Tensor:
+    """(B, H, W) the probability of every class that an untrained net gives."""
+    return torch.full(mask.shape, 1 / n, device=mask.device)
+
+
+def sure_inside(mask: Tensor, reach: int) -> Tensor:
+    """(B, H, W) all but certain of the true class, even odds within `reach` of an outline: no hand draws, no net answers finer."""
+    return torch.where(outlines(mask, reach), 0.5, 1.0)
+
+
+def close(mask: Tensor, n: int, reach: int) -> Tensor:
+    """(n,) IoU of each class with a quarter of the pixels along its outlines on the wrong side; NaN where it does not occur."""
+    edge, mine = outlines(mask, reach), [mask == c for c in range(n)]
+    all_, wrong = (torch.stack([m.sum() for m in ms]).double() for ms in (mine, [m & edge for m in mine]))
+    return (all_ - wrong / 4) / (all_ + wrong / 4)
+
+
+# --------------------------------------------------------------------------------------------------------------- pictures
+def coloured(mask: Tensor) -> Tensor:
+    """(H, W) ids as (3, H, W) of 0-1: black for 0, a hue of its own for every other class, mid-grey for void."""
+    hue = mask.float() * 0.618034 % 1  # neighbours in number lie far apart in hue
+    wheel = (
+        ((hue + torch.tensor([0, 2 / 3, 1 / 3], device=mask.device).view(3, 1, 1)) % 1 * 6 - 3).abs().sub(1).clamp(0, 1)
+    )
+    return torch.where(mask == IGNORE, 0.5, torch.where(mask == 0, 0.0, 0.25 + 0.75 * wheel))
+
+
+def beside(image: Tensor, *ids: Tensor) -> Tensor:
+    """A window (C, H, W) of 0-1 with masks beside it: (3, H, W x (1 + len(ids)))."""
+    return torch.cat([image.detach().float().expand(3, -1, -1), *map(coloured, ids)], 2)
+
+
+def stitched(data: Windows, answer: Callable[[Tensor], Tensor], most: int = 4) -> list[core.Tile]:
+    """The first `most` pictures whole, each beside its mask and what `answer` says, put together from their windows."""
+    tiles = []
+    for row in list(data.sizes)[:most]:
+        image, mask = data.whole(row)
+        said = torch.full_like(mask, IGNORE)
+        for i, (of, top, left, (t, b), (lo, hi)) in enumerate(data.places):
+            if of == row:
+                own = answer(data.get(i, None)["image"][None])[0, t:b, lo:hi].to(said.dtype)
+                part = said[top + t : top + b, left + lo : left + hi]
+                part.copy_(own[: part.shape[0], : part.shape[1]])
+        told = f"{((said == mask) & (mask != IGNORE)).sum() / (mask != IGNORE).sum().clamp_min(1):.1%} right"
+        tiles.append(
+            core.Tile(told, beside(image.as_subclass(Tensor), mask.as_subclass(Tensor), said.as_subclass(Tensor)))
+        )
+    return tiles

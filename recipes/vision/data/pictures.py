@@ -1,0 +1,470 @@
+"""Pictures with a class each: from a folder of class folders, or from a data set in the hub's layout (parquet files).
+
+A picture is read as (3, H, W) of 0-255 whatever it was: grey, palette, alpha (laid on white), CMYK, 16 bits (kept as fractions),
+turned by its EXIF tag. Every file is read to its end once, in threads, when the set is built; those that cannot be read are left
+out, counted and named, so that which samples there are never changes while a run trains or resumes. What was found is cached by
+size and time of change.
+"""
+
+import hashlib
+import io
+import json
+import math
+import os
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor, nn
+from torchvision.transforms import v2
+from trainworthy.core import UserError
+from trainworthy.core.base import seeds
+from trainworthy.core.data.assets import cache_dir
+
+
+@dataclass
+class Source:
+    """Which pictures."""
+
+    path: str = "digits"
+    """`digits` (embedded), a folder (train/<class>/.. and val/<class>/.., or <class>/.., or parquet files), or hub:owner/name."""
+    streaming: bool = False
+    """Read parquet files by row group instead of copying the set to this disk; the shuffle is then by groups of row groups."""
+    max_bad: float = 0.01
+    """Share of pictures that may be unreadable; they are left out, counted and named. More is an error."""
+    through: int = 0
+    """Digits: a third of the training pictures are shrunk to so many pixels a side and enlarged again; 0: none."""
+
+    def __post_init__(self):
+        if self.through and self.path != "digits":
+            raise UserError("--data.through is for the digits", got=self.path, needed="--data.path digits")
+        if self.path != "digits" and Path(self.path).exists():
+            self.path = str(Path(self.path).resolve())  # resumable from any folder
+
+
+VALIDATION = ("val", "valid", "validation", "test")  # names of the held-out part, the first that is there
+WINDOW = 8  # row groups that are shuffled together when streaming
+
+
+def through(augment: nn.Module, small: int, side: int) -> nn.Module:
+    """`augment`, and for a third of the pictures down to `small` pixels a side and back, so that the net reads small ones, too."""
+    return v2.Compose([augment, v2.RandomApply([v2.Resize(small), v2.Resize(side)], p=1 / 3)])
+
+
+# ------------------------------------------------------------------------------------------------------------- pictures
+def decode(image: Image.Image) -> Tensor:
+    """(3, H, W) of 0-255: uint8, or float32 where there were 16 bits. ValueError where there is no telling what white is."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):
+        values = torch.from_numpy(np.asarray(image).astype(np.float32)) / 257
+        if not 0 <= values.min() <= values.max() <= 255:
+            raise ValueError(f"values from {257 * values.min():.0f} to {257 * values.max():.0f}, beyond 16 bits")
+        return values.expand(3, *values.shape)
+    if image.mode == "F":
+        raise ValueError("a floating-point picture says nothing of its range")
+    if "A" in image.getbands() or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+
+
+class Pictures:
+    """Pictures read when asked for: `[i]` is one, `[rows]` with a tensor of indices is a part of them."""
+
+    def __init__(self, encoded: "Encoded", rows: Tensor):
+        self.encoded, self.rows = encoded, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: "int | Tensor") -> "Tensor | Pictures":
+        if isinstance(index, Tensor):
+            return Pictures(self.encoded, self.rows[index])
+        row = int(self.rows[index])
+        try:
+            return decode(Image.open(io.BytesIO(self.encoded.read(row))))
+        except (OSError, ValueError, SyntaxError) as error:
+            raise UserError(f"cannot read the picture {self.encoded.name(row)}", got=said(error), needed="a picture",
+                            cause="changed or removed since the data set was checked, or streamed, which is not checked before",
+                            next="start again, without --data.streaming: what cannot be read is left out") from None  # fmt: skip
+
+    def near(self, index: int) -> range:
+        """Indices of the pictures in the row group of `index`."""
+        group = self.encoded.group(int(self.rows[index]))
+        ends = torch.tensor(self.encoded.starts[group : group + 2])  # the last group has no next one
+        first, *last = torch.searchsorted(self.rows, ends).tolist()
+        return range(first, last[0] if last else len(self))
+
+    def order(self, *parts: int | str) -> Tensor:
+        """Row groups in random order, their rows shuffled together `WINDOW` groups at a time: a permutation that reads each
+        group once."""
+        group = torch.bucketize(self.rows, torch.tensor(self.encoded.starts), right=True) - 1
+        present = group.unique()
+        drawn = present[seeds.permutation(len(present), *parts, "groups")]
+        windows = [torch.isin(group, some).nonzero().flatten() for some in drawn.split(WINDOW)]
+        return torch.cat([w[seeds.permutation(len(w), *parts, i)] for i, w in enumerate(windows)])
+
+
+# -------------------------------------------------------------------------------------------------------------- sources
+class Encoded:
+    """Encoded pictures by row."""
+
+    key: str
+    """What the cache knows this source by."""
+
+    def read(self, row: int) -> bytes:
+        raise NotImplementedError
+
+    def name(self, row: int) -> str:
+        """How a message names the picture."""
+        raise NotImplementedError
+
+    def stamp(self, row: int) -> str:
+        """Changes when the picture does, where `key` does not."""
+        return ""
+
+
+class Files(Encoded):
+    """Files under `root`."""
+
+    def __init__(self, root: Path, paths: list[Path]):
+        self.root, self.paths, self.key = root, paths, str(root)
+
+    def read(self, row: int) -> bytes:
+        return self.paths[row].read_bytes()
+
+    def name(self, row: int) -> str:
+        return str(self.paths[row].relative_to(self.root))
+
+    def stamp(self, row: int) -> str:
+        found = self.paths[row].stat()
+        return f"{found.st_size} {found.st_mtime_ns}"
+
+
+class Decoded(Encoded):
+    """Rows of files under `root` (`files`), decoded when asked for; the last two stay at hand."""
+
+    kind = ""
+    """Tells its survey in the cache from others of the same folder."""
+    beside = ""
+    """What a message names beside the picture, behind a blank."""
+    needed = "a picture"
+
+    def __init__(self, root: Path, files: list):
+        self.root, self.files, self.key = root, files, f"{self.kind} {root}"
+        self.read = lru_cache(2)(self._read)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getstate__(self) -> dict:
+        return {k: v for k, v in vars(self).items() if k != "read"}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__init__(state["root"], state["files"])
+
+    def _read(self, row: int):
+        raise NotImplementedError
+
+    def __getitem__(self, row: int):
+        try:
+            return self.read(row)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise UserError(f"cannot read the picture {self.name(row)}{self.beside}", got=said(error), needed=self.needed,
+                            cause="changed or removed since the data set was checked",
+                            next="start again: what cannot be read is left out") from None  # fmt: skip
+
+
+class Rows(Encoded):
+    """A column of a `datasets.Dataset` on disk (Arrow, random access)."""
+
+    def __init__(self, data, column: str, key: str):
+        self.data, self.column, self.key = data, column, key
+
+    def read(self, row: int) -> bytes:
+        value = self.data[row][self.column]
+        return value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
+
+    def name(self, row: int) -> str:
+        return f"row {row:,}"
+
+
+class RowGroups(Encoded):
+    """A column of parquet files wherever fsspec reads, a row group at a time: nothing is copied to this disk."""
+
+    def __init__(self, urls: list[str], column: str):
+        import pyarrow.parquet as pq
+
+        self.column, self.groups, self.starts, n = column, [], [], 0
+        for url in urls:
+            with _opened(url) as file:
+                metadata = pq.read_metadata(file)
+            for i in range(metadata.num_row_groups):
+                self.groups.append((url, metadata, i))
+                self.starts.append(n)
+                n += metadata.row_group(i).num_rows
+        self._table = lru_cache(WINDOW)(self._read_group)
+
+    def _read_group(self, group: int):
+        import pyarrow.parquet as pq
+
+        url, metadata, i = self.groups[group]
+        with _opened(url) as file:  # opened each time: a handle must not be shared with a forked worker
+            return pq.ParquetFile(file, metadata=metadata).read_row_group(i, columns=[self.column], use_threads=False)
+
+    def group(self, row: int) -> int:
+        return bisect_right(self.starts, row) - 1
+
+    def read(self, row: int) -> bytes:
+        group = self.group(row)
+        return self._table(group)[self.column][row - self.starts[group]]["bytes"].as_py()
+
+    def name(self, row: int) -> str:
+        group = self.group(row)
+        return f"{self.groups[group][0]}, row group {self.groups[group][2]}, row {row - self.starts[group]}"
+
+
+def _opened(url: str):
+    import fsspec
+
+    return fsspec.open(url).open()
+
+
+# ------------------------------------------------------------------------------------------------------------ data sets
+class Labelled(NamedTuple):
+    """A data set: every picture with its label, and which of them to learn from."""
+
+    images: Tensor | Pictures
+    labels: Tensor
+    """(N,) int64, indices into `classes`."""
+    classes: tuple[str, ...]
+    learn: Tensor
+    held_out: Tensor
+    notes: Mapping[str, str] = MappingProxyType({})
+    """What was left out or converted, for the data report."""
+
+
+def load(source: Source) -> Labelled:
+    """The data set, read once a process."""
+    return _load(source.path, source.streaming, source.max_bad)
+
+
+@cache
+def _load(where: str, streaming: bool, max_bad: float) -> Labelled:
+    """The data set `where`: a folder `train/<class>/..` with `val/<class>/..`, or `<class>/..` that is split here; a folder of
+    parquet files in the hub's layout; or `hub:owner/name`. More than `max_bad` of unreadable pictures is an error."""
+    root = Path(where)
+    if where.startswith("hub:"):
+        return from_parquet(where.removeprefix("hub:"), streaming=streaming, max_bad=max_bad)
+    if not root.is_dir():
+        raise UserError(f"there is no data folder {where}", got="a file" if root.exists() else "nothing there", needed=LAYOUT,
+                        next="--data.path FOLDER, --data.path hub:owner/name, or leave it out for the digits")  # fmt: skip
+    if any(root.rglob("*.parquet")):
+        return from_parquet(where, streaming=streaming, max_bad=max_bad)
+    if streaming:
+        raise UserError("--data.streaming reads parquet files", got=f"no *.parquet under {where}", needed="the hub's layout",
+                        cause="the pictures are files, which are read one by one anyway",
+                        next="leave --data.streaming out")  # fmt: skip
+    return from_folder(root, max_bad=max_bad)
+
+
+LAYOUT = "a folder train/<class>/.. and val/<class>/.., or <class>/.., or parquet files as the hub keeps them"
+
+
+def from_folder(root: Path, *, max_bad: float) -> Labelled:
+    """Pictures in class folders. A class that one split lacks is a class all the same: the data gate names it."""
+    train = root / "train" if (root / "train").is_dir() else root
+    val = next((root / v for v in VALIDATION if (root / v).is_dir()), None) if train != root else None
+    files = {split: _class_folders(split) for split in (train, val) if split}
+    classes = tuple(sorted({name for found in files.values() for name in found}))
+    paths = [p for found in files.values() for name in sorted(found) for p in found[name]]
+    labels = torch.tensor([classes.index(n) for found in files.values() for n in sorted(found) for _ in found[n]])
+    if not paths:
+        raise UserError(f"no picture in {root}", got=f"{sum(1 for _ in root.iterdir())} entries, {len(classes)} class folders",
+                        needed=LAYOUT, cause="the path stops one folder too early or too late")  # fmt: skip
+    first = sum(map(len, files[train].values()))
+    parts = [torch.arange(first), torch.arange(first, len(paths))] if val else None
+    return _checked(Files(root, paths), labels, classes, parts, where=str(root), max_bad=max_bad)
+
+
+def _class_folders(split: Path) -> dict[str, list[Path]]:
+    """{class: its files, however deep}; hidden files are nobody's pictures."""
+    folders = sorted(p for p in split.iterdir() if p.is_dir() and not p.name.startswith("."))
+    inside = lambda folder: sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))  # noqa: E731
+    return {folder.name: inside(folder) for folder in folders}
+
+
+def from_parquet(where: str, *, streaming: bool, max_bad: float) -> Labelled:
+    """A data set in the hub's layout, on this disk or on the hub. Streamed sets are not checked before: that would be reading
+    them."""
+    try:
+        import datasets
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise UserError(f"{where} is a data set in the hub's layout, which needs a package", got=error, needed="datasets",
+                        next="pip install 'trainworthy[hub]', or pip install datasets") from None  # fmt: skip
+    datasets.disable_progress_bars()
+    try:
+        builder = datasets.load_dataset_builder(where)
+        files = {str(k): v for k, v in (builder.config.data_files or {}).items()}
+        val = next((v for v in VALIDATION if v in files), None)
+        chosen = [s for s in ("train", val) if s in files]
+        if "train" not in files:
+            raise UserError(
+                f"{where} has no split to learn from", got=", ".join(files) or "no data files", needed="train"
+            )
+        if streaming:
+            urls = [u for s in chosen for u in files[s]]
+            tables = {s: [pq.ParquetFile(_opened(u)) for u in files[s]] for s in chosen}
+            features = builder.info.features or datasets.Features.from_arrow_schema(tables["train"][0].schema_arrow)
+            image, label = _columns(features, where)
+            columns = {s: [v for t in ts for v in t.read([label])[label].to_pylist()] for s, ts in tables.items()}
+            source = RowGroups(urls, image)
+        else:
+            splits = {s: datasets.load_dataset(where, split=s) for s in chosen}
+            features = splits["train"].features
+            image, label = _columns(features, where)
+            columns = {s: d.with_format(None)[label][:] for s, d in splits.items()}
+            both = datasets.concatenate_datasets(list(splits.values()))
+            kind = features[image]
+            data = both.cast_column(image, datasets.Image(decode=False)) if isinstance(kind, datasets.Image) else both
+            source = Rows(data, image, " ".join(d._fingerprint for d in splits.values()))
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise UserError(f"cannot read the data set {where}", got=said(error.__cause__ or error), needed="parquet files as the hub "
+                        "keeps them", cause="a damaged or unfinished download, no network, or a private data set",
+                        next="with a network: hf download --repo-type dataset OWNER/NAME --local-dir FOLDER") from None  # fmt: skip
+    found = [v for c in columns.values() for v in c]
+    if isinstance(features[label], datasets.ClassLabel):
+        classes = tuple(features[label].names)
+    else:
+        classes = tuple(map(str, sorted(set(found))))
+        found = [classes.index(str(v)) for v in found]
+    first = len(columns["train"])
+    parts = [torch.arange(first), torch.arange(first, len(found))] if val else None
+    labels = torch.tensor(found)
+    wrong = Counter(labels[(labels < 0) | (labels >= len(classes))].tolist())
+    if wrong:
+        raise UserError(f"{wrong.total():,} of {len(labels):,} labels of {where} are no class",
+                        got=", ".join(f"{k} ({n:,} times)" for k, n in wrong.most_common(5)),
+                        needed=f"0 to {len(classes) - 1} ({', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''})",
+                        cause="-1 stands for unlabelled on the hub; counting from 1; another list of classes",
+                        next="leave those rows out, or give the split that has labels")  # fmt: skip
+    if streaming:
+        return _split(Pictures(source, torch.arange(len(labels))), labels, classes, parts, where=where)
+    return _checked(source, labels, classes, parts, where=where, max_bad=max_bad)
+
+
+def _columns(features, where: str) -> tuple[str, str]:
+    """Names of the picture's and of the class's column."""
+    import datasets
+
+    pictures = [
+        k for k, f in features.items() if isinstance(f, datasets.Image) or (isinstance(f, dict) and "bytes" in f)
+    ]
+    named = [k for k, f in features.items() if isinstance(f, datasets.ClassLabel)]
+    labels = named or [k for k in ("label", "labels", "class") if k in features]
+    if not pictures or not labels:
+        raise UserError(f"{where} has no {'pictures' if not pictures else 'classes'}", got=", ".join(map(str, features)),
+                        needed="a column of images and one of class labels")  # fmt: skip
+    return pictures[0], labels[0]
+
+
+# ------------------------------------------------------------------------------------------------------------- checking
+Fact = tuple[str, str, str]  # (problem or "", kind, digest of the bytes), and what else a look saw: plain values
+
+
+def _checked(encoded: Encoded, labels: Tensor, classes: tuple[str, ...], parts: list[Tensor] | None, *, where: str,
+             max_bad: float) -> Labelled:  # fmt: skip
+    """The data set without what cannot be read."""
+    facts = survey(encoded, len(labels))
+    good, notes = readable(encoded, facts, where=where, max_bad=max_bad)
+    kinds = Counter(kind for problem, kind, _ in facts if not problem)
+    if set(kinds) != {"RGB"}:
+        notes["converted to RGB"] = ", ".join(f"{n:,} {kind}" for kind, n in kinds.most_common() if kind != "RGB")
+    where_now = torch.full((len(facts),), -1).index_put((good,), torch.arange(len(good)))
+    parts = [p[p >= 0] for p in (where_now[p] for p in parts)] if parts else None
+    digests = [digest for problem, _, digest in facts if not problem]
+    return _split(Pictures(encoded, good), labels[good], classes, parts, where=where, digests=digests, notes=notes)
+
+
+def readable(encoded: Encoded, facts: list[Fact], *, where: str, max_bad: float) -> tuple[Tensor, dict[str, str]]:
+    """(rows that can be read, a note on those that cannot); too many of these are an error."""
+    bad = [i for i, (problem, *_) in enumerate(facts) if problem]
+    good = torch.tensor([i for i, (problem, *_) in enumerate(facts) if not problem], dtype=torch.long)
+    named = "; ".join(f"{encoded.name(i)} ({facts[i][0]})" for i in bad[:5]) + ("; ..." if len(bad) > 5 else "")
+    share = math.ceil(100 * len(bad) / len(facts)) / 100
+    left_out = f"{len(bad):,} of {len(facts):,} pictures: {named}"
+    if len(bad) > max_bad * len(facts):
+        raise UserError(f"too many pictures of {where} cannot be read", got=left_out, needed=f"at most {max_bad:.1%}",
+                        cause="an unfinished download or copy, or files that are no pictures among them",
+                        next=f"remove or replace them, or accept it: --data.max-bad {share:.2f}")  # fmt: skip
+    return good, {"left out": left_out} if bad else {}
+
+
+def _split(images: Pictures, labels: Tensor, classes: tuple[str, ...], parts: list[Tensor] | None, *, where: str,
+           digests: list[str] | None = None, notes: dict[str, str] | None = None) -> Labelled:  # fmt: skip
+    """The data set in its own split, or a fifth of each class held out: the same whatever the run's seed."""
+    present = [classes[i] for i in labels.unique().tolist()]
+    if len(present) < 2:
+        raise UserError(f"{where} has one class only", got=", ".join(present) or "no picture at all", needed="two or more",
+                        cause="the path is that of one class folder, or of a folder above the splits")  # fmt: skip
+    if parts is None:
+        keys = digests or list(range(len(labels)))
+        first = {key: i for i, key in reversed(list(enumerate(keys)))}
+        owner = torch.tensor([first[key] for key in keys])  # copies of one picture stay on one side
+        held_out = torch.zeros(len(labels), dtype=torch.bool)
+        for label in labels.unique().tolist():
+            mine = owner[labels == label].unique()
+            mine = mine[seeds.permutation(len(mine), "pictures", "split", label)]
+            held_out[mine[: max(1, round(len(mine) / 5)) if len(mine) > 1 else 0]] = True
+        held_out = held_out[owner]
+        parts = [(~held_out).nonzero().flatten(), held_out.nonzero().flatten()]
+    return Labelled(images, labels, classes, *parts, notes=notes or {})
+
+
+def survey(encoded: Encoded, n: int, look: Callable[[int], Fact] | None = None) -> list[Fact]:
+    """What reading every picture to its end showed, or what `look(row)` saw; from the cache where it has not changed since."""
+    look = look or (lambda i: examine(lambda: encoded.read(i)))
+    path = cache_dir() / "pictures" / f"{hashlib.blake2b(encoded.key.encode(), digest_size=12).hexdigest()}.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    names = [(encoded.name(i), encoded.stamp(i)) for i in range(n)]
+    new = [i for i, (name, stamp) in enumerate(names) if known.get(name, [None])[0] != stamp]
+    if new:
+        if len(new) > 20_000:
+            print(f"  reading {len(new):,} pictures once, to leave out what is damaged", flush=True)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            facts = pool.map(look, new)
+            known |= {names[i][0]: [names[i][1], *fact] for i, fact in zip(new, facts, strict=True)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        spare = path.with_suffix(f".{os.getpid()}")
+        spare.write_text(json.dumps({name: known[name] for name, _ in names}))
+        os.replace(spare, path)
+    return [tuple(known[name][1:]) for name, _ in names]
+
+
+def examine(read: Callable[[], bytes]) -> Fact:
+    """Read one picture to its end; a JPEG at an eighth of its size, which needs all of its bytes and a fraction of the time."""
+    try:
+        data = read()
+        image = Image.open(io.BytesIO(data))
+        kind = {"I;16": "16-bit", "I;16B": "16-bit", "I": "16-bit"}.get(image.mode, image.mode)
+        image.draft(image.mode, (image.width // 8, image.height // 8))
+        decode(image)
+    except Exception as error:  # decoders raise whatever they like on damaged files
+        return said(error), "", ""
+    return "", kind, hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
+def said(error: BaseException) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "not a picture"
+    return (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -1,0 +1,395 @@
+"""What the net really sees (V1) and a monitor of classes that are never found (V6), for every recipe of pictures; and gates of
+semantic segmentation: what a mask holds (V5), what loss and metric score (V5), that picture and mask move as one (V2, V5).
+
+The latter ask of a recipe: data of masks.Windows (`pairs`, `places`), samples of `image` and `mask`, answers (B, n, H, W).
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from trainworthy.core.base.verdict import Finding
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.loop.run import evaluating
+from trainworthy.core.monitoring.monitors import monitor
+from trainworthy.core.recipe.stage import Data, Stage, View
+from trainworthy.recipes.vision.data import masks
+from trainworthy.recipes.vision.data.masks import IGNORE
+
+SAMPLES, WINDOWS = 16, 200
+# Augmented windows; correlation of a picture with the mask it was painted from (healthy: 1, apart: 0).
+DRAWS, AS_ONE = 32, 0.7
+# Of what reaches the first layer: standard deviation of a channel, distance of its mean from 0.
+SPREAD, OFF = (0.2, 4.0), 2.5
+EVEN = 1.2  # the most that one class may have of what another has of the loss
+SHIFT = 6  # pixels: a prediction that is wrong along one side of everything
+
+
+def outputs(proof: Proof) -> int:
+    """Classes the net tells apart."""
+    run, stage = proof.look()
+    with evaluating(stage.model), torch.no_grad(), run.autocast():
+        return stage.model(fetch(stage.data["train"], [0], None, run.device)["image"]).shape[1]
+
+
+# ---------------------------------------------------------------------------------------------------------------- classes
+@gate(
+    "balance", rows="V6", title="every class has the same say where that is asked for", reads="data model loss counts"
+)
+def balance(proof: Proof) -> Finding:
+    """How often a class comes in an epoch, times what a sample of it weighs in the loss and in what the loss is divided by."""
+    (run, stage), smoothing = proof.look(), proof.cfg.label_smoothing
+    data = stage.data["train"]
+    first, often = {}, Counter()
+    for i in range(len(data)):
+        label = int(data.peek(i, "label"))
+        first.setdefault(label, i)
+        often[label] += 1
+    say, names, wrong = {}, data.fields["label"].classes, []
+    for label, i in sorted(first.items()):
+        one = fetch(data, [i], None, run.device)
+        with evaluating(stage.model), torch.no_grad(), run.autocast():
+            plain = F.cross_entropy(stage.model(one["image"]).float(), one["label"], label_smoothing=smoothing)
+            weighs = float(sum(stage.loss(stage.model, one).values()) / plain)
+        divided = float(sum(stage.counts(one).values()))
+        say[names[label]] = often[label] * weighs
+        if abs(weighs - divided) > 0.01 * weighs:
+            wrong.append(f"a sample of {names[label]} weighs {weighs:.3g} and is divided by {divided:.3g}")
+    most, least = max(say, key=say.get), min(say, key=say.get)
+    apart, total = say[most] / max(say[least], 1e-9), sum(say.values())
+    told = (
+        f"{most} has {say[most] / total:.1%} of the loss of an epoch, {least} {say[least] / total:.1%}; samples "
+        f"{min(often.values()):,} to {max(often.values()):,} a class"
+    )
+    return Finding(
+        apart <= EVEN and not wrong,
+        "; ".join([told, *wrong[:1]]),
+        f"no class more than {EVEN:g} times another; divided by what it weighs",
+        "weights of another split, of classes in another order, or upside down\n"
+        "weighed in the loss and not in its denominator (counts), or twice: sampler and weights together\n"
+        "the sampler repeats other samples than those of small classes",
+        evidence={"say": say, "often": {names[k]: v for k, v in often.items()}},
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------------------- labels
+@gate("labels", rows="V5", title="masks hold class ids or void, those that were stored", reads="data model")
+def labels(proof: Proof) -> Finding:
+    """Values of masks on both paths; and over whole pictures, the pixels of each class on the evaluation path against the masks as
+    they are stored: none lost, none twice, no id shifted."""
+    (run, stage), n, seed = proof.look(), outputs(proof), proof.cfg.run.seed
+    wrong, shown, batch = [], [], None
+    for name, data in stage.data.items():
+        indices = pick(data, min(SAMPLES, len(data)), seed)
+        for path, draws in (("training", seed), ("evaluation", None)):
+            batch = fetch(data, indices, draws, run.device)
+            mask = batch["mask"]
+            odd = {v: int((mask == v).sum()) for v in mask.unique().tolist() if v != IGNORE and not 0 <= v < n}
+            if odd:
+                told = ", ".join(f"{v} ({k:,} pixels)" for v, k in list(odd.items())[:5])
+                one_off = " (ids count from 1)" if set(odd) == {n} and not (mask == 0).any() else ""
+                wrong.append(f"{name}, {path} path: ids that are no class: {told}{one_off}")
+            if mask.dtype != torch.int64:
+                wrong.append(f"{name}, {path} path: masks are {mask.dtype}, the loss needs int64")
+            if (mask == IGNORE).all():
+                wrong.append(f"{name}, {path} path: nothing but void in {len(mask)} masks")
+        read, stored = _pixels(data, n)
+        shown.append(
+            f"{name} {int(read.sum()):,} pixels, {' '.join(f'{s:.1%}' for s in (read / read.sum().clamp_min(1)).tolist()[:8])}"
+        )
+        apart = (read - stored).abs().max() / stored.sum().clamp_min(1)
+        if apart > 0.02:
+            moved = {1: torch.cat([stored.new_zeros(1), stored[:-1]]), -1: torch.cat([stored[1:], stored.new_zeros(1)])}
+            shifted = {k: (read - m).abs().max() / stored.sum() for k, m in moved.items()}
+            best = min(shifted, key=shifted.get)
+            counts = (
+                f"{read.long().tolist()[:8]} pixels of each class are scored, {stored.long().tolist()[:8]} are stored"
+            )
+            by_one = f": ids are shifted by {best:+d}" if shifted[best] <= 0.02 else ""
+            wrong.append(f"{name}: {counts}{by_one}")
+    return Finding(
+        not wrong, "; ".join(wrong or shown), f"0 to {n - 1}, or {IGNORE} for void; each stored pixel read once, as its class",
+        "ids that count from 1 (or 0 that means void): shift them where masks are loaded, once\n"
+        "masks resized by interpolation, which invents ids: by nearest neighbour only\n"
+        "another number of classes than the net has, or instance numbers", batch=batch if wrong else None,
+    )  # fmt: skip
+
+
+def _pixels(data: Data, n: int) -> tuple[Tensor, Tensor]:
+    """(n,) pixels of each class on the evaluation path, and in the stored masks, of as many whole pictures as `WINDOWS` cover; in
+    stored pixels, where pictures are resized."""
+    rows = Counter(place[0] for place in data.places)
+    chosen: list[int] = []
+    for row, windows in rows.items():
+        if not chosen or windows + sum(rows[r] for r in chosen) <= WINDOWS:
+            chosen.append(row)
+    count = lambda mask: mask.flatten().long().bincount(minlength=256)[:n].double()  # noqa: E731
+    read = {row: torch.zeros(n, dtype=torch.float64) for row in chosen}
+    for i, place in enumerate(data.places):
+        if place[0] in read:
+            read[place[0]] += count(data.get(i, None)["mask"])
+    stored = {row: data.pairs[row][1] for row in chosen}
+    area = {row: (stored[row].numel() / (data.sizes[row][0] * data.sizes[row][1])) for row in chosen}
+    return sum(read[r] * area[r] for r in chosen), sum(count(m) for m in stored.values())
+
+
+# ----------------------------------------------------------------------------------------------------------------- scored
+class Said(nn.Module):
+    """A net that says the same logits whatever it sees, and keeps them for their gradient."""
+
+    def __init__(self, logits: Tensor):
+        super().__init__()
+        self.said = logits.requires_grad_()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.said
+
+
+class Knowing(nn.Module):
+    """A net that knows the mask of each picture it is shown, moved to the right by `by` pixels and by `off` ids; where there is
+    void, it says one class after the other."""
+
+    def __init__(self, batch: dict, n: int, *, by: int = 0, off: int = 0):
+        super().__init__()
+        self.answers, self.n = {}, n
+        stripes = torch.arange(batch["mask"].shape[2], device=batch["mask"].device) % n
+        for image, mask in zip(batch["image"], batch["mask"], strict=True):
+            answer = torch.where(mask == IGNORE, stripes, mask + off).clamp(0, n - 1)
+            self.answers[_key(image)] = answer.roll(by, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        answer = torch.stack([self.answers[_key(image)] for image in images])
+        return nn.functional.one_hot(answer, self.n).permute(0, 3, 1, 2).float() * 20
+
+
+def _key(image: Tensor) -> bytes:
+    return image.cpu().numpy().tobytes()
+
+
+class Voided(View):
+    """Samples with a bar of void across every mask."""
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict:
+        sample = super().get(index, generator)
+        return {**sample, "mask": _barred(sample["mask"])}
+
+
+def _barred(mask: Tensor) -> Tensor:
+    side, mask = mask.shape[-2], mask.clone()
+    mask[..., side // 4 : side // 2, :] = IGNORE
+    return mask
+
+
+@gate(
+    "scored",
+    rows="V5",
+    title="loss and metric score the same pixels, as the class they are",
+    reads="data model loss evaluate metric",
+)
+def scored(proof: Proof) -> Finding:
+    """Read off the loss's gradient with respect to the logits: which pixels it learns from, and which class it asks for. Then nets
+    that know the masks are evaluated: the truth must score its ceiling, a prediction that is moved to the right must score the IoU
+    of all pixels together. A bar of each mask is void, and whatever is said there must not matter."""
+    (run, stage), n, seed = proof.look(), outputs(proof), proof.cfg.run.seed
+    train, val = stage.data["train"], stage.data["val"]
+    seen = Voided(train, pick(train, min(SAMPLES, len(train)), seed))
+    batch = fetch(seen, list(range(len(seen))), seed, run.device)
+    wrong = _learnt(stage, batch, n)
+    held_out = Voided(val, pick(val, min(SAMPLES, len(val)), seed))
+    truth = fetch(held_out, list(range(len(held_out))), None, run.device)
+    name = stage.metric.name
+
+    def value(**how: int) -> float:
+        return run.measure(_judging(stage, Knowing(truth, n, **how)), held_out)[name]
+
+    best = value()
+    if abs(best - stage.metric.ceiling) > 1e-3:
+        other = {off: value(off=off) for off in (1, -1)}
+        shift = max(other, key=other.get)
+        by_one = (
+            f"; ids {shift:+d} score {other[shift]:.3f}: evaluation reads them shifted by one"
+            if other[shift] > best + 0.05
+            else ""
+        )
+        wrong.append(f"the truth as prediction has {name} {best:.3f}{by_one}")
+    moved = Knowing(truth, n, by=SHIFT)
+    answer, mask = moved(truth["image"]).argmax(1), truth["mask"]
+    counts = torch.bincount((mask * n + answer)[mask != IGNORE], minlength=n * n).view(n, n)
+    together, got = masks.scores(counts, [str(c) for c in range(n)]).get(name), value(by=SHIFT)
+    if together is not None and not wrong and abs(got - together) > 1e-3:
+        wrong.append(
+            f"a prediction {SHIFT} pixels to the right has {name} {got:.3f}, over all pixels together {together:.3f}"
+        )
+    told = (
+        f"the loss asks for the class of each of {int((batch['mask'] != IGNORE).sum()):,} pixels and for none of void; "
+    )
+    return Finding(
+        not wrong, "; ".join(wrong) or told + f"{name} {best:.3f} for the truth, {got:.3f} for one moved by {SHIFT} pixels",
+        f"void ({IGNORE}) neither learnt nor scored, every class learnt as itself, {name} {stage.metric.ceiling:g} for the truth, "
+        "the IoU of all pixels together for anything else",
+        "another ignore_index in the loss than in the metric, or none: take both from one constant\n"
+        "ids shifted on one of the two sides\na mean over pictures or batches of their own IoU: add up the counts first",
+        batch=batch if wrong else None, evidence={"truth": best, "moved": got, "expected": together},
+    )  # fmt: skip
+
+
+def _learnt(stage: Stage, batch: dict, n: int) -> list[str]:
+    """What is wrong with the pixels the loss learns from."""
+    mask, wrong = batch["mask"], []
+    logits = torch.randn(len(mask), n, *mask.shape[1:], generator=torch.Generator().manual_seed(0)).to(mask.device)
+    net = Said(0.1 * logits)
+    grad = torch.autograd.grad(sum(stage.loss(net, batch).values()), net.said)[0]
+    touched, asked, void = grad.abs().amax(1) > 0, (-grad).argmax(1), mask == IGNORE
+    if touched[void].any():
+        wrong.append(f"the loss learns from {int(touched[void].sum()):,} of {int(void.sum()):,} pixels of void")
+    deaf = [c for c in mask[~void].unique().tolist() if not touched[mask == c].any()]
+    if deaf:
+        wrong.append(
+            f"the loss learns nothing from class {', '.join(map(str, deaf[:5]))}, though its pixels are not void"
+        )
+    heard = touched & ~void
+    share = lambda off: (asked == mask + off)[heard].double().mean().item()  # noqa: E731
+    if heard.any() and share(0) < 0.95:
+        off = max((1, -1), key=share)
+        by_one = f", {share(off):.0%} of them one id off ({off:+d})" if share(off) > share(0) else ""
+        wrong.append(f"the loss asks for another class than the mask's at {1 - share(0):.0%} of the pixels{by_one}")
+    return wrong
+
+
+def _judging(stage: Stage, net: nn.Module) -> Stage:
+    """The stage with another net to be evaluated."""
+    judged = copy.copy(stage)
+    judged.model, judged.ema_model = net, None
+    return judged
+
+
+# --------------------------------------------------------------------------------------------------------------- together
+class Painted(Sequence):
+    """Pairs of the same sizes whose pictures show their masks: blocks of the first class, the last and void, at random."""
+
+    def __init__(self, pairs: Sequence, n: int, block: int):
+        self.pairs, self.n, self.block = pairs, n, block
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        picture, mask = self.pairs[row]
+        h, w = mask.shape
+        kinds = torch.tensor([0, 0, self.n - 1, self.n - 1, IGNORE], dtype=mask.dtype)
+        coarse = torch.randint(
+            5, (-(-h // self.block), -(-w // self.block)), generator=torch.Generator().manual_seed(row)
+        )
+        ids = kinds[coarse].repeat_interleave(self.block, 0).repeat_interleave(self.block, 1)[:h, :w]
+        bright = torch.where(ids == 0, 40, torch.where(ids == IGNORE, 128, 215)).to(picture.dtype)
+        return bright.expand_as(picture).contiguous(), ids.contiguous()
+
+
+@gate("together", rows="V2 V5", title="picture and mask are cut, mirrored and resized as one", reads="data model")
+def together(proof: Proof) -> Finding:
+    """Pictures that show their own masks go through both paths: picture and mask must still agree, window for window, and no id may
+    appear that was not painted."""
+    (run, stage), n, seed = proof.look(), outputs(proof), proof.cfg.run.seed
+    wrong, batch, told = [], None, []
+    for name, data in stage.data.items():
+        twin = copy.copy(data)
+        twin.pairs = Painted(data.pairs, n, max(4, stage.data["train"].get(0, None)["mask"].shape[0] // 8))
+        for path, draws in (("training", seed), ("evaluation", None)):
+            indices = pick(data, min(DRAWS, len(data)), seed)
+            now = fetch(twin, indices, draws, run.device)
+            image, mask = now["image"].double().mean(1), now["mask"]
+            close = [_agree(x, m, n) for x, m in zip(image, mask, strict=True)]
+            close = [c for c in close if c is not None]
+            apart = sum(c < AS_ONE for c in close)
+            made_up = [v for v in mask.unique().tolist() if v not in (0, n - 1, IGNORE)]
+            if apart > 0.1 * len(close):
+                wrong.append(
+                    f"{name}, {path} path: in {apart} of {len(close)} windows the mask does not lie on its picture"
+                )
+            if made_up:
+                wrong.append(
+                    f"{name}, {path} path: ids appear that no mask had ({', '.join(map(str, made_up[:5]))}): interpolated"
+                )
+            batch, told = now, [*told, f"{min(close, default=1.0):.2f}"]
+    return Finding(
+        not wrong, "; ".join(wrong) or f"pictures painted by their masks lie on them (least correlation {' '.join(told)})",
+        f"a correlation of {AS_ONE} in 90% of the windows of both paths, and no new ids",
+        "two transforms that draw apart: hand picture and mask to one (torchvision's tv_tensors), or draw once for both\n"
+        "the picture is resized, turned or padded and its mask is not\nmasks resized by interpolation: by nearest neighbour only",
+        batch=batch if wrong else None,
+    )  # fmt: skip
+
+
+def _agree(image: Tensor, mask: Tensor, n: int) -> float | None:
+    """|correlation| of a picture (H, W) with its mask over the two classes; None where a window shows only one."""
+    inside = (mask == 0) | (mask == n - 1)
+    x, y = image[inside], (mask[inside] > 0).double()
+    if len(y) < 100 or not 0.1 < y.mean() < 0.9:
+        return None
+    x, y = x - x.mean(), y - y.mean()
+    return ((x @ y) / (x.norm() * y.norm()).clamp_min(1e-12)).abs().item()
+
+
+# ------------------------------------------------------------------------------------------------------------------ scale
+@gate("scale", rows="V1", title="what reaches the first layer is normalised, once, on both paths", reads="data model")
+def scale(proof: Proof) -> Finding:
+    """Mean and standard deviation of each channel just before the first layer with weights."""
+    (run, stage), seed = proof.look(), proof.cfg.run.seed
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for path, name, draws in (("training", "train", seed), ("evaluation", "val", None)):
+        data = stage.data[name]
+        reached = _first_input(
+            stage.model, fetch(data, pick(data, min(SAMPLES, len(data)), seed), draws, run.device)["image"]
+        )
+        flat = reached.double().transpose(0, 1).flatten(1)  # (C, B x H x W)
+        found[path] = flat.mean(1).cpu(), flat.std(1).cpu()
+    wrong = [
+        f"{path} path: {what} {' '.join(f'{v:.3g}' for v in values.tolist())}"
+        for path, (mean, std) in found.items()
+        for what, values, bad in (("mean", mean, mean.abs() > OFF), ("std", std, (std < SPREAD[0]) | (std > SPREAD[1])))
+        if bad.any()
+    ]
+    shown = "; ".join(f"{p}: mean {' '.join(f'{v:.2f}' for v in m.tolist())}, std {' '.join(f'{v:.2f}' for v in s.tolist())}"
+                      for p, (m, s) in found.items())  # fmt: skip
+    return Finding(
+        not wrong, "; ".join(wrong) or shown, f"means within {OFF:g} of 0, standard deviations from {SPREAD[0]:g} to {SPREAD[1]:g}",
+        "normalised twice: by the data and by the model\npictures of 0-255 where 0-1 is meant, or never normalised\n"
+        "the mean and std of other weights or other pictures",
+    )  # fmt: skip
+
+
+def _first_input(model: nn.Module, images: Tensor) -> Tensor:
+    """What the first module with weights of its own is handed."""
+    kept: list[Tensor] = []
+    leaves = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False)) and not list(m.children())]
+    hooks = [m.register_forward_pre_hook(lambda _, args: kept.append(args[0].detach())) for m in leaves]
+    try:
+        with evaluating(model), torch.no_grad():
+            model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return kept[0]
+
+
+SEGMENTING = [labels, scored, together, scale]
+
+
+# --------------------------------------------------------------------------------------------------------------- monitors
+@monitor("forgotten", rows="V6", title="every class is found")
+def forgotten(history: list[dict[str, float]]) -> Finding:
+    """Recall of each class at the last evaluation."""
+    recall = {k.removeprefix("val/recall/"): v for k, v in history[-1].items() if k.startswith("val/recall/")}
+    never = [c for c, r in recall.items() if r < 0.01]
+    worst = min(recall, key=recall.get) if recall else ""
+    least = f"the least found is {worst}: recall {recall[worst]:.3f}" if recall else "no class occurs"
+    return Finding(
+        not never, f"never said where it is: {', '.join(never[:5])}" if never else least,
+        "a recall above 1% for every class that occurs",
+        "a rare class against a large background: --dice, --focal, or more windows in which it occurs",
+        evidence={"recall": recall},
+    )  # fmt: skip

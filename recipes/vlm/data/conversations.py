@@ -1,0 +1,195 @@
+"""Conversations about pictures: any number of each in a sample, each answer scored, as LLaVA and the hub write them.
+
+{"image": "a.jpg", "conversations": [{"from": "human", "value": "<image>\\nWhat is it?"}, {"from": "gpt", "value": "A cat."}]}
+{"images": ["a.jpg", "b.jpg"], "messages": [{"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text",
+"text": "Which is larger?"}]}, {"role": "assistant", "content": "The first."}]}
+
+A content may be one text with `<image>` in it, a part may bring its own "path". Pictures that no text places stand before the first
+question.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+from torch import Tensor
+from trainworthy.core.base.errors import UserError
+from trainworthy.recipes.vision.data.pictures import decode
+from trainworthy.recipes.vlm.data.rows import PLACE, Asked
+
+ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+
+
+class Talk(NamedTuple):
+    """One conversation."""
+
+    pictures: tuple[str, ...]
+    turns: tuple[tuple[str, str], ...]
+    """Questions, with PLACE where a picture stands, and answers."""
+    system: str = ""
+
+
+class Wrong(ValueError):
+    """What keeps a line from being a conversation, in words."""
+
+
+def talk(line: dict[str, Any]) -> Talk:
+    """A line with `conversations` or `messages`. Raises `Wrong`."""
+    name = "messages" if "messages" in line else "conversations"
+    if not isinstance(line[name], list) or not all(isinstance(turn, dict) for turn in line[name]):
+        raise Wrong(f"{name} is {type(line[name]).__name__}, not a list of turns")
+    told = line.get("images", line.get("image", []))
+    pictures, own, said, system = [told] if isinstance(told, str) else list(told or ()), [], [], ""
+    for k, turn in enumerate(line[name]):
+        role = ROLES.get(turn.get("role", turn.get("from")))
+        text, brought = _content(turn.get("content", turn.get("value")), k)
+        own += brought
+        if role == "system" and not k:
+            system = text
+        elif role != ("user", "assistant")[len(said) % 2]:
+            raise Wrong(
+                f"turn {k} is of {turn.get('role', turn.get('from'))!r}: a user and the assistant take turns, the user first"
+            )
+        elif not text.strip():
+            raise Wrong(f"turn {k}, of the {role}, is empty")
+        elif role == "assistant" and PLACE in text:
+            raise Wrong(f"turn {k}: {PLACE} in an answer")
+        else:
+            said.append(text)
+    said = said[: len(said) // 2 * 2]  # a last question without an answer is left off
+    if not said:
+        raise Wrong("it has no answer")
+    pictures = pictures or own
+    if not all(isinstance(p, str) for p in pictures):
+        raise Wrong(f"a picture is a {type(pictures[0]).__name__}, not a path")
+    places = sum(text.count(PLACE) for text in said) + system.count(PLACE)
+    if pictures and not places:
+        said[0] = PLACE * len(pictures) + said[0]
+    elif len(pictures) != places:
+        raise Wrong(f"{places} {PLACE} for {len(pictures)} pictures")
+    return Talk(tuple(pictures), tuple(zip(said[::2], said[1::2], strict=True)), system)
+
+
+def _content(content: Any, k: int) -> tuple[str, list[str]]:
+    """(text with PLACE for each picture, the paths of pictures that it brings)."""
+    if isinstance(content, str):
+        return content, []
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise Wrong(f"turn {k} says {content!r:.40}, neither a text nor a list of parts")
+    text, own = "", []
+    for part in content:
+        if part.get("type") == "text" and isinstance(part.get("text"), str):
+            text += part["text"]
+        elif part.get("type") == "image":
+            text += PLACE
+            own += [part[key] for key in ("path", "image", "url") if part.get(key)][:1]
+        else:
+            raise Wrong(f"turn {k} has a part of type {part.get('type')!r}: text and image are known")
+    return text, own
+
+
+class Talks:
+    """Conversations of one split, with their pictures. Those without a picture are left out and counted: they are for llm/sft."""
+
+    def __init__(self, root: Path, talks: list[Talk], kinds: tuple[str, ...]):
+        self.talks = [t for t in talks if t.pictures]
+        self.kinds, self.root, self.note = kinds, root, ""
+        if out := len(talks) - len(self.talks):
+            self.note = f"{out:,} of {len(talks):,} conversations have no picture and are left out"
+        if not self.talks:
+            raise UserError(f"nobody talks about a picture in {root}", got=self.note, needed="image or images beside the turns",
+                            next="trainworthy run llm/sft, for text alone")  # fmt: skip
+        names = list(dict.fromkeys(name for t in self.talks for name in t.pictures))
+        self.found = looked_over(root, names)
+
+    def __len__(self) -> int:
+        return len(self.talks)
+
+    def asked(self, index: int) -> list[Asked]:
+        """Its questions, each with its answer; a later one follows those before it."""
+        return [Asked(self._kind(q), q, a) for q, a in self.talks[index].turns]
+
+    def _kind(self, question: str) -> int:
+        text = plain(question)
+        return self.kinds.index(text) if text in self.kinds else 0
+
+    def system(self, index: int) -> str:
+        """What is said before the first question."""
+        return self.talks[index].system
+
+    def sizes(self, index: int) -> list[tuple[int, int]]:
+        """(height, width) of each picture."""
+        return [self.found[name] for name in self.talks[index].pictures]
+
+    def images(self, index: int) -> list[Tensor]:
+        """(3, H, W) of 0-255 each."""
+        return [opened(self.root / name) for name in self.talks[index].pictures]
+
+
+def plain(question: str) -> str:
+    """A question without the places of its pictures."""
+    return question.replace(PLACE, "").strip()
+
+
+class Apart:
+    """A source whose questions about a picture stand alone, each as a conversation of its own."""
+
+    note = ""
+
+    def __init__(self, source: Any):
+        self.source, self.kinds = source, source.kinds
+        self.of = [(i, q) for i in range(len(source)) for q in range(len(source.asked(i)))]
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def asked(self, index: int) -> list[Asked]:
+        """The one question, behind its picture."""
+        i, q = self.of[index]
+        one = self.source.asked(i)[q]
+        return [one._replace(question=PLACE + one.question)]
+
+    def system(self, index: int) -> str:
+        """Nothing."""
+        return ""
+
+    def sizes(self, index: int) -> list[tuple[int, int]]:
+        """(height, width) of the picture."""
+        return [self.source.size(self.of[index][0])]
+
+    def images(self, index: int) -> list[Tensor]:
+        """(3, H, W) of 0-255."""
+        return [self.source.image(self.of[index][0])]
+
+
+def looked_over(root: Path, names: list[str]) -> dict[str, tuple[int, int]]:
+    """(height, width) of each picture; one that is none is told, with their number."""
+    with ThreadPoolExecutor(8) as pool:
+        found = dict(zip(names, pool.map(looked_at, (root / name for name in names)), strict=True))
+    if bad := [why for why in found.values() if isinstance(why, str)]:
+        raise UserError(f"{len(bad):,} of {len(names):,} pictures in {root} cannot be read", got=bad[0],
+                        needed="a picture that Pillow opens; paths are the folder's")  # fmt: skip
+    return found
+
+
+def looked_at(path: Path) -> tuple[int, int] | str:
+    """(height, width) of a picture as it is read, turned by its EXIF tag; or why it is none."""
+    try:
+        with Image.open(path) as image:
+            turned = "exif" in image.info and image.getexif().get(274, 1) > 4
+            size = image.size if turned else image.size[::-1]
+            image.verify()
+    except Exception as error:  # Pillow's readers raise whatever they meet in a broken file
+        return f"{path.name}: {error}"
+    return size
+
+
+def opened(path: Path) -> Tensor:
+    """(3, H, W) of 0-255."""
+    try:
+        return decode(Image.open(path))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"cannot read the picture {path}", got=error, needed="a whole picture", cause="a file that was cut off"
+        ) from None

@@ -1,0 +1,1 @@
+"""Gates of these recipes."""

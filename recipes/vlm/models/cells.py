@@ -1,0 +1,148 @@
+"""The small vision encoder: a CNN trained to say which digit stands in which of 16 cells of a composite, and in which colour.
+
+A built asset: trained on first use, kept under a hash of what it depends on, never on a held-out digit.
+"""
+
+import json
+import math
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models.resnet import BasicBlock
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.data import assets
+from trainworthy.recipes.shared import composites, digits
+from trainworthy.recipes.shared.composites import COLOURS, SIDE, TILE
+
+WIDTHS = (16, 32, 64)
+CROWD = (2, 4)  # digits in a picture that the encoder learns from: more to learn from each than questions need
+GRID = 8  # places along a side
+PLACE = SIDE // GRID
+STEPS, BATCH, PEAK = 1400, 48, 3e-3
+PASS = 256  # pictures between two warps of all digits
+NEEDED = 0.93  # an encoder that reads fewer digits cannot answer about them
+
+
+class Cells(nn.Module):
+    """(B, 3, 64, 64) in [0, 1] -> (B, 16, 256): a stride-2 stem and three basic blocks (He 2016) with GroupNorm see what is centred
+    at each of 8 x 8 places. The upper and the lower half of each column are one feature; columns are read from left to right."""
+
+    side, width = SIDE, 4 * WIDTHS[-1]
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, WIDTHS[0], 5, 2, 2)
+        self.blocks = nn.Sequential(_block(WIDTHS[0], WIDTHS[0], 1), *[_block(a, b, 2) for a, b in pairwise(WIDTHS)])
+
+    def places(self, images: Tensor) -> Tensor:
+        """(B, 64, 8, 8)."""
+        return self.blocks(F.relu(self.stem(4 * images - 1)))  # the pictures' mean is about 0.25
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.places(images).unflatten(2, (2, GRID // 2))  # (B, C, 2, 4, 8)
+        return x.permute(0, 4, 2, 1, 3).flatten(3).flatten(1, 2)
+
+
+def _block(n_in: int, n_out: int, stride: int) -> BasicBlock:
+    norm = lambda n: nn.GroupNorm(8, n)  # noqa: E731
+    short = None if stride == 1 else nn.Sequential(nn.Conv2d(n_in, n_out, 1, stride, bias=False), norm(n_out))
+    return BasicBlock(n_in, n_out, stride, short, norm_layer=norm)
+
+
+class Reader(nn.Module):
+    """The encoder while it is trained: at each of 64 places, is a digit centred there (B, 64), which one (B, 64, 10), in
+    which colour (B, 64, 4)?"""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = Cells()
+        self.head = nn.Linear(WIDTHS[-1], 1 + 10 + len(COLOURS))
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        there, digit, colour = self.head(self.encoder.places(images).flatten(2).transpose(1, 2)).split(
+            [1, 10, len(COLOURS)], -1
+        )
+        return there.squeeze(-1), digit, colour
+
+
+@cache
+def folder() -> Path:
+    """encoder.safetensors and its result; trained on first use."""
+    sources = [__file__, composites.__file__, digits.__file__]
+    return assets.built("vlm-encoder", {"torch": torch.__version__}, build, sources=sources)
+
+
+def build(target: Path) -> None:
+    """Train on crowded composites of training digits, warped; measure on those of the others."""
+    with torch.random.fork_rng(devices=[]):  # who needs it is seeded already
+        torch.manual_seed(0)
+        reader = Reader()
+        optimizer = torch.optim.AdamW(reader.parameters(), lr=PEAK, weight_decay=0.05)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK, STEPS, pct_start=0.1)
+        tiles = composites.pool("train").tiles
+        warped = tiles
+        for step in range(STEPS):
+            if step % (len(tiles) // PASS) == 0:
+                warped = warp(tiles)
+            images, digit, colour = crowd("train", warped, range(step * BATCH, (step + 1) * BATCH))
+            said_there, said_digit, said_colour = reader(images)
+            at = digit >= 0
+            loss = F.cross_entropy(said_digit[at], digit[at]) + 0.5 * F.cross_entropy(said_colour[at], colour[at])
+            # One place in twenty has a digit.
+            loss = loss + 5 * F.binary_cross_entropy_with_logits(said_there, at.float())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        result = measure(reader.eval())
+    if result["digit"] < NEEDED:
+        raise UserError("the vision encoder did not learn to read", got=result, needed=f"{NEEDED:.0%} of the digits")
+    save_file(reader.encoder.state_dict(), target / "encoder.safetensors")
+    (target / "result.json").write_text(json.dumps(result))
+
+
+@torch.no_grad()
+def measure(reader: Reader, n: int = 500) -> dict[str, float]:
+    """On held-out digits: share of them, and of their colours, that are read right where they stand."""
+    images, digit, colour = crowd("val", composites.pool("val").tiles, range(n))
+    _, said_digit, said_colour = (torch.cat(said) for said in zip(*map(reader, images.split(100)), strict=True))
+    share = lambda said, truth: (said.argmax(-1) == truth)[digit >= 0].double().mean().item()  # noqa: E731
+    return {"digit": share(said_digit, digit), "colour": share(said_colour, colour)}
+
+
+def crowd(split: str, tiles: np.ndarray, indices: range) -> tuple[Tensor, Tensor, Tensor]:
+    """Pictures (n, 3, 64, 64) of several digits, the digit centred at each place (n, 64; -1: none) and its colour (n, 64)."""
+    images, digit = [], torch.full((len(indices), GRID * GRID), -1)
+    colour = torch.zeros_like(digit)
+    for row, index in enumerate(indices):
+        rng = composites.generator(split, "crowd", index)
+        spots = composites.places(rng, int(rng.integers(CROWD[0], CROWD[1] + 1)))
+        classes, tints = (
+            rng.integers(10, size=len(spots)).tolist(),
+            rng.integers(len(COLOURS), size=len(spots)).tolist(),
+        )
+        items = [
+            composites.item(rng, split, p, digit=d, colour=c) for p, d, c in zip(spots, classes, tints, strict=True)
+        ]
+        for one in items:
+            place = one.y // PLACE * GRID + one.x // PLACE
+            digit[row, place], colour[row, place] = one.digit, one.colour
+        images.append(composites.render(rng, items, tiles))
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 255, digit, colour
+
+
+def warp(tiles: np.ndarray) -> np.ndarray:
+    """Every digit (n, 28, 28) turned by up to 12 degrees, scaled and sheared by up to 15%, each by its own draw."""
+    n = len(tiles)
+    turn, shear = math.radians(12) * (2 * torch.rand(n) - 1), 0.15 * (2 * torch.rand(n) - 1)
+    scale = 1 + 0.15 * (2 * torch.rand(n) - 1)
+    rows = [turn.cos() / scale, shear - turn.sin(), torch.zeros(n), turn.sin(), turn.cos() / scale, torch.zeros(n)]
+    grid = F.affine_grid(torch.stack(rows, 1).view(n, 2, 3), [n, 1, TILE, TILE], align_corners=False)
+    moved = F.grid_sample(torch.from_numpy(tiles)[:, None].float(), grid, align_corners=False)
+    return moved[:, 0].round().clamp(0, 255).to(torch.uint8).numpy()

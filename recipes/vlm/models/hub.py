@@ -1,0 +1,243 @@
+"""Vision-language models of the hub as a whole: transformers' AutoModelForImageTextToText with its own processor and template.
+
+The model is seen as three towers, as ours is, so that every gate means the same: `encoder`, `projector` and `language`. A row is
+what the processor's chat template makes of a conversation, with what it puts in place of a picture of that size; rows are made
+without reading pictures, so that what is too long is known before anything is trained.
+"""
+
+import copy
+import inspect
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import TemplateError
+from torch import Tensor, nn
+from torch.nn import functional as F
+from trainworthy.core.base.errors import UserError
+from trainworthy.recipes.shared import hub
+from trainworthy.recipes.vlm.data.questions import Questions
+from trainworthy.recipes.vlm.data.rows import IGNORE, IMAGE, PLACE, together
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from trainworthy import core
+
+KINDS = ("mm_token_type_ids", "token_type_ids")  # which tokens are a picture's, to models that ask
+NEEDS = (hub.TOKENIZER, "preprocessor_config.json or processor_config.json")
+
+
+# ----------------------------------------------------------------------------------------------------------------- model
+class Whole(nn.Module):
+    """A batch of `Templated` -> logits (B, T, V)."""
+
+    def __init__(self, name: str, *, lora_rank: int = 0):
+        super().__init__()
+        try:
+            net = AutoModelForImageTextToText.from_pretrained(locate(name), dtype=torch.float32)
+        except ValueError as error:
+            raise UserError(f"--model {name} is no vision-language model", got=str(error).partition("\n")[0][:200],
+                            needed="one that transformers' AutoModelForImageTextToText loads") from None  # fmt: skip
+        parts = towers(net, name)
+        head, decoder, self.image = net.get_output_embeddings(), parts["language"], processor(name).image_token_id
+        adapted = None
+        if lora_rank:
+            from peft import LoraConfig, get_peft_model
+
+            adapted = get_peft_model(
+                decoder, LoraConfig(r=lora_rank, lora_alpha=lora_rank, target_modules="all-linear")
+            )
+        self.net = (net, adapted)  # a tuple: its parts are registered below, under the names of their towers
+        self.projector = parts["projector"]  # first: one within the encoder is the projector still
+        self.encoder = parts["encoder"]
+        self.language = nn.ModuleDict({"decoder": decoder, "head": head})
+        own = {id(p) for p in self.parameters()}
+        self.rest = nn.ParameterList([p for p in net.parameters() if id(p) not in own])
+        self.reads = tuple(inspect.signature(net.forward).parameters)
+
+    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What the model itself takes."""
+        ids, seen = batch["ids"], {}
+        for key in (k.removesuffix(".shape") for k in batch if k.endswith(".shape")):
+            there = torch.arange(batch[key].shape[1], device=ids.device) < batch[f"{key}.shape"][:, :1]
+            seen[key] = batch[key][there]  # (B, most, ..) -> (all, ..)
+        places = ids == IMAGE
+        seen |= {key: places.long() for key in KINDS if key in self.reads}
+        return {
+            **seen,
+            "input_ids": ids.masked_fill(places, self.image),
+            "attention_mask": (batch["segment"] >= 0).long(),
+        }
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.net[0](**self.inputs(batch), use_cache=False).logits
+
+    def speak(self, batch: dict[str, Tensor], n: int) -> Tensor:
+        """What a row without its answer is answered with, at most `n` tokens of it."""
+        return self.net[0].generate(**self.inputs(batch), max_new_tokens=n, do_sample=False, pad_token_id=0)[
+            0, batch["ids"].shape[1] :
+        ]
+
+    def merged(self) -> nn.Module:
+        """The model as from_pretrained knows it, adapters added to its weights; a copy."""
+        net, adapted = copy.deepcopy(self.net)
+        if adapted is not None:
+            adapted.merge_and_unload()
+        return net.cpu()
+
+
+def towers(net: nn.Module, name: str) -> dict[str, nn.Module]:
+    """{tower: module} of a model: what sees, what speaks, and what stands between."""
+    encoder, language = net.get_encoder("image"), net.get_decoder()
+    holders = [m for m in net.modules() if {id(encoder), id(language)} <= {id(c) for c in m.children()}]
+    between = [
+        c for m in holders for c in m.children() if c not in (encoder, language) and any(True for _ in c.parameters())
+    ]
+    between = between or [c for n, c in encoder.named_children() if n == "merger"]  # Qwen's is a part of what sees
+    if not holders or not between:
+        raise UserError(f"--model {name}: its parts cannot be told apart", got=type(net).__name__,
+                        needed="a vision encoder, a projector and a language model side by side",
+                        cause="an encoder-decoder, or one whose language model sees pictures by attention of its own")  # fmt: skip
+    return {"encoder": encoder, "projector": between[-1], "language": language}
+
+
+def locate(name: str) -> str:
+    """What `from_pretrained` reads."""
+    return hub.locate(name, "--model", packaged="our own three towers (leave --model out)", needs=NEEDS)
+
+
+@cache
+def processor(name: str) -> Any:
+    """Its processor; one that can make rows."""
+    found = AutoProcessor.from_pretrained(locate(name))
+    lacking = [what for what, there in (("a chat template", getattr(found, "chat_template", None)),
+               ("an image token", getattr(found, "image_token", None))) if not there]  # fmt: skip
+    if lacking:
+        raise UserError(f"--model {name}: its processor has not {' nor '.join(lacking)}", got=type(found).__name__,
+                        needed="one of a model that was trained on conversations",
+                        next="put a chat_template.jinja into the model's folder")  # fmt: skip
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------------ data
+class Templated(Questions):
+    """Conversations as the processor's template says them, each a sample with all its pictures."""
+
+    varied = True
+
+    def __init__(self, source: Any, name: str, *, takes: tuple[str, ...], longest: int):
+        self.source, self.name, self.takes, self.talks = source, name, takes, True
+        self.processor, self.end = processor(name), ""
+        self.tokenizer, self.token = self.processor.tokenizer, self.processor.image_token
+        self.stands = lru_cache(100_000)(self._stands)
+        self.fields = {"pixel_values": core.Field("input"), "labels": core.Field("target")}
+        self.keep([self.row(i) for i in range(len(source))], longest)
+
+    def row(self, index: int) -> dict[str, Tensor]:
+        """The tokens of a sample of the source: those of the whole text, scored where an answer stands in it."""
+        stands, parts, text, n = self.stands(tuple(self.source.sizes(index))), self.told(index), "", 0
+        scored = []  # of each character
+        for part, answer in parts:
+            pieces = part.split(self.token)
+            said = pieces[0] + "".join(a + b for a, b in zip(stands[n:], pieces[1:], strict=False))
+            n += len(pieces) - 1
+            scored += [answer] * len(said)
+            text += said
+        if n != len(stands) or any(answer and self.token in part for part, answer in parts):
+            raise UserError(f"sample {index}: {n} {self.token} for {len(stands)} pictures in what the template says",
+                            cause=f"a text with {self.token} in it, or a template that drops pictures")  # fmt: skip
+        bos = self.tokenizer.bos_token
+        found = self.tokenizer(text, add_special_tokens=not (bos and text.startswith(bos)), return_offsets_mapping=True)
+        ids = torch.tensor(found["input_ids"])
+        answers = torch.tensor([b > a and scored[b - 1] for a, b in found["offset_mapping"]])
+        return {"ids": ids.masked_fill(ids == self.processor.image_token_id, IMAGE), "labels": ids.where(answers, IGNORE),
+                "segment": torch.ones_like(ids), "position": torch.arange(len(ids))}  # fmt: skip
+
+    def told(self, index: int) -> list[tuple[str, bool]]:
+        """What the template says, part by part, and whether it is an answer with its end."""
+        system, before, parts = self.source.system(index), "", []
+        turns = [said("system", system)] if system else []
+        for one in self.source.asked(index):
+            turns.append(said("user", one.question))
+            given = self.rendered(turns, ask=True)
+            turns.append(said("assistant", one.answer.strip()))
+            whole = self.rendered(turns)
+            start, answer, rest = whole[len(given) :].partition(one.answer.strip())
+            if not (given.startswith(before) and whole.startswith(given) and answer):
+                raise UserError(f"--model {self.name}: its template drops or changes what was said before an answer",
+                                got=repr(whole[-200:]), needed="each answer behind the very text that it is given to",
+                                next="put a chat_template.jinja for training into the model's folder")  # fmt: skip
+            # LLaVA's template ends no answer: its model would never learn to stop
+            self.end = rest.strip() or self.tokenizer.eos_token
+            tail = rest[len(rest.rstrip()) :]
+            parts += [(given[len(before) :], False), (start + answer + self.end, True), (tail, False)]
+            before = whole
+        return parts
+
+    def rendered(self, turns: list[dict], *, ask: bool = False) -> str:
+        """The conversation as text; with `ask`, up to where the assistant begins to speak."""
+        try:
+            return self.processor.apply_chat_template(turns, add_generation_prompt=ask, tokenize=False)
+        except (TemplateError, TypeError) as error:
+            raise UserError(f"--model {self.name}: its chat template does not take a conversation", got=error,
+                            cause="a system turn, or turns in an order that it does not know") from None  # fmt: skip
+
+    def _stands(self, sizes: tuple[tuple[int, int], ...]) -> tuple[str, ...]:
+        """What the processor puts in place of each of a sample's pictures."""
+        blanks = [torch.zeros(3, *size, dtype=torch.uint8) for size in sizes]
+        found = self.processor(text=[self.token * len(sizes)], images=[blanks], return_text_replacement_offsets=True)
+        if "text_replacement_offsets" not in found:
+            raise UserError(f"--model {self.name}: its processor does not say what stands for a picture",
+                            got=type(self.processor).__name__, needed="return_text_replacement_offsets")  # fmt: skip
+        return tuple(one["replacement"] for one in found["text_replacement_offsets"][0])
+
+    def places(self, index: int) -> int:
+        return sum(text.count(self.token) for text in self.stands(tuple(self.source.sizes(self.kept[index]))))
+
+    def seen(self, index: int) -> dict[str, Tensor]:
+        """What the processor makes of the pictures, and of what shape: another's are cut or repeated to fit the places."""
+        images = [image.round().to(torch.uint8) for image in self.source.images(self.kept[index])]
+        found = self.processor(text=[self.token * len(images)], images=[images], return_tensors="pt")
+        mine = {k: v for k, v in found.items() if k in self.takes and k not in ("input_ids", "attention_mask", *KINDS)}
+        return mine | {f"{k}.shape": torch.tensor(v.shape) for k, v in mine.items()}
+
+    def collate(self, samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        shapes = [k for k in samples[0] if k.endswith(".shape")]
+        batch = {k: torch.stack([s[k] for s in samples]) for k in (*shapes, "kind", "pair")}
+        for key in (k.removesuffix(".shape") for k in shapes):
+            most = batch[f"{key}.shape"].amax(0).tolist()
+            values = [fitted(s[key], s[f"{key}.shape"].tolist()) for s in samples]
+            gaps = [[x for n, m in zip(v.shape[::-1], most[::-1], strict=True) for x in (0, m - n)] for v in values]
+            batch[key] = torch.stack([F.pad(v, gap) for v, gap in zip(values, gaps, strict=True)])
+        return {**together(samples), **batch}
+
+    def shown(self, batch: dict[str, Tensor]) -> list[Tensor | None]:
+        """The first picture of each sample as the model sees it; None where it reads patches."""
+        seen = batch["pixel_values"]
+        if seen.ndim < 5:
+            return [None] * len(seen)
+        seen = seen.flatten(1, -4)[:, 0]
+        return [*((seen - seen.amin()) / (seen.amax() - seen.amin()).clamp_min(1e-6))]
+
+
+def said(role: str, text: str) -> dict[str, Any]:
+    """One turn as templates take it: a part for each text and each picture."""
+    first, *rest = text.split(PLACE)
+    parts = [{"type": "text", "text": first.strip()}]
+    for piece in rest:
+        parts += [{"type": "image"}, {"type": "text", "text": piece.strip()}]
+    return {"role": role, "content": [part for part in parts if part.get("text") != ""]}
+
+
+def fitted(value: Tensor, shape: list[int]) -> Tensor:
+    """As many pictures, tiles or patches as there are places for. Nothing but zeros is padding to some models: almost zeros."""
+    for axis, n in enumerate(shape):
+        if value.shape[axis] != n:
+            value = value.index_select(axis, torch.arange(n) % value.shape[axis])
+    return value + 1e-3 if value.is_floating_point() and not value.any() else value
+
+
+def export(model: Whole, name: str, folder: Path) -> None:
+    """model/ for AutoModelForImageTextToText.from_pretrained and AutoProcessor.from_pretrained."""
+    model.merged().save_pretrained(folder / "model")
+    processor(name).save_pretrained(folder / "model")

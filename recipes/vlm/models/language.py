@@ -1,0 +1,52 @@
+"""Language models, all of transformers' own classes, so that one code path trains, saves and loads them. `words` is the small one
+of words.py; any other name is the hub's, or a folder in its layout."""
+
+import json
+from functools import cache
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from trainworthy.recipes.shared import hub
+from trainworthy.recipes.vlm.models import words
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+logging.disable_progress_bar()
+
+
+def load(name: str, *, lora_rank: int = 0) -> nn.Module:
+    """A causal language model; with a rank, LoRA adapters (Hu 2021) on every linear layer, all else of it frozen."""
+    model = AutoModelForCausalLM.from_pretrained(path(name), dtype=torch.float32)
+    if lora_rank:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=lora_rank, lora_alpha=lora_rank, target_modules="all-linear"))
+    return model
+
+
+@cache
+def tokenizer(name: str) -> Any:
+    """Its tokenizer."""
+    return AutoTokenizer.from_pretrained(path(name))
+
+
+def path(name: str) -> str:
+    """What `from_pretrained` reads."""
+    return str(words.folder()) if name == "words" else hub.locate(name, "--language", packaged="words")
+
+
+def weights(name: str, model: nn.Module) -> dict[str, Tensor]:
+    """The file it is loaded from, where that is ours, by the names of `model`: adapters put words of their own among them."""
+    file = load_file(words.folder() / "model.safetensors") if name == "words" else {}
+    plain = {k: k.removeprefix("base_model.model.").replace(".base_layer", "") for k in model.state_dict()}
+    return {k: file[v] for k, v in plain.items() if v in file}
+
+
+def told(name: str) -> str:
+    """Where it comes from, and how good it is by itself."""
+    if name != "words":
+        return name
+    share, seconds = (json.loads((words.folder() / f"{n}.json").read_text()) for n in ("result", "seconds"))
+    return f"answers {share:.1%} of the questions about scenes told in words; built once, {seconds:.0f} s"

@@ -1,0 +1,58 @@
+"""Vision encoders: pictures (B, 3, side, side) in [0, 1] -> features (B, n, width), one for each patch. They own their
+normalisation and are never trained here. `cells` is the small one of cells.py; any other name is the hub's, or a folder."""
+
+import json
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from trainworthy.recipes.shared import hub
+from trainworthy.recipes.vlm.models import cells
+
+
+class Hub(nn.Module):
+    """A vision transformer of transformers by name (CLIP, SigLIP, DINOv2, ViT), or the vision part of a model that has several.
+    Class and register tokens are left out."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        from transformers import AutoImageProcessor, AutoModel
+
+        path = hub.locate(name, "--encoder", packaged="cells", needs=("preprocessor_config.json",))
+        model, processor = AutoModel.from_pretrained(path), AutoImageProcessor.from_pretrained(path)
+        self.net = model.vision_model if "vision_config" in model.config.to_dict() else model
+        config = self.net.config
+        self.side, self.width, self.n = (
+            config.image_size,
+            config.hidden_size,
+            (config.image_size // config.patch_size) ** 2,
+        )
+        self.register_buffer("mean", torch.tensor(processor.image_mean).view(3, 1, 1))
+        self.register_buffer("std", torch.tensor(processor.image_std).view(3, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.net(pixel_values=(images - self.mean) / self.std).last_hidden_state[:, -self.n :]
+
+
+def load(name: str) -> nn.Module:
+    """The encoder, frozen and in eval mode."""
+    if name == "cells":
+        encoder = cells.Cells()
+        encoder.load_state_dict(weights(name))
+    else:
+        encoder = Hub(name)
+    return encoder.eval().requires_grad_(False)
+
+
+def weights(name: str) -> dict[str, Tensor]:
+    """The file it is loaded from, where that is ours."""
+    return load_file(cells.folder() / "encoder.safetensors") if name == "cells" else {}
+
+
+def told(name: str) -> str:
+    """Where it comes from, and how good it is by itself."""
+    if name != "cells":
+        return name
+    share, seconds = (json.loads((cells.folder() / f"{n}.json").read_text()) for n in ("result", "seconds"))
+    return (f"reads {share['digit']:.1%} of held-out digits and {share['colour']:.1%} of their colours by itself; "
+            f"built once, {seconds:.0f} s")  # fmt: skip

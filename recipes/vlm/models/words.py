@@ -1,0 +1,92 @@
+"""The small language model: four layers trained on scenes told in words, with the questions that will be asked about pictures.
+
+A built asset in the hub's layout: trained on first use, kept under a hash of what it depends on. It has seen no picture.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.data import assets
+from trainworthy.recipes.shared import composites
+from trainworthy.recipes.vlm.data import rows, scenes
+from trainworthy.recipes.vlm.data.rows import Asked
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+WIDTH, LAYERS, HEADS = 128, 4, 4
+STEPS, BATCH, PEAK = 400, 32, 2e-3
+NEEDED = 0.95  # a language model that cannot answer about scenes it is told cannot answer about those it sees
+
+
+@cache
+def folder() -> Path:
+    """The small one, in the hub's layout; trained on first use."""
+    sources = [scenes.__file__, rows.__file__, composites.__file__, __file__]
+    return assets.built("vlm-words", {"torch": torch.__version__}, build, sources=sources)
+
+
+def build(target: Path) -> None:
+    """Train on scenes told in words, with the questions that will be asked about pictures; measure on other scenes."""
+    with torch.random.fork_rng(devices=[]):  # who needs it is seeded already
+        torch.manual_seed(0)
+        words = vocabulary()
+        model = LlamaForCausalLM(LlamaConfig(
+            vocab_size=len(words), hidden_size=WIDTH, intermediate_size=3 * WIDTH, num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS, max_position_embeddings=256, bos_token_id=words.bos_token_id,
+            eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id))  # fmt: skip
+        optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, weight_decay=0.1)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK, STEPS, pct_start=0.1)
+        for step in range(STEPS):
+            batch = stories(words, "train", range(step * BATCH, (step + 1) * BATCH))
+            logits = rows.answer(model, model.get_input_embeddings()(batch["ids"]), batch)
+            loss = rows.nll(logits, batch["labels"]) / rows.scored(batch["labels"])
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+        share = measure(model.eval(), words)
+    if share < NEEDED:
+        raise UserError("the language model did not learn to answer", got=f"{share:.1%} right", needed=f"{NEEDED:.0%}")
+    model.save_pretrained(target)
+    words.save_pretrained(target)
+    (target / "result.json").write_text(json.dumps(share))
+
+
+def vocabulary() -> PreTrainedTokenizerFast:
+    """A tokenizer with one token for each of the words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    plain = Tokenizer(models.WordLevel({w: i for i, w in enumerate(scenes.WORDS)}, unk_token="<pad>"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
+
+
+def stories(words: Any, split: str, indices: Sequence[int]) -> dict[str, Tensor]:
+    """Rows whose prefix tells the scene."""
+    found = []
+    for index in indices:
+        shown, _ = scenes.draw(composites.generator(split, "story", index), split)
+        shown = scenes.by_x(shown)
+        asked = [
+            Asked(i, q, a)
+            for i, (q, a) in enumerate(zip(scenes.QUESTIONS.values(), scenes.answers(shown), strict=True))
+        ]
+        prefix = [words.bos_token_id, *rows.tokens(words, scenes.describe(shown))]
+        row = rows.pack(words, prefix, asked)
+        found.append(row | {"kind": torch.arange(len(asked))})
+    return rows.together(found) | {"kind": torch.stack([r["kind"] for r in found])}
+
+
+@torch.no_grad()
+def measure(model: nn.Module, words: Any, n: int = 500) -> float:
+    """Share of right answers about scenes of the other split."""
+    batch = stories(words, "val", range(n))
+    return (
+        rows.right(rows.answer(model, model.get_input_embeddings()(batch["ids"]), batch), batch).double().mean().item()
+    )

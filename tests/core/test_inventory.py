@@ -1,0 +1,227 @@
+"""What is counted in the data, through the real command; texts that two splits share, the lists of them, and the gate."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from trainworthy.core.data import inventory, texts
+
+from tests.conftest import patched
+from tests.core.planted_fabricated import made_up
+from tests.vision.planted_classify import STAGES
+from trainworthy import core
+
+PROSE = (Path(__file__).parent / "fixtures" / "prose.py").read_text()
+VAL = "val_data = Paragraphs(val_rows)\n"
+EDITED = """edited = [(" ".join("something" if i % 9 == 8 else w for i, w in enumerate(words(t))), y) for t, y in train_rows[::4]]
+    val_data = Paragraphs(edited)
+"""
+WINDOWS = """found = []
+    for label, chapter in enumerate(CHAPTERS):
+        all_words = words(topics[chapter])
+        found += [(" ".join(all_words[i : i + 40]), label) for i in range(0, len(all_words) - 40, 20)]
+    return found
+"""
+LEAKS = {
+    "edited copies": (VAL, EDITED),  # one word in nine replaced
+    "overlapping windows": ("return list(found.values())\n", WINDOWS),  # cut first, split afterwards
+    "other punctuation": (VAL, 'val_data = Paragraphs([(t.upper() + " !", y) for t, y in train_rows[::4]])\n'),
+}
+
+
+@pytest.fixture
+def prose(tmp_path: Path):
+    """`prose((old, new), ...)`: a patched copy of the recipe on texts."""
+
+    def write(*hunks: tuple[str, str]) -> str:
+        (tmp_path / "prose.py").write_text(patched(PROSE, *hunks))
+        return "prose.py"
+
+    return write
+
+
+# ------------------------------------------------------------------------------------------------------------ the command
+def test_data_of_pictures_is_printed_and_kept(launch):
+    done = launch("data", "vision/classify")
+    assert done.returncode == 0, done.shown
+    for words in ("4,000", "1x28x28", "0 to 1", "400 · 400 · 400", "█" * 30, "closest 0.9765", "--only data,leakage"):
+        assert words in done.stdout, done.shown
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    found = json.loads((done.folder() / "data.json").read_text())
+    assert found["splits"]["train"]["fields"]["label"]["classes"] == {str(i): 400 for i in range(10)}
+    assert found["splits"]["train"]["fields"]["image"]["unique"] == 4000
+    assert found["splits"]["val"]["repeats"] == {"exact": 0, "near": 0, "compared": 1000, "near_pairs": []}
+    assert (done.folder() / "report.html").exists()
+
+
+def test_what_was_made_up_is_counted(launch, fork):
+    """A declared share is printed and kept by split and class; one that is no share is refused."""
+    fork((STAGES, made_up("image[:, :label] = 0", "label / 28")))
+    done = launch("data", "mine.py")
+    assert "fabricated: min · mean · max  0.0% · 16.1% · 32.1%  0.0% · 16.1% · 32.1%" in done.stdout, done.shown
+    found = json.loads((done.folder() / "data.json").read_text())["splits"]["val"]["fields"]["image"]["fabricated"]
+    assert found["classes"] == pytest.approx({str(i): i / 28 for i in range(10)})
+    fork((STAGES, made_up("image[:, :label] = 0", "label")))
+    done = launch("data", "mine.py", "--sample", "300")
+    assert done.returncode == 2, done.shown
+    assert "the fabricated share of 'image' is no share" in done.stderr
+
+
+def test_json_and_sample(launch):
+    done = launch("data", "vision/classify", "--sample", "300", "--json", "--run.seed", "1")
+    found = json.loads(done.stdout)
+    assert (found["splits"]["train"]["samples"], found["splits"]["train"]["read"]) == (4000, 300)
+    assert found == json.loads((done.folder() / "data.json").read_text())
+
+
+def test_copies_inside_a_split_and_uneven_classes(launch, fork):
+    fork(
+        (
+            "val_data = Images(images[held_out], labels[held_out], classes)\n",
+            "rows = torch.cat([held_out[100:], held_out[-30:]])\n    val_data = Images(images[rows], labels[rows], classes)\n",
+        )
+    )
+    done = launch("data", "mine.py", "--json")
+    val = json.loads(done.stdout)["splits"]["val"]
+    assert (val["repeats"]["exact"], val["repeats"]["near"]) == (30, 60)  # each near copy has one, too
+    assert val["fields"]["label"]["per_class"]["min"] < 100
+
+
+def test_texts_their_lists_and_a_recipe_that_honours_them(launch, prose):
+    recipe = prose(LEAKS["edited copies"])
+    done = launch("data", recipe)
+    assert done.returncode == 0, done.shown
+    folder = done.folder()
+    found = json.loads((folder / "data.json").read_text())
+    lengths = found["splits"]["train"]["fields"]["text"]["lengths"]
+    assert list(lengths) == ["characters", "words"]
+    assert lengths["words"]["min"] >= 8
+    text = found["overlap"]["texts"]["text"]
+    assert text["near"] > 0.8 * text["texts"]
+    lists = texts.exclusions(folder)
+    assert found["exclusions"]["chunks"] == sum(map(len, lists.chunks.values())) > 30
+    assert f"they take {found['exclusions']['training_samples']} of 151" in done.stdout
+    after = launch("check", recipe, "--only", "leakage", "--lists", str(folder))
+    assert after.returncode == 0, after.shown
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+def test_known_texts_are_a_leak(leak: str, launch, prose):
+    done = launch("check", prose(LEAKS[leak]), "--only", "leakage")
+    assert done.returncode == 3, done.shown
+    (verdict,) = done.verdicts()
+    assert "near duplicates" in verdict["measured"]
+    assert "rare chunks" in verdict["needed"]
+    assert (done.folder() / "gates" / "leakage" / "repro.py").exists()
+
+
+def test_the_recipe_on_texts_is_healthy(launch, prose):
+    done = launch("check", prose())
+    assert done.returncode == 0, done.shown
+
+
+def test_a_group_field_decides_what_is_one_source(launch, prose):
+    grouped = ('"text": core.Field("input"), ', '"text": core.Field("input"), "page": core.Field("group"), ')
+    apart = ('return {"text": text, ', 'return {"text": text, "page": f"{len(self.rows)}-{index}", ')
+    assert launch("check", prose(LEAKS["edited copies"], grouped, apart), "--only", "leakage").returncode == 0
+    shared = ('return {"text": text, ', 'return {"text": text, "page": f"{label}", ')
+    done = launch("check", prose(grouped, shared), "--only", "leakage")
+    assert (done.returncode, "shared groups page" in done.stdout) == (3, True), done.shown
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("data",), ("data what?",)),
+        (("data", "vision/clasify"), ("unknown recipe", "vision/classify")),
+        (("data", "vision/classify", "--sample", "none"), ("--sample needs a number", "none")),
+        (("data", "vision/classify", "--sampel", "5"), ("unknown setting --sampel",)),
+    ],
+)
+def test_bad_usage(argv: tuple[str, ...], words: tuple[str, ...], launch):
+    done = launch(*argv)
+    assert done.returncode == 2, done.shown
+    assert "Traceback" not in done.stderr
+    assert not [w for w in words if w not in done.stderr], done.shown
+
+
+def test_a_sample_that_cannot_be_read_is_named(launch, fork):
+    line = "        image = self.images[index].float() / 255\n"
+    fork((line, '        if index == 777:\n            raise OSError("truncated file 777.png")\n' + line))
+    done = launch("data", "mine.py")
+    assert done.returncode == 2, done.shown
+    assert "sample 777 of train cannot be read" in done.stderr
+    assert "truncated file 777.png" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------- the pieces
+@pytest.mark.parametrize("seed", range(5))
+def test_sentences_made_of_known_words_are_no_copies(seed: int):
+    draw = random.Random(seed)
+    slots = ("bin lay place set", "blue green red white", "at by in with", "a b c d e f g h i j k l m n o p q r s t u v x y z",
+             "zero one two three four five six seven eight nine", "again now please soon")  # fmt: skip
+    rows = list(dict.fromkeys(" ".join(draw.choice(s.split()) for s in slots) for _ in range(1250)))
+    assert not texts.shared(rows[:1000], rows[1000:]).near
+    scene = "the {} {} {} stands {} the {} {} {} now"
+    size, colour, thing = (
+        ["small", "large", "old", "new"],
+        ["red", "blue", "green", "white", "black"],
+        ["cube", "ball", "cone", "ring", "box"],
+    )
+    where = ("left of", "behind", "in front of")
+    rows = list(dict.fromkeys(scene.format(*map(draw.choice, (size, colour, thing, where, size, colour, thing)))
+                              for _ in range(3000)))  # fmt: skip
+    assert not texts.shared(rows[:2000], rows[2000:]).near
+
+
+def test_chunks_are_longest_runs_in_one_text_and_common_ones_do_not_count():
+    rule = "please answer the following question in one word"
+    train = [f"{rule} what is the name of thing {i}" for i in range(9)] + [
+        "the quick brown fox jumps over a lazy dog today"
+    ]
+    found = texts.shared(train, [f"{rule} who saw The quick, brown FOX jumps over it", "nothing that is known here"])
+    assert found.chunks == ["the quick brown fox jumps over"]
+    assert found.common == 5  # of the rule
+    assert found.near == []
+
+
+def test_exclusions(tmp_path: Path):
+    assert not texts.exclusions(tmp_path)("anything at all is let through")
+    with pytest.raises(core.UserError, match="no folder"):
+        texts.exclusions(tmp_path / "elsewhere")
+    (tmp_path / "exclude_texts.json").write_text('["Yes, it is."]')
+    (tmp_path / "exclude_chunks_min4.json").write_text('["brown fox jumps over the dog"]')
+    skip = core.exclusions(tmp_path)
+    assert skip("yes it is")
+    assert not skip("yes it is not")
+    assert skip("A quick Brown fox jumps, over the dog!")
+    assert not skip("a brown fox jumps over a dog")
+    for bad in ("{}", "[1]", "not json"):
+        (tmp_path / "exclude_texts.json").write_text(bad)
+        with pytest.raises(core.UserError, match=r"exclude_texts\.json"):
+            texts.exclusions(tmp_path)
+
+
+class Rows(core.Data):
+    """Given rows of numbers."""
+
+    def __init__(self, rows: torch.Tensor):
+        self.rows, self.fields = rows, {"x": core.Field("input"), "y": core.Field("target")}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict:
+        return {"x": self.rows[index], "y": self.rows[index].sum()}
+
+
+def test_pairs_are_named_by_sample_where_only_some_are_compared(monkeypatch):
+    monkeypatch.setattr(inventory, "COMPARED", 25)
+    rows = torch.randn(100, 64, generator=torch.Generator().manual_seed(0))
+    held = torch.randn(100, 64, generator=torch.Generator().manual_seed(1))
+    held[8] = rows[40] * 1.01
+    train, val = inventory.scan("train", Rows(rows)), inventory.scan("val", Rows(held))
+    assert train.kept == list(range(0, 100, 4))
+    assert inventory.overlap(train, val)["near_pairs"] == [(8, 40)]

@@ -1,0 +1,171 @@
+"""Every recipe on disk, by existing: found, healthy, stopped and resumed bit for bit, told about. One more touches nothing."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from trainworthy.core.recipe.registry import HOME, Entry, recipes
+
+from tests.conftest import ROOT
+from tests.helpers.commands import losses, read, run_folder, same, stop, trainworthy
+
+OURS = [e for e in recipes() if HOME in e.path.parents]
+SHORT: dict[str, tuple[str, ...]] = {
+    "diffusion/flow": ("--train.epochs", "0.3", "--run.save-every", "0.1", "--sampling.every", "50", "--sampling.steps", "4"),
+    "diffusion/latent": ("--autoencoder.epochs", "0.3", "--latent.epochs", "0.3", "--run.save-every", "0.1",
+                         "--sampling.every", "50", "--sampling.steps", "4"),
+    "diffusion/pixel": ("--train.epochs", "0.3", "--run.save-every", "0.1", "--sampling.every", "50", "--sampling.steps", "4"),
+    "diffusion/text": ("--train.epochs", "0.3", "--run.save-every", "0.1", "--sampling.every", "50", "--sampling.steps", "4"),
+    "distill/compress": ("--data.sentences", "60", "--train.epochs", "2", "--train.eval-every", "2", "--run.save-every", "0.2"),
+    "distill/logits": ("--alone.epochs", "10", "--alone.save-every", "1",
+                       "--distilled.epochs", "0.5", "--distilled.save-every", "0.1"),
+    "distill/whisper": ("--data.sentences", "60", "--features.epochs", "4", "--task.epochs", "3", "--run.save-every", "0.1"),
+    "llm/dpo": ("--train.batch-size", "2", "--train.epochs", "0.004", "--run.save-every", "0.001", "--data.held-out", "4"),
+    "llm/pretrain": ("--train.epochs", "0.03", "--run.save-every", "0.005", "--data.stride", "127"),
+    "llm/reward": ("--train.batch-size", "2", "--train.epochs", "0.003", "--run.save-every", "0.0005", "--data.held-out", "4"),
+    "llm/sft": ("--train.batch-size", "2", "--train.epochs", "0.004", "--run.save-every", "0.001", "--data.held-out", "4"),
+    "rl/dqn": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--gradient-steps", "8", "--eval-episodes", "10"),
+    "rl/grpo": ("--train.batch-size", "8", "--train.epochs", "12", "--train.eval-every", "12", "--run.save-every", "1",
+                "--data.held-out", "4"),
+    "rl/ppo": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1"),
+    "rl/rlhf": ("--pretrained", "0.05", "--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1",
+                "--rollout-batch-size", "32", "--data.held-out", "32"),
+    "rl/sac": ("--train.epochs", "12", "--train.eval-every", "6", "--run.save-every", "1", "--gradient-steps", "8", "--eval-episodes", "10"),
+    "vision/detect": ("--data.scenes", "160", "--train.epochs", "2", "--train.eval-every", "2", "--run.save-every", "0.3"),
+    "vision/segment": ("--train.epochs", "1.2", "--train.eval-every", "1.2", "--run.save-every", "0.2"),
+    "vlm/instruct": ("--align.epochs", "0.08", "--instruct.epochs", "0.08", "--unfreeze.epochs", "0.03",
+                     "--run.save-every", "0.01", "--data.held-out", "20"),
+}  # fmt: skip
+"""Settings under which a stage of the recipe takes some ten to thirty steps, where `--train.epochs 0.5` is not that."""
+CHECKED_QUICKLY = ("rl/ppo",)
+STOPPED_QUICKLY = ("rl/ppo", "rl/sac")
+"""Of these `make test` has the healthy check, and the stop and resume; of all others, which cost up to four minutes of CPU time
+each, `make verify`. (vision/classify is stopped and resumed in test_life, two stages in a row in test_stages.)"""
+ALWAYS = ("--gates.no-enabled", "--run.no-tensorboard", "--run.keep-checkpoints", "1000")
+
+
+def stages(entry: Entry) -> list[str]:
+    """Names in STAGES, read without importing the recipe."""
+    tree = ast.parse(entry.path.read_text())
+    found = next(
+        n.value for n in tree.body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "STAGES"
+    )
+    return [n.id for n in found.elts]
+
+
+def argv(entry: Entry) -> tuple[str, ...]:
+    return ("run", entry.id, *ALWAYS, *SHORT.get(entry.id, ("--train.epochs", "0.5", "--run.save-every", "0.1")))
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory):
+    """`straight(entry)`: the folder of a short run that nobody stopped, made once."""
+
+    @cache
+    def made(recipe: str) -> Path:
+        cwd = tmp_path_factory.mktemp("straight")
+        done = trainworthy(*argv(next(e for e in OURS if e.id == recipe)), cwd=cwd)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return run_folder(cwd)
+
+    return lambda entry: made(entry.id)
+
+
+def grouped(entry: Entry):
+    """Tests that share a straight run belong to one worker."""
+    return pytest.mark.xdist_group(entry.id)
+
+
+@pytest.mark.parametrize(
+    ("entry", "stage"),
+    [
+        pytest.param(e, s, id=f"{e.id}-{s}", marks=[grouped(e)] + [pytest.mark.verify] * (e.id not in STOPPED_QUICKLY))
+        for e in OURS
+        for s in stages(e)
+    ],
+)
+def test_stopped_in_any_stage_and_resumed_is_the_same_run(entry: Entry, stage: str, straight, tmp_path: Path):
+    whole = straight(entry)
+    code, said = stop(*argv(entry), cwd=tmp_path, once=f"runs/*/*/checkpoints/{stage}/step-*", seconds=400)
+    assert code == 5, said
+    folder = run_folder(tmp_path)
+    assert len(losses(home(folder, entry, stage))) < len(losses(home(whole, entry, stage))), "it was stopped too late"
+    done = trainworthy("resume", folder, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in stages(entry):
+        assert same(*(load_file(f / "checkpoints" / name / "latest" / "model.safetensors") for f in (folder, whole)))
+        assert losses(home(folder, entry, name)) == losses(home(whole, entry, name))
+    kept = [read(f / "summary.json")["metrics"] for f in (folder, whole)]
+    assert kept[0] == kept[1]
+
+
+def home(folder: Path, entry: Entry, stage: str) -> Path:
+    """Where the files of a stage lie."""
+    return folder if stage == stages(entry)[-1] else folder / "stages" / stage
+
+
+@pytest.mark.parametrize("entry", [pytest.param(e, id=e.id, marks=grouped(e)) for e in OURS])
+def test_a_short_run_leaves_what_a_run_leaves(entry: Entry, straight):
+    """The files of DESIGN, an export, a page, pictures or words to look at."""
+    folder = straight(entry)
+    names = ("args", "environment", "data", "gates", "monitors", "summary")
+    assert not [n for n in names if not (folder / f"{n}.json").is_file()]
+    summary = read(folder / "summary.json")
+    assert summary["baselines"]
+    assert summary["question"].endswith("?")
+    assert list((folder / "export").iterdir())
+    assert (folder / "card.md").is_file()
+    assert "<html" in (folder / "report.html").read_text()
+    assert any((folder / "previews").rglob("*")) or summary["figures"]
+
+
+CHECKED = [
+    pytest.param(e, seed, id=f"{e.id}-{seed}", marks=[pytest.mark.verify] * (seed > 0 or e.id not in CHECKED_QUICKLY))
+    for e in OURS
+    if e.id != "vision/classify"
+    for seed in range(3)
+]
+
+
+@pytest.mark.parametrize(("entry", "seed"), CHECKED)
+def test_no_gate_fails_a_healthy_recipe(entry: Entry, seed: int, launch):
+    """vision/classify has tests/core/test_quiet.py."""
+    done = launch("check", entry.id, "--run.seed", str(seed), timeout=600)
+    assert done.returncode == 0, done.shown
+    assert {v["verdict"] for v in done.verdicts()} == {"pass", "skip"}, done.shown
+    assert not [v for v in done.verdicts() if v["verdict"] == "skip" and not v["reason"]]
+
+
+@pytest.mark.parametrize("entry", OURS, ids=lambda e: e.id)
+def test_it_is_told_about(entry: Entry):
+    """A page with its result; one file of a length that can be read."""
+    assert (ROOT / "docs" / "recipes" / f"{entry.id.replace('/', '-')}.md").is_file()
+    assert 100 <= len(entry.path.read_text().splitlines()) <= 300
+    assert entry.summary
+
+
+def test_a_seventh_domain_touches_nothing_outside_its_folder(tmp_path: Path, launch):
+    """A package that brings `sound/tones` through the entry point is listed, explained, checked and run like ours."""
+    site = tmp_path / "site"
+    domain = site / "other_recipes" / "sound"
+    domain.mkdir(parents=True)
+    source = (HOME / "vision" / "classify.py").read_text().splitlines(keepends=True)
+    (domain / "tones.py").write_text('"""Tell tones apart.\n' + "".join(source[1:]))
+    (site / "other_recipes" / "__init__.py").touch()
+    info = site / "other_recipes-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-recipes\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[trainworthy.recipes]\nother = other_recipes\n")
+    env = {"PYTHONPATH": f"{ROOT}:{site}"}
+    listed = launch("list", **env)
+    assert "sound/tones" in listed.stdout
+    assert "Tell tones apart" in listed.stdout
+    done = launch("check", "sound/tones", "--only", "schema,initial-loss", **env)
+    assert done.returncode == 0, done.shown
+    ran = launch("run", "sound/tones", "--train.epochs", "0.1", *ALWAYS, **env)
+    assert ran.returncode == 0, ran.shown
+    assert done.folder().relative_to(tmp_path).parts[1] == "sound-tones"
+    copy = launch("fork", "sound/tones", "./mine.py", **env)
+    assert copy.returncode == 0, copy.shown

@@ -1,0 +1,183 @@
+"""Several seeds: side by side through the real command, what they say together, and what single ones may not say."""
+
+import json
+import re
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.report import intervals
+from trainworthy.core.session import multi_seed
+
+from tests.helpers.commands import read, run_folder, start, trainworthy
+from tests.vision.planted_classify import LOOP
+
+TINY = ("--train.epochs", "0.1", "--train.batch-size", "16", "--gates.no-enabled", "--run.no-tensorboard")  # 25 steps
+
+
+def group(folder: Path, values: list[float], metric: str = "accuracy", *, weights: str = "final") -> Path:
+    """A group of finished seeds on disk."""
+    folder.mkdir()
+    plan = {"recipe": "vision/classify", "argv": [], "seeds": list(range(len(values))), "at_once": 1}
+    (folder / "seeds.json").write_text(json.dumps(plan))
+    for seed, value in enumerate(values):
+        home = folder / f"seed-{seed}"
+        home.mkdir()
+        summary = {"metric": metric, "question": "which?", "higher_is_better": True, "floor": 0.1, "ceiling": 1.0,
+                   "best_known": "", "steps": 10,
+                   "reported": {"weights": weights, metric: value}, "baselines": {"majority": {metric: 0.1}}}  # fmt: skip
+        (home / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+# -------------------------------------------------------------------------------------------------------------- numbers
+def test_quantiles_are_those_of_the_tables():
+    """Two-sided 95%, from any table of Student's t; 2.5 degrees of freedom from scipy."""
+    known = {1: 12.706, 2: 4.303, 4: 2.776, 9: 2.262, 30: 2.042, 2.5: 3.575}
+    assert {k: round(intervals.student(k), 3) for k in known} == known
+
+
+def test_welch_agrees_with_scipy():
+    """scipy.stats.ttest_ind([2, 4, 5, 6], [1, 2, 3], equal_var=False).confidence_interval()"""
+    d = intervals.welch([1, 2, 3], [2, 4, 5, 6])
+    assert (d.value, round(d.low, 5), round(d.high, 5), d.real) == (2.25, -0.4246, 4.9246, False)
+    same = intervals.welch([0.5, 0.5], [0.7, 0.7])
+    assert (same.low, same.high, same.real) == (same.value, same.value, True)
+
+
+def test_interquartile_means_agree_with_scipy():
+    """scipy.stats.trim_mean(v, 0.25), and scipy.stats.bootstrap of it (percentile, 20,000 draws)."""
+    v = [1.0, 2.0, 3.0, 4.0, 100.0, 7.0, 9.0]
+    assert intervals.iqm(np.array(v)) == pytest.approx(5.0)
+    assert intervals.iqm_interval(v) == pytest.approx((2.2, 43.8), abs=0.5)
+    assert intervals.iqm_interval(v) == intervals.iqm_interval(v)
+    assert intervals.iqm_interval([3.0] * 5) == (3.0, 3.0)
+
+
+def test_a_profile_is_the_share_that_gets_so_far():
+    assert intervals.profile([5.0, 1.0, 3.0, 3.0]) == ([1.0, 3.0, 3.0, 5.0], [1.0, 0.75, 0.75, 0.25])
+
+
+def test_from_four_seeds_on_a_group_says_what_its_middle_is(tmp_path: Path):
+    """One seed of five that failed moves the mean, hardly the interquartile mean; the page shows how many reach what."""
+    found = multi_seed.write(group(tmp_path / "a", [0.99, 0.98, 0.97, 0.98, 0.1]))
+    assert found["mean"] == pytest.approx(0.804)
+    assert found["iqm"] == pytest.approx(0.97667, abs=1e-5)
+    low, high = found["iqm_interval_95"]
+    assert low < 0.8 < found["iqm"] < high <= 0.99
+    assert "interquartile mean" in (tmp_path / "a" / "card.md").read_text()
+    assert "Performance profile" in (tmp_path / "a" / "report.html").read_text()
+    assert "iqm" not in multi_seed.write(group(tmp_path / "b", [0.99, 0.98, 0.97]))
+
+
+def test_a_group_says_what_its_spread_means(tmp_path: Path):
+    found = multi_seed.write(group(tmp_path / "a", [0.994, 0.984, 0.991]))
+    assert found["mean"] == pytest.approx(0.98967, abs=1e-5)
+    assert found["interval_95"] == pytest.approx((0.97692, 1.00241), abs=1e-5)
+    assert found["noise"] == pytest.approx(0.0312, abs=1e-4)
+    card = (tmp_path / "a" / "card.md").read_text()
+    assert "by 0.0312 by chance" in card
+    multi_seed.write(group(tmp_path / "b", [0.9, 0.8], weights="best"))
+    assert "flatters" in (tmp_path / "b" / "card.md").read_text()
+
+
+@pytest.mark.parametrize("asked", ["1", "0", "3,3", "4,", "many", "-2"])
+def test_one_seed_is_not_several(asked: str):
+    with pytest.raises(UserError, match="--seeds needs"):
+        multi_seed._seeds(asked, 0)
+
+
+# -------------------------------------------------------------------------------------------------------------- compare
+def test_compare_gives_an_interval_and_refuses_single_seeds(tmp_path: Path):
+    a, b = group(tmp_path / "a", [0.90, 0.91, 0.92]), group(tmp_path / "b", [0.95, 0.96, 0.97])
+    said = trainworthy("compare", a, b, cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    assert re.search(r"difference \+0.0500, 95% interval \+0.02\d\d to \+0.07\d\d", said.stdout), said.stdout
+    assert "second is better" in said.stdout
+    assert "do not show a difference" in multi_seed.compare(a, group(tmp_path / "c", [0.90, 0.91, 0.93])).words()
+    single = tmp_path / "single"
+    single.mkdir()
+    (single / "args.json").write_text("{}")
+    for other, words in ((single, "mostly luck"), (group(tmp_path / "d", [0.9]), "too few"), (tmp_path, "no group"),
+                         (group(tmp_path / "e", [0.1, 0.2], "loss"), "different metrics")):  # fmt: skip
+        with pytest.raises(UserError, match=words):
+            multi_seed.compare(a, other)
+
+
+# ------------------------------------------------------------------------------------------------------ the real command
+def test_a_failing_seed_is_told_and_the_others_go_on(tmp_path: Path, fork):
+    fork((LOOP, '    if cfg.run.seed == 7:\n        raise RuntimeError("planted")\n' + LOOP))
+    done = trainworthy("run", "mine.py", "--seeds", "0,1,7", *TINY, cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    folder = run_folder(tmp_path, "runs/mine/seeds-*")
+    assert re.search(r"seed 7  exit 1: RuntimeError: planted\n +look at it: tail -n 30 .*seed-7.log", done.stdout), (
+        done.stdout
+    )
+    found = read(folder / "seeds.json")
+    assert (found["seeds"], list(found["values"]), found["missing"]) == ([0, 1, 7], ["0", "1"], [7])
+    for seed in (0, 1):
+        home = folder / f"seed-{seed}"
+        assert read(home / "args.json")["settings"]["run"]["seed"] == seed
+        assert f"{found['values'][str(seed)]:.4f}" in done.stdout
+        assert (home / "report.html").is_file()
+    assert found["mean"] == pytest.approx(sum(found["values"].values()) / 2)
+    page = (folder / "report.html").read_text()
+    assert "1 of 3 seeds did not finish: 7" in page
+    assert page.count("<svg") == 2
+    assert not re.search(r'(src|href)="(http|//)', page)
+    (folder / "report.html").unlink()
+    assert trainworthy("report", folder, cwd=tmp_path).returncode == 0
+    assert (folder / "report.html").is_file()
+
+
+@pytest.mark.verify
+def test_stopped_seeds_go_on(tmp_path: Path):
+    argv = ("run", "vision/classify", "--seeds", "2", *TINY, "--train.epochs", "2", "--loader.workers", "0")
+    child = start(*argv, cwd=tmp_path)
+    until = time.monotonic() + 120
+    while time.monotonic() < until and not all(
+        any("epoch " in line for line in log.read_text().splitlines()) for log in _logs(tmp_path)
+    ):
+        time.sleep(0.1)
+    child.send_signal(signal.SIGINT)
+    said, _ = child.communicate(timeout=120)
+    assert child.returncode == 5, said
+    folder = run_folder(tmp_path, "runs/vision-classify/seeds-*")
+    assert f"trainworthy resume {folder.relative_to(tmp_path)}" in said
+    assert len(list(folder.glob("seed-*/checkpoints/classify/latest/info.json"))) == 2
+    assert not list(folder.glob("seed-*/summary.json"))
+    done = trainworthy("resume", folder, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(read(folder / "seeds.json")["values"]) == ["0", "1"]
+    assert all("resumed from step-" in log.read_text() for log in folder.glob("*.log"))
+
+
+def _logs(cwd: Path) -> list[Path]:
+    """The two logs, once both are there; until then one that says nothing."""
+    found = list(cwd.glob("runs/*/seeds-*/seed-*.log"))
+    if len(found) == 2:
+        return found
+    empty = cwd / "empty"
+    empty.touch()
+    return [empty]
+
+
+def test_gates_at_several_seeds_say_which_spoke_at_which(tmp_path: Path, fork):
+    fork(("F.cross_entropy(logits, batch", "(1 + (cfg.run.seed == 4)) * F.cross_entropy(logits, batch"))
+    done = trainworthy("check", "mine.py", "--seeds", "3,4", "--only", "schema,initial-loss", cwd=tmp_path)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert re.search(r"seed 3  2 of 2 gates passed  \[", done.stdout), done.stdout
+    assert re.search(r"seed 4  1 of 2 gates passed, 1 failed: runs/mine/checks/\S+-seed-4/report.html", done.stdout)
+    assert re.search(r"FAIL   initial-loss \(\S+\) at 1 of 2 seeds\n +seed 4 +.*4\.6\d*", done.stdout), done.stdout
+    assert "\n1 of 2 gates passed at each of 2 seeds, 0 skipped at each" in done.stdout
+    assert len(list(tmp_path.glob("runs/mine/checks/*-seed-*/report.html"))) == 2
+
+
+@pytest.mark.parametrize("verb", ["run", "check"])
+def test_seeds_of_what(verb: str, tmp_path: Path):
+    done = trainworthy(verb, "--seeds", "2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"{verb} what?" in done.stderr

@@ -1,0 +1,127 @@
+"""diffusion/flow: its formulas against references, its samplers, what the gates read off it. The rest is in test_diffusion."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from diffusers import DDIMScheduler
+from diffusers.training_utils import compute_density_for_timestep_sampling
+from torch import Tensor
+from trainworthy.recipes.diffusion.flow import Noised
+from trainworthy.recipes.diffusion.gates import samples
+from trainworthy.recipes.diffusion.models import pipeline
+from trainworthy.recipes.diffusion.models.flow_noise import Noise, Process
+from trainworthy.recipes.diffusion.models.noise import Noise as Betas
+from trainworthy.recipes.diffusion.models.noise import Process as Diffusion
+from trainworthy.recipes.shared import digits
+
+
+# ------------------------------------------------------------------------------------------------------------- formulas
+@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.5, 0.6), (-1.0, 1.5)])
+def test_the_share_below_a_level_is_the_integral_of_the_logit_normal_density(mean: float, std: float):
+    """Esser 2024, equation 19, integrated by midpoints in double precision."""
+    n = 100_000
+    s = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    density = (-((torch.logit(s) - mean) ** 2) / (2 * std**2)).exp() / (std * math.sqrt(2 * math.pi) * s * (1 - s))
+    below = (density.cumsum(0) / n)[999::1000]  # at 0.01, 0.02, ...
+    assert torch.allclose(Noise(mean=mean, std=std).below(torch.arange(10, 1001, 10).double()), below, atol=1e-5)
+
+
+@pytest.mark.parametrize("where", ["diffusers", "training", "evaluation"])
+def test_levels_are_drawn_as_declared(where: str):
+    """diffusers' own draws (SD3's), those of the training path and those of the evaluation path, by Kolmogorov and Smirnov."""
+    noise, n = Noise(mean=0.3, std=0.8), 1000
+    images, labels = digits.load()
+    data = Noised(digits.small(images[:n], 16), labels[:n], digits.CLASSES, Process(noise), 0.1)
+    generator = torch.Generator().manual_seed(0)
+    if where == "diffusers":
+        how = {"logit_mean": noise.mean, "logit_std": noise.std, "generator": generator}
+        drawn = 1000 * compute_density_for_timestep_sampling("logit_normal", n, **how)
+    else:
+        drawn = torch.stack([data.get(i, generator if where == "training" else None)["timestep"] for i in range(n)])
+    gap = (torch.arange(1, n + 1) / n - noise.below(drawn.sort().values)).abs().max().item()
+    assert gap < samples.DRAWN / math.sqrt(n)
+
+
+def pictures(n: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(n, 1, 4, 4, generator=generator) * 2 - 1, torch.randn(n, 1, 4, 4, generator=generator)
+
+
+def test_pictures_are_noised_as_the_scheduler_noises_them():
+    process, t = Process(Noise()), torch.arange(1.0, 1001, 37)
+    image, noise = pictures(len(t))
+    assert torch.allclose(process.add(image, noise, t), process.scheduler.scale_noise(image, t, noise), atol=1e-6)
+
+
+def test_a_perfect_prediction_gives_the_picture_back():
+    process, t = Process(Noise(timesteps=500)), torch.linspace(0.1, 499.9, 40)
+    image, noise = pictures(len(t))
+    back = process.clean(process.target(image, noise, t), process.add(image, noise, t), t)
+    assert torch.allclose(back, image, atol=1e-5)
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+@pytest.mark.parametrize("name", ["euler", "heun"])
+def test_along_a_straight_line_any_steps_lead_to_the_picture(name: str, shift: float):
+    """Both samplers, through the function that is shipped; the timesteps they tell the net are those of training."""
+    process, told = Process(Noise(shift=shift)), []
+    image, noise = pictures(3)
+
+    def unet(sample: Tensor, timestep: Tensor, class_labels: Tensor) -> SimpleNamespace:
+        level = (timestep / 1000).view(-1, 1, 1, 1)
+        assert torch.allclose(sample, (1 - level) * image + level * noise, atol=1e-5)
+        told.append(timestep[0].item())
+        return SimpleNamespace(sample=noise - image)
+
+    how = {"null": 10, "guidance_scale": 1.0, "num_inference_steps": 5}
+    assert torch.allclose(pipeline.sample(unet, process.sampler(name), torch.zeros(3), noise, **how), image, atol=1e-5)
+    assert told[0] == 1000
+    assert told[1] == pytest.approx(750.25 * shift / (1 + (shift - 1) * 0.75025), rel=1e-3)
+    assert len(told) == (5 if name == "euler" else 9)  # the last of Heun's steps is Euler's
+
+
+# ---------------------------------------------------------------------------------------------------------------- gates
+def asked_for(process: Diffusion, t: Tensor, target: Tensor, image: Tensor, noise: Tensor) -> samples.Objective:
+    """What the gates would read off a loss with this target."""
+    alpha, sigma = process.levels(t)
+    basis = torch.stack([image.flatten(1), noise.flatten(1)], 2)
+    fit = torch.linalg.lstsq(basis, target.flatten(1)[..., None]).solution[..., 0].unbind(1)
+    return samples.Objective(
+        {}, image, process.add(image, noise, t), t, target, torch.ones_like(alpha), alpha, sigma, *fit
+    )
+
+
+def test_targets_are_told_apart():
+    """Each by its own name, whatever the process."""
+    image, noise = pictures(30)
+    flow, line = Process(Noise()), torch.linspace(20, 980, 30)
+    for name, target in {
+        "flow": noise - image,
+        "noise": noise,
+        "picture": image,
+        "1 picture -1 noise": image - noise,
+    }.items():
+        assert asked_for(flow, line, target, image, noise).kind == name
+    for name, kind in {"v_prediction": "velocity", "epsilon": "noise"}.items():
+        process, t = Diffusion(Betas(prediction=name)), torch.arange(10, 1000, 33)
+        assert asked_for(process, t, process.target(image, noise, t), image, noise).kind == kind
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+@pytest.mark.parametrize("name", ["euler", "heun"])
+def test_one_step_of_an_exported_scheduler_names_the_picture(name: str, shift: float):
+    """Where it undoes what was asked for; another target, or a diffusion's scheduler, is off by far more than the gate allows."""
+    process, t = Process(Noise(shift=shift)), torch.tensor([5.0, 250.3, 600.0, 999.9])
+    image, noise = pictures(len(t))
+    noisy = process.add(image, noise, t)
+
+    def off(scheduler, target: Tensor) -> float:
+        back = [samples.undone(scheduler, p, i, x) for p, i, x in zip(target, t.tolist(), noisy, strict=True)]
+        return (torch.stack(back) - image).square().mean((1, 2, 3)).sqrt().max().item()
+
+    sampler = process.sampler(name)
+    assert off(sampler, noise - image) < samples.EXACT / 4
+    assert off(sampler, image - noise) > 1
+    assert off(DDIMScheduler.from_config(process.scheduler.config), noise - image) > 0.1

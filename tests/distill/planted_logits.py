@@ -1,0 +1,37 @@
+"""Bugs of distillation through logits, planted in a fork of distill/logits; the words were fixed before the gates were run."""
+
+from tests.helpers.plant import Plant
+
+LOGITS, SECOND = "distill/logits", ("--stage", "distilled")
+TAUGHT = "return soft(answers(images))\n"
+APART = 'apart = F.kl_div(soft(logits), taught(batch["image"]), reduction="sum", log_target=True)\n'
+ASKED = 'logits, known, terms = model(batch["image"]), batch["known"], {}\n'
+OPTIMIZER = 'optimizers={"main": core.make_optimizer(model, cfg.optim)},\n'
+
+
+def bug(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ...], **more: str) -> Plant:
+    """One of this recipe's second stage."""
+    return Plant(id, gate, row, old, new, words, recipe=LOGITS, argv=SECOND, **more)
+
+
+PLANTS = [
+    Plant("student-switched-with-its-teacher", "evaluation", "C12", ASKED,
+          "model.eval()  # a body that both stand on\n        " + ASKED,
+          ("eval mode",), recipe=LOGITS, source="DST-02 huggingface/trl PR#5862", harm="the student learns without its dropout"),
+    bug("mean-over-classes", "initial-loss", "C1", APART,
+        APART.replace('reduction="sum"', 'reduction="mean"').replace("log_target=True)", "log_target=True) * len(logits)"),
+        ("sums where it should average", "other way round"), source="DST-03 LD#74", harm="the teacher has a tenth of its weight"),
+    bug("temperature-not-squared", "initial-loss", "C1", "weight * temperature**2 * apart\n", "weight * apart\n",
+        ("before training",), harm="the teacher has a quarter of its weight, less at higher temperatures"),
+    bug("teacher-in-the-students-scale", "teacher", "V1", TAUGHT, "return soft(teacher.logits(images))\n",
+        ("normalisation", "scale"),
+        source="DST-05 Deci-AI/super-gradients PR#183", harm="targets of a half-blind teacher"),
+    bug("teacher-wavers", "teacher", "C12", TAUGHT, "return soft(F.dropout(answers(images), 0.1))\n",
+        ("train mode", "dropout"), source="DST-01 neuralmagic/sparseml PR#2191", harm="targets that change from call to call"),
+    bug("teacher-sees-another-picture", "teacher", "V1", APART, APART.replace('batch["image"]', 'batch["image"].roll(1, 0)'),
+        ("another picture",), harm="every picture is taught its neighbour's class"),
+    bug("teacher-trains-too", "wiring", "C3", OPTIMIZER,
+        OPTIMIZER.replace("(model,", "(nn.ModuleList([model, teacher.body.requires_grad_()]),"), ("no part of the model",),
+        harm="the teacher follows its student"),
+]  # fmt: skip
+RELATIVES = ["temperature-not-squared", "teacher-wavers", "teacher-sees-another-picture", "teacher-trains-too"]

@@ -1,0 +1,1 @@
+"""What tests share: the real commands, small data sets and models, the record of `make verify`."""

@@ -1,0 +1,94 @@
+"""The real commands, as a user types them."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from safetensors.torch import load_file
+
+from tests.helpers.server import server
+
+BIN = Path(sys.executable).parent
+QUICK = ("--train.epochs", "0.32", "--train.batch-size", "64", "--gates.no-enabled", "--run.no-tensorboard")  # 20 steps
+
+
+def environment(**more: str) -> dict[str, str]:
+    """No accelerator (tests must give the same everywhere), no shadowing, few threads."""
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", **more}
+
+
+def trainworthy(*argv: object, cwd: Path, timeout: float = 600, **env: str) -> subprocess.CompletedProcess:
+    """`trainworthy ...` in `cwd`, output captured; forked from a process that has done the imports (tests/helpers/server.py)."""
+    settings = environment(**env)
+    return server(settings).run([str(a) for a in argv], cwd=cwd, env=settings, timeout=timeout)
+
+
+def killed(*argv: object, cwd: Path, lives: float) -> None:
+    """The same, sent SIGKILL so many seconds after it began to train; it must not have ended by itself."""
+    settings = environment()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = server(settings).run([str(a) for a in argv], cwd=cwd, env=settings, timeout=600, lives=lives)
+        raise AssertionError(f"it ended by itself with {done.returncode}: {done.stdout}{done.stderr}")
+
+
+def installed(*argv: object, cwd: Path, **env: str) -> subprocess.CompletedProcess:
+    """The same by the installed command, imports and all."""
+    return subprocess.run([str(BIN / "trainworthy"), *map(str, argv)], cwd=cwd, env=environment(**env), capture_output=True,
+                          text=True, timeout=600)  # fmt: skip
+
+
+def start(*argv: object, cwd: Path, **env: str) -> subprocess.Popen:
+    """The same in the background; its output is one pipe."""
+    return subprocess.Popen([str(BIN / "trainworthy"), *map(str, argv)], cwd=cwd, env=environment(PYTHONUNBUFFERED="1", **env),
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+
+
+def stop(*argv: object, cwd: Path, once: str, how: int = signal.SIGTERM, seconds: float = 240) -> tuple[int, str]:
+    """Start a run, send a signal to all of its processes once a complete checkpoint matches `once`: (exit code, output)."""
+    child = start(*argv, cwd=cwd)
+    deadline = time.monotonic() + seconds
+    while not list(cwd.glob(f"{once}/manifest.json")):
+        assert child.poll() is None, child.stdout.read()
+        assert time.monotonic() < deadline, "no checkpoint came"
+        time.sleep(0.005)
+    process = psutil.Process(child.pid)
+    for one in (*process.children(recursive=True), process):  # workers first: they must not die of it
+        one.send_signal(how)
+    output = child.communicate(timeout=min(seconds, 200))[0]
+    return child.returncode, output
+
+
+def run_folder(cwd: Path, pattern: str = "runs/*/2*") -> Path:
+    """The newest run folder under `cwd`."""
+    return max(cwd.glob(pattern), key=lambda p: p.stat().st_mtime)
+
+
+def read(path: Path) -> Any:
+    """A JSON file, or the rows of a JSONL file."""
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    return json.loads(path.read_text())
+
+
+def losses(folder: Path) -> list[float]:
+    """The loss of every step."""
+    return [row["step/loss"] for row in read(folder / "step_metrics.jsonl")]
+
+
+def final_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of the last full checkpoint, of a run of one stage."""
+    (latest,) = folder.glob("checkpoints/*/latest")
+    return load_file(latest / "model.safetensors")
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Bitwise equality of two sets of tensors."""
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)

@@ -1,0 +1,182 @@
+"""A process that has imported everything and forks one child per command: `trainworthy` without its five seconds of imports.
+
+A child is a process of its own, with the working directory, environment, output files and arguments of the command; it runs
+`trainworthy.core.cli.main`, and where that becomes `python -m core.launch`, what this module runs. The installed command, with its imports,
+is tested in test_cli, and wherever a test starts it in the background or with several processes.
+"""
+
+import ast
+import atexit
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from functools import cache
+from pathlib import Path
+
+
+class Server:
+    """The parent's side: one request at a time."""
+
+    def __init__(self, env: dict[str, str]):
+        self._process = subprocess.Popen([sys.executable, "-m", "tests.helpers.server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                         env=env, cwd=Path(__file__).parent.parent, text=True)  # fmt: skip
+
+    def run(
+        self, argv: list[str], *, cwd: Path, env: dict[str, str], timeout: float, lives: float | None = None
+    ) -> subprocess.CompletedProcess:
+        """`trainworthy ARGV` in `cwd`, output captured. `lives`: it is killed so many seconds after it began to train."""
+        with tempfile.TemporaryDirectory() as name:
+            out, err = Path(name) / "out", Path(name) / "err"
+            request = {
+                "argv": argv,
+                "cwd": str(cwd),
+                "env": env,
+                "timeout": timeout,
+                "lives": lives,
+                "out": str(out),
+                "err": str(err),
+            }
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            code = int(self._process.stdout.readline())
+            if code == TIMED_OUT:
+                raise subprocess.TimeoutExpired(argv, timeout)
+            return subprocess.CompletedProcess(argv, code, out.read_text(), err.read_text())
+
+
+TIMED_OUT = 1000
+LATE = ("torchvision", "core.launch", "trainworthy.core.gates.rehearsal", "trainworthy.core.report", "torch.export._trace", "sympy.tensor.tensor",
+        "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "PIL.GifImagePlugin",
+        "sklearn.linear_model")  # fmt: skip
+"""What nearly every command imports, or imports inside a function."""
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+# Read once, so that each value needs a server of its own:
+AT_IMPORT = ("PYTHONPATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+
+
+def server(env: dict[str, str]) -> Server:
+    """A server whose imports saw this environment, started on first use; it ends with its standard input."""
+    return _server(tuple(sorted((k, v) for k, v in env.items() if k in AT_IMPORT or k.startswith("HF_"))))
+
+
+@cache
+def _server(seen: tuple[tuple[str, str], ...]) -> Server:
+    rest = {k: v for k, v in os.environ.items() if k not in AT_IMPORT and not k.startswith("HF_")}
+    return Server({**rest, "PYTHONSAFEPATH": "1", **dict(seen)})
+
+
+def serve() -> None:
+    """The server's side: answer each line of JSON with an exit code."""
+    for name in LATE:
+        importlib.import_module(name)
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        preload(request)
+        child = os.fork()
+        if child == 0:
+            end(obey, request)
+        deadline, lives = time.monotonic() + request["timeout"], request["lives"]
+        while True:
+            if lives is not None and training(Path(request["out"])):
+                deadline, lives = time.monotonic() + lives, None
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                print(os.waitstatus_to_exitcode(status), flush=True)
+                break
+            if time.monotonic() > deadline:
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                print(TIMED_OUT, flush=True)
+                break
+            time.sleep(0.01)
+
+
+def training(output: Path) -> bool:
+    """Has it said that it trains, or goes on training?"""
+    return output.exists() and any(line.startswith(("train ", "  resumed")) for line in output.read_text().splitlines())
+
+
+def preload(request: dict) -> None:
+    """Import the libraries that the recipe of this command and its nouns import, once for all commands that follow. Nothing of
+    recipes/: what a process has loaded of it is part of a run's sources."""
+    for word in request["argv"]:
+        _preload(Path(request["cwd"], word) if word.endswith(".py") else RECIPES / f"{word}.py")
+
+
+def _preload(path: Path) -> None:
+    try:
+        body = ast.parse(path.read_text()).body
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in body:
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+        for name in names:
+            _import(name)
+
+
+@cache
+def _import(name: str) -> None:
+    if name.split(".")[0] == RECIPES.name:
+        _preload(RECIPES.parent.joinpath(*name.split(".")).with_suffix(".py"))
+        return
+    with contextlib.suppress(ImportError):  # a name in a module, or what the child will say
+        if importlib.util.find_spec(name):
+            importlib.import_module(name)
+
+
+def obey(request: dict) -> None:
+    """Be the command; never returns."""
+
+    os.setsid()
+    for number, path in ((1, request["out"]), (2, request["err"])):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.chdir(request["cwd"])
+    execute = os.execve
+
+    def become(path: str, command: list[str], env: dict[str, str]) -> None:
+        if command[1:3] != ["-m", "trainworthy.launch"]:
+            execute(path, command, env)
+        environ(env)
+        core.launch.main(argv=command[3:])
+
+    os.execve = become
+    environ(request["env"])
+    sys.argv = ["trainworthy", *request["argv"]]
+    core.cli.main()
+    sys.exit()
+
+
+def end(function, *args) -> None:
+    """Call it and end as Python does, but for the second that taking all modules down costs."""
+    code = 0
+    try:
+        function(*args)
+    except SystemExit as asked:
+        code = asked.code or 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def environ(env: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+
+
+if __name__ == "__main__":
+    serve()

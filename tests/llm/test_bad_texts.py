@@ -1,0 +1,164 @@
+"""What texts, preferences, questions and prompts of one's own can be wrong in: each recipe of language through the real command."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import language
+
+NEEDED = {
+    "llm/pretrain": "'text' (str)",
+    "llm/sft": "completion (str)",
+    "llm/dpo": "rejected (str)",
+    "llm/reward": "rejected (str)",
+    "rl/grpo": "answer (str)",
+    "rl/rlhf": "'prompt' (str)",
+}
+ROWS = {
+    "llm/sft": {"prompt": "number {i}", "completion": "{i}"},
+    "llm/dpo": {"prompt": "number {i}", "chosen": "{i}", "rejected": "no {i}"},
+    "llm/reward": {"prompt": "number {i}", "chosen": "{i}", "rejected": "no {i}"},
+}
+REWARDS = """
+def undefined(completions, **_):
+    return [float("nan")] * len(completions)
+
+def one(completions, **_):
+    return [1.0]
+"""
+MUTE = language.TEMPLATE.replace("m['content']", "(m['content'] if m['role'] != 'assistant' else '')")
+
+
+def each(recipes, *often: str) -> list:
+    """All of them by `make verify`, some by every test run."""
+    return [pytest.param(r, marks=[pytest.mark.verify] * (r not in often)) for r in recipes]
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return language.write(tmp_path_factory.mktemp("net"))
+
+
+@pytest.fixture
+def refused(net: Path, launch, tmp_path: Path):
+    """`refused(recipe, content, words, *argv)`: the command ends with 2 and says the words."""
+
+    def ask(recipe: str, content: bytes | None, words: tuple[str, ...], *argv: str, model: Path = net) -> None:
+        where = () if recipe == "llm/pretrain" else ("--model", str(model))
+        if content is not None:
+            (tmp_path / "rows.jsonl").write_bytes(content)
+            where += ("--data.path", "rows.jsonl")
+        done = launch("check", recipe, *where, *argv, "--only", "schema")
+        assert done.returncode == 2, done.shown
+        assert "Traceback" not in done.stderr
+        assert not [w for w in words if w not in done.stderr], done.stderr
+
+    return ask
+
+
+def lines(rows: list[dict]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def many(recipe: str, *more: dict[str, str]) -> bytes:
+    """Sixty good rows, and more."""
+    return lines([*({k: v.format(i=i) for k, v in ROWS[recipe].items()} for i in range(60)), *more])
+
+
+@pytest.mark.parametrize("recipe", each(NEEDED, "rl/grpo", "rl/rlhf"))
+def test_columns_of_another_kind(recipe: str, refused):
+    refused(recipe, lines([{"question": "a", "reply": "b"}]), ("question (str), reply (str)", NEEDED[recipe]))
+
+
+@pytest.mark.parametrize("recipe", each(NEEDED, "llm/sft", "llm/pretrain"))
+def test_bytes_that_are_no_text(recipe: str, refused):
+    keys = {"llm/pretrain": ("text",), "rl/rlhf": ("prompt",), "rl/grpo": ("prompt", "answer")}.get(recipe) or ROWS[
+        recipe
+    ]
+    row = b"{" + b", ".join(b'"%s": "caf\xe9"' % k.encode() for k in keys) + b"}\n"
+    refused(recipe, row, ("UTF-8",))
+
+
+@pytest.mark.parametrize("recipe", each(NEEDED, "llm/dpo"))
+def test_an_empty_file(recipe: str, refused):
+    refused(recipe, b"", ("no documents" if recipe in ("llm/pretrain", "rl/rlhf") else "is empty",))
+
+
+@pytest.mark.parametrize("recipe", each(ROWS, "llm/dpo"))
+def test_a_limit_beyond_the_context(recipe: str, refused):
+    refused(recipe, None, ("longer than the model's context", "2048 positions"), "--data.max-length", "4096")
+
+
+@pytest.mark.parametrize("recipe", each(ROWS, "llm/reward"))
+def test_answers_that_a_limit_would_cut(recipe: str, refused):
+    """More than a hundredth of them: refused, and none is cut; how many, and what would do."""
+    long = {k: f"{v} " + 40 * "word " for k, v in ROWS[recipe].items()}
+    words = ("2 of ", "longer than 160 tokens", "--data.max-bad", "--data.max-length")
+    refused(recipe, many(recipe, long | {"prompt": "one"}, long | {"prompt": "two"}), words, "--data.max-length", "160")
+
+
+def test_nothing_that_is_scored(refused):
+    """Conversations in which nobody answers."""
+    refused(
+        "llm/sft",
+        lines([{"messages": [{"role": "user", "content": f"number {i}"}]} for i in range(60)]),
+        ("no answer to learn",),
+    )
+
+
+def test_a_template_that_drops_what_the_assistant_says(refused, tmp_path: Path):
+    mute = language.write(tmp_path / "mute")
+    (mute / "chat_template.jinja").write_text(MUTE)
+    turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
+    refused("llm/sft", lines([{"messages": turns}] * 60), ("drops or changes",), model=mute)
+
+
+@pytest.mark.parametrize("recipe", each(["llm/dpo", "llm/reward"], "llm/dpo"))
+def test_such_a_template_is_stopped_by_its_gate_where_answers_stand_alone(recipe: str, launch, tmp_path: Path):
+    """What is learnt is not what the template makes of the turns."""
+    mute = language.write(tmp_path / "mute")
+    (mute / "chat_template.jinja").write_text(MUTE)
+    done = launch(
+        "check",
+        recipe,
+        "--model",
+        str(mute),
+        "--data.max-length",
+        "256",
+        "--data.max-bad",
+        "0.02",
+        "--only",
+        "template",
+    )
+    assert done.returncode == 3, done.shown
+    assert [v["verdict"] for v in done.verdicts()] == ["fail"], done.shown
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    pytest.param("undefined", "returned nan", marks=pytest.mark.verify), ("one", "1 rewards for"),
+])  # fmt: skip
+def test_a_reward_that_is_no_number_or_one_for_all(name: str, words: str, refused, tmp_path: Path):
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    refused("rl/grpo", None, (words,), "--reward", f"rewards.py:{name}")
+
+
+def test_a_wrong_number_of_rewards_in_the_middle_of_a_run(net: Path, launch):
+    """Gates left out; rl/rlhf asks a function of a module."""
+    more = (
+        "--data.tokens",
+        "40",
+        "--data.max-bad",
+        "1",
+        "--rollout",
+        "16",
+        "--train.batch-size",
+        "8",
+        "--new-tokens",
+        "4",
+    )
+    asked = ("run", "rl/rlhf", "--model", str(net), *more, "--gates.no-enabled", "--run.no-tensorboard")
+    done = launch(*asked, "--reward", "tests.helpers.odd_rewards:one")
+    assert done.returncode == 2, done.shown
+    assert "a wrong number of times" in done.stderr
+    assert "Traceback" not in done.stderr

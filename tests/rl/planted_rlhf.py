@@ -1,0 +1,83 @@
+"""Bugs of learning from a reward, planted in a fork of rl/rlhf; gate and words were fixed before the gates were run on them."""
+
+from tests.helpers.plant import Plant
+from tests.vision.planted_classify import forgetful
+
+RLHF = "rl/rlhf"
+WRITE = '    said, valid = policy.write(batch["input_ids"], batch["mask"], batch["draws"])\n'
+KL = "    kl = (log_prob - own(reference(**asked)[0], said)) * valid\n"
+PAID = "return (-price * kl * valid).scatter_add(1, last[:, None], reward[:, None].to(kl))"
+LATER = "later = (delta + gamma * lam * later) * valid[:, t]\n"
+WHITE = "    some = x[valid]\n"
+LOSS = '"policy": -gain[valid].sum()'
+NEAR = 'near = batch["value"] + (value - batch["value"]).clamp(-cfg.clip_range_vf, cfg.clip_range_vf)'
+TOLD = '        controller.update(told["kl"])\n'
+STAGES = "STAGES = [rlhf]\n"
+FOUND = "    found = texts(prompts.tokenizer, said, valid)\n    reward"
+BUILT = "    policy = Writer(lm, tokenizer, cfg.temperature)\n"
+RATIO = '- batch["log_prob"]).exp()\n'
+
+
+def plant(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ...], **more) -> Plant:
+    return Plant(id, gate, row, old, new, words, recipe=RLHF, **more)
+
+
+PLANTS = [
+    plant("rlhf-reference-follows", "wiring", "C3", TOLD,
+          TOLD + '        stage.frozen_modules["reference"].load_state_dict(policy.state_dict())\n', ("frozen",), source="R2",
+          harm="the distance is always nothing: no price holds the policy"),
+    plant("rlhf-reference-is-the-policy", "returns", "R2", KL, KL.replace("reference(**asked)", "policy(**asked)"),
+          ("to another model than the start",), source="R2", harm="no price holds the policy"),
+    plant("rlhf-price-upside-down", "returns", "R2", PAID, PAID.replace("-price", "price"), ("wrong sign",),
+          source="RL-07 Logic-RL#58", harm="the policy is paid for leaving"),
+    plant("rlhf-attention-drops-out", "score", "L1", BUILT, BUILT + "    for module in policy.modules():\n"
+          "        if hasattr(module, 'attention_dropout'):\n            module.attention_dropout = 0.1\n", ("dropout",),
+          source="LLM-13 huggingface/trl#2042", harm="the ratio of a text to itself is not 1: every update is noise as well"),
+    plant("rlhf-distance-of-the-padding", "returns", "R2", KL, KL.replace(" * valid\n", "\n"), ("padding",), source="R2",
+          harm="short answers look far away, and the price rises"),
+    plant("rlhf-whitened-over-padding", "returns", "R3", WHITE, "    some = x.flatten()\n", ("whitened over padding",),
+          source="RL-09 NovaSky-AI/SkyRL#1305", harm="the shorter the answers, the larger the steps"),
+    plant("rlhf-not-whitened", "returns", "R3", '"advantage": whitened(rollout["advantage"], rollout["valid"])',
+          '"advantage": rollout["advantage"]', ("not at all",), source="R3",
+          harm="the size of the rewards is the size of the step"),
+    plant("rlhf-padding-learnt-from", "formula", "R3", LOSS, '"policy": -gain.sum()', ("padding is learnt from",), source="R3",
+          harm="what stands after the end is learnt, too, where anything else lets it"),
+    plant("rlhf-value-clipped-against-itself", "formula", "R3", NEAR,
+          "near = value.detach() + (value - value.detach()).clamp(-cfg.clip_range_vf, cfg.clip_range_vf)", ("clipped against itself",),
+          source="R3", harm="no clip at all"),
+    plant("rlhf-ratio-upside-down", "formula", "R3", RATIO, RATIO.replace(".exp()", ".neg().exp()"), ("upside down",), source="R3",
+          harm="learns what the reward does not want"),
+    plant("rlhf-reward-at-the-wrong-token", "returns", "R3", "    last = valid.sum(1) - 1\n",
+          "    last = (valid.sum(1) - 2).clamp_min(0)\n", ("another token than the last",), source="RL-08 huggingface/trl#3750",
+          harm="the end of a text is worth nothing: it never stops"),
+    plant("rlhf-reaches-over-the-end", "returns", "R3", "following = value[:, t] * valid[:, t]\n", "following = value[:, t]\n",
+          ("over the end",), source="R3", harm="the value of padding is promised at every end"),
+    plant("rlhf-prompt-scored", "returns", "L2", FOUND,
+          '    found = [a + b for a, b in zip(batch["prompt"], texts(prompts.tokenizer, said, valid), strict=True)]\n    reward',
+          ("the prompt is scored",), source="L2", harm="a reward for what was asked, not for what was said"),
+    plant("rlhf-end-dropped", "score", "L3", WRITE, WRITE + "    valid[:, 1:] &= said[:, 1:] != policy.eos\n", ("the end token",),
+          source="L3", harm="nobody learns to stop"),
+    plant("rlhf-answer-shifted", "score", "L2", '    log_prob, value = own(log_p, said), value * policy.returns.rms\n',
+          "    log_prob, value = own(log_p.roll(-1, 1), said), value * policy.returns.rms\n", ("shifted by one",), source="L2",
+          before=("returns",), why="the distance is that of the shifted ones, too", harm="the chances of another token"),
+    plant("rlhf-mask-forgotten", "score", "L1", "    log_p, value = policy(**asked)\n",
+          '    asked["mask"] = torch.ones_like(asked["mask"])\n    log_p, value = policy(**asked)\n', ("padding",), source="L1",
+          harm="what pads is read, and other chances are learnt than those that were drawn from"),
+    plant("rlhf-price-not-saved", "resume", "C13", STAGES, forgetful("rlhf", "controller"), ("stage.state",), source="R2",
+          harm="a resumed run begins with the first price"),
+    plant("rlhf-price-never-adapted", "controller", "R2", TOLD, "", ("never told",), source="R2",
+          harm="the price of the start, for ever"),
+    plant("rlhf-constant-reward", "reward", "R1", STAGES, STAGES, ("constant",), argv=("--reward", "tests.helpers.odd_rewards:constant"),
+          source="R1", harm="nothing to learn"),
+    plant("rlhf-longer-is-better", "reward", "R1", STAGES, STAGES, ("length",), argv=("--reward", "trainworthy.recipes.rl.language.rewards:longer"),
+          source="R1", harm="answers to the length limit"),
+    plant("rlhf-nan-reward", "reward", "R1", STAGES, STAGES, ("no number",), argv=("--reward", "tests.helpers.odd_rewards:undefined"),
+          source="R1", harm="a run that stops itself after hours"),
+    plant("rlhf-wrong-count", "reward", "R1", STAGES, STAGES, ("wrong number of",), argv=("--reward", "tests.helpers.odd_rewards:one"),
+          source="R1", harm="one reward for all"),
+    plant("rlhf-raises", "reward", "R1", STAGES, STAGES, ("raise",), argv=("--reward", "tests.helpers.odd_rewards:raises"), source="R1",
+          harm="a run that ends at the first empty answer"),
+    plant("rlhf-empty-is-best", "reward", "R1", STAGES, STAGES, ("empty answer",), argv=("--reward", "tests.helpers.odd_rewards:empty"),
+          source="R1", harm="a policy that says nothing"),
+]  # fmt: skip
+RELATIVES = [p.id for p in PLANTS]  # each builds a rollout or more; test_rlhf has the same gates on a smaller net
