@@ -16,11 +16,13 @@ _EXPORTS = {
     "MetricsTracker": "metrics",
     "Run": "run", "Step": "run",
     "exclusions": "texts",
+    "held_out": "validation_split",
     "program": "export", "save": "export",
     "fetch_member": "assets",
     "main": "launch",
     "make_optimizer": "optim",
     "Script": "script", "check": "script",
+    "watch": "guard.watching",
 }  # fmt: skip
 __all__ = sorted(_EXPORTS)
 

@@ -10,18 +10,18 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from trainworthy.core.base import config
+from trainworthy.core.base import config, masking
 from trainworthy.core.base.console import Console, table
-from trainworthy.core.base.errors import DONE, Interrupted, UserError
+from trainworthy.core.base.errors import DONE, INTERRUPTED, SIGNALS, Interrupted, UserError
 from trainworthy.core.base.machine import cores
 from trainworthy.core.report import intervals
-from trainworthy.core.report.card import CHOSEN
+from trainworthy.core.report.card import CHOSEN, page, plain
 
 NAME = "seeds.json"
 QUARTERS = 4  # seeds from which on a quarter can be cut off at either end
@@ -43,8 +43,11 @@ class Job:
         return self.folder.with_suffix(".log")
 
     def last_line(self) -> str:
-        """The newest line of its log."""
+        """The newest line of its log; of what ended it, what that was and not what to do next."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        for line in reversed(lines[-12:]):
+            if line.startswith(("crashed: ", "stopped: ", "stopped before training: ", "error: ")):
+                return line.removeprefix("crashed: ")
         return next((line.strip() for line in reversed(lines) if line.strip()), "starting")
 
 
@@ -53,7 +56,7 @@ def run(argv: list[str], asked: str) -> None:
     plan, home = planned("run", argv, asked)
     folder = home / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     made(folder)
-    (folder / NAME).write_text(json.dumps(plan, indent=1))
+    (folder / NAME).write_text(json.dumps({**plan, "argv": masking.words(plan["argv"])}, indent=1))
     _run(folder, plan, force=False)
 
 
@@ -105,9 +108,11 @@ def worst(jobs: list[Job]) -> int:
     return max((j.code if j.code >= 0 else 128 - j.code for j in jobs), default=DONE)
 
 
-def resume(folder: Path, *, force: bool) -> None:
-    """Go on with every seed of a group that has not finished."""
-    _run(folder, json.loads((folder / NAME).read_text()), force=force)
+def resume(folder: Path, *, force: bool, given: dict[str, str]) -> None:
+    """Go on with every seed of a group that has not finished. `given`: secrets, whose values its files do not hold."""
+    plan = json.loads((folder / NAME).read_text())
+    plan["argv"] = masking.filled(plan["argv"], given, where=str(folder / NAME), command=f"trainworthy resume {folder}")
+    _run(folder, plan, force=force, more=[w for name, v in given.items() for w in (masking.flag(name), v)])
 
 
 def _seeds(asked: str, first: int) -> list[int]:
@@ -122,13 +127,13 @@ def _seeds(asked: str, first: int) -> list[int]:
     return seeds
 
 
-def _run(folder: Path, plan: dict[str, Any], *, force: bool) -> None:
+def _run(folder: Path, plan: dict[str, Any], *, force: bool, more: Sequence[str] = ()) -> None:
     """Every seed that has not finished, as many side by side as planned; then the table, the card and the page."""
     jobs = []
     for seed in plan["seeds"]:
         job = job_of("run", plan, seed, folder / f"seed-{seed}")
         if (job.folder / "args.json").is_file():
-            job.command[3:] = ["resume", str(job.folder), *(["--force"] if force else [])]
+            job.command[3:] = ["resume", str(job.folder), *(["--force"] if force else []), *more]
         if not (job.folder / "summary.json").is_file():
             jobs.append(job)
     console = Console()
@@ -139,7 +144,9 @@ def _run(folder: Path, plan: dict[str, Any], *, force: bool) -> None:
     if found["values"]:
         console.say("\n" + _shown(found) + f"\n\nreport {folder / 'report.html'}\ncard   {folder / 'card.md'}")
     if asked:
-        raise Interrupted(f"{asked[0]}: every seed was stopped\n  next:         trainworthy resume {folder}")
+        saved = any(folder.glob("seed-*/checkpoints/*/step-*/manifest.json"))
+        raise Interrupted(f"{asked[0]}: every seed was stopped\n  next:         trainworthy resume {folder}",
+                          code=INTERRUPTED if saved else 128 + signal.Signals[asked[0]])  # fmt: skip
     sys.exit(worst(jobs))
 
 
@@ -197,7 +204,7 @@ def stopped(job: Job) -> str:
 def signals() -> Iterator[list[str]]:
     """The names of the signals that arrived; the loop above passes them on."""
     asked: list[str] = []
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = [n for n in SIGNALS if signal.getsignal(n) != signal.SIG_IGN]  # nohup
     before = {n: signal.signal(n, lambda number, _: asked.append(signal.Signals(number).name)) for n in numbers}
     try:
         yield asked
@@ -216,6 +223,7 @@ def collect(folder: Path) -> dict[str, Any]:
         path = folder / f"seed-{seed}" / "summary.json"
         if path.is_file():
             summaries[seed] = json.loads(path.read_text())
+    found["gates_off"] = [s for s in summaries if _gates_off(folder / f"seed-{s}")]
     found["values"], found["missing"] = {}, [s for s in plan["seeds"] if s not in summaries]
     if not summaries:
         return found
@@ -229,6 +237,8 @@ def collect(folder: Path) -> dict[str, Any]:
               "min": min(values), "max": max(values), "weights": first["reported"]["weights"],
               "baselines": {k: statistics.fmean(s["baselines"][k][name] for s in summaries.values())
                             for k, v in first["baselines"].items() if name in v}}  # fmt: skip
+    if first.get("test"):
+        found["test"] = statistics.fmean(s["test"]["metrics"][name] for s in summaries.values())
     if len(values) > 1:
         found |= {
             "sd": statistics.stdev(values),
@@ -258,6 +268,8 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     """(what, number) of a group: each seed, then all together."""
     shown = [(f"seed {s}", f"{v:.4f}") for s, v in found["values"].items()]
     shown.append(("mean", f"{found['mean']:.4f}"))
+    if "test" in found:
+        shown.append(("mean on the test split", f"{found['test']:.4f}"))
     if "sd" in found:
         low, high = found["interval_95"]
         shown += [("sample standard deviation", f"{found['sd']:.4f}"),
@@ -273,10 +285,10 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
 def sentence(found: dict[str, Any]) -> str:
     """What the spread means for anyone who compares."""
     n = len(found["values"])
-    said = ""
+    said = off(found)
     if found["missing"]:
         missing = ", ".join(map(str, found["missing"]))
-        said = f"{len(found['missing'])} of {len(found['seeds'])} seeds did not finish: {missing}. "
+        said += f"{len(found['missing'])} of {len(found['seeds'])} seeds did not finish: {missing}. "
     if n < 2:
         return said + "One seed: differences between single seeds are not results."
     if found["sd"] == 0:
@@ -287,6 +299,22 @@ def sentence(found: dict[str, Any]) -> str:
     )
 
 
+def _gates_off(folder: Path) -> bool:
+    """Was this seed run without its gates?"""
+    path = folder / "gates.json"
+    return path.is_file() and not json.loads(path.read_text()).get("enabled", True)
+
+
+def off(found: dict[str, Any]) -> str:
+    """The sentence that says so, empty where every seed was proved."""
+    seeds = found.get("gates_off")
+    return (
+        f"Gates were off at {len(seeds)} of {len(found['values'])} seeds: nothing about these was proved. "
+        if seeds
+        else ""
+    )
+
+
 def _shown(found: dict[str, Any]) -> str:
     head = f"result {found['question']}  ({found['weights']} weights, {len(found['values'])} seeds)"
     lines = [("", found["metric"]), *rows(found), *((k, f"{v:.4f}") for k, v in found["baselines"].items())]
@@ -294,10 +322,10 @@ def _shown(found: dict[str, Any]) -> str:
 
 
 def _card(found: dict[str, Any]) -> str:
-    name = found["metric"]
+    name = plain(found["metric"])
     loading = found["recipe"]
     lines = [
-        f"# {Path(loading).stem if loading.endswith('.py') else loading}: {found['question']}",
+        f"# {plain(Path(loading).stem if loading.endswith('.py') else loading)}: {plain(found['question'])}",
         "",
         f"**{name} {found['mean']:.4f}**, mean over {len(found['values'])} seeds; the {found['weights']} weights of each "
         f"({CHOSEN[found['weights']]}).",
@@ -307,14 +335,14 @@ def _card(found: dict[str, Any]) -> str:
         f"| | {name} |",
         "|---|---|",
         *(f"| {k} | {v} |" for k, v in rows(found)),
-        *(f"| {k} | {v:.4f} |" for k, v in found["baselines"].items()),
+        *(f"| {plain(k)} | {v:.4f} |" for k, v in found["baselines"].items()),
         f"| chance | {found['floor']:.4f} |",
         "",
-        f"Best known: {found['best_known'] or 'not stated'}.",
+        f"Best known: {plain(found['best_known'] or 'not stated')}.",
         "",
         "Each seed has a card and a report of its own in seed-<k>/.",
     ]
-    return "\n".join(lines) + "\n"
+    return page(lines)
 
 
 # ------------------------------------------------------------------------------------------------------------------ compare

@@ -4,12 +4,12 @@ from tests.helpers.plant import Plant
 
 REWARD = "llm/reward"
 TRAINER = "    return RewardTrainer(model=model,"
-TOKENS = "processing_class=models.scoring_tokenizer(path))\n"
+TOKENS = "processing_class=models.scoring_tokenizer(path, cfg.chat_template, cfg.eos_token))  # fmt: skip\n"
 BUILT = "    trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)\n"
 COLLATOR = "        split.collator = trainer.data_collator\n"
 ADAPTED = '    model = models.adapted(model, cfg.lora_rank, head="score")\n'
-ROWS = "        kept, told = preferences.usable(rows, chat, cfg.data, name)\n"
-MADE = "host.built(lambda: models.merged_scorer(path, Path(adapter), kept_in(cfg, run)))"
+ROWS = "        kept, told = preferences.usable(rows, chat, cfg.data, name, limit)\n"
+MADE = "host.built(lambda: whole(Path(adapter)))"
 MERGED = f"                {MADE}.save_pretrained(folder)\n"
 
 
