@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import reference
 from trainworthy.core.commands.reference import run_seed
@@ -42,11 +43,11 @@ def run_once(recipe: str, seed: int, settings: list[str], out: Path) -> dict:
     if not note.exists():
         start, spent = time.monotonic(), cpu_seconds()
         made = run_seed(recipe, seed, settings, out)
-        kept = {"wall": time.monotonic() - start, "cpu": cpu_seconds() - spent, "settings": settings}
+        kept = {"wall": time.monotonic() - start, "cpu": cpu_seconds() - spent, "settings": masking.words(settings)}
         note.write_text(json.dumps({**kept, "folder": str(made.relative_to(out))}))
     kept = json.loads(note.read_text())
-    if kept["settings"] != settings:
-        raise UserError(f"{out} was run with other settings", got=kept["settings"], needed=settings)
+    if kept["settings"] != masking.words(settings):
+        raise UserError(f"{out} was run with other settings", got=kept["settings"], needed=masking.words(settings))
     made = out / kept["folder"]
     read = {name: json.loads((made / f"{name}.json").read_text()) for name in ("summary", "gates", "environment")}
     return {"seed": seed, **kept, "folder": made, **read}
@@ -98,6 +99,26 @@ def means(tables: list[dict[str, dict[str, float]]], metric: str) -> dict[str, f
     return {n: statistics.fmean(t[n][metric] for t in tables) for n in names}
 
 
+def all_means(tables: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """{baseline: {metric: mean}} of whatever every seed measured: what a page quotes beside the metric (perplexity, mAP@50) must
+    stand in this file, too."""
+    found: dict[str, dict[str, float]] = {}
+    for name, row in tables[0].items():
+        shared = [k for k in row if all(k in t.get(name, {}) for t in tables)]
+        found[name] = {k: statistics.fmean(t[name][k] for t in tables) for k in shared}
+    return found
+
+
+def proved(gates: list[dict]) -> dict[str, Any]:
+    """Were the gates on, and the median seconds of those runs that proved them. A pass that was remembered from another run (a run
+    that was resumed has them) says nothing about what gates cost: where no run proved all of its gates there is no figure."""
+    off = not all(g["enabled"] for g in gates)
+    spent = [
+        g["seconds"] for g in gates if g["enabled"] and g["gates"] and not any(v["remembered"] for v in g["gates"])
+    ]
+    return {"gates": "off" if off else "on", "gate_seconds": statistics.median(spent) if spent else None}
+
+
 def place(environment: dict) -> str:
     """Where the time was taken: "2 CPU cores", or the device's name."""
     devices = environment["devices"]
@@ -123,13 +144,15 @@ def collect(runs: list[dict], settings: list[str]) -> dict:
         "per_seed": [{"seed": r["seed"], **r["summary"]["metrics"]} for r in runs],
         "curves": {str(r["seed"]): [[row["step"], row[f"val/{metric}"]] for row in folder.read(r["folder"]).rows] for r in runs},
         "baselines": means([r["summary"]["baselines"] for r in runs], metric),
+        "means": all_means([{"": r["summary"]["metrics"]} for r in runs])[""],
+        "baseline_means": all_means([r["summary"]["baselines"] for r in runs]),
         "train_seconds": train,
         "wall_seconds": round(wall, 1), "cpu_seconds": round(cpu, 1),
-        "gate_seconds": statistics.median(r["gates"]["seconds"] for r in runs),
+        **proved([r["gates"] for r in runs]),
         "steps": first["steps"], "epochs": first["epochs"],
         "date": time.strftime("%Y-%m-%d"),
         "versions": environment["versions"], "cores": environment["cores"], "threads": environment["threads"],
-        "settings": settings,
+        "settings": masking.words(settings),
     }  # fmt: skip
 
 

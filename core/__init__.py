@@ -17,6 +17,7 @@ _EXPORTS = {
     "recipe.stage": ("Data", "Expect", "Field", "Matrix", "Metric", "Points", "Probe", "Stage", "Tile", "View"),
     "data.texts": ("exclusions",),
     "data.assets": ("fetch_member",),
+    "data.validation_split": ("held_out",),
     "monitoring.metrics": ("MetricsTracker",),
     "loop.run": ("Run", "Step"),
     "loop.optim": ("make_optimizer",),
@@ -25,6 +26,7 @@ _EXPORTS = {
     "loop.export": ("program", "save"),
     "gates.gate": ("Gate", "gate"),
     "adapters.script": ("Script", "check"),
+    "guard.watching": ("watch",),
     "launch": ("main",),
 }  # fmt: skip
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import contextlib
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-from trainworthy.core.base.errors import USAGE, Stop, UserError
+from trainworthy.core.base.errors import SIGNALS, USAGE, Stop, UserError
 
 HELP = """\
 trainworthy: training recipes that must pass their gates before they train
@@ -30,6 +31,8 @@ trainworthy: training recipes that must pass their gates before they train
   trainworthy resume RUN_FOLDER --rung NAME [settings]    go on from its weights with a rung that its recipe offers
   trainworthy report RUN_FOLDER             write report.html again
   trainworthy compare RUNS_A RUNS_B         two groups of seeds: the difference and its interval
+  trainworthy guard SCRIPT.py [-- its arguments]    rehearse any training script, unchanged: are its loop and data sound?
+  trainworthy watch SCRIPT.py [-- its arguments]    run it for real, observed: step metrics, and the same checks as advice
   trainworthy reference RECIPE [--seeds 5] [settings]    the band of RECIPE's healthy runs, drawn in every later report
 
   trainworthy COMMAND --help                more about a command
@@ -65,6 +68,8 @@ def main() -> None:
             "reference": elsewhere,
             "doctor": elsewhere,
             "compare": elsewhere,
+            "guard": elsewhere,
+            "watch": elsewhere,
             "diff": elsewhere,
             "data": launch,
             "batch": launch,
@@ -105,6 +110,7 @@ def list_recipes(argv: list[str]) -> None:
     for entry in recipes():
         found = entry.measured
         result = f"{found['result']}; {found['time']}" if found else "not measured yet"
+        result += "; gates were off" if entry.gates_off else ""
         print(table([(entry.id, entry.summary)], indent=0) + f"\n    {result}")
 
 
@@ -163,7 +169,11 @@ def report(argv: list[str]) -> None:
     if len(argv) != 2 or not (Path(argv[1]) / "args.json").is_file():
         raise UserError("report needs a run folder", got=" ".join(argv[1:]) or "nothing", next="ls -d runs/*/*")
     from trainworthy.core.report import write
+    from trainworthy.core.report.folder import read_json
 
+    if "recipe" not in read_json(Path(argv[1]) / "args.json"):
+        raise UserError(f"{argv[1]} is no run folder of trainworthy", got="an args.json that names no recipe, or is cut off",
+                        needed="the folder that a run printed", next="ls -d runs/*/*")  # fmt: skip
     print(write(Path(argv[1])))
 
 
@@ -189,11 +199,14 @@ def launch(argv: list[str]) -> None:
     ):  # each seed starts its own processes
         os.execve(sys.executable, [*command[:3], *asked], env)
     if file is not None:
-        if not Path(file).is_file():
-            raise UserError(f"no accelerate config {file}", next="accelerate config --config_file FILE")
-        asked = re.search(r"^num_processes:\s*(\d+)", Path(file).read_text(), re.M)
-        n = n or (asked.group(1) if asked else None)
+        from trainworthy.core.session.engines import Setup
+
+        setup = Setup(Path(file))
+        n = n or setup.processes
         words = ["--config_file", file]
+        if setup.machines > 1:
+            print(f"machine {setup.rank} of {setup.machines}, {n} processes in all: meeting at {setup.address}:{setup.port} "
+                  "(each machine runs the same command with its own machine_rank)", flush=True)  # fmt: skip
     elif n is not None and int(n) > 1:
         from trainworthy.core.base.machine import cores
 
@@ -203,9 +216,14 @@ def launch(argv: list[str]) -> None:
         words = ["--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
     else:
         os.execve(sys.executable, command, env)
-    words += ["--num_processes", n, "--main_process_port", "0"] if n else []
+    words += ["--num_processes", n] if n else []
+    if file is None or setup.machines == 1:
+        words += ["--main_process_port", "0"]  # any free one; several machines must agree on theirs
     env["TRAINWORTHY_PROCESSES"] = n or ""
     sys.exit(supervise([sys.executable, "-m", "accelerate.commands.launch", *words, *command[1:]], env))
+
+
+GRACE = 45.0  # seconds that the other processes have to end after the first that failed
 
 
 def supervise(command: list[str], env: dict[str, str]) -> int:
@@ -215,16 +233,57 @@ def supervise(command: list[str], env: dict[str, str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder) / "exit-code"
         # A session of its own: Ctrl-C reaches the ranks once, through us, and not the launcher, which would end them.
-        child = subprocess.Popen(command, env={**env, "TRAINWORTHY_EXIT": str(note)}, start_new_session=True)
+        child = subprocess.Popen(command, env={**env, "TRAINWORTHY_EXIT": str(note)}, start_new_session=True,
+                                 preexec_fn=_deaf if os.name == "posix" else None)  # fmt: skip
+        launcher, asked = psutil.Process(child.pid), []
 
         def forward(number: int, _frame) -> None:
-            for process in psutil.Process(child.pid).children() or [child]:
-                process.send_signal(number)
+            asked.append(number)
+            with contextlib.suppress(psutil.Error):
+                ranks = launcher.children()
+                for process in ranks:
+                    process.send_signal(number)
+                if not ranks:
+                    launcher.terminate()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, forward)
-        code = child.wait()
-        return int(note.read_text()) if note.exists() else code
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, forward)
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = child.wait(0.1)
+                break
+            if note.exists() and note.read_text():
+                return _reap(launcher, child, note)
+        if note.exists():
+            return int((note.read_text() or "0").split()[0])
+        if asked:
+            print(f"interrupted: {signal.Signals(asked[0]).name}, before the run began", file=sys.stderr)
+            return 128 + asked[0]
+        return 128 - code if code < 0 else code
+
+
+def _deaf() -> None:
+    """In the launcher, which would end or orphan its ranks: these signals are for the ranks, and reach them through us."""
+    for number in set(SIGNALS) - {signal.SIGTERM, signal.SIGINT}:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _reap(launcher, child: subprocess.Popen, note: Path) -> int:
+    """A rank has said why the run ends. The others find their connection closed, or hang on a device: none outlives it by more than
+    `GRACE` seconds. The launcher would add a traceback of its own, or end those that still write."""
+    import psutil
+
+    ranks = []
+    with contextlib.suppress(psutil.Error):
+        ranks = launcher.children(recursive=True)
+    child.kill()
+    child.wait()
+    for process in psutil.wait_procs(ranks, timeout=GRACE)[1]:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(ranks, timeout=5)
+    return int(note.read_text().split()[0])
 
 
 def accelerators() -> int:

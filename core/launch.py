@@ -3,38 +3,42 @@
 settings -> data report -> gates -> training -> evaluation -> export -> report
 """
 
+import contextlib
 import json
 import os
 import shlex
 import sys
+import traceback
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from trainworthy.core import gates
-from trainworthy.core.base import config
+from trainworthy.core.base import config, masking
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import DISK_FULL, DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
 from trainworthy.core.commands.check import seeds
-from trainworthy.core.data import inventory
+from trainworthy.core.data import contents, inventory
 from trainworthy.core.gates import order
-from trainworthy.core.loop.checkpoint import digest, load_into, load_weights
+from trainworthy.core.gates.exported import WrongExport
+from trainworthy.core.loop.checkpoint import assert_resumable, digest, load_into, load_weights
 from trainworthy.core.loop.run import Run, precision
 from trainworthy.core.monitoring import monitors
 from trainworthy.core.monitoring.metrics import MetricsTracker
 from trainworthy.core.monitoring.trackers import mirror, tracked
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.core.session import environment, ledger, multi_seed, rungs, stages
-from trainworthy.core.session.results import Watcher, finish
+from trainworthy.core.session import environment, ledger, multi_seed, process_end, rungs, stages
+from trainworthy.core.session.results import ClassWatch, Watcher, finish
 from trainworthy.core.session.session import (
     Interrupts,
     Session,
     open_session,
     reported,
     session_lock,
+    together,
     told,
     write_start,
 )
@@ -54,39 +58,26 @@ def main(target: str | None = None, argv: list[str] | None = None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     if target is not None:
         argv = ["run", target, *argv]
-    note = os.environ.get("TRAINWORTHY_EXIT")  # `trainworthy -n` passes our code on; launchers would make it 1
-    rank_0 = os.environ.get("RANK", "0") == "0"
-    try:
-        code = outcome(argv, rank_0)
-        if note and rank_0:
-            Path(note).write_text(str(code))
-    except Exception:
-        if rank_0 or not note or not Path(note).exists():
-            raise  # else rank 0 has said why it ended, and that the others lost it is no news
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-    sys.exit(DONE if note else code)
+    process_end.leave(*outcome(argv))
 
 
-def outcome(argv: list[str], rank_0: bool) -> int:
-    """Obey `argv`; the exit code, and on rank 0 the message of what stopped it."""
+def outcome(argv: list[str]) -> tuple[int, str, bool]:
+    """Obey `argv`: (the exit code, the message of what stopped it, did it stop as planned and not by a bug)."""
     try:
         command(argv)
+    except process_end.Crashed as crash:
+        return crash.exit_code, f"{crash.trace}\n{'crashed' if crash.trace else 'stopped'}: {crash}", not crash.trace
     except Stop as stop:
-        if rank_0:
-            kind = {2: "error", 3: "stopped before training", 4: "stopped", 5: "interrupted"}[stop.exit_code]
-            print(f"\n{kind}: {stop}" if kind != "error" else f"{kind}: {stop}", file=sys.stderr, flush=True)
-        return stop.exit_code
+        kind, told = process_end.KINDS.get(stop.exit_code, "interrupted"), masking.hide(str(stop))
+        return stop.exit_code, f"\n{kind}: {told}" if kind != "error" else f"{kind}: {told}", True
     except SystemExit as asked:  # the parser's own exits: help, a wrong type
-        return int(asked.code or DONE)
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        where = error.filename or "run folder"
-        print(f"\nstopped: the disk is full ({where}): free some space, then resume", file=sys.stderr)
-        return STOPPED_ITSELF
-    return DONE
+        return int(asked.code or DONE), "", True
+    except Exception as error:  # before there is a run folder
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            where = error.filename or "run folder"
+            return STOPPED_ITSELF, f"\nstopped: the disk is full ({where}): free some space, then resume", True
+        return 1, traceback.format_exc(), False
+    return DONE, "", True
 
 
 def command(argv: list[str]) -> None:
@@ -142,7 +133,8 @@ def check(argv: list[str]) -> None:
     session = open_session(
         loaded, cfg, preset, rest, kind="checks", only=chosen, folder=Path(folder) if folder else None
     )
-    with session_lock(session), Interrupts(session.folder), reported(session):
+    again = shlex.join(["trainworthy", "check", *argv])
+    with session_lock(session), Interrupts(session.folder, next=again), reported(session):
         write_start(session)
         prove(session, only=chosen, deep=deep, stage=stage or "")
     session.console.say(f"  evidence in {session.folder}/gates.json and report.html")
@@ -152,11 +144,11 @@ def resume(argv: list[str]) -> None:
     """Go on from the newest complete checkpoint of a run folder; with `--rung` from its weights, with that stage of its recipe."""
     force = "--force" in argv
     rest, rung = config.take([a for a in argv if a != "--force"], "--rung")
-    if not rest or (len(rest) > 1 and rung is None):
-        raise UserError("resume takes one run folder and no settings", got=" ".join(argv), next=USAGE)
-    folder = Path(rest[0])
+    if not rest:
+        raise UserError("resume what?", needed="a run folder", next=USAGE)
+    folder, secrets = Path(rest[0]), masking.given(rest[1:]) if rung is None else {}
     if (folder / multi_seed.NAME).is_file() and rung is None:
-        multi_seed.resume(folder, force=force)
+        multi_seed.resume(folder, force=force, given=secrets)
     saved = begun(folder)
     if (folder / "summary.json").exists() and rung is None:
         raise UserError(f"{folder} has finished", got="a summary.json", needed="a run that was interrupted",
@@ -164,6 +156,10 @@ def resume(argv: list[str]) -> None:
     plain = recipes.load(saved["recipe"])
     cfg, climbed = config.read_args(folder / "args.json", plain.module.Config), saved.get("rungs", [])
     command = f"trainworthy resume {folder}" + (f" --rung {rung}" if rung else "")
+    if rung is None:
+        own = config.to_dict(getattr(plain.module, saved["preset"])())
+        secrets = masking.defaults(own, saved["argv"]) | secrets
+        cfg = config.complete(cfg, where=str(folder / "args.json"), command=command, secrets=secrets)
     changed = environment.changed_sources(folder, plain)
     if changed and not force:
         raise UserError("the recipe is not the one this run was started with", got="changed: " + ", ".join(changed),
@@ -177,13 +173,27 @@ def resume(argv: list[str]) -> None:
         cfg, _ = config.parse(loaded.module, ["--config", str(folder / "args.json"), *rest[1:]], prog=command)
         cfg.init_from = None
     session = open_session(loaded, cfg, saved["preset"], words, folder=folder if rung is None else None)
+    session.resumes = "" if rung is not None else "forced" if force else "as it was"
     track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
-    with session_lock(session), Interrupts(session.folder) as interrupts, reported(session), track:
+    with session_lock(session), resumable(session), Interrupts(session.folder) as interrupts, reported(session), track:
         if rung is not None:
             write_start(session)
             rungs.keep(session, under)
         prove(session, only=(), deep=False)
         train(session, interrupts)
+
+
+@contextlib.contextmanager
+def resumable(session: Session) -> Iterator[None]:
+    """Before anything is changed: a run that goes on has a whole checkpoint of its own to go on from."""
+    problem = None
+    if session.main and session.resumes:
+        try:
+            assert_resumable(session.folder, session.identity)
+        except UserError as error:
+            problem = error
+    together(session.accelerator, problem)
+    yield
 
 
 def begun(folder: Path) -> dict[str, Any]:
@@ -218,25 +228,28 @@ def prove_stage(session: Session, part: stages.Part, proof: gates.Proof, only: t
     """The data report of one stage, then its gates. `mark` tells one start from another where the settings do not."""
     s, cfg = session, part.cfg
     _, stage = proof.look()
-    with told(s.recipe):
-        proof.scans = {name: inventory.scan(name, data, everything=proof.deep) for name, data in stage.data.items()}
-    proof.data_report = inventory.report(proof.scans)
-    if s.main:
-        (proof.folder / "data.json").write_text(json.dumps(proof.data_report, indent=1))
+    code = recipes.sources(s.recipe)
+    about = {"processes": s.accelerator.num_processes, "stage": part.name, "start": s.start and s.start.sha256, "before": mark,
+             "device": str(s.accelerator.device.type), "precision": precision(cfg, s.accelerator)}  # fmt: skip
+    base = recipes.fingerprint(s.recipe, cfg, "", **about)
+    report_data(s, proof, stage, base)
     counts = " / ".join(f"{x.total:,} {name}" for name, x in proof.scans.items())
     counts += "".join(f"\n       {k}: {v}" for x in proof.scans.values() for k, v in x.notes.items())
     title = f"\nstage  {part.name}, {part.index + 1} of {part.of}\n" if part.of > 1 else ""
-    chosen = [g for g in (*order.ORDER, *stage.gates) if not only or g.id in only]
+    chosen = [g for g in order.of_stage(stage) if not only or g.id in only]
     if not cfg.gates.enabled and not only:
         s.console.say(f"{title}data   {counts}\ngates  OFF (--gates.no-enabled): nothing is proved", style="yellow")
+        if copies := proof.data_report.get("overlap", {}).get("exact"):
+            s.console.say(f"       {copies:,} validation samples are copies of training samples", style="yellow")
         if s.main:
             keep(s, part, [], enabled=False)
         return
-    mark = recipes.fingerprint(s.recipe, cfg, proof.data_report["fingerprint"], processes=s.accelerator.num_processes,
-                               stage=part.name, start=s.start and s.start.sha256, before=mark,
-                               device=str(s.accelerator.device.type), precision=precision(cfg, s.accelerator))  # fmt: skip
+    everything_read = json.dumps([inventory.identity(proof.scans), [x.digests for x in proof.scans.values()]])
+    mark = recipes.fingerprint(s.recipe, cfg, everything_read, **about)
     use_ledger = cfg.gates.remember and s.folder.parent.name != "checks"
-    mark, known = gates.agreed(s.accelerator, (mark, ledger.read(mark) if use_ledger else {}))
+    known, late = ledger.read(mark) if use_ledger else ({}, {})
+    known = known if recipes.unchanged(s.recipe, late) else {}
+    mark, known = gates.agreed(s.accelerator, (mark, known))
     from_it = {"none": "", "rehearsed": ", from the stage before as eight samples trained it"}
     s.console.say(
         f"{title}data   {counts}\ngates  before the budget is spent"
@@ -247,8 +260,12 @@ def prove_stage(session: Session, part: stages.Part, proof: gates.Proof, only: t
     failed = [v for v in verdicts if v.blocks]
     if s.main:
         keep(s, part, verdicts, enabled=True, fingerprint=mark)
+        late = (late if known else {}) | recipes.late(s.recipe, code)
+        environment.note_sources(s.folder, s.recipe, late)
         if not failed and not only:
-            ledger.write(mark, verdicts)
+            ledger.write(mark, verdicts, late)
+            if not proof.deep:
+                ledger.keep_extent(base, inventory.identity(proof.scans))
     passed, skipped = (sum(v.verdict == k for v in verdicts) for k in ("pass", "skip"))
     waived = sum(v.verdict == "waived" for v in verdicts)
     extra = "".join(f", {n} {word}" for n, word in ((skipped, "skipped"), (waived, "waived")) if n)
@@ -256,14 +273,41 @@ def prove_stage(session: Session, part: stages.Part, proof: gates.Proof, only: t
     if failed:
         first = failed[0]
         proved = ["check", *s.argv, *proof.argv[len(s.argv) :], "--only", first.id]
-        again = ["trainworthy", *(["resume", str(s.folder)] if s.recipe.rungs else proved)]
+        again = ["trainworthy", *(["resume", str(s.folder)] if s.recipe.rungs else masking.words(proved))]
         raise GateFailed(
             f"{len(failed)} of {len(verdicts)} gates failed, first: {first.id} ({first.rows})\n"
             f"  evidence:     {s.folder / 'report.html'} and {proof.folder / 'gates' / first.id}/\n"
             f"  try again:    {shlex.join(again)}"
         )
-    if not all(v.remembered for v in verdicts):
+    if not all(v.remembered for one, v in zip(chosen, verdicts, strict=True) if one.lasting):
         s.console.say(f"       {passed} of {len(verdicts)} gates passed{extra}, {seconds:.1f} s")
+
+
+def report_data(s: Session, proof: gates.Proof, stage: Stage, base: str) -> None:
+    """Scan the data into `proof` and data.json. A run that goes on reads as much as it did when it began, and the data must be what
+    they were; else as much is read as the last time under `base`, the fingerprint without data."""
+    path, before = proof.folder / "data.json", {}
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        before = json.loads(path.read_text())["identity"]
+    then = before.get(proof.follows, {}) if s.resumes else {}
+    extent = {} if proof.deep else gates.agreed(s.accelerator, then or ledger.extent(base))
+    with told(s.recipe, s.cfg):
+        proof.scans = inventory.read_all(stage.data, everything=proof.deep, before=extent)
+    now = inventory.identity(proof.scans)
+    changed = contents.changes(then, now) if then else []
+    forced = s.resumes == "forced"
+    refused = None if not changed or forced else UserError(
+        "the data are not those this run was started with", got="; ".join(changed), needed="the same data, or your word that it "
+        "does not matter", cause=f"files of the data were changed, added or removed since {path} was written",
+        next=f"trainworthy resume {s.folder} --force")  # fmt: skip
+    together(s.accelerator, refused)
+    if changed:
+        s.console.say(
+            f"data changed since the run began, and it goes on (--force): {'; '.join(changed)}", style="yellow"
+        )
+    proof.data_report = inventory.report(proof.scans)
+    if s.main:
+        path.write_text(json.dumps(proof.data_report | {"identity": before | {proof.follows: now}}, indent=1))
 
 
 def keep(s: Session, part: stages.Part, verdicts: list[gates.Verdict], **more: Any) -> None:
@@ -295,6 +339,7 @@ def train_stage(
     also = log and (lambda row, step: log(row, done + step))  # one axis over all stages
     tracker = MetricsTracker(folder, use_tensorboard=cfg.run.tensorboard, also=also) if s.main else None
     one = Run(cfg, s.accelerator, folder=folder, home=session.folder, tracker=tracker, console=s.console)
+    one.identity = session.identity
     stage = part.build(one, previous)
     steps = one.total_steps(stage)
     named = f"{part.name}: " if part.of > 1 else ""
@@ -302,12 +347,17 @@ def train_stage(
         f"units that make their own samples, {cfg.train.batch_size} to an update")  # fmt: skip
     s.console.say(f"train  {named}{steps:,} {what}, into {folder}")
     watcher = Watcher(one, stage)
-    one.after_eval = watcher.look
+    classes = ClassWatch(one, stage)
+    one.after_eval = lambda step: (watcher.look(step), classes.look())
     watcher.before()
     interrupts.run = one
-    with monitors.kept(one, stage):
-        s.recipe.module.train(cfg, one, stage)
-        one.end(stage)
+    try:
+        with one.closed_on_error(), monitors.kept(one, stage):
+            s.recipe.module.train(cfg, one, stage)
+            one.end(stage)
+    finally:  # what only the loop imports is compared when the run goes on
+        if s.main:
+            environment.note_sources(session.folder, s.recipe, {})
     interrupts.run = None
     one.console.end_bar()
     one.settle()
@@ -318,14 +368,23 @@ def train_stage(
         load_into(stage.eval_model, load_weights(best / "model.safetensors"), where=str(best), without=stage.not_saved)
     one.close()
     if s.main and result:
+        if result["outside"]:
+            s.console.say(f"\nOUTSIDE the healthy band: {result['outside']}", style="bold red")
+        if result["warning"]:
+            s.console.say(f"\n{result['warning']}", style="bold red")
         s.console.say(
-            f"\nresult {stage.metric.question}  ({cfg.run.export} weights, {len(stage.data['val']):,} held-out samples)"
+            f"\nresult {stage.metric.question}  ({cfg.run.export} weights, {len(stage.data['val']):,} held-out samples"
+            + (")" if cfg.gates.enabled else "; gates OFF)")
         )
         s.console.say(table(result["table"]))
     if s.main and part.last:
         s.console.say(
             f"\nreport {s.folder / 'report.html'}\ncard   {s.folder / 'card.md'}\nexport {s.folder / 'export'}"
         )
+    if wrong := gates.agreed(s.accelerator, result.get("wrong")):
+        raise WrongExport(f"the export in {s.folder / 'export'} is not what was scored: {wrong[0].measured}\n"
+                          f"  needed:       {wrong[0].needed}\n  likely cause: {wrong[0].remedy.splitlines()[0]}\n"
+                          f"  next:         mend export(), then start a new run; weights: {s.folder / 'checkpoints'}")  # fmt: skip
     return stage, done + one.step
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.commands import trainworthy
+from tests.helpers.commands import THREADS, trainworthy
 
 pytest_plugins = ["tests.helpers.record"]
-torch.set_num_threads(1)  # two workers of two threads on two cores wait for each other: a check took 25 s instead of 5
+torch.set_num_threads(
+    int(THREADS)
+)  # two workers of two threads on two cores wait for each other: a check took 25 s instead of 5
 
 ROOT = Path(__file__).resolve().parent.parent
 Hunk = tuple[str, str]

@@ -11,22 +11,25 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from trainworthy.core.adapters.objective import smoothing_floor
 from trainworthy.core.adapters.subject import Subject
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.run import Run, Step
 from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, Stage, View, batch_size
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers import EvalPrediction, PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.utils import logging
 
 # TRL 1.16 asks a model by a name that transformers 5.23 deprecates, at every loss.
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 
+CHANCE = 256  # samples that what knowing nothing scores is measured on
 SHOWN = 64  # validation samples that a rehearsal evaluates
 OWN = {"loss", "grad_norm", "learning_rate", "epoch"}  # entries of the trainer's log that core has itself
 
@@ -341,7 +344,9 @@ def subject(factory: Callable[[], Trainer], seed: int) -> Subject:
         run=config.RunSettings(seed=seed),
     )  # fmt: skip
     quiet(probe)
-    start = _measured(probe, Rows(probe, probe.eval_dataset), range(min(16, len(probe.eval_dataset))))
+    some = CHANCE if args.greater_is_better else 16  # where lower is better, the untrained model's is chance
+    start = _measured(probe, Rows(probe, probe.eval_dataset), range(min(some, len(probe.eval_dataset))))
+    start |= _constant(probe, start)
     make = lambda run: _stage(factory, run, start)  # noqa: E731
     return Subject(cfg, args.device, make, _train, _skips(probe), own_loop=False)
 
@@ -390,7 +395,7 @@ def _stage(factory: Callable[[], Trainer], run: Run, start: dict[str, float]) ->
             f"the trainer's evaluation has no '{name}'", got=", ".join(start), cause="metric_for_best_model"
         )
     higher = bool(trainer.args.greater_is_better)
-    floor, ceiling = (0.0, 1.0) if higher else (start[name], 0.0)
+    floor, ceiling = (min(start[name], 0.95), 1.0) if higher else (start[name], 0.0)
     data = {"train": Rows(trainer, trainer.train_dataset), "val": Rows(trainer, trainer.eval_dataset)}
     frozen = tuple(n for n, p in trainer.model.named_parameters() if not p.requires_grad)
     return Hosted(
@@ -407,10 +412,48 @@ def _stage(factory: Callable[[], Trainer], run: Run, start: dict[str, float]) ->
             frozen=frozen,
             overfit_steps=300,
             overfit_metric=floor + 0.95 * (ceiling - floor),
+            loss_floor=_smoothed(trainer),
         ),
         trainer=trainer,
         own_rates=True,
     )
+
+
+def _constant(trainer: Trainer, start: dict[str, float]) -> dict[str, float]:
+    """Chance, measured: each metric of `start` (the untrained model's) at the best that one answer for all samples scores, where
+    that is better and answers are classes."""
+    if trainer.compute_metrics is None or not trainer.args.greater_is_better:
+        return {}
+    rows = Rows(trainer, trainer.eval_dataset)
+    try:
+        some = [rows.row(rows.get(i, None)) for i in range(min(CHANCE, len(rows)))]
+        found = trainer.predict(Dataset.from_list(some))
+        logits, labels = found.predictions, found.label_ids
+        if getattr(labels, "ndim", 0) != 1 or not np.issubdtype(labels.dtype, np.integer):
+            return {}
+        best = dict(start)
+        for answer in np.unique(labels):
+            same = np.full_like(logits, answer) if logits.ndim == 1 else np.zeros_like(logits)
+            if logits.ndim == 2:
+                same[:, answer] = 1
+            scored = trainer.compute_metrics(EvalPrediction(predictions=same, label_ids=labels))
+            scored = {k.removeprefix("eval_"): float(v) for k, v in scored.items() if isinstance(v, (int, float))}
+            best |= {k: max(v, best[k]) for k, v in scored.items() if k in best}
+    except (
+        TypeError,
+        ValueError,
+        IndexError,
+        AttributeError,
+    ):  # a metric of another kind of answer: the untrained model's stands
+        return {}
+    return {k: v for k, v in best.items() if k != "loss"}
+
+
+def _smoothed(trainer: Trainer) -> float:
+    """Lowest loss under `label_smoothing_factor`."""
+    eps, config = trainer.args.label_smoothing_factor, getattr(trainer.model, "config", None)
+    classes = getattr(config, "num_labels" if trainer.compute_metrics else "vocab_size", 0)
+    return smoothing_floor(eps, classes) if eps and classes else 0.0
 
 
 def _measured(trainer: Trainer, data: Data, indices: Iterable[int]) -> dict[str, float]:

@@ -22,15 +22,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from trainworthy.core import gates
+from trainworthy.core.adapters.objective import Objective, recognise
 from trainworthy.core.adapters.subject import Subject
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import GateFailed, UserError
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.data import inventory
+from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import order
 from trainworthy.core.gates.gate import Gate, Proof
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.gates.shuffled import distinct
+from trainworthy.core.loop.run import Plan, Run, Step
 from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, Stage, View, batch_size
 
 SHOWN = 256  # validation samples that a rehearsal of an own loop evaluates
@@ -163,7 +166,8 @@ def _prove(
     )
     place = inspect.getsourcefile(factory) if inspect.isfunction(factory) else None
     counts = " / ".join(f"{s.total:,} {name}" for name, s in scans.items())
-    console.say(f"{place or type(factory).__name__} · seed {seed} · {alone.device}\ndata   {counts}\ngates")
+    loss = f"\nloss   {subject.objective}" if subject.objective else ""
+    console.say(f"{place or type(factory).__name__} · seed {seed} · {alone.device}\ndata   {counts}{loss}\ngates")
     verdicts: list[Verdict] = []
     for gate in order.ORDER:
         if not only or gate.id in only:
@@ -187,7 +191,9 @@ def _subject(factory: Callable[[], Any], seed: int, folder: Path) -> Subject:
         return subject(factory, seed)
     probe = _fresh(first, factory())
     device, own = next(probe.model.parameters()).device, probe.train_loop is not None
-    return Subject(_settings(probe, seed), device, partial(_stage, factory, folder), _train, _skips(probe), own)
+    found = _objective(probe)
+    make = partial(_stage, factory, folder, found)
+    return Subject(_settings(probe, seed), device, make, _train, _skips(probe), own, str(found))
 
 
 @dataclass
@@ -248,22 +254,63 @@ class _Plain(Dataset):
         return _like(self.data.get(index, None), self.like)
 
 
+class _Pairing:
+    """Which step's batches an optimiser step is made from: the oldest that were handed out and not used. A loop may ask for batches
+    before it needs them (a prefetch, a list), so the newest are not always those."""
+
+    def __init__(self, run: Run, stage: _ScriptStage):
+        self._run, self._stage = run, stage
+        self.given: list[Step] = []
+        self.done, self.lists = 0, False
+
+    def start(self) -> None:
+        """A pass begins."""
+        self.given, self.done = [], 0
+
+    def hand(self, step: Step) -> None:
+        """`step` is handed out."""
+        self.given.append(step)
+        self._point()
+
+    def stepped(self, *_: Any) -> None:
+        """The optimiser has stepped."""
+        self.done += 1
+        self._point()
+
+    def _point(self) -> None:
+        if self.done < len(self.given):
+            step = self.given[self.done]
+            self._run.current, self._run.step = step, step.index
+            seeds.seed_global(self._run.cfg.run.seed, "model", step.index, self._run.rank)
+
+    def look(self) -> None:
+        """Does the loop make a list of its batches? Then it gets them one by one: what a gate watches lies between its steps."""
+        waits = len(self.given) - self.done >= 3
+        if waits and not self.lists:
+            grads = [p.grad for p in self._stage.model.parameters() if p.grad is not None]
+            self.lists = self.done == 0 and not any(g.any() for g in grads)  # else it adds up gradients
+
+
 class _Batches:
     """The batches up to the next validation: one pass of the script's loop."""
 
-    def __init__(self, run: Run, stage: _ScriptStage, steps: Iterator):
-        self._run, self._stage, self._steps = run, stage, steps
+    def __init__(self, run: Run, stage: _ScriptStage, steps: Iterator, pairing: _Pairing):
+        self._stage, self._steps, self._pairing = stage, steps, pairing
         self.dataset = stage.data["train"].dataset
-        self.used = self.over = False
+        self.used = self.over = self.due = False
+        self._length = max(1, (run.total_steps(stage) - run.step) * stage.script.accumulate)
 
     def __len__(self) -> int:
-        return (self._run.total_steps(self._stage) - self._run.step) * self._stage.script.accumulate
+        return self._length
 
     def __iter__(self) -> Iterator[Any]:
         for step in self._steps:
             self.used = True
+            self._pairing.hand(step)
             yield from map(self._stage.data["train"].batch, step.batches)
-            if step.due(1):
+            self.due = step.due(1)
+            self._pairing.look()
+            if self.due or self._pairing.lists:
                 return
         self.over = True
 
@@ -275,15 +322,21 @@ def _train(cfg: config.Config, run: Run, stage: _ScriptStage) -> None:
         for step in run.steps(stage):
             run.update(stage, step.batches)
         return
-    val, steps = stage.data["val"], run.steps(stage)
+    val, steps, pairing = stage.data["val"], run.steps(stage), _Pairing(run, stage)
     shown = View(val, range(min(SHOWN, len(val))))
-    while True:
-        batches = _Batches(run, stage, steps)
-        script.train_loop(script.model, script.optimizer, batches)
-        if batches.over or not batches.used:
-            return
-        with torch.no_grad():  # as the script does after its pass, and whatever mode that leaves
-            script.metric(script.model, _loader(cfg, stage, shown))
+    hook = script.optimizer.register_step_post_hook(pairing.stepped)
+    try:
+        while True:
+            pairing.start()
+            batches = _Batches(run, stage, steps, pairing)
+            script.train_loop(script.model, script.optimizer, batches)
+            if batches.over or not batches.used:
+                return
+            if batches.due:
+                with torch.no_grad():  # as the script does after its pass, and whatever mode that leaves
+                    script.metric(script.model, _loader(cfg, stage, shown))
+    finally:
+        hook.remove()
 
 
 def _loader(cfg: config.Config, stage: _ScriptStage, data: Data) -> DataLoader:
@@ -320,7 +373,23 @@ def _settings(script: Script, seed: int) -> config.Config:
     )  # fmt: skip
 
 
-def _stage(factory: Callable[[], Script], folder: Path, run: Run) -> _ScriptStage:
+def _objective(script: Script) -> Objective:
+    """Label smoothing and class weights of the script's loss, where it does not say what its loss is a mean over."""
+    data = _samples(script, script.train, fixed=True)
+    key = next((k for k, f in _fields(script, data).items() if f.role == "target"), None)
+    if key is None or script.count or script.loss_floor:
+        return Objective()
+    device = next(script.model.parameters()).device
+    chosen, pairs = data.representative(min(len(data), 256)), []
+    for at in range(0, len(chosen), 64):
+        named = to_device(data.collate([data.get(i, None) for i in chosen[at : at + 64]]), device)
+        if not isinstance(labels := named.get(key), Tensor) or labels.dim() != 1 or labels.is_floating_point():
+            return Objective()
+        pairs.append((data.batch(named), labels))
+    return recognise(script.loss, pairs, script.model)
+
+
+def _stage(factory: Callable[[], Script], folder: Path, found: Objective, run: Run) -> _ScriptStage:
     _seed_all(seeds.derive(run.cfg.run.seed, "build"))
     script = factory()
     for group in script.optimizer.param_groups:
@@ -330,8 +399,11 @@ def _stage(factory: Callable[[], Script], folder: Path, run: Run) -> _ScriptStag
     for one in data.values():
         one.fields = _fields(script, one)
     count, batch = script.count, data["train"].batch
+    key = next((k for k, f in data["train"].fields.items() if f.role == "target"), "")
 
     def counts(named: dict) -> dict[str, float]:
+        if count is None and found.weights:
+            return {"loss": sum(found.weights.get(y, 1.0) for y in named[key].tolist())}
         return {"loss": count(batch(named)) if count else batch_size(named)}
 
     def loss(model: nn.Module, named: dict) -> dict[str, Tensor]:
@@ -342,18 +414,25 @@ def _stage(factory: Callable[[], Script], folder: Path, run: Run) -> _ScriptStag
         return {name: float(script.metric(model, _loader(run.cfg, stage, chosen)))}
 
     name = getattr(script.metric, "__name__", "metric").replace("<lambda>", "metric")
-    guess = 1 / len(names) if (names := _classes(script)) else 0.0
+    guess = 1 / len(names) if (names := _classes(script)) else _chance(data["train"])
     floor = guess if script.floor is None else script.floor
     ceiling = float(script.higher_is_better) if script.ceiling is None else script.ceiling
     stage = _ScriptStage(
         name="script", model=script.model, optimizers={"main": script.optimizer}, data=data, loss=loss, evaluate=evaluate,
         metric=Metric(name, "", floor=floor, ceiling=ceiling, higher_is_better=script.higher_is_better), counts=counts,
-        expect=Expect(initial_loss=script.initial_loss, loss_floor=script.loss_floor, overfit_steps=script.overfit_steps,
+        expect=Expect(initial_loss=script.initial_loss, loss_floor=script.loss_floor or found.floor,
+                      overfit_steps=script.overfit_steps,
                       overfit_metric=floor + 0.95 * (ceiling - floor), frozen=tuple(script.frozen), couplings=script.couplings,
                       schedule="train_loop is the script's own" if script.train_loop else ""),
         state={"checkpoint": _OwnCheckpoint(script, folder)} if script.save else {}, script=script,
     )  # fmt: skip
     return stage
+
+
+def _chance(data: _Samples) -> float:
+    """What guessing scores where nobody says how many classes there are: counted in the targets."""
+    found = distinct(data, data.representative(min(len(data), 256)))
+    return 1 / len(found[1]) if found else 0.0
 
 
 class _OwnCheckpoint:
@@ -464,11 +543,13 @@ REMEDIES = {
     "schedule": "a scheduler that ends in zeros or non-finite rates",
     "range-test": "the rate was carried over from another optimiser, batch size or data set",
     "dependency": "statistics over the batch axis (own normalisation, x.mean(0)), or a reshape that mixes samples\n"
-    "a (B, 1) against (B,) broadcast in the loss\nthe loss is a sum, or a mean over something else than samples: say count=",
+    "a (B, 1) against (B,) broadcast in the loss\n"
+    "the loss is a sum, or a mean over something else than samples (tokens, weights): say count=",
     "overfit": "wrong formula or target: softmax before cross-entropy, labels that do not belong to their inputs\n"
     "gradients do not arrive (see wiring), or the rate is far too low or too high for 8 samples\n"
     "metric() reads other labels or inputs than loss()\n"
-    "a floor of the loss that is not told (loss_floor=), or too few steps (overfit_steps=)",
+    "a floor of the loss that is not told (loss_floor=; label smoothing eps over K classes: -p ln p - (K - 1) q ln q,\n"
+    "  where q = eps/K and p = 1 - eps + q), or too few steps (overfit_steps=)",
     "evaluation": "metric() does not call model.eval(), or dropout ignores the mode\nthe validation set draws at random\n"
     "model.eval() in metric() without model.train() at the start of train_loop()\na mean over batch means",
     "accumulation": "the loss is a mean over something else than samples (tokens): say what with count=\n"
@@ -503,7 +584,8 @@ def _adapted(gate: Gate, subject: Subject) -> Gate:
         if subject.own_loop:
             proof.cfg.optim.clip = _clip(proof) if gate.id == "wiring" else float("inf")
         finding = gate.prove(proof)
-        finding.remedy = REMEDIES.get(gate.id, finding.remedy)
+        own = REMEDIES.get(gate.id)
+        finding.remedy = own or finding.remedy
         return finding
 
     return replace(gate, prove=prove)

@@ -21,3 +21,5 @@ class Subject:
     """Gate id -> why it has nothing to judge here."""
     own_loop: bool
     """Gradients are clipped where its own loop clips them: at a norm that nobody told."""
+    objective: str = ""
+    """What was recognised of its loss."""

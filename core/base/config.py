@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
 
 
@@ -128,6 +129,10 @@ class RunSettings:
     """Folder in which the run folder is made."""
     save_every: float = 1.0
     """Epochs between two full checkpoints; one is always saved at the end."""
+    save_steps: int = 0
+    """Also save after every so many optimiser steps; 0: by epochs alone."""
+    save_minutes: float = 0.0
+    """Also save when so many minutes have passed since the last checkpoint; 0: by epochs alone."""
     keep_checkpoints: int = 2
     """Complete checkpoints kept (at least 2: the last good one is never deleted)."""
     keep_best: int = 3
@@ -136,6 +141,8 @@ class RunSettings:
     """Weights that are exported and reported: `final` is not chosen on the validation set, `best` is."""
     max_nonfinite_steps: int = 10
     """Stop with exit 4 after this many non-finite steps in a row."""
+    stop_outside_band: bool = False
+    """Stop with exit 4 where the metric falls clearly behind the healthy runs of the recipe, or of the one it was forked from."""
     tensorboard: bool = True
     """Write TensorBoard files under tb/."""
     log_every: int = 10
@@ -214,6 +221,8 @@ def from_dict(cls: type, values: dict[str, Any], *, where: str, prefix: str = ""
 
 def _coerce(value: Any, kind: Any, where: str) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if value == masking.HIDDEN:  # asked for again where the settings are complete
+        return value
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in args:
             return None
@@ -332,7 +341,24 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str) -> tuple[Conf
     ).strip() + f"\n\nPresets: --preset {' | '.join(presets)} (default tiny). --config FILE reads an args.json."
     cfg = tyro.cli(module.Config, default=default, args=argv, prog=prog, description=help_text)
     _idle(cfg, argv, [make.__name__ for make in module.STAGES])
-    return cfg, preset
+    return complete(cfg, where=file or "the command line", command=prog), preset
+
+
+def complete(cfg: Config, *, where: str, command: str, secrets: dict[str, str] | None = None) -> Config:
+    """`cfg` with these secrets ({"hub.api_key": value}) in place. UserError: one that was hidden in a file is still missing."""
+    for name, value in (secrets or {}).items():
+        *groups, last = name.split(".")
+        owner = cfg
+        for group in groups:
+            owner = getattr(owner, group, None)
+        if not hasattr(owner, last):
+            raise unknown(f"setting {masking.flag(name)}", masking.flag(name)[2:], flags(type(cfg)))
+        setattr(owner, last, value)
+    settings = to_dict(cfg)
+    if names := masking.missing(settings):
+        raise masking.needed(names, where=where, command=command)
+    masking.keep(settings)
+    return cfg
 
 
 def read_args(path: Path, cls: type) -> Any:
@@ -369,6 +395,9 @@ def check_values(cfg: Config, *, processes: int) -> None:
     ):
         if not value > 0:
             raise UserError(f"--{name} must be positive", got=value, needed="> 0")
+    if cfg.run.save_steps < 0 or not 0 <= cfg.run.save_minutes < math.inf:
+        raise UserError("--run.save-steps and --run.save-minutes must not be negative",
+                        got=(cfg.run.save_steps, cfg.run.save_minutes), needed="0 (off) or more")  # fmt: skip
     if t.patience < 0:
         raise UserError("--train.patience must not be negative", got=t.patience, needed="0 (off) or epochs")
     if not 0 < cfg.optim.layer_decay <= 1:

@@ -3,6 +3,8 @@
 import sys
 import time
 
+from trainworthy.core.base import masking
+
 QUIET = 10.0  # seconds without a line, in a log file
 
 
@@ -20,6 +22,7 @@ class Console:
         if self.quiet:
             return
         self._last = time.monotonic()
+        text = masking.hide(text)
         if sys.stdout.isatty():
             from rich.console import Console as Rich
 

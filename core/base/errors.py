@@ -1,12 +1,17 @@
 """What stops a run, and the exit code that says which of the four ways it was."""
 
 import errno
+import signal
 
 DONE, USAGE, GATE_FAILED, STOPPED_ITSELF, INTERRUPTED = 0, 2, 3, 4, 5
 
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a device, a quota or a file that can take no more."""
+
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
+"""What asks a run to save and stop: a scheduler, Ctrl-C, a closed terminal, SLURM before the time is up."""
 
 
 class TrainworthyWarning(UserWarning):
@@ -39,6 +44,8 @@ class GateFailed(Stop):
 
 
 class Interrupted(Stop):
-    """SIGTERM or Ctrl-C: the state is saved, `trainworthy resume` goes on."""
+    """A signal. By default the state is saved and `trainworthy resume` goes on; where nothing is, `code` says so."""
 
-    exit_code = INTERRUPTED
+    def __init__(self, message: str, *, code: int = INTERRUPTED):
+        super().__init__(message)
+        self.exit_code = code

@@ -14,6 +14,8 @@ class Finding:
     remedy: str = ""
     evidence: dict[str, Any] = field(default_factory=dict)
     """Plain values for gates.json."""
+    cause: str = ""
+    """The cause that an experiment speaks for, with its evidence: comes first among the likely ones."""
     batch: dict | None = None
     """The batch at fault, kept with the repro."""
 
@@ -39,6 +41,8 @@ class Verdict:
     """When an identical recipe passed, if it was not proved again now."""
     stage: str = ""
     """The stage it was proved of."""
+    reads: list[str] = field(default_factory=list)
+    """Parts of a recipe whose change it may see."""
     evidence: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -26,7 +26,7 @@ import numpy as np
 import psutil
 import torch
 from accelerate.utils import find_executable_batch_size
-from trainworthy.core.base import config
+from trainworthy.core.base import config, masking
 from trainworthy.core.base.console import bar
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.machine import cores, free_memory
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> None:
         write_start(session)
         part = stages.parts(loaded, cfg)[0]
         session = replace(session, cfg=part.cfg)
-        with told(loaded):
+        with told(loaded, cfg):
             stage = part.untrained(session.accelerator)
         if "train" not in stage.data:
             raise UserError("batch measures samples of a training set", got=f"{stage.name}, whose loop makes its own",
@@ -310,11 +310,12 @@ def tell(session: Session, stage: Stage, found: Measured, kept: Kept) -> None:
         f"{per_second(rate)} samples/s")  # fmt: skip
     if pieces > 1:
         say("               (several processes share it: divide --train.accumulate by their number)")
+    said = masking.words(s.argv)
     other = str(knee.size) if knee.size > batch and knee.rate > 1.1 * rate else "N"
     faster = f" ({other} samples: {knee.rate / rate:.1f} times as fast)" if other != "N" else ""
     say(f"  larger       another global batch is another training: fewer steps, another rate{faster}. Then first\n"
-        f"               {shlex.join(['trainworthy', 'lr', *s.argv, '--train.batch-size', other])}")  # fmt: skip
-    again = ["trainworthy", "run", *s.argv, "--train.accumulate", str(pieces)]
+        f"               {shlex.join(['trainworthy', 'lr', *said, '--train.batch-size', other])}")  # fmt: skip
+    again = ["trainworthy", "run", *said, "--train.accumulate", str(pieces)]
     say(f"  plot         {plot}\n  next         {shlex.join(again)}")
 
 

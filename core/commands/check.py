@@ -12,6 +12,7 @@ that fails at one seed of five has met a false alarm, a broken one that passes a
 
 import json
 import secrets
+import signal
 import sys
 import time
 from typing import Any
@@ -42,7 +43,8 @@ def seeds(argv: list[str], asked: str) -> None:
     console.say("\n" + together({job.seed: verdicts(job) for job in jobs}))
     if arrived:
         raise Interrupted(
-            f"{arrived[0]}: every seed was stopped\n  next:         the same command again, from the start"
+            f"{arrived[0]}: every seed was stopped\n  next:         the same command again, from the start",
+            code=128 + signal.Signals[arrived[0]],
         )
     sys.exit(multi_seed.worst(jobs))
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.report.groups import compare
+from trainworthy.core.report.groups import compare, off
 
 
 def main(argv: list[str]) -> None:
@@ -19,4 +19,7 @@ def main(argv: list[str]) -> None:
         for name, g in zip(argv[1:], (found.a, found.b), strict=True)
     ]
     print(table([("", "", found.a["metric"], ""), *each]))
+    for name, g in zip(argv[1:], (found.a, found.b), strict=True):
+        if note := off(g):
+            print(f"  {name}: {note.strip()}")
     print(f"  difference {d.value:+.4f}, 95% interval {d.low:+.4f} to {d.high:+.4f} (Welch)\n  {found.words()}")

@@ -11,6 +11,7 @@ Nothing is judged here; `trainworthy check RECIPE --only data,leakage` does that
 
 import contextlib
 import json
+import shlex
 import shutil
 import sys
 from typing import Any
@@ -60,7 +61,8 @@ def main(argv: list[str]) -> None:
         print(json.dumps(found, indent=1))
         return
     kept = [f"{s.folder}/{name}" for name in ("data.json", "report.html", *(LISTS.values() if lists else ()))]
-    s.console.say("\nkept   " + "\n       ".join(kept) + f"\nnext   trainworthy check {rest[0]} --only data,leakage")
+    again = shlex.join(["trainworthy", "check", *rest, "--only", "data,leakage"])
+    s.console.say("\nkept   " + "\n       ".join(kept) + f"\nnext   {again}")
 
 
 def read(name: str, data: Data, samples: int | None, console: Console) -> inventory.Scan:
@@ -75,7 +77,7 @@ def read(name: str, data: Data, samples: int | None, console: Console) -> invent
     count = min(len(data), samples or len(data))
     console.start_bar(f"reading {name}", count, 0)
     try:
-        return inventory.scan(name, data, samples=count, tick=tick)
+        return inventory.scan(name, data, samples=count, hash_all=False if samples else None, tick=tick)
     except (Stop, KeyboardInterrupt):
         raise
     except Exception as error:
@@ -104,15 +106,16 @@ def show(found: dict[str, Any], console: Console, lists: Exclusions | None) -> N
         ("unique inputs", lambda s: f"{s['unique_contents']:,}"),
         ("near copies inside", lambda s: number(s["repeats"]["near"])),
         ("constant entries", lambda s: percent(s["constant_input_share"])),
+        ("same input, other class", lambda s: number(s["contradictory"] and s["contradictory"]["samples"])),
     ):
         rows.append((label, *(value(s) for s in splits.values())))
     console.say(table(rows))
     for key in next(iter(splits.values()))["fields"]:
         show_field(key, {name: s["fields"][key] for name, s in splits.items()}, console)
     if "overlap" in found:
-        show_overlap("val", "train", found["overlap"], splits["val"]["read"], console)
+        show_overlap("val", "train", found["overlap"], console)
     for (a, b), o in ((tuple(k.split(" in ")), o) for k, o in found.get("overlaps", {}).items()):
-        show_overlap(a, b, o, splits[a]["read"], console)
+        show_overlap(a, b, o, console)
     best = found.get("best_single_input")
     if best:
         console.say(f"\nbest single input entry: {best['entry']} gives the target of {best['accuracy']:.0%} of val "
@@ -176,9 +179,13 @@ def show_classes(counts: dict[str, dict[str, int]], console: Console, most: int 
         console.say(f"  {name[:label]:<{label}}  {'  '.join(cells)}".rstrip())
 
 
-def show_overlap(a: str, b: str, found: dict[str, Any], n: int, console: Console) -> None:
+def show_overlap(a: str, b: str, found: dict[str, Any], console: Console) -> None:
     """What of split `a` stands in split `b`."""
-    rows = [("same input", f"{found['exact']:,} of {n:,}")]
+    rows = [("same input", f"{found['exact']:,} of {found['compared']['exact'][0]:,}")]
+    if found["compared"]["exact"] != found["compared"]["of"]:
+        rows.append(
+            ("", f"compared with {found['compared']['exact'][1]:,} of {found['compared']['of'][1]:,} samples of {b}")
+        )
     if found["near"] is None:
         rows.append(("near copies", "inputs cannot be compared by their values"))
     else:

@@ -16,6 +16,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.recipe.registry import HOME, Entry, find
 
@@ -194,7 +195,7 @@ def print_diff(key: str, old: Any, new: Any, name: str) -> None:
     print(f"  {key}  [{how}, {where}]")
     lines = [textwrap.dedent(x.text).splitlines() if x else [] for x in (old, new)]
     for line in list(difflib.unified_diff(*lines, lineterm="", n=2))[2:]:
-        print(f"    {line}")
+        print(f"    {masking.source(line)}")
 
 
 def section(title: str, rows: list[tuple[str, str, str, str]]) -> None:
@@ -204,4 +205,7 @@ def section(title: str, rows: list[tuple[str, str, str, str]]) -> None:
     print(f"\n{title}")
     width = max(len(row[0]) for row in rows)
     for name, was, now, where in rows:
+        was, now = (
+            masking.HIDDEN if masking.is_secret(name) and value not in ("-", "None") else value for value in (was, now)
+        )
         print(f"  {name:<{width}}  {was} -> {now}{f'  ({where})' if where else ''}")

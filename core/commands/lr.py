@@ -3,7 +3,7 @@
 import json
 import shlex
 
-from trainworthy.core.base import config
+from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates import rates
 from trainworthy.core.loop.lr_finder import LRFinder
@@ -74,7 +74,8 @@ def tell(session: Session, part: Part, name: str, finder: LRFinder, on: str) -> 
         say("  next          a larger --train.batch-size or more --steps (less noise), or trainworthy check")
         return
     top = f"blows up at {band.high:.2g}" if band.blew_up else f"still falls at {band.high:.2g}, the last tried"
-    again = ["trainworthy", "run", *session.argv, f"--{part.name}.lr" if part.of > 1 else "--optim.lr", f"{rate:.1e}"]
+    flag = f"--{part.name}.lr" if part.of > 1 else "--optim.lr"
+    again = ["trainworthy", "run", *masking.words(session.argv), flag, f"{rate:.1e}"]
     say(f"  the loss      falls from {band.low:.2g} on and {top}; {finder.verdict}")
     say(f"  suggestion    {rate:.1e}, a third of the rate of steepest descent (configured: {cfg.optim.lr:g})")
     say(f"  plot          {plot}\n  next          {shlex.join(again)}")

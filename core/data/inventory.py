@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.data import contents as hashed
 from trainworthy.core.data import texts
+from trainworthy.core.data.contents import compared_fields
 from trainworthy.core.data.texts import exclusions as exclusions
 from trainworthy.core.recipe.stage import Data
 
@@ -34,8 +36,14 @@ class Scan:
     name: str
     total: int
     indices: list[int]
-    hashes: list[str] = field(default_factory=list)
+    hashes: list[int] = field(default_factory=list)
     """Content of the compared fields of each sample: its sources, else its inputs."""
+    seen: hashed.Contents | None = None
+    """The same as `contents.py` compares them, with classes and groups."""
+    every: hashed.Contents | None = None
+    """Of all samples, where that can be had."""
+    contradictory: dict[str, Any] | None = None
+    """Inputs that stand under two classes."""
     kept: list[int] = field(default_factory=list)
     """Positions (into `indices`) of the rows of `contents` and `columns`."""
     contents: Tensor | None = None
@@ -56,7 +64,9 @@ class Scan:
     notes: dict[str, str] = field(default_factory=dict)
     """What the data set says of itself."""
     fingerprint: str = ""
-    """Of every field of 512 samples, spread over it: what the ledger knows the data by."""
+    """Of every field of 512 samples, spread over it: what the band of healthy runs knows the data by."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Of every field, over all samples that were read."""
 
     def index(self, row: int) -> int:
         """Sample index of a row of `contents`."""
@@ -64,9 +74,10 @@ class Scan:
 
 
 def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = False, samples: int | None = None,
-         tick: Callable[[int], None] = lambda done: None) -> Scan:  # fmt: skip
+         hash_all: bool | None = None, tick: Callable[[int], None] = lambda done: None) -> Scan:  # fmt: skip
     """Read `data`, spread over it: as much as `seconds` allow (at least 2,000 samples), or so many `samples`, or everything.
-    `tick` is told how many were read."""
+    `tick` is told how many were read. `hash_all`: hash all samples, none but those read (where there are
+    no raw records), or (None) all if that takes seconds."""
     started = time.monotonic()
     for i in range(min(8, len(data))):
         data.get(i, None)
@@ -74,6 +85,7 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
     count = len(data) if everything else min(len(data), samples or max(2000, int(seconds / max(cost, 1e-6))))
     indices = data.representative(count)
     found = Scan(name, len(data), indices, notes=dict(data.notes), fingerprint=_fingerprint(data))
+    began = time.monotonic()
     stats = {k: _Stats() for k in data.fields}
     contents: list[Tensor] = []
     columns: list[Tensor] = []
@@ -81,7 +93,6 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
     compared = compared_fields(data)
     for position, i in enumerate(indices):
         sample = data.get(i, None)
-        digest = hashlib.blake2b(digest_size=12)
         for key, spec in data.fields.items():
             value = torch.as_tensor(sample[key]) if not isinstance(sample[key], str) else sample[key]
             stats[key].add(value)
@@ -89,12 +100,11 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
                 found.fabricated.setdefault(key, []).append(_share(key, i, name, spec.fabricated(sample)))
             if key in compared:
                 found.sizes.setdefault(key, []).append([len(value)] if isinstance(value, str) else list(value.shape))
-                digest.update(value.encode() if isinstance(value, str) else value.contiguous().numpy().tobytes())
             elif spec.role in ("target", "group"):
-                plain = value if isinstance(value, str) else value.item() if value.ndim == 0 else None
+                plain = hashed.plain(value)
                 plain = None if spec.role == "target" and isinstance(plain, float) else plain  # no classes to count
                 (found.targets if spec.role == "target" else found.groups).setdefault(key, []).append(plain)
-        found.hashes.append(digest.hexdigest())
+        found.hashes.append(hashed.of_fields(sample, compared))
         for key, names in strings.items():
             found.texts.setdefault(key, []).append("\n".join(sample[k] for k in names))
         tick(position + 1)
@@ -117,13 +127,43 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
             found.fields[key] |= histogram(found.targets[key], spec.classes)
     for key, shares in found.fabricated.items():
         found.fields[key]["fabricated"] = _made_up(found, data, shares)
+    found.digests = {key: one.digest.hexdigest() for key, one in stats.items()}
+    _hash_all(found, data, cost=(time.monotonic() - began) / max(1, count), wanted=everything or hash_all)
     return found
 
 
-def compared_fields(data: Data) -> list[str]:
-    """The fields by which samples are told apart: those that inputs are drawn from, where there are any, else the inputs."""
-    roles = [f.role for f in data.fields.values()]
-    return [k for k, f in data.fields.items() if f.role == ("source" if "source" in roles else "input")]
+def _hash_all(found: Scan, data: Data, *, cost: float, wanted: bool | None) -> None:
+    """What is compared over all samples, where it can be had; `cost`: seconds to read one."""
+    known = {k: v for k, v in {**found.targets, **found.groups}.items() if k in hashed.kept_fields(data)}
+    indices, hashes = np.array(found.indices), np.array(found.hashes, dtype=np.uint64)
+    found.seen = hashed.Contents(found.total, indices, hashes, known)
+    found.every = hashed.read(data, found.seen, cost=cost, everything=wanted)
+    found.contradictory = hashed.contradictions(found.every if found.every.values else found.seen, data)
+
+
+def identity(scans: dict[str, Scan]) -> dict[str, dict[str, Any]]:
+    """What tells the data from others, by split: its samples, the content of all that were hashed, and the values of targets and
+    groups. `read`, `hashed`: of how many."""
+    out = {}
+    for name, s in scans.items():
+        values = {k: s.digests[k] for k, f in s.fields.items() if f["role"] in ("target", "group")}
+        for key, digest in s.every.digests().items():
+            values[key] = values.get(key, "") + digest
+        out[name] = {"samples": s.total, "read": len(s.indices), "hashed": len(s.every.indices),
+                     "content": s.every.digest(), "values": values}  # fmt: skip
+    return out
+
+
+def read_all(
+    data: dict[str, Data], *, everything: bool = False, before: dict[str, dict] | None = None
+) -> dict[str, Scan]:
+    """Every split, scanned; with the `identity` of an earlier scan exactly as much is read as then."""
+    before = {name: one for name, one in (before or {}).items() if name in data and one["samples"] == len(data[name])}
+    return {
+        name: scan(name, one, everything=everything, samples=before.get(name, {}).get("read"),
+                   hash_all=before[name]["hashed"] == before[name]["samples"] if name in before else None)
+        for name, one in data.items()
+    }  # fmt: skip
 
 
 def _share(key: str, index: int, split: str, share: float) -> float:
@@ -182,9 +222,12 @@ class _Stats:
         self.words: Counter = Counter()
         self.seen: set[int] = set()
         self.moments: dict[int, np.ndarray] = {}
+        self.digest = hashlib.blake2b(digest_size=16)
 
     def add(self, value: Tensor | str) -> None:
-        self.seen.add(hash(value if isinstance(value, str) else value.contiguous().numpy().tobytes()))
+        raw = value.encode() if isinstance(value, str) else value.contiguous().numpy().tobytes()
+        self.seen.add(hash(raw))
+        self.digest.update(raw)
         if isinstance(value, str):
             self.shapes[(len(value),)] += 1
             self.words[len(texts.words(value))] += 1
@@ -265,10 +308,16 @@ def histogram(targets: list, classes: list[str] | None) -> dict[str, Any]:
 
 
 def overlap(train: Scan, val: Scan) -> dict[str, Any]:
-    """Samples of `val` that stand in `train`: by exact content, by near content (cosine), by text, by group."""
-    where = dict(zip(train.hashes, train.indices, strict=True))
-    exact = [(v, where[h]) for h, v in zip(val.hashes, val.indices, strict=True) if h in where]
-    out: dict[str, Any] = {"exact": len(exact), "exact_pairs": exact[:20], "near": None, "near_pairs": [], "groups": {}}
+    """Samples of `val` that stand in `train`: by exact content over all that were hashed, by near content (cosine), by text, by
+    group. `compared`: how many of either, for what is exact and for what is near."""
+    pairs = dict(hashed.shared(val.seen, train.seen)) | dict(hashed.shared(val.every, train.every))
+    exact = sorted(pairs.items())
+    alike = val.every.raw == train.every.raw
+    most = (val.every, train.every) if alike else (val.seen, train.seen)
+    near = [len(s.kept) if s.contents is not None else len(s.indices) if s.texts else 0 for s in (val, train)]
+    out: dict[str, Any] = {"exact": len(exact), "exact_pairs": exact[:20], "near": None, "near_pairs": [], "groups": {},
+                           "compared": {"exact": [len(c.indices) for c in most], "near": near,
+                                        "of": [val.total, train.total]}}  # fmt: skip
     if (best := _nearest(val, train)) is not None:
         score, at = best
         near = (score >= limit(val)).nonzero().flatten().tolist()
@@ -278,7 +327,8 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
         found = shared_texts(train, val)
         out["texts"] = {k: {**s.report(), "whole_input": k == train.whole} for k, s in found.items()}
     for key, groups in val.groups.items():
-        shared = set(groups) & set(train.groups.get(key, []))
+        mine, others = val.every.values.get(key, groups), train.every.values.get(key, train.groups.get(key, []))
+        shared = set(mine) & set(others)
         out["groups"][key] = sorted(map(str, shared))[:20]
     return out
 
@@ -363,7 +413,8 @@ def report(scans: dict[str, Scan]) -> dict[str, Any]:
     """What data.json holds."""
     splits = {
         name: {"samples": s.total, "read": len(s.indices), "unique_contents": len(set(s.hashes)),
-               "constant_input_share": constant_columns(s), "notes": s.notes, "fields": s.fields}
+               "constant_input_share": constant_columns(s), "contradictory": s.contradictory, "notes": s.notes,
+               "fields": s.fields}
         for name, s in scans.items()
     }  # fmt: skip
     out: dict[str, Any] = {"splits": splits}

@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from trainworthy.core.base import config, seeds
-from trainworthy.core.base.errors import Stop, UserError
+from trainworthy.core.base.errors import SIGNALS, Stop, UserError
 from trainworthy.core.recipe.stage import Data
 
 Key = tuple[int, int]  # (epoch, index); epoch -1 is the evaluation path
@@ -186,7 +186,7 @@ def _as_it_is(batch: dict | Stop) -> dict | Stop:
 def _quiet(_: int) -> None:
     """One thread; a signal to the whole process group is the trainer's to answer, which then ends its workers."""
     torch.set_num_threads(1)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -14,7 +14,7 @@ from trainworthy.core.gates.gate import (
     total_loss,
     train_set,
 )
-from trainworthy.core.gates.runner import run_gates, write
+from trainworthy.core.gates.runner import full_precision, run_gates, write
 
-__all__ = ["PARTS", "Finding", "Gate", "Proof", "Skip", "Verdict", "agreed", "build", "categorical", "fetch", "gate", "pick",
-           "run_gates", "total_loss", "train_set", "write"]  # fmt: skip
+__all__ = ["PARTS", "Finding", "Gate", "Proof", "Skip", "Verdict", "agreed", "build", "categorical", "fetch", "full_precision",
+           "gate", "pick", "run_gates", "total_loss", "train_set", "write"]  # fmt: skip

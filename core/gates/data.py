@@ -5,8 +5,8 @@ import json
 import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.data import inventory, texts
-from trainworthy.core.gates import gate
+from trainworthy.core.data import contents, inventory, texts
+from trainworthy.core.gates import gate, paths
 from trainworthy.core.gates.gate import Proof, fetch, pick, train_set
 from trainworthy.core.gates.recorder import learnt_from
 from trainworthy.core.loop.run import Run, evaluating
@@ -96,7 +96,7 @@ def _few(stage: Stage):
     return View(stage.data["val"], range(min(stage.expect.at_most(16), len(stage.data["val"]))))
 
 
-@gate("data", rows="C7 V1", title="the data are what the recipe says they are", reads="data")
+@gate("data", rows="C7 V1", title="the data are what the recipe says they are", reads="data", lasting=False)
 def inventory_gate(proof: Proof) -> Finding:
     """Invalid labels, missing classes, values outside the declared range or not finite, empty or constant inputs, and a single
     input entry that gives the target away."""
@@ -121,6 +121,10 @@ def inventory_gate(proof: Proof) -> Finding:
             empty = [c for c, n in found.get("classes", {}).items() if n == 0] if spec.classes else []
             if empty:
                 wrong.append(f"{name}: no sample of class {', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}")
+        if contents.refused(torn := scan.contradictory):
+            a, b = torn["pairs"][0]
+            wrong.append(f"{name}: {torn['samples']:,} of {torn['of']:,} samples have an input that also stands under another "
+                         f"'{torn['field']}', for example samples {a} and {b} (allowed: {contents.CONTRADICTORY:.0%})")  # fmt: skip
         constant = inventory.constant_columns(scan)
         if constant is not None and constant > 0.98:
             wrong.append(f"{name}: {constant:.0%} of the input entries are the same in every sample")
@@ -129,15 +133,19 @@ def inventory_gate(proof: Proof) -> Finding:
         wrong.append(f"entry {best['entry']} of the input alone gives the target with {best['accuracy']:.0%}")
     wrong += _splits_differ(proof.scans)
     wrong += _paths_differ(run, stage, proof.cfg.run.seed)
+    wrong += paths.differently_named(stage)
     counts = ", ".join(f"{s.total:,} {n}" for n, s in proof.scans.items())
     classes = next((f["per_class"] for s in proof.scans.values() for f in s.fields.values() if "per_class" in f), None)
     spread = f", per class {classes['min']}-{classes['max']}" if classes else ""
     return Finding(
         not wrong, "; ".join(wrong) if wrong else counts + spread,
-        "valid labels, every class in both splits, finite values in range, inputs that vary, no entry that is the target",
+        "valid labels, every class in both splits, one class for an input, finite values in range, inputs that vary, "
+        "no entry that is the target",
         "read data.json: a loader that scales, casts or decodes wrongly\nlabels that start at 1, or a class folder missing\n"
-        "the target was written into the input\nthe training path scales, normalises or labels otherwise than the evaluation path",
-        evidence={"best_single_input": best},
+        "one input in two class folders\n"
+        "the target was written into the input\nthe training path scales, normalises or labels otherwise than the evaluation path, "
+        "or orders channels otherwise (RGB, BGR)\nclass ids built for each split: build one list of classes, use it in all",
+        evidence={"best_single_input": best, "contradictory": {n: s.contradictory for n, s in proof.scans.items()}},
     )  # fmt: skip
 
 
@@ -170,6 +178,11 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[str]:
         if spec.role == "target" and spec.classes and not torch.equal(a, b):
             wrong.append(f"the training path changes '{key}' of {(a != b).sum().item()} in {len(a)} samples")
         if spec.role == "input" and isinstance(a, Tensor) and a.is_floating_point() and b.std() > 0:
+            if order := paths.exchanged_channels(a, b):
+                said = " ".join(map(str, order))
+                wrong.append(
+                    f"'{key}': the channels of the evaluation path are those of the training path in the order {said}"
+                )
             shift, scale = ((a.mean() - b.mean()) / b.std()).item(), (a.std() / b.std()).item()
             if abs(shift) > 0.5 or not 0.5 <= scale <= 2:
                 wrong.append(f"'{key}' has another scale in training: mean {a.mean():.3g}, std {a.std():.3g}; "
@@ -177,19 +190,38 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[str]:
     return wrong
 
 
-@gate("leakage", rows="C6", title="no validation sample stands in the training set", reads="data")
+def _compared(compared: dict[str, list[int]], exact: int, near: int) -> str:
+    """How many copies there are, among how many samples they were looked for."""
+    n_val, n_train = compared["of"]
+
+    def among(kind: str) -> str:
+        val, train = compared[kind]
+        return f"{val:,} of {n_val:,} validation samples against {train:,} of {n_train:,} training samples"
+
+    if compared["exact"] == compared["of"]:
+        measured = f"{exact} exact"
+    else:
+        chance = compared["exact"][0] / n_val * compared["exact"][1] / n_train
+        measured = f"{exact} exact ({among('exact')}: a copy is found with probability {chance:.2g}; `check --deep` compares all)"
+    partial = any(compared["near"]) and compared["near"] != compared["of"]
+    if not all(compared["near"]):
+        return f"{measured} of {n_val:,} validation samples; near duplicates: these inputs cannot be compared"
+    return measured + f", {near} near duplicates of " + (among("near") if partial else f"{n_val:,} validation samples")
+
+
+@gate("leakage", rows="C6", title="no validation sample stands in the training set", reads="data", lasting=False)
 def leakage(proof: Proof) -> Finding:
     """Exact and near duplicates by content or by text (core/data/texts.py), and group ids on both sides. A few near duplicates are
     tolerated: two people do write the same 1. Texts with a group field are judged by their groups alone."""
     run, stage = proof.look()
     train_set(stage)
     found = proof.data_report["overlap"]
-    n = len(proof.scans["val"].indices)
+    n = found["compared"]["near"][0] or len(proof.scans["val"].indices)
     shared = {k: v for k, v in found["groups"].items() if v}
     text = next((t for t in found.get("texts", {}).values() if t["whole_input"]), None)
     near = max(0, ((text or found)["near"] or 0) - found["exact"])
     allowed = max(1, n // 200)
-    measured = f"{found['exact']} exact, {near} near duplicates of {n:,} validation samples"
+    measured = _compared(found["compared"], found["exact"], near)
     if "largest_similarity" in found:
         measured += f" (closest pair {found['largest_similarity']:.3f})"
     if text:
@@ -199,12 +231,25 @@ def leakage(proof: Proof) -> Finding:
     by_key = text and found["groups"]  # the recipe says itself what is one source
     if shared:
         measured += "; shared groups " + ", ".join(f"{k}: {' '.join(v[:5])}" for k, v in shared.items())
+    tested = _in_test(proof.data_report["overlaps"])
+    measured += f"; {'; '.join(tested)}" if tested else ""
     limit = f"{texts.KNOWN:.0%} of its rare chunks" if text else f"similarity {found.get('limit', inventory.NEAR)}"
     pairs = found["exact_pairs"] or [p[:2] for p in (text or found)["near_pairs"]]
     batch = fetch(stage.data["val"], [v for v, _ in pairs], None, run.device) if pairs else None
     return Finding(
-        found["exact"] == 0 and (near <= allowed or by_key) and not shared, measured,
+        found["exact"] == 0 and (near <= allowed or by_key) and not shared and not tested, measured,
         f"0 exact, at most {allowed} near ({limit}), no group on both sides",
         "the training loader reads the unsplit data\nthe split was drawn after augmenting or after duplicating\n"
         "frames, tiles or sentences of one source were split sample by sample: split by group", evidence=found, batch=batch,
     )  # fmt: skip
+
+
+def _in_test(overlaps: dict[str, dict]) -> list[str]:
+    """Exact copies and groups that the test split shares with another split."""
+    wrong = []
+    for between, found in overlaps.items():
+        if between.startswith("test in "):
+            shared = [f"{k}: {' '.join(v[:5])}" for k, v in found["groups"].items() if v]
+            wrong += [f"{found['exact']} exact duplicates of {between}"] if found["exact"] else []
+            wrong += [f"shared groups of {between}: {', '.join(shared)}"] if shared else []
+    return wrong

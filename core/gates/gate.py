@@ -15,8 +15,11 @@ from trainworthy.core.data.loader import Keyed, to_device
 from trainworthy.core.loop.init_from import read_weights, start_from
 from trainworthy.core.loop.run import Plan, Run, denominator
 from trainworthy.core.recipe.stage import Data, Expect, Stage
+from trainworthy.core.recipe.stage import categorical as categorical
 
 PARTS = (*(f.name for f in fields(Stage)), "train")
+
+
 """Parts of a recipe: what it gives its stage, and its loop."""
 
 
@@ -30,17 +33,19 @@ class Gate:
     prove: Callable[["Proof"], Finding]
     reads: tuple[str, ...] = PARTS
     """Parts of a recipe whose change it may see."""
+    lasting: bool = True
+    """May a pass be remembered? What judges the data report, which every run makes anew, is judged anew."""
 
 
 def gate(
-    id: str, *, rows: str, title: str, reads: str = " ".join(PARTS)
+    id: str, *, rows: str, title: str, reads: str = " ".join(PARTS), lasting: bool = True
 ) -> Callable[[Callable[["Proof"], Finding]], Gate]:
     """Make a function a gate. `reads`: parts of a recipe that it looks at; every part unless said, so that none is forgotten. What
     stands beside the model is a part of its loss and of its evaluation."""
     parts = reads.split()
     if {"loss", "evaluate"} & {*parts} and "frozen_modules" not in parts:
         parts.append("frozen_modules")
-    return lambda prove: Gate(id, rows, title, prove, tuple(parts))
+    return lambda prove: Gate(id, rows, title, prove, tuple(parts), lasting)
 
 
 @dataclass
@@ -131,11 +136,6 @@ def pick(data: Data, n: int, seed: int, *, only: Collection[int] | None = None) 
         if not any(queues.values()):
             break
     return found
-
-
-def categorical(data: Data) -> str | None:
-    """Name of the first target that is a class, if there is one."""
-    return next((k for k, f in data.fields.items() if f.role == "target" and f.classes), None)
 
 
 def agreed(accelerator: Accelerator, value: Any) -> Any:

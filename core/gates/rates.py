@@ -199,7 +199,7 @@ def terms(proof: Proof) -> Finding:
             grads = (
                 torch.autograd.grad(mean, weights, retain_graph=True, allow_unused=True) if mean.requires_grad else []
             )
-            norm = sum(g.double().square().sum() for g in grads if g is not None)
+            norm = sum(optim.exact(g).square().sum() for g in grads if g is not None)
             norms.setdefault(name, [])
             values.setdefault(name, [])
             if counts.get(name, counts.get("*")):

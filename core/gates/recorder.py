@@ -11,10 +11,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Skip
+from trainworthy.core.gates.diagnosis import Candidates, Experiment, experiments, rolled, small
 from trainworthy.core.gates.gate import Proof
 from trainworthy.core.loop.checkpoint import Segment
 from trainworthy.core.loop.init_from import equal, holds_state, match
-from trainworthy.core.loop.run import Plan, Run, denominator, summed
+from trainworthy.core.loop.optim import exact
+from trainworthy.core.loop.run import Plan, Run, Step, denominator, summed
 from trainworthy.core.recipe.stage import Data, Field, Stage, batch_size
 
 STEPS, BATCH, SPOTS = 4, 16, 4096
@@ -34,6 +36,8 @@ class Record:
     """Steps (from 1) with a training forward while the model was in eval mode."""
     batch: dict = field(default_factory=dict)
     """What the last update learnt from, where the loop made it."""
+    experiments: list[Experiment] = field(default_factory=list)
+    """Of the first step whose gradient was not the loss's own: what it was compared with, the best fit first."""
     between: dict[int, list[str]] = field(default_factory=dict)
     """By unit done: trained parameters that were others at the next optimiser step than after the last."""
     frozen_moved: list[str] = field(default_factory=list)
@@ -53,6 +57,8 @@ class Recorder:
         self._names = {id(p): n for n, p in stage.model.named_parameters()}
         self._busy = False
         self._before: dict[str, tuple[Tensor, Tensor]] = {}
+        self._last: tuple[list[str], list[Tensor]] | None = None  # of the step before: names, what the optimiser got
+        self._previous: Step | None = None
         self._left: dict[str, Tensor] = {}  # bits of the parameters as their optimiser left them
 
     def __enter__(self) -> Record:
@@ -117,6 +123,7 @@ class Recorder:
                 # What a fused optimiser divides gradients by, set by a GradScaler.
                 scale = getattr(optimizer, "grad_scale", None)
                 self.record.gradients.append(self._compare(given, 1.0 if scale is None else float(scale)))
+        self._previous = self.run.current
 
     def _first(self, optimizer: torch.optim.Optimizer) -> tuple[float, list[str], list[str]]:
         stage = self.stage
@@ -140,31 +147,71 @@ class Recorder:
         draws."""
         run, stage, step = self.run, self.stage, self.run.current
         batches = step.batches or run.used_batches
+        weights = list(params.values())
+        parts = self._own(batches, weights, step)
+        fresh = _summed(parts)
+        local = [f.clone() for f in fresh] if run.world > 1 else None
+        if run.world > 1:
+            for f in fresh:
+                dist.all_reduce(f)
+        got_now = [p.grad.detach() / scale for p in weights]
+        dot = sum((exact(p.grad) * exact(f)).sum() for p, f in zip(weights, fresh, strict=True)).item()
+        got = sum(exact(p.grad).square().sum() for p in weights).sqrt().item()
+        want = sum(exact(f).square().sum() for f in fresh).sqrt().item()
+        found = {"cosine": dot / max(got * want, 1e-30), "norm": got / scale, "own_norm": want}
+        clip = min(1.0, run.cfg.optim.clip / max(want, 1e-30))
+        odd = abs(found["norm"] - want * clip) > 0.01 * want * clip and abs(found["norm"] - want) > 0.01 * want
+        if (found["cosine"] < 0.99 or odd) and not self.record.experiments and small(fresh):
+            same = self._last is not None and self._last[0] == list(params)
+            before = self._last[1] if same else None
+            stale = None  # weights have not moved since that batch was read, where step() comes first
+            if self._previous and self._previous.batches and self._previous is not step:
+                stale = _summed(self._own(self._previous.batches, weights, self._previous))
+            fields = stage.data["train"].fields if "train" in stage.data else {}
+            targets = [k for k, f in fields.items() if f.role == "target"]
+            moved = [rolled(b, targets) for b in batches]
+
+            def neighbours() -> list[Tensor] | None:
+                if run.world > 1 or None in moved:
+                    return None
+                return _summed(self._own(moved, weights, step))
+
+            some = parts if len(parts) > 1 and run.world == 1 else []
+            self.record.experiments = experiments(Candidates(got_now, fresh, before, stale, some, local, neighbours))
+        if small(fresh):
+            self._last = (list(params), [g.clone() for g in got_now])
+        return found
+
+    def _own(self, batches: list[dict], weights: list[nn.Parameter], step: Step) -> list[list[Tensor]]:
+        """The gradient of the loss's mean over the step, micro-batch by micro-batch, with the draws of the step."""
+        run, stage = self.run, self.stage
         self._busy = True
         buffers = {n: b.clone() for n, b in stage.model.named_buffers()}
+        parts = []
         try:
             seeds.seed_global(run.cfg.run.seed, "model", step.index, run.rank)
             counts = run._global(summed([stage.counts(b) for b in batches]))
-            fresh = [torch.zeros_like(p) for p in params.values()]
             with torch.enable_grad():
                 for batch in batches:
                     with run.autocast():
                         terms = (run.used_loss or stage.loss)(stage.model, batch)
                     mean = sum(s / denominator(t, counts) for t, s in terms.items())
-                    grads = torch.autograd.grad(mean, list(params.values()), allow_unused=True)
-                    fresh = [f if g is None else f + g for f, g in zip(fresh, grads, strict=True)]
+                    grads = torch.autograd.grad(mean, weights, allow_unused=True)
+                    grads = [torch.zeros_like(w) if g is None else g for w, g in zip(weights, grads, strict=True)]
+                    if parts and not small(grads):  # only their sum is needed then
+                        parts = [[a + b for a, b in zip(parts[0], grads, strict=True)]]
+                    else:
+                        parts.append(grads)
         finally:
             with torch.no_grad():
                 for name, buffer in stage.model.named_buffers():
                     buffer.copy_(buffers[name])
             self._busy = False
-        if run.world > 1:
-            for f in fresh:
-                dist.all_reduce(f)
-        dot = sum((p.grad.double() * f.double()).sum() for p, f in zip(params.values(), fresh, strict=True)).item()
-        got = sum(p.grad.double().square().sum() for p in params.values()).sqrt().item()
-        want = sum(f.double().square().sum() for f in fresh).sqrt().item()
-        return {"cosine": dot / max(got * want, 1e-30), "norm": got / scale, "own_norm": want}
+        return parts
+
+
+def _summed(parts: list[list[Tensor]]) -> list[Tensor]:
+    return parts[0] if len(parts) == 1 else [torch.stack(list(each)).sum(0) for each in zip(*parts, strict=True)]
 
 
 def _bits(tensor: Tensor) -> Tensor:

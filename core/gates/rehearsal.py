@@ -1,6 +1,7 @@
 """Gates on the loop: wiring, evaluation, accumulation, resume; judged on rehearsals of the recipe's own `train()`."""
 
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -16,9 +17,11 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.diagnosis import diagnosed
 from trainworthy.core.gates.gate import Proof, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.gates.recorder import STEPS, Record, bits, four, rehearsed, tensors
+from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage, View
 
@@ -55,7 +58,8 @@ def wiring(proof: Proof) -> Finding:
     trained, expect = stage.parameters(), stage.expect
     total = sum(p.numel() for p in stage.model.parameters())
     count = sum(p.numel() for p in trained.values())
-    wrong = []
+    causes = run.drift.splitlines()
+    wrong = causes[:1] + [line.removeprefix("  measured:     ") for line in causes if "measured:" in line]
     stray = [
         n for n, _ in stage.model.named_parameters() if n not in trained and not n.startswith(expect.frozen or ("\0",))
     ]
@@ -100,11 +104,13 @@ def wiring(proof: Proof) -> Finding:
     return Finding(
         not wrong, "; ".join(wrong) if wrong else f"{count:,} of {total:,} parameters train ({groups}), all moved in {STEPS} steps",
         "every parameter trains or is declared frozen; gradients present, finite, the loss's own; weights move, frozen ones do not",
-        "the optimiser was built over a part of the model, before it was replaced, or over more than the model (a frozen teacher)\n"
+        "".join(f"{line.split(':', 1)[-1].strip()}\n" for line in causes[1:] if "measured:" not in line)
+        + "the optimiser was built over a part of the model, before it was replaced, or over more than it (a frozen teacher)\n"
         "a detach(), no_grad() or argmax cuts the graph\nzero_grad() is missing: gradients of earlier steps are added\n"
         "the rate is too small for the weights' precision (bf16 weights without an fp32 copy)",
         evidence={"gradients": record.gradients, "moved": {n: record.moved.get(n, 0.0) for n in trained},
                   "groups": groups, "frozen_moved": record.frozen_moved[:20]},
+        cause=diagnosed(record.experiments) if fault else "",
     )  # fmt: skip
 
 
@@ -216,6 +222,8 @@ def accumulation(proof: Proof) -> Finding:
         return {k: _gap(g, whole) for k, g in seen.items() if len(g) == len(whole)}
 
     gaps, draws = measure(), False
+    if not any(seen.values()):
+        raise Skip("no optimiser stepped, however the batch is cut: nothing to compare (see wiring)")
     if not any(g.any() for grads in seen.values() for g in grads):
         raise Skip("the gradient is zero however the batch is cut: nothing to compare (see wiring)")
     if not faults and max(gaps.values()) > limit:
@@ -237,9 +245,11 @@ def accumulation(proof: Proof) -> Finding:
 
 
 def _gap(grads: list[Tensor], whole: list[Tensor]) -> float:
-    """Norm of the difference over the norm of `whole`."""
-    apart = sum((a.double() - b.double()).square().sum() for a, b in zip(grads, whole, strict=True)).sqrt()
-    return (apart / sum(g.double().square().sum() for g in whole).sqrt()).item()
+    """Norm of the difference over the norm of `whole`; inf where one of them is no gradient at all."""
+    if not grads or not any(w.any() for w in whole):
+        return math.inf if grads or any(w.any() for w in whole) else 0.0
+    apart = sum((exact(a) - exact(b)).square().sum() for a, b in zip(grads, whole, strict=True)).sqrt()
+    return (apart / sum(exact(g).square().sum() for g in whole).sqrt()).item()
 
 
 def _first_gradient(proof: Proof, plan: Plan, *, draws: int | None = None, still: bool = False) -> list[Tensor]:
@@ -275,7 +285,7 @@ def _digest(grads: list[Tensor]) -> list[float]:
     out = [0.0] * 4
     for i, grad in enumerate(grads):
         signs = torch.randn(4, grad.numel(), generator=torch.Generator().manual_seed(i), dtype=torch.float64)
-        out = [o + d for o, d in zip(out, (signs @ grad.double().cpu().flatten()).tolist(), strict=True)]
+        out = [o + d for o, d in zip(out, (signs @ grad.cpu().double().flatten()).tolist(), strict=True)]
     return out
 
 
@@ -335,7 +345,8 @@ def resume(proof: Proof) -> Finding:
         proof.train(proof.cfg, run, stage)
         return run, stage
 
-    with tempfile.TemporaryDirectory() as name:
+    # All ranks read what rank 0 saves, on other machines, too: in the run folder, which they share.
+    with tempfile.TemporaryDirectory(prefix=".resume-", dir=proof.folder if world > 1 else None) as name:
         folder = Path(_from_main(name, proof))
         if proof.half_in:
             go(proof.half_in, half)
@@ -401,7 +412,7 @@ def _differences(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[st
 
 def _apart(a: Stage, b: Stage) -> float:
     second = b.model.state_dict()
-    return max((t.double() - second[n].double()).abs().max().item() for n, t in a.model.state_dict().items())
+    return max((exact(t) - exact(second[n])).abs().max().item() for n, t in a.model.state_dict().items())
 
 
 def _short(values: list[float]) -> str:

@@ -1,45 +1,69 @@
 """Gates in a row: each is proved, its verdict printed as it comes, a repro kept of what failed, gates.json written."""
 
+import contextlib
 import json
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from trainworthy.core.base import masking
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import Stop
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.data.pictures import contact_sheet
 from trainworthy.core.gates.gate import Gate, Proof
 from trainworthy.core.loop.run import Plan
+from trainworthy.core.recipe.stage import categorical as categorical
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """Products in fp32 keep their 23 bits inside. TF32, which an accelerator may use for them, keeps 10: differences of 1e-3, which
+    is what gates tell faults by."""
+    kinds = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [kind.allow_tf32 for kind in kinds]
+    for kind in kinds:
+        kind.allow_tf32 = False
+    try:
+        yield
+    finally:
+        for kind, was in zip(kinds, before, strict=True):
+            kind.allow_tf32 = was
 
 
 def run_gates(gates: list[Gate], proof: Proof, *, known: dict[str, dict], console: Console) -> list[Verdict]:
     """Prove each gate in order, print its verdict as it comes, keep a repro of what failed. Goes on after a failure: the
     other verdicts help to find the cause."""
     verdicts, cfg = [], proof.cfg
-    if known and all(one.id in known for one in gates):
-        verdicts = [Verdict(**{**known[one.id], "seconds": 0.0}) for one in gates]
-        console.say(
-            f"  all {len(gates)} verdicts stand as proved {verdicts[0].remembered}: the same recipe, data and environment",
-            style="green",
-        )
-        return verdicts
+    known = {one.id: known[one.id] for one in gates if one.lasting and one.id in known}
+    quiet = bool(known) and all(one.id in known for one in gates if one.lasting)
     for one in gates:
         started = time.monotonic()
         if one.id in known:
             verdict = Verdict(**{**known[one.id], "seconds": 0.0})
         else:
-            verdict = _prove(one, proof)
+            with full_precision():
+                verdict = _prove(one, proof)
             verdict.seconds = round(time.monotonic() - started, 2)
-        verdict.stage = proof.stage
+        verdict.stage, verdict.reads = proof.stage, list(one.reads)
         if verdict.verdict == "fail" and one.id in cfg.gates.waive:
             verdict.verdict, verdict.reason = "waived", cfg.gates.because
         verdicts.append(verdict)
-        _show(verdict, console)
+        if not quiet or verdict.verdict in ("fail", "waived"):
+            _show(verdict, console)
+    if quiet and not any(v.blocks for v in verdicts):
+        stamp = next(v.remembered for v in verdicts if v.remembered)
+        again = ", ".join(one.id for one in gates if not one.lasting)
+        console.say(
+            f"  all {len(gates)} verdicts stand as proved {stamp}: the same recipe, data and environment"
+            + (f" ({again} judged again)" if again else ""),
+            style="green",
+        )
     return verdicts
 
 
@@ -56,7 +80,15 @@ def _prove(one: Gate, proof: Proof) -> Verdict:
         if world > 1:
             raise  # other ranks wait in a collective: the launcher must end them
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        finding = Finding(
+        held = proof.once("stale", lambda: _stale(proof))
+        if held and proof.memo.setdefault("stale in", one.id) != one.id:
+            skipped = f"the optimiser holds parameters of another model (see {proof.memo['stale in']})"
+        finding = Finding(True, "", "") if skipped else Finding(
+            False, f"the optimiser holds parameters of another model: none of its {held} tensors is in the model that is trained",
+            "an optimiser over the parameters of the model",
+            "the optimiser was built before the model was replaced or copied (deepcopy, a wrapper, a second call of the factory): "
+            "build it last, over the very model that is trained", evidence={"error": f"{type(error).__name__}: {error}"},
+        ) if held else Finding(
             False, f"raised {type(error).__name__}: {error}", "no exception",
             f"{frame.filename}:{frame.lineno}: {frame.line}",
             evidence={"traceback": traceback.format_exception(error)},
@@ -70,6 +102,8 @@ def _prove(one: Gate, proof: Proof) -> Verdict:
         reason = skipped or "skipped on another process"
         return Verdict(one.id, one.rows, one.title, "skip", "", "", "", 0.0, reason=reason)
     ok = worst == 2
+    if finding.cause:
+        finding.remedy = f"{finding.cause}\n{finding.remedy}"
     if not ok and finding.ok:
         finding.measured += " (failed on another process)"
     verdict = Verdict(one.id, one.rows, one.title, "pass" if ok else "fail", finding.measured, finding.needed,
@@ -77,6 +111,16 @@ def _prove(one: Gate, proof: Proof) -> Verdict:
     if not ok and proof.accelerator.is_main_process:
         _keep_repro(verdict, finding, proof)
     return verdict
+
+
+def _stale(proof: Proof) -> int:
+    """How many tensors the optimisers hold, where none of them is a parameter of the model; else 0."""
+    try:
+        _, stage = proof.look()
+    except Exception:  # what cannot be built has another fault
+        return 0
+    held = {id(p) for o in stage.optimizers.values() for g in o.param_groups for p in g["params"]}
+    return 0 if held & {id(p) for p in stage.model.parameters()} else len(held)
 
 
 def _keep_repro(verdict: Verdict, finding: Finding, proof: Proof) -> None:
@@ -91,7 +135,7 @@ def _keep_repro(verdict: Verdict, finding: Finding, proof: Proof) -> None:
         _, stage = proof.build(Plan(steps=1))
         if stage.preview:
             contact_sheet(stage.preview({k: v.cpu() for k, v in tensors.items()}), folder / "batch.png")
-    command = ["check", *proof.argv, "--only", verdict.id]
+    command = ["check", *masking.words(proof.argv), "--only", verdict.id]
     again = (
         f'command = [sys.executable, "-m", "trainworthy.launch", *{command!r}]\n'
         'sys.exit(subprocess.run(command, env={**os.environ, "PYTHONSAFEPATH": "1"}).returncode)'
@@ -126,4 +170,4 @@ def write(path: Path, verdicts: list[Verdict], *, stage: str = "", **more: Any) 
     before = json.loads(path.read_text())["gates"] if stage and path.exists() else []
     rows = [v for v in before if v["stage"] != stage] + [asdict(v) for v in verdicts]
     cost = round(sum(v["seconds"] for v in rows), 2)
-    path.write_text(json.dumps({"gates": rows, "seconds": cost, **more}, indent=1, default=str))
+    path.write_text(masking.hide(json.dumps({"gates": rows, "seconds": cost, **more}, indent=1, default=str)))

@@ -8,7 +8,9 @@ once: later checkpoints hold hard links to the same file, so that each is whole,
 import hashlib
 import json
 import os
+import re
 import shutil
+import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +23,8 @@ from torch import Tensor, nn
 from trainworthy.core.base.errors import DISK_FULL, Stop, UserError
 
 MANIFEST = "manifest.json"
+LATEST = "latest"
+TRIES, PAUSE = 3, 0.3  # readings of a file that a disk would not give, and seconds between them
 SEGMENT = "file of a segment"  # the one key of what stands for it in state.pt
 
 
@@ -93,15 +97,78 @@ def snapshot(tree: Any) -> Any:
 
 
 def verify(folder: Path) -> str:
-    """Empty if `folder` is a complete checkpoint, else what is wrong with it."""
+    """Empty if `folder` is a complete checkpoint, else what is wrong with it. UserError: it cannot be read just now, which says
+    nothing about what is in it: passing over it would lose steps that are safe."""
+    for left in reversed(range(TRIES)):
+        try:
+            return _fault(folder)
+        except OSError as error:
+            if not left:
+                raise UserError(f"the checkpoint {folder} cannot be read now; it need not be damaged", got=error,
+                                needed="a disk that answers, and the right to read",
+                                cause="a network file system that is away for a moment",
+                                next="the same command again; if the disk stays silent, move this checkpoint away and resume "
+                                     "from the one before") from None  # fmt: skip
+        time.sleep(PAUSE)
+    raise AssertionError  # the last try returns or raises
+
+
+def _fault(folder: Path) -> str:
+    """As `verify`; OSError where files are there and cannot be read."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         for name, entry in manifest["files"].items():
             if _sha256(folder / name) != entry["sha256"]:
                 return f"{name} does not match its hash"
-    except (OSError, json.JSONDecodeError, KeyError) as error:
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         return f"incomplete ({error})"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} cannot be understood ({type(error).__name__}: {error})"
     return ""
+
+
+def survey(folder: Path) -> tuple[Path | None, dict[str, str]]:
+    """(newest full checkpoint of a stage's folder whose hashes match, {name of a newer one: what is wrong with it})."""
+    damaged = {}
+    for one in reversed(_steps(folder)):
+        why = verify(one)
+        if not why:
+            return one, damaged
+        damaged[one.name] = why
+    return None, damaged
+
+
+def assert_resumable(run_folder: Path, identity: dict[str, Any]) -> None:
+    """UserError if a stage of the run has checkpoints and none of them is whole, or the newest is of another run. Nothing is
+    changed: to begin again at step 0 would overwrite what there is."""
+    home = run_folder / "checkpoints"
+    for folder in sorted(p for p in home.glob("*") if p.is_dir()):
+        _put_back(folder)
+        newest, damaged = survey(folder)
+        if newest:
+            assert_own(newest, identity)
+        elif damaged or (folder / LATEST).is_symlink():
+            named = "; ".join(f"{name}: {why}" for name, why in damaged.items()) or "they were removed"
+            raise UserError(f"no checkpoint in {folder} is whole", got=named, needed="one whose files match their hashes",
+                            cause="a disk that lost data, or a copy that was not complete",
+                            next=f"put a whole checkpoint back, or start a new run (--init-from {run_folder} takes its best "
+                                 "weights)")  # fmt: skip
+    metrics = run_folder / "step_metrics.jsonl"
+    if not home.is_dir() and metrics.is_file() and metrics.stat().st_size:
+        raise UserError(f"{run_folder} has no checkpoints", got=f"metrics of steps, and no folder {home}",
+                        needed="the checkpoints that the run saved", cause="they were removed, or not copied with the run",
+                        next="put them back, or start a new run")  # fmt: skip
+
+
+def assert_own(folder: Path, identity: dict[str, Any]) -> None:
+    """UserError if a checkpoint was written by a run of another recipe or seed."""
+    info = json.loads((folder / "info.json").read_text())
+    wrong = {k: (v, identity[k]) for k, v in info.get("run", {}).items() if k in identity and v != identity[k]}
+    if wrong:
+        raise UserError(f"the checkpoint {folder} is of another run", got=", ".join(f"{k} {a}" for k, (a, _) in wrong.items()),
+                        needed=", ".join(f"{k} {b}" for k, (_, b) in wrong.items()),
+                        cause="it was copied here from another run's folder",
+                        next="move it away, then the same command again")  # fmt: skip
 
 
 class Checkpoints:
@@ -109,19 +176,21 @@ class Checkpoints:
 
     def __init__(self, folder: Path, *, keep: int = 2, n_best: int = 3):
         self.folder, self.keep, self.n_best = folder, keep, n_best
-        self._writer = ThreadPoolExecutor(1)
+        self._writer = ThreadPoolExecutor(1)  # one thread: files are written in the order they were asked for
         self._pending: Future | None = None
+        self._pending_best: Future | None = None
         self._held: dict[str, tuple[Path, dict]] = {}  # segments of the newest checkpoint: (file, its manifest's entry)
 
     def save(
         self, step: int, model: nn.Module, state: dict[str, Any], info: dict[str, Any], *, without: Collection[str] = ()
     ) -> None:
-        """A complete state. Blocks for the copy to the host only; a thread writes it, the next save waits for it.
+        """A complete state. Blocks for the copy to the host only; a thread writes it, and the next save waits for it. No save waits
+        for weights that `save_best` writes.
 
         `state` is loaded with weights_only=True: tensors, numbers, strings, lists, dicts, segments in dicts. `info` goes to JSON.
         `without` names weights that are not the run's own: whoever builds the model again has them.
         """
-        self.wait()  # what it writes is linked to
+        self._wait_for_state()  # what it writes is linked to
         tensors, aliases = weights(model, without=without)
         segments: dict[str, Segment] = {}
 
@@ -145,7 +214,7 @@ class Checkpoints:
                 _link(file, folder / name)
 
         def job() -> None:
-            files = self._publish(f"step-{step}", write, link="latest", known={n: e for n, (_, e) in held.items()})
+            files = self._publish(f"step-{step}", write, link=LATEST, known={n: e for n, (_, e) in held.items()})
             self._held = {name: (self.folder / f"step-{step}" / name, files[name]) for name in segments}
             self._prune([p for p in self.steps() if _step(p) <= step][: -self.keep])
 
@@ -174,12 +243,23 @@ class Checkpoints:
             keep = {f"best-step-{s}" for s in best}
             self._prune([p for p in self.folder.glob("best-step-*") if p.name not in keep])
 
-        self.wait()
-        self._pending = self._writer.submit(job)
+        self._wait_for_best()  # at most one copy of the weights waits to be written
+        self._pending_best = self._writer.submit(job)
 
     def wait(self) -> None:
         """Until what was saved is on disk; raises what went wrong there."""
+        self._wait_for_state()
+        self._wait_for_best()
+
+    def _wait_for_state(self) -> None:
         pending, self._pending = self._pending, None
+        self._result(pending)
+
+    def _wait_for_best(self) -> None:
+        pending, self._pending_best = self._pending_best, None
+        self._result(pending)
+
+    def _result(self, pending: Future | None) -> None:
         if pending is None:
             return
         try:
@@ -202,17 +282,20 @@ class Checkpoints:
 
     def steps(self) -> list[Path]:
         """Folders of full checkpoints, oldest first, complete or not."""
-        return sorted(self.folder.glob("step-*"), key=_step)
+        return _steps(self.folder)
 
     def survey(self) -> tuple[Path | None, dict[str, str]]:
         """(newest full checkpoint whose hashes match, {name of a newer one: what is wrong with it})."""
-        damaged = {}
-        for folder in reversed(self.steps()):
-            why = verify(folder)
-            if not why:
-                return folder, damaged
-            damaged[folder.name] = why
-        return None, damaged
+        return survey(self.folder)
+
+    def clean(self) -> None:
+        """Make the folder if it is not there, and remove what a kill left half done. Only the process that writes may do this."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _put_back(self.folder)
+        for left in (*self.folder.glob(".trash-*"), *self.folder.glob(".writing-*")):
+            shutil.rmtree(left, ignore_errors=True)
+        for link in self.folder.glob(".link-*"):
+            link.unlink()
 
     def newest(self) -> Path | None:
         """The newest complete full checkpoint."""
@@ -251,9 +334,14 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        final = self.folder / name
-        self._prune([final] if final.exists() else [])  # a resumed run passes the same step again
+        final, trash = self.folder / name, self.folder / f".trash-{name}"
+        if (
+            final.exists()
+        ):  # a resumed run passes the same step again; the old one is whole until the new one has its name
+            shutil.rmtree(trash, ignore_errors=True)
+            os.rename(final, trash)
         os.rename(temporary, final)
+        shutil.rmtree(trash, ignore_errors=True)
         if link:
             spare = self.folder / f".link-{link}"
             spare.unlink(missing_ok=True)
@@ -279,6 +367,18 @@ def load_into(module: nn.Module, state: dict[str, Tensor], *, where: str, withou
                         got=f"{len(unexpected)} unexpected names, e.g. {unexpected[:3]}",
                         needed=f"{len(missing)} missing names, e.g. {missing[:3]}",
                         cause="the recipe's model changed since they were saved")  # fmt: skip
+
+
+def _put_back(folder: Path) -> None:
+    """Give a whole checkpoint its name back that was moved aside for one of the same step, which a kill kept from coming."""
+    for trash in folder.glob(".trash-step-*"):
+        whole = trash.with_name(trash.name.removeprefix(".trash-"))
+        if not whole.exists() and not verify(trash):
+            os.rename(trash, whole)
+
+
+def _steps(folder: Path) -> list[Path]:
+    return sorted((p for p in folder.glob("step-*") if re.fullmatch(r"step-\d+", p.name)), key=_step)
 
 
 def _step(folder: Path) -> int:

@@ -43,6 +43,8 @@ class Logged:
     names: list[str]
     values: Tensor
     rates: dict[str, float]
+    own: Tensor | None = None
+    """This process's part of the loss."""
 
 
 class Journal:
@@ -61,6 +63,8 @@ class Journal:
         self._rates: dict[str, float] = {}
         self._told: dict[int, dict[str, float | Tensor]] = {}  # by unit: what `tell` was given
         self.clock = time.monotonic()
+        self.outside = ""  # what the newest evaluation says of the band of healthy runs, where it is worse beyond doubt
+        self._healthy: Any = None  # that band, once it was looked for; False: there is none
 
     def state(self) -> dict[str, Any]:
         """What a resumed run goes on from."""
@@ -128,7 +132,7 @@ class Journal:
         if run.scaler.is_enabled() and math.isfinite(values["loss"]) and self._bad_in_a_row < 20:
             return  # fp16 looks for its scale by overflowing; only a bad loss, or no end of it, is news
         self.skipped.append(logged.step)
-        where = self._keep_batch(stage, logged) if len(self.skipped) <= 20 else ""
+        where = self._keep_guilty(stage, logged, values["loss"]) if len(self.skipped) <= 20 else ""
         said = ", ".join(f"{k} {v:g}" for k, v in values.items())
         run.console.say(f"  step {logged.step}: {said}: skipped, weights untouched{where}")
         if self._bad_in_a_row >= run.cfg.run.max_nonfinite_steps:
@@ -146,6 +150,16 @@ class Journal:
         if seen == "spike" and len(self.live.spikes) <= 3:
             where = self._keep_batch(stage, logged)
             run.console.say(f"  step {logged.step}: the loss jumps to {self.live.window[-1]:.3g}{where}")
+        if seen == "diverged":
+            raise Halt(
+                f"diverged (C17): since step {self.live.blown_since} the loss is more than {monitors.BLOWN:g} times that of the "
+                f"untrained model, {self.live.first:.3g} (now {self.live.window[-1]:.3g}); the run stopped itself at step "
+                f"{logged.step}\n"
+                f"  likely cause: a rate far too high (--optim.lr {run.cfg.optim.lr:g}), no clipping (--optim.clip), or a loss "
+                f"without a floor\n"
+                f"  next:         trainworthy lr, then a new run with --optim.lr {run.cfg.optim.lr / 10:.1g}",
+                keep=False,
+            )
         if seen == "collapse":
             best = run.checkpoints.folder / f"best_val_{stage.metric.name}" if run.checkpoints else "none"
             raise Halt(
@@ -157,10 +171,23 @@ class Journal:
                 keep=False,
             )
 
+    def _keep_guilty(self, stage: Stage, logged: Logged, loss: float) -> str:
+        """The batch of a non-finite step. Of several processes those whose own part of the loss is not finite keep theirs; where
+        only the gradient is not, which is exchanged, all do."""
+        run = self.run
+        if run.world == 1:
+            return self._keep_batch(stage, logged)
+        mine = logged.own is None or not math.isfinite(logged.own.item())
+        if mine or math.isfinite(loss):
+            where = self._keep_batch(stage, logged)
+            if where and (run.rank or mine):
+                print(f"  step {logged.step}: not finite on rank {run.rank}{where}", flush=True)
+        return f"; what was not finite is in {run.folder}/postmortem/step-{logged.step}-rank-*.safetensors"
+
     def _keep_batch(self, stage: Stage, logged: Logged) -> str:
         """Write the samples of a bad step, read again (they are a function of their keys), and say where and which."""
         run = self.run
-        if not run.folder or run.rank or not (logged.keys or logged.made):
+        if not run.folder or not (logged.keys or logged.made):
             return ""
         keyed = loader.Keyed(run.train_data(stage), run.cfg.run.seed) if logged.keys else None
         tensors, suspects = {}, []
@@ -171,7 +198,8 @@ class Journal:
             suspects += [k[1] for k, s in zip(keys, samples, strict=True) if any(_spoilt(v) for v in s.values())]
             batch = stage.data["train"].collate(samples)
             tensors |= {f"{i}/{k}": v.contiguous() for k, v in batch.items() if isinstance(v, Tensor)}
-        path = run.folder / "postmortem" / f"step-{logged.step}.safetensors"
+        which = f"-rank-{run.rank}" if run.world > 1 else ""
+        path = run.folder / "postmortem" / f"step-{logged.step}{which}.safetensors"
         path.parent.mkdir(exist_ok=True)
         save_file(tensors, path)
         named = f"; non-finite values in sample {' '.join(map(str, suspects[:5]))}" if suspects else ""
@@ -199,6 +227,63 @@ class Journal:
         mark = "  best so far" if self.best[0][1] == step else ""
         shown = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items() if "/" not in k)
         return epoch, f"  epoch {epoch:>5g}  train loss {train.get('loss', math.nan):.4f}  {shown}{mark}"
+
+    def judge(self, stage: Stage) -> None:
+        """Stop where the evaluations say that going on is no use: nothing is learnt, what was learnt is lost, or a monitor of the
+        domain asks for it (`stop` among its evidence). A function of the history, so every rank and a resumed run agree."""
+        run, metric = self.run, stage.metric
+        self._hold_against_healthy(stage)
+        history = [(row["step"], row[f"val/{metric.name}"]) for row in self.history]
+        if history[-1][0] >= run.total:
+            return  # nothing is left to save by stopping: the result says it in its first line
+        off = "" if run.cfg.gates.enabled else "labels that do not belong to their inputs (the gates are off), or "
+        if monitors.nothing_learnt(metric, [v for _, v in history], self.live):
+            raise Halt(
+                f"nothing learnt (C11): {metric.name} {history[-1][1]:.4g} at step {history[-1][0]} is chance ({metric.floor:.4g}) "
+                f"and the loss that of the untrained model, {self.live.first:.3g}, after a third of the run; the run stopped "
+                f"itself\n"
+                f"  likely cause: {off}--optim.lr {run.cfg.optim.lr:g} is far too high or too low for the whole run\n"
+                f"  next:         trainworthy lr, and the curves in {run.folder}",
+                keep=False,
+            )
+        if gone := monitors.lost(metric, history, run.total):
+            best = run.checkpoints.folder / f"best_val_{metric.name}" if run.checkpoints else "none"
+            raise Halt(
+                f"lost (C17): {gone}; the run stopped itself\n"
+                f"  best weights: {best}{f', step {self.best[0][1]}' if self.best else ''}\n"
+                f"  likely cause: a rate too high for so long a run, or one bad update: see step_metrics.jsonl around the fall\n"
+                f"  next:         a new run with --optim.lr {run.cfg.optim.lr / 3:.1g}",
+                keep=False,
+            )
+        for one in stage.monitors:
+            if asked := monitors.asks_to_stop(one, self.history):
+                raise Halt(f"{one.id} ({one.rows}): {asked}", keep=False)
+
+    def _hold_against_healthy(self, stage: Stage) -> None:
+        """The metric so far against the healthy runs of this recipe or of its parent, on the same data and budget."""
+        from trainworthy.core import gates  # which imports the run, which imports us
+
+        run, metric = self.run, stage.metric
+        if run.rank == 0 and run.folder and run.folder == run.home:
+            from trainworthy.core.report import bands, folder
+
+            if self._healthy is None:
+                self._healthy = bands.healthy(folder.read(run.folder)) or False
+            tag = f"val/{metric.name}"
+            steps, values = folder.series(self.history, tag)
+            how = {"higher": metric.higher_is_better, "floor": metric.floor}
+            found = self._healthy.behind(tag, steps, values, **how) if self._healthy else ""
+            if found and not self.outside:
+                run.console.say(f"  OUTSIDE the healthy band: {found}", style="bold red")
+            self.outside = found
+        self.outside = gates.agreed(run.accelerator, self.outside)
+        if self.outside and run.cfg.run.stop_outside_band:
+            raise Halt(
+                f"outside the band of healthy runs (--run.stop-outside-band): {self.outside}\n"
+                f"  likely cause: what was changed in the recipe: trainworthy diff names it, and the gates that look there\n"
+                f"  next:         trainworthy report {run.home}",
+                keep=False,
+            )
 
     def out_of_patience(self, stage: Stage) -> bool:
         """Have `--train.patience` epochs passed since the best evaluation? A function of the history, so a resumed run agrees."""

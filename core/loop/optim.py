@@ -13,14 +13,46 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import UserError
 
+WEIGHED = (
+    nn.Linear,
+    nn.Bilinear,
+    nn.modules.conv._ConvNd,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+)
+"""Modules whose matrices and kernels decay."""
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
+NAMED = re.compile(r"weight|proj|kernel|experts|^w\d*$|^original1$")
+"""What a module of another kind calls a matrix (GPT-2's Conv1D, experts, weight norm's direction), and not a table of positions,
+a class token, a layer's scale or a temperature, which have two axes or more as well."""
 
-def decay_groups(parameters: dict[str, nn.Parameter], weight_decay: float) -> list[dict]:
-    """Two parameter groups: matrices and kernels decay; norms, biases and scalars (fewer than two axes) do not.
 
-    Decaying those pulls gains to zero for no gain in generalisation (Loshchilov & Hutter 2019; nanoGPT).
+def decays(name: str, owner: nn.Module | None, parameter: nn.Parameter) -> bool:
+    """Is the parameter `name`, held by the module `owner`, a matrix or a kernel?"""
+    if isinstance(owner, NORMS):
+        return False
+    return parameter.ndim >= 2 and (isinstance(owner, WEIGHED) or bool(NAMED.search(name.rpartition(".")[2])))
+
+
+def decaying(model: nn.Module) -> set[int]:
+    """id() of the parameters of `model` that decay; of a tied one, if one of its modules makes it a weight."""
+    return {id(p) for m in model.modules() for n, p in m.named_parameters(recurse=False) if decays(n, m, p)}
+
+
+def decay_groups(
+    parameters: dict[str, nn.Parameter], weight_decay: float, weights: set[int] | None = None
+) -> list[dict]:
+    """Two parameter groups: matrices and kernels (`weights`, by id; by their names where nothing is said) decay; norms, biases,
+    scales, tokens, tables of positions and temperatures do not.
+
+    Decaying those pulls gains to zero for no gain in generalisation (Loshchilov & Hutter 2019; nanoGPT; ViT, Swin and ConvNeXt
+    leave out their tables, tokens and layer scales).
     """
-    decay = {n: p for n, p in parameters.items() if p.ndim >= 2}
-    rest = {n: p for n, p in parameters.items() if p.ndim < 2}
+    mine = lambda n, p: decays(n, None, p) if weights is None else id(p) in weights  # noqa: E731
+    decay = {n: p for n, p in parameters.items() if mine(n, p)}
+    rest = {n: p for n, p in parameters.items() if n not in decay}
     groups = [("decay", decay, weight_decay), ("no_decay", rest, 0.0)]
     return [{"name": name, "params": list(ps.values()), "weight_decay": wd} for name, ps, wd in groups if ps]
 
@@ -50,8 +82,9 @@ def make_optimizer(model: nn.Module, settings: config.Optim, rates: Mapping[str,
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise UserError("nothing to train", got="no parameter requires a gradient", cause="the whole model was frozen")
+    weights = decaying(model)
     if rates is None:
-        groups = _groups(trainable, settings, settings.lr)
+        groups = _groups(trainable, settings, settings.lr, weights)
     else:
         groups = []
         if idle := [n for n in trainable if n.split(".")[0] not in rates]:
@@ -60,7 +93,7 @@ def make_optimizer(model: nn.Module, settings: config.Optim, rates: Mapping[str,
             )
         for part, rate in rates.items():
             own = {n: p for n, p in trainable.items() if n.split(".")[0] == part}
-            groups += [{**g, "name": f"{part}.{g['name']}"} for g in _groups(own, settings, rate)]
+            groups += [{**g, "name": f"{part}.{g['name']}"} for g in _groups(own, settings, rate, weights)]
     if settings.name == "sgd":
         nesterov = settings.momentum > 0
         return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=nesterov, fused=True)
@@ -72,16 +105,15 @@ def make_optimizer(model: nn.Module, settings: config.Optim, rates: Mapping[str,
     return AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
 
 
-def _groups(parameters: dict[str, nn.Parameter], settings: config.Optim, lr: float) -> list[dict]:
+def _groups(parameters: dict[str, nn.Parameter], settings: config.Optim, lr: float, weights: set[int]) -> list[dict]:
     """Groups that decay and do not, of each layer where those have rates of their own."""
     if settings.layer_decay == 1:
-        return [{**g, "lr": lr} for g in decay_groups(parameters, settings.weight_decay)]
+        return [{**g, "lr": lr} for g in decay_groups(parameters, settings.weight_decay, weights)]
     groups = []
     for layer, factor in layer_rates(parameters, settings.layer_decay).items():
         own = {n: p for n, p in parameters.items() if layer_of(n) == layer}
-        groups += [
-            {**g, "name": f"{layer}.{g['name']}", "lr": lr * factor} for g in decay_groups(own, settings.weight_decay)
-        ]
+        groups += [{**g, "name": f"{layer}.{g['name']}", "lr": lr * factor}
+                   for g in decay_groups(own, settings.weight_decay, weights)]  # fmt: skip
     return groups
 
 
@@ -95,6 +127,16 @@ def _apart(groups: list[dict], hidden: Callable[[nn.Parameter], object]) -> Iter
 
 
 TORCHS_STEP = Optimizer.profile_hook_step(torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step)))
+
+
+NO_DOUBLES = {"mps"}  # devices without double precision
+
+
+def exact(tensor: Tensor) -> Tensor:
+    """In double precision, or as exact as its device can."""
+    return tensor.float() if tensor.device.type in NO_DOUBLES else tensor.double()
+
+
 ONE = torch.tensor(1.0)
 
 

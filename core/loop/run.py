@@ -21,7 +21,7 @@ from trainworthy.core.base import config, seeds
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import Interrupted, Stop, UserError
 from trainworthy.core.data import loader
-from trainworthy.core.loop import checkpoint, optim
+from trainworthy.core.loop import checkpoint, optim, ranks
 from trainworthy.core.loop.journal import Halt, Journal, Logged, finite
 from trainworthy.core.monitoring import monitors
 from trainworthy.core.monitoring.metrics import MetricsTracker
@@ -40,6 +40,8 @@ class Plan:
     """Only these training samples."""
     blank: tuple[str, ...] = ()
     """Input fields replaced by zeros."""
+    swap: list[int] | None = None
+    """Positions (into `samples`) whose inputs each of them gets instead of its own."""
     fixed: bool = False
     """The same draws for a sample every time."""
     batch_size: int | None = None
@@ -99,16 +101,19 @@ class Run:
         self.started = 0  # steps that were already done when this process began
         self.seconds = 0.0  # spent training, over all resumes
         self.checkpoints: checkpoint.Checkpoints | None = None
+        self.identity: dict[str, Any] = {}  # of the run, in every checkpoint: its recipe and seed
         self._wrapped: tuple[nn.Module, nn.Module] | None = None
         self.journal = Journal(self)
         self._frozen_hash: str | None = None
         self.finished = False  # the last step was made: a resumed run of a later stage makes no more
         self._saw_bad = False  # on CPU a bad step is known at once
-        self._since = time.monotonic()
+        self._since = self._saved_at = time.monotonic()
         self.current: Step | None = None
         self.used_loss: Callable | None = None  # of the last update, where it was not the stage's own
         self.used_batches: list[dict] = []  # of the last update
         self.after_eval: Callable[[int], None] | None = None
+        self.drift = ""  # of a rehearsal on several processes: what differs between them
+        self._flags: dist.ProcessGroup | None = None  # for what hosts agree on
 
     # ---------------------------------------------------------------- data
 
@@ -135,7 +140,8 @@ class Run:
         """The stage's training set, or what the plan leaves of it."""
         data, plan = stage.data["train"], self.plan
         if plan and (plan.samples is not None or plan.blank):
-            return View(data, plan.samples if plan.samples is not None else range(len(data)), blank=plan.blank)
+            chosen = plan.samples if plan.samples is not None else range(len(data))
+            return View(data, chosen, blank=plan.blank, swap=plan.swap)
         return data
 
     def epoch(self, stage: Stage) -> int:
@@ -190,15 +196,24 @@ class Run:
         fetched = (
             loader.batches(data, flat, seed=cfg.run.seed, settings=cfg.loader, device=self.device) if reads else flat
         )
-        per_step = len(cut(0))
-
         self.console.start_bar(stage.name, total, start)
-        self.journal.clock = self._since = time.monotonic()
-        for index in range(start, start if self.finished or self.journal.out_of_patience(stage) else total):
+        self.journal.clock = self._since = self._saved_at = time.monotonic()
+        with ranks.Ranks(self, stage) as self._ranks:
+            yield from self._each(stage, range(start, total), fetched, cut, n, size)
+        self.console.end_bar()
+
+    def _each(
+        self, stage: Stage, indices: range, fetched: Iterator, cut: Callable, n: int, size: int
+    ) -> Iterator[Step]:
+        """A step for each index. `fetched`: micro-batches; `cut`: index -> their keys; `n` samples an epoch, `size` a step."""
+        plan, total, per_step = self.plan, self.total, len(cut(0))
+        if self.finished or self.journal.out_of_patience(stage):
+            return
+        for index in indices:
             micro = [next(fetched) for _ in range(per_step)]
             for optimizer in stage.optimizers.values():
-                optim.set_rates(optimizer, 1.0 if plan and plan.peak else optim.schedule(index, total, cfg.optim))
-            seeds.seed_global(cfg.run.seed, "model", index, self.rank)
+                optim.set_rates(optimizer, 1.0 if plan and plan.peak else optim.schedule(index, total, self.cfg.optim))
+            seeds.seed_global(self.cfg.run.seed, "model", index, self.rank)
 
             def due(every: float, done: int = index + 1) -> bool:
                 if plan:
@@ -216,13 +231,13 @@ class Run:
                 continue
             tired = self.step < total and self.journal.out_of_patience(stage)
             last = tired or self.step == total
-            self._after_step(stage, last=last, save=crosses(self.step, size, n * cfg.run.save_every))
+            save = crosses(self.step, size, n * self.cfg.run.save_every) or self._save_due()
+            self._after_step(stage, last=last, save=save)
             if tired:
                 self.console.say(
-                    f"  stopped early at step {self.step} of {total}: no new best for {cfg.train.patience:g} epochs"
+                    f"  stopped early at step {self.step} of {total}: no new best for {self.cfg.train.patience:g} epochs"
                 )
-                break
-        self.console.end_bar()
+                return
 
     def end(self, stage: Stage) -> None:
         """After `train()`: a loop that was left early gets the log and the checkpoint of its last step."""
@@ -232,6 +247,9 @@ class Run:
 
     def _after_step(self, stage: Stage, *, last: bool, save: bool) -> None:
         """Read metrics back, save, stop, where it is time to."""
+        if drift := self._ranks.drift(self.step):
+            self.close()
+            raise Stop(drift)
         stop, self.finished = self._stop_asked(), last
         save = bool(self.folder) and (stop or last or save)
         if save or stop or last or self._saw_bad or self.step % self.cfg.run.log_every == 0 or self.journal.late:
@@ -241,12 +259,26 @@ class Run:
             self.seconds, self._since = self.seconds + now - self._since, now
             self._save(stage)
         if stop:
+            if save:
+                self.settle()  # until it is on disk, for all ranks: one that cannot write says so
             self.close()
             raise Interrupted(f"{stop} at step {self.step}: saved\n  next:         trainworthy resume {self.home}")
+
+    def _save_due(self) -> bool:
+        """Is it time to save by steps or by the clock? Rank 0's clock decides for all, which saving needs; they agree where metrics
+        are read back, so that no step waits for it."""
+        settings = self.cfg.run
+        if settings.save_steps and self.step % settings.save_steps == 0:
+            return True
+        if not settings.save_minutes or (self.world > 1 and self.step % settings.log_every):
+            return False
+        due = time.monotonic() - self._saved_at >= 60 * settings.save_minutes
+        return bool(agreed(due, self.world))
 
     def _rehearsed(self, stage: Stage) -> bool:
         """Has the gate seen enough?"""
         plan = self.plan
+        self.drift = self.drift or self._ranks.drift(self.step)
         plan.losses += [float(p.values[0]) for p in self.journal.pending]
         self.journal.pending = []
         if plan.stop_after == self.step:
@@ -271,38 +303,47 @@ class Run:
         self.used_loss, self.used_batches = loss, batches  # what a gate must compare the gradient with
         counts = self._global(summed([stage.counts(b) for b in batches]))
         objective = self._objective(stage, loss)
-        ranks = self.world if loss is None else 1  # DDP averages over ranks: undo it
+        wrapped = self.world if loss is None else 1  # DDP averages over ranks: undo it
         sums: dict[str, Tensor] = {}
         for i, batch in enumerate(batches):
             last = i == len(batches) - 1
-            with contextlib.nullcontext() if last or ranks == 1 else objective.no_sync():
+            with contextlib.nullcontext() if last or wrapped == 1 else objective.no_sync():
                 terms = objective(batch)
                 # d(mean)/d(sum) = 1 / denominator goes to autograd as it is: no operation in the graph
                 learnt = {t: s for t, s in terms.items() if s.requires_grad}
-                shares = [_fill(s, ranks / denominator(t, counts)) for t, s in learnt.items()]
+                shares = [_fill(s, wrapped / denominator(t, counts)) for t, s in learnt.items()]
                 torch.autograd.backward(list(learnt.values()), self.scaler.scale(shares))
             for term, value in terms.items():
                 sums[term] = sums[term] + value.detach() if term in sums else value.detach()
 
-        if ranks < self.world:  # a loss of its own is not wrapped: its gradients are added here
+        if wrapped < self.world:  # a loss of its own is not wrapped: its gradients are added here
             for p in parameters:
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                 dist.all_reduce(p.grad)
         self.scaler.unscale_(opt)
         grads = [p.grad for p in parameters if p.grad is not None]
         norm = optim.clip(grads, self.cfg.optim.clip) if grads else torch.zeros((), device=self.device)
+        own = functools.reduce(torch.add, sums.values()) if self.world > 1 else None
         means = {t: s / denominator(t, counts) for t, s in self._global(sums).items()}
         total = functools.reduce(torch.add, means.values())
         values = {"loss": total, **(means if len(means) > 1 else {}), "grad_norm": norm}
         stacked = torch.stack([v.float() for v in values.values()])
         self._guarded_step(opt, stacked)
 
-        self.note(opt, batches, list(values), stacked)
+        self.note(opt, batches, list(values), stacked, own=own)
         return values
 
-    def note(self, opt: torch.optim.Optimizer, batches: list[dict], names: list[str], values: Tensor) -> None:
+    def note(
+        self,
+        opt: torch.optim.Optimizer,
+        batches: list[dict],
+        names: list[str],
+        values: Tensor,
+        *,
+        own: Tensor | None = None,
+    ) -> None:
         """Keep the metrics (len(names),) of an update on `batches` for the log, still on the device; `update` does, and a loop that
-        makes its updates otherwise calls it."""
+        makes its updates otherwise calls it. `own`: this process's part of the loss."""
         rates = {g.get("name", str(i)): g["lr"] for i, g in enumerate(opt.param_groups)}
         rates = (
             {"lr": next(iter(rates.values()))}
@@ -310,7 +351,7 @@ class Run:
             else {f"lr/{k}": v for k, v in rates.items()}
         )
         keys = self.current.keys if self.current else []
-        self.journal.pending.append(Logged(self.step + 1, keys, [] if keys else batches, names, values, rates))
+        self.journal.pending.append(Logged(self.step + 1, keys, [] if keys else batches, names, values, rates, own))
 
     def log(self, group: str, values: dict[str, float | Tensor]) -> None:
         """More about the present unit than its losses: each value is tagged `step/<group>/<name>`, in the row of that unit."""
@@ -378,6 +419,11 @@ class Run:
             self.after_eval(step)
         self.journal.clock = time.monotonic()  # the evaluation is not part of the next step's rate
         self.console.say(told)
+        try:
+            self.journal.judge(stage)
+        except Halt:  # within a step: there is nothing to save but the best weights, which are
+            self.close()
+            raise
 
     # ---------------------------------------------------------------- wrapping
 
@@ -426,6 +472,7 @@ class Run:
         except Halt as halt:
             if self.folder and halt.keep:
                 self._save(stage)
+                self.settle()
             self.close()
             raise
         self._saw_bad = False
@@ -445,13 +492,14 @@ class Run:
                 "stateful": stateful,
                 "scaler": self.scaler.state_dict(),
             }
-            info = {"stage": stage.name, **self.journal.state(), "finished": self.finished, "seconds": self.seconds,
-                    "frozen": self._frozen(stage)}  # fmt: skip
+            info = {"stage": stage.name, "run": self.identity, **self.journal.state(), "finished": self.finished,
+                    "seconds": self.seconds, "frozen": self._frozen(stage)}  # fmt: skip
             if self.tracker:
                 self.tracker.flush()
             self.checkpoints.save(self.step, stage.model, state, info, without=stage.not_saved)
 
         self._on_rank_0(save)
+        self._saved_at = time.monotonic()
         if self.plan:  # a rehearsal reads it back at once, on every rank
             self.checkpoints.wait()
             self.accelerator.wait_for_everyone()
@@ -475,11 +523,7 @@ class Run:
                 job()
             except Stop as stop:
                 problem = stop
-        if self.world > 1:
-            box = [problem]
-            dist.broadcast_object_list(box, src=0)
-            problem = box[0]
-        if problem:
+        if problem := agreed(problem, self.world):
             raise problem
 
     def _restore(self, stage: Stage) -> int:
@@ -490,6 +534,7 @@ class Run:
         self.checkpoints = checkpoint.Checkpoints(
             folder / "checkpoints" / stage.name, keep=self.cfg.run.keep_checkpoints, n_best=self.cfg.run.keep_best
         )
+        self._on_rank_0(self.checkpoints.clean)
         newest, damaged = self.checkpoints.survey()
         for name, why in damaged.items():
             self.console.say(f"  passed over checkpoint {name}: {why}")
@@ -497,6 +542,7 @@ class Run:
             self.tracker.truncate(after_step=0)
         if newest is None:
             return 0
+        checkpoint.assert_own(newest, self.identity)
         model, state, info = self.checkpoints.load(newest)
         if info["frozen"] != self._frozen(stage):
             raise UserError(f"the frozen weights are not those of {newest}", needed="the model this run was started with",
@@ -519,11 +565,22 @@ class Run:
         """The signal that asks for a stop, agreed on by all ranks (they may see it at different steps)."""
         if self.world == 1:
             return self.signal
-        if self.step % (1 if self.device.type == "cpu" else self.cfg.run.log_every):
-            return None
-        asked = torch.tensor(float(self.signal is not None), device=self.device)
-        dist.all_reduce(asked)
+        if self._flags is None:  # hosts agree without waiting for their devices
+            self._flags = dist.new_group(backend="gloo")
+        asked = torch.tensor(float(self.signal is not None))
+        dist.all_reduce(asked, group=self._flags)
         return (self.signal or "a signal on another rank") if asked.item() else None
+
+    @contextlib.contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """What was saved and logged so far is on disk, whatever ends the loop."""
+        try:
+            yield
+        except BaseException:
+            for close in (self.console.end_bar, *(x.close for x in (self.checkpoints, self.tracker) if x)):
+                with contextlib.suppress(Exception):  # a full disk must not hide why the run stopped
+                    close()
+            raise
 
     def close(self) -> None:
         """End the bar, finish writing checkpoints and metrics."""
@@ -544,6 +601,15 @@ class _Objective(nn.Module):
     def forward(self, batch: dict) -> dict[str, Tensor]:
         with self._run.autocast():
             return self._loss(self.model, batch)
+
+
+def agreed(value: Any, world: int) -> Any:
+    """Rank 0's `value` on every rank."""
+    if world == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 def precision(cfg: config.Config, accelerator: Accelerator) -> str:

@@ -121,17 +121,19 @@ class MetricsTracker:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of a JSONL file; a half-written last line (a killed run) is left out."""
-    if not path.exists():
+    """Rows of a JSONL file; a half-written line (a killed run), and one that is no row, is left out."""
+    if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines() if _step_of(line) < math.inf]
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [json.loads(line) for line in lines if _step_of(line) < math.inf]
 
 
 def _step_of(line: str) -> float:
     try:
-        return json.loads(line)["step"]
-    except (json.JSONDecodeError, KeyError):
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
         return math.inf
+    return step if isinstance(step, (int, float)) and math.isfinite(step) else math.inf
 
 
 def _number(value: Any) -> Any:

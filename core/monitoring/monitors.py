@@ -25,6 +25,10 @@ SIZE = 0.1  # of all that was learnt so far
 SAMPLES = 64  # per block: single small batches differ for healthy reasons
 LOST, STRETCH = 0.05, 0.05  # collapse: all but a twentieth of what was learnt is lost, for a twentieth of the run
 GAP = 0.1  # of the way from chance to the ceiling
+BLOWN = 5.0  # times the untrained loss, for the same stretch: diverged (healthy runs: below 1 but for spikes)
+CHANCE = 0.03  # of the range from chance to the ceiling: no better than knowing nothing
+LEARNT = 0.02  # of the untrained loss: what a run that learns has gained after a third of its steps
+KEPT, EVALUATIONS, SHARE = 0.1, 3, 0.1  # of what was reached, in how many evaluations, over which part of the run: lost
 
 
 # ------------------------------------------------------------------------------------------------------------------ live
@@ -49,6 +53,8 @@ class Live:
     """Step at which it was over, for those that are."""
     lost_since: int = 0
     """Step since which the loss is no better than untrained, 0 while it is."""
+    blown_since: int = 0
+    """Step since which the loss is `BLOWN` times the untrained one, 0 while it is not."""
 
     @property
     def size(self) -> int:
@@ -61,7 +67,8 @@ class Live:
         return max(100, round(STRETCH * self.total), WINDOW * self.size)
 
     def see(self, step: int, loss: float) -> str:
-        """Take one step's loss; returns "spike" where one begins, "collapse" where nothing is left of what was learnt."""
+        """Take one step's loss; returns "spike" where one begins, "collapse" where nothing is left of what was learnt, "diverged"
+        where the loss has been far above the untrained one for as long."""
         self.steps += 1
         if not math.isfinite(loss):  # the finite check has it
             return ""
@@ -77,9 +84,20 @@ class Live:
         learnt = self.first - self.best
         lost = learnt > 0.1 * abs(self.first) and level > self.first - LOST * learnt
         self.lost_since = (self.lost_since or step) if lost else 0
+        blown = level > max(BLOWN * abs(self.first), self.first)
+        self.blown_since = (self.blown_since or step) if blown else 0
+        if self.blown_since and step - self.blown_since >= self.patience:
+            return "diverged"
         if self.lost_since and step - self.lost_since >= self.patience:
             return "collapse"
         return "spike" if spiked else ""
+
+    @property
+    def learns(self) -> bool:
+        """Is the loss of the last blocks below the untrained one? True as long as too little was seen to say no."""
+        if math.isnan(self.first) or self.steps < max(self.patience, self.total / 3):
+            return True
+        return sum(self.window) / len(self.window) < self.first - LEARNT * abs(self.first)
 
     def _spike(self, step: int, level: float) -> bool:
         """Does one begin here? Ends it, too, once the loss is back among the window's."""
@@ -98,6 +116,55 @@ class Live:
         return high
 
 
+# ------------------------------------------------------------------------------------------------- the metric, as it comes
+def knows_nothing(metric: Metric, value: float) -> bool:
+    """Is `value` no better than chance, but for `CHANCE` of the range?"""
+    margin = CHANCE * (metric.ceiling - metric.floor)
+    return not metric.better(value, metric.floor + (margin if math.isfinite(margin) else 0.0))
+
+
+def nothing_learnt(metric: Metric, values: list[float], live: Live | None) -> bool:
+    """Are after a third of the run the metric at chance and the loss at its first value?"""
+    return bool(
+        live
+        and len(values) > 1
+        and not live.learns
+        and all(knows_nothing(metric, v) for v in values if not math.isnan(v))
+    )
+
+
+def lost(metric: Metric, history: list[tuple[int, float]], total: int) -> str:
+    """What is left of the best evaluation of (step, value), where that is next to nothing for a tenth of the run."""
+    values = [v if math.isfinite(v) else metric.floor for _, v in history]
+    if len(values) <= EVALUATIONS or not math.isfinite(metric.floor):
+        return ""
+    sign = 1 if metric.higher_is_better else -1
+    gained = [sign * (v - metric.floor) for v in values]
+    top = max(range(len(values)), key=gained.__getitem__)
+    span = abs(metric.ceiling - metric.floor)
+    if gained[top] <= (0.2 * span if math.isfinite(span) else 0.2 * abs(metric.floor)):
+        return ""
+    late = next((i for i in range(top, len(values)) if all(g < KEPT * gained[top] for g in gained[i:])), len(values))
+    if len(values) - late < EVALUATIONS or history[-1][0] - history[late][0] < SHARE * total:
+        return ""
+    share = max(0.0, gained[-1] / gained[top])
+    return (f"{metric.name} {values[-1]:.4g} since step {history[late][0]}, {values[top]:.4g} at step {history[top][0]}: "
+            f"{share:.0%} of the way from chance is left")  # fmt: skip
+
+
+def worthless(metric: Metric, value: float, best: float, others: dict[str, float]) -> str:
+    """Why a result must not be read without a warning; empty: it may. `others`: what knows nothing, measured."""
+    if math.isnan(value) or knows_nothing(metric, value):
+        return f"NO BETTER THAN CHANCE: {metric.name} {value:.4g}, chance {metric.floor:.4g}"
+    for name, other in others.items():
+        if not metric.better(value, other):
+            return f"NO BETTER THAN {name.upper()}: {metric.name} {value:.4g}, {name} {other:.4g}"
+    left = (value - metric.floor) / (best - metric.floor) if best != metric.floor else 1.0
+    if left < 0.5:
+        return f"LOST AGAIN: {metric.name} {value:.4g} at the end, {best:.4g} at its best (see --run.export best)"
+    return ""
+
+
 # ------------------------------------------------------------------------------------------------------------- judgements
 def judge(steps: list[dict[str, Any]], settings: dict[str, Any], *, total: int, small_terms: tuple[str, ...] = (),
           loss_may_rise: str = "", gap: "Gap | None" = None,
@@ -108,7 +175,7 @@ def judge(steps: list[dict[str, Any]], settings: dict[str, Any], *, total: int, 
     ends = [live.see(r["step"], r["step/loss"]) for r in rows]
     return [
         *(_skip(loss_may_rise, SPIKES, COLLAPSE, PLATEAU) if loss_may_rise else
-          (spikes(live), collapse(live, "collapse" in ends), plateau(rows))),
+          (spikes(live), collapse(live, "collapse" in ends, "diverged" in ends), plateau(rows))),
         clipped(rows, settings["optim"], total),
         terms(rows, small_terms),
         gap.verdict() if gap else _skip(no_gap, GAPS)[0],
@@ -125,10 +192,10 @@ NORMS = ("batch-norm", "V7", "batch norm judges by its running statistics as by 
 
 
 def _skip(reason: str, *which: tuple[str, str, str]) -> "list[Verdict]":
-    return [_verdict(one, "skip", reason=reason) for one in which]
+    return [verdict(one, "skip", reason=reason) for one in which]
 
 
-def _verdict(which: tuple[str, str, str], kind: str, measured: str = "", needed: str = "", remedy: str = "", *,
+def verdict(which: tuple[str, str, str], kind: str, measured: str = "", needed: str = "", remedy: str = "", *,
              reason: str = "", **evidence: Any) -> "Verdict":  # fmt: skip
     from trainworthy.core.base.verdict import Verdict  # which imports the run, which imports us
 
@@ -141,7 +208,7 @@ def spikes(live: Live) -> "Verdict":
         return _skip(f"needs {WINDOW * live.size} steps", SPIKES)[0]
     n, open_ = len(live.spikes), len(live.spikes) > len(live.back)
     where = ", ".join(map(str, live.spikes[:5])) + (", ..." if n > 5 else "")
-    return _verdict(
+    return verdict(
         SPIKES, "advice" if n else "pass",
         f"{n} spikes, at step {where}; {'the last did not come back' if open_ else 'all came back'}" if n else "no spike",
         f"none above {SPIKE:g} robust standard deviations and {HEIGHT:g} times the height of the {WINDOW} blocks before it",
@@ -150,15 +217,19 @@ def spikes(live: Live) -> "Verdict":
     )  # fmt: skip
 
 
-def collapse(live: Live, collapsed: bool) -> "Verdict":
-    """Did the loss go back to that of the untrained model, to stay?"""
+def collapse(live: Live, collapsed: bool, diverged: bool = False) -> "Verdict":
+    """Did the loss go back to that of the untrained model, or far above it, to stay?"""
     if math.isnan(live.first):
         return _skip("no block of steps", COLLAPSE)[0]
-    return _verdict(
-        COLLAPSE, "fail" if collapsed else "pass",
-        f"untrained {live.first:.3g}, best {live.best:.3g}" + (f", nothing of it left since step {live.lost_since}" * collapsed),
+    said = f"untrained {live.first:.3g}, best {live.best:.3g}"
+    said += f", nothing of it left since step {live.lost_since}" * collapsed
+    said += f", more than {BLOWN:g} times the untrained loss since step {live.blown_since}" * (
+        diverged and not collapsed
+    )
+    return verdict(
+        COLLAPSE, "fail" if collapsed or diverged else "pass", said,
         f"no {live.patience} steps at the loss of the untrained model",
-        "the rate is too high: start again from the best weights with a lower --optim.lr" if collapsed else "",
+        "the rate is too high: start again from the best weights with a lower --optim.lr" if collapsed or diverged else "",
     )  # fmt: skip
 
 
@@ -182,7 +253,7 @@ def plateau(rows: list[dict[str, Any]]) -> "Verdict":
     most = peak - end > start - peak  # most of what is learnt, is learnt below the peak
     bad = fell and ((rose and (again or end > lowest)) or (peak > lowest - 2 * error and again and most))
     shown = f"loss {start:.3g} untrained, {lowest:.3g} in the warm-up, {peak:.3g} at the peak, {end:.3g} at the end (±{error:.2g})"
-    return _verdict(
+    return verdict(
         PLATEAU, "advice" if bad else "pass", ("the peak rate is too high: " * bad) + shown,
         "a loss at the peak rate below the lowest of the warm-up",
         f"--optim.lr {rate[int(means.argmin()) * block + block // 2]:.1g}, the rate at which it still fell" if bad else "",
@@ -200,7 +271,7 @@ def clipped(rows: list[dict[str, Any]], settings: dict[str, Any], total: int) ->
         return _skip("fewer than 20 steps after the warm-up" if few else "clipping is off", CLIPPED)[0]
     share, high = float(np.mean(np.array(norms) > limit)), float(np.quantile(norms, 0.9))
     odd = share > 0.8 or max(norms) < 0.1 * limit  # out of reach: a limit meant for another loss
-    return _verdict(
+    return verdict(
         CLIPPED, "advice" if odd else "pass",
         f"{share:.0%} of the steps clipped at {limit:g}; 90th percentile of the norm {high:.2g}",
         "at most 80%, and a limit within ten times the longest gradient",
@@ -223,7 +294,7 @@ def terms(rows: list[dict[str, Any]], small: tuple[str, ...]) -> "Verdict":
     sizes = {k.removeprefix("step/"): float(np.mean([abs(float(r[k])) for r in tail if k in r])) for k in names}
     shares = {k: v / max(sum(sizes.values()), 1e-30) for k, v in sizes.items()}
     low = [k for k, v in shares.items() if v < 1e-3 and k not in small]
-    return _verdict(
+    return verdict(
         TERMS, "advice" if low else "pass", ", ".join(f"{k} {v:.1%}" for k, v in shares.items()),
         "0.1% or more of the loss at the end",
         f"{', '.join(low)}: give it more weight, leave it out, or name it in expect.small_terms" if low else "", shares=shares,
@@ -237,13 +308,16 @@ class Gap:
     metric: Metric
     train: float
     val: float
+    because: str = ""
+    """What explains it, where another check has found that."""
 
     def verdict(self) -> "Verdict":
         """How far validation lies behind training, as a share of the way from chance to the ceiling."""
         return _apart(
             GAPS, self.metric, self.val, self.train,
             f"{self.metric.name} {self.train:.4g} on training samples, {self.val:.4g} on held-out ones",
-            "more data or augmentation, stronger regularisation, a smaller model, or the best weights (--run.export best)",
+            self.because
+            or "more data or augmentation, stronger regularisation, a smaller model, or the best weights (--run.export best)",
         )  # fmt: skip
 
 
@@ -273,7 +347,7 @@ def _apart(
     behind = (other - value) * (1 if metric.higher_is_better else -1) / way
     far = behind > GAP
     needed = f"at most {GAP:.0%} of the way from chance to the ceiling apart"
-    return _verdict(which, "advice" if far else "pass", measured, needed, remedy if far else "", behind=behind)
+    return verdict(which, "advice" if far else "pass", measured, needed, remedy if far else "", behind=behind)
 
 
 @dataclass
@@ -285,7 +359,8 @@ class Monitor:
     title: str
     judge: "Callable[[list[dict[str, float]]], Finding]"
     """Rows of epoch_metrics (`epoch`, `step`, `train/...`, `val/...`), at least one -> finding; advice where it is not ok. A rung
-    of the recipe named as evidence["rung"] is what the page advises first."""
+    of the recipe named as evidence["rung"] is what the page advises first. A cause named as evidence["stop"] stops the run at
+    this evaluation (exit 4)."""
 
 
 def monitor(id: str, *, rows: str, title: str) -> "Callable[[Callable[[list[dict]], Finding]], Monitor]":
@@ -300,7 +375,7 @@ def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
     try:
         found = one.judge(history)
     except Exception as error:  # a fork's own: what was trained must not be lost for it
-        return _verdict(
+        return verdict(
             which,
             "advice",
             f"raised {type(error).__name__}: {error}",
@@ -308,7 +383,16 @@ def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
             "mend the monitor: nothing else is lost",
         )
     kind, remedy = ("pass", "") if found.ok else ("advice", found.remedy)
-    return _verdict(which, kind, found.measured, found.needed, remedy, **found.evidence)
+    return verdict(which, kind, found.measured, found.needed, remedy, **found.evidence)
+
+
+def asks_to_stop(one: Monitor, history: list[dict[str, float]]) -> str:
+    """What the run is stopped with, where a domain's monitor asks for it: `stop` among its evidence."""
+    verdict = _own(one, history)
+    if verdict.verdict != "advice" or not (cause := verdict.evidence.get("stop")):
+        return ""
+    return (f"{verdict.measured}; the run stopped itself\n  needed:       {verdict.needed}\n  likely cause: {cause}\n"
+            f"  next:         {verdict.remedy}")  # fmt: skip
 
 
 def of(run: "Run", stage: Stage, gap: Gap | None = None, norms: Norms | None = None) -> "list[Verdict]":
@@ -342,4 +426,9 @@ def kept(run: "Run", stage: Stage) -> Iterator[None]:
     except Stop:
         if run.tracker:
             write(run, of(run, stage))
+        raise
+    except Exception:
+        if run.tracker:
+            with contextlib.suppress(Exception):  # nothing may hide why it ended
+                write(run, of(run, stage))
         raise

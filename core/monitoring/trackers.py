@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from accelerate import Accelerator
-from trainworthy.core.base import config
+from trainworthy.core.base import config, masking
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import UserError
 
@@ -38,7 +38,7 @@ def tracked(accelerator: Accelerator, cfg: config.Config, folder: Path, *, proje
     group = folder.absolute().parent.name  # of several seeds, or the recipe's own
     name = folder.name if group == project else f"{group}-{folder.name}"
     try:
-        accelerator.init_trackers(project, config=_flat(config.to_dict(cfg)),
+        accelerator.init_trackers(project, config=_flat(masking.settings(config.to_dict(cfg))),
                                   init_kwargs={n: {key[n]: name} for n in asked})  # fmt: skip
     except Exception as error:  # a service of others: no key, no network, a wrong address
         raise UserError(f"--track {cfg.track}: a tracker cannot start", got=f"{type(error).__name__}: {error}",

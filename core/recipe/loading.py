@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from trainworthy.core.base import config
+from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.recipe.registry import HOME, Entry, find
 
@@ -112,7 +112,37 @@ def sources(recipe: Recipe) -> dict[str, str]:
         named = file and file.endswith(".py") and os.path.isabs(file)  # torch.ops says "_ops.py"
         if named and (folder := _near(os.path.dirname(file), recipe.entry.path.parent)):
             files.add(folder / os.path.basename(file))
-    return {str(p): hashlib.blake2b(p.read_bytes(), digest_size=12).hexdigest() for p in sorted(files)}
+    return {str(p): _hash(p) for p in sorted(files)}
+
+
+def late(recipe: Recipe, before: dict[str, str]) -> dict[str, str]:
+    """{file: hash} of the sources that were imported since `before` (what `sources` returned then), by their paths from the recipe:
+    a moved folder is the same recipe."""
+    home = recipe.entry.path.parent
+    return {os.path.relpath(k, home): v for k, v in sources(recipe).items() if k not in before}
+
+
+def unchanged(recipe: Recipe, found: dict[str, str]) -> bool:
+    """Are the files that `late` returned what they were?"""
+    return not changed({str(recipe.entry.path.parent / name): mark for name, mark in found.items()})
+
+
+def changed(before: dict[str, str]) -> list[str]:
+    """Paths of `before` that are not on disk as they were. Files are read, not looked up among what is imported: what a recipe
+    imports late is not imported yet."""
+    out = []
+    for name, mark in before.items():
+        try:
+            now = _hash(Path(name))
+        except OSError:
+            now = ""
+        if now != mark:
+            out.append(name)
+    return out
+
+
+def _hash(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=12).hexdigest()
 
 
 @cache
@@ -136,7 +166,7 @@ def versions() -> dict[str, str]:
 
 def fingerprint(recipe: Recipe, cfg: config.Config, data: str, **more: object) -> str:
     """Hash of everything a gate's verdict depends on; equal fingerprints need no second proof."""
-    settings = config.to_dict(cfg)
+    settings = masking.settings(config.to_dict(cfg))  # another key is no other training
     settings.pop("gates")
     settings["run"] = {"seed": cfg.run.seed}
     files = {Path(k).name + v: "" for k, v in sources(recipe).items()}  # a moved folder is the same recipe

@@ -33,6 +33,11 @@ class Entry:
         return json.loads(path.read_text()) if path.exists() else {}
 
     @property
+    def gates_off(self) -> bool:
+        """Was its result measured without its gates? Then whoever prints the result says so."""
+        return self.measured.get("gates") == "off"
+
+    @property
     def reference(self) -> Path:
         """The band of its healthy runs, kept beside the recipe by `trainworthy reference`."""
         return self.path.parent / "results" / f"{self.path.stem}.band.json"

@@ -63,6 +63,16 @@ class Data:
         """One entry of a sample on the evaluation path; worth overriding where a target can be had without reading its input."""
         return self.get(index, None)[key]
 
+    def identity(self, index: int) -> bytes | str | None:
+        """What sample `index` is told apart by without decoding it: the raw record that its inputs are made from (the bytes of its
+        file), or a hash of that which is known already. With it exact duplicates are found over all samples, however many there
+        are; called in threads. None: the fields that `get` returns are hashed, of all samples where that takes seconds."""
+        return None
+
+    def source_class(self, index: int) -> str | None:
+        """What the sample's source calls its class (the name of its folder), read without its label; None: it does not say."""
+        return None
+
     def order(self, *parts: int | str) -> Tensor:
         """A permutation (n,) of the samples that depends on `parts` alone; worth overriding where far jumps are dear."""
         return seeds.permutation(len(self), *parts)
@@ -86,6 +96,8 @@ class View(Data):
     """Fields replaced by zeros, texts by nothing."""
     swap: Sequence[int] | None = None
     """Positions (into `indices`) whose input fields each sample gets instead of its own."""
+    relabel: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """{categorical target: {class: the class it is called instead}}."""
     draws: int | None = None
     """Seed: the evaluation path then sees the training path's samples, with the draws of epoch 0."""
 
@@ -106,6 +118,9 @@ class View(Data):
         if self.swap is not None:
             other = self._made(self.swap[index], self.read(self.swap[index]), generator)
             sample = {**sample, **{k: other[k] for k, f in self.fields.items() if f.role == "input"}}
+        for key, classes in self.relabel.items():
+            was, new = sample[key], classes[int(sample[key])]
+            sample = {**sample, key: torch.full_like(was, new) if isinstance(was, Tensor) else type(was)(new)}
         return {k: _blank(v) if k in self.blank else v for k, v in sample.items()}
 
     def _made(self, index: int, got: Any, generator: torch.Generator | None) -> dict[str, Any]:
@@ -115,6 +130,11 @@ class View(Data):
 
     def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         return self.data.collate(samples)
+
+
+def categorical(data: Data) -> str | None:
+    """Name of the first target that is a class, if there is one."""
+    return next((k for k, f in data.fields.items() if f.role == "target" and f.classes), None)
 
 
 def _blank(value: Any) -> Any:
@@ -256,7 +276,10 @@ class Stage:
     """Bare. Parameters in no optimiser are frozen."""
     optimizers: dict[str, Optimizer]
     data: dict[str, Data]
-    """`train` and `val`. Without `train` the loop makes its own samples (a rollout in every unit of `run.steps`, say): an epoch is
+    """`train`, `val`, and `test` where there is a part that no setting was chosen on: the reported weights are evaluated on it
+    once, at the end of the run, and every choice stays with `val`.
+
+    Without `train` the loop makes its own samples (a rollout in every unit of `run.steps`, say): an epoch is
     then one unit, and `--train.batch-size` the samples of one update."""
     loss: Callable[[nn.Module, dict], dict[str, Tensor]]
     """(model, batch) -> {term: SUM over the batch}; pure given the batch: every draw is already in it."""
@@ -268,6 +291,9 @@ class Stage:
     counts: Callable[[dict], dict[str, float]] = lambda batch: {"*": batch_size(batch)}
     """batch -> {term: denominator}, known BEFORE the forward; they are summed over the whole global batch. `"*"` stands for
     every term not named. Default: samples."""
+    confusion: Callable[[nn.Module, Data], Tensor] | None = None
+    """(model, data) -> (n, n) counts over all ranks, truth in rows: held-out classes that are called by each other's names are
+    found by it."""
     ema_model: nn.Module | None = None
     """What is evaluated, kept as best and exported instead of `model`, where that is not the same (its EMA)."""
     state: dict[str, Any] = field(default_factory=dict)
@@ -293,6 +319,8 @@ class Stage:
     itself says so here. A gate compares; it is dropped before the full run trains."""
     export: Callable[[Path], None] | None = None
     """Write what the ecosystem can load; default: model.safetensors."""
+    exported: Any = None
+    """How users read it (an `exported.Exported`): a gate and the end of a run load it in a fresh process and compare answers."""
     gates: list = field(default_factory=list)
     """The domain's own gates, beside the core's."""
     monitors: list = field(default_factory=list)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from trainworthy.core.report.bands import healthy
-from trainworthy.core.report.folder import Folder
+from trainworthy.core.report.folder import Folder, number
 from trainworthy.core.report.html import num
 
 WINDOW = 5  # evaluations in the trend
@@ -65,7 +65,7 @@ def trend(rows: list[dict[str, Any]], summary: dict[str, Any], n_val: int) -> Tr
     evaluations around their line, which is what can be known without more seeds.
     """
     name, higher = summary["metric"], summary.get("higher_is_better", True)
-    values, epochs = np.array([[float(r[f"val/{name}"]), float(r["epoch"])] for r in rows]).T
+    values, epochs = np.array([[number(r[f"val/{name}"]), _epoch(r)] for r in rows]).T
     v, e = values[-WINDOW:], epochs[-WINDOW:] - epochs[-WINDOW:][0]
     slope, start = (float(c) for c in np.polyfit(e, v, 1))
     ends = [summary[k] for k in ("floor", "ceiling") if summary.get(k) is not None]
@@ -81,15 +81,62 @@ def trend(rows: list[dict[str, Any]], summary: dict[str, Any], n_val: int) -> Tr
 def advise(rows: list[dict], summary: dict[str, Any], settings: dict[str, Any], n_val: int) -> list[Advice]:
     """What to do next, most urgent first. Pure: from epoch rows, summary.json (or what is known of it) and settings."""
     key = f"val/{summary.get('metric')}"
-    rows = [r for r in rows if math.isfinite(float(r.get(key, "nan")))]
+    evaluated = [r for r in rows if key in r]
+    rows = [r for r in evaluated if math.isfinite(number(r[key]))]
+    ill = _not_finite(evaluated, rows, key) if evaluated and evaluated[-1] not in rows else []
     if len(rows) < 3:
         found = f"{len(rows)} finite evaluation{'s' * (len(rows) != 1)} of the metric; a trend needs 3."
-        return [Advice("Too early to say", found)]
+        return [*ill, Advice("Too early to say", found)]
     t = trend(rows, summary, n_val)
-    found = [_next(t, summary, settings), _against_baselines(t, summary), _which_weights(t)]
-    if found[1].title.startswith("Do not"):
+    found = [_broken(t, summary) or _next(t, summary, settings), _against_baselines(t, summary), _which_weights(t)]
+    if found[1].title.startswith("Do not") and not found[0].urgent:
         found.insert(0, found.pop(1))
-    return found
+    return [*ill, *found]
+
+
+def _not_finite(evaluated: list[dict], rows: list[dict], key: str) -> list[Advice]:
+    """The newest evaluations are no numbers."""
+    last = (
+        f"the last that is one: {num(number(rows[-1][key]))} at epoch {_epoch(rows[-1]):.4g}" if rows else "none is one"
+    )
+    text = (
+        f"Epoch {_epoch(evaluated[-1]):.4g}: {key.removeprefix('val/')} is {evaluated[-1][key]}, no number ({last}). "
+    )
+    text += "Weights or outputs have overflowed: go back to the best weights, lower the rate (--optim.lr) or clip (--optim.clip)."
+    return [Advice("Stop: the metric is no longer a number", text, urgent=True)]
+
+
+def _broken(t: Trend, summary: dict[str, Any]) -> Advice | None:
+    """What no more epochs will mend: most of what was learnt is lost, or nothing ever was."""
+    floor, loss = summary.get("floor"), np.array([number(r.get("train/loss")) for r in t.rows])
+    start = float(t.values[0]) if floor is None else float(floor)
+    top, now = float(t.values[t.best]), float(np.median(t.values[-2:]))
+    learnt, lost = t.sign * (top - start), t.sign * (top - now)
+    fell = loss[-1] <= loss[t.best]
+    if learnt > 4 * t.error and lost > max(0.5 * learnt, 4 * t.error) and not fell:
+        text = f"{t.words()} Since its best, {num(top)} at epoch {t.epochs[t.best]:.4g}, {lost / learnt:.0%} of what was learnt is "
+        text += f"lost, and the training loss went from {num(float(loss[t.best]))} to {num(float(loss[-1]))}. Start again from the "
+        return Advice(
+            "It collapsed: go back to the best weights",
+            text + "best weights at a lower rate (--optim.lr).",
+            urgent=True,
+        )
+    if floor is None or len(t.values) < 3 or learnt > 3 * t.error:
+        return None
+    text = f"{t.words()} No evaluation is better than chance ({num(start)}) by three standard errors, "
+    if not loss[-1] < loss[0]:
+        text += f"and the training loss went from {num(float(loss[0]))} to {num(float(loss[-1]))}. Lower the rate (--optim.lr): "
+        return Advice(
+            "It diverged: lower the rate", text + "`trainworthy lr` shows which ones are usable.", urgent=True
+        )
+    text += f"while the training loss fell from {num(float(loss[0]))} to {num(float(loss[-1]))}. If that is little, the rate "
+    text += "is too low (`trainworthy lr`); if it is much, what is evaluated is not what is trained on (`trainworthy check`)."
+    return Advice("It has learnt nothing that validation shows", text, urgent=True)
+
+
+def _epoch(row: dict[str, Any]) -> float:
+    """Of an evaluation; its step where it has none (rows of another tool)."""
+    return number(row.get("epoch", row["step"]))
 
 
 def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any]) -> Advice:
@@ -101,7 +148,7 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any]) -> Advice
     if ended and decays:
         over = f" The {kind} schedule has ended: more epochs need a longer schedule, not a longer run (a new run with, say, "
         over += f"--train.epochs {2 * planned:g})."
-    loss = np.array([float(r.get("train/loss", "nan")) for r in t.rows])
+    loss = np.array([number(r.get("train/loss")) for r in t.rows])
     then, now = float(loss[t.best]), float(loss[-WINDOW:].mean())
     lost = t.sign * (t.values[t.best] - t.values[-WINDOW:].mean())
     worse = improved < -t.error or (lost > 2 * t.error and improved <= t.error)
@@ -122,7 +169,7 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any]) -> Advice
         text += f"(curves bend: no promise).{over}"
         title = "Change the schedule" if over else "Continue"
         return Advice(f"{title}: it is still improving", text)
-    rates = [max((float(v) for k, v in r.items() if k == "lr" or k.startswith("lr/")), default=0.0) for r in t.rows]
+    rates = [max((number(v) for k, v in r.items() if k == "lr" or k.startswith("lr/")), default=0.0) for r in t.rows]
     share = rates[-1] / max(rates) if max(rates) > 0 else 0.0
     if not ended and decays and share > 0.2:
         text = f"{seen} The rate is at {share:.0%} of its highest, and a falling rate often brings the last gain."
@@ -181,7 +228,9 @@ def _which_weights(t: Trend) -> Advice:
     """Final or best? The best of many noisy evaluations flatters, so it must lead by more than noise."""
     top, row = float(t.values[t.best]), t.rows[t.best]
     lead, error = t.sign * (top - t.value), f"two standard errors (±{num(t.error)})"
-    text = f"Best {num(top)} at epoch {row['epoch']:.4g} (step {row['step']:,}), newest {num(t.value)}: {num(lead)} apart, "
+    text = (
+        f"Best {num(top)} at epoch {_epoch(row):.4g} (step {row['step']:,}), newest {num(t.value)}: {num(lead)} apart, "
+    )
     if lead > 2 * t.error:
         return Advice("Fine-tune from the best, not from the last", f"{text}more than {error}.")
     return Advice("The newest weights will do", f"{text}within {error}. The best of many evaluations is partly luck.")

@@ -15,6 +15,7 @@ PATIENCE = 0.1  # of a band's places: outside for so long counts as having left 
 OUTSIDE = (
     5.0  # half widths from the middle of a band of five: 5.8 standard deviations, one healthy run in 170 at one place
 )
+EVALUATIONS, DOUBT = 3, 0.1  # evaluations in a row, share of the way from chance to the band: worse beyond doubt
 OVERFIT = "gates/overfit"
 
 
@@ -122,10 +123,38 @@ class Healthy:
     """Why the band is not drawn; empty: it is."""
     differs: str
     """Settings that are not the band's, but for those that `unlike` names."""
+    parent: str = ""
+    """The recipe whose runs they were, where this run's is a fork of it."""
+
+    @property
+    def name(self) -> str:
+        """What the band is called."""
+        of = f" of {self.parent}, which this was forked from" * bool(self.parent)
+        return f"the band of healthy runs{of} ({self.seeds} seeds, {self.date})"
+
+    def behind(self, tag: str, steps: np.ndarray, values: np.ndarray, *, higher: bool, floor: float) -> str:
+        """Where a metric is beyond doubt worse than every healthy run, and since when: in its last EVALUATIONS by OUTSIDE half
+        widths of the band and by DOUBT of the way from chance to it. Empty: it is not."""
+        if tag not in self.bands or len(steps) < EVALUATIONS:
+            return ""
+        band, sign = self.bands[tag], 1 if higher else -1
+        edge = np.interp(steps, band.x, band.low if higher else band.high)
+        half = np.interp(steps, band.x, band.high - band.low) / 2
+        way = np.abs(np.interp(steps, band.x, band.median) - floor) if math.isfinite(floor) else np.abs(edge)
+        worse = sign * (edge - values) > np.maximum((OUTSIDE - 1) * half, DOUBT * way)
+        worse |= ~np.isfinite(values)
+        if not worse[-EVALUATIONS:].all():
+            return ""
+        since = len(worse) - int(np.argmin(worse[::-1])) if not worse.all() else 0
+        low, high = (float(np.interp(steps[-1], band.x, v)) for v in (band.low, band.high))
+        return (
+            f"{tag.removeprefix('val/')} {values[-1]:.4g} at step {num(steps[-1])}, where healthy runs had {low:.4g} to {high:.4g}"
+            f"; behind since step {num(steps[since])} ({self.name}).{self.otherwise}"
+        )
 
     def words(self, f: Folder) -> str:
         """In one line, whether this run left the band, where first and in which direction."""
-        name = f"the band of healthy runs ({self.seeds} seeds, {self.date})"
+        name = self.name
         if self.unlike:
             return f"{name[0].upper()}{name[1:]} is not drawn: {self.unlike}.{self.otherwise}"
         left = "; ".join(d.words for d in self.departures(f))
@@ -181,7 +210,17 @@ def healthy(f: Folder) -> Healthy | None:
     if f.data.get("fingerprint") != r["data"]:
         unlike.append("other data")
     bands = {} if unlike else {k: Band.read(v) for k, v in r["bands"].items()}
-    return Healthy(bands, len(r["seeds"]), r["date"], ", ".join(unlike), ", ".join(other.values()))
+    return Healthy(bands, len(r["seeds"]), r["date"], ", ".join(unlike), ", ".join(other.values()), r.get("of", ""))
+
+
+def outside(f: Folder) -> str:
+    """What the newest evaluations of a run, finished or not, say of the band, where they are worse beyond doubt."""
+    known, name = healthy(f), f.summary.get("metric")
+    floor = f.summary.get("floor")
+    if not known or not name:
+        return ""
+    how = {"higher": f.summary.get("higher_is_better", True), "floor": math.nan if floor is None else float(floor)}
+    return known.behind(f"val/{name}", *series(f.rows, f"val/{name}"), **how)
 
 
 def flat(settings: dict[str, Any]) -> dict[str, Any]:

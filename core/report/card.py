@@ -1,8 +1,11 @@
 """card.md: what this model is, which weights these are, against which baseline, over how many seeds."""
 
 import json
+import re
+from html import escape
 from pathlib import Path
 
+from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.recipe.registry import find
 from trainworthy.core.report.intervals import noise
@@ -18,7 +21,12 @@ def measured(summary: dict) -> list[tuple[str, ...]]:
     name, own, against = summary["metric"], summary["metrics"], summary["baselines"]
     columns = list(dict.fromkeys([name, *(k for m in against.values() for k in m if k in own)]))
     model = f"{summary['recipe']}, step {summary['reported']['step']}"
-    rows = {model: own, **{k: m for k, m in against.items() if name in m}}
+    test = (
+        {f"the same on the test split ({summary['test']['samples']:,})": summary["test"]["metrics"]}
+        if summary.get("test")
+        else {}
+    )
+    rows = {model: own, **test, **{k: m for k, m in against.items() if name in m}}
     return [("", *columns), *((k, *(f"{m[c]:.4f}" if c in m else "" for c in columns)) for k, m in rows.items())]
 
 
@@ -27,22 +35,25 @@ def write_card(folder: Path) -> Path:
     summary, args, gates, data = (
         json.loads((folder / f"{n}.json").read_text()) for n in ("summary", "args", "gates", "data")
     )
-    name, reported = summary["metric"], summary["reported"]
+    metric, reported = summary["metric"], summary["reported"]
+    name = plain(metric)
     lines = [
-        f"# {summary['recipe']}: {summary['question']}",
+        f"# {plain(summary['recipe'])}: {plain(summary['question'])}",
         "",
-        f"**{name} {reported[name]:.4f}** on {data['splits']['val']['samples']:,} held-out samples: the {reported['weights']} "
-        f"weights, step {reported['step']:,}, seed {args['settings']['run']['seed']}.",
+        f"**{name} {reported[metric]:.4f}** on {data['splits']['val']['samples']:,} held-out samples: the {reported['weights']} "
+        f"weights, step {reported['step']:,}, seed {args['settings']['run']['seed']}."
+        + ("" if gates["enabled"] else " **Gates were off: nothing about this run was proved.**"),
+        *tested(summary),
         "",
-        one_seed(args["recipe"], summary, name),
+        one_seed(args["recipe"], summary, metric),
         "",
         f"| weights | step | {name} | where |",
         "|---|---|---|---|",
-        *_weights(summary, name),
+        *_weights(summary, metric),
         "",
         *against(summary),
         "",
-        f"Best known: {summary['best_known'] or 'not stated'}.",
+        f"Best known: {plain(summary['best_known'] or 'not stated')}.",
         "",
         *_origin(args, summary),
         f"{summary['parameters']:,} parameters, {summary['trained_parameters']:,} trained"
@@ -50,7 +61,7 @@ def write_card(folder: Path) -> Path:
         + f"{summary['steps']:,} "
         + (f"of {summary['planned_steps']:,} steps (stopped early), " if summary["steps"] < summary["planned_steps"] else "steps, ")
         + f"{summary['train_seconds']:.0f} s of training, {len(summary['skipped_steps'])} non-finite steps skipped.",
-        *(f"Data, {split}: {k}: {v}." for split, d in data["splits"].items() for k, v in d["notes"].items()),
+        *(f"Data, {plain(split)}: {plain(k)}: {plain(v)}." for split, d in data["splits"].items() for k, v in d["notes"].items()),
         "",
         "## Gates",
         "",
@@ -58,24 +69,38 @@ def write_card(folder: Path) -> Path:
     if not gates["enabled"]:
         lines.append("**Switched off: nothing about this run was proved.**")
     for v in gates["gates"]:
-        lines.append(f"- {v['verdict']}: {v['id']} ({v['rows']}): {v['measured'] or v['reason']}"
-                     + (f"; waived: {v['reason']}" if v["verdict"] == "waived" else ""))  # fmt: skip
+        line = f"{v['verdict']}: {v['id']} ({v['rows']}): {v['measured'] or v['reason']}"
+        line += f"; waived: {v['reason']}" if v["verdict"] == "waived" else ""
+        lines.append(f"- {plain(line)}")
     path = folder / "card.md"
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text(page(lines))
     return path
+
+
+def tested(summary: dict) -> list[str]:
+    """The number on the test split, or the note that there is none."""
+    metric, test = summary["metric"], summary.get("test")
+    if not test:
+        return ["There is no test split: settings may have been chosen on the same held-out samples."]
+    return [
+        f"{plain(metric)} {test['metrics'][metric]:.4f} on the {test['samples']:,} samples of the test split, evaluated once, at the end."
+    ]
 
 
 def one_seed(recipe: str, summary: dict, name: str) -> str:
     """What a difference to another single seed is worth: a number only where several seeds of this very length were run."""
+    off = ""
     try:
-        known = find(recipe).measured
+        entry = find(recipe)
+        known = entry.measured
+        off = ", with gates off" if entry.gates_off else ""
     except UserError:  # the fork has moved
         known = {}
     values = [r[name] for r in known.get("per_seed", []) if name in r]
     if len(values) < 2 or known["steps"] != summary["steps"]:
         return "One seed: differences between single seeds are not results (`--seeds 5` runs several)."
     return (f"One seed: differences below {noise(values):.4f} between two single runs are noise ({len(values)} seeds of this "
-            f"recipe ranged from {min(values):.4f} to {max(values):.4f}).")  # fmt: skip
+            f"recipe ranged from {min(values):.4f} to {max(values):.4f}{off}).")  # fmt: skip
 
 
 def _weights(summary: dict, name: str) -> list[str]:
@@ -87,7 +112,7 @@ def _weights(summary: dict, name: str) -> list[str]:
     for i, b in enumerate(summary["n_best"]):
         where = f"{home}/best_val_{name}" if i == 0 else f"{home}/best-step-{b['step']}"
         rows.append(f"| {'best' if i == 0 else f'{i + 1}. best'} of {summary['evaluations']} evaluations | {b['step']:,} "
-                    f"| {b[name]:.4f} | {where}{'; ' + mine if i == 0 and chosen == 'best' else ''} |")  # fmt: skip
+                    f"| {b[name]:.4f} | {plain(where)}{'; ' + mine if i == 0 and chosen == 'best' else ''} |")  # fmt: skip
     rows.append(f"| latest: complete state, to resume from | {summary['steps']:,} | | {home}/latest |")
     return rows
 
@@ -97,7 +122,8 @@ def _origin(args: dict, summary: dict) -> list[str]:
     found = []
     if start := args.get("start"):
         fresh = len(start["missing"]) + len(start["mismatched"])
-        found += [f"Fine-tuned from {start['file']} (sha256 {start['sha256'][:12]}): {start['share']:.1%} of the parameters were "
+        file = plain(start["file"])
+        found += [f"Fine-tuned from {file} (sha256 {start['sha256'][:12]}): {start['share']:.1%} of the parameters were "
                   f"loaded, {fresh} tensors left fresh, {len(start['unexpected'])} of the file not used.", ""]  # fmt: skip
     if summary["steps"] < summary["planned_steps"]:
         found += [f"Stopped early: after {summary['steps']:,} of {summary['planned_steps']:,} planned steps.", ""]
@@ -110,4 +136,14 @@ def against(summary: dict) -> list[str]:
     chance = ("chance", f"{summary['floor']:.4f}", *[""] * (len(head) - 2))
     own = [("this model", *model[1:])] * (len(head) > 2)
     lines = [("against", *head[1:]), ("---",) * len(head), *own, *rows, chance]
-    return [f"| {' | '.join(cells)} |" for cells in lines]
+    return [f"| {' | '.join(map(plain, cells))} |" for cells in lines]
+
+
+def plain(text: object) -> str:
+    """Text from data, settings or a metric's name on one line, and in one cell of a table."""
+    return re.sub(r"\s*\n\s*", " ", str(text)).replace("|", "\\|")
+
+
+def page(lines: list[str]) -> str:
+    """The text of a card: no line of it is markup for who shows Markdown, and no secret stands in it."""
+    return escape(masking.hide("\n".join(lines)), quote=False) + "\n"

@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,16 @@ class Chart:
     draw: Callable[[Any, dict[str, str]], None]
     note: str = ""
     size: tuple[float, float] = (4.2, 2.3)
+
+    def __post_init__(self):
+        self.name = file_name(self.name)
+
+
+def file_name(name: str) -> str:
+    """`name` as the name of a file and the prefix of ids in the page: letters, digits, dots and dashes. What was replaced is told
+    apart by a hash: two metrics never share a file."""
+    plain = re.sub(r"[^\w.-]+", "-", name)[:80].strip(".")
+    return plain if plain == name else f"{plain}-{zlib.crc32(name.encode()):08x}"
 
 
 def render(chart: Chart, colours: dict[str, str], kind: str) -> bytes:

@@ -1,6 +1,7 @@
 """A run folder as the report reads it, in whatever state it is."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ class Folder:
     @property
     def settings(self) -> dict[str, Any]:
         """Those of the stage whose curves these are."""
-        return {**self.args.get("settings", {}), **self.args.get("last_stage", {})}
+        own, last = (self.args.get(k) for k in ("settings", "last_stage"))
+        return {**(own if isinstance(own, dict) else {}), **(last if isinstance(last, dict) else {})}
 
     @property
     def n_val(self) -> int:
@@ -71,21 +73,75 @@ def worst_first(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(verdicts, key=lambda v: rank.get(v["verdict"], 2))
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, kind: type = dict) -> Any:
+    """What the file holds; an empty `kind` where it is not there, half-written, or of another kind."""
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError):
-        return {}
+        return kind()
+    return found if isinstance(found, kind) else kind()
+
+
+def number(value: Any) -> float:
+    """A value of a metrics row; "nan" and "inf" are numbers again, what is none is nan."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+VERDICT = {
+    "id": "?",
+    "stage": "",
+    "rows": "",
+    "title": "",
+    "verdict": "?",
+    "measured": "",
+    "needed": "",
+    "remedy": "",
+    "reason": "",
+    "seconds": 0.0,
+}
+FINISHED = ("metric", "steps", "epochs", "train_seconds", "reported", "metrics", "final")
+"""What every summary.json has. A file without them is another tool's, and the run counts as unfinished."""
+
+
+def verdicts(found: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """Those of gates.json or monitors.json, what one lacks filled in."""
+    rows = found.get(key)
+    return [{**VERDICT, **row} for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def summary(found: dict[str, Any]) -> dict[str, Any]:
+    """summary.json if it is one of ours."""
+    name = found.get("metric")
+    inner = [found.get(k) for k in ("reported", "metrics", "final")]
+    ours = all(k in found for k in FINISHED) and isinstance(name, str) and all(isinstance(x, dict) for x in inner)
+    return (
+        found if ours and name in found["reported"] and name in found["metrics"] and "step" in found["reported"] else {}
+    )
+
+
+def splits(found: dict[str, Any]) -> dict[str, Any]:
+    """data.json without splits that are not counted."""
+    every = found.get("splits")
+    whole = (
+        {k: s for k, s in every.items() if isinstance(s, dict) and isinstance(s.get("samples"), int)}
+        if isinstance(every, dict)
+        else {}
+    )
+    return {**found, "splits": whole}
 
 
 def read(path: Path) -> Folder:
     """Read what exists. Without a summary.json the metric's name and direction come from the best checkpoint."""
     names = ("args", "environment", "data", "gates", "summary")
     steps, rows = (read_rows(path / f"{n}_metrics.jsonl") for n in ("step", "epoch"))
-    args, *others = (read_json(path / f"{n}.json") for n in names)
-    monitors = worst_first(read_json(path / "monitors.json").get("monitors", []))
-    band = {} if "stage" in args else beside_recipe(args.get("recipe", ""))  # the band is that of the last stage
-    found = Folder(path, args, *others, steps, rows, monitors, band)
+    args, environment, data, gates, end = (read_json(path / f"{n}.json") for n in names)
+    monitors = worst_first(verdicts(read_json(path / "monitors.json"), "monitors"))
+    gates = {**gates, "gates": verdicts(gates, "gates")} if gates else gates
+    band = {} if "stage" in args else beside_recipe(str(args.get("recipe", "")))  # the band is that of the last stage
+    found = Folder(path, args, environment, splits(data), gates, summary(end), steps, rows, monitors, band)
     if not found.summary:
         best = [read_json(p) for p in path.glob("checkpoints/*/best_val_*/info.json")]
         tags = [k.removeprefix("val/") for k in (rows[-1] if rows else {}) if k.startswith("val/")]
@@ -98,16 +154,28 @@ def read(path: Path) -> Folder:
 
 
 def beside_recipe(target: str) -> dict[str, Any]:
-    """The reference beside the recipe that was run; none if there is no such recipe here."""
+    """The reference beside the recipe that was run or, if it has none, beside the one it was forked from; none if there is no such
+    recipe here."""
     try:
-        return read_json(find(target).reference)
-    except UserError:
+        entry = find(target)
+        own = read_json(entry.reference)
+        parent = forked_from(entry.path.read_text(encoding="utf-8"))
+        return own or ({**read_json(find(parent).reference), "of": parent} if parent else {})
+    except (UserError, OSError):
         return {}
+
+
+def forked_from(source: str) -> str:
+    """The recipe that the note at the end of a fork names."""
+    from trainworthy.core.commands.diff import NOTE
+
+    found = NOTE.search(source)
+    return found["recipe"] if found else ""
 
 
 def series(rows: list[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
     """(steps, values) of the rows that have `key`; "nan" and "inf" are numbers again."""
-    kept = [(r["step"], float(r[key])) for r in rows if key in r]
+    kept = [(r["step"], number(r[key])) for r in rows if key in r]
     return (np.array([k[0] for k in kept], float), np.array([k[1] for k in kept], float))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.report import intervals
-from trainworthy.core.report.card import CHOSEN
+from trainworthy.core.report.card import CHOSEN, page, plain
 
 NAME = "seeds.json"
 QUARTERS = 4  # seeds from which on a quarter can be cut off at either end
@@ -26,6 +26,7 @@ def collect(folder: Path) -> dict[str, Any]:
         path = folder / f"seed-{seed}" / "summary.json"
         if path.is_file():
             summaries[seed] = json.loads(path.read_text())
+    found["gates_off"] = [s for s in summaries if _gates_off(folder / f"seed-{s}")]
     found["values"], found["missing"] = {}, [s for s in plan["seeds"] if s not in summaries]
     if not summaries:
         return found
@@ -39,6 +40,8 @@ def collect(folder: Path) -> dict[str, Any]:
               "min": min(values), "max": max(values), "weights": first["reported"]["weights"],
               "baselines": {k: statistics.fmean(s["baselines"][k][name] for s in summaries.values())
                             for k, v in first["baselines"].items() if name in v}}  # fmt: skip
+    if first.get("test"):
+        found["test"] = statistics.fmean(s["test"]["metrics"][name] for s in summaries.values())
     if len(values) > 1:
         found |= {
             "sd": statistics.stdev(values),
@@ -54,6 +57,8 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     """(what, number) of a group: each seed, then all together."""
     shown = [(f"seed {s}", f"{v:.4f}") for s, v in found["values"].items()]
     shown.append(("mean", f"{found['mean']:.4f}"))
+    if "test" in found:
+        shown.append(("mean on the test split", f"{found['test']:.4f}"))
     if "sd" in found:
         low, high = found["interval_95"]
         shown += [("sample standard deviation", f"{found['sd']:.4f}"),
@@ -69,10 +74,10 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
 def sentence(found: dict[str, Any]) -> str:
     """What the spread means for anyone who compares."""
     n = len(found["values"])
-    said = ""
+    said = off(found)
     if found["missing"]:
         missing = ", ".join(map(str, found["missing"]))
-        said = f"{len(found['missing'])} of {len(found['seeds'])} seeds did not finish: {missing}. "
+        said += f"{len(found['missing'])} of {len(found['seeds'])} seeds did not finish: {missing}. "
     if n < 2:
         return said + "One seed: differences between single seeds are not results."
     if found["sd"] == 0:
@@ -83,6 +88,20 @@ def sentence(found: dict[str, Any]) -> str:
     )
 
 
+def _gates_off(folder: Path) -> bool:
+    """Was this seed run without its gates?"""
+    path = folder / "gates.json"
+    return path.is_file() and not json.loads(path.read_text()).get("enabled", True)
+
+
+def off(found: dict[str, Any]) -> str:
+    """A sentence on seeds that ran without gates; empty where none did."""
+    seeds = found.get("gates_off")
+    if not seeds:
+        return ""
+    return f"Gates were off at {len(seeds)} of {len(found['values'])} seeds: nothing about these was checked. "
+
+
 def shown(found: dict[str, Any]) -> str:
     head = f"result {found['question']}  ({found['weights']} weights, {len(found['values'])} seeds)"
     lines = [("", found["metric"]), *rows(found), *((k, f"{v:.4f}") for k, v in found["baselines"].items())]
@@ -90,10 +109,10 @@ def shown(found: dict[str, Any]) -> str:
 
 
 def card(found: dict[str, Any]) -> str:
-    name = found["metric"]
+    name = plain(found["metric"])
     recipe = found["recipe"]
     lines = [
-        f"# {Path(recipe).stem if recipe.endswith('.py') else recipe}: {found['question']}",
+        f"# {plain(Path(recipe).stem if recipe.endswith('.py') else recipe)}: {plain(found['question'])}",
         "",
         f"**{name} {found['mean']:.4f}**, mean over {len(found['values'])} seeds; the {found['weights']} weights of each "
         f"({CHOSEN[found['weights']]}).",
@@ -103,14 +122,14 @@ def card(found: dict[str, Any]) -> str:
         f"| | {name} |",
         "|---|---|",
         *(f"| {k} | {v} |" for k, v in rows(found)),
-        *(f"| {k} | {v:.4f} |" for k, v in found["baselines"].items()),
+        *(f"| {plain(k)} | {v:.4f} |" for k, v in found["baselines"].items()),
         f"| chance | {found['floor']:.4f} |",
         "",
-        f"Best known: {found['best_known'] or 'not stated'}.",
+        f"Best known: {plain(found['best_known'] or 'not stated')}.",
         "",
         "Each seed has a card and a report of its own in seed-<k>/.",
     ]
-    return "\n".join(lines) + "\n"
+    return page(lines)
 
 
 # ------------------------------------------------------------------------------------------------------------------ compare

@@ -9,17 +9,13 @@ from html import escape
 from typing import Any
 
 import numpy as np
+from trainworthy.core.base import masking
 from trainworthy.core.report.folder import Folder
-
-SECRET = re.compile(
-    r"\b(hf_|gh[pousr]_|github_pat_|sk-|xox[a-z]-|AKIA)[A-Za-z0-9_-]{12,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
-)
-SECRET_NAME = re.compile(r"(^|[._-])(token|secret|password|passwd|api_?key|credentials?)$", re.I)
 
 
 def esc(value: Any) -> str:
     """Text for the page: escaped, and anything that looks like an access token masked."""
-    return escape(SECRET.sub("[hidden]", str(value)))
+    return escape(masking.SECRET.sub(masking.HIDDEN, str(value)))
 
 
 def num(value: Any, sign: str = "") -> str:
@@ -101,13 +97,7 @@ def note(text: str) -> str:
 
 def said(f: Folder) -> list[str]:
     """The command line's words after the verb, secrets hidden."""
-    out: list[str] = []
-    for word in map(str, f.args.get("argv", [])):
-        name, equals, _ = word.partition("=")
-        after_secret = bool(out) and out[-1].startswith("--") and SECRET_NAME.search(out[-1])
-        hidden = name + "=[hidden]" if equals and SECRET_NAME.search(name) else "[hidden]" if after_secret else word
-        out.append(hidden)
-    return out
+    return masking.words(f.args.get("argv", []))
 
 
 def code(command: str) -> str:

@@ -3,31 +3,25 @@
 import math
 import re
 import shlex
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from trainworthy.core.base import masking
+from trainworthy.core.base.errors import UserError
 from trainworthy.core.monitoring.metrics import read_rows
+from trainworthy.core.recipe.registry import find
 from trainworthy.core.report.advice import Advice, advise, against_healthy
+from trainworthy.core.report.bands import outside
 from trainworthy.core.report.card import measured
 from trainworthy.core.report.evidence import verdict_table
-from trainworthy.core.report.folder import Folder, read_json, references
-from trainworthy.core.report.html import (
-    SECRET_NAME,
-    bars,
-    card,
-    code,
-    details,
-    esc,
-    note,
-    num,
-    picture,
-    said,
-    table,
-    tag,
-)
+from trainworthy.core.report.folder import Folder, forked_from, read_json, references
+from trainworthy.core.report.folder import number as as_number
+from trainworthy.core.report.html import bars, card, code, details, esc, note, num, picture, said, table, tag
 
 COLUMNS = 12  # evaluations shown side by side
+SHOWN = 40  # rows and columns of a table of classes: 1,000 of each are a page of 52 MB
 CHOSEN = {"best": "chosen on the same validation set, so it flatters", "final": "not chosen on the validation set"}
 
 
@@ -50,7 +44,33 @@ def verdict(f: Folder) -> tuple[str, str]:
         return "bad", f"{'Check' if f.only_checked else 'Stopped before training'}: {failed} failed"
     n = {k: sum(v["verdict"] == k for v in gates) for k in ("pass", "skip", "waived")}
     extra = "".join(f", {n[k]} {word}" for k, word in (("skip", "skipped"), ("waived", "waived")) if n[k])
-    return ("warn" if n["waived"] else "good"), f"{n['pass']} of {len(gates)} gates passed{extra}"
+    words = f"{n['pass']} of {len(gates)} gates passed{extra}"
+    kind = "warn" if n["waived"] or f.summary.get("warning") or outside(f) else "good"
+    if (edited := touched(f)) is not None:
+        readers = [v for v in gates if edited & {*v.get("reads", ())}]
+        passed = sum(v["verdict"] == "pass" for v in readers)
+        what = ", ".join(sorted(edited)) if len(edited) < 5 else f"{len(edited)} parts" if edited else "nothing"
+        words = f"{passed} of {len(readers)} gates that read what this fork changed ({what}) passed; {words}"
+    return kind, words
+
+
+def touched(f: Folder) -> set[str] | None:
+    """Parts of the recipe that a fork changed; None if this is no fork, or its parent cannot be had."""
+    path = f.path / "recipe.py"
+    source = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if not forked_from(source):
+        return None
+    from trainworthy.core.commands.anatomy import pieces
+    from trainworthy.core.commands.diff import NOTE, origin, without_note
+
+    try:
+        found = NOTE.search(source)
+        old = pieces(without_note(origin(find(found["recipe"]), found, "")[0]))
+        new = pieces(without_note(source))
+    except (UserError, OSError, SyntaxError):
+        return None
+    moved = [k for k in {**old, **new} if k not in old or k not in new or old[k].meaning != new[k].meaning]
+    return {part for k in moved for part in (new.get(k) or old[k]).parts}
 
 
 def state(f: Folder) -> str:
@@ -85,6 +105,11 @@ def hero(f: Folder) -> str:
     if broken := [v["id"] for v in f.monitors if v["verdict"] == "fail"]:
         words = f"{' and '.join(broken)} failed while training"
         left += tag("p", tag("span", "✕", aria_hidden="true") + esc(words), class_="pill bad")
+    for words in (outside(f), f.summary.get("warning")):
+        if words:
+            left += tag(
+                "p", tag("span", "✕", aria_hidden="true") + esc(words[:1].upper() + words[1:]), class_="pill bad"
+            )
     number, right = result(f) if "metric" in f.summary and (f.rows or "reported" in f.summary) else ("", "")
     left += number + tag("p", esc(now), class_="state")
     return tag("header", tag("div", left) + right, class_="hero" if right else "hero alone")
@@ -96,15 +121,21 @@ def result(f: Folder) -> tuple[str, str]:
     shown = s.get("reported") or {
         "weights": "newest",
         "step": newest["step"],
-        name: float(newest.get("val/" + name, "nan")),
+        name: as_number(newest.get("val/" + name)),
     }
     seeds = len(s.get("seeds", [0]))
     fine = [
         f"{shown['weights']} weights, step {shown['step']:,} ({CHOSEN.get(shown['weights'], 'unfinished')})",
         *([f"{f.n_val:,} held-out samples"] if f.n_val else []),
         "one seed: differences between single seeds are not results" if seeds == 1 else f"{seeds} seeds",
+        *(["gates off: nothing about it was proved"] if not f.gates.get("enabled", True) else []),
     ]
     number = tag("p", f"<strong>{esc(num(shown[name]))}</strong> <span>{esc(name)}</span>", class_="number")
+    if test := s.get("test"):
+        value, n = num(test["metrics"][name]), test["samples"]
+        fine.append(f"{name} {value} on the {n:,} samples of the test split, evaluated once, at the end")
+    elif "test" in s:
+        fine.append("there is no test split: settings may have been chosen on the same held-out samples")
     number += note("; ".join(fine) + ".")
     higher = s.get("higher_is_better", True)
     ranked = sorted(references(s), key=lambda r: r[1], reverse=higher)
@@ -138,8 +169,13 @@ def next_steps(f: Folder) -> str:
             rung = v.get("evidence", {}).get("rung")
             text = " ".join([v["measured"] + ".", *v["remedy"].splitlines()])
             todo.insert(0 if rung else len(todo), Advice(f"Monitor {v['id']}: {v['title']}", text, urgent=bool(rung)))
-        if outside := against_healthy(f):
-            todo.insert(0 if outside.urgent else len(todo), outside)
+        if behind := outside(f):
+            for one in todo:
+                if one.title == "It beats every baseline":
+                    one.title += ", but not its recipe's healthy runs"
+                    one.evidence += f" {behind}"
+        if departed := against_healthy(f):
+            todo.insert(0 if departed.urgent else len(todo), departed)
     else:
         return ""
     cards = "".join(tag("li", tag("h3", esc(a.title)) + tag("p", esc(a.evidence)), class_="card") for a in todo)
@@ -171,7 +207,7 @@ def monitor_section(f: Folder) -> str:
 def tiles(f: Folder, split: str) -> list[tuple[bytes | None, str]]:
     """(PNG, caption) of each tile that was saved for `split`."""
     folder = f.path / "previews" / split
-    captions = read_json(folder / "captions.json") or [""] * len(list(folder.glob("*.png")))
+    captions = read_json(folder / "captions.json", list) or [""] * len(list(folder.glob("*.png")))
     paths = [folder / f"{i:02d}.png" for i in range(len(captions))]
     return [(p.read_bytes() if p.is_file() else None, str(c)) for p, c in zip(paths, captions, strict=True)]
 
@@ -261,7 +297,7 @@ def figures(f: Folder) -> str:
     groups: dict[str, list[tuple[str, float, str]]] = {}
     for key, value in metrics.items():
         group, _, name = key.partition("/")
-        groups.setdefault(group if name else "", []).append((name or group, float(value), "other"))
+        groups.setdefault(group if name else "", []).append((name or group, as_number(value), "other"))
     scalars = [[esc(k), esc(num(v))] for k, v, _ in groups.pop("", [])]
     if scalars:
         parts.append(card("All metrics", table((), scalars, class_="plain")))
@@ -277,10 +313,22 @@ def figures(f: Folder) -> str:
 def matrix(figure: dict[str, Any]) -> str:
     """A heat table: shaded by its share of the row, the diagonal framed, zeros faint."""
     values, (down, across) = np.array(figure["values"], float), figure.get("axes") or ("", "")
+    rows, columns, more = figure["rows"], figure["columns"], ""
+    if len(rows) > SHOWN or len(columns) > SHOWN:
+        if values.shape[0] == values.shape[1]:  # those with the most off the diagonal, in their order
+            off = np.abs(values) * (1 - np.eye(len(values)))
+            down_to = across_to = np.sort(np.argsort(-(off.sum(0) + off.sum(1)), kind="stable")[:SHOWN])
+            which = f"The {SHOWN} of {len(rows):,} with the most off the diagonal"
+        else:
+            down_to, across_to = np.arange(min(SHOWN, len(rows))), np.arange(min(SHOWN, len(columns)))
+            which = f"The first {len(down_to)} of {len(rows):,} rows and {len(across_to)} of {len(columns):,} columns"
+        values = values[np.ix_(down_to, across_to)]
+        rows, columns = [rows[i] for i in down_to], [columns[i] for i in across_to]
+        more = note(f"{which}; all of it is in summary.json.")
     total = np.abs(values).sum(1, keepdims=True)
     share = np.divide(np.abs(values), total, out=np.zeros_like(values), where=total > 0)
     square, body = values.shape[0] == values.shape[1], []
-    for i, label in enumerate(figure["rows"]):
+    for i, label in enumerate(rows):
         cells = []
         for j, v in enumerate(values[i]):
             marks = (("diagonal", square and i == j), ("zero", v == 0), ("hot", share[i, j] > 0.5))
@@ -288,8 +336,8 @@ def matrix(figure: dict[str, Any]) -> str:
             text = esc(f"{v:g}" if v.is_integer() else num(float(v)))
             cells.append(tag("span", text, class_=kind, style=f"--v:{share[i, j] * 100:.0f}%"))
         body.append([esc(label), *cells])
-    head = (tag("span", f"{esc(down)} ↓<br>{esc(across)} →", class_="dim"), *(esc(c) for c in figure["columns"]))
-    return table(head, body, class_="matrix")
+    head = (tag("span", f"{esc(down)} ↓<br>{esc(across)} →", class_="dim"), *(esc(c) for c in columns))
+    return table(head, body, class_="matrix") + more
 
 
 def data_section(f: Folder) -> str:
@@ -380,11 +428,11 @@ def settings_section(f: Folder) -> str:
     given = {w[2:].split("=")[0].replace("-", "_") for w in said(f) if w.startswith("--")}
     given |= {re.sub(r"(^|\.)no_(\w+)$", r"\1\2", w) for w in given}
     groups: dict[str, list[list[str]]] = {}
-    for key, value in f.settings.items():
+    for key, value in masking.settings(f.settings).items():
         for name, v in (value if isinstance(value, dict) else {"": value}).items():
             path = f"{key}.{name}" if name else key
             text = ", ".join(map(str, v)) if isinstance(v, list) else str(v)
-            text = "[hidden]" if text and SECRET_NAME.search(path) else text or "none"
+            text = text or "none"
             mark = tag("span", "set", class_="pill accent", title="given on the command line") if path in given else ""
             groups.setdefault(key if name else "recipe", []).append([esc(name or key), esc(text) + mark])
     cards = [card(k, table((), rows, class_="plain")) for k, rows in groups.items()]
@@ -413,12 +461,16 @@ def environment_section(f: Folder) -> str:
 def markdown(text: str) -> str:
     """The few forms a card uses: headings, bold, tables, lists, paragraphs."""
     out = []
-    for block in re.split(r"\n\s*\n", esc(text)):
+    for block in re.split(r"\n\s*\n", esc(unescape(text))):  # a card is escaped for whoever shows it as Markdown
         lines = [re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", x) for x in block.strip().splitlines()]
         if lines and lines[0].startswith("#"):
             out.append(tag("h4", lines.pop(0).lstrip("# ")))
         if lines and lines[0].startswith("|"):
-            cells = [[c.strip() for c in x.strip("|").split("|")] for x in lines if not set(x) <= set("|-: ")]
+            cells = [
+                [c.strip().replace("\\|", "|") for c in re.split(r"(?<!\\)\|", x.strip("|"))]
+                for x in lines
+                if not set(x) <= set("|-: ")
+            ]
             out.append(table(cells[0], cells[1:], class_="plain"))
         elif lines and lines[0].startswith("- "):
             out.append(tag("ul", "".join(tag("li", x.removeprefix("- ")) for x in lines)))

@@ -42,7 +42,7 @@ def page(folder: Path, found: dict[str, Any]) -> str:
     known += [(k, v, "other") for k, v in {**found["baselines"], "chance": found["floor"]}.items()]
     drawn = bars(known, high=found["ceiling"], caption=f"{name}: every seed, and what it is measured against")
     header = tag("header", tag("div", hero) + tag("div", drawn, class_="card"), class_="hero")
-    numbers = table(("", name), [[esc(k), esc(v)] for k, v in rows(found)])
+    numbers = table(("", esc(name)), [[esc(k), esc(v)] for k, v in rows(found)])
     links = "".join(tag("li", tag("a", f"seed {s}", href=f"seed-{s}/report.html")) for s, _ in runs)
     body = section(
         "Curves", tag("div", "".join(map(_figure, _charts(runs, name))), class_="charts"), "One line per seed."

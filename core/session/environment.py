@@ -3,15 +3,18 @@
 import json
 import os
 import platform
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
+from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.recipe.loading import Recipe, sources, versions
+from trainworthy.core.recipe.loading import Recipe, changed, sources, versions
 
 
 def collect(recipe: Recipe, accelerator: Accelerator) -> dict[str, Any]:
@@ -28,17 +31,42 @@ def collect(recipe: Recipe, accelerator: Accelerator) -> dict[str, Any]:
         "devices": gpus or ["cpu"],
         "processes": accelerator.num_processes,
         "commit": _git(home, "rev-parse", "HEAD"),
-        "diff": _git(home, "diff", "HEAD", "--", "core", "recipes")[:50_000],
+        "diff": masking.source(_git(home, "diff", "HEAD", "--", "core", "recipes"))[:50_000],
         "sources": sources(recipe),
     }
 
 
 def changed_sources(folder: Path, recipe: Recipe) -> list[str]:
-    """Names of source files that are not what they were when the run in `folder` started."""
+    """Names of source files that are not what they were when the run in `folder` used them."""
     path = folder / "environment.json"
     before = json.loads(path.read_text())["sources"] if path.exists() else {}
-    now = sources(recipe)
-    return sorted(Path(k).name for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+    return sorted(Path(name).name for name in changed(before))
+
+
+def note_sources(folder: Path, recipe: Recipe, late: dict[str, str]) -> None:
+    """Add to environment.json what was imported since it was written, and `late`: what a remembered proof had imported."""
+    path = folder / "environment.json"
+    found = json.loads(path.read_text())
+    home = recipe.entry.path.parent
+    more = {str((home / name).resolve()): mark for name, mark in late.items()} | sources(recipe)
+    if not more.keys() <= found["sources"].keys():
+        found["sources"] = more | found["sources"]
+        path.write_text(json.dumps(found, indent=1))
+
+
+def assert_shared(folder: Path, accelerator: Accelerator) -> None:
+    """Every process sees the run folder that rank 0 made: checkpoints are read by all, gates leave files there for each other."""
+    if accelerator.num_processes == 1:
+        return
+    here = [folder.is_dir(), socket.gethostname(), str(folder.absolute())]
+    every: list = [None] * accelerator.num_processes
+    dist.all_gather_object(every, here)
+    blind = [f"rank {i} on {host}: no {path}" for i, (sees, host, path) in enumerate(every) if not sees]
+    if blind:
+        raise UserError("the run folder is not shared by all machines", got="; ".join(blind[:4]),
+                        needed=f"one folder that every process sees under one path; rank 0 made {every[0][2]} on {every[0][1]}",
+                        cause="machines with disks of their own, or commands that were started in different folders",
+                        next="--run.out /a/shared/folder, the same on every machine")  # fmt: skip
 
 
 def assert_processes(got: int) -> None:

@@ -9,14 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainworthy.core.base import config
+from trainworthy.core.base import config, masking
 from trainworthy.core.base.console import Console
-from trainworthy.core.base.errors import DONE, Interrupted, UserError
+from trainworthy.core.base.errors import DONE, INTERRUPTED, SIGNALS, Interrupted, UserError
 from trainworthy.core.base.machine import cores
 from trainworthy.core.report.groups import NAME, shown
 from trainworthy.core.report.seeds import write
@@ -37,8 +37,11 @@ class Job:
         return self.folder.with_suffix(".log")
 
     def last_line(self) -> str:
-        """The newest line of its log."""
+        """The newest line of its log; of what ended it, what that was and not what to do next."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        for line in reversed(lines[-12:]):
+            if line.startswith(("crashed: ", "stopped: ", "stopped before training: ", "error: ")):
+                return line.removeprefix("crashed: ")
         return next((line.strip() for line in reversed(lines) if line.strip()), "starting")
 
 
@@ -47,7 +50,7 @@ def run(argv: list[str], asked: str) -> None:
     plan, home = planned("run", argv, asked)
     folder = home / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     made(folder)
-    (folder / NAME).write_text(json.dumps(plan, indent=1))
+    (folder / NAME).write_text(json.dumps({**plan, "argv": masking.words(plan["argv"])}, indent=1))
     _run(folder, plan, force=False)
 
 
@@ -99,9 +102,11 @@ def worst(jobs: list[Job]) -> int:
     return max((j.code if j.code >= 0 else 128 - j.code for j in jobs), default=DONE)
 
 
-def resume(folder: Path, *, force: bool) -> None:
-    """Go on with every seed of a group that has not finished."""
-    _run(folder, json.loads((folder / NAME).read_text()), force=force)
+def resume(folder: Path, *, force: bool, given: dict[str, str]) -> None:
+    """Go on with every seed of a group that has not finished. `given`: secrets, whose values its files do not hold."""
+    plan = json.loads((folder / NAME).read_text())
+    plan["argv"] = masking.filled(plan["argv"], given, where=str(folder / NAME), command=f"trainworthy resume {folder}")
+    _run(folder, plan, force=force, more=[w for name, v in given.items() for w in (masking.flag(name), v)])
 
 
 def _seeds(asked: str, first: int) -> list[int]:
@@ -116,13 +121,13 @@ def _seeds(asked: str, first: int) -> list[int]:
     return seeds
 
 
-def _run(folder: Path, plan: dict[str, Any], *, force: bool) -> None:
+def _run(folder: Path, plan: dict[str, Any], *, force: bool, more: Sequence[str] = ()) -> None:
     """Every seed that has not finished, as many side by side as planned; then the table, the card and the page."""
     jobs = []
     for seed in plan["seeds"]:
         job = job_of("run", plan, seed, folder / f"seed-{seed}")
         if (job.folder / "args.json").is_file():
-            job.command[3:] = ["resume", str(job.folder), *(["--force"] if force else [])]
+            job.command[3:] = ["resume", str(job.folder), *(["--force"] if force else []), *more]
         if not (job.folder / "summary.json").is_file():
             jobs.append(job)
     console = Console()
@@ -133,7 +138,9 @@ def _run(folder: Path, plan: dict[str, Any], *, force: bool) -> None:
     if found["values"]:
         console.say("\n" + shown(found) + f"\n\nreport {folder / 'report.html'}\ncard   {folder / 'card.md'}")
     if asked:
-        raise Interrupted(f"{asked[0]}: every seed was stopped\n  next:         trainworthy resume {folder}")
+        saved = any(folder.glob("seed-*/checkpoints/*/step-*/manifest.json"))
+        raise Interrupted(f"{asked[0]}: every seed was stopped\n  next:         trainworthy resume {folder}",
+                          code=INTERRUPTED if saved else 128 + signal.Signals[asked[0]])  # fmt: skip
     sys.exit(worst(jobs))
 
 
@@ -191,7 +198,7 @@ def stopped(job: Job) -> str:
 def signals() -> Iterator[list[str]]:
     """The names of the signals that arrived; the loop above passes them on."""
     asked: list[str] = []
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = [n for n in SIGNALS if signal.getsignal(n) != signal.SIG_IGN]  # nohup
     before = {n: signal.signal(n, lambda number, _: asked.append(signal.Signals(number).name)) for n in numbers}
     try:
         yield asked

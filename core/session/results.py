@@ -10,8 +10,10 @@ import torch
 from trainworthy.core import gates
 from trainworthy.core.base import seeds
 from trainworthy.core.data.pictures import contact_sheet, png
+from trainworthy.core.gates import exported, paths
 from trainworthy.core.gates.norms import by_batch, layers
 from trainworthy.core.loop.checkpoint import load_into, load_weights, save_weights, weights
+from trainworthy.core.loop.journal import Halt
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.monitoring import monitors
 from trainworthy.core.recipe.stage import Stage, Tile, View
@@ -60,6 +62,25 @@ class Watcher:
         path.write_text("\n".join(rows) + "\n")
 
 
+class ClassWatch:
+    """Stops a run whose held-out classes are called by each other's names. It looks after the 1st, 2nd, 4th, 8th, ... evaluation:
+    that costs next to nothing, and a resumed run looks at the same places."""
+
+    def __init__(self, run: Run, stage: Stage):
+        self.run, self.stage = run, stage
+
+    def look(self) -> None:
+        n = len(self.run.journal.history)
+        if self.stage.confusion is None or self.run.plan or n & (n - 1):
+            return
+        found = paths.judge(self.run, self.stage)
+        if found and found.blocks:
+            self.run.close()
+            raise Halt(f"{found.measured}\n  needed:       {found.needed}\n  likely cause: {found.remedy}\n"
+                       f"  next:         one list of classes for all splits, then a new run; evidence in {self.run.folder}",
+                       keep=False)  # fmt: skip
+
+
 def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     """Final evaluation against the baselines, figures, export, summary.json and card.md."""
     metric, cfg = stage.metric, s.cfg
@@ -77,7 +98,8 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         )
         final, chosen_step = run.measure(stage, stage.data["val"]), best_step
     inputs = tuple(k for k, f in stage.data["val"].fields.items() if f.role == "input")
-    val = stage.data["val"]
+    val, test = stage.data["val"], stage.data.get("test")
+    tested = run.measure(stage, test) if test else None  # once, with the weights that are reported
     zeroed = run.measure(stage, View(val, range(len(val)), blank=inputs)) if inputs else None
     gap, norms, train = None, None, stage.data.get("train")
     if train:
@@ -88,6 +110,9 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         if layers(stage.eval_model):
             with by_batch(stage.eval_model):
                 norms = monitors.Norms(metric, gap.train, run.measure(stage, some)[metric.name])
+    classes = paths.judge(run, stage)
+    if gap and classes and classes.blocks:
+        gap.because = classes.remedy
     shown: dict[str, Any] = {}
     if stage.figures:
         with evaluating(stage.eval_model), run.autocast():
@@ -97,21 +122,28 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     if not s.main:
         return {}
     run.tracker.flush()
-    monitors.write(run, monitors.of(run, stage, gap, norms))
     if zeroed:
         baselines |= {"this model, input zeroed": {metric.name: zeroed[metric.name]}}
+    value, others = (
+        final[metric.name],
+        {k: m[metric.name] for k, m in baselines.items() if _ignorant(k) and metric.name in m},
+    )
+    warning = monitors.worthless(metric, value, value if cfg.run.export == "best" else best_value, others)
     export = s.folder / "export"
     export.mkdir(exist_ok=True)
     stage.export(export) if stage.export else save_weights(export / "model.safetensors", *weights(stage.eval_model))
+    read = [exported.at_end(run, stage, export)] if stage.exported else []
+    monitors.write(run, [*read, *([classes] if classes else []), *monitors.of(run, stage, gap, norms)])
     summary = {
         "recipe": s.recipe.id, "stage": stage.name, "question": metric.question,
         "metric": metric.name, "higher_is_better": metric.higher_is_better,
         "floor": metric.floor, "ceiling": metric.ceiling if math.isfinite(metric.ceiling) else None,
-        "best_known": metric.best_known,
+        "best_known": metric.best_known, "warning": warning, "outside": run.journal.outside,
         "reported": {"weights": cfg.run.export, "step": chosen_step, metric.name: final[metric.name]},
         "final": run.journal.history[-1], "best": {"step": best_step, metric.name: best_value},
         "n_best": [{"step": st, metric.name: v} for v, st in run.journal.best], "evaluations": len(run.journal.history),
-        "metrics": final, "baselines": baselines, "bounds": stage.upper_bounds, "seeds": [cfg.run.seed],
+        "metrics": final, "test": tested and {"samples": len(test), "metrics": tested},
+        "baselines": baselines, "bounds": stage.upper_bounds, "seeds": [cfg.run.seed],
         "steps": run.step, "planned_steps": run.total_steps(stage),
         "epochs": cfg.train.epochs, "train_seconds": round(run.seconds, 1), "skipped_steps": run.journal.skipped,
         "parameters": sum(p.numel() for p in stage.model.parameters()),
@@ -123,7 +155,17 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     spare.write_text(json.dumps(summary, indent=1, default=str))
     os.replace(spare, s.folder / "summary.json")  # its presence says that the run has finished
     write_card(s.folder)
-    return {"table": measured(summary)}
+    return {
+        "table": measured(summary),
+        "wrong": [v for v in read if v.blocks],
+        "warning": warning,
+        "outside": run.journal.outside,
+    }
+
+
+def _ignorant(baseline: str) -> bool:
+    """Does this baseline know nothing of the task? Its result must be beaten by anything that was trained."""
+    return any(word in baseline.lower() for word in ("input zeroed", "untrained", "random", "majority"))
 
 
 def _plain_figure(figure: Any) -> Any:

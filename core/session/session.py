@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import secrets
+import shlex
 import shutil
 import signal
 import time
@@ -10,19 +12,22 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from accelerate import Accelerator
 from trainworthy.core import gates, report
-from trainworthy.core.base import config
+from trainworthy.core.base import config, masking, network
 from trainworthy.core.base.console import Console
-from trainworthy.core.base.errors import Interrupted, Stop, UserError
+from trainworthy.core.base.errors import SIGNALS, Interrupted, Stop, UserError
+from trainworthy.core.data import contents as hashed
 from trainworthy.core.gates import order
 from trainworthy.core.loop import init_from
 from trainworthy.core.loop.run import Run, precision
 from trainworthy.core.monitoring import trackers
 from trainworthy.core.recipe import loading as recipes
-from trainworthy.core.session import environment, stages
+from trainworthy.core.recipe.stage import Stage
+from trainworthy.core.session import engines, environment, process_end, stages
 
 try:
     import fcntl
@@ -42,6 +47,13 @@ class Session:
     folder: Path
     argv: list[str]
     start: init_from.Start | None = None
+    resumes: Literal["", "as it was", "forced"] = ""
+    """Does it go on with a run that began before; `forced`: even where its data changed."""
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """What every checkpoint of this run carries."""
+        return {"recipe": self.recipe.id, "seed": self.cfg.run.seed}
 
     @property
     def main(self) -> bool:
@@ -52,7 +64,9 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
                  only: tuple[str, ...] = (), folder: Path | None = None) -> Session:  # fmt: skip
     """Devices, processes and the run folder; whatever can fail cheaply fails here."""
     torch.set_num_threads(cfg.run.threads or torch.get_num_threads())
+    engines.from_environment()
     accelerator = Accelerator(log_with=trackers.names(cfg) or None)
+    engines.refuse([accelerator.distributed_type.value], accelerator.mixed_precision, "what accelerate started")
     environment.assert_processes(accelerator.num_processes)
     console = Console(quiet=not accelerator.is_main_process)
     start = check_settings(loaded, cfg, accelerator, (*cfg.gates.waive, *only))
@@ -69,6 +83,7 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
             problem = UserError(f"the run folder {folder} cannot be written", got=error.strerror,
                                 next="choose another place with --run.out FOLDER")  # fmt: skip
     together(accelerator, problem)
+    environment.assert_shared(folder, accelerator)
     devices = (
         f"{accelerator.num_processes} x {accelerator.device.type}"
         if accelerator.num_processes > 1
@@ -88,29 +103,53 @@ def check_settings(
     known, start = [g.id for g in order.ORDER], None
     for part in stages.parts(loaded, cfg):
         config.check_values(part.cfg, processes=accelerator.num_processes)
-    with told(loaded):
+    with told(loaded, cfg):
         built = stages.untrained(loaded, cfg, accelerator)
     for part, stage in built:
-        known += [g.id for g in stage.gates]
+        known += [g.id for g in order.of_stage(stage)]
         if part.cfg.init_from:
             start = init_from.report(stage, Path(part.cfg.init_from), trust_pickle=cfg.trust_pickle)
         if "train" in stage.data and len(stage.data["train"]) < 2:
             raise UserError(
                 "the training set is too small", got=f"{len(stage.data['train'])} sample(s)", needed="2 or more"
             )
+        assert_judgeable(stage, cfg)
     for name in names:
         if name not in known:
             raise config.unknown(f"gate '{name}'", name, known, next=f"trainworthy check {loaded.target}")
     return start
 
 
+def assert_judgeable(stage: Stage, cfg: config.Config) -> None:
+    """UserError where the validation split cannot say anything: one sample, or fewer than there are classes."""
+    val, needed = stage.data["val"], 2
+    key = gates.categorical(val)
+    if key is not None and len(val) and hashed.plain(val.peek(0, key)) is not None:  # one class for a sample
+        judged = cfg.gates.enabled and "data" not in cfg.gates.waive
+        needed = max(needed, len(val.fields[key].classes)) if judged else needed
+    if len(val) < needed:
+        classes = f": one of each class of '{key}'" if needed > 2 else ""
+        choice = "--data.val FOLDER or a share (0.2), or " if hasattr(getattr(cfg, "data", None), "val") else ""
+        raise UserError("the validation split is too small to judge", got=f"{len(val)} sample(s)",
+                        needed=f"at least {needed}{classes}; 100 or more tell 90% from 80%",
+                        cause="a split by a share of few samples, or a folder of held-out samples that is not complete",
+                        next=f"{choice}more held-out data, then the same command again")  # fmt: skip
+
+
 @contextlib.contextmanager
-def told(loaded: recipes.Recipe) -> Iterator[None]:
+def told(loaded: recipes.Recipe, cfg: config.Config) -> Iterator[None]:
     """Data that are not there, or not what they should be, are the user's to mend: an OSError or ValueError inside becomes one
-    message that names the recipe's line. Anything else (TypeError, KeyError, ...) is a bug and keeps its traceback."""
+    message that names the recipe's line, and a connection that fails one that says how to do without. Anything else (TypeError,
+    KeyError, ...) is a bug and keeps its traceback."""
     try:
         yield
-    except (OSError, ValueError) as error:
+    except Stop:
+        raise
+    except Exception as error:
+        if network.unreachable(error):
+            raise network.refusal(f"what {loaded.id} is made of", error, config.to_dict(cfg)) from None
+        if not isinstance(error, (OSError, ValueError)):
+            raise
         frames = traceback.extract_tb(error.__traceback__)
         frame = next((f for f in reversed(frames) if f.filename == str(loaded.entry.path)), None)
         if frame is None:
@@ -146,27 +185,39 @@ def session_lock(session: Session) -> Iterator[None]:
 @contextlib.contextmanager
 def reported(session: Session) -> Iterator[None]:
     """However it ends as planned, there is a page to look at."""
+    again = shlex.join(["trainworthy", "check" if session.folder.parent.name == "checks" else "run", *session.argv])
     try:
         yield
-    except Stop:
+    except process_end.Signalled as arrived:
+        message, code = process_end.signalled(str(arrived), session.folder, again)
+        stop: Stop = Interrupted(message, code=code)
+    except Stop as planned:
+        stop = planned
+    except Exception as error:
+        stop = process_end.crashed(error, session.folder, again)
+    else:
         if session.main:
-            with contextlib.suppress(OSError):  # a full disk must not hide why the run stopped
-                report.write(session.folder)
-        raise
-    if session.main:
-        report.write(session.folder)
+            report.write(session.folder)
+        return
+    planned = not (isinstance(stop, process_end.Crashed) and stop.trace)
+    if process_end.speaks(stop.exit_code, planned=planned):  # of several processes, the first that ended
+        with contextlib.suppress(Exception):  # a full disk must not hide why the run stopped
+            report.write(session.folder)
+    raise stop
 
 
 class Interrupts:
-    """SIGTERM and Ctrl-C: while a run trains they ask it to save and stop after the step; before that they end the process.
-    A second Ctrl-C does not wait."""
+    """SIGTERM, Ctrl-C, SIGHUP and SIGUSR1: while a run trains they ask it to save and stop after the step; before that they end
+    the process. A second Ctrl-C does not wait."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, *, next: str = ""):
+        self.next = next or f"trainworthy resume {folder}"
         self.run: Run | None = None
 
     def __enter__(self) -> "Interrupts":
-        self._before = {n: signal.signal(n, self._ask) for n in (signal.SIGTERM, signal.SIGINT)}
+        ours = "TRAINWORTHY_EXIT" in os.environ  # else a signal that is ignored was meant to be: nohup
+        numbers = [n for n in SIGNALS if ours or signal.getsignal(n) != signal.SIG_IGN]
+        self._before = {n: signal.signal(n, self._ask) for n in numbers}
         return self
 
     def __exit__(self, *_) -> None:
@@ -176,7 +227,7 @@ class Interrupts:
     def _ask(self, number: int, _frame) -> None:
         name = signal.Signals(number).name
         if self.run is None or (self.run.signal and number == signal.SIGINT):
-            raise Interrupted(f"{name}: not at a step boundary\n  next:         trainworthy resume {self.folder}")
+            raise process_end.Signalled(name)
         self.run.signal = name
 
 
@@ -190,7 +241,7 @@ def write_start(session: Session) -> None:
         stage_folder = part.folder(s.folder)
         stage_folder.mkdir(parents=True, exist_ok=True)
         _write_args(replace(s, cfg=part.cfg), stage_folder, stage=part.name)
-    own, rungs = config.to_dict(last.cfg), s.recipe.rungs
+    own, rungs = masking.settings(config.to_dict(last.cfg)), s.recipe.rungs
     more = {"last_stage": {k: own[k] for k in ("train", "optim")}} if earlier or rungs else {}
     _write_args(s, s.folder, **more, **({"rungs": rungs, "stage": last.name} if rungs else {}))
     (s.folder / "environment.json").write_text(json.dumps(environment.collect(s.recipe, s.accelerator), indent=1))
@@ -198,8 +249,9 @@ def write_start(session: Session) -> None:
 
 
 def _write_args(s: Session, folder: Path, **more: object) -> None:
-    args = {"recipe": s.recipe.target, "preset": s.preset, "argv": s.argv, "processes": s.accelerator.num_processes,
-            "settings": config.to_dict(s.cfg), "start": s.start and asdict(s.start), **more}  # fmt: skip
+    args = {"recipe": s.recipe.target, "preset": s.preset, "argv": masking.words(s.argv),
+            "processes": s.accelerator.num_processes, "settings": masking.settings(config.to_dict(s.cfg)),
+            "start": s.start and asdict(s.start), **more}  # fmt: skip
     # What the launcher decided holds on resume.
     args["settings"]["train"]["precision"] = precision(s.cfg, s.accelerator)
     (folder / "args.json").write_text(json.dumps(args, indent=1))

@@ -219,7 +219,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         figures=figures,
         export=export,
         gates=samples.of(judge),
-        monitors=[samples.samples, samples.samplers],
+        monitors=[samples.samples, samples.light, samples.samplers],
     )  # fmt: skip
 
 

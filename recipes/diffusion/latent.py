@@ -10,6 +10,9 @@ What this recipe gets right without being asked: the factors that bring latents 
 autoencoder is trained, never before (they drift), and stand in its config; each picture is encoded once, without a draw; an
 autoencoder whose pictures cannot be read is refused; guidance, sampling and export as in diffusion/pixel, and samples are judged
 as pictures.
+
+Measured on digits, min-SNR weights cost agreement without guidance (83% against 91% with `--noise.snr-gamma inf`, 3 seeds), the
+average was worth nothing, and a factor of 0.18215 did no harm to agreement and some to the distance.
 """
 
 import math
@@ -277,7 +280,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         figures=figures,
         export=export,
         gates=latent_gates.of(judge, vae, cfg.vae.needed),
-        monitors=[samples.samples, samples.samplers],
+        monitors=[samples.samples, samples.light, samples.samplers],
     )  # fmt: skip
 
 

@@ -202,7 +202,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         pretrained=came if cfg.model else None,
         export=export,
         gates=text_gates.of(judge, vae, cfg.needed, found.captions),
-        monitors=[*([samples.samples] if scores else []), samples.samplers, text_gates.told_apart],
+        monitors=[*([samples.samples, samples.light] if scores else []), samples.samplers, text_gates.told_apart],
     )  # fmt: skip
 
 

@@ -40,6 +40,10 @@ class Config(core.Config):
     data: preferences.Source = field(default_factory=preferences.Source)
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
+    chat_template: str = ""
+    """A file with the chat template to use in place of the model's own, or `trl:NAME` for one that TRL ships."""
+    eos_token: str = ""
+    """The token that ends an answer, where the tokenizer's own eos is another one and the template does not tell."""
     lora_rank: int = 8
     """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32: at a fiftieth of the rate (--optim.lr 1e-5)."""
     beta: float = 0.1
@@ -79,11 +83,14 @@ def full() -> Config:
 # ----------------------------------------------------------------------------------------------------------------- data
 def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
     """Both splits, without what is too long or prefers nothing."""
-    data = {}
-    for name, rows in zip(("train", "val"), preferences.read(cfg.data), strict=True):
-        kept, told = preferences.usable(rows, chat, cfg.data, name)
+    data, (*splits, bad) = {}, preferences.read(cfg.data, chat)
+    sizes = [preferences.sizes(rows, chat) for rows in splits]
+    limit = pairs.limit(cfg.data, sizes, loading.context(loading.locate(cfg.model)))
+    for name, rows in zip(("train", "val"), splits, strict=True):
+        kept, told = preferences.usable(rows, chat, cfg.data, name, limit)
         data[name] = preferences.Preferences(kept, chat)
         data[name].notes = {f"left out of {name}": "; ".join(told)} if told else {}
+    data["train"].notes |= {"rows that cannot be used": "; ".join(bad)} if bad else {}
     return data
 
 
@@ -117,7 +124,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
         None if cfg.lora_rank else copy.deepcopy(model)
     )  # of adapters TRL keeps a second, frozen set, named "ref"
     return DPOTrainer(model=model, ref_model=reference, args=args, train_dataset=shape,
-                      processing_class=loading.tokenizer(path))  # fmt: skip
+                      processing_class=loading.tokenizer(path, cfg.chat_template, cfg.eos_token))  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage
@@ -130,9 +137,9 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
             f"--label-smoothing {cfg.label_smoothing:g}", needed=f"above 0 and below a half, for --loss {cfg.loss}"
         )
     path = loading.locate(cfg.model)
-    tokenizer = loading.tokenizer(path)
+    tokenizer = loading.tokenizer(path, cfg.chat_template, cfg.eos_token)
     loading.fits(path, cfg.data.max_length)
-    chat = pairs.Chat(tokenizer, cfg.data.system)
+    chat = preferences.chat(tokenizer, cfg.data)
     data = read(cfg, chat)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates

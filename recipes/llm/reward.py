@@ -38,6 +38,10 @@ class Config(core.Config):
     data: preferences.Source = field(default_factory=preferences.Source)
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
+    chat_template: str = ""
+    """A file with the chat template to use in place of the model's own, or `trl:NAME` for one that TRL ships."""
+    eos_token: str = ""
+    """The token that ends an answer, where the tokenizer's own eos is another one and the template does not tell."""
     lora_rank: int = 8
     """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32. The head is trained either way."""
     center_rewards_coefficient: float = 0.0
@@ -75,13 +79,16 @@ def full() -> Config:
 # ----------------------------------------------------------------------------------------------------------------- data
 def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
     """Both splits, without what is too long or prefers nothing."""
-    data = {}
-    for name, rows in zip(("train", "val"), preferences.read(cfg.data), strict=True):
-        kept, told = preferences.usable(rows, chat, cfg.data, name)
+    data, (*splits, bad) = {}, preferences.read(cfg.data, chat)
+    sizes = [preferences.sizes(rows, chat) for rows in splits]
+    limit = pairs.limit(cfg.data, sizes, loading.context(loading.locate(cfg.model)))
+    for name, rows in zip(("train", "val"), splits, strict=True):
+        kept, told = preferences.usable(rows, chat, cfg.data, name, limit)
         data[name] = preferences.Whole(kept, chat)
         share = preferred(preferences.more_tokens(kept, chat))
         data[name].notes = {f"{name}: the preferred answer has more tokens": f"in {share:.0%} of the pairs"}
         data[name].notes |= {f"left out of {name}": "; ".join(told)} if told else {}
+    data["train"].notes |= {"rows that cannot be used": "; ".join(bad)} if bad else {}
     return data
 
 
@@ -96,7 +103,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
     from datasets import Dataset
     from trl import RewardConfig, RewardTrainer
 
-    model = loading.scorer(path, kept_in(cfg, run))
+    model = loading.scorer(path, kept_in(cfg, run), loading.scoring_tokenizer(path, cfg.chat_template, cfg.eos_token))
     model = loading.adapted(model, cfg.lora_rank, head="score")
     args = RewardConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
@@ -112,16 +119,17 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
         accelerator_config={"use_configured_state": True},
     )
     shape = Dataset.from_dict({"chosen_ids": [[1, 2]], "rejected_ids": [[1, 3]]})
-    return RewardTrainer(model=model, args=args, train_dataset=shape, processing_class=loading.scoring_tokenizer(path))
+    return RewardTrainer(model=model, args=args, train_dataset=shape,
+                         processing_class=loading.scoring_tokenizer(path, cfg.chat_template, cfg.eos_token))  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage
 def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
     path = loading.locate(cfg.model)
-    tokenizer = loading.scoring_tokenizer(path)
+    tokenizer = loading.scoring_tokenizer(path, cfg.chat_template, cfg.eos_token)
     loading.fits(path, cfg.data.max_length)
-    chat = pairs.Chat(tokenizer, cfg.data.system)
+    chat = preferences.chat(tokenizer, cfg.data)
     data = read(cfg, chat)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
@@ -195,12 +203,16 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
             "Held-out pairs: rewards of chosen | rejected": tiles,
         }  # fmt: skip
 
+    def whole(adapter: Path) -> nn.Module:
+        """The model with exported adapters merged into it."""
+        return loading.merged_scorer(path, adapter, kept_in(cfg, run), tokenizer)
+
     def export(folder: Path) -> None:
         """The model with its pad as transformers reads it (or adapters and head as peft does), and the tokenizer with that pad."""
         if cfg.lora_rank and cfg.merge_adapters:
             with tempfile.TemporaryDirectory() as adapter:
                 trainer.model.save_pretrained(adapter)
-                net = hosted.built(lambda: loading.merged_scorer(path, Path(adapter), kept_in(cfg, run)))
+                net = hosted.built(lambda: whole(Path(adapter)))
                 net.save_pretrained(folder)
         else:
             trainer.model.save_pretrained(folder)

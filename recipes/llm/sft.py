@@ -11,10 +11,8 @@ untrained model and its 4-shot prompt.
 """
 
 import contextlib
-import re
 import tempfile
 import warnings
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +25,9 @@ from trainworthy.core.data.loader import to_device
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.data import pairs
+from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.llm.gates import chat as gates
+from trainworthy.recipes.llm.gates import loss
 from trainworthy.recipes.llm.models import loading, quantized
 
 from trainworthy import core
@@ -41,12 +41,20 @@ class Config(core.Config):
     data: pairs.Source = field(default_factory=pairs.Source)
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
+    chat_template: str = ""
+    """A file with the chat template to use in place of the model's own, or `trl:NAME` for one that TRL ships."""
+    eos_token: str = ""
+    """The token that ends an answer, where the tokenizer's own eos is another one and the template does not tell."""
     lora_rank: int = 8
     """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32."""
     load_in_4bit: bool = False
     """QLoRA (Dettmers 2023): the frozen weights under the adapters in four bits (NF4), for an accelerator's memory."""
-    max_new_tokens: int = 10
-    """Longest answer when generating; what has not ended by then has not stopped by itself."""
+    max_new_tokens: int = 0
+    """Longest answer when generating; what has not ended by then has not stopped by itself. 0: the longest held-out answer
+    (docstrings: 10 tokens)."""
+    metric: str = "f1"
+    """What answers are judged by, names with commas between them; the first chooses the best checkpoint: exact, f1, rouge, bleu,
+    chrf, perplexity, or `module:function` of your own, called with what was said and what was wanted (1 is the best)."""
     packing: bool = False
     """Train on the pairs of a micro-batch one behind the other, without padding; each sees itself alone."""
     neftune_noise_alpha: float = 0.0
@@ -81,12 +89,28 @@ def full() -> Config:
 def read(cfg: Config, chat: pairs.Chat) -> dict[str, pairs.Pairs]:
     """Both splits, without what is too long."""
     data, (*splits, told) = {}, pairs.read(cfg.data, chat)
+    sizes = [pairs.lengths(tuple((r["prompt"], r["completion"]) for r in rows), chat) for rows in splits]
+    limit = pairs.limit(cfg.data, sizes, loading.context(loading.locate(cfg.model)))
     for name, rows in zip(("train", "val"), splits, strict=True):
-        kept, long = pairs.short_enough(rows, chat, cfg.data, name)
+        kept, long = pairs.short_enough(rows, chat, cfg.data, name, limit)
         data[name] = pairs.Pairs(kept, chat)
+        data[name].limit = limit
         data[name].notes = {f"too long in {name}": long} if long else {}
     data["train"].notes |= {"data sets": "; ".join(told)} if told else {}
+    data["train"].notes |= pairs.described(data["train"].rows, chat, sizes[0], limit)
     return data
+
+
+def new_tokens(cfg: Config, val: pairs.Pairs, chat: pairs.Chat) -> int:
+    """Most tokens of a generated answer; held-out answers that are longer are counted, for they can never be given whole."""
+    sizes = pairs.answer_tokens(val.rows, chat)
+    most = cfg.max_new_tokens or (10 if cfg.data.path == "docstrings" else max(sizes))
+    if longer := sum(n > most for n in sizes):
+        val.notes["cut by --max-new-tokens"] = (
+            f"{longer} of {len(sizes)} held-out answers are longer than {most} tokens (the longest: {max(sizes)}): they can never "
+            f"be given whole; --max-new-tokens {max(sizes)}"
+        )
+    return most
 
 
 # ---------------------------------------------------------------------------------------------------------------- model
@@ -116,7 +140,8 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
         accelerator_config={"use_configured_state": True},
     )
     shape = Dataset.from_dict({"input_ids": [[0, 0]], "labels": [[0, 0]]})  # core's stream brings the samples
-    return SFTTrainer(model=model, args=args, train_dataset=shape, processing_class=loading.tokenizer(path))
+    tokenizer = loading.tokenizer(path, cfg.chat_template, cfg.eos_token)
+    return SFTTrainer(model=model, args=args, train_dataset=shape, processing_class=tokenizer)
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage
@@ -126,10 +151,13 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         raise core.UserError("--load-in-4bit --lora-rank 0: weights in four bits have no gradient", needed="adapters on top of them",
                              next="--lora-rank 8, or --no-load-in-4bit")  # fmt: skip
     path = loading.locate(cfg.model)
-    tokenizer = loading.tokenizer(path)
+    tokenizer = loading.tokenizer(path, cfg.chat_template, cfg.eos_token)
     loading.fits(path, cfg.data.max_length)
     chat = pairs.chat(tokenizer, cfg.data)
+    names = metrics.named(cfg.metric)
+    judged = list(dict.fromkeys(["f1", "exact", *(k for k in names if k != "perplexity")]))
     data = read(cfg, chat)
+    longest = new_tokens(cfg, data["val"], chat)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
         trainer = make_trainer(cfg, run, path)
@@ -139,7 +167,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     for split in data.values():
         split.collator = trainer.data_collator
     shots = [] if chat.conversations else chat.shots(data["train"].rows, 4)
-    if shots and len(chat.ask(shots)) + cfg.data.max_length > loading.context(path):
+    if shots and len(chat.ask(shots)) + data["train"].limit > loading.context(path):
         shots = []  # a short context has no room for examples
 
     def generate(model: nn.Module, prompts: list[str], before: list[dict] = ()) -> list[tuple[str, bool]]:
@@ -148,11 +176,11 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         width = max(map(len, asked))
         ids = torch.tensor([[tokenizer.pad_token_id] * (width - len(a)) + a for a in asked], device=run.device)
         mask = torch.tensor([[0] * (width - len(a)) + [1] * len(a) for a in asked], device=run.device)
-        out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=cfg.max_new_tokens, do_sample=False,
-                             eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)  # fmt: skip
+        out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=longest, do_sample=False,
+                             eos_token_id=chat.ends, pad_token_id=tokenizer.pad_token_id)  # fmt: skip
         out = out[:, width:].tolist()
-        ends = [row.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in row else None for row in out]
-        return [(tokenizer.decode(row[:end]).strip(), end is not None) for row, end in zip(out, ends, strict=True)]
+        ends = [next((i for i, token in enumerate(row) if token in chat.ends), None) for row in out]
+        return [(chat.said(tokenizer.decode(row[:end])), end is not None) for row, end in zip(out, ends, strict=True)]
 
     def nll(model: nn.Module, batch: dict, before: list[dict] = ()) -> tuple[Tensor, Tensor]:
         """(negative log-likelihood of each completion in nats, its scored tokens), (B,) both; plain logits, no fused head."""
@@ -171,17 +199,15 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         rows = []
         for batch in run.batches(data):
             answers = generate(model, batch["prompt"], before)
-            said = zip(answers, batch["completion"], strict=True)
-            told = torch.tensor([[stopped, token_f1(text, wanted), text == wanted] for (text, stopped), wanted in said])
-            rows.append(torch.cat([told.double(), *(x[:, None].double().cpu() for x in nll(model, batch, before))], 1))
-        table = run.gather(torch.cat(rows).to(run.device, torch.float32)).double()  # (N, 5)
-        stops, f1, exact = table[:, :3].mean(0).tolist()
-        return {
-            "f1": f1,
-            "perplexity": (table[:, 3].sum() / table[:, 4].sum()).exp().item(),
-            "stops": stops,
-            "exact": exact,
-        }
+            said = zip(answers, map(chat.said, batch["completion"]), strict=True)
+            told = [[stopped, *(metrics.score(k)(text, wanted) for k in judged)] for (text, stopped), wanted in said]
+            each = [x[:, None].double().cpu() for x in nll(model, batch, before)]
+            rows.append(torch.cat([torch.tensor(told, dtype=torch.float64), *each], 1))
+        table = run.gather(torch.cat(rows).to(run.device, torch.float32)).double()  # (N, 3 + metrics)
+        stops, *values = table[:, :-2].mean(0).tolist()
+        perplexity = (table[:, -2].sum() / table[:, -1].sum()).exp().item()
+        found = {metrics.key(k): v for k, v in zip(judged, values, strict=True)}
+        return {"f1": found.pop("f1"), "perplexity": perplexity, "stops": stops, **found}
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         return scores(model, data)
@@ -197,9 +223,9 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return [core.Tile(text) for text in gates.shown(tokenizer, batch)]
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
-        answers = generate(model, batch["prompt"])
-        return [core.Tile(f"{chat.shown(p)} -> {text}{'' if stopped else ' ...'} ({wanted})", good=token_f1(text, wanted))
-                for (text, stopped), p, wanted in zip(answers, batch["prompt"], batch["completion"], strict=True)]  # fmt: skip
+        answers, due = generate(model, batch["prompt"]), map(chat.said, batch["completion"])
+        return [core.Tile(f"{chat.shown(p)} -> {text}{'' if stopped else ' ...'} ({wanted})", good=metrics.f1(text, wanted))
+                for (text, stopped), p, wanted in zip(answers, batch["prompt"], due, strict=True)]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:
         some = View(data, range(min(24, len(data))))
@@ -207,6 +233,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def export(folder: Path) -> None:
         """The adapter (or the model) as `from_pretrained` of peft (or transformers) reads it, and the tokenizer."""
+        loading.ends_with(trainer.model, chat.ends)
         trainer.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         if cfg.lora_rank and cfg.merge_adapters:
@@ -214,6 +241,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
             loading.merged(path, folder, base=base).save_pretrained(folder / "merged")
             tokenizer.save_pretrained(folder / "merged")
 
+    untrained = None if cfg.lora_rank else lambda: loading.load(path, torch.float32)
     question = f"which words are in {'the name of the function' if cfg.data.path == 'docstrings' else 'the answer'}?"
     # With --init-from adapters stand in its file; else they begin at nothing.
     new = tuple(n for n, _ in trainer.model.named_parameters() if "lora_" in n and not cfg.init_from)
@@ -223,11 +251,12 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         name="sft",
         data=data,
         evaluate=evaluate,
-        metric=core.Metric("f1", question, floor=0.0, ceiling=1.0),
+        metric=metrics.metric(names[0], question, len(tokenizer)),
         expect=core.Expect(new_parameters=new, frozen=("base_model.",) if cfg.lora_rank else (), overfit_steps=40, gate_batch_size=2),
         pretrained=loading.from_file(trainer.model, path),
-        gates=[*[quantized.four_bit] * cfg.load_in_4bit,
-               *gates.of(chat, packed=cfg.packing, exports_whole=bool(cfg.lora_rank and cfg.merge_adapters))],
+        gates=[*[quantized.four_bit] * cfg.load_in_4bit, *gates.of(chat, packed=cfg.packing), loss.objective(chat),
+               *(loss.exported(chat, name, load, untrained) for name, load in exports(cfg, path).items())],
+        monitors=[loss.ended(longest)],
         baselines=baselines,
         preview=preview,
         predict=predict,
@@ -236,11 +265,21 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     )  # fmt: skip
 
 
-def token_f1(said: str, wanted: str) -> float:
-    """F1 over words; a name's words are what underscores, capitals and digits set apart (SQuAD's F1, Rajpurkar 2016)."""
-    a, b = (Counter(w.lower() for w in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", text)) for text in (said, wanted))
-    shared = (a & b).total()
-    return 2 * shared / (a.total() + b.total()) if shared else float(said == wanted)
+def exports(cfg: Config, path: str) -> loss.Loaders:
+    """How a user loads what `export` writes. An adapter on four bits answers like training on that machine's kernels alone; its
+    merged copy is compared."""
+    from transformers import AutoModelForCausalLM
+
+    def whole(folder: Path) -> nn.Module:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    def adapter(folder: Path) -> nn.Module:
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), folder)
+
+    found = {} if cfg.load_in_4bit else {"exported": adapter if cfg.lora_rank else whole}
+    return found | ({"merged": lambda folder: whole(folder / "merged")} if cfg.lora_rank and cfg.merge_adapters else {})
 
 
 STAGES = [sft]

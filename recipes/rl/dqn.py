@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
-from trainworthy.recipes.rl.control import environments, gates, monitors
+from trainworthy.recipes.rl.control import definitions, environments, formulas, gates, monitors
 from trainworthy.recipes.rl.control.environments import Environments, Episodes
 from trainworthy.recipes.rl.control.nets import Layers, Running, mlp
 from trainworthy.recipes.rl.control.replay import Replay, Target, fits
@@ -71,6 +71,8 @@ class Config(core.Config):
     """Hidden units."""
     eval_episodes: int = 100
     """Episodes of an evaluation."""
+    stop_lost: bool = True
+    """End a run whose policy is lost beyond doubt: nearly all that it earned is gone, or its updates go nowhere."""
 
 
 def tiny() -> Config:
@@ -260,8 +262,9 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         export=export,
         monitors=monitors.monitors(floor, ceiling, capacity=cfg.buffer_size // (cfg.num_steps * cfg.num_envs)),
         gates=gates.gates(gates.Subject(dqn, settings={"gradient_steps": 32, "learning_starts": 128, "buffer_size": 4096,
-                                                            "target_update_interval": 16},
-                                        exact={"n_step": 3}, estimated={"n_step": 1}), on_policy=False),
+                                                       "target_update_interval": 16},
+                                        exact={"n_step": 3}, estimated={"n_step": 1}, formula=formulas.dqn,
+                                        targets=definitions.dqn, lag=lambda cfg: cfg.target_update_interval), on_policy=False),
     )  # fmt: skip
 
 
@@ -286,6 +289,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         policy.observe(whole["observation"].flatten(0, 1), returned)
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)
+            monitors.halt(run, stage)
 
 
 @torch.no_grad()

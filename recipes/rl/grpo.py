@@ -40,6 +40,10 @@ class Config(core.Config):
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
     lora_rank: int = 8
     """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32."""
+    chat_template: str = ""
+    """A file with the chat template to use in place of the model's own, or `trl:NAME` for one that TRL ships."""
+    eos_token: str = ""
+    """The token that ends an answer, where the tokenizer's own eos is another one and the template does not tell."""
     reward: str = "exact"
     """`exact` (1 for the right last number, else 0), or a function of your own as `file.py:function` or `module:function`: called
     with lists of texts as `prompts`, `completions` and `answer`, it returns a list of numbers."""
@@ -90,10 +94,12 @@ def full() -> Config:
 def read(cfg: Config, asker: problems.Asker, rows: tuple, context: int) -> dict[str, problems.Problems]:
     """The questions to learn from and those held out, without what is too long."""
     data = {}
-    for name, some in zip(("questions", "val"), rows, strict=True):
+    *splits, bad = rows
+    for name, some in zip(("questions", "val"), splits, strict=True):
         kept, told = problems.usable(some, asker, name, context=context, new=cfg.max_new_tokens)
         data[name] = problems.Problems(kept)
         data[name].notes = {f"left out of {name}": told} if told else {}
+    data["questions"].notes |= {"rows that cannot be used": "; ".join(bad)} if bad else {}
     return data
 
 
@@ -144,7 +150,9 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         raise core.UserError("answers do not come in whole groups", got=f"{cfg.train.batch_size} answers, groups of {cfg.num_generations}",
                              needed=f"--train.batch-size as a multiple of --num-generations (2 or more) x {run.world} processes")  # fmt: skip
     path = loading.locate(cfg.model)
-    tokenizer = loading.tokenizer(path) if cfg.data.style == "chat" else loading.plain(path)
+    tokenizer = (
+        loading.tokenizer(path, cfg.chat_template, cfg.eos_token) if cfg.data.style == "chat" else loading.plain(path)
+    )
     rows = problems.read(cfg.data)
     asker = problems.Asker(tokenizer, cfg.data, rows[0])
 

@@ -11,6 +11,7 @@ several, or numbers: the environment decides which of `HEADS` acts.
 """
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.rl.control import environments, gates, monitors
+from trainworthy.recipes.rl.control import definitions, environments, formulas, gates, monitors
 from trainworthy.recipes.rl.control.environments import Environments, Episodes
 from trainworthy.recipes.rl.control.heads import HEADS
 from trainworthy.recipes.rl.control.memory import Memory, Remembering, fits, player
@@ -65,6 +66,8 @@ class Config(core.Config):
     """Hidden units of the policy's net and of the value's."""
     eval_episodes: int = 100
     """Episodes of an evaluation."""
+    stop_lost: bool = True
+    """End a run whose policy is lost beyond doubt: nearly all that it earned is gone, or its updates go nowhere."""
 
 
 def tiny() -> Config:
@@ -260,8 +263,14 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         figures=lambda model, data: shown(data.starts[:8], player(act, model), low=floor, high=ceiling),
         export=export,
         monitors=monitors.monitors(floor, ceiling, ratio=True, actions=size if space is Discrete else 0),
-        gates=gates.gates(gates.Subject(ppo, settings={}, exact={"gae_lambda": 1.0}, box=space is Box), on_policy=True),
+        gates=gates.gates(gates.Subject(ppo, settings={}, exact={"gae_lambda": 1.0}, box=space is Box, formula=formulas.ppo,
+                                        targets=definitions.ppo, unread=unread), on_policy=True),
     )  # fmt: skip
+
+
+def unread(cfg: Config) -> dict[str, str]:
+    """Entries of a batch that the loss does not depend on, and why."""
+    return {"value": "--clip-range-vf inf"} if math.isinf(cfg.clip_range_vf) else {}
 
 
 STAGES = [ppo]
@@ -281,6 +290,9 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         policy.observe(run.gather(rollout["observation"].flatten(0, 1)), run.gather(rollout["return"].flatten()))
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)
+            monitors.halt(
+                run, stage, actions=getattr(policy.head, "n", 0) if isinstance(policy.head, HEADS[Discrete]) else 0
+            )
 
 
 @torch.no_grad()

@@ -196,7 +196,7 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
             kl = ((own(model(*asked)[0], said) - own(reference(*asked)[0], said)) * valid).sum(1)
             rows.append(torch.stack([earned, kl, *shape(said, valid, tokenizer.eos_token_id)], 1))
         names = ("reward", "kl", "tokens", "distinct", "ended")
-        return dict(zip(names, run.gather(torch.cat(rows)).double().mean(0).tolist(), strict=True))
+        return dict(zip(names, run.gather(torch.cat(rows)).cpu().double().mean(0).tolist(), strict=True))
 
     def baselines() -> dict[str, dict[str, float]]:
         with torch.no_grad():
@@ -286,7 +286,7 @@ def moved(cfg: Config, policy: Writer, rollout: dict[str, Tensor]) -> dict[str, 
     told = {"approx_kl": ratio - 1 - log_ratio,  # Schulman, "Approximating KL divergence", 2020: the k3 estimate
             "clip_fraction": (ratio - 1).abs() > cfg.clip_range, "entropy": rollout["entropy"][valid], "reward": rollout["reward"],
             "kl": rollout["kl"], "tokens": tokens, "distinct": distinct, "ended": ended}  # fmt: skip
-    told = {k: v.double().mean().item() for k, v in told.items()}
+    told = {k: v.cpu().double().mean().item() for k, v in told.items()}
     unexplained = (returned - rollout["value"][valid]).var()
     return told | {"explained_variance": 1 - (unexplained / returned.var().clamp_min(1e-12)).item()}
 

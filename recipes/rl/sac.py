@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.rl.control import environments, gates, monitors
+from trainworthy.recipes.rl.control import definitions, environments, formulas, gates, monitors
 from trainworthy.recipes.rl.control.environments import Environments, Episodes
 from trainworthy.recipes.rl.control.nets import Running, Side, mlp
 from trainworthy.recipes.rl.control.replay import Replay, Target
@@ -64,6 +64,8 @@ class Config(core.Config):
     """Hidden units of the policy's net and of each critic."""
     eval_episodes: int = 100
     """Episodes of an evaluation."""
+    stop_lost: bool = True
+    """End a run whose policy is lost beyond doubt: nearly all that it earned is gone, or its updates go nowhere."""
 
 
 def tiny() -> Config:
@@ -256,8 +258,8 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         export=export,
         monitors=monitors.monitors(floor, ceiling, capacity=cfg.buffer_size // (cfg.num_steps * cfg.num_envs)),
         gates=gates.gates(gates.Subject(sac, settings={"gradient_steps": 32, "learning_starts": 128, "buffer_size": 4096,
-                                                            "tau": 0.05}, box=True),
-                          on_policy=False),
+                                                       "tau": 0.05}, box=True, formula=formulas.sac, targets=definitions.sac,
+                                        lag=lambda cfg: 1 / max(cfg.tau, 1e-9)), on_policy=False),
     )  # fmt: skip
 
 
@@ -280,6 +282,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         policy.observe(whole["observation"].flatten(0, 1), whole["reward"].flatten())
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)
+            monitors.halt(run, stage)
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from trainworthy.core.base import network
 from trainworthy.core.base.errors import UserError
 
 TOKENIZER = "tokenizer.json or tokenizer.model or vocab.json"
@@ -43,7 +44,7 @@ def complete(folder: Path, setting: str, needs: tuple[str, ...], *, weights: boo
 def allowed(name: str, setting: str) -> str:
     """The hub id, if this machine may read it: asked once, before minutes of set-up. The token itself is never shown."""
     from huggingface_hub import auth_check, get_token, try_to_load_from_cache
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     if isinstance(try_to_load_from_cache(name, "config.json"), str):
         return name
@@ -56,10 +57,14 @@ def allowed(name: str, setting: str) -> str:
         raise UserError(f"{setting} {name} is gated", got=token, needed=needed, next=how) from None
     except RepositoryNotFoundError:
         raise UserError(f"{setting} {name} does not exist, or is private", got=token, next=how) from None
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
-        raise UserError(f"{setting} {name} cannot be fetched", got=type(error).__name__, needed="the hub within reach",
-                        cause="no network (HF_HUB_OFFLINE, a proxy?)",
-                        next=f"{setting} FOLDER with the files of the hub") from None  # fmt: skip
+    except Exception as error:  # httpx's own kinds are no OSError
+        if not isinstance(error, OSError) and not network.unreachable(error):
+            raise
+        raise UserError(
+            f"{setting} {name} cannot be fetched", got=type(error).__name__, needed="the hub within reach",
+            cause="no network (HF_HUB_OFFLINE, a proxy?)",
+            next=f"where there is a network: hf download {name} --local-dir FOLDER, then {setting} FOLDER",
+        ) from None  # fmt: skip
     return name
 
 
@@ -86,7 +91,11 @@ def tables(path: str) -> Any:
     datasets.disable_progress_bars()
     try:
         found = datasets.load_dataset(*named(path))
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except Exception as error:
+        if not isinstance(error, (OSError, ValueError, datasets.exceptions.DatasetsError)) and not network.unreachable(
+            error
+        ):
+            raise
         said = " ".join(str(error.__cause__ or error).splitlines()[:2])
         raise UserError(f"--data.path {path} cannot be read", got=said[:200],
                         needed="a data set on the hub that this machine may read", cause="no network (HF_HUB_OFFLINE, a proxy?), a "

@@ -19,7 +19,7 @@ from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
 from trainworthy.recipes.shared import digits
 from trainworthy.recipes.vision.data import balancing, mixing, pictures
 from trainworthy.recipes.vision.gates import pictures as gates
-from trainworthy.recipes.vision.models import zoo
+from trainworthy.recipes.vision.models import exporting, zoo
 
 from trainworthy import core
 
@@ -82,7 +82,7 @@ def read(cfg: Config) -> pictures.Labelled:
     images, labels = digits.load()
     learn, held_out = digits.split(labels)
     classes = digits.CLASSES
-    return pictures.Labelled(images, labels, classes, learn, held_out)
+    return pictures.apart(pictures.Labelled(images, labels, classes, learn, held_out), cfg.data.test)
 
 
 def preprocessing(cfg: Config) -> tuple[zoo.Preprocessing | None, nn.Module]:
@@ -114,6 +114,12 @@ class Images(core.Data):
         elif self.fit is not None:
             image = self.fit(image)
         return {"image": image, "label": self.labels[index]}
+
+    def identity(self, index: int) -> str | None:
+        return self.images.digest(index) if isinstance(self.images, pictures.Pictures) else None
+
+    def source_class(self, index: int) -> str | None:
+        return self.images.class_of(index) if isinstance(self.images, pictures.Pictures) else None
 
     def peek(self, index: int, key: str):
         return self.labels[index] if key == "label" else super().peek(index, key)  # a label costs no decoding
@@ -174,7 +180,7 @@ def make_model(cfg: Config, train_data: Images, classes: tuple[str, ...]) -> zoo
 # ---------------------------------------------------------------------------------------------------------------- stage
 def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    images, labels, classes, learn, held_out, notes = balancing.thinned(read(cfg), cfg.balance.ratio)
+    images, labels, classes, learn, held_out, notes, tested = balancing.thinned(read(cfg), cfg.balance.ratio)
     embedded, n, eps = cfg.data.path == "digits", len(classes), balancing.smoothing(cfg)
     fit, augment = preprocessing(cfg)
     if cfg.data.through:
@@ -184,6 +190,10 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     train_data.fit, val_data.fit, train_data.notes = fit, fit, notes
     if cfg.data.streaming:  # near neighbours lie in one row group: shuffled together, mixed together
         train_data.order, val_data.order = train_data.images.order, val_data.images.order
+
+    test_data = {} if tested is None else {"test": Images(images[tested], labels[tested], classes)}
+    for part in test_data.values():  # evaluated once, at the end: no setting is chosen on it
+        part.fit = fit
 
     balanced = balancing.parts(cfg.balance, labels[learn], n, eps, mixed=cfg.mix.on)
     model, started_from, fresh = zoo.normed(make_model(cfg, train_data, classes), cfg.norm, run)
@@ -265,7 +275,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         name="classify",
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
-        data={"train": train_data, "val": val_data},
+        data={"train": train_data, "val": val_data, **test_data},
         loss=balanced.loss or (mixed_loss if cfg.mix.on else loss),
         counts=balanced.counts,
         evaluate=evaluate,
@@ -279,8 +289,10 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         predict=predict,
         figures=figures,
         export=export,
+        confusion=lambda model, data: confusion_matrix(model, data)[0],
+        exported=exporting.of_classes(run),
         gates=[gates.scale, *[gates.balance] * (cfg.balance.by in ("weights", "sampler"))],
-        monitors=[gates.forgotten],
+        monitors=[gates.forgotten_class],
     )  # fmt: skip
 
 

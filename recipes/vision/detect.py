@@ -9,7 +9,7 @@ counted before the forward; anchors fitted to the boxes where the head has any; 
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -23,10 +23,11 @@ from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
 from trainworthy.recipes.vision.data import boxes
 from trainworthy.recipes.vision.gates import detect as detect_gates
 from trainworthy.recipes.vision.gates import pictures
-from trainworthy.recipes.vision.models import detectors, zoo
+from trainworthy.recipes.vision.models import detectors, exporting, zoo
 
 from trainworthy import core
 
+IMAGENET = (0.485, 0.456, 0.406)  # mean colour that torchvision's nets are normalised by
 SURE = 0.3  # score of the boxes that the pictures of the report show
 
 
@@ -43,13 +44,16 @@ class Config(core.Config):
     weights: str = "none"
     """What a torchvision net starts from: DEFAULT or a name of its weights (fetched and cached), or `none`."""
     image_size: int = 96
-    """Pixels of a side of the square that the net sees; a picture's longer side fills it."""
+    """Pixels of a side of the square that the net sees; a picture's longer side fills it, or is smaller with --shorter."""
+    shorter: int = 0
+    """Pixels of a picture's shorter side, where its longer one fits into the square (800 in torchvision's own transform, which COCO
+    weights were trained behind); 0: the longer side fills the square."""
     widths: tuple[int, ...] = (32, 64, 64)
     """Channels of each stage of the small backbone; each halves the resolution."""
     anchors: int = 4
     """Anchors at every location of the small RetinaNet and Faster R-CNN, fitted to the training boxes (k-means)."""
-    min_score: float = 0.2
-    """Boxes of a lower score are dropped."""
+    min_score: float | None = None
+    """Boxes of a lower score are dropped; unset: torchvision's own, 0.2 for FCOS, 0.05 for RetinaNet and Faster R-CNN."""
     nms: float = 0.6
     """Of two boxes of one class that overlap by more (IoU), the better one stays."""
     most: int = 100
@@ -77,7 +81,8 @@ def full() -> Config:
         data=boxes.Source(path="coco"),
         backbone="resnet50_fpn",
         weights="DEFAULT",
-        image_size=800,
+        image_size=1344,
+        shorter=800,
         mirror=True,
         crop=True,
         train=Train(epochs=12, batch_size=16, precision="bf16", eval_batch_size=16),
@@ -127,22 +132,26 @@ class Backbone(nn.Sequential):
         self.out_channels = widths[-1]
 
 
+def limits(cfg: Config) -> dict[str, float]:
+    """Which boxes are kept, by torchvision's names."""
+    return {"score_thresh": cfg.min_score, "nms_thresh": cfg.nms, "detections_per_img": cfg.most}
+
+
 def make_model(cfg: Config, data: boxes.Annotated) -> zoo.Start:
     """One of the three on the backbone above, or torchvision's own: a detectors.Detector."""
-    limits = {"score_thresh": cfg.min_score, "nms_thresh": cfg.nms, "detections_per_img": cfg.most}
     stride = 2 ** len(cfg.widths) if cfg.backbone == "small" else 32
     if cfg.image_size % stride or cfg.image_size < 4 * stride:
         raise core.UserError("--image-size does not fit the net's strides", got=f"{cfg.image_size} pixels",
                              needed=f"a multiple of {stride}, at least {4 * stride}",
                              next=f"--image-size {max(4, -(-cfg.image_size // stride)) * stride}")  # fmt: skip
     if cfg.backbone != "small":
-        return zoo.detector(cfg.model, cfg.backbone, cfg.weights, len(data.classes), limits)
+        return zoo.detector(cfg.model, cfg.backbone, cfg.weights, len(data.classes), limits(cfg))
     some = data.learn[:100]  # training pictures alone
     pixels = torch.cat([data.pictures[i].double().flatten(1) for i in some], 1) / 255
-    to = [cfg.image_size / max(data.sizes[i]) for i in data.learn]
+    to = [boxes.ratio(data.sizes[i], cfg.image_size, cfg.shorter) for i in data.learn]
     seen = torch.cat([data.boxes[i] * s for i, s in zip(data.learn, to, strict=True)])
     net = detectors.small(cfg.model, Backbone(cfg.widths), len(data.classes), detectors.fit(seen, cfg.anchors), stride=stride,
-                          limits=limits)  # fmt: skip
+                          limits=limits(cfg))  # fmt: skip
     kind = detectors.KINDS[cfg.model]
     return zoo.Start(kind(net, pixels.mean(1).tolist(), pixels.std(1).tolist()))
 
@@ -150,10 +159,15 @@ def make_model(cfg: Config, data: boxes.Annotated) -> zoo.Start:
 # ---------------------------------------------------------------------------------------------------------------- stage
 def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
+    cfg = replace(cfg, min_score=detectors.MIN_SCORES[cfg.model] if cfg.min_score is None else cfg.min_score)
     data = boxes.load(cfg.data)
     classes, embedded = data.classes, cfg.data.path == "digits"
     train_data = boxes.Boxed(data, data.learn, side=cfg.image_size, augment=augmentation(cfg) if cfg.augment else None)
     val_data = boxes.Boxed(data, data.held_out, side=cfg.image_size)
+    test_data = {"test": boxes.Boxed(data, data.test, side=cfg.image_size)} if data.test else {}
+    for part in (train_data, val_data, *test_data.values()):
+        # Torchvision's nets saw the mean colour around a picture: zeros behind the normalisation.
+        part.shorter, part.fill = cfg.shorter, () if cfg.backbone == "small" else IMAGENET
     model, started_from, fresh = make_model(cfg, data)
 
     def counts(batch: dict) -> dict[str, float | Tensor]:
@@ -225,7 +239,9 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         """model.safetensors + config.json; and of FCOS and RetinaNet a program that runs without this project (torch.export)."""
         config = {"classes": classes, "architecture": cfg.model, "backbone": cfg.backbone, "image_size": cfg.image_size,
                   "background_first": bool(model.background), "nms_thresh": cfg.nms, "score_thresh": cfg.min_score,
-                  "input": "float32 (B, 3, image_size, image_size) in [0, 1], the longer side filling it, zeros right and below",
+                  "shorter": cfg.shorter, "fill": list(val_data.fill),
+                  "input": "float32 (B, 3, image_size, image_size) in [0, 1]: resized by min(image_size / longer side, shorter / "
+                           "shorter side) (the first alone where shorter is 0), fill (or black) right and below",
                   "mean": model.mean.flatten().tolist(), "std": model.std.flatten().tolist(),
                   "output": "boxes (B, A, 4) xyxy in these pixels, scores (B, A, classes) of every location; then "
                             "torchvision.ops.batched_nms"}  # fmt: skip
@@ -254,7 +270,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         name="detect",
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
-        data={"train": train_data, "val": val_data},
+        data={"train": train_data, "val": val_data, **test_data},
         loss=loss,
         counts=counts,
         evaluate=evaluate,
@@ -266,6 +282,8 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         predict=predict,
         figures=figures,
         export=export,
+        # Of Faster R-CNN there is no program, and torchvision's constructor brings a canvas of its own.
+        exported=exporting.of_boxes(run, classes, limits(cfg)) if isinstance(model, detectors.Dense) else None,
         gates=detect_gates.DETECTING,
         monitors=[pictures.forgotten],
     )  # fmt: skip

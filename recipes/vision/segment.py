@@ -22,7 +22,7 @@ from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
 from trainworthy.recipes.vision.data import masks
 from trainworthy.recipes.vision.data.masks import IGNORE
 from trainworthy.recipes.vision.gates import pictures
-from trainworthy.recipes.vision.models import hub_nets, zoo
+from trainworthy.recipes.vision.models import exporting, hub_nets, zoo
 
 from trainworthy import core
 
@@ -167,6 +167,7 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
     cut = {"window": cfg.window, "step": cfg.step, "resize": cfg.resize}
     train_data = masks.Windows(data, data.learn, **cut, augment=augmentation(cfg) if cfg.augment else None)
     val_data = masks.Windows(data, data.held_out, **cut)
+    test_data = {"test": masks.Windows(data, data.test, **cut)} if data.test else {}
 
     model, started_from, fresh = zoo.normed(make_model(cfg, data), cfg.norm, run)
 
@@ -268,7 +269,7 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
         name="segment",
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
-        data={"train": train_data, "val": val_data},
+        data={"train": train_data, "val": val_data, **test_data},
         loss=loss,
         counts=counts,
         evaluate=evaluate,
@@ -280,6 +281,8 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
         predict=predict,
         figures=figures,
         export=export,
+        confusion=confusion_matrix,
+        exported=exporting.of_masks(run, classes, name),
         gates=pictures.SEGMENTING,
         monitors=[pictures.forgotten],
     )  # fmt: skip

@@ -2,7 +2,6 @@
 lost. Resume of a finished, changed, damaged or busy run is in test_life.py, wrong settings and forks in test_cli.py."""
 
 import json
-import os
 import resource
 import shutil
 import time
@@ -162,15 +161,3 @@ def test_resume_of_a_recipe_that_is_gone(copy: Path, launch):
     args = copy / "args.json"
     args.write_text(args.read_text().replace("mine.py", "elsewhere.py"))
     refused(launch("resume", str(copy)), "no recipe file", "elsewhere.py")
-
-
-def test_resume_without_one_whole_checkpoint_begins_again_and_says_so(copy: Path, launch):
-    """Nothing is lost that was not lost before: from step 0 the run is the same run."""
-    whole = final_weights(copy)
-    for path in (copy / "checkpoints" / "classify").glob("step-*/state.pt"):
-        os.truncate(path, 100)
-    done = launch("resume", str(copy))
-    assert done.returncode == 0, done.stderr
-    assert "state.pt does not match its hash" in done.stdout
-    assert "resumed from" not in done.stdout
-    assert same(final_weights(copy), whole)

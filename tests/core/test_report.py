@@ -120,9 +120,27 @@ def test_lower_is_better_and_unbounded_metrics_use_their_own_scatter():
     assert "It beats every baseline" in titles(found)
 
 
+def test_what_no_more_epochs_mend_comes_first_and_names_the_rate():
+    """Collapsed after having learnt, diverged from the start, nothing learnt though the loss falls, no number any more."""
+    fell = advise(epochs([0.5, 0.8, 0.9, 0.11, 0.1, 0.1], train=[2, 1, 0.5, 2.3, 2.3, 2.3]), SUMMARY, SETTINGS, 1000)
+    assert fell[0].title == "It collapsed: go back to the best weights"
+    assert "100% of what was learnt is lost" in fell[0].evidence
+    wild = advise(epochs([0.1, 0.11, 0.1, 0.09, 0.1], train=[2.4, 30, 80, 70, 90]), SUMMARY, SETTINGS, 1000)
+    assert wild[0].title == "It diverged: lower the rate"
+    deaf = advise(epochs([0.1, 0.11, 0.1, 0.09, 0.1], train=[2.3, 1, 0.5, 0.2, 0.1]), SUMMARY, SETTINGS, 1000)
+    assert deaf[0].title == "It has learnt nothing that validation shows"
+    assert "trainworthy check" in deaf[0].evidence
+    gone = advise(epochs([0.5, 0.6, 0.7, math.nan]), SUMMARY, SETTINGS, 1000)
+    assert gone[0].title == "Stop: the metric is no longer a number"
+    dip = advise(epochs([0.5, 0.8, 0.9, 0.7, 0.91, 0.92], train=[2, 1, 0.5, 0.6, 0.4, 0.3]), SUMMARY, SETTINGS, 1000)
+    assert "collapsed" not in titles(dip), "a single dip that came back"
+
+
 def test_too_few_or_broken_evaluations_give_no_trend():
     assert advise([], SUMMARY, SETTINGS, 100)[0].title == "Too early to say"
-    assert "2 finite" in advise(epochs([0.1, 0.2, math.nan]), SUMMARY, SETTINGS, 100)[0].evidence
+    first, then = advise(epochs([0.1, 0.2, math.nan]), SUMMARY, SETTINGS, 100)
+    assert first.title == "Stop: the metric is no longer a number"
+    assert "2 finite" in then.evidence
 
 
 # ---------------------------------------------------------------------------------------------------------------- page

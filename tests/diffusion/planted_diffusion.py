@@ -23,6 +23,14 @@ def staged(body: str) -> str:
 PLANTS = [
     Plant("dif-01-average-never-stepped", "average", "DF2", UPDATED, "            pass\n", ("average", "not updated"), recipe=PIXEL,
           source="huggingface/diffusers#5783", harm="what is sampled and exported is the initial weights"),
+    Plant("average-ramp-never-advances", "average", "DF2", UPDATED, '            stage.state["ema"].updates = 0\n' + UPDATED,
+          ("stays at 0.10", "ramp", "counter"), recipe=PIXEL, harm="the average is the newest weights, under another name"),
+    Plant("average-forgets-too-soon", "average", "DF2", "ema = core.Ema(model, cfg.ema) if cfg.ema else None\n",
+          "ema = core.Ema(model, min(cfg.ema, 0.9)) if cfg.ema else None\n", ("1,500 updates", "0.9000", "cut off below --ema"),
+          recipe=PIXEL, harm="ten steps are averaged, not a thousand"),
+    Plant("fresh-net-exported-without-average", "average", "DF2", EXPORTED, EXPORTED.replace(
+              "(ema.model if ema else model)", "make_model(cfg, images.shape[1], n)"), ("differ", "built anew"), recipe=PIXEL,
+          argv=("--ema", "0"), harm="what is shipped was never trained"),
     Plant("dif-02-average-stays-in-the-model", "evaluation", "C12", EVALUATE,
           EVALUATE + "            stage.model.load_state_dict(stage.ema_model.state_dict())\n",
           ("other weights than it evaluated", "average"), recipe=PIXEL,
@@ -61,6 +69,7 @@ PLANTS = [
           ("clip_sample",), recipe=PIXEL, source="kohya-ss/sd-scripts#1432", harm="agreement at guidance 2: 0.99 -> 0.64"),
 ]  # fmt: skip
 RELATIVES = [
+    "average-ramp-never-advances", "fresh-net-exported-without-average", "average-forgets-too-soon",
     "dif-01-average-never-stepped", "dif-04-condition-never-dropped", "dif-08-another-scale", "dif-09-sampler-inherits-clipping",
     "dif-05-constant-timestep", "dif-06-weight-of-another-prediction",
     "dif-02-average-stays-in-the-model",

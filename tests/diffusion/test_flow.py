@@ -125,3 +125,69 @@ def test_one_step_of_an_exported_scheduler_names_the_picture(name: str, shift: f
     assert off(sampler, noise - image) < samples.EXACT / 4
     assert off(sampler, image - noise) > 1
     assert off(DDIMScheduler.from_config(process.scheduler.config), noise - image) > 0.1
+
+
+# ------------------------------------------------------------------------------------------- another convention is no bug
+TOLD = 'prediction = model(batch["noisy"], t, batch["condition"]).sample.float()\n'
+SAMPLED = "return pipeline.sample(model, process.sampler(sampler), classes, noise, **how).clamp(-1, 1)\n"
+LAST = "STAGES = [generate]\n"
+SHIPPED = """
+def backwards(cfg: Config, run: core.Run, previous=None) -> core.Stage:
+    stage = generate(cfg, run, previous)
+    own = stage.export
+
+    def export(folder: Path) -> None:
+        own(folder)
+        path = folder / "pipeline.py"
+        path.write_text(path.read_text().replace("t.expand(len(asked))", "1000 - t.expand(len(asked))"))
+
+    stage.export = export
+    return stage
+
+
+STAGES = [backwards]
+"""
+TURNED = SAMPLED.replace("sample(model,", "sample(lambda x, t, c: model(x, 1000 - t, c),")
+LOOKED = """class Told(Process):
+    def look(self, model, batch):
+        return super().look(lambda x, t, c: model(x, self.noise.timesteps - t, c), batch)
+"""
+SWAPPED = """class Swapped(Process):
+    def levels(self, t):
+        return t / self.noise.timesteps, 1 - t / self.noise.timesteps
+"""
+
+
+def named(own: str, kind: str, stages: str = SHIPPED) -> tuple[str, str]:
+    """A noise process of the fork's own in place of the one that it imports."""
+    return LAST, f"{own}\n\nProcess = {kind}\n\n{stages}"
+
+
+REVERSED = {
+    "told-backwards": ((TOLD, TOLD.replace(", t,", ", 1000 - t,")), (SAMPLED, TURNED), named(LOOKED, "Told")),
+    "time-runs-from-noise": ((SAMPLED, TURNED), named(SWAPPED, "Swapped")),
+}
+"""Time reversed in loss, sampler and export alike: what the net is told, or what a timestep means."""
+INCONSISTENT = {
+    "loss-alone": ((TOLD, TOLD.replace(", t,", ", 1000 - t,")), named(LOOKED, "Told", LAST)),
+    "export-left-out": ((SAMPLED, TURNED), named(SWAPPED, "Swapped", LAST)),
+    "sampler-left-out": (named(SWAPPED, "Swapped"),),
+}
+
+
+@pytest.mark.parametrize("name", REVERSED)
+def test_time_reversed_everywhere_is_healthy(name: str, launch, fork):
+    """The end-to-end test decides: a net that knows the answer samples it, by evaluate() and by the exported pipeline."""
+    fork(*REVERSED[name], recipe="diffusion/flow")
+    done = launch("check", "mine.py", "--only", "noise-process,weighting,samplers", timeout=600)
+    assert done.returncode == 0, done.shown
+
+
+@pytest.mark.parametrize(
+    "name", [n if n == "export-left-out" else pytest.param(n, marks=pytest.mark.verify) for n in INCONSISTENT]
+)
+def test_time_reversed_in_places_is_stopped(name: str, launch, fork):
+    fork(*INCONSISTENT[name], recipe="diffusion/flow")
+    done = launch("check", "mine.py", "--only", "noise-process", timeout=600)
+    assert done.returncode == 3, done.shown
+    assert "time reversed" in done.stdout

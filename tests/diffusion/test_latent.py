@@ -19,7 +19,7 @@ from trainworthy.recipes.diffusion.models import latents, nets, pipeline
 from trainworthy.recipes.diffusion.models.noise import Noise, Process
 from trainworthy.recipes.shared import digits
 
-from tests.helpers.commands import environment, losses, read, run_folder, trainworthy
+from tests.helpers.commands import environment, equal_but_rounding, losses, read, run_folder, trainworthy
 
 SHORT = ("--autoencoder.epochs", "0.2", "--latent.epochs", "0.2", "--sampling.every", "50", "--sampling.steps", "4",
          "--gates.no-enabled", "--run.no-tensorboard")  # fmt: skip
@@ -193,5 +193,5 @@ def test_two_processes_train_what_one_does(tmp_path: Path):
         assert done.returncode == 0, done.stdout + done.stderr
         folders.append(run_folder(tmp_path / name))
     one, two = (losses(f) for f in folders)
-    assert one == pytest.approx(two, rel=1e-3)
+    equal_but_rounding(one, two)
     assert math.isfinite(one[-1])

@@ -42,7 +42,7 @@ def model(**settings: Any) -> Any:
     }
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     return LlamaForCausalLM(
-        LlamaConfig(vocab_size=len(tokenizer()), tie_word_embeddings=True, **{**sizes, **ids, **settings})
+        LlamaConfig(tie_word_embeddings=True, **{"vocab_size": len(tokenizer()), **sizes, **ids, **settings})
     )
 
 

@@ -138,3 +138,16 @@ def write_coco(root: Path, *, n: int = 10, layout: str = "annotations") -> Path:
         file.parent.mkdir(exist_ok=True)
         file.write_text(json.dumps(listed))
     return root
+
+
+def write_coloured(root: Path, *, per_class: int = 60, held_out: int = 20, noise: float = 60.0) -> Path:
+    """train/ and val/ of three classes that differ in their colour alone, on noise: 40x40 pixels, PNG."""
+    rng = np.random.default_rng(0)
+    for label, name in enumerate(("cold", "mild", "warm")):
+        for i in range(per_class):
+            picture = rng.normal(110, noise, (40, 40, 3)) + rng.normal(0, 15, 3)
+            picture[..., label] += 45
+            folder = root / ("val" if i < held_out else "train") / name
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(picture.clip(0, 255).astype(np.uint8)).save(folder / f"{i}.png")
+    return root

@@ -64,7 +64,7 @@ PLANTS = [
           "        split.collator = own\n", ("tokens of the prompt",), recipe=DPO, source="LLM-04 nanochat PR#582",
           harm="the prompt's tokens cancel in the sums and cost their noise; with a mean they do not cancel"),
     Plant("dpo-end-not-scored", "scored", "L3", READ,
-          "    object.__setattr__(chat, 'answer', lambda text: pairs.Chat.answer(chat, text)[:-1])\n" + READ,
+          "    object.__setattr__(chat, 'answer', lambda text, opening='': pairs.Chat.answer(chat, text, opening)[:-1])\n" + READ,
           ("unscored", "ends it"), recipe=DPO, before=("template",), why="the rendered example lacks it, too",
           source="LLM-03 huggingface/trl PR#6357", harm="answers do not stop"),
 ]  # fmt: skip

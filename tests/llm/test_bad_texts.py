@@ -111,28 +111,14 @@ def test_a_template_that_drops_what_the_assistant_says(refused, tmp_path: Path):
     mute = language.write(tmp_path / "mute")
     (mute / "chat_template.jinja").write_text(MUTE)
     turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]
-    refused("llm/sft", lines([{"messages": turns}] * 60), ("drops or changes",), model=mute)
+    refused("llm/sft", lines([{"messages": turns}] * 60), ("does not render a question and its answer",), model=mute)
 
 
 @pytest.mark.parametrize("recipe", each(["llm/dpo", "llm/reward"], "llm/dpo"))
-def test_such_a_template_is_stopped_by_its_gate_where_answers_stand_alone(recipe: str, launch, tmp_path: Path):
-    """What is learnt is not what the template makes of the turns."""
+def test_such_a_template_is_refused_for_preferences_too(recipe: str, refused, tmp_path: Path):
     mute = language.write(tmp_path / "mute")
     (mute / "chat_template.jinja").write_text(MUTE)
-    done = launch(
-        "check",
-        recipe,
-        "--model",
-        str(mute),
-        "--data.max-length",
-        "256",
-        "--data.max-bad",
-        "0.02",
-        "--only",
-        "template",
-    )
-    assert done.returncode == 3, done.shown
-    assert [v["verdict"] for v in done.verdicts()] == ["fail"], done.shown
+    refused(recipe, None, ("does not render a question and its answer",), model=mute)
 
 
 @pytest.mark.parametrize(("name", "words"), [

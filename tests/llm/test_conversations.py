@@ -11,7 +11,7 @@ from trainworthy.recipes.llm.data import documents, mixture, pairs, streaming
 from trainworthy.recipes.shared import hub
 
 from tests.helpers import language
-from tests.helpers.commands import losses, read, run_folder, trainworthy
+from tests.helpers.commands import equal_but_rounding, losses, read, run_folder, trainworthy
 from tests.llm.test_llm import QUICK, SMALL, written
 
 CONVERSATIONS = Path(__file__).parent / "fixtures" / "conversations.jsonl"
@@ -82,10 +82,11 @@ def test_the_last_answer_alone_is_scored_where_that_is_asked_for(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("template", "words"), [
-    (language.TEMPLATE.replace("m['content']", "(m['content'] if m['role'] != 'assistant' else '')"), ("drops or changes",)),
-    (TOOLS.replace("c['function']", "'...'"), ("drops or changes", "knows no tool calls", "turn 2")),
+    (language.TEMPLATE.replace("m['content']", "(m['content'] if m['role'] != 'assistant' else '')"), ("does not render",)),
+    (TOOLS.replace("c['function']", "'...'"), ("drops or changes", "knows no tool calls", "turn 5")),
     (TOOLS.replace("c['function']", "c['function']['name']"), ("drops or changes", "knows no tool calls")),
-    ("{% if messages | length > 2 %}{{ raise_exception('one at a time') }}{% endif %}", ("does not take", "one at a time")),
+    (language.TEMPLATE + "{% if messages | length > 3 %}{{ raise_exception('one at a time') }}{% endif %}",
+     ("does not take", "one at a time")),
 ], ids=["no-answers", "no-tool-calls", "no-arguments", "refused"])  # fmt: skip
 def test_a_template_that_drops_what_the_assistant_says_is_refused(
     template: str, words: tuple[str, ...], tmp_path: Path
@@ -95,16 +96,22 @@ def test_a_template_that_drops_what_the_assistant_says_is_refused(
     assert not [w for w in words if w not in str(told.value)], told.value
 
 
-def test_a_template_that_rewrites_earlier_answers_is_refused_unless_the_last_alone_is_scored(tmp_path: Path):
-    """As templates do that take the thoughts out of what was said before."""
+def test_where_a_template_rewrites_earlier_answers_each_is_learnt_as_the_last_one(tmp_path: Path):
+    """As templates do that take the thoughts out of what was said before: one row for each answer, scored as it is generated."""
     rows = [json.loads(line) for line in CONVERSATIONS.read_text().splitlines()[:3]]
     forgets = "(m['content'] if loop.last or m['role'] != 'assistant' else m['content'][:9])"
     tokenizer = with_template(language.TEMPLATE.replace("m['content']", forgets))
     for one in rows:
         one["messages"] += [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
-    with pytest.raises(UserError, match="no-every-turn"):
-        chat_and_rows(tmp_path, tokenizer, *rows)
-    chat, found = chat_and_rows(tmp_path, tokenizer, *rows, every_turn=False)
+    answers = sum(turn["role"] == "assistant" for one in rows for turn in one["messages"])
+    chat, found = chat_and_rows(tmp_path, tokenizer, *rows, near=0)
+    scored = [chat.example(r["prompt"], r["completion"]) for r in found]
+    said = [tokenizer.decode([i for i in one["labels"] if i != -100]) for one in scored]
+    assert len(found) == answers
+    assert all(text.count("<|im_end|>") == 1 for text in said)
+    assert said.count("So.<|im_end|>") == 3
+    assert all(text.removesuffix("<|im_end|>") in str(rows) for text in said)  # whole, as they stand in the file
+    chat, found = chat_and_rows(tmp_path, tokenizer, *rows, every_turn=False, near=0)
     made = chat.example(found[0]["prompt"], found[0]["completion"])
     assert tokenizer.decode([i for i in made["labels"] if i != -100]) == "So.<|im_end|>"
 
@@ -193,7 +200,7 @@ def test_packing_changes_nothing_but_the_time(net: Path, tmp_path: Path):
     for key in ("step/loss", "step/grad_norm"):
         a, b = ([row[key] for row in rows[name]] for name in ("padded", "packed"))
         assert len(a) == planned > 15  # how many docstrings there are is the running Python's affair
-        assert a == pytest.approx(b, rel=2e-4)
+        equal_but_rounding(a, b)
 
 
 def test_noise_on_the_embeddings_trains_only(net: Path, tmp_path: Path):
@@ -270,15 +277,15 @@ def test_a_configuration_of_a_hub_data_set_by_its_name(tmp_path: Path, monkeypat
     path = hub.absolute("hub:set:other")
     monkeypatch.chdir("/")
     assert path == f"hub:{tmp_path / 'set'}:other"
-    train, _ = pairs.read_file(path, pairs.checked)
+    train, _, _ = pairs.read_file(path, pairs.text)
     assert {r["prompt"].split()[-1] for r in train} == {"other"}
     assert [Path(f).name for f in streaming._listed(path)["train"]] == ["other.jsonl"]
     with pytest.raises(UserError, match="hub:owner/name:configuration") as told:
-        pairs.read_file(path.removesuffix(":other"), pairs.checked)
+        pairs.read_file(path.removesuffix(":other"), pairs.text)
     assert "main" in str(told.value)
 
 
-@pytest.mark.parametrize("read", [lambda p: pairs.read_file(p, pairs.checked), lambda p: documents.load(p, "text", 0.01)],
+@pytest.mark.parametrize("read", [lambda p: pairs.read_file(p, pairs.text), lambda p: documents.load(p, "text", 0.01)],
                          ids=["pairs", "texts"])  # fmt: skip
 @pytest.mark.parametrize(("made", "words"), [
     ({}, ("cannot be read", "no network")), ({"validation.jsonl": '{"prompt": "a"}\n'}, ("no split to learn from", "validation")),

@@ -217,8 +217,10 @@ def test_monitors_tell_a_collapse_from_what_is_normal():
     ([{"prompt": "a", "chosen": [{"role": "assistant", "content": "b"}], "rejected": "c"}], ("chosen: list",)),
 ], ids=["pairs", "other-type", "messages"])  # fmt: skip
 def test_rows_that_are_no_preferences(rows: list[dict], words: tuple[str, ...], tmp_path: Path):
+    source = preferences.Source(path=str(written(tmp_path / "rows.jsonl", rows)))
+    chat = preferences.chat(language.tokenizer(), source)
     with pytest.raises(UserError) as told:
-        preferences.read(preferences.Source(path=str(written(tmp_path / "rows.jsonl", rows))))
+        preferences.read(source, chat)
     assert not [w for w in words if w not in str(told.value)], told.value
 
 

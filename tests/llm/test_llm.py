@@ -18,7 +18,7 @@ from trainworthy.recipes.llm.data import pairs
 from trainworthy.recipes.llm.models import loading
 
 from tests.helpers import language
-from tests.helpers.commands import losses, read, run_folder, same, trainworthy
+from tests.helpers.commands import equal_but_rounding, losses, read, run_folder, same, trainworthy
 from tests.llm.planted_llm import TRAINER, override
 from trainworthy import core
 
@@ -85,7 +85,7 @@ def test_the_loss_is_that_of_each_answer_alone(more: dict, net: Path):
         for p in stage.parameters().values():
             p += 0.1 * torch.randn_like(p)
     model, data, due, n = stage.model.eval(), stage.data["train"], 0.0, 0
-    chat = pairs.Chat(loading.tokenizer(str(net)), cfg.data.system)
+    chat = pairs.chat(loading.tokenizer(str(net)), cfg.data)
     rows = sorted((data.get(i, None) for i in range(40)), key=lambda row: len(row["completion"]))[::13]
     for row in rows:
         before, after = chat.ask(chat.turns(row["prompt"])), chat.answer(row["completion"])
@@ -106,7 +106,7 @@ def test_perplexity_of_the_four_shot_prompt_is_that_behind_its_examples(net: Pat
     torch.manual_seed(0)
     stage = sft.sft(cfg, core.Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1)))
     told = stage.baselines()
-    chat = pairs.Chat(loading.tokenizer(str(net)), cfg.data.system)
+    chat = pairs.chat(loading.tokenizer(str(net)), cfg.data)
     for name, n_shots in (("untrained", 0), ("untrained, 4-shot prompt", 4)):
         shots, nats, n = chat.shots(stage.data["train"].rows, n_shots), 0.0, 0
         for row in stage.data["val"].rows:
@@ -181,14 +181,14 @@ def test_an_adapter_and_the_merged_model_load_and_agree(net: Path, tmp_path: Pat
 def test_two_processes_are_one_to_rounding(net: Path, straight: Path, tmp_path: Path):
     done = trainworthy("run", "llm/sft", "--model", net, *QUICK, "-n", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert losses(run_folder(tmp_path)) == pytest.approx(losses(straight), rel=1e-4)
+    equal_but_rounding(losses(run_folder(tmp_path)), losses(straight))
 
 
 @pytest.mark.verify
 def test_accumulation_is_one_batch_to_rounding(net: Path, straight: Path, tmp_path: Path):
     done = trainworthy("run", "llm/sft", "--model", net, *QUICK, "--train.accumulate", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert losses(run_folder(tmp_path)) == pytest.approx(losses(straight), rel=1e-4)
+    equal_but_rounding(losses(run_folder(tmp_path)), losses(straight))
 
 
 def test_a_step_that_is_not_finite_never_reaches_the_weights(net: Path, fork, launch):
@@ -225,17 +225,17 @@ def written(path: Path, rows: list[dict]) -> Path:
 
 
 @pytest.mark.parametrize(("rows", "words"), [
-    ([{"question": "a", "answer": "b"}], ("question (str), answer (str)", "prompt: missing", "completion (str)")),
+    ([{"question": "a", "answer": "b"}], ("question (str), answer (str)", "prompt: missing", "--data.columns")),
     ([{"prompt": "a", "completion": 3}], ("completion (int)", "completion: int")),
     ([{"prompt": "a", "completion": " "}], ("completion is empty",)),
     ([{"prompt": "a", "chosen": "b", "rejected": "c"}], ("preferences (DPO)",)),
-    ([{"conversations": [{"from": "human", "value": "a"}]}], ("whole conversations",)),
-    ([{"messages": [{"from": "human", "value": "a"}]}], ("ShareGPT", "role")),
+    ([{"conversations": [{"from": "human", "value": "a"}]}], ("no answer to learn",)),
+    ([{"messages": [{"role": "narrator", "content": "a"}]}], ("'narrator'", "role")),
     ([{"messages": [{"role": "user", "content": "a"}]}], ("no answer to learn", "user")),
     ([{"messages": [{"role": "assistant", "content": "a"}]}], ("no answer to learn",)),
     ([{"messages": [{"role": "user", "content": [{"type": "image"}]}]}], ("vlm/instruct",)),
     ([{"messages": "a"}], ("str, not a list",)),
-], ids=["other-names", "other-type", "empty", "preferences", "sharegpt", "sharegpt-turns", "no-answer", "no-question",
+], ids=["other-names", "other-type", "empty", "preferences", "sharegpt", "role", "no-answer", "no-question",
         "parts", "no-list"])  # fmt: skip
 def test_rows_that_are_no_pairs(rows: list[dict], words: tuple[str, ...], tmp_path: Path):
     source = pairs.Source(path=str(written(tmp_path / "rows.jsonl", rows)))
@@ -310,14 +310,26 @@ def test_adapters_cannot_learn_tokens_that_were_added(launch, tmp_path: Path):
 
 
 @pytest.mark.parametrize("recipe", ["llm/sft", pytest.param("llm/dpo", marks=pytest.mark.verify)])
-def test_a_template_whose_turns_end_otherwise_is_told(recipe: str, launch, tmp_path: Path):
+def test_an_end_of_turn_that_is_not_the_eos_is_scored_and_stops_answers(recipe: str, launch, tmp_path: Path):
     """As Gemma's: <end_of_turn> ends a turn, the tokenizer's eos a text."""
     net = language.write(tmp_path / "net")
     (net / "chat_template.jinja").write_text(language.TEMPLATE.replace("<|im_end|>", "<|endoftext|>"))
-    done = launch("check", recipe, "--model", str(net), "--only", "schema")
+    done = launch("check", recipe, "--model", str(net), *SMALL, "--only", "template,scored")
+    assert done.returncode == 0, done.shown
+    (told,) = [v["evidence"]["example"] for v in done.verdicts() if v["id"] == "template"]
+    assert "[[" in told
+    assert told.rstrip().endswith("<|endoftext|>]]")
+
+
+def test_a_template_that_ends_no_answer_is_refused(launch, tmp_path: Path):
+    net = language.write(tmp_path / "net")
+    plain = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
+    (net / "chat_template.jinja").write_text(plain + "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}")
+    done = launch("check", "llm/sft", "--model", str(net), "--only", "schema")
     assert done.returncode == 2, done.shown
-    assert "does not end an answer with the tokenizer's eos" in done.stderr
-    assert "<|endoftext|>" in done.stderr
+    assert "does not end an answer" in done.stderr
+    assert "never learn to stop" in done.stderr
+    assert "--chat-template" in done.stderr
 
 
 def test_a_whole_model_is_no_start_for_adapters(net: Path, launch):

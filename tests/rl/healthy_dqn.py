@@ -4,8 +4,8 @@ from tests.helpers.plant import Healthy
 from tests.rl import healthy_rl
 
 
-def healthy(id: str, *argv: str, naive: str = "") -> Healthy:
-    return Healthy(id, argv, naive=naive, recipe="rl/dqn", may_skip=(*healthy_rl.SKIPS, "terms"))
+def healthy(id: str, *argv: str, naive: str = "", hunk=None) -> Healthy:
+    return Healthy(id, argv, hunk, naive, recipe="rl/dqn", may_skip=(*healthy_rl.SKIPS, "terms"))
 
 
 LOOKALIKES = [
@@ -19,6 +19,8 @@ LOOKALIKES = [
     healthy("ok-dqn-few-updates", "--gradient-steps", "4"),
     healthy("ok-dqn-accumulate", "--train.accumulate", "3"),
     healthy("ok-dqn-sparse-reward", "--env", "MountainCar-v0", naive="every return is -200: not learning"),
+    healthy("ok-dqn-squared-error", naive="not Huber's loss",
+            hunk=("error = F.smooth_l1_loss(", "error = 0.5 * F.mse_loss(")),
     healthy("ok-dqn-stacked", "--frame-stack", "3"),
     healthy("ok-dqn-one-hot-observations", "--env", "Taxi-v4"),
 ]  # fmt: skip

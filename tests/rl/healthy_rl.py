@@ -44,6 +44,15 @@ LOOKALIKES = [
     healthy("ok-rl-remembered", "--rnn-hidden-size", "16", "--num-steps", "32", "--train.batch-size", "64",
             naive="probabilities that hang on what is not in the observation"),
     healthy("ok-rl-remembered-numbers", "--env", "Pendulum-v1", "--rnn-hidden-size", "8", "--num-steps", "32", "--train.batch-size", "64"),
+    healthy("ok-rl-higher-upper-bound", naive="not PPO's clip",
+            hunk=("ratio.clamp(1 - cfg.clip_range, 1 + cfg.clip_range)", "ratio.clamp(1 - cfg.clip_range, 1.28)")),
+    healthy("ok-rl-kl-penalty", naive="a policy's term that is not PPO's",
+            hunk=('"policy": -gain.sum(),', '"policy": (-gain + 0.3 * (ratio - 1 - ratio.log())).sum(),')),
+    healthy("ok-rl-kl-term", naive="a term that nobody knows",
+            hunk=('"policy": -gain.sum(),', '"policy": -gain.sum(),\n            "kl": 0.1 * (ratio - 1 - ratio.log()).sum(),')),
+    healthy("ok-rl-values-not-clipped-in-code", naive="an entry that nothing depends on",
+            hunk=('error = torch.max((value - batch["return"]).square(), (near - batch["return"]).square())',
+                  'error = (value - batch["return"]).square()')),
     healthy("ok-rl-low-rate", "--optim.lr", "1e-4"),
 ]  # fmt: skip
 SAMPLED = ()  # make verify has them all; as it is, every recipe is checked by tests/core/test_recipes.py

@@ -89,8 +89,18 @@ PLANTS = [
                          ("environments", "a resumed run begins new episodes"))],
     plant("dqn-replay-forgets-its-age", "resume", "C13", "STAGES = [dqn]\n", AGELESS, ("differ", "state.replay", "stage.state"),
           harm="no loss shows it; what is thrown away by its age is another part"),
+    plant("dqn-target-counts-units", "target-rate", "R5", FOLLOW,
+          "            if i == cfg.gradient_steps and (step.index + 1) % cfg.target_update_interval == 0:\n                target.follow(policy)\n",
+          ("units are counted",), harm="ten targets in a run instead of three hundred; the probes have an interval of their own"),
+    plant("dqn-double-is-not", "returns", "R5", BEST, "best = worth.argmax(-1, keepdim=True)\n", ("`double`",),
+          harm="values that are too high"),
+    plant("dqn-units-of-returns-mixed", "returns", "R5", "* target.returns.rms)", "* policy.returns.rms)", ("units are mixed up",),
+          harm="targets jump with every unit's statistics"),
+    plant("dqn-weights-are-not-applied", "formula", "R5", '(batch["weight"] * error).sum()', "error.sum()", ("are not applied",),
+          argv=("--prioritized-replay-alpha", "0.6"), harm="what is drawn more often counts more"),
 ]  # fmt: skip
 RELATIVES = (
+    "dqn-units-of-returns-mixed", "dqn-weights-are-not-applied",
     "dqn-target-never-updated",
     "dqn-old-action", "dqn-target-every-update", "dqn-value-of-the-online-net", "dqn-time-limit-is-an-end", "dqn-done-ignored",
     "dqn-no-discount", "dqn-n-step-discounted-once", "dqn-replay-of-views",

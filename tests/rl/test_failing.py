@@ -82,6 +82,14 @@ def test_a_run_whose_environment_fails_goes_on_once_it_is_mended(recipe: str, ho
     assert same(final_weights(folder), final_weights(straight(recipe)))
 
 
+def test_a_signal_while_an_environment_steps_is_not_its_error(launch):
+    asked = ("check", "rl/ppo", *SETTINGS["rl/ppo"], "--only", "environments,resume")
+    done = launch(*asked, FAILS="signal", HEALTHY_STEPS="0", **ENV)
+    assert done.returncode == 143, done.shown
+    assert "SIGTERM: nothing was saved yet" in done.stderr
+    assert "raised" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("recipe", "name", "package", "extra"),
     [("rl/ppo", "LunarLander-v3", "Box2D", "box2d"),

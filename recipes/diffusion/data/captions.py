@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 from trainworthy.core import Data, Field, Run, UserError
 from trainworthy.core.base import seeds
+from trainworthy.core.data.validation_split import held_out as held_out_by
 from trainworthy.recipes.diffusion.data import pictures as source
 from trainworthy.recipes.diffusion.models.noise import Process
 from trainworthy.recipes.vision.data import pictures
@@ -124,7 +125,11 @@ def beside(cfg: Source) -> Captioned:
     first = {mark: i for i, mark in reversed(list(enumerate(marks)))}  # copies of one picture stay on one side
     owner = torch.tensor([first[mark] for mark in marks])
     alone = owner.unique()
-    held = torch.isin(owner, alone[seeds.permutation(len(alone), "captions", "split")][: max(1, len(alone) // 5)])
+    wanted = held_out_by(cfg.val)
+    if isinstance(wanted, Path):
+        raise UserError("--data.val of captioned pictures is a share", got=wanted, needed="a share such as 0.2")
+    size = max(1, round(wanted * len(alone)) if wanted else len(alone) // 5)
+    held = torch.isin(owner, alone[seeds.permutation(len(alone), "captions", "split")][:size])
     if len(alone) < 5:
         raise UserError(f"{root} has too few pictures", got=f"{len(alone)} different ones", needed="five or more")
     learn, held_out = (~held).nonzero().flatten(), held.nonzero().flatten()

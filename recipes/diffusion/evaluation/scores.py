@@ -24,6 +24,18 @@ def frechet(a: Tensor, b: Tensor) -> float:
     return float((a.mean(0) - b.mean(0)).square().sum() + cov_a.trace() + cov_b.trace() - 2 * cross)
 
 
+def moments(pictures: Tensor) -> Tensor:
+    """(B, 2) mean and mean square of each picture (B, C, H, W)."""
+    flat = pictures.flatten(1).double()
+    return torch.stack([flat.mean(1), flat.square().mean(1)], 1)
+
+
+def light(each: Tensor) -> Tensor:
+    """(2,) mean and standard deviation over all pixels of pictures with these `moments`."""
+    mean, square = each.mean(0)
+    return torch.stack([mean, (square - mean**2).clamp_min(0).sqrt()])
+
+
 class Scores:
     """What `judge` says of samples: one for each `every`-th held-out picture, of its class, from its noise."""
 
@@ -31,15 +43,23 @@ class Scores:
         """`sample(model, classes (B,), noise (B, C, H, W), scale)` makes pictures (B, C, H, W) in [-1, 1]."""
         self.run, self.judge, self.found, self.sample, self.every = run, judge, found, sample, every
         self.real, self.curve = cache(self._real), cache(self._curve)
+        self.real_moments = cache(lambda: moments(found.images[found.held_out]).to(run.device))
 
     def judged(self, model: nn.Module, data: Data, scale: float) -> dict[str, float]:
-        """Agreement with the class asked for, and distance from held-out pictures."""
+        """Agreement with the class asked for, distance from held-out pictures, and how much brighter and how much richer in
+        contrast the samples are (`light`): a judge that reads digits does not see that."""
         some = View(data, range(0, len(data), self.every))
         made = ((b["label"], self.sample(model, b["condition"], b["noise"], scale)) for b in self.run.batches(some))
-        rows = [(label, *self.judge(pictures)) for label, pictures in made]
-        truth, said, features = (self.run.gather(torch.cat(part)) for part in zip(*rows, strict=True))
+        rows = [(label, *self.judge(pictures), moments(pictures)) for label, pictures in made]
+        truth, said, features, each = (self.run.gather(torch.cat(part)) for part in zip(*rows, strict=True))
         right = (said == truth).float().mean().item()
-        return {"agreement": right, "frechet": frechet(features, self.real("held out")[1])}
+        brighter, richer = (light(each) - light(self.real_moments())).tolist()
+        return {
+            "agreement": right,
+            "frechet": frechet(features, self.real("held out")[1]),
+            "brighter": brighter,
+            "richer": richer,
+        }
 
     def _real(self, which: str) -> tuple[Tensor, Tensor]:
         """(class (N,), features (N, D)) of real pictures; of those learnt from as many as are made, every class its share."""

@@ -19,7 +19,7 @@ from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.diffusion.data import pictures as source
-from trainworthy.recipes.diffusion.gates import samples
+from trainworthy.recipes.diffusion.gates import samples, walks
 from trainworthy.recipes.diffusion.gates.samples import Knowing, clean_key, objective
 from trainworthy.recipes.diffusion.models import latents, pipeline
 from trainworthy.recipes.shared.judge import Judge
@@ -31,6 +31,7 @@ FRESH = 5e-3  # rms between cached latents and fresh ones, in deviations
 FACTOR = 0.01  # relative difference of a factor from the one that is declared, of a latent from the one that was learnt
 BACK = 0.05  # rms of pictures in [-1, 1] that should be one picture
 TRIED = 4  # pictures sampled by either path
+TRIED_STEPS = 10
 READ = 0.95  # share of what the judge reads of real pictures that it must still read
 
 
@@ -84,16 +85,7 @@ def _line(proof: Proof, run: Run, stage: Stage, split: str) -> tuple[float, floa
     return slope, (cached.mean() - slope * fresh.mean()).item(), left
 
 
-Ask = Callable[[DiffusionPipeline, dict, Knowing], Tensor]
-
-
-def by_class(pipe: DiffusionPipeline, one: dict, knowing: Knowing) -> Tensor:
-    """The exported pipeline's picture (1, C, H, W) in [-1, 1] of a batch of one, its net replaced by one that knows the answer."""
-    pipe.unet.forward = lambda *a, **k: knowing(*a, **k)
-    return pipe(one["label"].tolist(), num_inference_steps=10, guidance_scale=1.0, output_type="pt").images * 2 - 1
-
-
-def round_trip(judge: Judge | None, needed: float, ask: Ask = by_class) -> Gate:
+def round_trip(judge: Judge | None, needed: float, ask: walks.Ask = walks.by_class) -> Gate:
     """The gate on what becomes of a picture on its way through latents; without a judge nobody reads it."""
 
     @gate(
@@ -158,7 +150,7 @@ def _read(judge: Judge | None, seen: tuple[Tensor, ...], labels: Tensor) -> list
     return [1.0 if judge is None else (judge(x)[0] == labels).double().mean().item() for x in seen]
 
 
-def _ways(asked: samples.Objective, run: Run, stage: Stage, batch: dict, ask: Ask) -> dict[str, Way]:
+def _ways(asked: samples.Objective, run: Run, stage: Stage, batch: dict, ask: walks.Ask) -> dict[str, Way]:
     """predict() and the exported pipeline, with a net that knows one latent."""
     with tempfile.TemporaryDirectory() as name:
         stage.export(Path(name))
@@ -175,7 +167,7 @@ def _ways(asked: samples.Objective, run: Run, stage: Stage, batch: dict, ask: As
         due, given = _decoded(vae, lambda one=one: _through(vae, one["picture"]))
         for way, net, make in (
             (found["predict()"], vae, lambda one=one, knowing=knowing: stage.predict(knowing, one)[0].image),
-            (found["the export"], pipe.vae, lambda one=one, knowing=knowing: ask(pipe, one, knowing)),
+            (found["the export"], pipe.vae, lambda one=one, knowing=knowing: ask(pipe, one, knowing, TRIED_STEPS)),
         ):  # fmt: skip
             made, took = _decoded(net, make)
             way.pictures = max(way.pictures, (made - due).div(127.5).square().mean().sqrt().item())

@@ -14,7 +14,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import monitor
-from trainworthy.recipes.diffusion.gates import latent, samples
+from trainworthy.recipes.diffusion.gates import latent, samples, walks
 from trainworthy.recipes.shared.judge import Judge
 
 FEW = 4  # captions whose pictures are compared
@@ -78,18 +78,19 @@ def _apart(a: Tensor, b: Tensor) -> float:
     return ((a - b).norm() / b.norm()).item() if a.shape == b.shape else float("inf")
 
 
-def by_caption(captions: tuple[str, ...]) -> latent.Ask:
-    """As `latent_gates.by_class`, of a pipeline that is asked in words."""
+def by_caption(captions: tuple[str, ...]) -> walks.Ask:
+    """As `walks.by_class`, of a pipeline that is asked in words."""
 
-    def ask(pipe: DiffusionPipeline, one: dict, knowing: samples.Knowing) -> Tensor:
+    def ask(pipe: DiffusionPipeline, one: dict, knowing: samples.Knowing, steps: int = 10) -> Tensor:
         def forward(sample: Tensor, timestep: Tensor, **_: object) -> tuple[Tensor]:
             return (knowing(sample, timestep.expand(len(sample)), torch.zeros(len(sample), dtype=torch.long)).sample,)
 
         pipe.unet.forward = forward
-        side = one["picture"].shape[-1]
+        side = one["picture"].shape[-1] if "picture" in one else None
         text = captions[one["asked"].item()]
         return (
-            pipe(text, num_inference_steps=10, guidance_scale=1.0, height=side, width=side, output_type="pt").images * 2
+            pipe(text, num_inference_steps=steps, guidance_scale=1.0, height=side, width=side, output_type="pt").images
+            * 2
             - 1
         )
 
@@ -99,7 +100,7 @@ def by_caption(captions: tuple[str, ...]) -> latent.Ask:
 def of(judge: Judge | None, vae: nn.Module, needed: float, captions: tuple[str, ...]) -> list[Gate]:
     """The gates of a recipe in latents of `vae` whose samples are asked for by `captions`, and judged where there is a judge."""
     back = latent.round_trip(judge, needed, by_caption(captions))
-    process = samples.noise_process(latent.decoding(judge, vae))
+    process = samples.noise_process(latent.decoding(judge, vae), by_caption(captions))
     own = [latent.latent_scale, back, process, samples.hidden_class, samples.average, samples.weighting]
     return [*own, samples.two_samplers, prompt]
 

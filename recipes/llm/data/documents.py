@@ -8,11 +8,10 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 from trainworthy.core.data.assets import built
-from trainworthy.recipes.llm.data import prose
+from trainworthy.recipes.llm.data import formats, prose
 from trainworthy.recipes.shared import hub
 
 from trainworthy import core
@@ -37,6 +36,9 @@ class Source:
     path: str = "prose"
     """`prose` (of the running Python), a folder of texts (.txt, .md, .rst; each file is a document), one such file (parts between
     empty lines), a .jsonl, .json, .csv or .parquet file, or `hub:owner/name`."""
+    val: str = ""
+    """Validation texts: a file or folder like `path`, or a share of the documents (`0.1`); empty: the data set's own split, else
+    0.05."""
     column: str = "text"
     """Of a table: the column with the text."""
     tokenizer: str = "train"
@@ -61,6 +63,9 @@ class Source:
                 got="the packaged prose",
                 needed="--data.path FILE, FOLDER or hub:owner/name",
             )
+        if self.streaming and self.val:
+            raise core.UserError("--data.val is for texts that are read at once", got=f"--data.val {self.val} --data.streaming",
+                                 needed="a validation split of the data set")  # fmt: skip
         if self.rows and not self.streaming:
             raise core.UserError("--data.rows is for streams", got=self.rows, needed="--data.streaming")
         if self.context < SHORTEST:
@@ -71,6 +76,8 @@ class Source:
             )
         if self.path != "prose" and Path(self.path).exists():
             self.path = str(Path(self.path).resolve())  # resumable from any folder
+        if self.val and Path(self.val).exists():
+            self.val = str(Path(self.val).resolve())
 
 
 class Corpus(NamedTuple):
@@ -89,12 +96,15 @@ class Corpus(NamedTuple):
 
 def read(source: Source, load: Callable | None = None) -> Corpus:
     """The corpus, or the part of it that `load` finds (another function than the one below), tokenised once and cached."""
-    return _read(source.path, source.column, source.tokenizer, source.vocabulary, source.max_bad, load)
+    return _read(source.path, source.column, source.tokenizer, source.vocabulary, source.max_bad, load, source.val)
 
 
 @cache
-def _read(path: str, column: str, name: str, vocabulary: int, max_bad: float, find: Callable | None) -> Corpus:
-    train, val, notes = prose.load() if path == "prose" else (find or load)(path, column, max_bad)
+def _read(
+    path: str, column: str, name: str, vocabulary: int, max_bad: float, find: Callable | None, held: str
+) -> Corpus:
+    own = {"val": held} if find is None else {}
+    train, val, notes = prose.load() if path == "prose" else (find or load)(path, column, max_bad, **own)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # loader workers are forked
     known = (
         name
@@ -181,22 +191,29 @@ def sizes(tokenizer: Any) -> np.ndarray:
 
 
 # ----------------------------------------------------------------------------------------------------------------- files
-def load(path: str, column: str, max_bad: float) -> tuple[list[str], list[str], dict[str, str]]:
-    """(train, val, notes): the splits that are there, else one document in twenty held out, the same whatever the run's seed."""
-    splits = (
-        _table(path, column)
-        if path.startswith("hub:") or Path(path).suffix in TABLES
-        else {"train": _files(Path(path), column)}
-    )
+def load(path: str, column: str, max_bad: float, val: str = "") -> tuple[list[str], list[str], dict[str, str]]:
+    """(train, val, notes): the splits that are there or that `val` names, else one document in twenty held out, the same whatever
+    the run's seed."""
+    splits, share = _splits(path, column), formats.share(val)
+    if share:
+        splits = {"train": splits["train"]}
+    elif val:
+        splits = {"train": splits["train"], "val": _splits(val, column)["train"]}
     notes: dict[str, str] = {}
     kept = {name: checked(rows, path, name, max_bad, notes) for name, rows in splits.items()}
-    return *apart(kept["train"], next((kept[k] for k in VALIDATION if k in kept), None), path), notes
+    return *apart(kept["train"], next((kept[k] for k in VALIDATION if k in kept), None), path, share or 0.05), notes
 
 
-def apart(train: list[str], val: list[str] | None, path: str) -> tuple[list[str], list[str]]:
-    """(train, val): what is held out already, or one document in twenty."""
+def _splits(path: str, column: str) -> dict[str, list[tuple[str, str | None]]]:
+    if path.startswith("hub:") or Path(path).suffix in TABLES:
+        return _table(path, column)
+    return {"train": _files(Path(path), column)}
+
+
+def apart(train: list[str], val: list[str] | None, path: str, share: float = 0.05) -> tuple[list[str], list[str]]:
+    """(train, val): what is held out already, or that share of the documents."""
     if val is None:
-        sides = [held_out(text) for text in train]
+        sides = [held_out(text, share) for text in train]
         train, val = ([t for t, a in zip(train, sides, strict=True) if a is side] for side in (False, True))
     if len(train) < FEWEST or not val:
         raise core.UserError(f"--data.path {path}: too little to train on and to hold out", got=f"{len(train)} and {len(val)}",
@@ -205,9 +222,9 @@ def apart(train: list[str], val: list[str] | None, path: str) -> tuple[list[str]
     return train, val
 
 
-def held_out(text: str) -> bool:
-    """One document in twenty, by its text: equal ones stay on one side."""
-    return crc32(text.encode()) % 20 == 0
+def held_out(text: str, share: float = 0.05) -> bool:
+    """That share of the documents, by their text: equal ones stay on one side."""
+    return formats.held_out(text, share)
 
 
 def checked(

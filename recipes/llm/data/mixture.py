@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -26,12 +25,6 @@ class Part:
     """How often its training rows are read in an epoch."""
     train: list[dict[str, Any]]
     val: list[dict[str, Any]]
-
-    def map(self, row: Callable[[dict[str, Any], str], dict[str, str]]) -> "Part":
-        """Every row as `row(row, where it stands)` makes it."""
-        train, val = ([row(r, f"{side} row {i} of {self.path}") for i, r in enumerate(rows)]
-                      for side, rows in (("train", self.train), ("validation", self.val)))  # fmt: skip
-        return Part(self.path, self.weight, train, val)
 
 
 def parts(paths: str) -> list[tuple[str, float]]:

@@ -1,26 +1,28 @@
 """Prompts with the completion that is wanted: where they come from, and how a chat model reads one."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from trainworthy.recipes.llm.data import conversations, docstrings, mixture
+from trainworthy.recipes.llm.data import docstrings, formats, mixture
+from trainworthy.recipes.llm.data.chats import COLUMNS, IGNORED, Chat, any_conversation
+from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.shared import hub
 
 from trainworthy import core
 
-IGNORED = -100
+__all__ = ["COLUMNS", "IGNORED", "Chat", "Pairs", "Source"]
+
 VALIDATION = ("validation", "val", "test")
-COLUMNS = ("prompt", "completion")
-SCHEMAS = {"completion": "prompts with one completion (SFT)",
-           "chosen": "preferences (DPO)", "rejected": "preferences (DPO)", "messages": "whole conversations",
-           "conversations": "whole conversations", "text": "plain text (pretraining)"}  # fmt: skip
+ROUND = 32  # a limit that follows the data is a multiple of this
+TABLES = {".csv": "csv", ".parquet": "parquet"}
+LINES = (".jsonl", ".json")
+SYSTEM = "You name Python functions."  # for docstrings
 
 
 @dataclass
@@ -28,15 +30,19 @@ class Source:
     """Where the pairs come from."""
 
     path: str = "docstrings"
-    """`docstrings` (the standard library's), a .jsonl, .json, .csv or .parquet file, or `hub:owner/name`: columns `prompt` and
-    `completion`, both text, or whole conversations as `messages` (and `tools`); a column `source`, if there is one, is what the
-    split must not cut through. Several with commas between them, a weight behind `*`: `a.jsonl,b.jsonl*2,hub:owner/name*0.5`."""
-    system: str = "You name Python functions."
-    """System turn of every chat; empty: none (some templates then put their own)."""
-    max_length: int = 96
-    """Tokens of prompt and completion together."""
+    """`docstrings` (the standard library's), a .jsonl, .json, .csv or .parquet file, or `hub:owner/name`: `prompt` and
+    `completion`, OpenAI's `messages` (and `tools`), ShareGPT, Alpaca; a column `source`, if there is one, is what the split must
+    not cut through. Several with commas between them, a weight behind `*`: `a.jsonl,b.jsonl*2,hub:owner/name*0.5`."""
+    val: str = ""
+    """Validation rows: a file like those of `path`, or a share of the rows (`0.1`); empty: the data set's own split, else 0.05."""
+    columns: str = ""
+    """Names of columns that are called otherwise in the files: `prompt=question,completion=answer`."""
+    system: str = "auto"
+    """System turn of every chat; empty: none (some templates then put their own). `auto`: the task for docstrings, else none."""
+    max_length: int = 0
+    """Tokens of prompt and completion together; 0: as few as leave out no more than `max_bad` of the rows (docstrings: 96)."""
     max_bad: float = 0.01
-    """Share of pairs that may be longer; they are left out, counted and named, never cut."""
+    """Share of rows that may be longer or unusable (no answer, not text); they are left out, counted and named, never cut."""
     held_out: int = 128
     """Validation pairs that are read, evenly spaced: generating answers takes its time. 0: all there are."""
     every_turn: bool = True
@@ -46,60 +52,127 @@ class Source:
 
     def __post_init__(self):
         self.path = mixture.absolute(self.path)  # resumable from any folder
+        self.val = hub.absolute(self.val)
 
 
-def chat(tokenizer: Any, source: Source) -> "Chat":
+def chat(tokenizer: Any, source: Source) -> Chat:
     """How this tokenizer's template puts what stands in `source`."""
-    first = (next(iter(_tables(path)["train"]), {}) for path, _ in mixture.parts(source.path) if path != "docstrings")
-    return Chat(tokenizer, source.system, any("messages" in row for row in first), source.every_turn)
+    paths = [path for path, _ in mixture.parts(source.path) if path != "docstrings"]
+    found = (tables(path, source.columns)["train"] for path in paths)
+    return Chat(
+        tokenizer,
+        formats.system(source.system, source.path, SYSTEM),
+        any(any_conversation(rows) for rows in found),
+        source.every_turn,
+    )
 
 
-def read(source: Source, chat: "Chat") -> tuple[list[dict[str, str]], list[dict[str, str]], list[str]]:
+def read(source: Source, chat: Chat) -> tuple[list[dict[str, str]], list[dict[str, str]], list[str]]:
     """(train rows of `prompt`, `completion` and `source`, val rows, what to say of what was left out or repeated)."""
     parts, told = [], []
     for path, weight in mixture.parts(source.path):
-        train, val = docstrings.load() if path == "docstrings" else read_file(path, chat.rows)
+        if path == "docstrings":
+            train, val = ([r for row in rows for r in _own(chat, row)] for rows in docstrings.load())
+        else:
+            train, val, bad = read_file(path, chat.rows, source)
+            told += bad
         n = min(source.held_out or len(val), len(val))
         parts.append(mixture.Part(path, weight, train, [val[i * len(val) // n] for i in range(n)]))
     if [p.path for p in parts] == ["docstrings"] and not chat.conversations and parts[0].weight == 1:
         return parts[0].train, parts[0].val, told  # one of each, and split so that nothing is shared
-    return mixture.mixed([p.map(chat.row) for p in parts], source.near)
+    train, val, more = mixture.mixed(parts, source.near)
+    return train, val, told + more
 
 
-def read_file(path: str, checked: Callable[[Iterable[dict], str], list[dict]]) -> tuple[list[dict], list[dict]]:
-    """(train, val) rows of a file or of a data set on the hub, `checked`; what has no split of its own gets one by its `source`."""
-    splits = _tables(path)
-    held_out = next((splits[k] for k in VALIDATION if k in splits), None)
-    train = checked(splits["train"], path)
-    if held_out is not None:
-        return train, checked(held_out, path)
-    apart = [crc32(row["source"].encode()) % 20 == 0 for row in train]  # one in twenty, whatever the seed
-    return [r for r, a in zip(train, apart, strict=True) if not a], [r for r, a in zip(train, apart, strict=True) if a]
+def _own(chat: Chat, row: dict[str, str]) -> list[dict[str, str]]:
+    """A packaged row; a template that cannot take it can take none."""
+    try:
+        return chat.rows(row)
+    except formats.BadRow as fault:
+        raise core.UserError("the chat template cannot be trained with", got=fault.seen, needed="an answer behind the text "
+                             "that generation starts from, and a token that ends it", cause=fault.why,
+                             next="--chat-template FILE with another, or answers with their reasoning") from None  # fmt: skip
+
+
+def read_file(
+    path: str, one: Callable[[dict], list[dict]], source: Any = None, *, what: str = "pair or conversation",
+    needed: str = "prompt (str) and completion (str), messages, conversations (ShareGPT), or instruction and output (Alpaca)",
+) -> tuple[list[dict], list[dict], list[str]]:  # fmt: skip
+    """(train, val, what to say of rows left out) of a file or of a data set on the hub, each row as `one` makes it. `source` says
+    where validation comes from; what has no split of its own gets one by its `source` column."""
+    columns, max_bad, val = (getattr(source, k, d) for k, d in (("columns", ""), ("max_bad", 0.0), ("val", "")))
+    told: list[str] = []
+
+    def good(rows: list[dict], where: str) -> list[dict]:
+        found, bad = formats.sorted_out(rows, where, one, what=what, needed=needed, max_bad=max_bad)
+        told.extend([bad] * bool(bad))
+        return found
+
+    splits, share = tables(path, columns), formats.share(val)
+    train = good(splits["train"], path)
+    held_out = splits.get(next((k for k in VALIDATION if k in splits), ""))
+    if val and share is None:
+        held_out = tables(val, columns, setting="--data.val")["train"]
+    if held_out is not None and not share:
+        return train, good(held_out, val or path), told
+    apart = [formats.held_out(row["source"], share or 0.05) for row in train]
+    train, kept = ([r for r, a in zip(train, apart, strict=True) if a is side] for side in (False, True))
+    return train, kept, told
+
+
+def tables(path: str, columns: str = "", setting: str = "--data.path") -> dict[str, list[dict[str, Any]]]:
+    """Splits of a file or of a data set on the hub, columns under the names that are read."""
+    found = _tables(path, setting)
+    return {k: formats.renamed(rows, columns, path) for k, rows in found.items()} if columns else found
 
 
 @cache
-def _tables(path: str) -> dict[str, Iterable[dict[str, Any]]]:
-    """Splits of a file or of a data set on the hub, as `datasets` reads them."""
-    import datasets
-
-    datasets.disable_progress_bars()
+def _tables(path: str, setting: str) -> dict[str, list[dict[str, Any]]]:
+    """Splits of a file, or of a data set on the hub as `datasets` reads it."""
     if path.startswith("hub:"):
         found = hub.tables(path)
         held_out = [k for k in VALIDATION if k in found][:1]
         return {split: list(_plain(found[split])) for split in ("train", *held_out)}
-    kinds = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
     file = Path(path)
-    if not file.is_file() or file.suffix not in kinds:
+    if not file.is_file() or file.suffix not in (*LINES, *TABLES):
         raise core.UserError(
-            f"--data.path {path}: no such file of pairs", needed=f"a {', '.join(kinds)} file, or hub:owner/name"
+            f"{setting} {path}: no such file of pairs",
+            needed=f"a {', '.join((*LINES, *TABLES))} file, or hub:owner/name",
         )
     if not file.stat().st_size:
-        raise core.UserError(f"--data.path {path} is empty", needed="one pair at least", cause="a download that failed")
+        raise core.UserError(f"{setting} {path} is empty", needed="one pair at least", cause="a download that failed")
     try:
-        splits = datasets.load_dataset(kinds[file.suffix], data_files={"train": str(file)})
-        return {"train": list(_plain(splits["train"]))}
-    except (UnicodeDecodeError, datasets.exceptions.DatasetGenerationError) as error:
+        return {"train": _lines(file) if file.suffix in LINES else _table(file)}
+    except ValueError as error:  # no UTF-8, no JSON
         raise hub.unreadable(file, error) from None
+
+
+def _table(file: Path) -> list[dict[str, Any]]:
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        return list(_plain(datasets.load_dataset(TABLES[file.suffix], data_files={"train": str(file)})["train"]))
+    except datasets.exceptions.DatasetGenerationError as error:
+        raise ValueError(str(error.__cause__ or error)) from error
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    """Rows of a JSON file, as they stand in it: one object a line, or one list of objects (a table would give each row the keys of
+    all, and takes no column of two types)."""
+    text = file.read_bytes().decode("utf-8-sig")
+    if text.lstrip()[:1] == "[":
+        rows = json.loads(text)
+    else:
+        rows = []
+        for i, line in enumerate(text.split("\n"), 1):
+            try:
+                rows += [json.loads(line)] if line.strip() else []
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {i}: {error}") from None
+    if wrong := [i for i, row in enumerate(rows) if not isinstance(row, dict)]:
+        raise ValueError(f"row {wrong[0]} is {type(rows[wrong[0]]).__name__}, not an object with columns")
+    return rows
 
 
 def _plain(table: Any) -> Iterator[dict[str, Any]]:
@@ -117,119 +190,9 @@ def _plain(table: Any) -> Iterator[dict[str, Any]]:
         yield {k: own(v, table.features[k]) for k, v in row.items()}
 
 
-def checked(rows: Iterable[dict[str, Any]], where: str) -> list[dict[str, str]]:
-    """Rows with both columns as text; anything else is told by its name and type."""
-    return columns(rows, where, COLUMNS, "pair")
-
-
-def columns(rows: Iterable[dict[str, Any]], where: str, wanted: tuple[str, ...], what: str) -> list[dict[str, str]]:
-    """Rows with the `wanted` columns as text, none empty, and their `source` (else the prompt)."""
-    found = []
-    for i, row in enumerate(rows):
-        wrong = [
-            f"{k}: {type(row[k]).__name__ if k in row else 'missing'}"
-            for k in wanted
-            if not isinstance(row.get(k), str)
-        ]
-        wrong += [f"{k} is empty" for k in wanted if not wrong and not row[k].strip()]
-        if wrong:
-            wrong += [f"these look like {SCHEMAS[k]}" for k in row if k in SCHEMAS and k not in wanted][:1]
-            raise core.UserError(
-                f"row {i} of {where} is no {what}", got=", ".join(f"{k} ({type(v).__name__})" for k, v in row.items()),
-                needed=f"columns {', '.join(f'{k} (str)' for k in wanted)}, none empty", cause="; ".join(wrong),
-                next="rename or convert the columns, then give the file again",
-            )  # fmt: skip
-        found.append({k: row[k] for k in wanted} | {"source": str(row.get("source") or row["prompt"])})
-    return found
-
-
-@dataclass(frozen=True)
-class Chat:
-    """How a tokenizer's chat template puts a prompt and a completion; the template is applied once, and nothing is added to it."""
-
-    tokenizer: Any
-    system: str
-    conversations: bool = False
-    """Prompts are conversations up to an answer, as JSON (`recipes/llm/data/conversations.py`); else what a user says."""
-    every_turn: bool = True
-    """The answers in them are scored, too."""
-
-    def rows(self, table: Iterable[dict[str, Any]], where: str) -> list[dict[str, Any]]:
-        """The rows of a file, checked: whole conversations, or pairs."""
-        table = list(table)
-        if table and "messages" in table[0]:
-            return conversations.checked(table, where)
-        return checked(table, where)
-
-    def row(self, row: dict[str, Any], where: str) -> dict[str, str]:
-        """A checked row as text: `prompt`, `completion` and `source`."""
-        if not self.conversations:
-            return row
-        if "messages" not in row:
-            asked, answer = (
-                {"role": r, "content": row[k]} for r, k in (("user", "prompt"), ("assistant", "completion"))
-            )
-            row = {"messages": [asked, answer], "source": row["source"]}
-        return conversations.pair(row, self, where)
-
-    def turns(self, prompt: str, shots: list[dict[str, str]] = ()) -> list[dict[str, Any]]:
-        """The turns before the answer: the system's, examples of answered prompts, the prompt."""
-        found = self._given(prompt)["messages"]
-        system = [{"role": "system", "content": self.system}] if self.system and found[0]["role"] != "system" else []
-        return [*system, *shots, *found]
-
-    def _given(self, prompt: str) -> dict[str, Any]:
-        """`messages`, and `tools` where it has some, of a prompt; a plain one (a gate's blank, too) is what a user says."""
-        if self.conversations and prompt.startswith("{"):
-            return json.loads(prompt)
-        return {"messages": [{"role": "user", "content": prompt}]}
-
-    def shots(self, rows: list[dict[str, str]], n: int) -> list[dict[str, str]]:
-        """Turns of `n` answered prompts, evenly spaced in `rows`: a prompt with examples."""
-        some = [rows[i * len(rows) // n] for i in range(n)]
-        return [
-            turn
-            for r in some
-            for turn in (self.turns(r["prompt"])[-1], {"role": "assistant", "content": r["completion"]})
-        ]
-
-    def render(self, turns: list[dict[str, Any]], prompt: str = "", **how: Any) -> Any:
-        """What the template makes of `turns`, with the tools that `prompt` brings."""
-        return self.tokenizer.apply_chat_template(turns, tools=self._given(prompt).get("tools"), **how)
-
-    def ask(self, turns: list[dict[str, Any]], prompt: str = "") -> list[int]:
-        """Ids up to where the answer begins: what generation starts from."""
-        return self.render(turns, prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
-
-    def answer(self, completion: str) -> list[int]:
-        """Ids of an answer and of the token that ends its turn."""
-        return self.tokenizer(completion, add_special_tokens=False)["input_ids"] + [self.tokenizer.eos_token_id]
-
-    def example(self, prompt: str, completion: str) -> dict[str, list[int]]:
-        """Ids and labels of one pair: only answers and the end-of-turn tokens after them are scored."""
-        turns = self.turns(prompt)
-        asked, answer = self.ask(turns, prompt), self.answer(completion)
-        labels = [IGNORED] * len(asked)
-        for k in self.answered(turns):
-            start = len(self.ask(turns[:k], prompt))  # conversations.pair has seen that the template puts them so
-            end = asked.index(self.tokenizer.eos_token_id, start) + 1
-            labels[start:end] = asked[start:end]
-        return {"input_ids": asked + answer, "labels": labels + answer}
-
-    def answered(self, turns: list[dict[str, Any]]) -> list[int]:
-        """Which of the turns before the last answer are scored."""
-        return [k for k, turn in enumerate(turns) if turn["role"] == "assistant"] if self.every_turn else []
-
-    def shown(self, prompt: str) -> str:
-        """What was said last."""
-        return self._given(prompt)["messages"][-1]["content"]
-
-    def saying(self, prompt: str, more: str) -> str:
-        """The prompt, with `more` said at its end."""
-        found = self._given(prompt)
-        last = found["messages"][-1]
-        last["content"] = f"{last['content']} {more}"
-        return json.dumps(found) if self.conversations else last["content"]
+def text(row: dict[str, Any]) -> list[dict[str, str]]:
+    """A row of both columns as text."""
+    return [formats.texts(row, COLUMNS)]
 
 
 class Pairs(core.Data):
@@ -237,6 +200,8 @@ class Pairs(core.Data):
 
     collator: Any = None
     """The trainer's, which pads, or packs."""
+    limit: int = 0
+    """Most tokens of a row."""
 
     def __init__(self, rows: list[dict[str, str]], chat: Chat):
         self.rows, self.chat = rows, chat
@@ -260,9 +225,8 @@ class Pairs(core.Data):
 
 def behind(shots: list[dict[str, str]], batch: dict[str, Any], chat: Chat) -> dict[str, torch.Tensor]:
     """The pairs of a batch behind answered prompts, as `padded`; their own completions alone are scored."""
-    parts = [
-        (chat.ask(chat.turns(p, shots), p), chat.answer(c)) for p, c in zip(*(batch[k] for k in COLUMNS), strict=True)
-    ]
+    asked = [(chat.opening(chat.turns(p, shots), p), c) for p, c in zip(*(batch[k] for k in COLUMNS), strict=True)]
+    parts = [(chat.ids(opening), chat.answer(c, opening)) for opening, c in asked]
     return padded([{"input_ids": a + b, "labels": [IGNORED] * len(a) + b} for a, b in parts], chat)
 
 
@@ -274,24 +238,66 @@ def padded(examples: list[dict[str, list[int]]], chat: Chat) -> dict[str, torch.
     return {k: pad_sequence([row[k] for row in rows], True, value) for k, value in pad.items()}
 
 
-def short_enough(rows: list[dict[str, str]], chat: Chat, source: Source, name: str) -> tuple[list[dict[str, str]], str]:
+def short_enough(
+    rows: list[dict[str, str]], chat: Chat, source: Source, name: str, limit: int
+) -> tuple[list[dict[str, str]], str]:
     """(rows that fit, what to say of the others). A completion that is cut never ends; one that is cut off teaches nothing."""
     if not rows:
         raise core.UserError(f"{name}: no pair in it", got=f"--data.path {source.path}", cause="too few rows to hold some out: one "
-                             "`source` (else prompt) in twenty is", needed="some dozens, or a validation split")  # fmt: skip
+                             "`source` (else prompt) in twenty is",
+                             needed="some dozens, a validation split, or --data.val FILE")  # fmt: skip
     sizes = lengths(tuple((r["prompt"], r["completion"]) for r in rows), chat)
-    long = [i for i, n in enumerate(sizes) if n > source.max_length]
+    long = [i for i, n in enumerate(sizes) if n > limit]
     if not long:
         return rows, ""
-    told = (
-        f"{len(long)} of {len(rows)} pairs are longer than {source.max_length} tokens (row {long[0]}: {sizes[long[0]]})"
-    )
+    told = f"{len(long)} of {len(rows)} pairs are longer than {limit} tokens (row {long[0]}: {sizes[long[0]]})"
     if len(long) > source.max_bad * len(rows):
         enough = len(long) / len(rows) + 0.001
         raise core.UserError(f"{name}: {told}", needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
-                             cause="a limit for short texts, or a template that adds much",
-                             next=f"--data.max-length {max(sizes)}, or --data.max-bad {enough:.3f}")  # fmt: skip
+                             cause="a limit for short texts, or a template that adds much" if source.max_length else
+                                   "rows longer than the model's context",
+                             next=f"--data.max-length {max(sizes)}, or --data.max-bad {enough:.3f}" if source.max_length else
+                                  f"--data.max-bad {enough:.3f}, or a model with a longer context")  # fmt: skip
     return [r for i, r in enumerate(rows) if i not in {*long}], f"{told}: left out"
+
+
+def limit(source: Any, splits: list[list[int]], context: float) -> int:
+    """Most tokens of a row: what the settings say, else what both splits need, but for `max_bad` of each, within the context."""
+    if source.max_length:
+        return source.max_length
+    if source.path == "docstrings":
+        return 96
+    enough = [sorted(sizes)[len(sizes) - 1 - int(source.max_bad * len(sizes))] for sizes in splits if sizes]
+    return int(min(context, -(-max(enough, default=ROUND) // ROUND) * ROUND))
+
+
+def described(rows: list[dict[str, str]], chat: Chat, sizes: list[int], limit: int) -> dict[str, str]:
+    """What to say of a user's data: lengths, turns, what an answer is ended by and what stands around it."""
+    form = chat.form
+    found = {"lengths": percentiles(sizes, limit)}
+    if chat.conversations:
+        turns = [chat.given(r["prompt"])["messages"] for r in rows]
+        roles = sorted({t["role"] for one in turns for t in one} | {"assistant"})
+        found["turns"] = f"{sum(len(t) + 1 for t in turns) / len(turns):.1f} a row on average; roles {', '.join(roles)}"
+    found["scripts"] = metrics.scripts([r["completion"] for r in rows[:2000]])
+    around = f", after {form.lead!r}" * bool(form.lead) + f", then {form.close!r}" * bool(form.close)
+    found["scored"] = f"{'every answer' if chat.every_turn else 'the last answer'} up to {form.end!r}{around}"
+    return found
+
+
+def percentiles(sizes: list[int], limit: int) -> str:
+    """What to say of lengths."""
+    order = sorted(sizes) or [0]
+    half, most = order[len(order) // 2], order[int(0.99 * (len(order) - 1))]
+    return f"{half} tokens a row (median), {most} (99%), {order[-1]} (longest); limit {limit}"
+
+
+def answer_tokens(rows: list[dict[str, str]], chat: Chat) -> list[int]:
+    """Tokens of each answer, with the one that ends it."""
+    return [
+        len(ids)
+        for ids in chat.tokenizer([chat.framed(r["completion"]) for r in rows], add_special_tokens=False)["input_ids"]
+    ]
 
 
 @cache
@@ -300,5 +306,5 @@ def lengths(pairs: tuple[tuple[str, str], ...], chat: Chat) -> list[int]:
     if chat.conversations:
         return [len(chat.example(p, c)["input_ids"]) for p, c in pairs]
     frame = len(chat.ask(chat.turns("")))
-    ids = chat.tokenizer([p + c for p, c in pairs], add_special_tokens=False)["input_ids"] if pairs else []
-    return [frame + len(one) + 2 for one in ids]  # two for the end of turn, and for a token that the seam may split
+    ids = chat.tokenizer([p + chat.framed(c) for p, c in pairs], add_special_tokens=False)["input_ids"] if pairs else []
+    return [frame + len(one) + 1 for one in ids]  # a token that the seam may split

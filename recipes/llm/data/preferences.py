@@ -1,19 +1,20 @@
 """Prompts with two answers, one of them preferred: where they come from, and how a chat model reads them."""
 
+import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
 import torch
 from torch import Tensor
-from trainworthy.recipes.llm.data import docstrings, pairs
+from trainworthy.recipes.llm.data import docstrings, formats, pairs
 from trainworthy.recipes.shared import hub
 
 from trainworthy import core
 
 COLUMNS = ("prompt", "chosen", "rejected")
+SYSTEM = "You say what a Python function does."  # for docstrings
 
 
 @dataclass
@@ -21,26 +22,68 @@ class Source:
     """Where the preferences come from."""
 
     path: str = "docstrings"
-    """`docstrings` (constructed from the standard library's), a .jsonl, .json, .csv or .parquet file, or `hub:owner/name`: columns
-    `prompt`, `chosen` and `rejected`, all text; a column `source`, if there is one, is what the split must not cut through."""
-    system: str = "You say what a Python function does."
-    """System turn of every chat; empty: none (some templates then put their own)."""
-    max_length: int = 96
-    """Tokens of prompt and answer together."""
+    """`docstrings` (constructed from the standard library's), a .jsonl, .json, .csv or .parquet file, or `hub:owner/name`:
+    `prompt`, `chosen` and `rejected` as texts or as turns, or `chosen` and `rejected` that begin with the same turns; a column
+    `source`, if there is one, is what the split must not cut through."""
+    val: str = ""
+    """Validation rows: a file like `path`, or a share of the rows (`0.1`); empty: the data set's own split, else 0.05."""
+    columns: str = ""
+    """Names of columns that are called otherwise in the file: `prompt=question,chosen=good,rejected=bad`."""
+    system: str = "auto"
+    """System turn of every chat; empty: none (some templates then put their own). `auto`: the task for docstrings, else none."""
+    max_length: int = 0
+    """Tokens of prompt and answer together; 0: as few as leave out no more than `max_bad` of the rows (docstrings: 96)."""
     max_bad: float = 0.01
-    """Share of preferences that may be longer, or whose two answers are the same; they are left out, counted and named."""
+    """Share of preferences that may be longer, unusable, or have one answer twice; they are left out, counted and named."""
     held_out: int = 128
     """Validation preferences that are read, evenly spaced. 0: all there are."""
 
     def __post_init__(self):
-        self.path = hub.absolute(self.path)  # resumable from any folder
+        self.path, self.val = hub.absolute(self.path), hub.absolute(self.val)  # resumable from any folder
 
 
-def read(source: Source) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """(train, val) rows of `prompt`, `chosen`, `rejected` and `source`."""
-    train, val = constructed() if source.path == "docstrings" else pairs.read_file(source.path, checked)
+def chat(tokenizer: Any, source: Source) -> pairs.Chat:
+    """How this tokenizer's template puts what stands in `source`."""
+    rows = [] if source.path == "docstrings" else pairs.tables(source.path, source.columns)["train"]
+    return pairs.Chat(
+        tokenizer,
+        formats.system(source.system, source.path, SYSTEM),
+        any(isinstance(r.get("chosen"), list) for r in rows),
+        every_turn=False,
+    )
+
+
+def read(source: Source, chat: pairs.Chat) -> tuple[list[dict[str, str]], list[dict[str, str]], list[str]]:
+    """(train, val) rows of `prompt`, `chosen`, `rejected` and `source`, and what to say of rows left out."""
+    if source.path == "docstrings":
+        train, val, told = *constructed(), []
+        for row in (train[0], val[0]):
+            _taken(row, chat)
+    else:
+        train, val, told = pairs.read_file(source.path, lambda row: [rendered(row, chat)], source, what="preference",
+                                           needed="prompt (str), chosen (str) and rejected (str)")  # fmt: skip
     n = min(source.held_out or len(val), len(val))
-    return train, [val[i * len(val) // n] for i in range(n)]
+    return train, [val[i * len(val) // n] for i in range(n)], told
+
+
+def _taken(row: dict[str, str], chat: pairs.Chat) -> None:
+    try:
+        rendered(row, chat)
+    except formats.BadRow as fault:
+        raise core.UserError("the chat template cannot be trained with", got=fault.seen, cause=fault.why,
+                             next="--chat-template FILE with a template for training") from None  # fmt: skip
+
+
+def rendered(row: dict[str, Any], chat: pairs.Chat) -> dict[str, str]:
+    """A row of any shape as three texts; a conversation before the answers is JSON, as `Chat.turns` reads it. Raises `BadRow`."""
+    found = formats.preference(row)
+    if "messages" in found:
+        found["prompt"] = json.dumps({k: found.pop(k) for k in ("messages", "tools") if k in found})
+    for key in ("chosen", "rejected"):
+        turn = {"role": "assistant", "content": found[key]}
+        if chat.form.fault or "<" in found[key] or "messages" in row or found["prompt"][:1] == "{":
+            found[key] = chat.bare(chat.spoken(chat.turns(found["prompt"]), turn, found["prompt"])[1])
+    return found
 
 
 def constructed() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
@@ -63,21 +106,26 @@ def _against_others(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     return sorted(found, key=lambda r: crc32(r["chosen"].encode()))
 
 
-def checked(rows: Iterable[dict[str, Any]], where: str) -> list[dict[str, str]]:
-    """Rows with all three columns as text; anything else is told by its name and type."""
-    return pairs.columns(rows, where, COLUMNS, "preference")
+def sizes(rows: list[dict[str, str]], chat: pairs.Chat) -> list[int]:
+    """Tokens of each prompt with the longer of its answers."""
+    both = (pairs.lengths(tuple((r["prompt"], r[k]) for r in rows), chat) for k in ("chosen", "rejected"))
+    return [max(n) for n in zip(*both, strict=True)]
 
 
 def usable(
-    rows: list[dict[str, str]], chat: pairs.Chat, source: Source, name: str
+    rows: list[dict[str, str]], chat: pairs.Chat, source: Source, name: str, limit: int
 ) -> tuple[list[dict[str, str]], list[str]]:
     """(rows that fit and say something, what to say of the others). Two answers that are the same prefer nothing."""
-    sizes = [pairs.lengths(tuple((r["prompt"], r[k]) for r in rows), chat) for k in ("chosen", "rejected")]
-    long = {i: max(n) for i, n in enumerate(zip(*sizes, strict=True)) if max(n) > source.max_length}
+    if not rows:
+        raise core.UserError(f"{name}: no preference in it", got=f"--data.path {source.path}",
+                             cause="too few rows to hold some out",
+                             needed="some dozens, a validation split, or --data.val FILE")  # fmt: skip
+    most = sizes(rows, chat)
+    long = {i: n for i, n in enumerate(most) if n > limit}
     same = {i for i, r in enumerate(rows) if r["chosen"].strip() == r["rejected"].strip()}
     told = []
     if long:
-        told.append(f"{len(long)} of {len(rows)} preferences are longer than {source.max_length} tokens (row {min(long)}: "
+        told.append(f"{len(long)} of {len(rows)} preferences are longer than {limit} tokens (row {min(long)}: "
                     f"{long[min(long)]})")  # fmt: skip
     if same:
         told.append(f"{len(same)} of {len(rows)} preferences have one answer twice (row {min(same)}: "
@@ -85,7 +133,7 @@ def usable(
     if len({*long, *same}) > source.max_bad * len(rows):
         raise core.UserError(f"{name}: {'; '.join(told)}", needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
                              cause="a limit for short texts" if long else "chosen and rejected filled from one column",
-                             next=f"--data.max-length {max(map(max, sizes))}" if long and not same else "look at these rows, "
+                             next=f"--data.max-length {max(most)}" if long and not same else "look at these rows, "
                                   "then give the file again or raise --data.max-bad")  # fmt: skip
     return [r for i, r in enumerate(rows) if i not in long and i not in same], told
 
@@ -130,8 +178,9 @@ class Preferences(core.Data):
 
     def row(self, sample: dict[str, str]) -> dict[str, list[int]]:
         """What the trainer's collator gets of a sample: the answers apart from their prompt."""
-        asked = self.chat.ask(self.chat.turns(sample["prompt"]))
-        return {"prompt_ids": asked, **{f"{k}_ids": self.chat.answer(sample[k]) for k in ("chosen", "rejected")}}
+        opening = self.chat.opening(self.chat.turns(sample["prompt"]), sample["prompt"])
+        answers = {f"{k}_ids": self.chat.answer(sample[k], opening) for k in ("chosen", "rejected")}
+        return {"prompt_ids": self.chat.ids(opening), **answers}
 
     def answered(self, inputs: dict[str, Tensor], rows: list[dict[str, list[int]]]) -> Tensor:
         """Which tokens are an answer's, (2B, T)."""

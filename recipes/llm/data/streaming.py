@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from trainworthy.core.base import seeds
+from trainworthy.core.base import network, seeds
 from trainworthy.core.data.assets import cache_dir
 from trainworthy.recipes.llm.data import documents, packing
 from trainworthy.recipes.llm.data.packing import Packed, best_fit, windows
@@ -77,7 +77,11 @@ def _listed(path: str) -> dict[str, list[str]]:
 
     try:
         found = datasets.load_dataset_builder(*hub.named(path)).config.data_files
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except Exception as error:
+        if not isinstance(error, (OSError, ValueError, datasets.exceptions.DatasetsError)) and not network.unreachable(
+            error
+        ):
+            raise
         raise core.UserError(f"--data.path {path} cannot be streamed", got=str(error.__cause__ or error).splitlines()[0][:200],
                              needed="a .jsonl or .parquet file, a folder of them, or hub:owner/name",
                              cause="no such folder, no network, or a private data set") from None  # fmt: skip

@@ -1,9 +1,7 @@
 """What must be proved of a chat model's examples and answers: the template, what is scored, what generation is asked, padding."""
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,15 +15,15 @@ from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.llm.data.pairs import IGNORED, Chat
+from trainworthy.recipes.llm.data.templates import REFUSED, shared
 from trainworthy.recipes.llm.models import loading
 
 SAMPLES = 3
 
 
-def of(chat: Chat, *, packed: bool, exports_whole: bool = False) -> list[Gate]:
+def of(chat: Chat, *, packed: bool) -> list[Gate]:
     """The gates of a recipe whose pairs `chat` renders, and which generates."""
-    last = [asked(chat), padding(), *[merged(chat)] * exports_whole]
-    return [*of_answers(chat, ("completion",)), *[isolation] * packed, *last]
+    return [*of_answers(chat, ("completion",)), *[isolation] * packed, asked(chat), padding()]
 
 
 def of_answers(chat: Chat, answers: tuple[str, ...]) -> list[Gate]:
@@ -91,29 +89,44 @@ def some(data: Data, seed: int) -> list[int]:
 def reference(chat: Chat, prompt: str, completion: str) -> tuple[list[int], list[int]]:
     """(ids before the answer, ids of the answer with the token that ends it), as the tokenizer's own template has them."""
     turns = chat.turns(prompt)
-    before = chat.render(turns, prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
-    whole = [*turns, {"role": "assistant", "content": completion}]
-    answer = chat.render(whole, prompt, return_dict=True)["input_ids"][len(before) :]
-    return before, answer[: answer.index(chat.tokenizer.eos_token_id) + 1]
+    opening = chat.render(turns, prompt, add_generation_prompt=True, tokenize=False)
+    said = _rendered(chat, turns, prompt, opening, completion)
+    before, whole = chat.ids(opening), chat.ids(opening + said)
+    return before, whole[len(before) :] if whole[: len(before)] == before else chat.ids(said)
+
+
+def _rendered(chat: Chat, turns: list[dict], prompt: str, opening: str, completion: str) -> str:
+    """The text that the template puts behind `opening` for an assistant who says `completion`, up to the token that ends it. Where
+    the prompt opens a block that the answer closes, both together are its content; a call that only `tool_calls` can say is what
+    `conversations.rows` has seen rendered."""
+    for content in (completion, opening[opening.rfind("<") :] + completion):
+        try:
+            whole = chat.render([*turns, {"role": "assistant", "content": content}], prompt, tokenize=False)
+        except REFUSED:
+            continue
+        if whole.startswith(opening) and completion.strip() in whole[len(opening) :]:
+            return chat.ended(whole[len(opening) :])
+    return chat.framed(completion)
 
 
 def answered(chat: Chat, prompt: str, before: list[int]) -> set[int]:
     """Positions in `before`, the ids of a conversation, that are what the assistant says there, and the tokens that end its turns:
     between what the template puts with the turn and what it puts without."""
     turns, found = chat.turns(prompt), set()
-    for k in chat.answered(turns):
-        start = len(chat.render(turns[:k], prompt, add_generation_prompt=True, return_dict=True)["input_ids"])
-        end = len(chat.render(turns[: k + 1], prompt, return_dict=True)["input_ids"])
-        last = max(i for i in range(start, end) if before[i] == chat.tokenizer.eos_token_id)
-        found |= set(range(start, last + 1))
+    for k in chat.answered(turns, prompt):
+        opening = chat.render(turns[:k], prompt, add_generation_prompt=True, tokenize=False)
+        whole = chat.render(turns[: k + 1], prompt, tokenize=False)
+        start, end = len(chat.ids(opening)), len(chat.ids(whole)) + chat.form.borrowed
+        found |= set(range(start, 1 + max(i for i in range(start, end) if before[i] in chat.ends)))
     return found
 
 
 def quoting(chat: Chat, sample: dict[str, str], answer: str) -> dict[str, str]:
     """The sample with what opens an answer, and its answer, quoted in its prompt: who looks for them as text finds them twice."""
     turns = chat.turns(sample["prompt"])
-    plain = chat.render(turns, sample["prompt"], return_dict=True)["input_ids"]
-    marker = chat.tokenizer.decode(chat.ask(turns, sample["prompt"])[len(plain) :])
+    plain = chat.render(turns, sample["prompt"], tokenize=False)
+    opening = chat.opening(turns, sample["prompt"])
+    marker = opening[len(shared(plain, opening)) :]
     return {**sample, "prompt": chat.saying(sample["prompt"], f"{marker}{sample[answer]}")}
 
 
@@ -261,45 +274,6 @@ def isolation(proof: Proof) -> Finding:
         "an attention backend, or an architecture, that ignores positions: take another (OPT, Falcon and Bloom always leak)",
         evidence={"gaps": gaps}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
     )  # fmt: skip
-
-
-def merged(chat: Chat) -> Gate:
-    title = "the exported whole, loaded from its files, answers like the model with its adapters"
-
-    @gate("merged", rows="L5", title=title, reads="data model export train")
-    def prove(proof: Proof) -> Finding:
-        """What the overfit model and its export say of each token of its answers, against what the adapters changed there."""
-        from transformers import AutoModelForCausalLM
-
-        run, stage, found = overfitted(proof)
-        samples = [stage.data["train"].get(i, None) for i in found["indices"]]
-        asked = [reference(chat, s["prompt"], s["completion"]) for s in samples]
-        with tempfile.TemporaryDirectory() as folder:
-            stage.export(Path(folder))
-            whole = AutoModelForCausalLM.from_pretrained(Path(folder) / "merged", dtype=torch.float32).eval()
-
-        def said(model: nn.Module, device: torch.device) -> Tensor:
-            """(tokens of all answers, vocabulary) log-probabilities."""
-            with torch.no_grad():
-                each = [model(input_ids=torch.tensor([a + b], device=device), use_cache=False).logits[0, len(a) - 1 : -1]
-                        for a, b in asked]  # fmt: skip
-            return torch.cat(each).float().log_softmax(-1).cpu()
-
-        with evaluating(stage.model), run.autocast():
-            trained = said(stage.model, run.device)
-            with stage.model.disable_adapter():
-                before = said(stage.model, run.device)
-        gap = ((said(whole, torch.device("cpu")) - trained).norm() / (trained - before).norm()).item()
-        limit = 0.01 if run.precision == "fp32" else 0.05  # of the rounding of the model in memory
-        return Finding(
-            gap <= limit, f"log-probabilities of {len(trained)} tokens off by {gap:.1%} of what the adapters changed",
-            f"at most {limit:.0%}",
-            "adapters of a base in four bits are merged into the weights of its file, or packed into four bits again\n"
-            "they are merged twice, at another scale, or into another model",
-            evidence={"gap": gap},
-        )  # fmt: skip
-
-    return prove
 
 
 class Enough(Exception):

@@ -18,6 +18,7 @@ from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.llm.data.packing import IGNORED, Packed
+from trainworthy.recipes.llm.gates import numerics
 from trainworthy.recipes.llm.models import loading
 
 KEYS = ("input_ids", "labels", "position_ids")
@@ -28,7 +29,7 @@ BIGGEST = 300_000_000  # parameters; a larger model is not written to disk just 
 
 def of(z_loss: float) -> list[Gate]:
     """The gates of a recipe that trains on packed documents, with that weight of log^2 Z."""
-    return [asked, isolation, z(z_loss), perplexity, export]
+    return [asked, isolation, numerics.phases(beginning), z(z_loss), perplexity, export]
 
 
 # ------------------------------------------------------------------------------------------------- what the recipe shows
@@ -108,6 +109,14 @@ def packed(data: Packed, documents: list[np.ndarray], run: Run) -> dict:
     """These documents as one batch, by the recipe's own packing and collate."""
     rows = data.among(documents)
     return fetch(rows, list(range(len(rows))), None, run.device)
+
+
+def beginning(proof: Proof) -> tuple[Run, Stage, Tensor, int]:
+    """(run, stage, the first tokens of a document (1, T), tokens of a row), the model a few steps trained."""
+    run, stage, _ = rehearsed(proof)
+    data = stage.data["train"]
+    document = max(data.documents[:100], key=len)[: numerics.WINDOW]
+    return run, stage, torch.from_numpy(document.astype(np.int64))[None].to(run.device), data.context
 
 
 # ---------------------------------------------------------------------------------------------------------------- gates

@@ -3,19 +3,17 @@
 import copy
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from torch import nn
+from trainworthy.recipes.llm.data import templates
 from trainworthy.recipes.shared import hub, smollm
 
 from trainworthy import core
-
-ANSWER = "an answer, told from what a template puts around it"
 
 
 def locate(name: str) -> str:
@@ -24,21 +22,27 @@ def locate(name: str) -> str:
 
 
 @cache
-def tokenizer(path: str) -> Any:
-    """The tokenizer, with what chats need beside: a template that ends an answer with the eos."""
+def tokenizer(path: str, chat_template: str = "", eos_token: str = "") -> Any:
+    """The tokenizer, with a chat template (its own, or the one named) whose answers end with a token."""
     found = plain(path)
+    if chat_template or eos_token:
+        found = copy.deepcopy(found)
+    if chat_template:
+        found.chat_template = templates.read(chat_template)
+    if eos_token:
+        if eos_token not in found.get_vocab():
+            raise core.UserError(f"--eos-token {eos_token}: no token of {path}", needed="a token of its vocabulary",
+                                 got=", ".join(found.all_special_tokens[:12]))  # fmt: skip
+        found.eos_token = eos_token
     if found.chat_template is None:
         raise core.UserError(f"the tokenizer of {path} has no chat template", needed="a chat_template", cause="a base model",
-                             next="take its instruct version, or put a chat_template.jinja into the folder")  # fmt: skip
-    turns = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": ANSWER}]
-    with suppress(TemplateError, TypeError):  # turns that it refuses are told where real ones are rendered
-        _, answer, end = found.apply_chat_template(turns, tokenize=False).partition(ANSWER)
-        if answer and found.eos_token not in end:
-            raise core.UserError(
-                f"the chat template of {path} does not end an answer with the tokenizer's eos token", got=repr(end[:60]),
-                needed=repr(found.eos_token), cause="one token ends a text, another one a turn",
-                next="put the token that ends a turn into tokenizer_config.json as eos_token",
-            )  # fmt: skip
+                             next="take its instruct version, or --chat-template FILE")  # fmt: skip
+    form = templates.form(found)
+    if not form.end:
+        raise core.UserError(
+            f"the chat template of {path} does not end an answer", got=form.fault, needed="a token that ends a turn",
+            cause="a template for generation alone", next="--chat-template FILE with one for training, or --eos-token TOKEN",
+        )  # fmt: skip
     return found
 
 
@@ -85,12 +89,13 @@ def load(path: str, dtype: torch.dtype, **how: Any) -> nn.Module:
 
 
 @cache
-def scoring_tokenizer(path: str) -> Any:
+def scoring_tokenizer(path: str, chat_template: str = "", eos_token: str = "") -> Any:
     """The tokenizer with a pad that ends no answer. A sequence-classification head is read at the last token that is not the pad:
     where the pad is the end of a turn (SmolLM2, and whoever sets pad = eos), at the one before it."""
-    found = copy.deepcopy(tokenizer(path))
-    if found.pad_token_id == found.eos_token_id:
-        others = [t for t in (found.unk_token, *found.all_special_tokens) if t not in (None, found.eos_token)]
+    found = copy.deepcopy(tokenizer(path, chat_template, eos_token))
+    ends = {found.eos_token, templates.form(found).end}
+    if found.pad_token in ends:
+        others = [t for t in (found.unk_token, *found.all_special_tokens) if t not in (None, *ends)]
         if not others:
             raise core.UserError(f"the tokenizer of {path} has no special token beside its eos", needed="a pad of its own",
                                  cause="pad = eos: the reward would be read before the end of the answer")  # fmt: skip
@@ -98,7 +103,15 @@ def scoring_tokenizer(path: str) -> Any:
     return found
 
 
-def scorer(path: str, dtype: torch.dtype) -> nn.Module:
+def ends_with(model: nn.Module, ends: list[int]) -> None:
+    """What is exported stops where a turn ends: `generate` reads these ids from the model's own files."""
+    known = model.generation_config.eos_token_id
+    known = known if isinstance(known, list) else [known]
+    if missing := [i for i in ends if i not in known]:
+        model.generation_config.eos_token_id = [*(i for i in known if i is not None), *missing]
+
+
+def scorer(path: str, dtype: torch.dtype, tokens: Any = None) -> nn.Module:
     """The model with a head of one number in place of its words, fp32, on the CPU. A new one is zero: every text the same."""
     from transformers import AutoModelForSequenceClassification
     from transformers.utils import logging
@@ -107,7 +120,7 @@ def scorer(path: str, dtype: torch.dtype) -> nn.Module:
     model, told = AutoModelForSequenceClassification.from_pretrained(
         path, num_labels=1, dtype=dtype, output_loading_info=True
     )
-    tokens = scoring_tokenizer(path)
+    tokens = tokens or scoring_tokenizer(path)
     if model.get_input_embeddings().num_embeddings < len(tokens):
         model.resize_token_embeddings(len(tokens))
     model.config.get_text_config().pad_token_id = tokens.pad_token_id
@@ -117,11 +130,11 @@ def scorer(path: str, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def merged_scorer(path: str, adapter: Path, dtype: torch.dtype) -> nn.Module:
+def merged_scorer(path: str, adapter: Path, dtype: torch.dtype, tokens: Any = None) -> nn.Module:
     """The model at `path`, its weights as training had them (`dtype`), exported adapters merged into them, and their head; fp32."""
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(scorer(path, dtype).float(), adapter).merge_and_unload()
+    return PeftModel.from_pretrained(scorer(path, dtype, tokens).float(), adapter).merge_and_unload()
 
 
 def adapted(model: nn.Module, rank: int, *, head: str = "") -> nn.Module:

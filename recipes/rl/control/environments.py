@@ -10,6 +10,7 @@ import difflib
 import functools
 import math
 import os
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -35,6 +36,8 @@ def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
     """One environment whose observations are the last `stack` of an episode, oldest first and flat (its first one repeated until
     there are as many), and actions in [-1, 1] where they are not discrete; whatever is wrong with its name, in one message."""
     probes.register()
+    if ":" in name and (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # its module may be the user's own; last, so that it shadows nothing
     if stack < 1:
         raise UserError(
             "nothing would be observed", got=f"--frame-stack {stack}", needed="1 (the newest observation) or more"
@@ -48,6 +51,8 @@ def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
         raise UserError(f"gymnasium knows no environment '{name}'", got=str(error).splitlines()[0],
                         needed="one of: " + ", ".join(near) if near else "the id of a registered environment",
                         next="python -c 'import gymnasium; gymnasium.pprint_registry()'") from None  # fmt: skip
+    except Stop:  # a signal came while it was made
+        raise
     except Exception as error:  # its own code
         raise UserError(
             f"the environment '{name}' cannot be made", got=f"{type(error).__name__}: {error}", cause=raised_at(error)
@@ -116,6 +121,8 @@ def blamed(name: str) -> Iterator[None]:
     """What an environment raises ends the run, and is its own: the checkpoints before it are whole."""
     try:
         yield
+    except Stop:  # a signal asks for an end while the environment computes: that is not its error
+        raise
     except Exception as error:
         raise Stop(f"the environment '{name}' raised {type(error).__name__}: {error}\n"
                    f"  at:           {raised_at(error)}\n{MEND}") from None  # fmt: skip
@@ -315,7 +322,7 @@ def anew(act: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 def told(returned: Tensor, solved: float) -> dict[str, float]:
     """The metrics of whole episodes that earned `returned` (n,); from a return of `solved` on, one counts as solved (infinite: its
     authors do not say)."""
-    share = {"solved_share": (returned >= solved).double().mean().item()} if math.isfinite(solved) else {}
+    share = {"solved_share": (returned >= solved).float().mean().item()} if math.isfinite(solved) else {}
     return {"return": returned.mean().item(), "return_sd": returned.std(correction=0).item(),
             "worst_return": returned.min().item(), **share}  # fmt: skip
 
@@ -379,6 +386,8 @@ def strip(name: str, start: Tensor, act: Callable[[Tensor], Tensor], *, stack: i
                     small = nn.functional.interpolate(picture, size, mode="area")[0]
                     found.append(Tile(f"step {t} of {last}", small))
                 env.step(action)
+    except Stop:
+        raise
     except Exception:  # drawing fails in as many ways as there are displays: no result hangs on a picture
         return []
     return found

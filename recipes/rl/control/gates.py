@@ -19,8 +19,10 @@ from trainworthy.core.gates.gate import Gate, Proof, build
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
+from trainworthy.recipes.rl.control import starts
 from trainworthy.recipes.rl.control.environments import Environments, draw
 from trainworthy.recipes.rl.control.memory import Remembering, after, beginning
+from trainworthy.recipes.rl.control.objective_gates import entries_gate, formula_gate, returns_gate, target_rate_gate
 from trainworthy.recipes.rl.control.probes import PROBES
 
 Make = Callable[[Any, Run], Stage]
@@ -49,6 +51,15 @@ class Subject:
     """Under which every target holds the value of the next step."""
     box: bool = False
     """Does it act by numbers?"""
+    formula: Callable | None = None
+    """What each term of the loss is, per sample (see formulas.py); none: nothing is compared. A fork that changes its objective
+    states its own."""
+    targets: Callable | None = None
+    """What is learnt from, by its definition (see definitions.py)."""
+    unread: Callable[[Any], dict[str, str]] = lambda cfg: {}
+    """Settings -> entries of a batch that the loss does not depend on, and why."""
+    lag: Callable[[Any], float] | None = None
+    """Settings -> updates in which the target network is renewed once; none: there is no such network."""
 
 
 @dataclass
@@ -229,7 +240,7 @@ def targets_gate(subject: Subject) -> Gate:
         wrong, shown, under = [], [], ", ".join(f"{k} {v:g}" for k, v in subject.exact.items())
         for name in ("constant", "delay") if subject.exact else ("constant",):
             batches = learnt(proof, subject, name, units=1, **subject.exact).batches
-            got = torch.cat([b["return"] for b in batches]).unique()
+            got = torch.cat([b["return"] for b in batches]).float().cpu().unique()
             known = answers(subject, name)[1]
             gap = (got[:, None] - known).abs().min(1).values
             cut = (gap > LIMIT).sum().item()
@@ -307,7 +318,7 @@ def next_action_gate(subject: Subject) -> Gate:
     @gate("next-action", rows="R5", title="the value in a target is that of the action that comes next")
     def prove(proof: Proof) -> Finding:
         batches = learnt(proof, subject, "later", units=12, noted=11, **subject.estimated).batches
-        rows = {k: torch.cat([b[k] for b in batches]).double() for k in ("observation", "action", "return")}
+        rows = {k: torch.cat([b[k] for b in batches]).cpu().double() for k in ("observation", "action", "return")}
         first = (rows["observation"] == 0).all(-1)
         action, found = rows["action"].view(len(first), -1)[first, 0], rows["return"][first]
         slope = (torch.cov(torch.stack([action, found]))[0, 1] / action.var()).item()
@@ -365,8 +376,8 @@ def density(proof: Proof) -> Finding:
     """`sample(observations, noise)` of the rehearsed model: the log-density of its actions against that of the noise, divided by
     the volume that noise is stretched to (the determinant of the Jacobian), in double precision."""
     _, stage, record = rehearsed(proof)
-    model = copy.deepcopy(stage.model).double().eval()
-    observations = record.batch["observation"].flatten(0, -2)[:16].double()
+    model = copy.deepcopy(stage.model).cpu().double().eval()  # there every device can
+    observations = record.batch["observation"].flatten(0, -2)[:16].cpu().double()
     noise = torch.randn(
         record.batch["action"].flatten(0, -2)[:16].shape, generator=torch.Generator().manual_seed(proof.cfg.run.seed)
     )
@@ -511,17 +522,16 @@ def replay(proof: Proof) -> Finding:
     if not torch.equal(used, first):
         step, apart = (used != first).flatten(1).any(1).nonzero()[0].item(), (used - first).abs().max().item()
         wrong.append(f"what is seen {step} steps into an episode depends on the episode before, by up to {apart:.3g}")
-    vector = envs.vector
-    varied = len({vector.envs[0].reset(seed=s)[0].tobytes() for s in range(5)}) > 1  # else every episode begins alike
-    if varied and len(start.unique(dim=0)) < n:
-        wrong.append(f"{n} environments begin with {len(start.unique(dim=0))} different observations")
+    fault, remark = starts.shared(new)
+    wrong += [fault] * bool(fault)
     told = f"{n} environments with {len(start.unique(dim=0))} beginnings, {sum(envs.episode)} episodes over in {2 * steps} steps"
+    told += f" ({remark})" * bool(remark)
     return Finding(
-        not wrong, "; ".join(wrong) or f"{told}; replayed bit for bit", "seeds of their own; the same observations after a replay",
+        not wrong, "; ".join(wrong) or f"{told}; replayed bit for bit", "independent seeds; the same observations after a replay",
         "the environment draws from a generator that reset(seed=...) does not seed (numpy's or Python's global one)\n"
         "its state goes on over a reset: what is left of an earlier episode is not in its seed and actions\n"
         "observations are stacked over the end of an episode: at its beginning there are none from before\n"
-        "every environment was seeded alike", evidence={"episodes": sum(envs.episode)},
+        "several environments were given the same seed", evidence={"episodes": sum(envs.episode)},
     )  # fmt: skip
 
 
@@ -568,4 +578,6 @@ def gates(subject: Subject, *, on_policy: bool) -> list[Gate]:
     own = [f(subject) for f in gates_of]
     own += [lower_gate(subject)] if subject.box and not on_policy else []
     own += [density, entropy_gate(subject)] if subject.box else []
-    return [targets_gate(subject), *found, *own, scale, replay]
+    configured = [entries_gate(subject.unread, subject.formula), returns_gate(subject.targets)]
+    configured += [target_rate_gate(subject.lag)] if subject.lag else []
+    return [formula_gate(subject.formula), targets_gate(subject), *found, *own, scale, *configured, replay]

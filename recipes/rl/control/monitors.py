@@ -1,18 +1,84 @@
 """What only a whole run of a control recipe shows: read from its evaluations and from what it logs of each unit as `policy/...`."""
 
 import math
+from typing import TYPE_CHECKING
 
+from trainworthy.core.base.errors import Stop
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.monitoring.monitors import Monitor, monitor
+
+if TYPE_CHECKING:
+    from trainworthy.core.loop.run import Run
+    from trainworthy.core.recipe.stage import Stage
 
 LOST = 0.5  # of the way from random actions to the best evaluation
 DECIDED = 0.05  # of the entropy of even chances
 EXPLAINED = 0.2  # share of the returns' variance
+RUNAWAY, IN_A_ROW = 10, 3  # times FAR, in so many evaluations: the updates no longer have to do with the samples
 FAR, CLIPPED = 0.1, 0.4  # nats between the policy before and after a unit's updates; share of its samples at the clip
 NOWHERE = 1e-6  # nats
 DONE = 0.9  # of the way from random actions to what cannot be beaten: nothing is left to say
 
+GONE = 0.9  # of what was earned above random actions at best,
+CLEAR = 3.0  # where that is so many standard deviations of an episode's return
+BEYOND = 10.0  # times FAR
+STILL = 0.002  # of the entropy of even chances
+AGAIN = 2  # evaluations in a row
+
 Rows = list[dict[str, float]]
+
+
+def lost(history: Rows, floor: float, ceiling: float, *, over: bool = False, actions: int = 0) -> str:
+    """What leaves no doubt that this run will not end well, or nothing. `over`: was this its last evaluation? A function of what is
+    in the checkpoint, so a resumed run agrees."""
+    if not history or reached(history, floor, ceiling):
+        return ""
+    last, rows = history[-1], history[-AGAIN:]
+    best = max(history, key=lambda row: row["val/return"])
+    peak, now = best["val/return"], last["val/return"]
+    clear = peak - floor > CLEAR * max(best["val/return_sd"], 1e-9) or reached([best], floor, ceiling)
+    gone = [(peak - row["val/return"]) / (peak - floor) >= GONE for row in rows if clear and row["step"] > best["step"]]
+    if gone and gone[-1] and (over or (len(gone) >= AGAIN and all(gone))):
+        return _told(
+            f"the return was {peak:.4g} at unit {best['step']:g} and is {now:.4g}: {GONE:.0%} or more of what was learnt is lost",
+            "a rate too high for what is left to learn, or values that ran away (see value, explained_variance)",
+            "the best weights are kept; a new run with a lower --optim.lr",
+        )
+    kl = [row.get("train/policy/approx_kl", 0.0) for row in rows]
+    if len(rows) == AGAIN and min(kl) > BEYOND * FAR and (now < peak or peak <= floor):
+        return _told(
+            f"KL {min(kl):.3g} nats or more over a unit's updates, where {FAR:g} is much, and the return does not rise",
+            "the ratio or its clip is not in the loss (see the gate formula), or a rate too high",
+            "trainworthy check --only formula; a lower --optim.lr, fewer --update-epochs",
+        )
+    share = [
+        row["train/policy/entropy"] / math.log(actions) for row in rows if actions > 1 and "train/policy/entropy" in row
+    ]
+    poor = not math.isfinite(ceiling) or now < floor + 0.5 * (ceiling - floor)
+    if len(share) == AGAIN and max(share) < STILL and not clear and poor:
+        return _told(
+            f"the policy always does the same: entropy {max(share):.1%} of even chances, and it earns {now:.4g} where "
+            f"random actions earn {floor:.4g}",
+            "a rate too high, rewards that drown the entropy bonus, or its sign (see the gate formula)",
+            "a lower --optim.lr, a larger --target-entropy",
+        )
+    return ""
+
+
+def _told(measured: str, cause: str, next: str) -> str:
+    return f"  measured:     {measured}\n  likely cause: {cause}\n  next:         {next}\n"
+
+
+def halt(run: "Run", stage: "Stage", *, actions: int = 0) -> None:
+    """After an evaluation: end a run (exit code 4) that is lost beyond doubt. Rehearsals of gates go on."""
+    if run.plan or not getattr(run.cfg, "stop_lost", True):
+        return
+    over = run.current is not None and run.current.index + 1 == run.total
+    if said := lost(run.journal.history, stage.metric.floor, stage.metric.ceiling, over=over, actions=actions):
+        raise Stop(
+            f"the policy is lost (R6): the run stopped itself at unit {run.step + 1} of {run.total}\n{said}"
+            "                (--no-stop-lost goes on all the same)"
+        )
 
 
 def monitors(
@@ -107,12 +173,15 @@ def far() -> Monitor:
         kl, clipped = curve(history, "approx_kl"), curve(history, "clip_fraction")
         most, share = max(kl, default=0.0), sum(clipped) / max(len(clipped), 1)
         still = most < NOWHERE
+        runaway = len(kl) >= IN_A_ROW and min(kl[-IN_A_ROW:]) > RUNAWAY * FAR
         return Finding(
             most <= FAR and share <= CLIPPED and not still,
             f"KL {most:.2g} at most from before to after a unit's updates, {share:.0%} of the samples at the clip",
             f"KL between {NOWHERE:g} and {FAR:g}, at most {CLIPPED:.0%} at the clip",
             "the policy does not move: --optim.lr, or advantages that are all alike" if still
-            else "a lower --optim.lr, fewer --update-epochs, a larger --train.batch-size", evidence={"kl": kl, "clip_fraction": clipped},
+            else "a lower --optim.lr, fewer --update-epochs, a larger --train.batch-size", evidence={"kl": kl, "clip_fraction": clipped,
+                "stop": f"updates that nothing holds back: KL above {RUNAWAY * FAR:g} in {IN_A_ROW} evaluations in a row; is the "
+                "ratio that of the new to the old policy, and is it clipped?" if runaway else ""},
         )  # fmt: skip
 
     return judge

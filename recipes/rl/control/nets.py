@@ -5,6 +5,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.loop.optim import exact
 
 
 class Running(nn.Module):
@@ -24,10 +25,10 @@ class Running(nn.Module):
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
         """Take in rows (n, size)."""
-        rows, n, seen = rows.double(), len(rows), self.count.item()
+        rows, n, seen = exact(rows), len(rows), self.count.item()
         mean, var = rows.mean(0), rows.var(0, correction=0)
-        apart, total = mean - self.mean.double(), n + seen
-        together = (self.var.double() * seen + var * n + apart.square() * seen * n / total) / total
+        apart, total = mean - exact(self.mean), n + seen
+        together = (exact(self.var) * seen + var * n + apart.square() * seen * n / total) / total
         self.mean.add_((apart * n / total).to(self.mean))
         self.var.copy_(together)
         self.count.add_(n)

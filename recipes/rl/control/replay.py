@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.checkpoint import Segment
+from trainworthy.core.loop.optim import exact
 
 KEPT = ("observation", "action", "reward", "next_observation", "terminated", "truncated")
 
@@ -68,8 +69,8 @@ class Replay:
             return row * self.n + flat % self.n, torch.ones(size, device=self.device)
         share = self.priority**alpha  # 0 where nothing was ever written
         share[(torch.arange(self.added - length + 1, self.added, device=self.device)) % self.steps] = 0
-        total = share.flatten().double().cumsum(0)
-        point = torch.rand(size, generator=generator, dtype=torch.float64).to(self.device) * total[-1]
+        total = exact(share.flatten()).cumsum(0)
+        point = torch.rand(size, generator=generator, dtype=torch.float64).to(total.dtype).to(self.device) * total[-1]
         place = torch.searchsorted(total, point, right=True).clamp_max(len(total) - 1)
         return place, (share.flatten()[place] / total[-1] * steps * self.n).float()
 

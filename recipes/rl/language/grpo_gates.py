@@ -12,6 +12,7 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.core.recipe.stage import View
@@ -91,7 +92,7 @@ def alone(u: Unit, temperature: float) -> list[Tensor]:
     def read(before: list[int], after: list[int]) -> Tensor:
         ids = torch.tensor([before + after], device=u.run.device)
         logits = u.stage.model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1]
-        return (logits.double() / temperature).log_softmax(-1)
+        return (exact(logits) / temperature).log_softmax(-1)
 
     with evaluating(u.stage.model), u.run.autocast():
         return [read(*row) for row in u.ids]
@@ -107,7 +108,7 @@ def rewards(s: Subject) -> Gate:
         ones; alone, in a batch and in another order."""
         rows = proof.look()[1].data["questions"].rows[: 20 * TRIED]
         tried = [(r, o) for r in rows[:TRIED] for o in rows if len(o["answer"]) == len(r["answer"])
-                 and not problems.right(o["answer"], r["answer"])]  # fmt: skip
+                 and problems.differ(o["answer"], r["answer"])]  # fmt: skip
         pairs = list({id(r): (r, o["answer"]) for r, o in tried}.values())
         if not pairs:
             raise Skip("no two answers are of one length")
@@ -122,12 +123,13 @@ def rewards(s: Subject) -> Gate:
         texts = {
             "right": [r["answer"] for r, _ in pairs],
             "wrong, of the same length": [other for _, other in pairs],
+            "one digit off": [problems.one_digit_off(r["answer"]) or other for r, other in pairs],
             "empty": ["" for _ in pairs],
             "long and wrong": [f"{other} " * 6 for _, other in pairs],
         }
         seen = {k: ask(v) for k, v in texts.items()}
         mean = {k: sum(v) / len(v) for k, v in seen.items()}
-        right, _, empty, long = mean.values()
+        right, _, _, empty, long = mean.values()
         all_of_it = {v for values in seen.values() for v in values}
         turned = ask(texts["right"], list(reversed(range(len(pairs)))))
         single = [s.reward(prompts=[s.asker.put(r["prompt"])], completions=[r["answer"]], answer=[r["answer"]])[0]
@@ -144,6 +146,13 @@ def rewards(s: Subject) -> Gate:
             better = sum(a > b for a, b in zip(seen["right"], seen["wrong, of the same length"], strict=True))
             if better < 0.9 * len(pairs):
                 faults.append(f"only {better} of {len(pairs)} right answers earn more than a wrong one of their length")
+            near = [
+                (a, b, t) for a, b, t in zip(seen["right"], seen["one digit off"], texts["one digit off"], strict=True)
+            ]
+            same = [(pairs[i][0]["answer"], t) for i, (a, b, t) in enumerate(near) if b >= a]
+            if len(same) > 0.1 * len(pairs):
+                faults.append(f"{len(same)} of {len(pairs)} answers with one digit changed earn as much as the right one, e.g. "
+                              f"{same[0][1]!r} for {same[0][0]!r}")  # fmt: skip
             if empty >= right:
                 faults.append(f"the empty answer earns {empty:g}, a right one {right:g}")
             if long >= right:
@@ -156,6 +165,7 @@ def rewards(s: Subject) -> Gate:
             "right answers earn more than wrong ones of their length, than long ones and than none, whatever stands beside them",
             "a constant, or a function of the length: there is nothing to learn from it, or the wrong thing\n"
             "the function reads another column, or another part of the answer, than the one that is right\n"
+            "it reads the last number alone, where an answer is a fraction or a formula: compare with math-verify\n"
             "it draws at random, keeps a state, or mixes up the order of its batch",
             evidence={"mean": mean},
         )  # fmt: skip
@@ -247,7 +257,7 @@ def advantages(s: Subject) -> Gate:
             for r, c in zip(u.rows, said, strict=True)
         ]
         groups = torch.tensor(own, dtype=torch.float64).view(-1, s.cfg.num_generations)
-        got = u.batch["advantages"].double().cpu().view(-1, s.cfg.num_generations)
+        got = u.batch["advantages"].cpu().double().view(-1, s.cfg.num_generations)
         still = int((groups.std(1) == 0).sum())
         due = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
         if still == len(groups):
@@ -325,20 +335,20 @@ def objective(s: Subject) -> Gate:
         padded batch against the formula from log-probabilities of each answer read alone, without padding, from plain logits.
         Before anything is trained the reference's must be the policy's."""
         u = unit(s, proof)
-        mask = u.batch["completion_mask"].double()
+        mask = exact(u.batch["completion_mask"])
         plain, wrong = torch.zeros_like(mask), []
         for row, ((_, after), p) in enumerate(zip(u.ids, alone(u, s.cfg.temperature), strict=True)):
             said = p.gather(-1, torch.tensor(after, device=p.device)[:, None])[:, 0]
             plain[row, mask[row].bool()] = said
-        apart = torch.tensor(STEPS, dtype=torch.float64, device=mask.device)
+        apart = torch.tensor(STEPS, dtype=mask.dtype, device=mask.device)
         steps = apart[torch.arange(mask.numel(), device=mask.device).view_as(mask) % len(STEPS)]
-        given = torch.linspace(-1.5, 1.5, len(mask), dtype=torch.float64, device=mask.device)
+        given = torch.linspace(-1.5, 1.5, len(mask), dtype=mask.dtype, device=mask.device)
         made = {"advantages": given.float(), "old_per_token_logps": (plain - steps).float()}
         ratio, a = steps.exp(), given[:, None]
         each = -torch.min(ratio * a, ratio.clamp(1 - s.cfg.epsilon, 1 + s.cfg.epsilon) * a)
         if s.cfg.beta:
             limit = 1e-3 if u.run.precision == "fp32" else 5e-2
-            off = ((u.batch["ref_per_token_logps"].double() - plain) * mask).abs().max().item()
+            off = ((exact(u.batch["ref_per_token_logps"]) - plain) * mask).abs().max().item()
             wrong += [f"before training the reference is {off:.3g} nats from the policy"] if off > limit else []
             made["ref_per_token_logps"] = (plain + steps.flip(1)).float()
             over = steps.flip(1)
@@ -410,7 +420,7 @@ def judge(s: Subject) -> Gate:
         run, stage = proof.look()
         rows = stage.data["val"].rows[:8]
         wrong = {
-            r["answer"]: next((o["answer"] for o in rows if not problems.right(o["answer"], r["answer"])), "")
+            r["answer"]: next((o["answer"] for o in rows if problems.differ(o["answer"], r["answer"])), "")
             for r in rows
         }
         kinds = [lambda a, o: (a, 1), lambda a, o: (o, 0), lambda a, o: ("", 0)]

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.loop.optim import exact
 from trainworthy.recipes.rl.control.nets import Running, mlp
 
 
@@ -34,7 +35,7 @@ class Writer(nn.Module):
             place = (mask.long().cumsum(1) - 1).clamp_min(0)[:, -new.shape[1] :]
             out = self.lm(input_ids=new, attention_mask=mask, position_ids=place, past_key_values=cache, use_cache=True,
                           logits_to_keep=1)  # fmt: skip
-            cache, chances = out.past_key_values, (out.logits[:, -1].double() / self.temperature).softmax(-1)
+            cache, chances = out.past_key_values, (exact(out.logits[:, -1]) / self.temperature).softmax(-1)
             token = (chances.cumsum(-1) <= draws[:, t, None]).sum(-1).clamp_max(chances.shape[-1] - 1)
             said[:, t], valid[:, t] = torch.where(going, token, said[:, t]), going
             going = going & (token != self.eos)

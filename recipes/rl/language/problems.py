@@ -5,20 +5,24 @@ import importlib.util
 import inspect
 import math
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from fractions import Fraction
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 from zlib import crc32
 
 import torch
-from trainworthy.recipes.llm.data import pairs
+from trainworthy.recipes.llm.data import formats, pairs
 from trainworthy.recipes.shared import hub
 
 from trainworthy import core
 
 COLUMNS = ("prompt", "answer")
+UNWORKED = re.compile(r"(?<=[\w)}\]])\s*(?:[-+*^×·÷]|\\cdot|\\times)\s*(?=[\w({\\])")
+"""A sign between two parts of an expression."""
 NUMBER = re.compile(r"(?<![\d.])-?\d[\d,]*(?:\.\d+)?")
 
 Reward = Callable[..., list[float]]
@@ -30,7 +34,11 @@ class Source:
 
     path: str = "sums"
     """`sums` (of two two-digit numbers), a .jsonl, .json, .csv or .parquet file, or `hub:owner/name`: columns `prompt` and `answer`
-    (its last number, else the text); a column `source`, if there is one, is what the split must not cut through."""
+    (see `--reward`); a column `source`, if there is one, is what the split must not cut through."""
+    val: str = ""
+    """Validation questions: a file like `path`, or a share of the rows (`0.1`); empty: the data set's own split, else 0.05."""
+    columns: str = ""
+    """Names of columns that are called otherwise in the file: `prompt=question,answer=solution`."""
     style: Literal["lines", "chat"] = "lines"
     """`lines`: some solved questions, a line each, then the question; the answer ends with its line. `chat`: the tokenizer's chat
     template; the answer ends with its turn."""
@@ -46,20 +54,25 @@ class Source:
     """Validation questions that are read, evenly spaced. 0: all there are."""
 
     def __post_init__(self):
-        self.path = hub.absolute(self.path)  # resumable from any folder
+        self.path, self.val = hub.absolute(self.path), hub.absolute(self.val)  # resumable from any folder
 
 
-def read(source: Source) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """(train, val) rows of `prompt`, `answer` and `source`; no prompt of one split stands in the other."""
-    train, val = sums() if source.path == "sums" else pairs.read_file(source.path, checked)
+def read(source: Source) -> tuple[list[dict[str, str]], list[dict[str, str]], list[str]]:
+    """(train, val) rows of `prompt`, `answer` and `source`, and what to say of rows left out."""
+    if source.path == "sums":
+        train, val, told = *sums(), []
+    else:
+        train, val, told = pairs.read_file(source.path, checked, source, what="question with an answer",
+                                           needed="prompt (str) and answer (str), or a number")  # fmt: skip
     n = min(source.held_out or len(val), len(val))
-    return train, [val[i * len(val) // n] for i in range(n)]
+    return train, [val[i * len(val) // n] for i in range(n)], told
 
 
-def checked(rows: Any, where: str) -> list[dict[str, str]]:
-    """Rows with both columns as text (a number may stand as such); anything else is told by its name and type."""
-    plain = ({k: str(v) if k == "answer" and isinstance(v, int | float) else v for k, v in r.items()} for r in rows)
-    return pairs.columns(plain, where, COLUMNS, "question with an answer")
+def checked(row: dict[str, Any]) -> list[dict[str, str]]:
+    """A row with both columns as text; a number may stand as such."""
+    answer = row.get("answer")
+    number = isinstance(answer, int | float) and not isinstance(answer, bool)
+    return [formats.texts(row | {"answer": str(answer)} if number else row, COLUMNS)]
 
 
 def sums() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
@@ -81,10 +94,58 @@ def number(text: str) -> float | None:
     return float(found[-1].replace(",", "")) if found else None
 
 
+@lru_cache(65_536)
 def right(said: str, answer: str) -> bool:
-    """Does a text say the answer? Its last number, where the answer is one, else the whole text, whatever the case."""
-    due = number(answer)
-    return said.strip().casefold() == answer.strip().casefold() if due is None else number(said) == due
+    """Does a text say the answer? Numbers and formulas as `math-verify` reads them (the last one of the text; 1/2 is 0.5); else the
+    whole text, whatever the case. An expression that is not worked out (34 + 12 for 46) says no number."""
+    due = _parsed(answer)
+    if not due:
+        return said.strip().casefold() == answer.strip().casefold()
+    found = _parsed(said)
+    if not found or (UNWORKED.search(str(found[-1])) and not UNWORKED.search(answer)):
+        return False
+    import math_verify
+
+    return bool(math_verify.verify(due, found, timeout_seconds=_limit()))
+
+
+def _parsed(text: str) -> list[Any]:
+    """What `math-verify` finds in a text: the last expression, and how it is written; empty: there is none."""
+    import math_verify
+
+    bare = "$" not in text and "\n" not in text.strip() and len(text) < 80 and ("\\" in text or "^" in text)
+    return math_verify.parse(f"${text.strip()}$" if bare else text, parsing_timeout=_limit())
+
+
+def _limit() -> int | None:
+    """Seconds that one expression may take (9^9^9^9); it is kept by a signal, which other threads cannot get."""
+    return 5 if threading.current_thread() is threading.main_thread() else None
+
+
+def differ(a: str, b: str) -> bool:
+    """Are two answers surely different? Plain numbers and fractions by their value, other texts by their letters: what gates draw
+    wrong answers by, apart from what rewards judge by."""
+    values = [_value(text) for text in (a, b)]
+    if None not in values:
+        return values[0] != values[1]
+    return "".join(a.casefold().split()) != "".join(b.casefold().split())
+
+
+def _value(text: str) -> Fraction | None:
+    plain = re.sub(r"^\\d?frac\{(-?\d+)\}\{(\d+)\}$", r"\1/\2", text.strip().strip("$")).replace(",", "")
+    try:
+        return Fraction(plain)
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def one_digit_off(answer: str) -> str:
+    """The answer with its first digit changed: as long, and wrong. Empty: it has none, or is worth the same."""
+    at = re.search(r"\d", answer)
+    if at is None:
+        return ""
+    other = answer[: at.start()] + str(int(at[0]) % 9 + 1) + answer[at.end() :]
+    return other if differ(other, answer) else ""
 
 
 def exact(completions: list[str], answer: list[str], **_) -> list[float]:
@@ -182,7 +243,9 @@ class Asker:
         self.solved = [solved[i * len(solved) // source.shots] for i in range(source.shots)]
         self.chat = pairs.Chat(tokenizer, source.system)
         self.ends = [tokenizer.eos_token_id]
-        if source.style == "lines":
+        if source.style == "chat":
+            self.ends = [*(i for i in self.chat.ends if i != self.chat.end), self.chat.end]
+        else:
             line = tokenizer("\n", add_special_tokens=False)["input_ids"]
             if len(line) != 1:
                 raise core.UserError(
@@ -195,11 +258,8 @@ class Asker:
         """The prompt as TRL takes it: a text, or turns."""
         if self.source.style == "lines":
             return "".join(f"{r['prompt']} {r['answer']}\n" for r in self.solved) + prompt
-        turns = self.chat.turns(prompt)
-        for r in self.solved:
-            answered = ({"role": "user", "content": r["prompt"]}, {"role": "assistant", "content": r["answer"]})
-            turns[-1:-1] = answered
-        return turns
+        answered = [{"prompt": r["prompt"], "completion": r["answer"]} for r in self.solved]
+        return self.chat.turns(prompt, self.chat.shots(answered, len(answered)) if answered else ())
 
     def ids(self, prompt: str) -> list[int]:
         """Tokens up to where the answer begins."""
@@ -208,8 +268,9 @@ class Asker:
 
     def answer(self, text: str) -> list[int]:
         """Tokens of an answer and of what ends it."""
-        said = f" {text}" if self.source.style == "lines" else text
-        return [*self.tokenizer(said, add_special_tokens=False)["input_ids"], self.ends[-1]]
+        if self.source.style == "chat":
+            return self.chat.answer(text)
+        return [*self.tokenizer(f" {text}", add_special_tokens=False)["input_ids"], self.ends[-1]]
 
 
 def usable(rows: list[dict[str, str]], asker: Asker, name: str, *, context: int, new: int) -> tuple[list[dict], str]:

@@ -34,10 +34,15 @@ class Source:
     """Ask in the turns of the tokenizer's own chat template."""
     max_bad: float = 0.01
     """Share of prompts that may be empty, no valid UTF-8 or too long."""
+    val: str = ""
+    """Validation prompts: a file or folder like `path`, or a share of the prompts (`0.1`); empty: the data set's own split, else
+    0.05."""
 
     def __post_init__(self):
         if self.path != "prose" and not self.path.startswith("hub:"):
             self.path = str(Path(self.path).resolve())  # resumable from any folder
+        if self.val and Path(self.val).exists():
+            self.val = str(Path(self.val).resolve())
 
 
 class Prompts(core.Data):
@@ -72,7 +77,7 @@ def _read(settings: tuple, tokenizer: Any, new_tokens: int) -> dict[str, Prompts
         train, val = (list(dict.fromkeys(beginning(t) for t in some)) for some in (train, val))
         val = [t for t in val if t not in {*train}]
     else:
-        train, val, notes = documents.load(source.path, source.column, source.max_bad)
+        train, val, notes = documents.load(source.path, source.column, source.max_bad, source.val)
     found = {}
     for name, texts in (("prompts", train), ("val", val)):
         ids = [encode(source, tokenizer, t) for t in texts]

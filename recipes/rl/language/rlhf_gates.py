@@ -15,6 +15,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, Proof, fetch
 from trainworthy.core.gates.recorder import rehearsed
+from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.rl.language.kl_control import BOUND
@@ -98,8 +99,8 @@ def alone(model: Writer, prompt: Tensor, answer: Tensor) -> tuple[Tensor, Tensor
     """(log-probabilities of an answer (n,), values before its tokens (n,)), read by itself: no padding, no mask, no cache."""
     states = model.lm.base_model(input_ids=torch.cat([prompt, answer])[None], use_cache=False).last_hidden_state
     states = states[0, len(prompt) - 1 : -1]
-    log_p = (model.lm.get_output_embeddings()(states).double() / model.temperature).log_softmax(-1)
-    return own(log_p, answer), model.head(states)[:, 0].double()
+    log_p = (exact(model.lm.get_output_embeddings()(states)) / model.temperature).log_softmax(-1)
+    return own(log_p, answer), exact(model.head(states)[:, 0])
 
 
 # ---------------------------------------------------------------------------------------------------------------- gates
@@ -159,7 +160,7 @@ def generation(proof: Proof) -> Finding:
                 )
                 continue
             logits = model.lm(input_ids=torch.cat([prompt, answer])[None], use_cache=False).logits
-            logits = logits[0, len(prompt) - 1 : -1].double()
+            logits = exact(logits[0, len(prompt) - 1 : -1])
             high = (logits / model.temperature).softmax(-1).cumsum(-1)
             at = answer[:, None]
             top, low = high.gather(1, at)[:, 0], high.gather(1, (at - 1).clamp_min(0))[:, 0] * (answer > 0)
@@ -212,8 +213,8 @@ def score(proof: Proof) -> Finding:
         first = unit.batches[0]
         with torch.no_grad(), run.autocast():
             got = stage.loss(model, first)["policy"].item()
-        due = -first["advantage"][first["valid"]].double().sum().item()
-        worst["ratio"] = max(worst["ratio"], abs(got - due) / first["advantage"].abs().double().sum().item())
+        due = -exact(first["advantage"][first["valid"]]).sum().item()
+        worst["ratio"] = max(worst["ratio"], abs(got - due) / exact(first["advantage"].abs()).sum().item())
     _, start = proof.look()
     begun, now = start.model.state_dict(), stage.frozen_modules["reference"].state_dict()
     if other := [n for n, t in now.items() if not torch.equal(t, begun[n].to(t))]:
@@ -268,7 +269,7 @@ def returns_gate(reward: Reward) -> Gate:
                 due = torch.tensor(estimates(paid, values, cfg.gamma, cfg.gae_lambda), device=run.device)
                 rows.append(due)
                 spent.append(kl.sum().item())
-                back = batch["return"][row, : len(due)].double() * size
+                back = exact(batch["return"][row, : len(due)]) * size
                 gaps["returns"] = max(gaps["returns"], (back - due - value * size).abs().max().item())
                 scale = max(scale, (due + value * size).abs().max().item())
             every = run.gather(torch.cat(rows))
@@ -309,8 +310,8 @@ def formula(proof: Proof) -> Finding:
     with torch.no_grad(), run.autocast():
         terms = {k: v.item() for k, v in stage.loss(model, batch).items()}
         log_p, value = model(batch["input_ids"], batch["mask"], batch["said"])
-    read = {k: batch[k][valid].double().tolist() for k in ("log_prob", "value", "return", "advantage")}
-    new, values = own(log_p, batch["said"])[valid].double().tolist(), value[valid].double().tolist()
+    read = {k: batch[k][valid].tolist() for k in ("log_prob", "value", "return", "advantage")}
+    new, values = own(log_p, batch["said"])[valid].tolist(), value[valid].tolist()
     due = {"policy": [], "value": []}
     for p, v, old, before, back, gain in zip(
         new, values, read["log_prob"], read["value"], read["return"], read["advantage"], strict=True

@@ -53,8 +53,14 @@ class Even(core.Data):
     def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
         return self.data.get(self.places[index], generator)
 
+    def identity(self, index: int) -> bytes | str | None:
+        return self.data.identity(self.places[index])
+
     def peek(self, index: int, key: str) -> Any:
         return self.data.peek(self.places[index], key)
+
+    def source_class(self, index: int) -> str | None:
+        return self.data.source_class(self.places[index])
 
 
 def smoothing(cfg: Any) -> float:

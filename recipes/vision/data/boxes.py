@@ -8,10 +8,13 @@ back.
 import hashlib
 import io
 import json
+import os
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,9 +27,11 @@ from torchvision.transforms import v2
 from torchvision.utils import draw_bounding_boxes
 from trainworthy.core import UserError
 from trainworthy.core.base import seeds
+from trainworthy.core.data.validation_split import absolute
+from trainworthy.core.data.validation_split import held_out as chosen
 from trainworthy.recipes.shared import digits
 from trainworthy.recipes.vision.data import pasted
-from trainworthy.recipes.vision.data.pictures import VALIDATION, Decoded, decode, readable, said, survey
+from trainworthy.recipes.vision.data.pictures import VALIDATION, Decoded, decode, readable, said, shown, survey
 
 from trainworthy import core
 
@@ -41,6 +46,8 @@ class Source:
 
     path: str = "digits"
     """`digits` (embedded digits on embedded photos), or a folder with COCO's JSON and its pictures."""
+    val: str = ""
+    """Held-out pictures: a COCO JSON, a folder with one, or the share to hold out; default: the folder's own val, else 0.2."""
     scenes: int = 4800
     """Digits: how many pictures to learn from."""
     max_bad: float = 0.01
@@ -48,6 +55,9 @@ class Source:
     counted and named. More is an error."""
 
     def __post_init__(self):
+        if self.val and self.path == "digits":
+            raise UserError("--data.val is for pictures of your own", got=self.val, needed="--data.path FOLDER")
+        self.val = absolute(self.val)
         if self.path != "digits" and Path(self.path).exists():
             self.path = str(Path(self.path).resolve())  # resumable from any folder
 
@@ -69,6 +79,10 @@ class Annotated(NamedTuple):
     held_out: list[int]
     notes: dict[str, str]
     """What was left out or converted, for the data report."""
+    digests: Sequence[str] = ()
+    """Of the bytes of each picture's file, where there are files."""
+    test: Sequence[int] = ()
+    """Rows that are evaluated once, at the end."""
 
 
 class Drawn(Sequence):
@@ -90,7 +104,7 @@ class Files(Decoded):
     kind = "boxes"
 
     def name(self, row: int) -> str:
-        return str(self.files[row].relative_to(self.root))
+        return shown(self.files[row], self.root)
 
     def stamp(self, row: int) -> str:
         file = self.files[row]
@@ -113,16 +127,18 @@ class Files(Decoded):
 
 def load(source: Source) -> Annotated:
     """The data set, read once a process."""
-    return _digits(source.scenes) if source.path == "digits" else _coco(source.path, source.max_bad)
+    return _digits(source.scenes) if source.path == "digits" else _coco(source.path, source.val, source.max_bad)
 
 
 @cache
 def _digits(n: int) -> Annotated:
-    scenes = [(s, pasted.scene(s, i)) for s, k in (("train", n), ("val", pasted.HELD_OUT)) for i in range(k)]
+    numbers = (("train", range(n)), ("val", range(pasted.HELD_OUT)), ("val", pasted.TESTED))
+    scenes = [(s, pasted.scene(s, i)) for s, some in numbers for i in some]
     boxes = [torch.tensor([i.box for i in s.items], dtype=torch.float32) for _, s in scenes]
     labels = [torch.tensor([i.digit for i in s.items]) for _, s in scenes]
     sizes = [(pasted.SIDE, pasted.SIDE)] * len(scenes)
-    return Annotated(Drawn(scenes), sizes, boxes, labels, digits.CLASSES, [*range(n)], [*range(n, len(scenes))], {})
+    learn, held_out, test = (rows.tolist() for rows in torch.arange(len(scenes)).split([len(s) for _, s in numbers]))
+    return Annotated(Drawn(scenes), sizes, boxes, labels, digits.CLASSES, learn, held_out, {}, test=test)
 
 
 # -------------------------------------------------------------------------------------------------------------------- COCO
@@ -144,13 +160,17 @@ class Listed(NamedTuple):
 
 
 @cache
-def _coco(where: str, max_bad: float) -> Annotated:
+def _coco(where: str, val: str, max_bad: float) -> Annotated:
     """Every picture is read once; what was found is cached by size and time of change."""
     root = Path(where)
     if not root.is_dir():
         raise UserError(f"there is no data folder {where}", got="a file" if root.exists() else "nothing there", needed=LAYOUT,
                         next="--data.path FOLDER, or leave it out for the digits")  # fmt: skip
-    lists = _lists(root)
+    lists, wanted = _lists(root), chosen(val)
+    if isinstance(wanted, Path):
+        lists = [lists[0], _lists(wanted)[-1] if wanted.is_dir() else _listed(root, wanted, "val")]
+    elif wanted:
+        lists = lists[:1]
     names = lists[0].names
     for other in lists[1:]:
         if other.names != names:
@@ -181,11 +201,12 @@ def _coco(where: str, max_bad: float) -> Annotated:
         boxes += [found[of == i] for i in range(len(one.pictures))]
         labels += [index[of == i] for i in range(len(one.pictures))]
         start += len(one.pictures)
-    rows, first = good.tolist(), len(lists[0].pictures)
+    rows, ends, test = good.tolist(), [*accumulate(len(one.pictures) for one in lists)], []
     if len(lists) > 1:
-        learn, held_out = [j for j, i in enumerate(rows) if i < first], [j for j, i in enumerate(rows) if i >= first]
+        of = [bisect_right(ends, i) for i in rows]  # which list a row is from
+        learn, held_out, test = ([j for j, one in enumerate(of) if one == i] for i in range(3))
     else:
-        learn, held_out = _split([facts[i][2] for i in rows])
+        learn, held_out = _split([facts[i][2] for i in rows], wanted or 0.2)
     pictures = Files(root, [files.files[i] for i in rows])
     boxes, labels = [boxes[i] for i in rows], [labels[i] for i in rows]
     if not any(len(boxes[i]) for i in learn) or not any(len(boxes[i]) for i in held_out):
@@ -195,14 +216,17 @@ def _coco(where: str, max_bad: float) -> Annotated:
     if empty:
         notes["pictures without any object"] = f"{empty:,} of {len(boxes):,}"
     sizes = [tuple(facts[i][3]) for i in rows]
-    return Annotated(pictures, sizes, boxes, labels, tuple(names[i] for i in ids), learn, held_out, left_out | notes)
+    classes, digests = tuple(names[i] for i in ids), [facts[i][2] for i in rows]
+    return Annotated(pictures, sizes, boxes, labels, classes, learn, held_out, left_out | notes, digests, test)
 
 
-def _split(digests: list[str]) -> tuple[list[int], list[int]]:
-    """A fifth held out, the same whatever the run's seed; copies of a picture stay on one side."""
+def _split(digests: list[str], share: float) -> tuple[list[int], list[int]]:
+    """A `share` held out, the same whatever the run's seed; copies of a picture stay on one side."""
     owner = {d: i for i, d in reversed(list(enumerate(digests)))}
     one_each = torch.tensor(sorted(owner.values()))
-    drawn = {*one_each[seeds.permutation(len(one_each), "boxes", "split")][: max(1, round(len(one_each) / 5))].tolist()}
+    drawn = {
+        *one_each[seeds.permutation(len(one_each), "boxes", "split")][: max(1, round(len(one_each) * share))].tolist()
+    }
     held_out = [i for i, d in enumerate(digests) if owner[d] in drawn]
     return sorted({*range(len(digests))} - {*held_out}), held_out
 
@@ -217,7 +241,10 @@ def _lists(root: Path) -> list[Listed]:
 
     train, val = of("train"), of(*VALIDATION)
     if train and val:
-        return [_listed(root, train, "train"), _listed(root, val, next(v for v in VALIDATION if of(v) == val))]
+        test = of("test")
+        lists = [_listed(root, train, "train"), _listed(root, val, next(v for v in VALIDATION if of(v) == val))]
+        lists += [_listed(root, test, "test")] if test and test != val else []
+        return [one for i, one in enumerate(lists) if i < 2 or len(one.boxes)]  # COCO's own test list has no boxes
     only = [f for p in ("annotations/*.json", "*.json", "images/*.json", "train*/*.json") for f in sorted(root.glob(p))]
     if not only:
         raise UserError(f"no annotations in {root}", got=", ".join(sorted(p.name for p in root.iterdir())[:5]) or "nothing",
@@ -261,12 +288,26 @@ def _listed(root: Path, file: Path, split: str) -> Listed:
         )
     places = [file.parent, *sorted(p for p in root.glob(f"{split}*") if p.is_dir()), *sorted(root.glob(f"images/{split}*")),
               root / "images", root]  # fmt: skip
-    where = lambda name: next((p / name for p in places if (p / name).is_file()), places[0] / name)  # noqa: E731
+    beyond = [name for name, _ in pictures.values() if not any(_inside(root, p / name) for p in places)]
+    if beyond:
+        raise UserError(f"{len(beyond):,} of {len(pictures):,} pictures of {file} lie outside of the data folder", got=beyond[0],
+                        needed=f"a file_name below {root}", cause="written on another machine, or by somebody else's tool",
+                        next="write file_name relative to the folder of the pictures")  # fmt: skip
+
+    def where(name: str) -> Path:
+        allowed = [p / name for p in places if _inside(root, p / name)]
+        return next((path for path in allowed if path.is_file()), allowed[0])
+
     place = {key: i for i, key in enumerate(pictures)}
     return Listed(file, [where(name) for name, _ in pictures.values()], [s for _, s in pictures.values()],
                   torch.tensor([place[e[0]] for e in whole], dtype=torch.long),
                   torch.tensor([e[2] for e in whole], dtype=torch.float64).view(-1, 4),
                   torch.tensor([e[1] for e in whole], dtype=torch.long), names, len(entries) - len(whole))  # fmt: skip
+
+
+def _inside(root: Path, path: Path) -> bool:
+    """Is `path` below `root` by its name? What a link inside points to is the user's own choice."""
+    return Path(os.path.normpath(path)).is_relative_to(os.path.normpath(root))
 
 
 def checked(one: Listed, notes: dict[str, str], *, max_bad: float) -> tuple[Tensor, Tensor]:
@@ -319,9 +360,20 @@ def canonical(boxes: Tensor, size: tuple[int, int]) -> tv_tensors.BoundingBoxes:
     return tv_tensors.BoundingBoxes(boxes.view(-1, 4), format="XYXY", canvas_size=size)
 
 
+def ratio(size: Sequence[int], side: int, shorter: int) -> float:
+    """How many pixels of a canvas of `side` a pixel of a picture (H, W) has."""
+    whole = side / max(size)
+    return min(whole, shorter / min(size)) if shorter else whole
+
+
 class Boxed(core.Data):
-    """Pictures on a square canvas of `side` pixels, in its upper left corner, the longer side filling it; with their boxes there
+    """Pictures on a square canvas of `side` pixels, in its upper left corner, as large as `ratio` says; with their boxes there
     (`boxes`) and in their own pixels (`truth`), both filled up with rows of 0 whose label is -1."""
+
+    shorter = 0
+    """Pixels of a picture's shorter side, where its longer one then fits; 0: the longer side fills the canvas."""
+    fill: Sequence[float] = ()
+    """Colour of the rest of the canvas; none: black."""
 
     def __init__(self, data: Annotated, rows: Sequence[int], *, side: int, augment: nn.Module | None = None):
         self.data, self.rows, self.side, self.augment = data, rows, side, augment
@@ -335,6 +387,9 @@ class Boxed(core.Data):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def identity(self, index: int) -> str | None:
+        return self.data.digests[self.rows[index]] if self.data.digests else None
 
     def whole(self, row: int) -> tuple[tv_tensors.Image, tv_tensors.BoundingBoxes, Tensor]:
         """A picture (3, H, W) of 0-1 with its boxes and labels."""
@@ -350,17 +405,27 @@ class Boxed(core.Data):
             seed = int(torch.randint(2**31, (), generator=generator))
         return self.fitted(image, boxes, labels) | {"seed": torch.tensor(seed)}
 
+    def resized(self, h: int, w: int) -> list[int]:
+        """[height, width] on the canvas."""
+        if self.shorter and self.shorter * max(h, w) < self.side * min(h, w):
+            return [max(1, round(s * self.shorter / min(h, w))) for s in (h, w)]
+        return [max(1, round(s * self.side / max(h, w))) for s in (h, w)]
+
     def fitted(self, image: Tensor, boxes: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """A picture and its boxes on the canvas."""
         h, w = image.shape[-2:]
-        to = [max(1, round(s * self.side / max(h, w))) for s in (h, w)]
+        to = self.resized(h, w)
         seen, moved = image, boxes
         if to != [h, w]:
             seen, moved = (v2.functional.resize(x, to) for x in (image, boxes))
         more = self.most - len(labels)
         fill = lambda b: F.pad(b.as_subclass(Tensor), (0, 0, 0, more))  # noqa: E731
+        canvas = F.pad(seen.as_subclass(Tensor), (0, self.side - to[1], 0, self.side - to[0])).clamp(0, 1)
+        if self.fill:
+            rest = torch.tensor(self.fill).view(-1, 1)
+            canvas[:, to[0] :], canvas[:, :, to[1] :] = rest[..., None], rest[..., None]
         return {
-            "image": F.pad(seen.as_subclass(Tensor), (0, self.side - to[1], 0, self.side - to[0])).clamp(0, 1),
+            "image": canvas,
             "boxes": fill(moved), "truth": fill(boxes), "labels": F.pad(labels, (0, more), value=-1),
             "scale": torch.tensor([to[1] / w, to[0] / h]), "size": torch.tensor([h, w]),
         }  # fmt: skip

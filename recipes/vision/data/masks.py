@@ -6,9 +6,11 @@ never learnt, never scored. Padding and what another window answers for are void
 
 import hashlib
 import io
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,9 +23,11 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from trainworthy.core import UserError
 from trainworthy.core.base import seeds
+from trainworthy.core.data.validation_split import absolute
+from trainworthy.core.data.validation_split import held_out as chosen
 from trainworthy.recipes.shared import digits, nuclei
 from trainworthy.recipes.vision.data import pasted
-from trainworthy.recipes.vision.data.pictures import VALIDATION, Decoded, decode, readable, said, survey
+from trainworthy.recipes.vision.data.pictures import VALIDATION, Decoded, decode, readable, said, shown, survey
 
 from trainworthy import core
 
@@ -41,12 +45,17 @@ class Source:
     path: str = "nuclei"
     """`nuclei` or `digits` (pasted on photos; both embedded), or a folder: images/ and masks/ with files of equal names, or both in
     train/ and in val/; `classes.txt` beside them names the class ids line by line, from 0."""
+    val: str = ""
+    """Held-out pictures: a folder with images/ and masks/, or the share to hold out; default: the folder's own val, else 0.2."""
     scenes: int = 4800
     """Digits: how many pictures to learn from."""
     max_bad: float = 0.01
     """Share of pictures or masks that may be unreadable; they are left out, counted and named. More is an error."""
 
     def __post_init__(self):
+        if self.val and self.path in EMBEDDED:
+            raise UserError("--data.val is for pictures of your own", got=self.val, needed="--data.path FOLDER")
+        self.val = absolute(self.val)
         if self.path not in EMBEDDED and Path(self.path).exists():
             self.path = str(Path(self.path).resolve())  # resumable from any folder
 
@@ -68,6 +77,10 @@ class Annotated(NamedTuple):
     held_out: list[int]
     notes: dict[str, str]
     """What was left out or converted, for the data report."""
+    digests: Sequence[str] = ()
+    """Of the bytes of each picture's file, where there are files."""
+    test: Sequence[int] = ()
+    """Rows that are evaluated once, at the end."""
 
 
 def ids(image: Image.Image) -> Tensor:
@@ -90,7 +103,7 @@ class Pairs(Decoded):
     kind, beside, needed = "masks", " or its mask", "a picture and a mask"
 
     def name(self, row: int) -> str:
-        return str(self.files[row][0].relative_to(self.root))
+        return shown(self.files[row][0], self.root)
 
     def stamp(self, row: int) -> str:
         return " ".join(f"{f.stat().st_size} {f.stat().st_mtime_ns}" for f in self.files[row])
@@ -121,7 +134,7 @@ def load(source: Source) -> Annotated:
     """The data set, read once a process."""
     if source.path in EMBEDDED:
         return _nuclei() if source.path == "nuclei" else _digits(source.scenes)
-    return _folder(source.path, source.max_bad)
+    return _folder(source.path, source.val, source.max_bad)
 
 
 @cache
@@ -148,27 +161,33 @@ class Composed(Sequence):
 
 @cache
 def _digits(n: int) -> Annotated:
-    pairs = Composed([(s, pasted.scene(s, i)) for s, k in (("train", n), ("val", pasted.HELD_OUT)) for i in range(k)])
+    numbers = (("train", range(n)), ("val", range(pasted.HELD_OUT)), ("val", pasted.TESTED))
+    pairs = Composed([(s, pasted.scene(s, i)) for s, some in numbers for i in some])
     pixels = torch.stack([m.flatten().bincount(minlength=256) for m in pairs.masks])
-    classes, held_out = ("background", *digits.CLASSES), [*range(n, len(pairs))]
-    return Annotated(pairs, [(pasted.SIDE, pasted.SIDE)] * len(pairs), pixels, classes, [*range(n)], held_out, {})
+    learn, held_out, test = (rows.tolist() for rows in torch.arange(len(pairs)).split([len(s) for _, s in numbers]))
+    sizes, classes = [(pasted.SIDE, pasted.SIDE)] * len(pairs), ("background", *digits.CLASSES)
+    return Annotated(pairs, sizes, pixels, classes, learn, held_out, {}, test=test)
 
 
 @cache
-def _folder(where: str, max_bad: float) -> Annotated:
+def _folder(where: str, val: str, max_bad: float) -> Annotated:
     """Pictures and masks of equal names. Every file is read once; what was found is cached by size and time of change."""
     root = Path(where)
     if not root.is_dir():
         raise UserError(f"there is no data folder {where}", got="a file" if root.exists() else "nothing there", needed=LAYOUT,
                         next="--data.path FOLDER, or leave it out for the nuclei")  # fmt: skip
     train = root / "train" if (root / "train").is_dir() else root
-    val = next((root / v for v in VALIDATION if (root / v).is_dir()), None) if train != root else None
+    wanted = chosen(val)
+    own = next((root / v for v in VALIDATION if (root / v).is_dir()), None) if train != root else None
+    val = own if wanted is None else wanted if isinstance(wanted, Path) else None
+    test = root / "test" if own and own.name != "test" and (root / "test" / "masks").is_dir() else None
     notes: dict[str, str] = {}
-    files = [_matched(split, notes) for split in (train, val) if split]
+    files = [_matched(split, notes) for split in (train, val, test) if split]
     pairs = Pairs(root, [f for found in files for f in found])
     facts = survey(pairs, len(pairs), pairs.look)
     good, left_out = readable(pairs, facts, where=where, max_bad=max_bad)
-    first = sum(1 for i in good.tolist() if i < len(files[0]))
+    ends = [*accumulate(map(len, files))]
+    of = [bisect_right(ends, i) for i in good.tolist()]  # which split a row is from
     pairs, facts = Pairs(root, [pairs.files[i] for i in good]), [facts[i] for i in good]
     wrong = [i for i, fact in enumerate(facts) if fact[3] != fact[4]]
     if wrong:
@@ -184,15 +203,19 @@ def _folder(where: str, max_bad: float) -> Annotated:
     if val is None:
         owner = {fact[2]: i for i, fact in reversed(list(enumerate(facts)))}  # copies of a picture stay on one side
         one_each = torch.tensor(sorted(owner.values()))
-        drawn = one_each[seeds.permutation(len(one_each), "masks", "split")][: max(1, round(len(one_each) / 5))]
+        drawn = one_each[seeds.permutation(len(one_each), "masks", "split")][
+            : max(1, round(len(one_each) * (wanted or 0.2)))
+        ]
         held_out = [i for i, fact in enumerate(facts) if owner[fact[2]] in drawn.tolist()]
     else:
-        held_out = list(range(first, len(facts)))
-    learn = sorted({*range(len(facts))} - {*held_out})
+        held_out = [i for i, split in enumerate(of) if split == 1]
+    tested = [i for i, split in enumerate(of) if split == (2 if val else 1)]
+    learn = sorted({*range(len(facts))} - {*held_out, *tested})
     if not learn or not held_out:
         raise UserError(f"{where} has no picture to {'score on' if learn else 'learn from'}", got=f"{len(facts)} in all",
                         needed=LAYOUT)  # fmt: skip
-    return Annotated(pairs, [tuple(f[3]) for f in facts], pixels, classes, learn, held_out, left_out | notes)
+    sizes, digests = [tuple(f[3]) for f in facts], [f[2] for f in facts]
+    return Annotated(pairs, sizes, pixels, classes, learn, held_out, left_out | notes, digests, tested)
 
 
 def _matched(split: Path, notes: dict[str, str]) -> list[tuple[Path, Path]]:
@@ -286,6 +309,7 @@ class Windows(core.Data):
     def __init__(self, data: Annotated, rows: list[int], *, window: int, step: int, resize: int = 0,
                  augment: nn.Module | None = None):  # fmt: skip
         self.pairs, self.window, self.resize, self.augment, self.notes = data.pairs, window, resize, augment, data.notes
+        self.digests = data.digests
         self.sizes = {i: self.fitted(data.sizes[i]) for i in rows}
         self.places = []
         for i, (h, w) in self.sizes.items():
@@ -306,6 +330,10 @@ class Windows(core.Data):
 
     def __len__(self) -> int:
         return len(self.places)
+
+    def identity(self, index: int) -> str | None:
+        row, top, left, *_ = self.places[index]
+        return f"{self.digests[row]} {top} {left}" if self.digests else None
 
     def fitted(self, size: tuple[int, int]) -> tuple[int, int]:
         """(H, W) with `resize` pixels on the shorter side, if that is not 0."""

@@ -1,8 +1,10 @@
 """Pictures mixed in pairs: mixup (Zhang 2018, arXiv 1710.09412) and CutMix (Yun 2019, arXiv 1905.04899).
 
 Every draw is made in the sample, so no cut of a batch, no process and no resume changes a mixture. The sample's own picture
-always has the larger share `lam` >= 1/2: a pair (a, b, lam) is the pair (b, a, 1 - lam), so nothing is lost, `label` stays the
-hard answer, and gates and metrics need not know of mixing.
+always has the larger share `lam` >= 1/2, so `label` stays the hard answer and gates and metrics need not know of mixing. For mixup
+nothing is lost: the pair (a, b, lam) is the pair (b, a, 1 - lam). For CutMix the order does matter: the partner's rectangle is at
+most half of the picture here, where the paper's may be any part of it (a small rest of the own picture around a large rectangle
+never occurs).
 """
 
 from collections.abc import Callable
@@ -70,8 +72,14 @@ class Mixed(core.Data):
             image = lam * own["image"] + (1 - lam) * other["image"]
         return {**own, "image": image, "label2": other["label"], "lam": lam}
 
+    def identity(self, index: int) -> bytes | str | None:
+        return self.data.identity(index)
+
     def peek(self, index: int, key: str) -> Any:
         return self.data.peek(index, key)
+
+    def source_class(self, index: int) -> str | None:
+        return self.data.source_class(index)
 
     def order(self, *parts: int | str) -> Tensor:
         return self.data.order(*parts)

@@ -16,6 +16,9 @@ SIDE, FEWEST, MOST = 96, 2, 4
 HEIGHTS, INK = (22, 40), 64  # pixels; what counts as written, of 255
 EDGE = (0.1, 0.5)  # opacity: from the first on a pixel is no longer the photo's, from the second on it is the digit's
 HELD_OUT = 500  # scenes that are scored
+TESTED = range(
+    HELD_OUT, 2 * HELD_OUT
+)  # of the same digits and photos as those, which nobody learns from: there are no others
 WINDOW = (96, 200)  # pixels of a side that a photo's crop has before it is shrunk to SIDE
 TRIES = 20  # places to try for a digit; where none is free, it is left out
 

@@ -13,7 +13,7 @@ import math
 import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -27,8 +27,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor, nn
 from torchvision.transforms import v2
 from trainworthy.core import UserError
-from trainworthy.core.base import seeds
+from trainworthy.core.base import network, seeds
 from trainworthy.core.data.assets import cache_dir
+from trainworthy.core.data.validation_split import absolute, held_out
 
 
 @dataclass
@@ -37,21 +38,31 @@ class Source:
 
     path: str = "digits"
     """`digits` (embedded), a folder (train/<class>/.. and val/<class>/.., or <class>/.., or parquet files), or hub:owner/name."""
+    val: str = ""
+    """Held-out pictures: a folder <class>/.., or the share of each class to hold out; default: the data's own val, else 0.2."""
     streaming: bool = False
     """Read parquet files by row group instead of copying the set to this disk; the shuffle is then by groups of row groups."""
     max_bad: float = 0.01
     """Share of pictures that may be unreadable; they are left out, counted and named. More is an error."""
     through: int = 0
     """Digits: a third of the training pictures are shrunk to so many pixels a side and enlarged again; 0: none."""
+    test: float = 0.0
+    """Share of the training pictures of each class that becomes the test split, where the data have none of their own."""
 
     def __post_init__(self):
+        if not 0 <= self.test < 1:
+            raise UserError("--data.test is a share of the training pictures", got=self.test, needed="0 to below 1")
         if self.through and self.path != "digits":
             raise UserError("--data.through is for the digits", got=self.path, needed="--data.path digits")
+        if self.val and self.path == "digits":
+            raise UserError("--data.val is for pictures of your own", got=self.val, needed="--data.path FOLDER")
+        self.val = absolute(self.val)
         if self.path != "digits" and Path(self.path).exists():
             self.path = str(Path(self.path).resolve())  # resumable from any folder
 
 
 VALIDATION = ("val", "valid", "validation", "test")  # names of the held-out part, the first that is there
+SHARE = 0.2  # of each class, held out where the data have no split of their own
 WINDOW = 8  # row groups that are shuffled together when streaming
 
 
@@ -80,15 +91,15 @@ def decode(image: Image.Image) -> Tensor:
 class Pictures:
     """Pictures read when asked for: `[i]` is one, `[rows]` with a tensor of indices is a part of them."""
 
-    def __init__(self, encoded: "Encoded", rows: Tensor):
-        self.encoded, self.rows = encoded, rows
+    def __init__(self, encoded: "Encoded", rows: Tensor, digests: Sequence[str] | None = None):
+        self.encoded, self.rows, self.digests = encoded, rows, digests
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: "int | Tensor") -> "Tensor | Pictures":
         if isinstance(index, Tensor):
-            return Pictures(self.encoded, self.rows[index])
+            return Pictures(self.encoded, self.rows[index], self.digests)
         row = int(self.rows[index])
         try:
             return decode(Image.open(io.BytesIO(self.encoded.read(row))))
@@ -96,6 +107,14 @@ class Pictures:
             raise UserError(f"cannot read the picture {self.encoded.name(row)}", got=said(error), needed="a picture",
                             cause="changed or removed since the data set was checked, or streamed, which is not checked before",
                             next="start again, without --data.streaming: what cannot be read is left out") from None  # fmt: skip
+
+    def digest(self, index: int) -> str | None:
+        """Of the bytes of one picture, where they were read when the set was checked."""
+        return self.digests and self.digests[int(self.rows[index])]
+
+    def class_of(self, index: int) -> str | None:
+        """Name of the folder that holds the picture, below its split; None where pictures are not files."""
+        return self.encoded.class_of(int(self.rows[index]))
 
     def near(self, index: int) -> range:
         """Indices of the pictures in the row group of `index`."""
@@ -132,6 +151,9 @@ class Encoded:
         """Changes when the picture does, where `key` does not."""
         return ""
 
+    def class_of(self, row: int) -> str | None:
+        return None
+
 
 class Files(Encoded):
     """Files under `root`."""
@@ -143,7 +165,13 @@ class Files(Encoded):
         return self.paths[row].read_bytes()
 
     def name(self, row: int) -> str:
-        return str(self.paths[row].relative_to(self.root))
+        return shown(self.paths[row], self.root)
+
+    def class_of(self, row: int) -> str:
+        path = self.paths[row]
+        if not path.is_relative_to(self.root):  # --data.val names another folder
+            return path.parent.name
+        return path.relative_to(self.root).parts[int((self.root / "train").is_dir())]
 
     def stamp(self, row: int) -> str:
         found = self.paths[row].stat()
@@ -233,6 +261,11 @@ class RowGroups(Encoded):
         return f"{self.groups[group][0]}, row group {self.groups[group][2]}, row {row - self.starts[group]}"
 
 
+def shown(path: Path, root: Path) -> str:
+    """A file as a message names it: from the data's folder if it is in it (held-out ones may be elsewhere)."""
+    return str(path.relative_to(root) if path.is_relative_to(root) else path)
+
+
 def _opened(url: str):
     import fsspec
 
@@ -251,49 +284,73 @@ class Labelled(NamedTuple):
     held_out: Tensor
     notes: Mapping[str, str] = MappingProxyType({})
     """What was left out or converted, for the data report."""
+    test: Tensor | None = None
+    """Evaluated once, at the end."""
+
+
+def apart(found: Labelled, share: float) -> Labelled:
+    """`share` of the pictures of each class to learn from becomes the test split, the same whatever the run's seed."""
+    if not share or found.test is not None:
+        return found
+    drawn = torch.zeros(len(found.learn), dtype=torch.bool)
+    own = found.labels[found.learn]
+    for label in own.unique().tolist():
+        mine = (own == label).nonzero().flatten()
+        drawn[mine[seeds.permutation(len(mine), "pictures", "test", label)][: round(share * len(mine))]] = True
+    return found._replace(learn=found.learn[~drawn], test=found.learn[drawn]) if drawn.any() else found
 
 
 def load(source: Source) -> Labelled:
     """The data set, read once a process."""
-    return _load(source.path, source.streaming, source.max_bad)
+    return apart(_load(source.path, source.val, source.streaming, source.max_bad), source.test)
 
 
 @cache
-def _load(where: str, streaming: bool, max_bad: float) -> Labelled:
+def _load(where: str, val: str, streaming: bool, max_bad: float) -> Labelled:
     """The data set `where`: a folder `train/<class>/..` with `val/<class>/..`, or `<class>/..` that is split here; a folder of
     parquet files in the hub's layout; or `hub:owner/name`. More than `max_bad` of unreadable pictures is an error."""
-    root = Path(where)
+    root, wanted = Path(where), held_out(val)
     if where.startswith("hub:"):
-        return from_parquet(where.removeprefix("hub:"), streaming=streaming, max_bad=max_bad)
+        return from_parquet(where.removeprefix("hub:"), wanted, streaming=streaming, max_bad=max_bad)
     if not root.is_dir():
         raise UserError(f"there is no data folder {where}", got="a file" if root.exists() else "nothing there", needed=LAYOUT,
                         next="--data.path FOLDER, --data.path hub:owner/name, or leave it out for the digits")  # fmt: skip
     if any(root.rglob("*.parquet")):
-        return from_parquet(where, streaming=streaming, max_bad=max_bad)
+        return from_parquet(where, wanted, streaming=streaming, max_bad=max_bad)
     if streaming:
         raise UserError("--data.streaming reads parquet files", got=f"no *.parquet under {where}", needed="the hub's layout",
                         cause="the pictures are files, which are read one by one anyway",
                         next="leave --data.streaming out")  # fmt: skip
-    return from_folder(root, max_bad=max_bad)
+    return from_folder(root, wanted, max_bad=max_bad)
 
 
 LAYOUT = "a folder train/<class>/.. and val/<class>/.., or <class>/.., or parquet files as the hub keeps them"
 
 
-def from_folder(root: Path, *, max_bad: float) -> Labelled:
-    """Pictures in class folders. A class that one split lacks is a class all the same: the data gate names it."""
+def from_folder(root: Path, wanted: float | Path | None, *, max_bad: float) -> Labelled:
+    """Pictures in class folders. A class that one split lacks is a class all the same: the data gate names it. `wanted`: where the
+    held-out ones are, or their share, instead of the folder's own."""
     train = root / "train" if (root / "train").is_dir() else root
     val = next((root / v for v in VALIDATION if (root / v).is_dir()), None) if train != root else None
-    files = {split: _class_folders(split) for split in (train, val) if split}
+    val = val if wanted is None else wanted if isinstance(wanted, Path) else None
+    if val and not val.is_dir():
+        raise UserError("--data.val is no folder", got=val, needed="a folder <class>/.., or a share such as 0.2")
+    test = root / "test" if val and val.name != "test" and (root / "test").is_dir() else None
+    files = {split: _class_folders(split) for split in (train, val, test) if split}
     classes = tuple(sorted({name for found in files.values() for name in found}))
     paths = [p for found in files.values() for name in sorted(found) for p in found[name]]
     labels = torch.tensor([classes.index(n) for found in files.values() for n in sorted(found) for _ in found[n]])
     if not paths:
         raise UserError(f"no picture in {root}", got=f"{sum(1 for _ in root.iterdir())} entries, {len(classes)} class folders",
                         needed=LAYOUT, cause="the path stops one folder too early or too late")  # fmt: skip
-    first = sum(map(len, files[train].values()))
-    parts = [torch.arange(first), torch.arange(first, len(paths))] if val else None
-    return _checked(Files(root, paths), labels, classes, parts, where=str(root), max_bad=max_bad)
+    parts = _ranges([sum(map(len, found.values())) for found in files.values()]) if val else None
+    share = wanted if isinstance(wanted, float) else SHARE
+    return _checked(Files(root, paths), labels, classes, parts, where=str(root), max_bad=max_bad, share=share)
+
+
+def _ranges(sizes: Sequence[int]) -> list[Tensor]:
+    """Rows of each split, one split after the other."""
+    return list(torch.arange(sum(sizes)).split(list(sizes)))
 
 
 def _class_folders(split: Path) -> dict[str, list[Path]]:
@@ -303,7 +360,7 @@ def _class_folders(split: Path) -> dict[str, list[Path]]:
     return {folder.name: inside(folder) for folder in folders}
 
 
-def from_parquet(where: str, *, streaming: bool, max_bad: float) -> Labelled:
+def from_parquet(where: str, wanted: float | Path | None, *, streaming: bool, max_bad: float) -> Labelled:
     """A data set in the hub's layout, on this disk or on the hub. Streamed sets are not checked before: that would be reading
     them."""
     try:
@@ -312,12 +369,15 @@ def from_parquet(where: str, *, streaming: bool, max_bad: float) -> Labelled:
     except ImportError as error:
         raise UserError(f"{where} is a data set in the hub's layout, which needs a package", got=error, needed="datasets",
                         next="pip install 'trainworthy[hub]', or pip install datasets") from None  # fmt: skip
+    if isinstance(wanted, Path):
+        raise UserError("--data.val of a data set in the hub's layout is a share", got=wanted, needed="a share such as 0.2",
+                        next="or put the held-out rows into files of a split `validation`")  # fmt: skip
     datasets.disable_progress_bars()
     try:
         builder = datasets.load_dataset_builder(where)
         files = {str(k): v for k, v in (builder.config.data_files or {}).items()}
-        val = next((v for v in VALIDATION if v in files), None)
-        chosen = [s for s in ("train", val) if s in files]
+        val = next((v for v in VALIDATION if v in files and wanted is None), None)
+        chosen = [s for s in ("train", val, "test" if val and val != "test" else None) if s in files]
         if "train" not in files:
             raise UserError(
                 f"{where} has no split to learn from", got=", ".join(files) or "no data files", needed="train"
@@ -338,18 +398,29 @@ def from_parquet(where: str, *, streaming: bool, max_bad: float) -> Labelled:
             kind = features[image]
             data = both.cast_column(image, datasets.Image(decode=False)) if isinstance(kind, datasets.Image) else both
             source = Rows(data, image, " ".join(d._fingerprint for d in splits.values()))
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise UserError(f"cannot read the data set {where}", got=said(error.__cause__ or error), needed="parquet files as the hub "
-                        "keeps them", cause="a damaged or unfinished download, no network, or a private data set",
-                        next="with a network: hf download --repo-type dataset OWNER/NAME --local-dir FOLDER") from None  # fmt: skip
+    except Exception as error:
+        if not isinstance(error, (OSError, ValueError, datasets.exceptions.DatasetsError)) and not network.unreachable(
+            error
+        ):
+            raise
+        name = "OWNER/NAME" if Path(where).exists() else where
+        raise UserError(
+            f"cannot read the data set {where}", got=said(error.__cause__ or error), needed="parquet files as the hub keeps them",
+            cause="a damaged or unfinished download, no network, or a private data set",
+            next=f"with a network: hf download --repo-type dataset {name} --local-dir FOLDER, then --data.path hub:FOLDER",
+        ) from None  # fmt: skip
+    unlabelled = {}
+    if len(columns) == 3 and {*columns["test"]} <= {-1, None}:  # labels withheld, as benchmarks do
+        del columns["test"]  # its rows are the last: no index reaches them
+        unlabelled = {"test": "its labels are not published: not used"}
     found = [v for c in columns.values() for v in c]
     if isinstance(features[label], datasets.ClassLabel):
         classes = tuple(features[label].names)
     else:
         classes = tuple(map(str, sorted(set(found))))
         found = [classes.index(str(v)) for v in found]
-    first = len(columns["train"])
-    parts = [torch.arange(first), torch.arange(first, len(found))] if val else None
+    parts = _ranges([len(c) for c in columns.values()]) if val else None
+    share = wanted or SHARE
     labels = torch.tensor(found)
     wrong = Counter(labels[(labels < 0) | (labels >= len(classes))].tolist())
     if wrong:
@@ -359,8 +430,10 @@ def from_parquet(where: str, *, streaming: bool, max_bad: float) -> Labelled:
                         cause="-1 stands for unlabelled on the hub; counting from 1; another list of classes",
                         next="leave those rows out, or give the split that has labels")  # fmt: skip
     if streaming:
-        return _split(Pictures(source, torch.arange(len(labels))), labels, classes, parts, where=where)
-    return _checked(source, labels, classes, parts, where=where, max_bad=max_bad)
+        rows = Pictures(source, torch.arange(len(labels)))
+        return _split(rows, labels, classes, parts, where=where, share=share, notes=unlabelled)
+    found = _checked(source, labels, classes, parts, where=where, max_bad=max_bad, share=share)
+    return found._replace(notes={**found.notes, **unlabelled})
 
 
 def _columns(features, where: str) -> tuple[str, str]:
@@ -383,7 +456,7 @@ Fact = tuple[str, str, str]  # (problem or "", kind, digest of the bytes), and w
 
 
 def _checked(encoded: Encoded, labels: Tensor, classes: tuple[str, ...], parts: list[Tensor] | None, *, where: str,
-             max_bad: float) -> Labelled:  # fmt: skip
+             max_bad: float, share: float) -> Labelled:  # fmt: skip
     """The data set without what cannot be read."""
     facts = survey(encoded, len(labels))
     good, notes = readable(encoded, facts, where=where, max_bad=max_bad)
@@ -393,7 +466,8 @@ def _checked(encoded: Encoded, labels: Tensor, classes: tuple[str, ...], parts: 
     where_now = torch.full((len(facts),), -1).index_put((good,), torch.arange(len(good)))
     parts = [p[p >= 0] for p in (where_now[p] for p in parts)] if parts else None
     digests = [digest for problem, _, digest in facts if not problem]
-    return _split(Pictures(encoded, good), labels[good], classes, parts, where=where, digests=digests, notes=notes)
+    images = Pictures(encoded, good, [digest for *_, digest in facts])
+    return _split(images, labels[good], classes, parts, where=where, share=share, digests=digests, notes=notes)
 
 
 def readable(encoded: Encoded, facts: list[Fact], *, where: str, max_bad: float) -> tuple[Tensor, dict[str, str]]:
@@ -410,9 +484,9 @@ def readable(encoded: Encoded, facts: list[Fact], *, where: str, max_bad: float)
     return good, {"left out": left_out} if bad else {}
 
 
-def _split(images: Pictures, labels: Tensor, classes: tuple[str, ...], parts: list[Tensor] | None, *, where: str,
+def _split(images: Pictures, labels: Tensor, classes: tuple[str, ...], parts: list[Tensor] | None, *, where: str, share: float,
            digests: list[str] | None = None, notes: dict[str, str] | None = None) -> Labelled:  # fmt: skip
-    """The data set in its own split, or a fifth of each class held out: the same whatever the run's seed."""
+    """The data set in its own split, or a `share` of each class held out: the same whatever the run's seed."""
     present = [classes[i] for i in labels.unique().tolist()]
     if len(present) < 2:
         raise UserError(f"{where} has one class only", got=", ".join(present) or "no picture at all", needed="two or more",
@@ -425,10 +499,10 @@ def _split(images: Pictures, labels: Tensor, classes: tuple[str, ...], parts: li
         for label in labels.unique().tolist():
             mine = owner[labels == label].unique()
             mine = mine[seeds.permutation(len(mine), "pictures", "split", label)]
-            held_out[mine[: max(1, round(len(mine) / 5)) if len(mine) > 1 else 0]] = True
+            held_out[mine[: max(1, round(len(mine) * share)) if len(mine) > 1 else 0]] = True
         held_out = held_out[owner]
         parts = [(~held_out).nonzero().flatten(), held_out.nonzero().flatten()]
-    return Labelled(images, labels, classes, *parts, notes=notes or {})
+    return Labelled(images, labels, classes, *parts[:2], notes=notes or {}, test=parts[2] if len(parts) > 2 else None)
 
 
 def survey(encoded: Encoded, n: int, look: Callable[[int], Fact] | None = None) -> list[Fact]:

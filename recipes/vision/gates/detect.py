@@ -61,14 +61,21 @@ def painted(data: boxes.Annotated, side: int, n: int, most: int) -> boxes.Annota
         sizes.append((h, w))
         found: list[list[int]] = []
         for column in range(1 + row % most):  # each in a column of its own
-            wide, high = w // most, int(h * (0.3 + 0.4 * torch.rand((), generator=draw)))
-            across = int(wide * (0.6 + 0.3 * torch.rand((), generator=draw)))
-            left, y0 = (int(torch.randint(room, (), generator=draw)) for room in (wide - across, h - high))
+            wide, high = w // most, int(h * (0.3 + 0.2 * torch.rand((), generator=draw)))
+            across = int(wide * (0.25 + 0.15 * torch.rand((), generator=draw)))
+            # Beside the middle: what is mirrored alone has an IoU of 0.5 at most with what is not (all of it at 20 of 20 seeds).
+            left, y0 = (_beside(room, draw) for room in (wide - across, h - high))
             x0 = column * wide + left
             found.append([x0, y0, x0 + across, y0 + high])
         where.append(torch.tensor(found, dtype=torch.float32))
         labels.append(torch.randint(len(data.classes), (len(found),), generator=draw))
     return data._replace(pictures=Painted(sizes, where), sizes=sizes, boxes=where, labels=labels)
+
+
+def _beside(room: int, draw: torch.Generator) -> int:
+    """A place in `room` that is not within its middle third."""
+    at = int(torch.randint(max(1, 2 * room // 3), (), generator=draw))
+    return at if at < room // 3 else at + room - 2 * room // 3
 
 
 def twin(data: boxes.Boxed, other: boxes.Annotated) -> boxes.Boxed:
@@ -170,7 +177,8 @@ class Knowing(nn.Module):
         for i in indices:
             row = data.rows[i]
             h, w = data.data.sizes[row]
-            scale = torch.tensor([round(s * data.side / max(h, w)) / s for s in (w, h)])
+            high, wide = data.resized(h, w)
+            scale = torch.tensor([wide / w, high / h])
             labels = data.data.labels[row]
             said = {
                 "boxes": data.data.boxes[row] * scale.repeat(2),
@@ -288,11 +296,12 @@ class ByOtherHands(Data):
             image, known, labels = self.data.augment(image, boxes.canonical(known, size), labels)
             picture = image.as_subclass(Tensor) * 255
         known, (h, w) = torch.as_tensor(known).as_subclass(Tensor), picture.shape[-2:]
-        high, wide = (round(s * side / max(h, w)) for s in (h, w))
+        whole = not self.data.shorter or side / max(h, w) <= self.data.shorter / min(h, w)
+        high, wide = (round(s * side / max(h, w) if whole else s * self.data.shorter / min(h, w)) for s in (h, w))
         small = F.interpolate(
             picture[None].float() / 255, (high, wide), mode="bilinear", antialias=True, align_corners=False
         )[0]
-        canvas = torch.zeros(3, side, side)
+        canvas = torch.zeros(3, side, side) + torch.tensor(self.data.fill or (0.0,)).view(-1, 1, 1)
         canvas[:, :high, :wide] = small.clamp(0, 1)
         fill = self.data.most - len(labels)
         scale = torch.tensor([wide / w, high / h])

@@ -15,7 +15,7 @@ from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Proof, fetch, pick
 from trainworthy.core.loop.run import evaluating
-from trainworthy.core.monitoring.monitors import monitor
+from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import masks
 from trainworthy.recipes.vision.data.masks import IGNORE
@@ -380,16 +380,25 @@ SEGMENTING = [labels, scored, together, scale]
 
 
 # --------------------------------------------------------------------------------------------------------------- monitors
-@monitor("forgotten", rows="V6", title="every class is found")
-def forgotten(history: list[dict[str, float]]) -> Finding:
+def _every_class(remedy: str) -> Monitor:
     """Recall of each class at the last evaluation."""
-    recall = {k.removeprefix("val/recall/"): v for k, v in history[-1].items() if k.startswith("val/recall/")}
-    never = [c for c, r in recall.items() if r < 0.01]
-    worst = min(recall, key=recall.get) if recall else ""
-    least = f"the least found is {worst}: recall {recall[worst]:.3f}" if recall else "no class occurs"
-    return Finding(
-        not never, f"never said where it is: {', '.join(never[:5])}" if never else least,
-        "a recall above 1% for every class that occurs",
-        "a rare class against a large background: --dice, --focal, or more windows in which it occurs",
-        evidence={"recall": recall},
-    )  # fmt: skip
+
+    @monitor("forgotten", rows="V6", title="every class is found")
+    def judge(history: list[dict[str, float]]) -> Finding:
+        recall = {k.removeprefix("val/recall/"): v for k, v in history[-1].items() if k.startswith("val/recall/")}
+        never = [c for c, r in recall.items() if r < 0.01]
+        worst = min(recall, key=recall.get) if recall else ""
+        least = f"lowest recall: {worst}, {recall[worst]:.3f}" if recall else "no class occurs"
+        return Finding(
+            not never, f"never predicted: {', '.join(never[:5])}" if never else least,
+            "a recall above 1% for every class that occurs", remedy, evidence={"recall": recall},
+        )  # fmt: skip
+
+    return judge
+
+
+forgotten = _every_class("a rare class against a large background: --dice, --focal, or more windows in which it occurs")
+forgotten_class = _every_class(
+    "a class that is rare in training: --balance.by weights or sampler; one that is not: its pictures are read otherwise for the "
+    "evaluation (channels, scale, order of classes)"
+)

@@ -264,6 +264,8 @@ class Raw(nn.Module):
 
 
 KINDS: dict[str, type[Detector]] = {"fcos": Fcos, "retinanet": Dense, "faster-rcnn": FasterRcnn}
+# Torchvision's: a higher one cuts the tail of the precision curve off.
+MIN_SCORES = {"fcos": 0.2, "retinanet": 0.05, "faster-rcnn": 0.05}
 
 
 # ---------------------------------------------------------------------------------------------------------------- anchors

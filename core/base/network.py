@@ -1,0 +1,69 @@
+"""What to say where a model or a data set cannot be fetched: one message, and how to go on with files on this disk."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainworthy.core.base.errors import UserError
+
+CLIENTS = ("httpx", "httpcore", "requests", "urllib3", "aiohttp", "fsspec")  # whose errors are those of the connection
+NAMES = {
+    "OfflineModeIsEnabled",
+    "LocalEntryNotFoundError",
+    "HfHubHTTPError",
+    "URLError",
+    "gaierror",
+    "IncompleteSnapshotError",
+}
+WORDS = re.compile(
+    r"couldn.t (connect|reach)|cannot reach|connection error|offline mode|name resolution|name or service not known"
+    r"|cannot find the requested files in the (disk|local) cache",
+    re.IGNORECASE,
+)
+HUB = re.compile(r"(hub:)?[\w.-]+/[\w.-]+(:[\w.-]+)?")
+
+
+def unreachable(error: BaseException | None) -> bool:
+    """Is it, or what caused it, an error of the connection?"""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        kinds = type(error).__mro__
+        if any(k.__module__.startswith(CLIENTS) or k.__name__ in NAMES for k in kinds) or isinstance(
+            error, ConnectionError
+        ):
+            return True
+        if isinstance(error, (OSError, ValueError)) and WORDS.search(str(error)):
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
+
+
+def refusal(what: str, error: BaseException, settings: Mapping[str, Any]) -> UserError:
+    """`what` cannot be fetched. Names the settings whose values are names on the hub, each with how to have its files here."""
+    names = sorted(set(_hub_names(settings)))
+    shown = ", ".join(f"{flag} {value}" for flag, value in names)
+    how = []
+    for flag, value in names:
+        is_data = value.startswith("hub:")
+        kind, folder = "--repo-type dataset " if is_data else "", "hub:FOLDER" if is_data else "FOLDER"
+        name = value.removeprefix("hub:").split(":")[0]
+        how.append(f"hf download {kind}{name} --local-dir FOLDER, then {flag} {folder}")
+    lines = str(error).strip().splitlines()
+    return UserError(
+        f"{what} cannot be fetched" + (f": {shown}" if shown else ""),
+        got=f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__,
+        needed="the network, files in the cache of an earlier run, or a folder on this machine",
+        cause="no network (HF_HUB_OFFLINE, a proxy, a firewall?)",
+        next="where there is a network: " + ("\n                ".join(how) or "fetch the files, then give their folder")
+        + "\n                (from the cache alone: HF_HUB_OFFLINE=1)",
+    )  # fmt: skip
+
+
+def _hub_names(settings: Mapping[str, Any], *prefix: str) -> Iterator[tuple[str, str]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _hub_names(value, *prefix, key)
+        elif isinstance(value, str) and HUB.fullmatch(value) and not Path(value.removeprefix("hub:")).exists():
+            yield "--" + ".".join((*prefix, key)).replace("_", "-"), value

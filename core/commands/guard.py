@@ -1,0 +1,125 @@
+"""trainworthy guard SCRIPT.py [-- its arguments]: rehearse any training script, unchanged, before it runs.
+
+  trainworthy guard train.py -- --batch-size 64      everything after -- is the script's
+  trainworthy guard -m pkg.train -- --lr 0.1         a module, as python -m would start it
+  trainworthy guard train.py --only modes,schedule   some of the checks
+  trainworthy guard train.py --waive samples --because "two scans of one form"
+
+  --steps 40            optimiser steps of a rehearsal (more while it is quick: at least --seconds of training)
+  --seconds 6           training seconds of a rehearsal
+  --load-seconds 600    how long the script may take until its first step
+  --batches NAME        a function of the script that returns a batch, where no DataLoader does
+  --no-interventions    only watch; do not rehearse on eight samples
+  --out FOLDER          where evidence goes (default runs/guard-<script>/<time>)
+
+The script runs in child processes that stop by themselves. What it writes goes to a scratch folder, trackers are off.
+Exit codes: 0 passed, 2 the script cannot be rehearsed, 3 a check failed."""
+
+import json
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainworthy.core.base.console import Console
+from trainworthy.core.base.errors import GATE_FAILED, UserError
+
+FLAGS = {
+    "--only": "",
+    "--waive": "",
+    "--because": "",
+    "--steps": "40",
+    "--seconds": "6",
+    "--load-seconds": "600",
+    "--batches": "",
+    "--out": "",
+}
+
+
+@dataclass
+class Options:
+    """The guard's own words; the rest is the script's."""
+
+    values: dict[str, str]
+    interventions: bool
+    words: list[str] = field(default_factory=list)
+
+
+def options(argv: list[str]) -> Options:
+    """Own flags, up to the script's arguments."""
+    own, after = (argv, []) if "--" not in argv else (argv[: argv.index("--")], argv[argv.index("--") :])
+    found, words, interventions = dict(FLAGS), [], True
+    i = 0
+    while i < len(own):
+        word, equals, value = own[i].partition("=")
+        if word == "--no-interventions":
+            interventions = False
+        elif word in FLAGS:
+            if not equals and i + 1 >= len(own):
+                raise UserError(f"{word} needs a value", next="trainworthy guard --help")
+            found[word] = value if equals else own[i + 1]
+            i += not equals
+        elif word == "-m":
+            words += own[i : i + 2]
+            i += 1
+        elif word.startswith("-") and not words:
+            raise UserError(
+                f"unknown option {word}", needed="the script's own arguments after --", next="trainworthy guard --help"
+            )
+        else:
+            words.append(own[i])
+        i += 1
+    for flag in ("--steps", "--seconds", "--load-seconds"):
+        if not found[flag].replace(".", "", 1).isdigit() or float(found[flag]) <= 0:
+            raise UserError(f"{flag} needs a number", got=found[flag], needed="more than 0")
+    extra = words[2:] if words[:1] == ["-m"] else words[1:]
+    if extra:
+        raise UserError(
+            "the script's own arguments stand after --",
+            got=" ".join(extra),
+            next=f"trainworthy guard {words[0]} -- {' '.join(extra)}",
+        )
+    return Options(found, interventions, words + after)
+
+
+def main(argv: list[str]) -> None:
+    """Entry point of `trainworthy guard`."""
+    asked = options(argv[1:])
+    from trainworthy.core.guard import rehearsal
+
+    target = rehearsal.locate(asked.words)
+    if asked.values["--batches"]:
+        target.batches = (*target.batches, *asked.values["--batches"].split(","))
+    console = Console()
+    name = target.module or target.path.stem
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    out = Path(asked.values["--out"] or Path("runs") / f"guard-{name.rpartition('.')[2]}" / stamp)
+    console.say(f"guard  {target.path.name} {' '.join(target.argv)}".rstrip())
+    work = Path(tempfile.mkdtemp(prefix="tw-"))
+    try:
+        from trainworthy.core.guard.verdicts import Guard
+
+        guard = Guard(target, asked.values, asked.interventions, console, work, out.absolute())
+        verdicts = guard.run()
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    if any(v.blocks for v in verdicts):
+        sys.stdout.flush()
+        sys.exit(GATE_FAILED)
+
+
+def write(out: Path, verdicts: list[Any], **more: Any) -> Path:
+    """gates.json, args.json and the page."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "gates.json").write_text(json.dumps({"gates": [asdict(v) for v in verdicts], **more}, indent=1, default=str))
+    (out / "args.json").write_text(json.dumps({"argv": sys.argv[1:], "cwd": os.getcwd(), "kind": "guard"}, indent=1))
+    from trainworthy.core.guard.page import page
+
+    path = out / "report.html"
+    path.write_text(page(out, [asdict(v) for v in verdicts], more), encoding="utf-8")
+    return path

@@ -1,0 +1,55 @@
+"""trainworthy watch SCRIPT.py [-- its arguments]: run a training script as it is, and watch it from below.
+
+  trainworthy watch train.py -- --epochs 10      the real run, nothing held back
+  trainworthy watch --stop -m pkg.train          end the run (exit 4) when its loss stays non-finite
+
+Every step's loss and learning rate go to runs/watch-<script>/<time>/step_metrics.jsonl; the checks of `trainworthy guard` that
+need no rehearsal are judged at the end, as advice. In code: `with trainworthy.watch("folder"): train()`.
+Exit codes: the script's own; 4 with --stop."""
+
+import sys
+
+from trainworthy.core.base.errors import USAGE, UserError
+
+
+class _Plain:
+    """Decides nothing."""
+
+    @staticmethod
+    def intervene(source: int, batch: object) -> object:
+        return batch
+
+
+def main(argv: list[str]) -> None:
+    """Entry point of `trainworthy watch`."""
+    words = argv[1:]
+    stop = words[:1] == ["--stop"]
+    words = words[1:] if stop else words
+    if words and words[0].startswith("-") and words[0] not in ("-m", "--"):
+        raise UserError(
+            f"unknown option {words[0]}", needed="the script's own arguments after --", next="trainworthy watch --help"
+        )
+    from trainworthy.core.guard import rehearsal
+
+    target = rehearsal.locate(words)
+    from trainworthy.core.guard.watching import folder_of, watch
+
+    name = (target.module or target.path.stem).rpartition(".")[2]
+    out = folder_of(name).absolute()
+    print(f"watch  {target.path.name} {' '.join(target.argv)} into {out}", file=sys.stderr)
+    tell = lambda text: print(text, file=sys.stderr)  # noqa: E731
+    target.batches = ()
+    code: object = 0
+    with watch(out, stop=stop, say=tell) as seen:
+        try:
+            rehearsal.run(target, seen, _Plain())
+        except SystemExit as leave:
+            code = leave.code
+    if not seen.steps:
+        tell(f"watch  no optimiser step was seen in {target.path.name}")
+    tell(f"watch  {seen.steps:,} steps; {out / 'report.html'}")
+    if isinstance(code, str):
+        tell(code)
+        code = USAGE - 1
+    sys.stdout.flush()
+    sys.exit(code)

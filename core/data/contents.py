@@ -1,0 +1,233 @@
+"""Content hashes of every sample of a split: exact duplicates, contradictory labels, and whether data are those of an earlier run.
+
+Samples are hashed by `Data.identity` (the bytes of a file, say) where a data set gives it, else by the fields that splits are
+compared by. Nothing here decodes what it need not.
+"""
+
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+from trainworthy.core.recipe.stage import Data
+
+SECONDS = 10.0  # per split: what reading all samples may take where each has to be made by `get`
+CHUNK = 256  # samples that a thread or a worker hashes at a time
+UNKNOWN = -1  # in place of the class of a sample that has none
+CONTRADICTORY = 0.01
+"""Share of the samples of a split whose input also has another class, from which on the split is refused. Real sets of pictures
+stay below 0.001, of short texts below 0.005."""
+DISTINCT = 0.25
+"""Share of different inputs below which an input does not identify its sample (a few categories, short windows of letters), so
+that several classes for one input are natural and only reported."""
+
+
+@dataclass
+class Contents:
+    """What identifies the samples of one split."""
+
+    total: int
+    indices: np.ndarray
+    """(n,) samples that were hashed, all of them unless reading them would take too long."""
+    hashes: np.ndarray
+    """(n,) uint64."""
+    values: dict[str, list] = field(default_factory=dict)
+    """Class target and groups of each hashed sample, by field, where they are known for all."""
+    raw: bool = False
+    """Are these hashes of raw records (`Data.identity`)?"""
+
+    @property
+    def complete(self) -> bool:
+        return len(self.indices) == self.total
+
+    def digest(self) -> str:
+        """Of the hashes in their order, and of the values."""
+        found = hashlib.blake2b(np.ascontiguousarray(self.indices), digest_size=16)
+        found.update(np.ascontiguousarray(self.hashes))
+        return found.hexdigest()
+
+    def digests(self) -> dict[str, str]:
+        """Of the values of each field."""
+        return {k: hashlib.blake2b(repr(v).encode(), digest_size=16).hexdigest() for k, v in self.values.items()}
+
+
+def number(content: bytes | str) -> int:
+    """64 bits of a hash: of a million samples two differ and agree in it once in 40 million sets."""
+    content = content.encode() if isinstance(content, str) else content
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
+
+
+def of_fields(sample: Mapping[str, Any], names: Iterable[str]) -> int:
+    """The hash of some fields of a sample."""
+    found = hashlib.blake2b(digest_size=8)
+    for name in names:
+        found.update(_bytes(sample[name]))
+    return int.from_bytes(found.digest())
+
+
+def _bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else torch.as_tensor(value).contiguous().numpy().tobytes()
+
+
+def compared_fields(data: Data) -> list[str]:
+    """The fields by which samples are told apart: those that inputs are drawn from, where there are any, else the inputs."""
+    roles = [f.role for f in data.fields.values()]
+    return [k for k, f in data.fields.items() if f.role == ("source" if "source" in roles else "input")]
+
+
+def kept_fields(data: Data) -> list[str]:
+    """The fields whose values are kept for every sample: classes and groups."""
+    return [k for k, f in data.fields.items() if f.role == "group" or (f.role == "target" and f.classes)]
+
+
+def plain(value: Any) -> Any:
+    """A string, or the number of a tensor without axes; None for anything else."""
+    value = value if isinstance(value, str) else torch.as_tensor(value)
+    return value if isinstance(value, str) else value.item() if value.ndim == 0 else None
+
+
+def read(data: Data, scanned: Contents, *, cost: float, everything: bool | None = None) -> Contents:
+    """The contents of all samples of `data`: by their raw records, from what a scan has hashed already, or by making each (`cost`
+    seconds) with all cores within `SECONDS`. Otherwise what was scanned."""
+    if len(data) and data.identity(0) is not None:
+        return _raw(data, scanned)
+    if scanned.complete or everything is False:
+        return scanned
+    cores = 1  # where processes cannot be forked, a recipe's own file cannot be imported in another one
+    if sys.platform == "linux":
+        cores = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    if not everything and cost * len(data) / cores > SECONDS:
+        return scanned
+    workers = cores if cost * len(data) > 4.0 and cores > 1 else 0  # a worker takes part of a second to begin
+    how = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    generator = torch.Generator().manual_seed(0)  # torch draws a base seed for its workers
+    loader = DataLoader(_Hashed(data), batch_sampler=_ranges(len(data)), collate_fn=_same, generator=generator, **how)
+    return _joined(len(data), list(loader), raw=False)
+
+
+def _raw(data: Data, scanned: Contents) -> Contents:
+    """By `identity`, in threads where that takes time: it waits for a disk, and hashing lets other threads run."""
+    cheap = type(data).peek is not Data.peek
+
+    def chunk(indices: Sequence[int]) -> tuple[list[int], dict[str, list]]:
+        hashes = [number(data.identity(i)) for i in indices]
+        return hashes, {k: [plain(data.peek(i, k)) for i in indices] for k in kept_fields(data)} if cheap else {}
+
+    parts = _ranges(len(data))
+    started = time.monotonic()
+    found = [chunk(parts[0])]
+    seconds = (time.monotonic() - started) * (len(parts) - 1)
+    if seconds < 1.0:
+        found += map(chunk, parts[1:])
+    else:
+        with ThreadPoolExecutor(min(16, 2 * (os.cpu_count() or 1))) as pool:
+            found += pool.map(chunk, parts[1:])
+    out = _joined(len(data), found, raw=True)
+    if scanned.complete and not cheap:
+        out.values = scanned.values
+    return out
+
+
+def _joined(total: int, found: list[tuple[list[int], dict[str, list]]], *, raw: bool) -> Contents:
+    hashes = np.array([h for part, _ in found for h in part], dtype=np.uint64)
+    values = {k: [v for _, part in found for v in part[k]] for k in found[0][1]}
+    return Contents(total, np.arange(total), hashes, values, raw)
+
+
+class _Hashed(Dataset):
+    """Samples made by `get`, hashed where they are made: in a worker only the hash crosses to this process."""
+
+    def __init__(self, data: Data):
+        self.data, self.names, self.kept = data, compared_fields(data), kept_fields(data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[list[int], dict[str, list]]:
+        hashes, values = [], {k: [] for k in self.kept}
+        for i in indices:
+            sample = self.data.get(i, None)
+            hashes.append(of_fields(sample, self.names))
+            for k, kept in values.items():
+                kept.append(plain(sample[k]))
+        return hashes, values
+
+
+def _same(part: Any) -> Any:
+    return part
+
+
+def _ranges(n: int) -> list[range]:
+    return [range(i, min(n, i + CHUNK)) for i in range(0, n, CHUNK)]
+
+
+# ------------------------------------------------------------------------------------------------------------ comparing
+def shared(a: Contents, b: Contents) -> Iterator[tuple[int, int]]:
+    """(sample of `a`, its first copy in `b`) for every sample of `a` that stands in `b`."""
+    if a.raw != b.raw or not len(a.hashes) or not len(b.hashes):
+        return
+    order = np.argsort(b.hashes, kind="stable")
+    at = np.searchsorted(b.hashes[order], a.hashes).clip(max=len(order) - 1)
+    for i in np.flatnonzero(b.hashes[order][at] == a.hashes):
+        yield int(a.indices[i]), int(b.indices[order[at[i]]])
+
+
+def contradictions(found: Contents, data: Data) -> dict[str, Any] | None:
+    """Samples whose input also has another class: their number, pairs of them, and the share of different inputs. None where inputs
+    are not what is compared, or where no class is known."""
+    key = next((k for k, f in data.fields.items() if f.role == "target" and f.classes and k in found.values), None)
+    if key is None or any(f.role == "source" for f in data.fields.values()):
+        return None
+    n = len(data.fields[key].classes)
+    labels = [v if isinstance(v, int) and 0 <= v < n else UNKNOWN for v in found.values[key]]
+    known = np.flatnonzero(np.array(labels) != UNKNOWN)
+    if not len(known):
+        return None
+    labels, hashes = np.array(labels)[known], found.hashes[known]
+    order = np.lexsort((labels, hashes))
+    h, y = hashes[order], labels[order]
+    first = np.flatnonzero(np.append(True, h[1:] != h[:-1]))
+    last = np.append(first[1:], len(h)) - 1
+    torn = y[first] != y[last]  # sorted by class within an input
+    count = int((last - first + 1)[torn].sum())
+    samples = found.indices[known][order]
+    pairs = sorted((int(samples[a]), int(samples[b])) for a, b in zip(first[torn], last[torn], strict=True))
+    return {
+        "field": key,
+        "samples": count,
+        "of": len(known),
+        "distinct_share": len(first) / len(known),
+        "pairs": pairs[:20],
+    }
+
+
+def refused(found: dict[str, Any] | None) -> bool:
+    """Are there more contradictory labels than a data set may have?"""
+    allowed = found and max(2, CONTRADICTORY * found["of"])
+    return bool(found) and found["samples"] > allowed and found["distinct_share"] >= DISTINCT
+
+
+def changes(before: dict[str, dict], now: dict[str, dict]) -> list[str]:
+    """What differs between the identities (`inventory.identity`) of the data of two runs, a line for each split."""
+    lines = []
+    for name in sorted(before.keys() | now.keys()):
+        a, b = before.get(name), now.get(name)
+        if a is None or b is None:
+            lines.append(f"{name}: {'not there before' if a is None else 'gone'}")
+            continue
+        fields = a["values"].keys() | b["values"].keys()
+        other = sorted(k for k in fields if a["values"].get(k) != b["values"].get(k))
+        if a["samples"] != b["samples"]:
+            lines.append(f"{name}: {b['samples']:,} samples instead of {a['samples']:,}")
+        elif a["content"] != b["content"]:
+            lines.append(f"{name}: other inputs ({b['samples']:,} samples, as before)")
+        elif other:
+            lines.append(f"{name}: other values of {', '.join(other)} ({b['samples']:,} samples with the same inputs)")
+    return lines

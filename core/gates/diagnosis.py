@@ -1,0 +1,131 @@
+"""When the gradient in the optimiser is not the loss's own: which one is it?
+
+Each candidate is what one mistake would leave in the optimiser. The one that the gradient equals is named, with how well it fits;
+what none of them fits, says so.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from trainworthy.core.loop.optim import exact
+
+SAME = 1e-2  # relative: of another processor's rounding, of dropout's draws at a second forward none
+MOST = 50_000_000  # values of a gradient; of larger models no copies are kept
+
+Vector = list[Tensor]
+
+
+@dataclass
+class Experiment:
+    """One candidate against the gradient in the optimiser."""
+
+    cause: str
+    equals: str
+    apart: float
+    """Relative difference."""
+
+
+@dataclass
+class Candidates:
+    """What the optimiser's gradient of one step is compared with."""
+
+    got: Vector
+    own: Vector
+    """The loss's own on the step's batch."""
+    before: Vector | None
+    """What the optimiser got at the step before."""
+    stale: Vector | None
+    """The loss's own of the step before."""
+    parts: list[Vector] = field(default_factory=list)
+    """The share of each micro-batch in `own`."""
+    local: Vector | None = None
+    """This rank's share of `own`, as one process alone would see it."""
+    rolled: Callable[[], Vector | None] = lambda: None
+    """`own` with the targets of the neighbours."""
+
+
+def experiments(c: Candidates) -> list[Experiment]:
+    """Every one that can be made, the best fit first."""
+    found: list[Experiment] = []
+
+    def compare(equals: str, cause: str, candidate: Vector | None, *, clipped: bool = False) -> None:
+        """`clipped`: its length may have been cut, the direction tells."""
+        if candidate is not None:
+            apart = _apart(_unit(c.got), _unit(candidate)) if clipped else _apart(c.got, candidate)
+            found.append(Experiment(cause, equals, apart))
+
+    n = len(c.parts)
+    if c.before is not None:
+        added = "zero_grad() is missing: the gradients of earlier steps are added"
+        compare("the loss's own plus what it got at the step before", added, _add(c.own, c.before), clipped=True)
+    late = "step() comes before backward(): the optimiser is a step behind"
+    compare("that of the batch before", late, c.stale, clipped=True)
+    for i, part in enumerate(c.parts):
+        lost = f"{n - 1} of {n} micro-batches are lost: zero_grad() between them, or a loop that reads one batch"
+        compare(f"that of micro-batch {i + 1} of {n} alone", lost, part)
+        compare(f"that of micro-batch {i + 1} of {n} alone, as a mean of its own", lost, _times(part, n))
+    bare = "gradients are not exchanged between processes (the bare module is called, not the wrapped one)"
+    compare("this process's own", bare, c.local)
+    factor = _factor(c.got, c.own)
+    if factor is not None:
+        each = n > 1 and abs(factor - n) < SAME * n
+        why = f"each of {n} micro-batches is taken for a whole step: divide its loss by {n}"
+        scaled = "the loss is scaled after the gates saw it: a sum for a mean, a second division, a weight, a scaler"
+        found.append(Experiment(why if each else scaled, f"{factor:.4g} times the loss's own", 0.0))
+    if min((e.apart for e in found), default=1.0) > SAME:
+        compare("that of the same batch with each target moved to the next sample",
+                "targets and inputs are shifted against each other", c.rolled())  # fmt: skip
+    return sorted(found, key=lambda e: e.apart)
+
+
+def diagnosed(found: list[Experiment]) -> str:
+    """The cause that fits, or that none does; empty where nothing was compared."""
+    if not found:
+        return ""
+    best = found[0]
+    if best.apart <= SAME:
+        return f"{best.cause} (the optimiser's gradient equals {best.equals}: {best.apart:.1e} apart, relative)"
+    return (f"no experiment explains it: of {len(found)} the nearest is {best.equals}, {best.apart:.0%} apart; look for what "
+            "changes the gradient between backward() and step()")  # fmt: skip
+
+
+def small(vector: Vector) -> bool:
+    """May copies of it be kept?"""
+    return sum(t.numel() for t in vector) <= MOST
+
+
+def _apart(a: Vector, b: Vector) -> float:
+    gap = sum((exact(x) - exact(y)).square().sum() for x, y in zip(a, b, strict=True)).sqrt()
+    size = max(sum(exact(x).square().sum() for x in v).sqrt() for v in (a, b))
+    return (gap / size).item() if size > 0 else 0.0
+
+
+def _factor(a: Vector, b: Vector) -> float | None:
+    """The number that `b` is multiplied by in `a`, if there is one other than 1."""
+    size = sum(exact(y).square().sum() for y in b)
+    if not size > 0:
+        return None
+    factor = (sum((exact(x) * exact(y)).sum() for x, y in zip(a, b, strict=True)) / size).item()
+    close = factor > 0 and _apart(a, _times(b, factor)) <= SAME
+    return factor if close and abs(factor - 1) > SAME else None
+
+
+def _unit(a: Vector) -> Vector:
+    size = sum(exact(x).square().sum() for x in a).sqrt().clamp_min(1e-30)
+    return [x / size for x in a]
+
+
+def _times(a: Vector, factor: float) -> Vector:
+    return [x * factor for x in a]
+
+
+def _add(a: Vector, b: Vector) -> Vector:
+    return [x + y for x, y in zip(a, b, strict=True)]
+
+
+def rolled(batch: dict, targets: list[str]) -> dict | None:
+    """The batch with the targets of the neighbours; None where there is nothing to move."""
+    moved = {k: batch[k].roll(1, 0) for k in targets if isinstance(batch.get(k), torch.Tensor) and batch[k].dim()}
+    return {**batch, **moved} if moved else None

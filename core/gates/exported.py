@@ -1,0 +1,236 @@
+"""The export, read by others: a fresh process loads what `Stage.export` wrote as a user would, with none of this project's modules,
+and answers samples that were read without the recipe's own data path. The answers must be those of the model that was scored.
+
+A recipe declares `Stage.exported`; the gate asks the overfit model, and the end of a run asks the model that is reported.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from trainworthy.core.base.errors import Stop
+from trainworthy.core.base.verdict import Finding, Skip, Verdict
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, agreed, pick
+from trainworthy.core.gates.learning import overfitted
+from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.recipe.stage import Data, Metric, Stage, View
+
+SAMPLES, AT_END = 8, 16  # of each split before the run; of the held-out samples at its end
+LIMIT = (
+    1e-2  # of the largest answer: an accelerator in TF32 against a CPU differs by up to 3e-3, two nets by 0.1 and more
+)
+FLIPPED = 0.1  # of the way from chance to the ceiling
+SECONDS = 600  # for the process that reads
+ASK = Path(__file__).with_name("ask_export.py")
+TITLE = "what others read from the export are the answers that were scored"
+
+
+@dataclass
+class Exported:
+    """How a user reads what `export` writes."""
+
+    reader: Path
+    """A file that imports nothing of this project, with `load(folder)` and `answer(loaded, sample) -> {way: tensor}`: an entry for
+    each way in which the export can be loaded (a program, a library's constructor)."""
+    sample: Callable[[Data, int], dict[str, Any]]
+    """(data, index) -> the sample as a user has it, read from what is stored and not by `data.get`: tensors, numbers, texts."""
+    answers: Callable[[nn.Module, Data, Sequence[int]], list[Tensor]]
+    """(model, data, indices) -> what the recipe's own evaluation path makes of each, in the shape of the reader's answers."""
+    score: Callable[[Data, Sequence[int], list[Tensor]], float]
+    """(data, indices, answers) -> the stage's metric of these answers. On one process, and not by calling `evaluate`."""
+    ready: Callable[[Data, int], dict[str, Any]] | None = None
+    """The same sample as `data.get(index, None)` gives it, which the reader hands on as it is: where answers differ, it tells other
+    weights from another reading."""
+
+
+def asked(exported: Exported, folder: Path, samples: list[dict[str, Any]]) -> dict[str, list[Tensor]]:
+    """{way: the answer to each sample} of the export in `folder`, from a fresh process. RuntimeError where it cannot be read."""
+    with tempfile.TemporaryDirectory() as name:
+        questions, said = Path(name) / "samples.pt", Path(name) / "answers.pt"
+        torch.save(samples, questions)
+        env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        env |= {"PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(torch.get_num_threads())}
+        command = [sys.executable, str(ASK), str(exported.reader), str(folder.absolute()), str(questions), str(said)]
+        try:
+            done = subprocess.run(command, cwd=name, env=env, capture_output=True, text=True, timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"no answer to {len(samples)} samples in {SECONDS} s") from None
+        if done.returncode:
+            raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1][:300])
+        found = torch.load(said, weights_only=True)
+    return {way: [one[way] for one in found] for way in found[0]}
+
+
+def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    """Largest difference of two lists of answers, as a share of the largest answer; 1 where their shapes differ."""
+    if any(a.shape != b.shape for a, b in zip(ours, theirs, strict=True)):
+        return 1.0
+    size = max((a.double().abs().max().item() for a in ours if a.numel()), default=0.0)
+    apart = max(
+        ((a.double() - b.double()).abs().max().item() for a, b in zip(ours, theirs, strict=True) if a.numel()),
+        default=0,
+    )
+    return apart / size if size else float(apart > 0)
+
+
+def compared(
+    stage: Stage, folder: Path, some: dict[str, list[int]], suspects: Callable[[], dict[str, nn.Module]] = dict
+) -> Finding:
+    """The export in `folder` against the model that is scored, on samples `some` ({split: indices}); `suspects` are other modules
+    that may have been exported instead, by what to say of them."""
+    exported, metric = stage.exported, stage.metric
+
+    def answered(model: nn.Module) -> list[Tensor]:
+        with evaluating(model):
+            return [a.float().cpu() for k, i in some.items() for a in exported.answers(model, stage.data[k], i)]
+
+    ours = answered(stage.eval_model)
+    needed = f"the same answers within {LIMIT:g} of the largest, and so the same {metric.name}"
+    own_way, problem, theirs = False, "", {}
+    try:
+        questions = [exported.sample(stage.data[k], i) for k, j in some.items() for i in j]
+    except Exception as error:  # a fork's own data set
+        raise Skip(f"exported.sample cannot read what is stored: {type(error).__name__}: {error}") from None
+    try:
+        theirs = asked(exported, folder, questions)
+    except RuntimeError as error:
+        problem = str(error)
+    apart = {way: difference(ours, said) for way, said in theirs.items()}
+    worst = max(apart, key=apart.get, default="")
+    if exported.ready and (problem or apart[worst] > LIMIT):
+        with contextlib.suppress(RuntimeError):
+            as_made = asked(exported, folder, [exported.ready(stage.data[k], i) for k, j in some.items() for i in j])
+            own_way = max(difference(ours, said) for said in as_made.values()) <= LIMIT
+    if problem and not own_way:
+        return Finding(False, f"the export cannot be read in a fresh process: {problem}", needed,
+                       "files that the reader needs are missing, or are of another library or layout")  # fmt: skip
+    scores = _scored(stage, some, ours, theirs.get(worst), better_only=own_way)
+    count = sum(map(len, some.values()))
+    told = f"{count} samples in a fresh process: " + ", ".join(f"{k} differs by {v:.1e}" for k, v in apart.items())
+    told += "".join(f", {metric.name} {found.theirs:.3f} on {k}" for k, found in scores.items())
+    wrong = [f"{metric.name} {found.theirs:.3f} of {k} samples by the export, {found.ours:.3f} by this run"
+             for k, found in scores.items() if found.apart]  # fmt: skip
+    because = ""
+    if own_way:
+        said = f"get() does to a stored sample what config.json and {exported.reader.name} do not"
+        told = f"{count} inputs as get() makes them get the same answers in a fresh process; {said}"
+        because = f"the weights are right, and stored samples score better without it: {said}\n" if wrong else ""
+    elif apart[worst] > LIMIT:
+        wrong.insert(0, f"{worst} differs by {apart[worst]:.2g}")
+        close = {name: difference(answered(net), theirs[worst]) for name, net in suspects().items()}
+        likely = min(close, key=close.get, default="")
+        if likely and close[likely] <= LIMIT:
+            because = f"the export holds {likely}: its answers differ from those by {close[likely]:.1e} only\n"
+    return Finding(
+        not wrong, "; ".join([*wrong, told] if wrong else [told]), needed,
+        because + "export() writes another net than the one that is scored: freshly built, or the raw weights beside an average\n"
+        "config.json names another preprocessing than get() does, or get(index, None) reads otherwise than what is stored\n"
+        "the exported program keeps what belongs to training (dropout, statistics of a batch)",
+        evidence={"differences": apart, "scores": {k: [v.ours, v.theirs] for k, v in scores.items()}},
+    )  # fmt: skip
+
+
+class Scores(NamedTuple):
+    """The metric of this run's answers and of the export's; are they apart?"""
+
+    ours: float
+    theirs: float
+    apart: bool
+
+
+def _scored(
+    stage: Stage, some: dict[str, list[int]], ours: list[Tensor], theirs: list[Tensor] | None, *, better_only: bool
+) -> dict[str, Scores]:
+    """The metric by split. `better_only`: only an export that scores better is apart from the run."""
+    found: dict[str, Scores] = {}
+    start, sign = 0, 1 if stage.metric.higher_is_better else -1
+    for split, indices in some.items() if theirs else ():
+        part = slice(start, start + len(indices))
+        start += len(indices)
+        try:
+            own, other = (stage.exported.score(stage.data[split], indices, one[part]) for one in (ours, theirs))
+        except (RuntimeError, ValueError, IndexError):  # answers of another shape
+            continue
+        gap = sign * (other - own)
+        found[split] = Scores(own, other, (gap if better_only else abs(gap)) > allowed(stage.metric, len(indices)))
+    return found
+
+
+def allowed(metric: Metric, n: int) -> float:
+    """How far the metric of `n` samples may be apart: two of a few may lie on the edge between two answers."""
+    return max(FLIPPED, 2 / n) * span(metric)
+
+
+def span(metric: Metric) -> float:
+    """From chance to the ceiling; 1 where the metric has no end."""
+    way = abs(metric.ceiling - metric.floor)
+    return way if 0 < way < float("inf") else 1.0
+
+
+@gate(
+    "export",
+    rows="C18",
+    title=TITLE,
+    reads="data model evaluate metric export exported optimizers state loss counts train",
+)
+def export_gate(proof: Proof) -> Finding:
+    """The overfit model is exported and read by a fresh process: samples of both splits must get the answers that the evaluation
+    path gives, and on the training samples `evaluate` must say the metric of these answers."""
+    run, stage, found = overfitted(proof)
+    if "loss" not in found:
+        raise Skip("train() made no step (see overfit)")
+    train, val = stage.data["train"], stage.data["val"]
+    few = stage.expect.at_most(SAMPLES)
+    some = {"train": found["indices"][:few], "val": pick(val, min(few, len(val)), proof.cfg.run.seed)}
+    measured = run.measure(stage, View(train, some["train"]))[stage.metric.name]
+
+    def judged() -> Finding:
+        with tempfile.TemporaryDirectory() as name:
+            stage.export(Path(name))
+            return compared(stage, Path(name), some, lambda: suspects(proof, stage))
+
+    seen = agreed(run.accelerator, judged() if run.rank == 0 else None)
+    own = seen.evidence["scores"]["train"][0] if "scores" in seen.evidence else measured
+    if abs(own - measured) > allowed(stage.metric, len(some["train"])):
+        seen.ok = False
+        seen.measured = (
+            f"evaluate says {stage.metric.name} {measured:.3f} where the answers have {own:.3f}; {seen.measured}"
+        )
+        seen.remedy = f"evaluate() scores other answers, other labels or another order than the model's\n{seen.remedy}"
+    return seen
+
+
+def suspects(proof: Proof, stage: Stage) -> dict[str, nn.Module]:
+    """What may have been exported instead of the model that is scored."""
+    fresh = proof.build(Plan(steps=1))[1]
+    found = {"a net that was never trained": fresh.judged}
+    return found | ({} if stage.ema_model is None else {"the raw weights instead of their average": stage.model})
+
+
+class WrongExport(Stop):
+    """The export is not the model that was scored."""
+
+
+def at_end(run: Run, stage: Stage, folder: Path) -> Verdict:
+    """The export of a finished run, read again."""
+    val = stage.data["val"]
+    some = {"val": pick(val, min(stage.expect.at_most(AT_END), len(val)), run.cfg.run.seed)}
+    try:
+        seen = compared(stage, folder, some)
+    except Skip as skip:
+        return Verdict("export", "C18", TITLE, "skip", "", "", "", 0.0, reason=str(skip))
+    except Exception as error:  # what was trained must not be lost for it
+        told = f"raised {type(error).__name__}: {error}"
+        return Verdict("export", "C18", TITLE, "advice", told, "a comparison", "mend what Stage.exported holds", 0.0)
+    return Verdict("export", "C18", TITLE, "pass" if seen.ok else "fail", seen.measured, seen.needed,
+                   "" if seen.ok else seen.remedy, 0.0, evidence=json.loads(json.dumps(seen.evidence)))  # fmt: skip

@@ -1,0 +1,179 @@
+"""Do samples of a batch see each other? Four at a time against each alone, and a batch of the run's own size against those."""
+
+import contextlib
+import copy
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.recorder import learnt_from, rehearsed
+from trainworthy.core.loop.run import Run, evaluating
+from trainworthy.core.recipe.stage import Data, Stage
+
+SMALL = 8  # samples: batches of no more are seen by the other gates, too
+
+
+@gate("dependency", rows="C2", title="samples of a batch do not see each other", reads="data model loss counts expect")
+def dependency(proof: Proof) -> Finding:
+    """Backpropagation: the gradient of the batch's loss with respect to input j equals that of sample j's own loss, and the
+    batch's loss is the sum over its rows. On the rehearsed model: a head that starts at zero hides everything."""
+    run, stage, _ = rehearsed(proof)
+    if stage.expect.couplings:
+        raise Skip(f"declared: {stage.expect.couplings}")
+    limit = 1e-3 if run.precision == "fp32" else 5e-2
+    data, seed = learnt_from(proof), proof.cfg.run.seed
+
+    def draw(seen: Callable[..., tuple]) -> tuple:
+        """Twice where rounding may be at fault: it flips a ReLU that stands at zero, and in a flat region many at once (seen:
+        2e-2); in double only a mixture stays."""
+        found = seen(run, stage, data, seed, limit)
+        if max(found[:2]) > limit and run.precision == "fp32" and run.device.type != "mps":
+            with contextlib.suppress(RuntimeError):  # a loss that holds fp32 tensors of its own: fp32's verdict stands
+                exact = dataclasses.replace(stage, model=copy.deepcopy(stage.model).double())
+                found = seen(run, exact, data, seed, limit, double=True)
+        return found
+
+    gap, leak, mean = draw(_mixture)
+    measured = (
+        f"loss of a batch differs from the sum over its samples by {gap:.1e}, input gradients by {leak:.1e} (relative)"
+    )
+    evidence, cause = {"loss_gap": gap, "gradient_gap": leak}, ""
+    micro = math.ceil(proof.cfg.train.batch_size / (run.world * proof.cfg.train.accumulate))
+    n = min(micro, len(data))
+    if max(gap, leak) <= limit and n > SMALL and not stage.expect.gate_batch_size:  # only in large batches
+        gap, leak, cause = draw(partial(_whole_batch, n=n))
+        measured += f"; of the run's {n} samples by {gap:.1e} and {leak:.1e}"
+        evidence |= {"samples": n, "loss_gap_whole": gap, "gradient_gap_whole": leak}
+    return Finding(
+        gap <= limit and leak <= limit, measured, f"all at most {limit:g}",
+        ("the loss is a MEAN over the batch: return the SUM, core divides it by the counts\n" if mean else "")
+        + "statistics over the batch axis (own normalisation, x.mean(0)), or a reshape that mixes samples\n"
+        "a (B, 1) against (B,) broadcast in the loss\nthe batch is flattened before a shift", evidence=evidence,
+        cause=cause.strip(),
+    )  # fmt: skip
+
+
+def _whole_batch(
+    run: Run, stage: Stage, data: Data, seed: int, limit: float, *, n: int, double: bool = False
+) -> tuple[float, float, str]:
+    """(gap of the loss, gap of the gradients, what rows were mixed up) of one batch of `n` samples, as large as the run's, against
+    the same samples four at a time. Gradients are those of floating-point inputs, else (token ids) those of the weights."""
+    indices = pick(data, n, seed)
+    batch = _read(run, data, indices, seed, double)
+    weights = not any(f.role == "input" and _floating(batch.get(k)) for k, f in data.fields.items())
+    look = _weight_gradients if weights else _input_gradients
+    loss, grads = look(run, stage, data, batch)
+    if abs(loss - look(run, stage, data, batch)[0]) > limit * abs(loss):
+        return 0.0, 0.0, ""  # it draws at random even in eval mode: the smaller batches said so
+    few = [indices[i : i + 4] for i in range(0, n, 4)]
+    parts = [(part, look(run, stage, data, _read(run, data, part, seed, double))) for part in few]
+    rows = sum(found[0] for _, found in parts)
+    if weights:
+        whole = {k: sum(found[1][k] for _, found in parts) for k in grads}
+    else:
+        whole = {k: torch.zeros_like(g) for k, g in grads.items()}
+        for at, (part, found) in zip(range(0, n, 4), parts, strict=True):
+            for k, own in found[1].items():
+                whole[k][(slice(at, at + len(part)), *map(slice, own.shape[1:]))] = own
+    gap, leak = abs(loss - rows) / max(abs(loss), 1e-8), _apart(grads, whole)
+    return gap, leak, "" if max(gap, leak) <= limit else _mixed_up(data, indices, seed, run)
+
+
+def _mixed_up(data: Data, indices: list[int], seed: int, run: Run) -> str:
+    """Which entry of a collated batch has other rows than its samples have alone."""
+    batch = fetch(data, indices, seed, run.device)
+    for key, value in batch.items():
+        if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != len(indices):
+            continue
+        for j, i in enumerate(indices):
+            own = fetch(data, [i], seed, run.device).get(key)
+            if not isinstance(own, Tensor) or own.shape[1:] != value.shape[1:]:
+                break  # padded: what is longer is no part of its own
+            if not torch.equal(own[0], value[j]):
+                return (f"collate() mixes up rows: in a batch of {len(indices)}, row {j} of '{key}' is not that of its sample; in "
+                        "batches of four it is\n")  # fmt: skip
+    return "something that only happens in large batches: the smaller ones are sums over their samples\n"
+
+
+def _floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _read(run: Run, data: Data, indices: list[int], seed: int, double: bool) -> dict:
+    """A batch, its floating-point entries in double if asked for."""
+    batch = fetch(data, indices, seed, run.device)
+    return {k: v.double() if double and _floating(v) else v for k, v in batch.items()}
+
+
+def _mixture(
+    run: Run, stage: Stage, data: Data, seed: int, limit: float, *, double: bool = False
+) -> tuple[float, float, bool]:
+    """(gap of the loss, gap of the input gradients, is the loss a mean?) of the middle one of three draws of four samples."""
+    size = max(2, stage.expect.at_most(4))
+    picked = pick(data, 3 * size, seed)
+    trials = []
+    for indices in (picked[i : i + size] for i in range(0, len(picked), size)):
+        batch = _read(run, data, indices, seed, double)
+        together = _input_gradients(run, stage, data, batch)
+        if _apart(together[1], _input_gradients(run, stage, data, batch)[1]) > limit:
+            raise Skip(
+                "the loss of one batch differs from call to call in eval mode (see evaluation): nothing to compare"
+            )
+        alone = [_input_gradients(run, stage, data, _read(run, data, [i], seed, double)) for i in indices]
+        loss, rows = together[0], sum(a[0] for a in alone)
+        gap = abs(loss - rows) / max(abs(loss), 1e-8)
+        leak = _apart(together[1], {k: _rows([a[1][k] for a in alone], whole) for k, whole in together[1].items()})
+        mean = gap > limit and abs(loss * len(indices) - rows) <= limit * abs(rows)
+        trials.append((max(gap, leak), gap, leak, mean))
+        if len(trials) == 2 and (trials[0][0] > limit) == (trials[1][0] > limit):
+            break  # the third would not change which side the middle one is on
+    return sorted(trials)[len(trials) // 2][1:]  # a mixture shows in every draw; where samples are few there is but one
+
+
+def _rows(alone: list[Tensor], whole: Tensor) -> Tensor:
+    """Gradients of batches of one as rows of the whole batch's; a shorter sample was padded there, which is no part of its own."""
+    rows = torch.zeros_like(whole)
+    for row, own in zip(rows, alone, strict=True):
+        row[tuple(map(slice, own.shape[1:]))] = own[0]
+    return rows
+
+
+def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """Largest relative difference of two sets of gradients. Relative to the larger: `x - x.mean(0)` has none for a batch of one."""
+    gaps = [0.0]
+    for key, one in a.items():
+        size = max(one.norm().item(), b[key].norm().item())
+        if one.shape == b[key].shape and size > 0:
+            gaps.append((one - b[key]).norm().item() / size)
+    return max(gaps)
+
+
+def _input_gradients(run: Run, stage: Stage, data: Data, batch: dict) -> tuple[float, dict[str, Tensor]]:
+    """(sum of the loss terms, gradient with respect to every floating-point input) in eval mode."""
+    inputs = {k: batch[k].detach().clone().requires_grad_() for k, f in data.fields.items()
+              if f.role == "input" and isinstance(batch[k], Tensor) and batch[k].is_floating_point()}  # fmt: skip
+    with evaluating(stage.model), torch.set_grad_enabled(bool(inputs)), run.autocast():
+        loss = sum(stage.loss(stage.model, {**batch, **inputs}).values())
+        grads = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True) if inputs else []
+    return loss.item(), {k: torch.zeros_like(batch[k]) if g is None else g for k, g in zip(inputs, grads, strict=True)}
+
+
+def _weight_gradients(run: Run, stage: Stage, data: Data, batch: dict) -> tuple[float, dict[str, Tensor]]:
+    """(sum of the loss terms, its gradient with respect to every trained parameter) in eval mode."""
+    trained = stage.parameters()  # by name: a copy of the model has none of the optimiser's
+    names = list(trained or dict(stage.model.named_parameters()))
+    own = dict(stage.model.named_parameters())
+    used = [own[n] for n in names if own[n].requires_grad]
+    with evaluating(stage.model), torch.enable_grad(), run.autocast():
+        loss = sum(stage.loss(stage.model, batch).values())
+        grads = torch.autograd.grad(loss, used, allow_unused=True)
+    return loss.item(), {
+        n: g for n, g in zip((n for n in names if own[n].requires_grad), grads, strict=True) if g is not None
+    }

@@ -1,0 +1,191 @@
+"""Does the evaluation read what training reads? By content (each channel with its own), by what sources call their classes, by
+performance (the same samples scored through both paths), and by what the held-out classes are taken for."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from trainworthy.core.loop.run import Run, evaluating
+from trainworthy.core.monitoring.monitors import verdict
+from trainworthy.core.recipe.stage import Data, Stage, View, categorical
+
+if TYPE_CHECKING:
+    from trainworthy.core.base.verdict import Verdict
+
+CHANNELS = 4  # more are no colours, and have too many orders
+SURE = 5.0  # standard errors by which another order of channels must fit better
+BEHIND, QUARTERS = 0.1, 4  # of the way from chance to the ceiling; parts whose spread says what is chance
+CLEAR, FITS, DOUBT = (
+    4.0,
+    2.0,
+    2.0,
+)  # standard errors: held out after a relabelling, training without it; look again from here
+MOST = 1000  # samples of a split that are looked at
+SAME = ("classes", "C7", "held-out samples are of the classes that training calls so")
+
+
+# ----------------------------------------------------------------------------------------------------------------- content
+def exchanged_channels(drawn: Tensor, plain: Tensor) -> tuple[int, ...] | None:
+    """The order in which the channels of the training path (N, C, ...) are those of the evaluation path, where another one than
+    theirs fits clearly better; read off how much of each channel a sample has, which augmentation changes less than samples do."""
+    if drawn.ndim < 3 or drawn.shape[1] != plain.shape[1] or not 2 <= drawn.shape[1] <= CHANNELS:
+        return None
+    a, b = (x.double().flatten(2).mean(2) for x in (drawn, plain))  # (N, C)
+    a, b = (x - x.mean(1, keepdim=True) for x in (a, b))  # brightness says nothing of the order
+    own = (a - b).square().sum(1)  # (N,)
+    for order in list(permutations(range(a.shape[1])))[1:]:
+        other = (a[:, order] - b).square().sum(1)
+        gain = own - other
+        error = gain.std() / math.sqrt(len(gain))
+        if other.mean() < 0.5 * own.mean() and gain.mean() > SURE * error:
+            return order
+    return None
+
+
+def differently_named(stage: Stage) -> list[str]:
+    """Classes whose source (a folder) has another id in another split, and lists of classes that differ."""
+    wrong: list[str] = []
+    known: dict[str, tuple[int, str]] = {}
+    listed: tuple[list[str], str] | None = None
+    for split, data in stage.data.items():
+        key = categorical(data)
+        if key is None:
+            continue
+        classes = list(map(str, data.fields[key].classes))
+        if listed and listed[0] != classes:
+            wrong.append(f"{split} lists its classes otherwise than {listed[1]}: {_few(classes)} and {_few(listed[0])}")
+        listed = listed or (classes, split)
+        ids: dict[str, Counter] = {}
+        for i in data.representative(min(MOST, len(data))):
+            name = data.source_class(i)
+            if name is None:
+                break
+            ids.setdefault(name, Counter())[int(data.peek(i, key))] += 1
+        for name, found in ids.items():
+            label = found.most_common(1)[0][0]
+            before, where = known.setdefault(name, (label, split))
+            if before != label:
+                wrong.append(f"what lies under '{name}' is class {before} in {where} and class {label} in {split}")
+    return wrong
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+
+
+# -------------------------------------------------------------------------------------------------------------- performance
+def behind(run: Run, stage: Stage, indices: list[int], evaluated: float) -> str:
+    """What to say where the evaluation path scores the training samples `indices` clearly worse (`evaluated`) than the training
+    path with its augmentation does; empty where it does not."""
+    metric, seed = stage.gate_evaluator.metric, run.cfg.run.seed
+    sign, span = (1 if metric.higher_is_better else -1), abs(metric.ceiling - metric.floor)
+    data, name = stage.data["train"], stage.gate_evaluator.metric.name
+
+    def scored(some: list[int], draws: int | None) -> float:
+        return run.measure(stage, View(data, some, draws=draws), probe=True)[name]
+
+    drawn = scored(indices, seed)
+    if not sign * (drawn - evaluated) > BEHIND * span:
+        return ""
+    parts = [indices[i::QUARTERS] for i in range(QUARTERS)]
+    gaps = torch.tensor([sign * (scored(p, seed) - scored(p, None)) for p in parts], dtype=torch.float64)
+    if gaps.min() <= 0 or gaps.mean() < 3 * gaps.std() / math.sqrt(QUARTERS):
+        return ""
+    return f"{name} {drawn:.3f} on the training samples as training reads them, {evaluated:.3f} as evaluation does"
+
+
+# ----------------------------------------------------------------------------------------------------------------- classes
+@dataclass
+class Exchange:
+    """Held-out classes that are taken for each other, in a circle, while training samples are not."""
+
+    classes: list[int]
+    held_out: float
+    """Standard errors by which the held-out samples fit better after the relabelling."""
+    training: float
+    """By which the training samples fit better without it."""
+
+    @property
+    def sure(self) -> bool:
+        return self.held_out > CLEAR and self.training > FITS
+
+    def words(self, names: Sequence[str]) -> str:
+        following = [*self.classes[1:], self.classes[0]]
+        said = ", ".join(f"{names[a]} for {names[b]}" for a, b in zip(self.classes, following, strict=True))
+        return (f"held-out classes are taken for each other ({said}: {self.held_out:.1f} standard errors better after a "
+                f"relabelling), training samples are not ({self.training:.1f} better without it)")  # fmt: skip
+
+
+def exchanges(training: Tensor, held_out: Tensor) -> list[Exchange]:
+    """From two tables (n, n), truth in rows, in samples: circles of classes each mostly taken for the next."""
+    n = len(held_out)
+    following = [int(row.argmax()) if row.sum() else i for i, row in enumerate(held_out)]
+    found, seen = [], set()
+    for first in range(n):
+        walk = []
+        at = first
+        while at not in seen:
+            seen.add(at)
+            walk.append(at)
+            at = following[at]
+        circle = walk[walk.index(at) :] if at in walk else []
+        if len(circle) > 1:
+            found.append(Exchange(circle, _gain(held_out, circle), -_gain(training, circle)))
+    return found
+
+
+def _gain(table: Tensor, circle: list[int]) -> float:
+    """Standard errors by which a table fits better with each class of the circle called by the next one's name."""
+    own = sum(float(table[c, c]) for c in circle)
+    other = sum(float(table[a, b]) for a, b in zip(circle, [*circle[1:], circle[0]], strict=True))
+    return (other - own) / math.sqrt(max(own + other, 1.0))
+
+
+def confused(run: Run, stage: Stage, data: Data) -> Tensor:
+    """(n, n) of `stage.confusion` in samples: pixels of one picture are no samples of their own."""
+    with evaluating(stage.eval_model), run.autocast():
+        table = stage.confusion(stage.eval_model, data).double().cpu()
+    return table * min(1.0, len(data) / float(table.sum().clamp_min(1)))
+
+
+def taken_for_each_other(
+    run: Run, stage: Stage, learn: list[int] | None = None, held_out: list[int] | None = None
+) -> list[Exchange]:
+    """Exchanges among up to `MOST` samples of each split, or among these."""
+    if stage.confusion is None or "train" not in stage.data:
+        return []
+    train, val = stage.data["train"], stage.data["val"]
+    learn = list(train.representative(min(MOST, len(train)))) if learn is None else learn
+    held_out = list(val.representative(min(MOST, len(val)))) if held_out is None else held_out
+    tables = [confused(run, stage, View(d, i)) for d, i in ((train, learn), (val, held_out))]
+    return exchanges(*tables)
+
+
+def names_of(stage: Stage, n: int) -> Sequence[str]:
+    key = categorical(stage.data["val"])
+    return stage.data["val"].fields[key].classes if key else [str(i) for i in range(n)]
+
+
+def judge(run: Run, stage: Stage) -> "Verdict | None":
+    """The monitor `classes`, from the weights as they are; None where the stage has no table of classes."""
+    if stage.confusion is None or "train" not in stage.data:
+        return None
+    found = [e for e in taken_for_each_other(run, stage) if e.sure]
+    names = names_of(stage, 1 + max((c for e in found for c in e.classes), default=0))
+    needed = f"no relabelling that fits held-out samples better by {CLEAR:g} standard errors and training samples worse by {FITS:g}"
+    if not found:
+        return verdict(SAME, "pass", "no held-out class is called by another's name", needed)
+    return verdict(
+        SAME, "fail", "; ".join(e.words(names) for e in found), needed, REMEDY, exchanged=[e.classes for e in found]
+    )
+
+
+REMEDY = (
+    "class ids mean other classes in the held-out split: ids built for each split (a sorted list of what occurs there), "
+    "or labels changed in one split only"
+)

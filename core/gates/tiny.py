@@ -1,0 +1,305 @@
+"""A few hundred samples are learnt, and what is learnt carries to unseen ones. The null is in shuffled.py."""
+
+import math
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from trainworthy.core.base import seeds
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import gate, paths
+from trainworthy.core.gates.gate import Proof, agreed, categorical, fetch, pick, total_loss, train_set
+from trainworthy.core.gates.shuffled import CLEAR, FASTER, MANY, Retrained, distinct, reaches
+from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.recipe.stage import Data, Metric, Stage, View
+
+TINY, HELD_OUT, FEWEST = 256, 250, 32  # samples to learn from, to score on, and what is too few of either
+PERMUTATIONS, ENOUGH = 10, 4  # and how many do where they leave no doubt: twice what is needed
+LEARNT = 0.1  # of chance to ceiling: what counts as learnt
+CLOSE = 1.5  # times what is needed: clear by so little is tried on other samples, too
+TINY_STEPS = 120
+LOSS_SAMPLES = 64  # of those learnt from, whose loss is followed
+SECONDS = 60.0  # of this process; a tiny-data run that takes more ends there
+
+
+@dataclass
+class Skill:
+    """The metric on some samples with their own inputs, against the same samples paired with the inputs or classes of others."""
+
+    own: float
+    others: float
+    """Mean over the permutations."""
+    spread: float
+    """Standard deviation over the permutations."""
+    gap: float
+    """How much better `own` is than `others`."""
+    needed: float
+    permuted: str = "each other's inputs"
+
+    @property
+    def clear(self) -> bool:
+        return self.gap > self.needed
+
+    def __str__(self) -> str:
+        return f"{self.own:.3f} ({self.others:.3f} +- {self.spread:.3f} with {self.permuted})"
+
+
+def skill(
+    run: Run, stage: Stage, data: Data, indices: list[int], seed: int, classes: tuple[str, list[int]] | None = None
+) -> Skill:
+    """Does the model answer from the input? Inputs are permuted over the samples, so that what it knows of the targets'
+    distribution alone scores the same on both sides, whatever the metric. With `classes` (target, values) whole classes are
+    permuted instead: what a net that was trained on shuffled labels gets right, it gets right by the class (see shuffled.py)."""
+    metric = stage.gate_evaluator.metric
+    sign = 1 if metric.higher_is_better else -1
+
+    def scored(**permuted: Any) -> float:
+        return run.measure(stage, View(data, indices, **permuted), probe=True)[metric.name]
+
+    def permutation(i: int) -> dict[str, Any]:
+        if classes is None:
+            return {"swap": seeds.permutation(len(indices), seed, "others", i).tolist()}
+        key, values = classes
+        order = seeds.permutation(len(values), seed, "classes", i).tolist()
+        return {"relabel": {key: {v: values[j] for v, j in zip(values, order, strict=True)}}}
+
+    own, others = scored(), []
+    for i in range(PERMUTATIONS):
+        others.append(scored(**permutation(i)))
+        if len(others) < ENOUGH:
+            continue
+        mean, spread = statistics.mean(others), statistics.stdev(others)
+        found = Skill(own, mean, spread, gap=sign * (own - mean), needed=max(3 * spread, LEARNT * _range(metric, mean)),
+                      permuted="classes permuted" if classes else "each other's inputs")  # fmt: skip
+        if agreed(run.accelerator, found.gap > 2 * found.needed):
+            break
+    return found
+
+
+def _range(metric: Metric, chance: float) -> float:
+    """From chance to the ceiling; the measured chance counts where it is better than the declared one."""
+    return abs(metric.ceiling - (chance if metric.better(chance, metric.floor) else metric.floor))
+
+
+def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int, patient: bool = False,
+                  seed: int | None = None) -> dict:  # fmt: skip
+    """The recipe's own `train()`, its draws, rates and schedule, on `n` samples; every `every` steps the held-out metric. In
+    budget it ends when that metric has come a third of the way from measured chance to the ceiling, unless `patient`. `seed`: of
+    the choice of the samples."""
+    started, seed = time.process_time(), proof.cfg.run.seed if seed is None else seed
+    _, stage = proof.look()
+    train, val = stage.data["train"], stage.data["val"]
+    key, only = categorical(train), None
+    if key:  # a thousand classes: sixteen of them, so that each has samples to learn from
+        seen = [int(train.get(i, None)[key]) for i in pick(train, n, seed)]
+        only = sorted(set(seen), key=lambda c: (-seen.count(c), c))[:16]
+    learn, held_out = pick(train, n, seed, only=only), pick(val, HELD_OUT, seed, only=only)
+    if min(len(learn), len(held_out)) < FEWEST:
+        raise Skip(f"{len(learn)} training and {len(held_out)} held-out samples: too few to tell skill from luck")
+    if not proof.deep:
+        _afford(proof, (PERMUTATIONS + 1) * (len(learn) + len(held_out)))
+    found: dict = {
+        "samples": len(learn),
+        "held_out_curve": [],
+        "steps": 0,
+        "at_most": steps,
+        "in_time": True,
+        "losses": [],
+    }
+    third = seeds.permutation(len(held_out), seed, "chance").tolist()
+
+    def carries(stage: Stage, value: float) -> bool:
+        """A third of the way? Chance is what the same model scores with the inputs of other samples, never assumed."""
+        m = stage.gate_evaluator.metric
+        if not reaches(m, value, m.floor + (m.ceiling - m.floor) / 3):
+            return False
+        chance = run.measure(stage, View(val, held_out, swap=third), probe=True)[m.name]
+        return reaches(m, value, chance + (m.ceiling - chance) / 3)
+
+    def loss_of(run: Run, stage: Stage, swap: list[int] | None = None) -> float:
+        """On some of the samples it learns from, read with the same draws each time."""
+        some = View(train, learn, swap=swap)
+        batch = fetch(some, list(range(min(len(learn), LOSS_SAMPLES))), seed, run.device)
+        with evaluating(stage.model):
+            return total_loss(run, stage, batch).item()
+
+    def at(step: int) -> bool:
+        return step in (5, 10) or step % every == 0
+
+    def watch(stage: Stage, step: int) -> bool:
+        found["steps"], ended = step, False
+        if at(step):
+            found["losses"].append(loss_of(run, stage))
+        if step % every == 0:
+            m = stage.gate_evaluator.metric
+            value = run.measure(stage, View(val, held_out), probe=True)[m.name]
+            found["held_out_curve"].append(value)
+            ended = not proof.deep and not patient and carries(stage, value)
+        found["in_time"] = time.process_time() - started <= SECONDS
+        return agreed(proof.accelerator, not proof.deep and (ended or not found["in_time"]))
+
+    run, stage = proof.build(Plan(steps=steps, samples=learn, batch_size=batch, watch=watch))
+    found["losses"].append(loss_of(run, stage))
+    proof.train(proof.cfg, run, stage)
+    classes = distinct(val, held_out)
+    whole = classes if classes and len(classes[1]) >= MANY else None
+    found |= {"train": skill(run, stage, stage.data["train"], learn, seed),
+              "held_out": skill(run, stage, stage.data["val"], held_out, seed, whole),
+              "classes": len(classes[1]) if classes else 0}  # fmt: skip
+    more = held_out if stage.expect.gate_batch_size else pick(val, min(len(val), paths.MOST), seed, only=only)
+    found |= {"behind": paths.behind(run, stage, learn, found["train"].own),
+              "exchanged": paths.taken_for_each_other(run, stage, learn, more)}  # fmt: skip
+
+    def retrain() -> Retrained:
+        """As many steps once more, on permuted inputs."""
+        mixed = seeds.permutation(len(learn), seed, "mixed").tolist()
+        losses: list[float] = []
+        began = time.process_time()
+
+        def late(stage: Stage, step: int) -> bool:
+            if at(step):
+                losses.append(loss_of(run, stage, mixed))
+            return agreed(proof.accelerator, bool(losses) and time.process_time() - began > SECONDS)
+
+        run, stage = proof.build(Plan(steps=found["steps"], samples=learn, batch_size=batch, swap=mixed, watch=late))
+        proof.train(proof.cfg, run, stage)
+        m = stage.gate_evaluator.metric
+        own, others = (run.measure(stage, View(val, held_out, swap=s), probe=True)[m.name] for s in (None, third))
+        return Retrained.of(found["losses"], losses, (own - others) * (1 if m.higher_is_better else -1))
+
+    found["retrain"] = retrain
+    return found
+
+
+def _afford(proof: Proof, samples: int) -> None:
+    """Skip where evaluating so many samples takes longer than the whole gate may (a metric read from generated sequences)."""
+    run, stage = proof.build(Plan(steps=1))
+    few = View(stage.data["val"], range(min(16, len(stage.data["val"]))))
+    started = time.process_time()
+    run.measure(stage, few, probe=True)
+    needed = agreed(proof.accelerator, (time.process_time() - started) / len(few) * samples)
+    if needed > SECONDS:
+        raise Skip(f"evaluating {samples:,} samples takes {needed:.0f} s: `check --deep --only tiny-data` has the time")
+
+
+@gate(
+    "tiny-data",
+    rows="C19",
+    title="a few hundred samples are learnt, and what is learnt carries to unseen ones",
+    reads="data model loss counts evaluate metric probe confusion optimizers state train",
+)
+def tiny_data(proof: Proof) -> Finding:
+    """A short run of `train()` on 256 samples, judged on them and on 250 held-out ones: on both the metric must be clearly better
+    than what a net reaches that was trained on shuffled labels. A pretrained model overfits by design: no distance between the two
+    is judged. What is not clear gets four times as many steps, and what is clear by little other samples. Deep: 250 samples, 30
+    epochs (120 if need be), and a plateau."""
+    probe_run, probe = proof.look()
+    train_set(probe)
+    if probe.expect.gate_batch_size and not proof.deep:
+        raise Skip("a sample is declared dear: `check --deep --only tiny-data` has the time")
+    metric, cfg = probe.gate_evaluator.metric, proof.cfg
+    span = abs(metric.ceiling - metric.floor)
+    if not 0 < span < math.inf:
+        raise Skip(f"the metric has no range: floor {metric.floor:g}, ceiling {metric.ceiling:g}")
+    world = probe_run.world
+    batch = max(min(max(cfg.train.batch_size, 32), TINY), 4 * world)
+
+    def go(times: int, **how: Any) -> dict:
+        if proof.deep:
+            steps = 30 * times * math.ceil(250 / 32)
+            return _train_on_few(proof, n=250, steps=steps, batch=max(32, 4 * world), every=steps // 30, **how)
+        return _train_on_few(proof, n=TINY, steps=times * TINY_STEPS, batch=batch, every=20, **how)
+
+    found, gain, allowed, doubt, wrong = {}, 0.0, math.inf, False, []
+    for times in (1, 4):
+        whole, found = found, go(times, patient=doubt)
+        if proof.deep:
+            gain, allowed = _still_gains(found["held_out_curve"], metric)
+        wrong = [e for e in found["exchanged"] if e.sure]
+        doubt = not wrong and any(e.held_out > paths.DOUBT for e in found["exchanged"])
+        done = found["train"].clear and found["held_out"].clear and gain <= allowed and not doubt
+        if done or wrong or not found["in_time"] or (not proof.deep and found["train"].gap > span / 2 and not doubt):
+            break
+    if not found["in_time"] and not (found["train"].clear and found["held_out"].clear):
+        found = _in_time(found, whole)
+    learnt, carried, again, retrained = found["train"], found["held_out"], None, None
+    if not proof.deep and found["in_time"] and learnt.clear and carried.clear and carried.gap < CLOSE * carried.needed:
+        again = go(times, seed=cfg.run.seed + 1)["held_out"]
+    close = found["classes"] < MANY and (found["classes"] or carried.gap < CLEAR * span)
+    ok = learnt.clear and carried.clear and gain <= allowed and (again is None or again.clear)
+    if not ok or close:
+        retrained = found["retrain"]()
+        lucky = carried.gap <= max(carried.needed, 2 * abs(retrained.gap))
+        ok = ok and not (lucky if not found["classes"] else close and not retrained.belongs)
+    measured = f"{metric.name} after {found['steps']} steps on {found['samples']} samples: {learnt}; on held-out ones: {carried}"
+    measured += f"; on other samples: {again}" if again else ""
+    measured += f"; {retrained}" if retrained else ""
+    needed = f"both better by more than {learnt.needed:.3f} and {carried.needed:.3f} (3 sd, {LEARNT:.0%} of chance to ceiling)"
+    needed += f"; a mean loss lower by {FASTER * abs(retrained.first):.2g} than on permuted inputs" if retrained else ""
+    if proof.deep:
+        late = f"last third of {30 * times} epochs: {'a plateau' if gain <= allowed else 'still better'} ({gain:+.3f})"
+        measured += f"; {late} at {carried.own:.3f}"
+        needed += f"; a plateau: no gain above {allowed:.3f} within the last third"
+    kept = {k: v for k, v in found.items() if k not in ("retrain", "losses")}
+    remedy = _why_not_learnt(learnt, carried, retrained)
+    if found["behind"]:
+        measured = f"{found['behind']}; {measured}"
+        remedy = f"the evaluation path reads samples otherwise than the training path: channels, scale, crop, size, ids\n{remedy}"
+    if wrong:
+        names = paths.names_of(probe, 1 + max(c for e in wrong for c in e.classes))
+        measured = "; ".join([*(e.words(names) for e in wrong), measured])
+        remedy = f"{paths.REMEDY}\n{remedy}"
+    return Finding(
+        ok and not found["behind"] and not wrong, measured, needed, remedy,
+        evidence={**kept, "exchanged": [asdict(e) for e in found["exchanged"]], "train": asdict(learnt),
+                  "held_out": asdict(carried), "again": again and asdict(again), "retrained": retrained and asdict(retrained)},
+        batch=fetch(probe.data["val"], pick(probe.data["val"], 16, cfg.run.seed), None, probe_run.device),
+    )  # fmt: skip
+
+
+def _in_time(found: dict, whole: dict) -> dict:
+    """What is judged where the time was over before anything was clear: the run that ended, if there is one. One that was cut
+    short, or whose loss was still falling, proves nothing."""
+    judged = found if found["steps"] >= found["at_most"] else whole
+    losses = judged.get("losses", [])
+    quarter = max(1, len(losses) // 4)
+    falls = bool(losses) and statistics.mean(losses[-quarter:]) < 0.95 * statistics.mean(losses[:quarter])
+    if not judged or (falls and not judged["train"].clear):
+        raise Skip(
+            f"nothing to see after {found['steps']} steps in {SECONDS:.0f} s: `check --deep --only tiny-data` has the time"
+        )
+    return judged
+
+
+def _why_not_learnt(learnt: Skill, carried: Skill, retrained: Retrained | None) -> str:
+    """Likely causes, the one first that the second training speaks for: right labels are learnt faster than shuffled ones."""
+    shuffled = (
+        "labels shuffled before the split, or read in another order than their inputs: they do not belong together\n"
+    )
+    val = "val is read differently: another order of classes, other labels, scale or transform"
+    if retrained and not retrained.belongs:
+        return (f"{shuffled.strip()} (permuted inputs are learnt as fast: {retrained})\nthe rate is far off, or the schedule of a "
+                "short run never leaves its warm-up\nthe augmentation leaves nothing of the input\n" + val)  # fmt: skip
+    if learnt.clear and not carried.clear:
+        return (f"the labels belong to their inputs (permuted ones are learnt more slowly: {retrained}), but what is learnt "
+                f"does not carry to unseen samples (an absurd generalisation gap): {val}\n"
+                "too few samples to learn this from scratch: more data or augmentation, a smaller or pretrained model")  # fmt: skip
+    if not learnt.clear:
+        return "the rate is far off, or the schedule of a short run never leaves its warm-up\n" + shuffled + (
+            "the augmentation leaves nothing of the input")  # fmt: skip
+    return "more epochs are needed than the schedule gives, or the rate is too low"
+
+
+def _still_gains(curve: list[float], metric: Metric) -> tuple[float, float]:
+    """(how much better the second half of the last third of the evaluations is than its first half, what a plateau allows: noise,
+    or a tenth of all that was learnt; a straight climb gives a sixth). Noise is taken from differences of neighbours, which a
+    trend hardly changes."""
+    last = curve[-(len(curve) // 3) :]
+    half = len(last) // 2
+    late = statistics.mean(last[-half:])
+    gain = late - statistics.mean(last[:half])
+    noise = statistics.pstdev(b - a for a, b in pairwise(last)) / math.sqrt(2)
+    allowed = max(3 * noise * math.sqrt(2 / half), 0.1 * abs(late - metric.floor))
+    return gain if metric.higher_is_better else -gain, allowed

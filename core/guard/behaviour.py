@@ -1,0 +1,296 @@
+"""Judges of what changes over time: the schedule's pace, freezing, modes, the model that is evaluated, kept weights."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from trainworthy.core.guard.invariants import finding, listed, moved_now, names, skip, stepped, tops
+from trainworthy.core.guard.observer import Observer
+from trainworthy.core.guard.records import DROPS, NORMS
+
+
+def schedule(seen: Observer) -> dict:
+    """Pace of every scheduler, foreseen to the end of the first epoch by stepping it on."""
+    if not seen.schedulers:
+        return skip("schedule", "no scheduler of torch.optim")
+    train = [p for p in seen.passes if p.training]
+    length = max((p.length or 0 for p in train[:1]), default=0)
+    several = len(train) > 1
+    told = []
+    for one in seen.schedulers:
+        kind = type(one.it).__name__
+        per_batch = len(one.at) >= 3 and train and len(one.at) >= 0.5 * seen.steps
+        if not one.at and several and len(train) > 2 and id(one.optimizer) in seen.groups:
+            return finding(
+                "schedule", f"{kind} was never stepped in {len(train) - 1} epochs", "scheduler.step() is missing"
+            )
+        mine = next((g for g in stepped(seen) if g.ref() is one.optimizer or g.ref() is inner(one.optimizer)), None)
+        if mine is not None and mine.steps >= 8 and len(one.at) >= 1.8 * mine.steps:
+            return finding(
+                "schedule",
+                f"{kind} is stepped {len(one.at) / mine.steps:.1f} times per optimiser step",
+                "scheduler.step() is called for every micro-batch or process: it ends that much before the training",
+            )
+        total = getattr(one.it, "total_steps", None) or getattr(one.it, "T_max", None)
+        if not per_batch:
+            told.append(f"{kind}: {len(one.at)} steps in {seen.steps} updates")
+            slow = several and length >= 20 and len(one.at) in (len(train), len(train) - 1)
+            if slow and isinstance(total, int) and total >= 2 * length and total % length == 0:
+                return finding(
+                    "schedule",
+                    f"{kind} of {total} steps is stepped once an epoch of {length} updates",
+                    "it was made for one step per batch",
+                )
+            continue
+        rates = mine.rates if mine is not None else []
+        updates = train[0].steps if not train[0].was_cut else round(length * train[0].steps / max(1, train[0].got))
+        if several and updates and seen.control is not None:
+            rates = rates + foresee(one, int(1.5 * updates) - len(rates), len(one.at) / max(1, seen.steps))
+        peak, after = max(rates[:updates], default=0.0), rates[updates - 1 : int(1.5 * updates)]
+        if several and peak > 0 and after and max(after) < 0.1 * peak:
+            return finding(
+                "schedule",
+                f"{kind} is stepped at every batch: its rate falls from {peak:.3g} to {after[0]:.3g} "
+                f"within the first epoch of {length} batches, and more epochs follow",
+                "scheduler.step() belongs after the loop over batches, or its lengths must be counted in batches",
+            )
+        told.append(
+            f"{kind}: one step per update, rate {after[0] if after else rates[-1] if rates else 0:.3g} after an epoch"
+        )
+    return finding("schedule", "; ".join(told))
+
+
+def inner(optimizer: Any) -> Any:
+    """The torch optimiser in a library's wrapper (Accelerate's)."""
+    return getattr(optimizer, "optimizer", None)
+
+
+def foresee(one: Any, steps: int, pace: float) -> list[float]:
+    """Rates of the next `steps` optimiser steps, `pace` scheduler steps each. The script has ended: nothing is put back."""
+    import warnings
+
+    it, optimizer, done = one.it, one.optimizer, 0.0
+    if steps <= 0 or optimizer is None or type(it).__name__ == "ReduceLROnPlateau":
+        return []
+    rates = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(min(steps, 20_000)):
+            done += pace
+            try:
+                while done >= 1:
+                    it.step()
+                    done -= 1
+            except ValueError:  # its total is reached
+                break
+            rates.append(max(float(g["lr"]) for g in optimizer.param_groups))
+    return rates
+
+
+def frozen(seen: Observer) -> dict:
+    """Both directions of freezing, and ways to freeze that do nothing."""
+    modules = tops()
+    called, wrong, causes = names(modules), [], []
+    for m in modules:
+        for name, sub in m.named_modules():
+            off = vars(sub).get("requires_grad") is False
+            if off and any(p.requires_grad for p in sub.parameters()):
+                wrong.append(
+                    f"requires_grad = False was set on the module {name or type(sub).__name__}: its parameters train"
+                )
+                causes.append("a module has no such attribute: module.requires_grad_(False)")
+        for name, p in m.named_parameters():
+            odd = [
+                k
+                for k in vars(p)
+                if k.replace("_", "") in ("requiregrad", "requiresgrad", "requiresgradient", "requiregradient")
+            ]
+            if odd:
+                wrong.append(f"{name} has an attribute {odd[0]}, which freezes nothing")
+                causes.append("p.requires_grad = False, or p.requires_grad_(False)")
+                break
+    groups = stepped(seen)
+    thawed = [
+        called.get(id(p), "?")
+        for g in groups
+        for p in g.parameters
+        if id(p) in g.frozen and id(p) in g.received and moved_now(seen, p)
+    ]
+    if thawed:
+        wrong.append(f"{len(thawed)} tensors were frozen when the optimiser was built, and train: {listed(thawed)}")
+        causes.append(
+            "something sets requires_grad back to True (a model's own train() or init), or freezing comes too late"
+        )
+    moved = [called.get(i, "?") for g in groups for i in g.frozen_moved]
+    if moved:
+        wrong.append(f"{len(moved)} frozen tensors moved at step(): {listed(moved)}")
+        causes.append("they hold an old gradient or momentum: leave frozen parameters out of the optimiser")
+    count = sum(not p.requires_grad for m in modules for p in m.parameters())
+    if not wrong and not count:
+        return skip("frozen", "nothing is frozen")
+    return finding("frozen", "; ".join(wrong) or f"{count} frozen tensors stay as they are", "\n".join(causes))
+
+
+def evaluations(seen: Observer) -> list[tuple[str, list[tuple[int, bool, int, int]]]]:
+    """Model calls of each evaluation: of passes without a gradient, and of gaps with more calls than usual."""
+    found = []
+    for i, p in enumerate(seen.passes):
+        if p.modes and not p.backwards and p.started and not p.refreshing:
+            found.append((f"pass {i + 1}", p.modes))
+    if not found:
+        usual = sorted(len(g) for g in seen.gaps)[len(seen.gaps) // 2]
+        found = [(f"after step {i}", g) for i, g in enumerate(seen.gaps) if i and len(g) >= usual + 2]
+    return found
+
+
+def modes(seen: Observer) -> dict:
+    """Train and eval mode where they belong; judged where it makes a difference."""
+    wrong, causes = [], []
+    evals = evaluations(seen)
+    for name, calls in evals:
+        dropped = [c for c in calls if c[2]]
+        normed = [c for c in calls if c[3]]
+        if len(dropped) > 0.5 * len(calls):
+            in_train = sum(c[1] for c in dropped)
+            wrong.append(
+                f"dropout is alive in the evaluation ({name}), model in {'train' if in_train else 'eval'} mode"
+            )
+            causes.append(
+                "model.eval() is missing before the evaluation"
+                if in_train
+                else "F.dropout without training=self.training, or attention's dropout_p without it"
+            )
+        elif len(normed) > 0.5 * len(calls):
+            wrong.append(f"batch norm uses and updates batch statistics in the evaluation ({name})")
+            causes.append("model.eval() is missing before the evaluation")
+        if wrong:
+            break
+    before = {i for s, i, mode in seen.grad_modes if mode and s < 3}
+    first_eval = min((p.started for p in seen.passes if p.modes and not p.backwards and p.started), default=None)
+    if first_eval is None:
+        first_eval = next((i for i, g in enumerate(seen.gaps) if i and evals and len(g) > 1), None)
+    late = [(i, mode) for s, i, mode in seen.grad_modes if first_eval is not None and s > first_eval and i in before]
+    off = [i for i, mode in late if not mode and matters(seen.roots[i])]
+    if late and len(off) > 0.9 * len(late):
+        wrong.append("after the first evaluation the model trains on in eval mode")
+        causes.append("model.train() is missing at the start of the epoch, or eval() is not undone")
+    early = {i for i, mode, _, _ in seen.gaps[0] if not mode}
+    never = [i for i in early if not before and all(not mode for _, j, mode in seen.grad_modes if j == i)]
+    if any(drops(seen.roots[i]) and sum(j == i for _, j, _ in seen.grad_modes) > 3 for i in never):
+        wrong.append("after an evaluation before the first step the model trains in eval mode")
+        causes.append("model.train() is missing after it")
+    if wrong:
+        return finding("modes", "; ".join(wrong), "\n".join(causes))
+    if not evals:
+        return skip("modes", "no evaluation was seen")
+    if not any(matters(m) for m in seen.roots.values()):
+        return finding("modes", "no dropout and no batch norm: the mode makes no difference")
+    return finding("modes", "train mode while training, eval mode in evaluation")
+
+
+def drops(module: nn.Module) -> bool:
+    """Has it dropout?"""
+    return any((isinstance(m, DROPS) and m.p > 0) for m in module.modules())
+
+
+def matters(module: nn.Module) -> bool:
+    """Does its mode make a difference?"""
+    return any(
+        (isinstance(m, DROPS) and m.p > 0) or (isinstance(m, NORMS) and m.track_running_stats) for m in module.modules()
+    )
+
+
+def evaluated(seen: Observer) -> dict:
+    """The evaluated model moved since training began, its running statistics too; its inputs have the scale of training's."""
+    trained = {i for _, i, _ in seen.grad_modes}
+    rows = {c[0] for _, calls in evaluations(seen) for c in calls}
+    if not rows:
+        return skip("evaluated", "no evaluation with a model call was seen")
+    learner = [seen.roots[i] for i in trained if any(p.requires_grad for p in seen.roots[i].parameters())]
+    for i in rows - trained:
+        other = seen.roots[i]
+        shape = [tuple(p.shape) for p in other.parameters()]
+        twin = next((m for m in learner if [tuple(p.shape) for p in m.parameters()] == shape), None)
+        if twin is None or {id(p) for p in other.parameters()} & {id(p) for p in twin.parameters()}:
+            continue
+        kept = [seen.snap[id(p)] for p in other.parameters() if id(p) in seen.snap]
+        steps = max((g.steps for g in stepped(seen)), default=0)
+        if (
+            kept
+            and steps >= 8
+            and not any(moved_now(seen, p) for p, _ in kept)
+            and any(moved_now(seen, p) for p in twin.parameters())
+        ):
+            return finding(
+                "evaluated",
+                "the evaluated model is a copy that has not moved since training began",
+                "an average (EMA) that is never updated, or an evaluation of another object than the trained one",
+            )
+        bare = [
+            m
+            for m in other.modules()
+            if isinstance(m, NORMS) and m.track_running_stats and not int(m.num_batches_tracked)
+        ]
+        full = [
+            m
+            for m in twin.modules()
+            if isinstance(m, NORMS) and m.track_running_stats and int(m.num_batches_tracked) > 3
+        ]
+        if bare and full and not any(m.training for m in bare):
+            return finding(
+                "evaluated",
+                "the evaluated average holds batch norm's initial statistics, the trained model does not",
+                "the average (EMA) copies parameters and forgets buffers",
+            )
+    return scales(seen, rows & trained)
+
+
+def scales(seen: Observer, both: set[int]) -> dict:
+    """Mean and standard deviation of a model's inputs in training and in evaluation."""
+    for i in both:
+        a, b = ([(m, s) for k, _, m, s in seen.inputs[kind] if k == i and s == s] for kind in ("train", "eval"))
+        pictures = any(dim == 4 for k, dim, _, _ in seen.inputs["train"] if k == i)
+        if len(a) < 3 or not b:
+            continue
+        mean_a, std_a, mean_b, std_b = (sum(x[j] for x in rows) / len(rows) for rows in (a, b) for j in (0, 1))
+        spread = max(std_a, std_b)
+        told = (
+            f"inputs: mean {mean_a:.3g}, std {std_a:.3g} in training; mean {mean_b:.3g}, std {std_b:.3g} in evaluation"
+        )
+        ratio = 1.9 if pictures else 3.0  # pictures of one kind have one scale; a series may drift
+        if spread > ratio * min(std_a, std_b) or abs(mean_a - mean_b) > 2 * spread:
+            return finding(
+                "evaluated", told, "training and validation are normalised differently, or one is normalised twice"
+            )
+        return finding("evaluated", f"the trained model; {told}")
+    return finding("evaluated", "the trained model is evaluated")
+
+
+def state(seen: Observer) -> dict:
+    """state_dicts that are kept while training goes on and share the weights' memory; loads that load nothing."""
+    if seen.self_loads:
+        return finding(
+            "state",
+            "load_state_dict() got the model's own tensors: nothing was brought back",
+            "the best weights were kept as a reference: copy.deepcopy(model.state_dict())",
+        )
+    for ref, owner, step in seen.held:
+        kept, module = ref(), owner()
+        if kept is None or module is None or id(kept) in seen.saved or seen.steps - step < 3 or not kept:
+            continue
+        own = {v.data_ptr() for v in module.state_dict(keep_vars=True).values() if isinstance(v, torch.Tensor)}
+        if all(v.data_ptr() in own for v in kept.values() if isinstance(v, torch.Tensor) and v.numel()):
+            return finding(
+                "state",
+                f"a state_dict taken after step {step} is still held and changes with the weights",
+                "it is a reference, not a copy: copy.deepcopy(model.state_dict())",
+            )
+    if seen.partial_loads:
+        return finding(
+            "state",
+            f"load_state_dict(strict=False) loaded none of the parameters ({seen.partial_loads[0]})",
+            "a prefix of the names differs (module., model., encoder.)",
+        )
+    if not seen.held and not seen.loaded:
+        return skip("state", "no state_dict was taken or loaded")
+    return finding("state", "no state_dict is kept by reference")

@@ -1,0 +1,181 @@
+"""How a rehearsal is steered: which batches the script gets, when a pass over a loader ends early, when it has seen enough."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from trainworthy.core.guard.observer import Observer
+from trainworthy.core.guard.records import Pass
+
+EIGHT = 8
+
+
+@dataclass
+class Plan:
+    """One rehearsal."""
+
+    name: str = "watch"
+    """`watch`: the script's own data; `eight`: the same eight samples in every batch; `others`: these eight, each time with each
+    other's inputs; `blank`: these eight with inputs of zero."""
+    steps: int = 40
+    """Optimiser steps after which a training pass is cut (not before `seconds`)."""
+    seconds: float = 6.0
+    most: int = 400
+    eval_batches: int = 60
+    limit: float = 60.0
+    """Seconds from the first optimiser step on after which the rehearsal ends by itself."""
+    evaluate: bool = True
+    seed: int | None = None
+    target: int | None = None
+    """Which entry of a batch is the target (its place among the tensors); None: the only row of class numbers."""
+
+
+class Control:
+    """Decides for one plan. `stop` never returns: it writes the record and leaves the process."""
+
+    def __init__(self, plan: Plan, stop: Callable[[str], None]):
+        self.plan, self.stop = plan, stop
+        self.started = self.first = time.monotonic()
+        self.phase = "train"
+        self.kept: dict[int, Any] = {}
+        self.rng = np.random.default_rng(0)
+        self.after = 0
+        self.closed = ""
+        self.changed = 0
+
+    # --- length
+
+    def enough(self, seen: Observer) -> bool:
+        """Is the training part of this rehearsal done?"""
+        units = seen.steps or seen.backwards
+        lasted = time.monotonic() - self.first
+        return (
+            units >= self.plan.most or (units >= self.plan.steps and lasted >= self.plan.seconds) or bool(self.closed)
+        )
+
+    def cut(self, one: Pass, seen: Observer) -> bool:
+        if one.training:
+            # every loader that feeds the same loop ends with it; the second epoch shows its order and mode, no more
+            return self.enough(seen) and (one.steps >= 4 or one.got >= 12)
+        if one.calls and seen.steps and one.got >= self.plan.eval_batches and not one.refreshing:
+            return one.no_grad_calls > 0 or not self._training_soon(one)
+        return False
+
+    def _training_soon(self, one: Pass) -> bool:
+        """Calls with a gradient and no evaluation mode: an accumulation window that has not ended."""
+        return any(mode for _, mode, _, _ in one.modes)
+
+    def tick(self, seen: Observer) -> None:
+        """At every model call: is it over?"""
+        if seen.steps and time.monotonic() - self.first > self.plan.limit:
+            self.stop("its time is over")
+
+    def backward(self, seen: Observer) -> None:
+        if seen.backwards == 1:
+            self.first = time.monotonic()
+        if not seen.groups and seen.backwards >= self.plan.steps + 4:
+            self.stop("there is no optimiser")
+        self._closed(seen)
+
+    def _closed(self, seen: Observer) -> None:
+        """On eight samples: has the loop memorised them?"""
+        if self.plan.name != "eight" or len(seen.losses) < 12:
+            return
+        recent = [abs(x) for x in seen.losses[-4:]]
+        if max(recent) < 0.05 * max(abs(x) for x in seen.losses[:3]):
+            self.closed = "closed"
+
+    def step(self, seen: Observer) -> None:
+        if not self.enough(seen):
+            return
+        if not self.plan.evaluate:
+            self.stop("enough")
+        passes = [p for p in seen.passes if p.training]
+        evaluated = self.evaluations(seen)
+        if passes and any(p.started >= passes[0].started + passes[0].steps for p in passes[1:]):
+            self.after += 1
+        if evaluated and self.after >= 6:
+            self.stop("enough")
+        if self.after >= 60:
+            self.stop("no evaluation in two epochs")
+        if evaluated and seen.steps - evaluated[0] >= 6 and (not passes or not passes[0].was_cut):
+            self.stop("enough")
+        if time.monotonic() - self.first > self.plan.seconds + 8:
+            self.stop("no evaluation yet")
+
+    def evaluations(self, seen: Observer) -> list[int]:
+        """Optimiser steps before each evaluation: a pass without a gradient, or several model calls without one between steps."""
+        found = [p.started for p in seen.passes if p.calls and not p.backwards and p.started and p.ended]
+        usual = sorted(len(g) for g in seen.gaps)[len(seen.gaps) // 2]
+        found += [i for i, g in enumerate(seen.gaps) if i and len(g) >= usual + 2]
+        return sorted(found)
+
+    # --- data
+
+    def batch(self, one: Pass, batch: Any, seen: Observer) -> Any:
+        if self.plan.name == "watch":
+            return batch
+        return self.intervene(id(one.loader), batch)
+
+    def intervene(self, source: int, batch: Any) -> Any:
+        """The batch this plan gives in place of `batch`."""
+        if self.plan.name == "watch":
+            return batch
+        first = self.kept.setdefault("train", batch)
+        if signature(first) != signature(batch):  # a loader of other things
+            first = self.kept.setdefault(source, batch)
+        out = same_eight(first, size_of(batch))
+        if self.plan.name in ("others", "blank"):
+            out = self._inputs(out)
+        return out
+
+    def _inputs(self, batch: Any) -> Any:
+        leaves, spec = tree_flatten(batch)
+        target = target_of(batch, leaves, self.plan.target)
+        n = size_of(batch)
+        if target is None or n < 2:
+            return batch
+        order = torch.from_numpy(self.rng.permutation(min(EIGHT, n)))
+        where = order[torch.arange(n) % len(order)]
+        for i, x in enumerate(leaves):
+            if i != target and isinstance(x, Tensor) and x.dim() and len(x) == n:
+                self.changed += 1
+                leaves[i] = torch.zeros_like(x) if self.plan.name == "blank" else x[where.to(x.device)]
+        return tree_unflatten(leaves, spec)
+
+
+def signature(batch: Any) -> tuple:
+    """Structure, kinds and shapes of a batch, whatever its size."""
+    leaves, spec = tree_flatten(batch)
+    return str(spec), tuple((x.dtype, tuple(x.shape[1:])) if isinstance(x, Tensor) else type(x) for x in leaves)
+
+
+def size_of(batch: Any) -> int:
+    """How many samples a batch holds: the first length of most of its tensors."""
+    lengths = [len(x) for x in tree_flatten(batch)[0] if isinstance(x, Tensor) and x.dim()]
+    return max(set(lengths), key=lengths.count) if lengths else 0
+
+
+def same_eight(batch: Any, size: int) -> Any:
+    """The first eight samples of `batch`, repeated until there are `size`."""
+    leaves, spec = tree_flatten(batch)
+    n = size_of(batch)
+    for i, x in enumerate(leaves):
+        if isinstance(x, Tensor) and x.dim() and len(x) == n:
+            leaves[i] = x[torch.arange(size, device=x.device) % min(EIGHT, n)]
+        elif isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] == n:  # time first
+            leaves[i] = x[:, torch.arange(size, device=x.device) % min(EIGHT, n)]
+    return tree_unflatten(leaves, spec)
+
+
+def target_of(batch: Any, leaves: list, told: int | None) -> int | None:
+    """Place of the target among a batch's tensors: where the loss got it from, else the only row of class numbers."""
+    if told is not None:
+        return told
+    found = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 1]
+    return found[0] if len(found) == 1 else None

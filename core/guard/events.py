@@ -1,0 +1,308 @@
+"""Hooks into torch below a training script: what it does reaches an observer as calls.
+
+Nothing of the script is changed. Patched are the places every loop goes through, whatever library drives it:
+`DataLoader.__iter__`, `nn.Module.__call__`, `torch.autograd.backward`, `Optimizer`, gradient clipping, `GradScaler`, the
+schedulers, the loss and dropout functions, `state_dict` and its way back. Patch before the script is imported:
+`from torch.nn.functional import cross_entropy` must find the patched function.
+"""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch.optim.lr_scheduler as schedulers
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
+from torch.utils.data import dataloader as loading
+
+LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "kl_div")
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+
+_undo: list[Callable[[], None]] = []
+_depth = threading.local()
+
+
+def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None:
+    """Put `make(original)` in place of `owner.name`, until `remove`."""
+    own = name in vars(owner)
+    original = getattr(owner, name)
+    wrapped = make(original)
+    functools.update_wrapper(wrapped, original)
+    setattr(owner, name, wrapped)
+    _undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
+
+
+def remove() -> None:
+    """Take every patch back."""
+    while _undo:
+        _undo.pop()()
+
+
+def install(seen: Any, *, losses: bool = True) -> None:
+    """Report everything to `seen`, an object with the methods of `Observer`. `losses`: also the loss and dropout functions."""
+    _data(seen)
+    _modules(seen)
+    _gradients(seen)
+    _optimizers(seen)
+    _schedules(seen)
+    if losses:
+        _functions(seen)
+        _states(seen)
+
+
+def _data(seen: Any) -> None:
+    def iterate(original: Callable) -> Callable:
+        def __iter__(self: DataLoader) -> Any:
+            return Batches(self, original(self), seen)
+
+        return __iter__
+
+    def index(original: Callable) -> Callable:
+        def _next_index(self: Any) -> Any:
+            found = original(self)
+            seen.index(self, found)
+            return found
+
+        return _next_index
+
+    replace(DataLoader, "__iter__", iterate)
+    replace(loading._BaseDataLoaderIter, "_next_index", index)
+
+
+class Batches:
+    """An iterator of a DataLoader whose batches pass through the observer."""
+
+    def __init__(self, loader: DataLoader, source: Any, seen: Any):
+        self._source, self._seen = source, seen
+        self._pass = seen.new_pass(loader, source)
+
+    def __iter__(self) -> "Batches":
+        return self
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_source"], name)
+
+    def __next__(self) -> Any:
+        if self._seen.cut(self._pass):
+            raise StopIteration
+        try:
+            batch = next(self._source)
+        except StopIteration:
+            self._seen.exhausted(self._pass)
+            raise
+        return self._seen.batch(self._pass, batch)
+
+
+def _modules(seen: Any) -> None:
+    def call(original: Callable) -> Callable:
+        def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if getattr(_depth, "inside", False) or seen.busy:
+                return original(self, *args, **kwargs)
+            _depth.inside = True
+            try:
+                token = seen.before_root(self, args, kwargs)
+                out = original(self, *args, **kwargs)
+            finally:
+                _depth.inside = False
+            seen.root(self, args, kwargs, out, token)
+            return out
+
+        return __call__
+
+    replace(nn.Module, "__call__", call)
+
+
+def _gradients(seen: Any) -> None:
+    def backward(original: Callable) -> Callable:
+        def run(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if seen.busy:
+                return original(tensors, *args, **kwargs)
+            seen.before_backward(tensors)
+            out = original(tensors, *args, **kwargs)
+            seen.backward()
+            return out
+
+        return run
+
+    def clip(original: Callable) -> Callable:
+        def run(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+            limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
+            seen.clip(parameters, limit)
+            return original(parameters, *args, **kwargs)
+
+        return run
+
+    replace(torch.autograd, "backward", backward)
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        replace(nn.utils, name, clip)
+        replace(nn.utils.clip_grad, name, lambda _, name=name: getattr(nn.utils, name))
+
+
+def _optimizers(seen: Any) -> None:
+    def made(original: Callable) -> Callable:
+        def __init__(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            seen.optimizer(self)
+
+        return __init__
+
+    def scaler_step(original: Callable) -> Callable:
+        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.scaler_step(self, optimizer)
+            return original(self, optimizer, *args, **kwargs)
+
+        return step
+
+    def unscale(original: Callable) -> Callable:
+        def unscale_(self: Any, optimizer: Any) -> Any:
+            out = original(self, optimizer)
+            seen.unscale(optimizer)
+            return out
+
+        return unscale_
+
+    def scale(original: Callable) -> Callable:
+        def run(self: Any, outputs: Any) -> Any:
+            out = original(self, outputs)
+            if self.is_enabled():
+                seen.scaled(float(self.get_scale()))
+            return out
+
+        return run
+
+    replace(torch.optim.Optimizer, "__init__", made)
+    hooks = [
+        register_optimizer_step_pre_hook(lambda o, a, k: seen.before_step(o, (*a, None)[1] or k.get("closure"))),
+        register_optimizer_step_post_hook(lambda o, a, k: seen.step(o)),
+    ]
+    _undo.extend(h.remove for h in hooks)
+    scaler = torch.amp.GradScaler
+    replace(scaler, "step", scaler_step)
+    replace(scaler, "unscale_", unscale)
+    replace(scaler, "scale", scale)
+
+
+def _schedules(seen: Any) -> None:
+    def step(original: Callable) -> Callable:
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            inside, seen.scheduling = seen.scheduling, True
+            try:
+                out = original(self, *args, **kwargs)
+            finally:
+                seen.scheduling = inside
+            if not inside:
+                seen.schedule(self)
+            return out
+
+        return run
+
+    def made(original: Callable) -> Callable:
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            inside, seen.scheduling = seen.scheduling, True
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                seen.scheduling = inside
+                if not inside:
+                    seen.scheduler(self)
+
+        return run
+
+    for cls in {c for c in vars(schedulers).values() if isinstance(c, type) and issubclass(c, schedulers.LRScheduler)}:
+        if "step" in vars(cls):
+            replace(cls, "step", step)
+        if "__init__" in vars(cls):
+            replace(cls, "__init__", made)
+
+
+def _functions(seen: Any) -> None:
+    def loss(original: Callable, name: str) -> Callable:
+        def run(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            out = original(input, target, *args, **kwargs)
+            if not seen.busy:
+                seen.loss(name, input, target, out, kwargs)
+            return out
+
+        return run
+
+    def dropout(original: Callable) -> Callable:
+        def run(input: Any, p: float = 0.5, training: bool = True, *args: Any, **kwargs: Any) -> Any:
+            if training and p:
+                seen.drops += 1
+            return original(input, p, training, *args, **kwargs)
+
+        return run
+
+    def attention(original: Callable) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0):
+                seen.drops += 1
+            return original(*args, **kwargs)
+
+        return run
+
+    def difference(original: Callable) -> Callable:
+        def run(self: torch.Tensor, other: Any) -> Any:
+            if isinstance(other, torch.Tensor) and self.dim() + other.dim() == 3:
+                seen.difference(self, other)
+            return original(self, other)
+
+        return run
+
+    for name in ("__sub__", "__rsub__"):
+        replace(torch.Tensor, name, difference)
+    for name in LOSSES:
+        replace(F, name, functools.partial(loss, name=name))
+    for name in DROPOUTS:
+        replace(F, name, dropout)
+    replace(F, "scaled_dot_product_attention", attention)
+
+
+def _states(seen: Any) -> None:
+    def state(original: Callable) -> Callable:
+        def state_dict(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            out = original(self, *args, **kwargs)
+            if not args and "destination" not in kwargs:
+                seen.state(self, out)
+            return out
+
+        return state_dict
+
+    def load(original: Callable) -> Callable:
+        def load_state_dict(self: nn.Module, state: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.before_load(self, state)
+            out = original(self, state, *args, **kwargs)
+            seen.load(self, state, out)
+            return out
+
+        return load_state_dict
+
+    def save(original: Callable) -> Callable:
+        def run(obj: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.save(obj)
+            return original(obj, *args, **kwargs)
+
+        return run
+
+    def update_bn(original: Callable) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            seen.refreshing = True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                seen.refreshing = False
+
+        return run
+
+    replace(nn.Module, "state_dict", state)
+    replace(nn.Module, "load_state_dict", load)
+    replace(torch, "save", save)
+    replace(torch.optim.swa_utils, "update_bn", update_bn)

@@ -1,0 +1,174 @@
+"""Judges of losses and targets, and the facts of a run that `interventions` compares."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from trainworthy.core.guard.invariants import finding, skip
+from trainworthy.core.guard.observer import Observer
+
+SHIFTS = {
+    0: (
+        "every target is the token that the model sees at the same place",
+        "the shift by one is missing: it copies its input",
+    ),
+    2: ("targets run two tokens ahead of the input", "labels are shifted by hand and again inside the loss"),
+    3: ("targets run three tokens ahead of the input", "labels are shifted several times"),
+    -1: ("every target is the token before", "the shift has the wrong direction"),
+    99: (
+        "the last token of each row is trained on the first of the next row",
+        "the batch is flattened before the shift",
+    ),
+}
+
+
+def targets(seen: Observer) -> dict:
+    """Class targets: constant, ignored, shifted; batches of one class each; predictions paired with every target."""
+    if len(seen.pairs) >= 3:
+        return finding(
+            "targets", seen.pairs[0], "a squeeze() or unsqueeze() is missing: every prediction meets every target"
+        )
+    rows = [r for r in seen.calls if r.get("n")]
+    if not rows:
+        binary = [r for r in seen.calls if "low" in r]
+        if not binary:
+            return skip("targets", "no loss with class targets was seen")
+        low, high = min(r["low"] for r in binary), max(r["high"] for r in binary)
+        if low < 0 or high > 1:
+            return finding(
+                "targets", f"binary targets range from {low:g} to {high:g}", "targets of binary losses are in 0..1"
+            )
+        return finding("targets", f"binary targets from {low:g} to {high:g}")
+    scored, count = sum(r["scored"] for r in rows), sum(r["n"] for r in rows)
+    empty = sum(r["scored"] == 0 for r in rows)
+    if empty > 0.3 * len(rows):
+        return finding(
+            "targets",
+            f"in {empty} of {len(rows)} calls of the loss every target is ignored",
+            "truncation or masking removes all labels",
+        )
+    found = Counter(tuple(s) for r in rows if (s := r.get("shift")) is not None)
+    if found:
+        shift, times = found.most_common(1)[0]
+        if shift and 1 not in shift and times > 0.8 * sum(found.values()):
+            what, cause = SHIFTS[shift[0]]
+            return finding("targets", what, cause)
+    distinct = set().union(*(r["distinct"] for r in rows))
+    classes = max(r["classes"] for r in rows)
+    if len(distinct) == 1 and scored >= 64 and len(rows) >= 4:
+        return finding(
+            "targets",
+            f"all {scored:,} targets are class {next(iter(distinct))} of {classes}",
+            "labels are lost on the way (a folder read wrong, an index on the wrong axis), or one token is scored alone",
+        )
+    sizes = [r["scored"] for r in rows]
+    few = max(1, 0.25 * len(distinct)) if len(distinct) < 40 else 1
+    alone = sum(len(r["distinct"]) <= few for r in rows)
+    sorted_by = alone > 0.8 * len(rows) and len(rows) >= 6 and majority(rows) < 0.5
+    if len(distinct) >= 4 and sorted(sizes)[len(sizes) // 2] >= 8 and sorted_by:
+        return finding(
+            "targets",
+            f"{alone} of {len(rows)} batches hold at most {int(few)} of {len(distinct)} classes",
+            "the data are sorted by class and not shuffled (shuffle=True)",
+        )
+    return finding("targets", f"{scored:,} of {count:,} targets scored, {len(distinct)} of {classes} classes seen")
+
+
+def loss_input(seen: Observer) -> dict:
+    """Probabilities where a loss wants logits or logarithms."""
+    if not seen.calls:
+        return skip("loss-input", "none of the losses that can be fed wrongly is used")
+    for name in sorted({r["loss"] for r in seen.calls}):
+        rows = [r for r in seen.calls if r["loss"] == name and r["prob"] is not None]
+        if len(rows) >= 3 and all(r["prob"] for r in rows):
+            wants = "logarithms of probabilities" if name in ("nll_loss", "kl_div") else "logits"
+            cause = "sigmoid" if "binary" in name else "softmax"
+            fix = "log_softmax is meant" if name in ("nll_loss", "kl_div") else f"remove the {cause} before the loss"
+            return finding(
+                "loss-input",
+                f"{name} gets probabilities in all {len(rows)} calls and wants {wants}",
+                f"a {cause} before a loss that has its own: {fix}",
+            )
+    kinds = Counter(r["loss"] for r in seen.calls)
+    return finding("loss-input", ", ".join(f"{k}: {n} calls" for k, n in kinds.items()))
+
+
+def epochs(seen: Observer) -> float:
+    """Passes over the training data, the last one counted by its share."""
+    train = [p for p in seen.passes if p.training and p.length]
+    return sum(p.got / p.length for p in train)
+
+
+def learning(seen: Observer) -> dict:
+    """After a whole pass: is the loss of new samples below the entropy of their targets, the best that is possible without inputs?
+    And is the evaluation as good as training was on samples that it saw for the first time?"""
+    rows = [r for r in seen.calls if r.get("scored") and r["loss"] in ("cross_entropy", "nll_loss")]
+    first = next((p for p in seen.passes if p.training), None)
+    if first is None or not rows or max(r["classes"] for r in rows) > 1000:
+        return skip("learning", "no classification over a loader")
+    size = first.length or 0
+    late = [r for r in rows if first.started + 0.7 * first.steps <= r["step"] < first.started + first.steps]
+    if not late or first.got < 0.95 * size or first.steps < 15:
+        return skip("learning", f"{first.got} of {size} batches of the first epoch seen: too early to say")
+    n = sum(r["scored"] for r in late)
+    right = sum(r["right"] for r in late) / n
+    total = Counter(t for r in rows for t in r["distinct"])
+    if len(total) < 2:
+        return skip("learning", "one class")
+    evals = [p for p in seen.passes if p.seen and not p.backwards and p.started >= first.started + first.steps]
+    if evals:
+        seen_n = evals[0].seen
+        got = max(evals[0].right, evals[0].right_batch) / seen_n
+        error = (right * (1 - right) * (1 / n + 1 / seen_n)) ** 0.5
+        told = f"{right:.2f} of the last {n} training samples right when first seen, then {got:.2f} of {seen_n} in the evaluation"
+        if right - got > max(0.25, 6 * error) and got < 0.6 * right:
+            return finding(
+                "learning", told, "the evaluation's labels, classes or transforms are others than training's"
+            )
+        return finding("learning", told)
+    return finding("learning", f"{right:.2f} of the last {n} training samples right when first seen")
+
+
+def of(seen: Observer) -> dict[str, Any]:
+    """Plain facts of one run."""
+    rows = [r for r in seen.calls if r.get("scored")]
+    acc = [r["right"] / r["scored"] for r in rows]
+    evals = [p for p in seen.passes if p.seen and not p.backwards]
+    evals_after = [p for p in evals if p.started >= max(8, 0.5 * seen.steps)]
+    first = next((p for p in seen.passes if p.training), None)
+    return {
+        "loss_calls": len(rows),
+        "classes": max((r["classes"] for r in rows), default=0),
+        "optimizers": sum(g.steps > 0 for g in seen.groups.values()),
+        "train_accuracy": acc,
+        "nll": [r["nll"] for r in rows],
+        "eval_right": [p.right for p in evals_after],
+        "eval_right_batch": [p.right_batch for p in evals_after],
+        "eval_seen": [p.seen for p in evals_after],
+        "majority": majority(rows),
+        "steps": seen.steps,
+        "epochs": epochs(seen),
+        "batches": first.length if first else None,
+        "loader": first is not None or seen.batch_calls > 0,
+        "target": max(seen.places, key=seen.places.get) if seen.places else None,
+        "changed": getattr(seen.control, "changed", 0),
+        "token_shift": any(r.get("shift") for r in rows),
+        "trend": trend(seen.losses),
+    }
+
+
+def majority(rows: list[dict]) -> float:
+    """Share of the most frequent class among the targets; 1 where there are too many classes to count."""
+    counted = [r["counts"] for r in rows if r.get("counts")]
+    if not counted or len({len(c) for c in counted}) > 1:
+        return 1.0
+    total = np.sum(counted, axis=0)
+    return float(total.max() / max(1, total.sum()))
+
+
+def trend(losses: list[float]) -> list[float]:
+    """Mean loss of the first and of the last eighth."""
+    if len(losses) < 8:
+        return []
+    k = max(2, len(losses) // 8)
+    return [float(np.mean(losses[:k])), float(np.mean(losses[-k:]))]

@@ -1,0 +1,183 @@
+"""Judges of the graph and its optimisers: who gets a gradient, who moves, and whether each step uses its own gradients, once."""
+
+import torch
+from torch import nn
+from trainworthy.core.guard.invariants import finding, listed, names, skip, stepped, tops
+from trainworthy.core.guard.observer import Observer
+from trainworthy.core.guard.records import CLOSE, Group
+
+
+def wiring(seen: Observer) -> dict:
+    """Leaves of the graph against optimisers, both ways; what never gets a gradient although its module ran; lost updates."""
+    groups = stepped(seen)
+    if not groups:
+        return skip("wiring", "no optimiser of torch.optim made a step")
+    owned = {id(p) for g in seen.groups.values() for p in g.parameters}
+    modules = tops()
+    called = names(modules)
+    wrong, causes = [], []
+    missing = [(i, p) for i, (p, n) in seen.leaves.items() if i not in owned and p.requires_grad and n >= 2]
+    lost = [(i, p) for i, p in missing if fault(seen, i, modules, owned)]
+    if lost:
+        shown = [called.get(i, f"a parameter {tuple(p.shape)} of no module") for i, p in lost]
+        wrong.append(f"{len(lost)} tensors get gradients and are in no optimiser: {listed(shown)}")
+        causes.append(
+            "the optimiser was built before these were added, replaced or unfrozen, or over a part of the model; "
+            "or their modules are kept in a list or dict, not in a ModuleList"
+        )
+    dead, share, cut = unreached(seen, groups, called)
+    if dead and share > 0.999:
+        wrong.append(f"none of the {len(dead)} tensors in the optimiser ever got a gradient")
+        causes.append(
+            "the optimiser holds a copy of the model's parameters, or of a model that was replaced afterwards"
+        )
+    elif dead and lost:
+        wrong.append(f"{len(dead)} tensors in an optimiser never got a gradient: {listed(dead)}")
+    elif dead and cut:
+        wrong.append(
+            f"{len(dead)} tensors ({share:.0%} of what the optimiser holds) never got a gradient although "
+            f"their modules ran: {listed(dead)}"
+        )
+        causes.append("a detach(), no_grad(), argmax or .data cuts the graph above them")
+    still = [called.get(i, "?") for g in groups for i, rows in g.moved.items() if unmoved(g, rows)]
+    if still:
+        wrong.append(f"{len(still)} tensors get a gradient and do not move: {listed(still)}")
+        causes.append(
+            "updates are lost to rounding (weights in bf16 or fp16 without an fp32 copy), or the rate is zero"
+        )
+    plain = drawn_constants(seen, modules)
+    if plain:
+        wrong.append(f"a random tensor that is no Parameter and no buffer is used as a weight: {listed(plain)}")
+        causes.append("it is neither trained nor saved: make it an nn.Parameter, or a buffer if it shall stay as drawn")
+    total = sum(p.numel() for g in groups for p in g.parameters)
+    text = f"{total:,} parameters in {len(groups)} optimiser{'s' if len(groups) > 1 else ''} get gradients and move"
+    return finding(
+        "wiring", "; ".join(wrong) or text, "\n".join(causes), missing=[called.get(i) for i, _ in missing][:20]
+    )
+
+
+def fault(seen: Observer, i: int, modules: list[nn.Module], owned: set[int]) -> bool:
+    """Is it a mistake that this parameter is in no optimiser? Yes if it was frozen when an optimiser of its model was built and is
+    not now, or if it was drawn at random in a model of which other parts train. Pretrained parts may stay as they are."""
+    if any(i in g.asleep for g in seen.groups.values()):
+        return True
+    home = next((m for m in modules if any(id(p) == i for p in m.parameters())), None)
+    moved = i in seen.snap and not torch.equal(seen.snap[i][0].detach().flatten()[:256], seen.snap[i][1])
+    if moved or i in seen.loaded or pretrained(home):
+        return False
+    if home is None:
+        return True
+    if any(id(p) in owned for p in home.parameters()):
+        return True
+    parts = {id(m) for m in home.modules()}
+    inside = [seen.roots[r] for r, ms in seen.owner.items() if parts & ms and r in seen.roots and r not in parts]
+    return any(id(p) in owned for m in inside for p in m.parameters())
+
+
+def pretrained(module: nn.Module | None) -> bool:
+    """Does a library say that this model's weights were loaded?"""
+    config = getattr(module, "config", None)
+    return bool(getattr(config, "_name_or_path", ""))
+
+
+def unreached(seen: Observer, groups: list[Group], called: dict[int, str]) -> tuple[list[str], float, bool]:
+    """Parameters in an optimiser that never got a gradient: names, their share, and whether a cut graph explains it."""
+    received = {i for g in groups for i in g.received} | seen.leaves.keys()  # zeroed is not unreached: see gradients
+    trained = [p for g in groups if g.steps >= 3 for p in g.parameters if p.requires_grad]
+    dead = [p for p in trained if id(p) not in received]
+    share = sum(p.numel() for p in dead) / max(1, sum(p.numel() for p in trained))
+    ran = {id(p): order for m, order, _ in seen.called.values() for p in m.parameters(recurse=False)}
+    rows = [ran[id(p)] for p in dead if id(p) in ran]
+    live = [ran[id(p)] for p in trained if id(p) in received and id(p) in ran]
+    cut = bool(rows) and (not live or min(rows) < min(live) or _share_of(dead, ran, trained) > 0.5)
+    return [called.get(id(p), f"a tensor {tuple(p.shape)}") for p in dead], share, cut
+
+
+def _share_of(dead: list, ran: dict[int, int], trained: list) -> float:
+    return sum(p.numel() for p in dead if id(p) in ran) / max(1, sum(p.numel() for p in trained))
+
+
+def unmoved(group: Group, rows: list[float]) -> bool:
+    """Less than half of the entries with the largest gradients moved, at every step with a rate that is not still rising."""
+    rates = group.rates[: len(rows)]
+    usable = [r for r, rate in zip(rows, rates, strict=False) if rate > 0.5 * max(group.rates)]
+    return len(usable) >= 3 and max(usable) < 0.5
+
+
+def drawn_constants(seen: Observer, modules: list[nn.Module]) -> list[str]:
+    """Plain tensor attributes of a trained model that look drawn from a normal distribution and stayed the same object."""
+    found = []
+    inside = {id(m): (top, name) for top in modules for name, m in top.named_modules()}
+    for (i, name), value in seen.plain.items():
+        if i not in inside or value.numel() < 16 or value.dim() < 2:
+            continue
+        top, prefix = inside[i]
+        module = dict(top.named_modules())[prefix]
+        if vars(module).get(name) is not value:
+            continue
+        x = value.detach().double().flatten()[:4096].cpu()
+        z = ((x - x.mean()) / x.std().clamp_min(1e-30)).sort().values
+        n = len(z)
+        gap = (torch.special.ndtr(z) - (torch.arange(n) + 0.5) / n).abs().max().item()
+        if float(x.std()) > 0 and gap < 0.9 / n**0.5 and len(z.unique()) > 0.9 * n:
+            found.append(f"{prefix}.{name}".lstrip("."))
+    return found
+
+
+def gradients(seen: Observer) -> dict:
+    """Stale, thrown away, missing or doubled gradients, and a short first window of an accumulation."""
+    groups = stepped(seen)
+    if not groups:
+        return skip("gradients", "no optimiser of torch.optim made a step")
+    wrong, causes = [], []
+    for g in groups:
+        looked = g.steps
+        if g.stale >= max(2, 0.5 * (looked - 1)):
+            wrong.append(f"at {g.stale} of {looked} steps the gradients hold those of the step before")
+            causes.append("zero_grad() is missing, or is not called between step() and the next backward()")
+        if g.empty >= max(2, 0.5 * looked) and not g.closure:
+            wrong.append(f"at {g.empty} of {looked} steps there was no gradient")
+            causes.append("zero_grad() is called between backward() and step(), or step() before backward()")
+        if g.twice >= max(2, 0.3 * looked):
+            wrong.append(
+                f"{g.twice} of {looked} steps used gradients that had been used already, without a new backward()"
+            )
+            causes.append("step() is called twice for one backward()")
+        short = short_window(g.windows) if len(groups) == 1 else ""
+        if short:
+            wrong.append(short)
+            causes.append("the accumulation steps one batch early: (i + 1) % k is meant, not i % k")
+    walked = min(seen.backwards, 2 * CLOSE)
+    if seen.wasted >= max(3, 0.4 * walked):
+        wrong.append(
+            f"the gradients of {seen.wasted} of the first {walked} backward() calls were thrown away before any step"
+        )
+        causes.append(
+            "zero_grad() is called for every batch and step() is not (a step outside the loop, or every k batches)"
+        )
+    count = f"{seen.backwards} backward() calls, {seen.steps} steps, each with its own gradients"
+    return finding("gradients", "; ".join(wrong) or count, "\n".join(causes), windows=[g.windows[:12] for g in groups])
+
+
+def short_window(windows: list[int]) -> str:
+    """The first window of an accumulation holds fewer batches than all others."""
+    later = windows[1:4]
+    if len(later) < 3 or len(set(later)) != 1 or later[0] < 2 or windows[0] >= later[0]:
+        return ""
+    return f"the first step came after {windows[0]} backward() calls, the next ones after {later[0]} each"
+
+
+def clipping(seen: Observer) -> dict:
+    """Clipping at the right moment."""
+    calls = [c for g in stepped(seen) for c in g.clipped]
+    if not calls:
+        return skip("clipping", "nothing is clipped")
+    words = {
+        "empty": ("clipping found no gradients", "it is called before backward(), or after zero_grad()"),
+        "late": ("clipping came after step()", "it is called after step(): nothing that trains is clipped"),
+        "scaled": ("scaled gradients were clipped", "scaler.unscale_(optimizer) is missing before clip_grad_norm_"),
+    }
+    for state, (what, cause) in words.items():
+        if calls.count(state) > 0.5 * len(calls):
+            return finding("clipping", f"{what} at {calls.count(state)} of {len(calls)} calls", cause)
+    return finding("clipping", f"{len(calls)} calls, between backward() and step()")

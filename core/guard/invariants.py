@@ -1,0 +1,123 @@
+"""What must hold in any training loop, judged on one watched run: wiring, gradients, modes, schedule, frozen, evaluated model.
+
+Each judge returns a dict with `id`, `ok`, `measured`, `cause` (empty if ok) or `skip`; what it needs is in `NEEDED`.
+"""
+
+import gc
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from trainworthy.core.guard.observer import Observer
+from trainworthy.core.guard.records import Group
+
+NEEDED = {
+    "finite": "losses and gradients are finite",
+    "wiring": "every parameter of a trained model that gets a gradient is in an optimiser, and the other way round; weights move",
+    "gradients": "each step() uses the gradients of the backward() calls since the step before, all of them, once",
+    "clipping": "gradients are clipped between backward() and step(), after unscale_()",
+    "schedule": "the rate at the end of the first of several epochs is at least a tenth of its peak",
+    "frozen": "what was frozen does not move, what was unfrozen is in an optimiser",
+    "modes": "train mode while training; no dropout and no batch statistics while evaluating",
+    "evaluated": "the model that is evaluated is the one that trains, on inputs of the same scale",
+    "targets": "targets vary, are not their own inputs, and are paired with one prediction each",
+    "loss-input": "cross_entropy and the losses with logits get logits, nll_loss and kl_div get logarithms",
+    "samples": "another order every epoch, every sample can be drawn, none of them in validation too",
+    "passes": "batches that are drawn are learnt from",
+    "state": "a kept state_dict is a copy",
+    "learning": "after a whole pass over the data the loss on new samples is below what is known without the inputs",
+}
+
+
+def finding(id: str, measured: str, cause: str = "", **evidence: Any) -> dict:
+    """A judge's answer; `cause` makes it a failure."""
+    return {"id": id, "ok": not cause, "measured": measured, "cause": cause, "evidence": evidence}
+
+
+def skip(id: str, why: str) -> dict:
+    """A judge that has nothing to judge."""
+    return {"id": id, "skip": why}
+
+
+def judge(seen: Observer, plan: Any, folder: Any) -> dict[str, Any]:
+    """Every judge's answer on one run; on a run with changed data only the facts that `interventions` compares."""
+    from trainworthy.core.guard import behaviour, facts, graph, samples
+
+    if plan.name != "watch":
+        return {"facts": facts.of(seen)}
+    judges = (
+        finite,
+        graph.wiring,
+        graph.gradients,
+        graph.clipping,
+        behaviour.schedule,
+        behaviour.frozen,
+        behaviour.modes,
+        behaviour.evaluated,
+        facts.targets,
+        facts.loss_input,
+        samples.samples,
+        samples.passes,
+        behaviour.state,
+        facts.learning,
+    )
+    found = []
+    for one in judges:
+        began = time.monotonic()
+        try:
+            with torch.no_grad():
+                found.append(one(seen))
+        except Exception as error:
+            found.append(
+                skip(one.__name__.replace("_", "-"), f"could not be judged: {type(error).__name__}: {error}"[:300])
+            )
+        found[-1]["seconds"] = time.monotonic() - began
+    return {"findings": found, "facts": facts.of(seen)}
+
+
+def stepped(seen: Observer) -> list[Group]:
+    """Optimisers that made a step and still exist."""
+    return [g for g in seen.groups.values() if g.steps and g.ref() is not None]
+
+
+def tops() -> list[nn.Module]:
+    """Modules that are no part of another, largest first."""
+    everything = [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
+    children = {id(c) for m in everything for c in m._modules.values() if c is not None}
+    found = [m for m in everything if id(m) not in children and next(m.parameters(), None) is not None]
+    return sorted(found, key=lambda m: -sum(p.numel() for p in m.parameters()))
+
+
+def names(modules: list[nn.Module]) -> dict[int, str]:
+    """Names of parameters, each by the largest module that holds it."""
+    found: dict[int, str] = {}
+    for m in modules:
+        for name, p in m.named_parameters():
+            found.setdefault(id(p), name)
+    return found
+
+
+def listed(what: list[str], n: int = 3) -> str:
+    """A few names."""
+    return ", ".join(what[:n]) + (f" and {len(what) - n} more" if len(what) > n else "")
+
+
+def finite(seen: Observer) -> dict:
+    """Non-finite losses or gradients in the first steps."""
+    bad = seen.nonfinite
+    grads = sum(g.nonfinite for g in stepped(seen))
+    scaler = seen._scaler is not None
+    if bad or (grads and not scaler):
+        where = (
+            f"loss of backward() {bad[0] + 1} is not finite" if bad else f"gradients at {grads} steps are not finite"
+        )
+        return finding(
+            "finite", where, "a logarithm or root of zero, a division by an empty count, a rate far too high"
+        )
+    return finding("finite", f"{len(seen.losses)} losses finite")
+
+
+def moved_now(seen: Observer, p: torch.Tensor) -> bool:
+    """Has it changed since before training?"""
+    return id(p) in seen.snap and not torch.equal(p.detach().flatten()[:256], seen.snap[id(p)][1])

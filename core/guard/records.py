@@ -1,0 +1,155 @@
+"""Plain records of passes, optimisers and schedulers, and small measurements on tensors that `observer` takes."""
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
+
+CLOSE = 8  # backward passes, steps and calls of each phase that are measured in detail
+NORMS = (nn.modules.batchnorm._BatchNorm,)
+DROPS = (nn.modules.dropout._DropoutNd,)
+
+
+@dataclass
+class Pass:
+    """One iterator of one loader."""
+
+    loader: DataLoader
+    length: int | None
+    started: int
+    """Optimiser steps before it."""
+    got: int = 0
+    calls: int = 0
+    no_grad_calls: int = 0
+    backwards: int = 0
+    steps: int = 0
+    ended: bool = False
+    was_cut: bool = False
+    order: list[int] = field(default_factory=list)
+    modes: list[tuple[int, bool, int, int]] = field(default_factory=list)
+    """Per model call: id of the module, was it in train mode, active dropouts during it, batch norms in train mode."""
+    refreshing: bool = False
+    right: int = 0
+    right_batch: int = 0
+    seen: int = 0
+    prints: list[int] = field(default_factory=list)
+    recent: deque = field(default_factory=lambda: deque(maxlen=4))
+    """The last batches: some loops fetch ahead of what they use."""
+    source: Any = None
+    clock: float = field(default_factory=time.monotonic)
+
+    @property
+    def training(self) -> bool:
+        return self.backwards > 0
+
+
+@dataclass
+class Group:
+    """One optimiser."""
+
+    ref: Any
+    frozen: set[int]
+    """ids of its parameters that did not require a gradient when it was built."""
+    asleep: set[int]
+    """The same of all modules that existed then."""
+    steps: int = 0
+    closure: bool = False
+    consumed: bool = False
+    probe: list[Tensor] = field(default_factory=list)
+    stale: int = 0
+    empty: int = 0
+    twice: int = 0
+    backwards: int = 0
+    windows: list[int] = field(default_factory=list)
+    received: set[int] = field(default_factory=set)
+    nonfinite: int = 0
+    rates: list[float] = field(default_factory=list)
+    moved: dict[int, list[float]] = field(default_factory=dict)
+    frozen_moved: set[int] = field(default_factory=set)
+    clipped: list[str] = field(default_factory=list)
+    scaled: bool = False
+    unscaled: bool = False
+    before: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    held: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        it = self.ref()
+        return [] if it is None else [p for g in it.param_groups for p in g["params"]]
+
+
+@dataclass
+class Sched:
+    """One learning-rate scheduler."""
+
+    it: Any
+    optimizer: Any
+    at: list[tuple[int, int]] = field(default_factory=list)
+    """Per step of it: optimiser steps and training passes so far."""
+
+
+def values(p: Tensor) -> Tensor | None:
+    """The entries of a gradient, dense or sparse."""
+    g = p.grad
+    return None if g is None else g.coalesce().values() if g.is_sparse else g
+
+
+def alive(p: Tensor) -> bool:
+    """Has it a gradient that is not zero?"""
+    g = values(p)
+    return g is not None and bool(g.any())
+
+
+def spots(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Up to 512 entries with the largest gradients, and their values."""
+    grad, where = p.grad.detach().flatten().abs().topk(min(512, p.numel()))
+    where = where[grad > 1e-3 * grad[0]]
+    return p, where, p.detach().flatten()[where].clone()
+
+
+def fingerprint(batch: Any) -> int:
+    """A number that two equal batches share."""
+    first = next((x for x in tree_leaves(batch) if isinstance(x, Tensor) and x.numel()), None)
+    return 0 if first is None else hash((tuple(first.shape), first.detach().cpu().numpy().tobytes()[:65536]))
+
+
+def logits_of(out: Any) -> Tensor | None:
+    """The (N, C) scores among a model's outputs."""
+    for x in (out, getattr(out, "logits", None), *(out[:1] if isinstance(out, (tuple, list)) else ())):
+        if isinstance(x, Tensor) and x.dim() == 2 and x.shape[1] > 1 and x.is_floating_point():
+            return x
+    return None
+
+
+def class_target(batch: Any, out: Any) -> Tensor | None:
+    """The class targets of a batch that fit a model's (N, C) output."""
+    logits = logits_of(out)
+    if logits is None:
+        return None
+    found = [
+        x
+        for x in tree_leaves(batch)
+        if isinstance(x, Tensor) and x.dtype == torch.int64 and x.shape == logits.shape[:1]
+    ]
+    found = [x for x in found if len(x) and int(x.min()) >= 0 and int(x.max()) < logits.shape[1]]
+    return found[-1].to(logits.device) if found else None
+
+
+def used(batches: deque, given: tuple) -> Any:
+    """The batch whose tensors a model was called with; None if it was none of them as they came."""
+    tensors = [x for x in tree_leaves(given) if isinstance(x, Tensor)]
+    homes = {x.untyped_storage().data_ptr() for x in tensors}
+    for batch in reversed(batches):
+        for x in tree_leaves(batch):
+            if isinstance(x, Tensor) and x.untyped_storage().data_ptr() in homes:
+                return batch
+    for batch in reversed(batches):  # a copy, on another device or of another type
+        for x in tree_leaves(batch):
+            if isinstance(x, Tensor) and any(x.shape == t.shape and bool((x.to(t) == t).all()) for t in tensors):
+                return batch
+    return None

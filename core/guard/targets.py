@@ -1,0 +1,104 @@
+"""What a loss function was given: probabilities in place of logits, how targets stand to the inputs, classes, accuracy."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+GOALS = ("target", "targets", "label", "labels", "y", "tgt", "trg", "goal", "goals")
+
+
+def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple | None) -> dict[str, Any]:
+    """Facts about one call of a loss function, as plain values."""
+    row: dict[str, Any] = {"loss": name, "prob": looks_like_probabilities(name, input)}
+    if name in ("cross_entropy", "nll_loss") and not target.is_floating_point():
+        flat = target.flatten()
+        ignore = kwargs.get("ignore_index", -100)
+        valid = flat[flat != ignore]
+        row["n"], row["scored"] = flat.numel(), valid.numel()
+        row["classes"] = input.shape[1] if input.dim() > 1 else input.shape[0]
+        row["distinct"] = valid.unique().tolist()[:50] if valid.numel() else []
+        if row["classes"] <= 200:
+            row["counts"] = torch.bincount(valid, minlength=row["classes"]).tolist()
+        logits = input.movedim(1, -1).reshape(-1, row["classes"]) if input.dim() > 1 else input[None]
+        hits = (logits.argmax(1) == flat) & (flat != ignore)
+        row["right"] = int(hits.sum())
+        logs = torch.log_softmax(logits.float(), 1) if name == "cross_entropy" else logits.float()
+        rows = torch.nonzero(flat != ignore).flatten()[:4096]
+        row["nll"] = float(-logs[rows, flat[rows]].mean()) if len(rows) else 0.0
+        row["shift"] = shifts(flat, ignore, root)
+    elif name == "cross_entropy" and input.dim() == 2 and target.shape == input.shape:
+        hard = target.argmax(1)
+        row |= {"n": len(hard), "scored": len(hard), "classes": input.shape[1], "distinct": hard.unique().tolist()[:50]}
+        row["counts"] = torch.bincount(hard, minlength=input.shape[1]).tolist()
+        row["right"] = int((input.argmax(1) == hard).sum())
+        row["nll"] = float(-(target * torch.log_softmax(input.float(), 1)).sum(1).mean())
+    elif name == "binary_cross_entropy_with_logits":
+        row["low"], row["high"] = float(target.min()), float(target.max())
+    return row
+
+
+def looks_like_probabilities(name: str, x: Tensor) -> bool | None:
+    """Are these values what a softmax or a sigmoid gives, where the loss wants logits (or their logarithms)? None: too few."""
+    if not x.is_floating_point() or x.numel() < 8:
+        return None
+    low, high = float(x.min()), float(x.max())
+    if low < 0 or high > 1:
+        return False
+    if name in ("cross_entropy", "nll_loss"):
+        if x.dim() < 2 or x.shape[1] < 2:
+            return False
+        sums = x.float().sum(1)
+        return bool((sums - 1).abs().max() < 1e-2)
+    if name == "kl_div":
+        return bool((x.float().sum(-1) - 1).abs().max() < 1e-2) and x.shape[-1] > 1
+    return name == "binary_cross_entropy_with_logits" and high > low
+
+
+def shifts(flat: Tensor, ignore: int, root: tuple | None) -> list[int] | None:
+    """By how many positions the targets run ahead of the model's input tokens (every offset that fits); None: no tokens."""
+    if root is None:
+        return None
+    ids = tokens_of(*root)
+    if ids is None or ids.numel() < 16 or len(ids.unique()) < 4:
+        return None
+    found = set()
+    for tokens in (ids, ids.t()) if ids.shape[0] > 1 else (ids,):
+        rows, length = tokens.shape
+        for width in {length, length - 1, length - 2, length - 3} if length > 4 else {length}:
+            if width > 0 and flat.numel() == rows * width:
+                found |= {s for s in range(-1, 4) if fits(tokens, flat.view(rows, width), s, ignore)}
+        if flat.numel() == rows * length - 1 and bool((tokens.reshape(-1)[1:] == flat).all()):
+            found.add(99)
+    return sorted(found)
+
+
+def tokens_of(module: torch.nn.Module, args: tuple, kwargs: dict) -> Tensor | None:
+    """The token ids (B, T) that a model reads: its first such argument that is no target by its name."""
+    try:
+        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        given = dict(enumerate(args)) | kwargs
+    for name, value in [*given.items(), *given.get("kwargs", {}).items()]:
+        if (
+            isinstance(value, Tensor)
+            and value.dtype == torch.int64
+            and value.dim() == 2
+            and str(name).lower() not in GOALS
+        ):
+            return value
+    return None
+
+
+def fits(tokens: Tensor, target: Tensor, shift: int, ignore: int) -> bool:
+    """Is target[:, t] the token at t + shift, wherever both exist and count?"""
+    length, width = tokens.shape[1], target.shape[1]
+    start, end = max(0, -shift), min(width, length - shift)
+    if end - start < 2:
+        return False
+    a, b = target[:, start:end], tokens[:, start + shift : end + shift]
+    valid = a != ignore
+    if int(valid.sum()) < 8 or int(valid.sum()) < 0.5 * valid.numel():
+        return False
+    return bool((a == b)[valid].all())

@@ -1,0 +1,212 @@
+"""The rehearsals of one guard, in order, and the verdicts they come to."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch  # before any fork: a rehearsal then starts with it
+from trainworthy.core.base.console import Console
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.verdict import Verdict
+from trainworthy.core.gates.runner import _show
+from trainworthy.core.guard import interventions, invariants, rehearsal, sandbox
+from trainworthy.core.guard.control import Plan
+from trainworthy.core.guard.rehearsal import Outcome, Target
+
+TITLES = {
+    "finite": "numbers stay finite",
+    "wiring": "graph and optimiser hold the same tensors",
+    "gradients": "each step uses its own gradients",
+    "clipping": "clipping at its moment",
+    "schedule": "the pace of the learning rate",
+    "frozen": "frozen stays frozen",
+    "modes": "train and eval mode",
+    "evaluated": "the trained model is evaluated",
+    "targets": "targets that can be learnt",
+    "loss-input": "losses get what they want",
+    "samples": "order, coverage and split of the samples",
+    "passes": "batches are learnt from",
+    "state": "kept weights are copies",
+    "learning": "something is learnt from new samples",
+    "signal": "the data teach something",
+    "overfit": "eight samples can be memorised by their inputs",
+    "metric": "memorised samples score perfectly",
+    "files": "the user's files are as before",
+}
+LINES = 12
+
+
+class Guard:
+    """Runs the rehearsals and prints each verdict."""
+
+    def __init__(
+        self, target: Target, values: dict[str, str], interventions: bool, console: Console, work: Path, out: Path
+    ):
+        self.target, self.values, self.interventions = target, values, interventions
+        self.console, self.work, self.out = console, work, out
+        self.only = [x for x in values["--only"].split(",") if x]
+        self.waived = [x for x in values["--waive"].split(",") if x]
+        unknown = [x for x in (*self.only, *self.waived) if x not in TITLES]
+        if unknown:
+            raise UserError(f"no check '{unknown[0]}'", needed=", ".join(TITLES))
+        self.verdicts: list[Verdict] = []
+
+    def run(self) -> list[Verdict]:
+        """All rehearsals, all verdicts; writes the evidence."""
+        from trainworthy.core.commands.guard import write
+
+        began = time.monotonic()
+        before = sandbox.snapshot(Path.cwd())
+        watch = self._rehearse(self._plan("watch"))
+        self._usable(watch)
+        record = watch.record
+        r = record
+        self.console.say(
+            f"watch  {r['steps']} optimiser steps, {r['evaluations']} evaluation{'s' * (r['evaluations'] != 1)}, "
+            f"{r['passes']} passes over loaders; stopped: {r['why']}  [{watch.seconds:.1f} s]"
+        )
+        for note in dict.fromkeys(r["notes"]):
+            self.console.say(f"       {note}")
+        if r.get("error"):
+            self.console.say(r["error"])
+        for found in r.get("findings", []):
+            self._verdict(found, invariants.NEEDED, found.get("seconds", 0.0))
+        if self.interventions and not (self.only and set(interventions.NEEDED).isdisjoint(self.only)):
+            self._intervene(watch)
+        self._files(before, watch)
+        failed = [v for v in self.verdicts if v.blocks]
+        path = write(
+            self.out,
+            self.verdicts,
+            seconds=round(time.monotonic() - began, 1),
+            script=str(self.target.path),
+            watched={k: v for k, v in record.items() if k not in ("findings", "losses")},
+        )
+        counts = [sum(v.verdict == k for v in self.verdicts) for k in ("pass", "skip")]
+        self.console.say(
+            f"       {counts[0]} of {len(self.verdicts)} checks passed, {counts[1]} skipped, {time.monotonic() - began:.1f} s"
+        )
+        if failed:
+            self.console.say(
+                f"stopped: {len(failed)} of {len(self.verdicts)} checks failed, first: {failed[0].id}", style="bold red"
+            )
+        self.console.say(f"  evidence:     {path}")
+        return self.verdicts
+
+    def _plan(self, name: str, **more: Any) -> Plan:
+        return Plan(name, steps=int(float(self.values["--steps"])), seconds=float(self.values["--seconds"]), **more)
+
+    def _start(self, plan: Plan) -> tuple[int, Path]:
+        folder = self.work / plan.name
+        below = self.work / "watch" / "prepared"
+        return rehearsal.start(self.target, plan, folder, below if plan.name != "watch" else None), folder
+
+    def _wait(self, pid: int, folder: Path, plan: Plan) -> Outcome:
+        return rehearsal.wait(
+            pid, folder, load=float(self.values["--load-seconds"]), limit=plan.limit + 60, say=self.console.say
+        )
+
+    def _rehearse(self, plan: Plan) -> Outcome:
+        pid, folder = self._start(plan)
+        try:
+            return self._wait(pid, folder, plan)
+        except BaseException:
+            rehearsal.kill(pid)
+            raise
+
+    def _usable(self, watch: Outcome) -> None:
+        """One clear message where there is nothing to judge."""
+        r, lines = watch.record, watch.output.strip().splitlines()
+        said = "".join(f"\n    {line[:200]}" for line in lines[-LINES:])
+        name = f"-m {self.target.module}" if self.target.module else self.target.path.name
+        again = " ".join(["python", name, *self.target.argv])
+        if watch.late:
+            raise UserError(
+                f"the script made no optimiser step in {self.values['--load-seconds']} s"
+                if not (r or {}).get("steps")
+                else "the rehearsal did not end",
+                needed="a first step",
+                next="--load-seconds 3600",
+            )
+        if not r:
+            how = f"signal {watch.signal}" if watch.signal else f"exit code {watch.code}"
+            raise UserError(f"the script ended its own process ({how}) and left nothing to judge{said}", next=again)
+        if r["why"] == "it raised":
+            files = any(word in r["raised"] for word in ("No such file", "Unable to", "unable to", "Permission"))
+            cause = "a library that opens files in C looks for what a rehearsal wrote elsewhere (docs/own-scripts.md)"
+            raise UserError(f"the script fails by itself: {r['raised']}", got=r.get("where"),
+                            cause=cause if files and r["written"] else "", next=again)  # fmt: skip
+        if not r["steps"] and not r["backwards"]:
+            code = r.get("exit")
+            if code == 2 and any(line.startswith("usage:") for line in lines):
+                raise UserError(
+                    f"the script needs other arguments{said}",
+                    next=f"trainworthy guard {self.target.path.name} -- ARGUMENTS",
+                )
+            ended = f"ended with exit code {code}" if code else "ended"
+            raise UserError(
+                f"the script {ended} without an optimiser step or a backward(){said or ' and printed nothing'}",
+                needed="a script that trains in its own process",
+                next=again,
+            )
+
+    def _verdict(self, found: dict, needed: dict[str, str], seconds: float) -> None:
+        id = found["id"]
+        if self.only and id not in self.only:
+            return
+        if "skip" in found:
+            verdict = Verdict(id, "", TITLES[id], "skip", "", "", "", round(seconds, 2), reason=found["skip"])
+        else:
+            kind = "pass" if found["ok"] else "waived" if id in self.waived else "fail"
+            verdict = Verdict(
+                id,
+                "",
+                TITLES[id],
+                kind,
+                found["measured"],
+                needed[id],
+                found["cause"],
+                round(seconds, 2),
+                evidence=found.get("evidence", {}),
+                reason=self.values["--because"] or "waived" if kind == "waived" else "",
+            )
+        self.verdicts.append(verdict)
+        _show(verdict, self.console)
+
+    def _intervene(self, watch: Outcome) -> None:
+        """Eight samples and each other's inputs, side by side."""
+        why = interventions.unsuitable(watch.record["facts"])
+        began = time.monotonic()
+        eight = others = Outcome()
+        if not why:
+            more = {"seed": 0, "most": 200, "target": watch.record["facts"]["target"]}
+            plans = [self._plan("eight", **more), self._plan("others", **more, evaluate=False)]
+            started = [(plan, *self._start(plan)) for plan in plans]
+            eight, others = (self._wait(pid, folder, plan) for plan, pid, folder in started)
+        found = interventions.judge(watch.record, eight.record, others.record, eight.output)
+        for one in found:
+            self._verdict(one, interventions.NEEDED, (time.monotonic() - began) / len(found))
+
+    def _files(self, before: dict, watch: Outcome) -> None:
+        """What changed in the working directory although writes are redirected."""
+        mine = str(self.out)
+        different = [p for p in sandbox.changed(before, sandbox.snapshot(Path.cwd())) if not p.startswith(mine)]
+        held = watch.record.get("written", [])
+        if different:
+            found = {
+                "id": "files",
+                "ok": True,
+                "cause": "",
+                "measured": f"could not be held back: {invariants.listed(different)}",
+            }
+        else:
+            found = {
+                "id": "files",
+                "ok": True,
+                "cause": "",
+                "measured": f"{len(held)} files written went to a scratch folder",
+            }
+        self._verdict(found, {"files": "what the script writes is held back"}, 0.0)
+
+
+assert torch

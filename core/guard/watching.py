@@ -1,0 +1,186 @@
+"""The observers through a whole real run: `trainworthy watch train.py` and `with trainworthy.watch():`.
+
+Nothing is redirected, cut or restarted. The first steps are measured in full, later ones two in two hundred; every step's
+loss and rate go to step_metrics.jsonl. What it costs is measured by `tests/guard/test_guard.py`.
+"""
+
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from trainworthy.core.base.errors import Stop
+from trainworthy.core.base.verdict import Verdict
+from trainworthy.core.guard import events, invariants
+from trainworthy.core.guard.observer import Observer
+from trainworthy.core.guard.records import Pass
+from trainworthy.core.monitoring.metrics import MetricsTracker
+
+FULL, EVERY, PAIR = 24, 200, 2
+LATER = 32  # losses are read together: one by one they would wait for the device
+COUNTED = -1  # a model call that is counted and not looked at
+BAD = 3  # non-finite losses in a row
+
+
+class Light(Observer):
+    """An observer that looks closely only at some steps."""
+
+    def __init__(self, tracker: MetricsTracker | None = None, *, stop: bool = False, say: Any = print):
+        super().__init__()
+        self.tracker, self.stop, self.say = tracker, stop, say
+        self.close = True
+        self.pending: list[tuple[int, list[Tensor], float]] = []
+        self.parts: list[Tensor] = []
+        self.bad = self.told = 0
+
+    def before_root(self, module: nn.Module, args: tuple, kwargs: dict) -> int | None:
+        known = self.recent[-1].calls > 3 if self.recent else torch.is_grad_enabled() or len(self.gaps[-1]) > 3
+        if not self.close and known:
+            return None if next(module.parameters(), None) is None else COUNTED
+        return super().before_root(module, args, kwargs)
+
+    def root(self, module: nn.Module, args: tuple, kwargs: dict, out: Any, token: int | None) -> None:
+        if token == COUNTED:
+            for one in self.recent:
+                one.calls += 1
+            return
+        super().root(module, args, kwargs, out, token)
+
+    def new_pass(self, loader: Any, source: Any) -> Pass:
+        for old in self.passes[2:-4]:  # a long run has many: what no check reads any more is let go
+            old.order, old.source = [], None
+            old.recent.clear()
+        return super().new_pass(loader, source)
+
+    def _score(self, *_: Any) -> None:
+        """Nothing is computed again in a real run."""
+
+    def before_backward(self, tensors: Any) -> None:
+        roots = [t for t in ([tensors] if isinstance(tensors, Tensor) else list(tensors)) if isinstance(t, Tensor)]
+        self.parts += [t.detach() for t in roots if t.numel() == 1]
+        if self.close:
+            super().before_backward(tensors)
+
+    def backward(self) -> None:
+        if self.close:
+            return super().backward()
+        self.backwards += 1
+        self.since += 1
+        for group in self.groups.values():
+            group.backwards += 1
+        for one in self.recent:
+            one.backwards += 1
+        return None
+
+    def before_step(self, it: torch.optim.Optimizer, closure: Any) -> None:
+        if self.close:
+            super().before_step(it, closure)
+
+    def step(self, it: torch.optim.Optimizer) -> None:
+        if id(it) not in self.groups:
+            self.optimizer(it)
+        rate = float(it.param_groups[0].get("lr", 0.0))
+        self.pending.append((self.steps, self.parts, rate))
+        self.parts = []
+        if len(self.pending) >= LATER:
+            self.flush()
+        if self.close:
+            super().step(it)
+        else:
+            group = self.groups[id(it)]
+            group.steps += 1
+            group.backwards, group.consumed = 0, False
+            group.rates.append(rate)
+            self.steps += 1
+            self.since, self.since_step, self._last = 0, True, []
+            if self.gaps[-1]:
+                self.gaps.append([])
+            for one in self.recent:
+                one.steps += 1
+        self.close = self.steps < FULL or self.steps % EVERY < PAIR
+        if len(self.gaps) > 400:
+            del self.gaps[1:200]
+
+    def flush(self) -> None:
+        """Read the losses of the last steps, write their rows, see whether they are finite."""
+        rows, self.pending = self.pending, []
+        for step, parts, rate in rows:
+            loss = sum(float(x) for x in parts) if parts else None
+            if self.tracker is not None:
+                self.tracker.log_step(step + 1, **({} if loss is None else {"loss": loss}), lr=rate)
+            self.bad = self.bad + 1 if loss is not None and loss - loss != 0 else 0
+            if self.bad == BAD:
+                self._alarm(f"the loss of {BAD} steps in a row is not finite, last step {step + 1}")
+
+    def _alarm(self, text: str) -> None:
+        self.told += 1
+        if self.told <= 3:
+            self.say(f"  watch: {text}")
+        if self.stop:
+            raise Stop(f"stopped by trainworthy watch: {text}")
+
+
+@contextmanager
+def watch(folder: str | Path | None = None, *, stop: bool = False, say: Any = print) -> Iterator[Light]:
+    """Observe the training inside the block; at its end the checks are judged and printed, and written where a `folder` is given.
+    `stop`: raise when the loss stays non-finite."""
+    out = None if folder is None else Path(folder)
+    tracker = None if out is None else MetricsTracker(out, use_tensorboard=False)
+    seen = Light(tracker, stop=stop, say=say)
+    events.install(seen, losses=True)
+    began = time.monotonic()
+    try:
+        yield seen
+    finally:
+        events.remove()
+        seen.flush()
+        if tracker is not None:
+            tracker.close()
+        seen.verdicts = verdicts(seen, say) if seen.steps else []
+        if out is not None:
+            from trainworthy.core.commands.guard import write
+
+            write(
+                out,
+                seen.verdicts,
+                seconds=round(time.monotonic() - began, 1),
+                script=sys.argv[0],
+                watched={
+                    "steps": seen.steps,
+                    "backwards": seen.backwards,
+                    "passes": len(seen.passes),
+                    "why": "the run ended",
+                },
+            )
+
+
+def verdicts(seen: Light, say: Any) -> list[Verdict]:
+    """The checks of `guard` that need no second rehearsal, on the run that was; advice, never a block."""
+    from trainworthy.core.guard.control import Plan
+    from trainworthy.core.guard.verdicts import TITLES
+
+    found = invariants.judge(seen, Plan("watch"), None)["findings"]
+    out = []
+    for one in found:
+        if "skip" in one:
+            out.append(Verdict(one["id"], "", TITLES[one["id"]], "skip", "", "", "", 0.0, reason=one["skip"]))
+            continue
+        kind = "pass" if one["ok"] else "advice"
+        out.append(
+            Verdict(
+                one["id"], "", TITLES[one["id"]], kind, one["measured"], invariants.NEEDED[one["id"]], one["cause"], 0.0
+            )
+        )
+        if not one["ok"]:
+            say(f"  watch: {one['id']}: {one['measured']}\n         likely cause: {one['cause'].splitlines()[0]}")
+    return out
+
+
+def folder_of(name: str) -> Path:
+    """A new folder for a watched run."""
+    return Path("runs") / f"watch-{name}" / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"

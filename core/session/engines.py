@@ -1,0 +1,71 @@
+"""What of an Accelerate configuration trains here, and what is refused at once: read from its file, or from what its launcher set.
+
+No torch: the `trainworthy` command reads this before it starts a process.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainworthy.core.base.errors import UserError
+
+ENGINES = {
+    "FSDP": "fully sharded data parallel (FSDP)",
+    "DEEPSPEED": "DeepSpeed",
+    "MEGATRON_LM": "Megatron-LM",
+    "PARALLELISM_CONFIG": "tensor, context or sequence parallel (parallelism_config)",
+    "XLA": "torch_xla",
+    "TPU": "torch_xla",
+}
+PRECISIONS = ("no", "fp32", "fp16", "bf16")
+
+
+def refuse(kinds: list[str], precision: str, where: str) -> None:
+    """Raise what to do instead if one of `kinds` is no engine of ours, or the precision none that trains here."""
+    for kind in kinds:
+        if kind in ENGINES:
+            raise UserError(
+                f"{ENGINES[kind]} is not supported", got=where,
+                needed="data parallel: each process holds the whole model (distributed_type MULTI_GPU, MULTI_CPU or NO)",
+                cause="it would train wrongly, or silently as something else: gates, checkpoints and the exact division of the "
+                      "loss are not proved for sharded models",
+                next="trainworthy run RECIPE -n PROCESSES; what does not fit one device: --train.accumulate N, "
+                     "--train.precision bf16, LoRA or four bits where the recipe has them (trainworthy batch RECIPE)",
+            )  # fmt: skip
+    if precision not in PRECISIONS:
+        raise UserError(f"mixed precision {precision} is not supported", got=where, needed=" or ".join(PRECISIONS),
+                        next="mixed_precision: bf16, or --train.precision bf16")  # fmt: skip
+
+
+def from_environment(env: Mapping[str, str] = os.environ) -> None:
+    """Refuse what `accelerate launch` was told to use. Asked for on CPUs, Accelerate drops it and says nothing."""
+    kinds = [kind for kind in ENGINES if env.get(f"ACCELERATE_USE_{kind}", "false").lower() in ("true", "1")]
+    refuse(kinds, env.get("ACCELERATE_MIXED_PRECISION", "no").lower(), "the settings of accelerate launch")
+
+
+class Setup:
+    """What a file of `accelerate config` says of processes and machines."""
+
+    def __init__(self, file: Path):
+        if not file.is_file():
+            raise UserError(f"no accelerate config {file}", next="accelerate config --config_file FILE")
+        self.file, self._text = file, file.read_text()
+        kinds = [(self._read("distributed_type") or "NO").upper()]
+        kinds += ["PARALLELISM_CONFIG"] * bool(re.search(r"^parallelism_config:\s*($|\{\s*\w)", self._text, re.M))
+        refuse(kinds, (self._read("mixed_precision") or "no").lower(), f"{file}: distributed_type {kinds[0]}")
+        self.processes, self.machines = self._read("num_processes"), int(self._read("num_machines") or 1)
+        self.rank, self.address, self.port = (
+            self._read(k) for k in ("machine_rank", "main_process_ip", "main_process_port")
+        )
+        missing = [k for k, v in (("machine_rank", self.rank), ("main_process_ip", self.address),
+                                  ("main_process_port", self.port), ("num_processes", self.processes)) if not v]  # fmt: skip
+        if self.machines > 1 and missing:
+            raise UserError(f"{file}: several machines must know where to meet", got=f"num_machines: {self.machines}, without "
+                            + ", ".join(missing), needed="on every machine main_process_ip and main_process_port of the first, "
+                            "num_processes of all together, and its own machine_rank from 0", next=f"edit {file}, or accelerate "
+                            f"config --config_file {file}")  # fmt: skip
+
+    def _read(self, name: str) -> str | None:
+        found = re.search(rf"^{name}:[ \t]*['\"]?([^'\"\s#]+)", self._text, re.M)
+        return None if found is None or found.group(1) in ("null", "~") else found.group(1)

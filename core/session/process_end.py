@@ -1,0 +1,140 @@
+"""How a process ends: which of several processes speaks, what a crash leaves behind, and an exit that no thread can spoil."""
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from trainworthy.core.base.errors import DISK_FULL, DONE, INTERRUPTED, STOPPED_ITSELF, Stop
+from trainworthy.core.loop import checkpoint
+
+PATIENCE = 2.0  # seconds that another rank gives rank 0 to speak for all, where all stop for the same reason
+LOST = re.compile(r"gloo|nccl|connection (was )?(closed|reset)|broken pipe|socket", re.IGNORECASE)
+KINDS = {2: "error", 3: "stopped before training", 4: "stopped", 5: "interrupted"}
+
+
+class Signalled(BaseException):
+    """A signal between steps. Like KeyboardInterrupt it is no Exception: code that catches errors of its own must not catch it."""
+
+
+class Crashed(Stop):
+    """An error that nobody planned for, with what is safe and how to go on. `trace`: Python's traceback, where code is wrong."""
+
+    def __init__(self, message: str, *, code: int, trace: str = ""):
+        super().__init__(message)
+        self.exit_code, self.trace = code, trace
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest complete checkpoint of the newest stage in a run folder."""
+    found = sorted(folder.glob("checkpoints/*/step-*/manifest.json"), key=lambda p: p.stat().st_mtime, reverse=True)
+    return next((p.parent for p in found if not checkpoint.verify(p.parent)), None)
+
+
+def signalled(name: str, folder: Path, again: str) -> tuple[str, int]:
+    """(message, exit code) of a run that a signal ended between two steps. 5 only if something is saved, else as shells have it."""
+    saved = newest(folder)
+    if saved is not None:
+        return f"{name}: {saved.name} is saved\n  next:         trainworthy resume {folder}", INTERRUPTED
+    return f"{name}: nothing was saved yet\n  next:         {again}", 128 + signal.Signals[name]
+
+
+def crashed(error: Exception, folder: Path, again: str) -> Crashed:
+    """`error` as the planned end of the run in `folder`. `again`: the command that starts it anew."""
+    saved = newest(folder)
+    full = isinstance(error, OSError) and error.errno in DISK_FULL
+    memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    gone = isinstance(error, (RuntimeError, ConnectionError)) and dist.is_initialized() and LOST.search(str(error))
+    planned = full or memory or bool(gone)
+    resume = f"trainworthy resume {folder}"
+    if full:
+        what = f"the disk is full, or a limit of file sizes is reached ({error.filename or folder})"
+        mend = "free some space, then: "
+    elif memory:
+        what = f"out of memory: {str(error).splitlines()[0] if str(error) else 'MemoryError'} ({_line(error)})"
+        mend = "end what else uses the memory, then: "
+        again = (
+            "trainworthy batch RECIPE says what fits; then --train.accumulate N (smaller micro-batches, the same batch)"
+        )
+    elif gone:
+        what = f"another process of this run is gone: {str(error).splitlines()[0][:150]}"
+        mend = ""
+    else:
+        what = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+        mend = "correct what the traceback shows, then: "
+        resume += "   (--force where the recipe's file has changed)"
+    lines = [
+        what,
+        f"  saved:        {f'{saved.name}, complete: {saved}' if saved else 'nothing: no checkpoint was written yet'}",
+    ]
+    if gone:
+        lines.append("  likely cause: it was killed (by the system, out of memory?), or its machine was lost")
+    lines.append(f"  report:       {folder / 'report.html'}")
+    lines.append(f"  next:         {mend + resume if saved else (mend if not memory else '') + again}")
+    code = STOPPED_ITSELF if full else INTERRUPTED if saved else STOPPED_ITSELF if memory else 1
+    trace = "" if planned else "".join(traceback.format_exception(error))
+    return Crashed("\n".join(lines), code=code, trace=trace)
+
+
+def _line(error: BaseException) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"
+
+
+def rank() -> int:
+    """This process's number among all of the run."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def speaks(code: int, *, planned: bool = True) -> bool:
+    """Is this the process that says why the run ended? `trainworthy -n` keeps a note of the first that ended otherwise than well;
+    what others run into afterwards (a connection that closed) is no news. Without such a note rank 0 and whoever crashed speak."""
+    if "TRAINWORTHY_EXIT" not in os.environ:
+        return rank() == 0 or not planned
+    note, mine = Path(os.environ["TRAINWORTHY_EXIT"]), f"{code} {os.getpid()}"
+    deadline = time.monotonic() + (PATIENCE if rank() and planned else 0.0)
+    while time.monotonic() < deadline and not note.exists():
+        time.sleep(0.02)
+    own = note.with_name(f"{note.name}-{os.getpid()}")
+    with contextlib.suppress(FileExistsError, FileNotFoundError):  # written whole, by the first alone
+        own.write_text(mine)
+        os.link(own, note)
+    try:
+        first = note.read_text()
+    except OSError:  # the folder is gone with the supervisor
+        return True
+    return first in ("", mine)  # empty: another ended well
+
+
+def leave(code: int, message: str = "", planned: bool = True) -> None:
+    """Say `message` if it is this process's to say, and exit. Of several processes each exits at once: the threads of collectives
+    that were cut off would abort it while Python takes itself down."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if code != DONE:
+        if speaks(code, planned=planned) and message:
+            print(message, file=sys.stderr, flush=True)
+    elif "TRAINWORTHY_EXIT" in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
+        with contextlib.suppress(FileNotFoundError):
+            Path(os.environ["TRAINWORTHY_EXIT"]).touch()  # empty: done
+    with contextlib.suppress(Exception):  # a peer that is gone
+        if dist.is_initialized() and code == DONE:
+            dist.destroy_process_group()
+    for worker in multiprocessing.active_children():  # a loader's ignore SIGTERM, and Python would wait for them
+        worker.kill()
+    if not several:
+        sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Launchers report any other code with a traceback of their own: `trainworthy -n` has ours from the note.
+    os._exit(DONE if "TRAINWORTHY_EXIT" in os.environ else code)

@@ -1,0 +1,85 @@
+"""The way of an exported pipeline from noise to a picture, watched while its net is replaced by one that knows the picture.
+
+This is the end-to-end test of a noise process: it does not matter by which names, signs or direction of time a recipe and its
+pipeline speak with the net, as long as they agree.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from torch import Tensor, nn
+
+Ask = Callable[[DiffusionPipeline, dict, nn.Module, int], Tensor]
+"""(pipeline, a batch of one, the net that knows it, steps) -> the picture (1, C, H, W) in [-1, 1] that the pipeline makes."""
+CALM = 0.05  # signal below which an implied picture is the prediction's rounding, magnified
+
+
+@dataclass
+class Walk:
+    """How well an exported pipeline uses what its net says."""
+
+    worst: float = 0.0
+    """Largest rms between the clean picture that a step implies and the real one."""
+    end: float = 0.0
+    """The same after the last step."""
+    met: set[float] = field(default_factory=set)
+    """Timesteps that it told the net."""
+
+
+def walked(pipe: DiffusionPipeline, nets: list[nn.Module], ones: list[dict], clean: str, ask: Ask, steps: int) -> Walk:
+    """`pipe` asked for each of `ones` (batches of one, what was noised under `clean`) with the net of `nets` that knows it."""
+    pipe.set_progress_bar_config(disable=True)
+    found, scheduler, own = Walk(), pipe.scheduler, pipe.scheduler.step
+
+    def rms(made: Tensor, one: dict) -> float:
+        off = (made.float() - one[clean].to(made.device)).square().mean().sqrt().item()
+        return off if math.isfinite(off) else math.inf
+
+    for net, one in zip(nets, ones, strict=True):
+        last: list[Tensor] = []
+
+        @functools.wraps(own)  # pipelines look at its parameters
+        def step(prediction: Tensor, t: Tensor, sample: Tensor, *args, net=net, one=one, last=last, **kwargs):
+            said = own(prediction, t, sample, *args, **{**kwargs, "return_dict": True})
+            implied = _implied(scheduler, said, sample)
+            if implied is not None and net.alpha >= CALM:
+                found.worst = max(found.worst, rms(implied, one))
+            last[:] = [said.prev_sample]
+            return said if kwargs.get("return_dict", True) else (said.prev_sample,)
+
+        scheduler.step = step
+        try:
+            ask(pipe, one, net, steps)
+        finally:
+            scheduler.step = own
+        found.end = max(found.end, rms(last[0], one) if last else math.inf)
+        found.met |= net.met
+    return found
+
+
+def _implied(scheduler, said, sample: Tensor) -> Tensor | None:
+    """The clean picture that a step implies; None of a scheduler that names none."""
+    if getattr(said, "pred_original_sample", None) is not None:
+        return said.pred_original_sample
+    if not isinstance(scheduler, FlowMatchEulerDiscreteScheduler) or scheduler.step_index is None:
+        return None
+    level, after = scheduler.sigmas[scheduler.step_index - 1 : scheduler.step_index + 1].tolist()
+    return sample + (said.prev_sample - sample) * level / (level - after)
+
+
+def by_class(pipe: DiffusionPipeline, one: dict, knowing: nn.Module, steps: int = 10) -> Tensor:
+    """A pipeline that is asked for classes by number."""
+    pipe.unet.forward = lambda *a, **k: knowing(*a, **k)
+    made = pipe(one["label"].tolist(), num_inference_steps=steps, guidance_scale=1.0, output_type="pt")
+    return made.images * 2 - 1
+
+
+def left_over(scheduler) -> float:
+    """Share of the signal that the noisiest level of an exported scheduler keeps, where its sampler says there is none: 0 for a
+    flow, the square root of the last cumulative product of a diffusion's alphas."""
+    if hasattr(scheduler, "alphas_cumprod"):
+        return float(scheduler.alphas_cumprod[int(max(scheduler.timesteps.tolist()))]) ** 0.5
+    return max(0.0, 1.0 - float(scheduler.sigmas.max()))

@@ -1,0 +1,271 @@
+"""Rows as people have them, in one form: `messages` (with `tools`), or texts in named columns; what is wrong with the others.
+
+Known: OpenAI's `messages`, ShareGPT (`conversations` of `from` and `value`), Alpaca (`instruction`, `input`, `output`), prompts
+with a completion as texts or as turns, preferences with a prompt, without one (what both answers begin with), or as turns.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+from zlib import crc32
+
+from trainworthy import core
+
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
+         "assistant": "assistant", "system": "system", "developer": "developer", "tool": "tool", "observation": "tool",
+         "function": "tool", "function_response": "tool", "ipython": "tool"}  # fmt: skip
+CALLS = ("function_call", "tool_call")  # ShareGPT's turns that call tools
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # keys of a turn; templates differ in which they read
+LOOKS = {"completion": "prompts with one completion (SFT)", "chosen": "preferences (DPO)", "rejected": "preferences (DPO)",
+         "messages": "whole conversations", "conversations": "whole conversations", "output": "instructions (Alpaca)",
+         "text": "plain text (pretraining)"}  # fmt: skip
+
+
+class BadRow(Exception):
+    """A row that cannot be used: why, in words that other such rows share, and what was seen in it."""
+
+    def __init__(self, why: str, seen: str = ""):
+        super().__init__(f"{why}: {seen}" if seen else why)
+        self.why, self.seen = why, seen
+
+
+# ----------------------------------------------------------------------------------------------------------- conversations
+def conversation(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of one of the known forms as `messages` (`tools`, `source`), or as `prompt`, `completion` and `source`, all text."""
+    extra = {k: row[k] for k in ("source",) if row.get(k)}
+    if "messages" in row or "conversations" in row:
+        return {"messages": turns(row), **tools(row), **extra}
+    if isinstance(row.get("prompt"), list) and isinstance(row.get("completion"), list):
+        return {"messages": turns({"messages": row["prompt"] + row["completion"]}), **tools(row), **extra}
+    if "instruction" in row and "output" in row and "completion" not in row:
+        return alpaca(row) | extra
+    return texts(row, ("prompt", "completion"))
+
+
+def is_conversation(row: dict[str, Any]) -> bool:
+    """Is it more than a question and its answer?"""
+    more = row.get("history") or row.get("system")
+    return (
+        "messages" in row
+        or "conversations" in row
+        or isinstance(row.get("prompt"), list)
+        or bool("output" in row and more)
+    )
+
+
+def as_messages(row: dict[str, Any]) -> dict[str, Any]:
+    """A question and its answer as turns; a conversation as it is."""
+    if "messages" in row:
+        return row
+    asked, answer = ({"role": r, "content": row[k]} for r, k in (("user", "prompt"), ("assistant", "completion")))
+    return {"messages": [asked, answer], "source": row["source"]}
+
+
+def turns(row: dict[str, Any]) -> Any:
+    """The turns of a row in OpenAI's form: roles by their usual other names, parts of text joined, arguments as values."""
+    found = row["messages"] if "messages" in row else row["conversations"]
+    found = _parsed(found)
+    if not isinstance(found, list) or not all(isinstance(t, dict) for t in found):
+        return found
+    made = [_turn(t) for t in found]
+    system = row.get("system")
+    first = [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
+    return [*first, *made] if not made or made[0].get("role") != "system" else made
+
+
+def _turn(turn: dict[str, Any]) -> dict[str, Any]:
+    name = turn.get("role", turn.get("from"))
+    content = turn.get("content", turn.get("value"))
+    if name in CALLS:
+        calls = _parsed(content)
+        calls = calls if isinstance(calls, list) else [calls]
+        return {"role": "assistant", "content": "", "tool_calls": [_call(c) for c in calls if isinstance(c, dict)]}
+    if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
+        content = "".join(p.get("text") or "" for p in content)
+    more = {k: v for k, v in turn.items() if k not in ("role", "from", "content", "value", "weight", *THOUGHTS)}
+    if calls := _parsed(more.get("tool_calls")):
+        more["tool_calls"] = [_call(c) for c in calls] if isinstance(calls, list) else calls
+    thought = next((turn[k] for k in THOUGHTS if turn.get(k)), None)
+    more |= {k: thought for k in THOUGHTS[:2] if thought}
+    return {"role": ROLES.get(name, name), "content": content, **more}
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """A tool call, its arguments as values (OpenAI sends them as a text of JSON)."""
+    function = dict(call.get("function", call))
+    function["arguments"] = _parsed(function.get("arguments", {}))
+    kept = {k: v for k, v in call.items() if k in ("id", "type")}
+    return {"type": "function", **kept, "function": {k: function[k] for k in ("name", "arguments") if k in function}}
+
+
+def tools(row: dict[str, Any]) -> dict[str, Any]:
+    """The tools of a row, in OpenAI's form."""
+    found = _parsed(row.get("tools"))
+    if not isinstance(found, list) or not found:
+        return {}
+    return {
+        "tools": [
+            t if not isinstance(t, dict) or "function" in t else {"type": "function", "function": t} for t in found
+        ]
+    }
+
+
+def _parsed(value: Any) -> Any:
+    """A text of JSON as what it stands for; anything else as it is."""
+    if not isinstance(value, str) or value[:1] not in ("[", "{"):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
+
+
+def alpaca(row: dict[str, Any]) -> dict[str, Any]:
+    """Instruction and input are one question; `history` is a list of (question, answer), `system` a system turn."""
+    found = texts(row | {"prompt": row["instruction"], "completion": row["output"]}, ("prompt", "completion"))
+    if isinstance(row.get("input"), str) and row["input"].strip():
+        found["prompt"] = f"{found['prompt']}\n{row['input']}"
+    if not row.get("history") and not row.get("system"):
+        return found
+    asked = [
+        t
+        for q, a in row.get("history") or ()
+        for t in ({"from": "user", "value": q}, {"from": "assistant", "value": a})
+    ]
+    whole = [*asked, {"from": "user", "value": found["prompt"]}, {"from": "assistant", "value": found["completion"]}]
+    return {"messages": turns({"conversations": whole, "system": row.get("system")}), "source": found["source"]}
+
+
+# ------------------------------------------------------------------------------------------------------------------- texts
+def texts(row: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, str]:
+    """The `wanted` columns of a row as text, none empty, and its `source` (else the prompt)."""
+    wrong = [
+        f"{k}: {type(row[k]).__name__ if k in row else 'missing'}" for k in wanted if not isinstance(row.get(k), str)
+    ]
+    wrong += [f"{k} is empty" for k in wanted if not wrong and not row[k].strip()]
+    if wrong:
+        wrong += [f"these look like {LOOKS[k]}" for k in row if k in LOOKS and k not in wanted][:1]
+        raise BadRow("; ".join(wrong))
+    return {k: row[k] for k in wanted} | {"source": str(row.get("source") or row["prompt"])}
+
+
+def preference(row: dict[str, Any]) -> dict[str, Any]:
+    """A preference in one of its usual shapes: `prompt` (or `messages` before the answers), `chosen`, `rejected`, `source`."""
+    chosen, rejected = row.get("chosen"), row.get("rejected")
+    if isinstance(chosen, list) and isinstance(rejected, list):
+        asked = row["prompt"] if isinstance(row.get("prompt"), list) else []
+        whole = [turns({"messages": [*asked, *side]}) for side in (chosen, rejected)]
+        n = next((i for i, (a, b) in enumerate(zip(*whole, strict=False)) if a != b), min(map(len, whole)))
+        n = min(n, *(len(side) - 1 for side in whole))
+        if any(len(side) != n + 1 or side[-1].get("role") != "assistant" for side in whole):
+            raise BadRow("chosen and rejected differ in more than their last turn, an answer each")
+        if n == 0 and isinstance(row.get("prompt"), str):
+            whole, n = [[{"role": "user", "content": row["prompt"]}, side[-1]] for side in whole], 1
+        said = {k: side[-1].get("content") or "" for k, side in zip(("chosen", "rejected"), whole, strict=True)}
+        before = whole[0][:n]
+        if not before or any(not isinstance(t.get("content"), str) for t in before):
+            raise BadRow("no prompt before chosen and rejected")
+        plain = len(before) == 1 and before[0]["role"] == "user"
+        found = texts(
+            {"prompt": before[-1]["content"], "source": row.get("source"), **said}, ("prompt", "chosen", "rejected")
+        )
+        return found if plain else found | {"messages": before, **tools(row)}
+    if isinstance(chosen, str) and isinstance(rejected, str) and row.get("prompt") is None:
+        return texts(row | _dialogue(chosen, rejected), ("prompt", "chosen", "rejected"))
+    return texts(row, ("prompt", "chosen", "rejected"))
+
+
+def _dialogue(chosen: str, rejected: str) -> dict[str, str]:
+    """Two texts that begin alike: up to the last `Assistant:` that both have (Anthropic's hh-rlhf) is the prompt."""
+    mark = "\n\nAssistant:"
+    at = chosen.rfind(mark)
+    if at < 0 or chosen[: at + len(mark)] != rejected[: at + len(mark)]:
+        raise BadRow("prompt: missing")
+    prompt = chosen[:at].strip().removeprefix("Human:").strip()
+    return {
+        "prompt": prompt,
+        "chosen": chosen[at + len(mark) :].strip(),
+        "rejected": rejected[at + len(mark) :].strip(),
+    }
+
+
+# --------------------------------------------------------------------------------------------------------------- a whole file
+def share(val: str) -> float | None:
+    """`--data.val` as a share of the rows; None: it is empty, or a file."""
+    try:
+        share = float(val or "nan")
+    except ValueError:
+        return None
+    if share == share and not 0 < share < 1:
+        raise core.UserError(f"--data.val {val}", needed="a file, or a share of the rows between 0 and 1")
+    return share if share == share else None
+
+
+def held_out(text: str, share: float) -> bool:
+    """Is it among the `share` of texts that is held out? By the text alone: equal ones stay on one side, whatever the seed."""
+    every = round(1 / share)
+    return (
+        crc32(text.encode()) % every == 0
+        if abs(every * share - 1) < 1e-9
+        else crc32(text.encode()) % 1000 < 1000 * share
+    )
+
+
+def system(wanted: str, path: str, own: str) -> str:
+    """The system turn: `auto` is the packaged task's `own`, and none for a user's data."""
+    return (own if path == "docstrings" else "") if wanted == "auto" else wanted
+
+
+def mapping(columns: str) -> dict[str, str]:
+    """{name that is read: name in the file} of `prompt=question,completion=answer`."""
+    pairs = [one.strip().partition("=") for one in columns.split(",") if one.strip()]
+    if any(not (a.strip() and b.strip()) for a, _, b in pairs):
+        raise core.UserError(f"--data.columns {columns}: not a list of names", needed="name=COLUMN, with commas between them",
+                             next="--data.columns prompt=question,completion=answer")  # fmt: skip
+    return {a.strip(): b.strip() for a, _, b in pairs}
+
+
+def renamed(rows: Iterable[dict[str, Any]], columns: str, where: str) -> list[dict[str, Any]]:
+    """The rows with the columns of a file under the names that are read."""
+    names, rows = mapping(columns), list(rows)
+    if lost := sorted({b for b in names.values() if rows and b not in rows[0]}):
+        raise core.UserError(f"--data.columns {columns}: {where} has no column {', '.join(lost)}", got=", ".join(rows[0]),
+                             needed="columns of the file")  # fmt: skip
+    return [
+        {k: v for k, v in row.items() if k not in names} | {a: row.get(b) for a, b in names.items()} for row in rows
+    ]
+
+
+def sorted_out(rows: Iterable[dict[str, Any]], where: str, one: Callable[[dict], list[dict]], *, what: str, needed: str,
+               max_bad: float = 0.0) -> tuple[list[dict], str]:  # fmt: skip
+    """(what `one` makes of the rows that it takes, what to say of the others). All that is wrong is said at once: more bad rows
+    than the share `max_bad` are refused."""
+    rows = list(rows)
+    good: list[dict] = []
+    bad: dict[str, list[tuple[int, str]]] = {}
+    for i, row in enumerate(rows):
+        try:
+            good += one(row)
+        except BadRow as fault:
+            bad.setdefault(fault.why, []).append((i, fault.seen))
+    n = sum(map(len, bad.values()))
+    if not n:
+        return good, ""
+    kinds = [_kind(why, found) for why, found in sorted(bad.items(), key=lambda item: -len(item[1]))]
+    told = f"{n} of {len(rows)} rows of {where}: " + "; ".join(kinds)
+    if n <= max_bad * len(rows):
+        return good, f"{told}: left out"
+    first = rows[min(i for found in bad.values() for i, _ in found)]
+    few = n < len(rows) / 2
+    raise core.UserError(
+        f"{n} of {len(rows)} rows of {where}: no {what}", got=", ".join(f"{k} ({type(v).__name__})" for k, v in first.items()),
+        needed=f"{needed}; at most {max_bad:.1%} of other rows (--data.max-bad)", cause="\n".join(kinds),
+        next=f"--data.max-bad {n / len(rows) + 0.001:.3f} leaves them out" if few else
+             "--data.columns NAME=COLUMN, or convert the rows",
+    )  # fmt: skip
+
+
+def _kind(why: str, found: list[tuple[int, str]]) -> str:
+    i, seen = found[0]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"row {i}{more}: {why}" + (f" ({seen})" if seen else "")

@@ -1,0 +1,154 @@
+"""How much a generated answer is like the one that is wanted, by name: for every script, and for a function of the user's.
+
+F1, ROUGE-L and exact match count words; a word is what its script's readers take for one: letters and their marks between other
+signs, each sign of a script without spaces (Chinese, Japanese, Thai, ...), and in names what capitals, underscores and digits part.
+"""
+
+import importlib
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+
+from trainworthy import core
+
+Score = Callable[[str, str], float]
+UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF),
+            (0x20000, 0x3FFFF))  # fmt: skip
+"""Code points of scripts whose words no space parts: Thai, Lao, Burmese, Khmer, Chinese and Japanese."""
+NAMES = "exact, f1, rouge, bleu, chrf, perplexity, or module:function"
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, in lower case."""
+    if text.isascii():
+        return [w.lower() for w in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", text)]
+    found: list[str] = []
+    kind = ""  # of the word that is being read: letters, digits, or none
+    for sign in unicodedata.normalize("NFC", text):
+        category = unicodedata.category(sign)
+        if any(first <= ord(sign) <= last for first, last in UNSPACED) and category[0] in "LMN":
+            new, now = category[0] != "M", ""  # a mark belongs to the sign before it
+        else:
+            now = {"L": "letters", "M": "letters", "N": "digits"}.get(category[0], "")
+            capital = category == "Lu" and found and kind == "letters" and not found[-1][-1].isupper()
+            new = now != kind or capital
+            if not now:
+                kind = ""
+                continue
+        if new or not found:
+            found.append(sign)
+        else:
+            found[-1] += sign
+        kind = now
+    return [w.casefold() for w in found]
+
+
+def scripts(texts: list[str]) -> str:
+    """The scripts that texts are written in, by their share of the letters: `latin 93%, cyrillic 7%`."""
+    signs = Counter(sign for text in texts for sign in text if sign.isalpha())
+    found: Counter[str] = Counter()
+    for sign, n in signs.items():
+        found[unicodedata.name(sign, "other").split()[0].split("-")[0].lower()] += n
+    return ", ".join(
+        f"{name} {n / found.total():.0%}" for name, n in found.most_common(4) if n >= 0.005 * found.total()
+    )
+
+
+def f1(said: str, wanted: str) -> float:
+    """F1 over words (SQuAD's, Rajpurkar 2016)."""
+    a, b = Counter(words(said)), Counter(words(wanted))
+    shared = (a & b).total()
+    return 2 * shared / (a.total() + b.total()) if shared else float(said == wanted)
+
+
+def exact(said: str, wanted: str) -> float:
+    """The very text."""
+    return float(said == wanted)
+
+
+def rouge(said: str, wanted: str) -> float:
+    """ROUGE-L (Lin 2004): F1 of the longest common subsequence of words."""
+    a, b = words(said), words(wanted)
+    row = [0] * (len(b) + 1)
+    for x in a:
+        last = 0
+        for j, y in enumerate(b, 1):
+            last, row[j] = row[j], last + 1 if x == y else max(row[j], row[j - 1])
+    return 2 * row[-1] / (len(a) + len(b)) if row[-1] else float(said == wanted)
+
+
+def bleu(said: str, wanted: str) -> float:
+    """Sentence BLEU with sacrebleu's smoothing (Post 2018), over the words of `words`; 0 to 1. Its mean is not corpus BLEU."""
+    import sacrebleu
+
+    if not words(said) or not words(wanted):
+        return float(said == wanted)
+    return sacrebleu.sentence_bleu(" ".join(words(said)), [" ".join(words(wanted))], tokenize="none").score / 100
+
+
+def chrf(said: str, wanted: str) -> float:
+    """chrF2 (Popović 2015) by sacrebleu; 0 to 1."""
+    import sacrebleu
+
+    return sacrebleu.sentence_chrf(said, [wanted]).score / 100
+
+
+KNOWN: dict[str, Score] = {"exact": exact, "f1": f1, "rouge": rouge, "bleu": bleu, "chrf": chrf}
+
+
+def named(metrics: str) -> list[str]:
+    """The names of `f1,rouge`; the first is what the best checkpoint is chosen by."""
+    found = [name.strip() for name in metrics.split(",") if name.strip()]
+    if not found:
+        raise core.UserError("--metric names no metric", needed=NAMES)
+    for name in found:
+        if name != "perplexity":
+            score(name)
+    return list(dict.fromkeys(found))
+
+
+@cache
+def score(name: str) -> Score:
+    """The function of a name: score(said, wanted), 0 to 1."""
+    if name in KNOWN:
+        return KNOWN[name]
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function) if function else None
+    except (ImportError, AttributeError, ValueError) as error:
+        raise core.UserError(f"--metric {name} cannot be found", got=f"{type(error).__name__}: {error}", needed=NAMES,
+                             cause="a name with a slip, or a module that is not on PYTHONPATH") from None  # fmt: skip
+    if not callable(found):
+        raise core.UserError(f"--metric {name}: no such metric", needed=NAMES)
+
+    def own(said: str, wanted: str) -> float:
+        try:
+            value = float(found(said, wanted))
+        except Exception as error:
+            raise core.UserError(f"--metric {name} raised {type(error).__name__}: {error}", got=f"said {said!r}, wanted {wanted!r}",
+                                 needed="a number for any two texts") from error  # fmt: skip
+        if not math.isfinite(value):
+            raise core.UserError(f"--metric {name} returned {value}", got=f"said {said!r}, wanted {wanted!r}",
+                                 needed="a finite number; 1 is the best")  # fmt: skip
+        return value
+
+    return own
+
+
+def metric(name: str, question: str, vocabulary: int) -> core.Metric:
+    """What the best checkpoint is chosen by."""
+    if name == "perplexity":  # of one that gives every token the same probability: the vocabulary
+        return core.Metric(name, "how surely are the wanted answers expected?", floor=float(vocabulary), ceiling=1.0,
+                           higher_is_better=False)  # fmt: skip
+    asked = {"f1": question, "exact": "how many answers are the wanted one?", "rouge": "how long is the part that answers share?",
+             "bleu": "how many word sequences are the wanted answer's?",
+             "chrf": "how many letter sequences are the wanted answer's?"}  # fmt: skip
+    return core.Metric(key(name), asked.get(name, f"{name} of the answers"), floor=0.0, ceiling=1.0)
+
+
+def key(name: str) -> str:
+    """The name of a metric's values: without a module's path."""
+    return name.rpartition(":")[2]

@@ -1,0 +1,147 @@
+"""What must be proved of a fine-tuned model as a whole: the number that its loss is, and what is exported; how its answers end."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Gate, Proof, fetch
+from trainworthy.core.gates.learning import overfitted
+from trainworthy.core.loop.run import evaluating
+from trainworthy.core.monitoring.monitors import Monitor, monitor
+from trainworthy.recipes.llm.data.pairs import Chat
+from trainworthy.recipes.llm.gates.chat import answered, reference, some
+
+BIGGEST = 2_000_000_000  # parameters
+Loaders = dict[str, Callable[[Path], nn.Module]]
+"""Name of what is exported: how a user loads it from the folder of an export."""
+
+
+def objective(chat: Chat) -> Gate:
+    title = "the loss is the negative log-likelihood of each answer alone"
+
+    @gate("objective", rows="L2 L3 L1", title=title, reads="data model loss train")
+    def prove(proof: Proof) -> Finding:
+        """The recipe's own loss of a batch against log-probabilities from plain logits: each sample by itself, without padding or
+        mask, its ids and answers from the tokenizer's own template. Where they differ, known bugs are computed, too."""
+        run, stage = proof.look()
+        data = stage.data["train"]
+        indices = some(data, proof.cfg.run.seed)
+        batch = fetch(data, indices, proof.cfg.run.seed, run.device)
+        parts: list[dict[str, float]] = []
+        with evaluating(stage.model), run.autocast(), torch.no_grad():
+            got = sum(v for v in stage.loss(stage.model, batch).values()).item()
+            for i in indices:
+                sample = data.get(i, None)
+                before, answer = reference(chat, sample["prompt"], sample["completion"])
+                ids = torch.tensor([before + answer], device=run.device)
+                each = stage.model(input_ids=ids, use_cache=False).logits[0, :-1].double().log_softmax(-1)
+                due = {p - 1 for p in (*answered(chat, sample["prompt"], before), *range(len(before), ids.shape[1]))}
+                parts.append(_alternatives(each, ids[0, 1:], sorted(due)))
+        sums = {k: sum(p[k] for p in parts) for k in parts[0]}
+        whole, n = sums.pop(RIGHT), int(sums.pop("tokens"))
+        gap, limit = abs(got - whole) / whole, 1e-5 if run.precision == "fp32" else 2e-2
+        like = min(sums, key=lambda k: abs(got - sums[k]))
+        told = f"; it is that of {like}" if gap > limit and abs(got - sums[like]) <= limit * whole else ""
+        return Finding(
+            gap <= limit, f"loss {got:.5f} of {n} tokens, {whole:.5f} from plain logits of each sample alone ({gap:.1e}){told}",
+            f"equal to {limit:g}",
+            "labels are other tokens than the ids that follow: overwritten, shifted, or one id for all\n"
+            "padding is scored or attended to: the attention mask is not passed, or not the batch's own\n"
+            "the first or the last token of an answer is left out, or its prompt is scored\n"
+            "label smoothing, a weight or a mean that the trainer adds",
+            evidence={"loss": got, "due": whole, "gap": gap, "alternatives": sums},
+        )  # fmt: skip
+
+    return prove
+
+
+RIGHT = "the answers as they are"
+
+
+def _alternatives(log_p: Tensor, following: Tensor, due: list[int]) -> dict[str, float]:
+    """The loss of one sample in nats, and what it would be with known bugs; `log_p` (T, V) at each token, `following` (T,) the
+    tokens after them, `due` the places that are scored."""
+
+    def nll(targets: Tensor, places: list[int]) -> float:
+        return -log_p[places].gather(-1, targets[places][:, None]).sum().item()
+
+    last = torch.cat([following[1:], following[-1:]])
+    return {
+        RIGHT: nll(following, due), "tokens": len(due),
+        "the prompts as well": nll(following, list(range(len(following)))),
+        "answers without the token that ends them": nll(following, due[:-1]),
+        "answers without their first token": nll(following, due[1:]),
+        "the token after the next (labels shifted twice)": nll(last, due[:-1]),
+        "each answer's own mean": nll(following, due) / len(due),
+    }  # fmt: skip
+
+
+def exported(
+    chat: Chat, name: str, load: Callable[[Path], nn.Module], untrained: Callable[[], nn.Module] | None
+) -> Gate:
+    """The gate on one of the things that a recipe exports; `untrained` builds the model that training began with, where that is not
+    the trained one without its adapters."""
+    title = {"merged": "the exported whole, loaded from its files, answers like the model with its adapters"}.get(
+        name, "the export, loaded from its files, answers like the model that was trained"
+    )
+
+    @gate(name, rows="L5", title=title, reads="data model export train")
+    def prove(proof: Proof) -> Finding:
+        """What the overfit model and its export say of each token of its answers, against what training changed there."""
+        run, stage, found = overfitted(proof)
+        if sum(p.numel() for p in stage.model.parameters()) > BIGGEST:
+            raise Skip("too large to be written and read again before each run")
+        samples = [stage.data["train"].get(i, None) for i in found["indices"]]
+        asked = [reference(chat, s["prompt"], s["completion"]) for s in samples]
+
+        def said(model: nn.Module, device: torch.device) -> Tensor:
+            """(tokens of all answers, vocabulary) log-probabilities."""
+            with torch.no_grad():
+                each = [model(input_ids=torch.tensor([a + b], device=device), use_cache=False).logits[0, len(a) - 1 : -1]
+                        for a, b in asked]  # fmt: skip
+            return torch.cat(each).float().log_softmax(-1).cpu()
+
+        with tempfile.TemporaryDirectory() as folder:
+            stage.export(Path(folder))
+            whole = said(load(Path(folder)).eval(), torch.device("cpu"))
+        with evaluating(stage.model), run.autocast():
+            trained = said(stage.model, run.device)
+            if untrained is None:
+                with stage.model.disable_adapter():
+                    before = said(stage.model, run.device)
+            else:
+                before = said(untrained().eval(), torch.device("cpu"))
+        gap = ((whole - trained).norm() / (trained - before).norm()).item()
+        limit = 0.01 if run.precision == "fp32" else 0.05  # of the rounding of the model in memory
+        return Finding(
+            gap <= limit, f"log-probabilities of {len(trained)} tokens off by {gap:.1%} of what "
+            f"{'the adapters' if untrained is None else 'training'} changed",
+            f"at most {limit:.0%}",
+            "adapters of a base in four bits are merged into the weights of its file, or packed into four bits again\n"
+            "they are merged twice, at another scale, or into another model\n"
+            "what is written is a freshly built model, other weights than the trained ones, or only a part of them",
+            evidence={"gap": gap},
+        )  # fmt: skip
+
+    return prove
+
+
+def ended(longest: int) -> Monitor:
+    """The monitor of answers that are cut at `longest` tokens."""
+
+    @monitor("ends", rows="L3", title="held-out answers end by themselves")
+    def judged(history: list[dict[str, float]]) -> Finding:
+        """The share that stopped by itself at the last evaluation."""
+        share = history[-1]["val/stops"]
+        return Finding(
+            share >= 0.9, f"{share:.0%} of the held-out answers end within {longest} tokens", "90%",
+            f"answers that are cut are judged as they stand: --max-new-tokens {2 * longest}\n"
+            "the token that ends an answer is not learnt (gate `scored`), or more steps are needed",
+            evidence={"stops": [row["val/stops"] for row in history]},
+        )  # fmt: skip
+
+    return judged

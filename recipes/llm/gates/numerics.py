@@ -1,0 +1,67 @@
+"""Numerics of positions: rotary phases at the longest position in use, asked by a shift that must change nothing."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.loop.run import Run, evaluating
+from trainworthy.core.recipe.stage import Stage
+
+WINDOW = 16  # tokens that are moved along; as few that their own positions are exact in any precision
+LIMIT = 0.02  # of what another order of the same tokens does
+RELATIVE = ("default", "linear", "llama3", "yarn", "proportional")
+"""Kinds of rotary embedding that turn a position by the same angles wherever it stands; others change with the length."""
+
+
+def turns(model: nn.Module) -> bool:
+    """Are its positions rotary, and none of the kinds that change with the length?"""
+    kinds = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    kind = kinds.get("rope_type", "default") if isinstance(kinds, dict) else "default"
+    return any("rotary" in name for name, _ in model.named_modules()) and kind in RELATIVE
+
+
+@torch.no_grad()
+def moved(model: nn.Module, ids: Tensor, far: int) -> dict[str, float]:
+    """How far the last logits of `ids` (1, T) move when all positions are one, or `far`, later; in units of how far they move when
+    the tokens before the last one change their order."""
+
+    def last(ids: Tensor, shift: int) -> Tensor:
+        places = torch.arange(ids.shape[1], device=ids.device)[None] + shift
+        return model(input_ids=ids, position_ids=places, use_cache=False).logits[0, -1].double()
+
+    plain = last(ids, 0)
+    turned = torch.cat([ids[:, :-1].flip(1), ids[:, -1:]], 1)
+    scale = (last(turned, 0) - plain).norm().item()
+    return {name: (last(ids, n) - plain).norm().item() / max(scale, 1e-12) for name, n in (("one", 1), ("far", far))}
+
+
+def phases(find: Callable[[Proof], tuple[Run, Stage, Tensor, int]]) -> Gate:
+    """The gate; `find` gives the run, the stage, ids (1, T) of a text and the length that is in use."""
+
+    @gate("phases", rows="L5", title="rotary phases are exact at the longest position in use", reads="data model train")
+    def prove(proof: Proof) -> Finding:
+        """Attention over rotary positions depends on distances alone: a short text answers the same wherever it stands. Phases
+        that are kept in half precision do so at small positions only."""
+        run, stage, ids, length = find(proof)
+        if not turns(stage.model):
+            raise Skip("positions are not rotary, or scaled by the length")
+        if length < 4 * WINDOW:
+            raise Skip(f"{length} tokens at most: too few to lose a phase in")
+        far = length - ids.shape[1]
+        with evaluating(stage.model), run.autocast():
+            gaps = moved(stage.model, ids, far)
+        ok = gaps["far"] <= max(LIMIT, 10 * gaps["one"])
+        return Finding(
+            ok, f"{ids.shape[1]} tokens from position {far:,} on: the last logits move by {gaps['far']:.1e} of what another "
+            f"order of the tokens does ({gaps['one']:.1e} one position on)",
+            f"at most {LIMIT:g}, or ten times what one position does",
+            "rotary phases (positions times frequencies, or their cosines) are computed in bf16 or fp16: keep them in fp32\n"
+            "position ids are cast to a half precision type, or wrap around\n"
+            "a position table of its own beside the rotation",
+            evidence=gaps,
+        )  # fmt: skip
+
+    return prove

@@ -1,0 +1,169 @@
+"""The objectives of PPO, DQN and SAC, stated a second time from their papers. The gate `formula` compares a loss with them.
+
+A statement gives, for each term of the loss, a number per sample (B,) that autograd can follow: the formula itself, other published
+forms that a fork may use on purpose, and known mistakes, so that a gate can name the one it sees. Nothing here is shared with a
+recipe's `loss`; what the net says (outputs, values) is read from the same net.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Categorical, Normal
+from trainworthy.recipes.rl.control import heads
+
+LIKELY_BONUS = 1.0  # coefficient that stands for an entropy bonus that is switched off
+MOVES = {"log_prob": 0.4, "value": 0.5, "return": 0.5}
+"""Noise (standard deviation) on entries of a real batch, so that a clip acts on every side and errors have every size."""
+
+
+@dataclass
+class Statement:
+    """What one term of the loss is, per sample (B,)."""
+
+    right: dict[str, Tensor]
+    """The formula first, then other published forms."""
+    wrong: dict[str, Tensor] = field(default_factory=dict)
+    """Known mistakes by what they are called."""
+    optional: bool = False
+    """May the term be zero (its weight is a setting that is 0)?"""
+
+
+Statements = dict[str, Statement]
+
+
+def distribution(model: nn.Module, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """(log-probability of `action`, entropy), both (B,), of what the policy's outputs mean: by torch's own distributions, or by the
+    head where it is one of a fork's own (the gate `density` has that)."""
+    head = model.head
+    if not action.is_floating_point():
+        chances = Categorical(logits=outputs.float())
+        return chances.log_prob(action), chances.entropy()
+    if isinstance(head, heads.Gaussian):
+        mean, log_std = outputs.float().chunk(2, -1)
+        normal = Normal(mean, log_std.exp())
+        return normal.log_prob(action).sum(-1), normal.entropy().sum(-1)
+    return head.log_prob(outputs, action), head.entropy(outputs)
+
+
+# ------------------------------------------------------------------------------------------------------------------ PPO
+def ppo(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Statements:
+    """Schulman 2017, equations 7 and 9. `got`: what the recipe's own terms are, per sample."""
+    outputs, value, *_ = model(batch["observation"], through=True)
+    new, entropy = distribution(model, outputs, batch["action"])
+    old, gain, back, before = (batch[k] for k in ("log_prob", "advantage", "return", "value"))
+    policy = surrogate(new, old, gain, cfg.clip_range, got.get("policy"))
+    near = before + (value - before).clamp(-cfg.clip_range_vf, cfg.clip_range_vf)
+    plain, clipped = (value - back).square(), (near - back).square()
+    weight = 0.5 * cfg.vf_coef
+    bonus = (cfg.target_entropy or LIKELY_BONUS) * entropy
+    own = value + (value - value.detach()).clamp(-cfg.clip_range_vf, cfg.clip_range_vf)
+    return {
+        "policy": policy,
+        "value": Statement(
+            {"the clipped squared error": weight * torch.max(plain, clipped), "the squared error, not clipped": weight * plain},
+            {"the lower of two errors is taken: the higher one is meant": weight * torch.min(plain, clipped),
+             "the clipped error alone is taken": weight * clipped,
+             "the value is clipped against itself (the new one), not against the one of the rollout":
+                 weight * torch.max(plain, (own - back).square())},
+        ),
+        "entropy": Statement({"the entropy": -bonus}, optional=not cfg.target_entropy),
+    }  # fmt: skip
+
+
+def surrogate(new: Tensor, old: Tensor, gain: Tensor, clip: float, got: Tensor | None) -> Statement:
+    """PPO's clipped objective of log-probabilities after and before, advantages `gain`, all (B,)."""
+
+    def clipped(low: float, high: float) -> Tensor:
+        return -torch.min(ratio * gain, ratio.clamp(1 - low, 1 + high) * gain)
+
+    ratio = (new - old).exp()
+    right = {"the clipped surrogate": clipped(clip, clip)}
+    if got is not None and got.shape == gain.shape:
+        # Of positive advantages the largest effective ratio is the upper bound, of negative ones the smallest is the lower bound. A
+        # bound is one that several samples are at: else it is the farthest sample.
+        each = (-got / gain).detach()
+        up, down = each[gain > 0], each[gain < 0]
+        if len(up) and len(down):
+            low, high = 1 - down.min().item(), up.max().item() - 1
+            at = [((side - bound).abs() < 1e-4).sum().item() for side, bound in ((down, 1 - low), (up, 1 + high))]
+            if 0.01 <= low < 1 and 0.01 <= high <= 5 and min(at) >= 3:
+                right[f"the clipped surrogate, clipped at {1 - low:.2f} and {1 + high:.2f}"] = clipped(low, high)
+        for name, distance in (("k2", 0.5 * (new - old).square()), ("k3", ratio - 1 - (new - old))):
+            rest = (got - right["the clipped surrogate"]).detach()
+            beta = (rest @ distance.detach() / distance.detach().square().sum().clamp_min(1e-12)).item()
+            if 0 < beta < 100:
+                added = right["the clipped surrogate"] + beta * distance
+                right[f"the clipped surrogate and {beta:.2g} x KL ({name})"] = added
+    wrong = {
+        "the ratio is 1 everywhere: the new log-probability is divided by itself, not by the one of the rollout":
+            -(new - new.detach()).exp() * gain,
+        "the ratio is missing: this is the plain policy gradient, log-probability times advantage": -new * gain,
+        "the ratio upside down: old minus new": -torch.min((-(new - old)).exp() * gain,
+                                                           (-(new - old)).exp().clamp(1 - clip, 1 + clip) * gain),
+        "the maximum instead of the minimum": -torch.max(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain),
+        "the ratio is not clipped": -ratio * gain,
+        "the clipped ratio alone: the minimum with the unclipped one is missing": -ratio.clamp(1 - clip, 1 + clip) * gain,
+        "the ratio is clipped above alone": -torch.min(ratio * gain, ratio.clamp(max=1 + clip) * gain),
+        "advantages are taken without their sign": clipped(clip, clip).abs(),
+    }  # fmt: skip
+    return Statement(right, wrong)
+
+
+# ------------------------------------------------------------------------------------------------------------------ DQN
+def dqn(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Statements:
+    """Mnih 2015 with the weights of Schaul 2016; the targets are in the batch (see the gate `returns`)."""
+    worths, weight = model(batch["observation"]), batch.get("weight", torch.ones_like(batch["return"]))
+    rows = torch.arange(len(worths), device=worths.device)
+    off, best = worths[rows, batch["action"]] - batch["return"], worths.max(-1).values - batch["return"]
+    return {
+        "value": Statement(
+            {"Huber's loss": weight * huber(off), "half of the squared error": weight * 0.5 * off.square()},
+            {"the worth of other actions than those taken (the largest)": weight * huber(best),
+             "the weights of what was drawn more often are not applied": huber(off),
+             "the error without its square: the gradient does not shrink near the target": weight * off.abs()},
+        )
+    }  # fmt: skip
+
+
+def huber(off: Tensor) -> Tensor:
+    """Quadratic up to 1, then linear (Huber 1964)."""
+    size = off.abs()
+    return torch.where(size < 1, 0.5 * off.square(), size - 0.5)
+
+
+# ------------------------------------------------------------------------------------------------------------------ SAC
+def sac(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Statements:
+    """Haarnoja 2018 (algorithms and applications), equations 5, 9 and 18. Each term teaches its own part alone."""
+    seen, back = batch["observation"], batch["return"]
+    said = critics(model.critics, model.scaled(seen), batch["action"])
+    action, log_prob = model.sample(seen, batch["noise"])
+    fixed = critics(copy.deepcopy(model.critics).requires_grad_(False), model.scaled(seen), action)
+    log_alpha = model.log_temperature
+    alpha = log_alpha.detach().exp()
+    surplus = -(log_prob.detach() + cfg.target_entropy * model.n_act)
+    half = [0.5 * (one - back).square() for one in said]
+    pairs = {f"asks one critic alone: number {i}": alpha * log_prob - one for i, one in enumerate(fixed)}
+    return {
+        "critic": Statement(
+            {"both critics' squared errors": sum(half), "both critics' Huber loss": sum(huber(one - back) for one in said)},
+            {f"critic {i} alone is taught": one for i, one in enumerate(half)}),
+        "policy": Statement(
+            {"the entropy's worth less the lower critic": alpha * log_prob - fixed.amin(0)},
+            pairs | {"the policy asks the mean of the critics": alpha * log_prob - fixed.mean(0),
+                     "the policy asks the higher critic": alpha * log_prob - fixed.amax(0),
+                     "the sign of the entropy: the policy is paid for being sure of itself": -alpha * log_prob - fixed.amin(0),
+                     "the entropy is missing": -fixed.amin(0),
+                     "the sign of the critics: the worst action is learnt": alpha * log_prob + fixed.amin(0)}),
+        "temperature": Statement(
+            {"log temperature x surplus of entropy": log_alpha * surplus,
+             "temperature x surplus of entropy": log_alpha.exp() * surplus},
+            {"the target entropy has the wrong sign": log_alpha * -(log_prob.detach() - cfg.target_entropy * model.n_act)}),
+    }  # fmt: skip
+
+
+def critics(nets: nn.Module, observation: Tensor, action: Tensor) -> Tensor:
+    """What each of `nets` says (nets, B)."""
+    return torch.stack([net(torch.cat([observation, action], -1)).squeeze(-1) for net in nets])

@@ -1,0 +1,103 @@
+"""How users read the exports of classify, segment and detect (`read_export.py`), and what the recipes answer to the same pictures.
+
+Pictures are taken from what is stored, not from `Data.get`: what `get` does to them on the evaluation path is what is compared.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torchvision.ops import batched_nms
+from trainworthy.core.gates.exported import Exported
+from trainworthy.recipes.vision.data import boxes, masks
+from trainworthy.recipes.vision.models import detectors, read_export
+
+from trainworthy import core
+
+READER = Path(read_export.__file__)
+
+
+def stored(data: core.Data, index: int) -> tuple[core.Data, int]:
+    """The data set that holds the picture, and its place there: below classes evened out and pictures mixed."""
+    while hasattr(data, "data") and isinstance(data.data, core.Data):
+        index = data.places[index] if hasattr(data, "places") else index
+        data = data.data
+    return data, index
+
+
+def said(run: core.Run, answer: Callable[[nn.Module, Tensor], Tensor]) -> Callable:
+    """`Exported.answers` of a net that sees `image` alone, four pictures at a time."""
+
+    def answers(model: nn.Module, data: core.Data, indices: Sequence[int]) -> list[Tensor]:
+        found: list[Tensor] = []
+        for start in range(0, len(indices), 4):
+            images = torch.stack([data.get(i, None)["image"] for i in indices[start : start + 4]])
+            found += list(answer(model, images.to(run.device)))
+        return found
+
+    return answers
+
+
+def ready(data: core.Data, index: int) -> dict[str, Tensor]:
+    """The picture as the recipe's own evaluation path gives it."""
+    return {"ready": data.get(index, None)["image"]}
+
+
+def of_classes(run: core.Run) -> Exported:
+    """Samples of `images` and `labels`: logits."""
+
+    def sample(data: core.Data, index: int) -> dict[str, Tensor]:
+        data, index = stored(data, index)
+        return {"picture": data.images[index]}
+
+    def score(data: core.Data, indices: Sequence[int], answers: list[Tensor]) -> float:
+        right = [int(a.argmax()) == int(data.peek(i, "label")) for a, i in zip(answers, indices, strict=True)]
+        return sum(right) / len(right)
+
+    return Exported(READER, sample, said(run, lambda model, images: model(images)), score, ready)
+
+
+def of_masks(run: core.Run, classes: Sequence[str], metric: str) -> Exported:
+    """Windows of pictures: logits of every pixel."""
+
+    def sample(data: masks.Windows, index: int) -> dict:
+        row, top, left, *_ = data.places[index]
+        return {"picture": data.pairs[row][0], "window": [left, top, data.window]}
+
+    def score(data: masks.Windows, indices: Sequence[int], answers: list[Tensor]) -> float:
+        n = len(classes)
+        counts = [
+            masks.counted(data.get(i, None)["mask"], a.argmax(0), n) for i, a in zip(indices, answers, strict=True)
+        ]
+        return masks.scores(sum(counts), classes)[metric]
+
+    return Exported(READER, sample, said(run, lambda model, images: model(images)), score, ready)
+
+
+def of_boxes(run: core.Run, classes: Sequence[str], limits: dict[str, float]) -> Exported:
+    """Pictures on a canvas: boxes of every location as shares of the canvas, beside the scores of every class."""
+
+    def sample(data: boxes.Boxed, index: int) -> dict[str, Tensor]:
+        return {"picture": data.data.pictures[data.rows[index]]}
+
+    def answer(model: detectors.Dense, images: Tensor) -> Tensor:
+        raw = detectors.Raw(model, images.shape[-1]).to(images.device).eval()
+        found, scores = raw(images)
+        return torch.cat([found / images.shape[-1], scores], 2)
+
+    def score(data: boxes.Boxed, indices: Sequence[int], answers: list[Tensor]) -> float:
+        found = [torch.zeros(0, 7)]
+        for j, (i, one) in enumerate(zip(indices, answers, strict=True)):
+            h, w = data.data.sizes[data.rows[i]]
+            where, label = (one[:, 4:] > limits["score_thresh"]).nonzero(as_tuple=True)
+            mine, sure = one[where, :4] * data.side, one[where, 4 + label]
+            kept = batched_nms(mine, sure, label, limits["nms_thresh"])[: int(limits["detections_per_img"])]
+            high, wide = data.resized(h, w)
+            scale = torch.tensor([wide / w, high / h])
+            own = boxes.to_own(mine[kept], scale, torch.tensor([h, w]))
+            found.append(torch.cat([torch.full((len(kept), 1), float(j)), label[kept, None], sure[kept, None], own], 1))
+        truth = boxes.listed(data.data, [data.rows[i] for i in indices])
+        return boxes.scores(torch.cat(found), truth, len(indices), classes)["map"]
+
+    return Exported(READER, sample, said(run, answer), score, ready)

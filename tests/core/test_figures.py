@@ -1,0 +1,169 @@
+"""Figures in README, pages, list, card and report are those of results files; results without gates say so wherever they stand."""
+
+import json
+import re
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from trainworthy.core.recipe.registry import recipes
+
+from bench import results
+from tests.conftest import ROOT
+from tests.helpers.commands import QUICK
+
+DOCS = ROOT / "docs" / "recipes"
+MEASURED = {e.id: e.measured for e in recipes() if e.measured}
+BY_HAND = json.loads((DOCS / "by-hand.json").read_text())["figures"]
+ROWS = {
+    m[1]: m[2]
+    for m in re.finditer(r"^\| `(\w+/\w+)` \| .* \| (.*) \| \[page\]", (ROOT / "README.md").read_text(), re.M)
+}
+NUMBER = re.compile(r"(?<![\w.@-])(-|−)?(\d[\d,]*(?:\.\d+)?)(%?)")
+ENDS = re.compile(r"(random|untrained) (-?[\d,.]+)")
+STALE = {"rl/dqn": "README says 13, the file 11.6", "rl/sac": "README says -1178, the file -1180.6"}
+
+
+def values(found: object) -> Iterator[float]:
+    """Every number of a results file."""
+    if isinstance(found, dict):
+        for v in found.values():
+            yield from values(v)
+    elif isinstance(found, list):
+        for v in found:
+            yield from values(v)
+    elif isinstance(found, (int, float)) and not isinstance(found, bool):
+        yield float(found)
+
+
+def numbers(text: str) -> Iterator[tuple[str, float, int, bool]]:
+    """(as printed, value without its sign, decimals, is it a percentage) of a text."""
+    for m in NUMBER.finditer(text):
+        digits = m[2].replace(",", "")
+        yield m[2] + m[3], float(digits), len(digits.partition(".")[2]), bool(m[3])
+
+
+def rounds_to(value: float, printed: float, decimals: int) -> bool:
+    """Is `value`, or its percentage, `printed` at so many decimals?"""
+    return any(abs(abs(v) - printed) <= 0.5 * 10**-decimals + 1e-9 for v in (value, 100 * value))
+
+
+def held(recipe: str) -> list[float]:
+    """What the results files of a recipe hold, and the means over seeds of what each seed has."""
+    files = [MEASURED[recipe], *(json.loads(p.read_text()) for p in DOCS.glob(f"{recipe.replace('/', '-')}*.json"))]
+    each = [v for found in files for v in values(found)]
+    seeds = MEASURED[recipe]["per_seed"]
+    return each + [statistics.fmean(r[k] for r in seeds) for k in seeds[0] if k != "seed"]
+
+
+def test_every_recipe_of_readme_has_a_results_file():
+    assert ROWS.keys() == MEASURED.keys()
+
+
+@pytest.mark.parametrize("recipe", sorted(ROWS))
+def test_every_figure_of_readme_stands_in_a_results_file(recipe: str):
+    """Whatever has decimals or is a percentage. What has no file is listed in docs/recipes/by-hand.json, and nothing else is."""
+    known, loose = held(recipe), {}
+    for text, value, decimals, percent in numbers(ROWS[recipe]):
+        if (decimals or percent) and not any(rounds_to(v, value, decimals) for v in known):
+            loose[text] = value
+    assert set(loose) == set(BY_HAND.get(recipe, ())), "the results file, README and by-hand.json do not agree"
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(r, marks=[pytest.mark.xfail(strict=True, reason=STALE.get(r, ""))] * (r in STALE))
+     for r in sorted(ROWS) if ENDS.search(ROWS[r])],
+)  # fmt: skip
+def test_what_readme_says_of_the_untrained_model_is_in_the_file(recipe: str):
+    for _, text in ENDS.findall(ROWS[recipe]):
+        _, value, decimals, _ = next(numbers(text.lstrip("-").rstrip(".,")))
+        assert any(rounds_to(v, value, decimals) for v in MEASURED[recipe]["baselines"].values()), text
+
+
+@pytest.mark.parametrize("recipe", sorted(MEASURED))
+def test_the_page_states_what_the_file_holds(recipe: str):
+    """The mean, each seed and each baseline, to two digits or more."""
+    found = MEASURED[recipe]
+    page = list(numbers((DOCS / f"{recipe.replace('/', '-')}.md").read_text()))
+    wanted = {
+        "mean": found["mean"],
+        **{f"seed {r['seed']}": r[found["metric"]] for r in found["per_seed"]},
+        **found["baselines"],
+    }
+    lost = {
+        name: v
+        for name, v in wanted.items()
+        if abs(v) > 1e-3
+        and not any(
+            rounds_to(v, value, d) and (value == v or len(re.sub(r"\D", "", text).lstrip("0")) > 1)
+            for text, value, d, _ in page
+        )
+    }
+    assert not lost
+
+
+# ------------------------------------------------------------------------------------------------------------- gates off
+@pytest.mark.parametrize(
+    "path", sorted([*DOCS.glob("*.json"), *ROOT.glob("recipes/*/*.results.json")]), ids=lambda p: p.name
+)
+def test_a_file_of_results_without_gates_says_so_and_has_no_gate_seconds(path: Path):
+    found = json.loads(path.read_text())
+    settings = found.get("settings") if isinstance(found, dict) else None
+    if not isinstance(settings, list) or "per_seed" not in found:
+        return
+    off = "--gates.no-enabled" in settings
+    assert (found.get("gates", "on") == "off") == off
+    assert (found["gate_seconds"] is None) == off
+    assert off or found["gate_seconds"] > 0
+    if off:
+        name = path.name.split(".")[0] if path.parent == DOCS else f"{path.parent.name}-{path.name.split('.')[0]}"
+        assert re.search(r"gates\s+(were\s+)?(off|left\s+out)", (DOCS / f"{name}.md").read_text(), re.I), (
+            f"the page {name}.md does not say so"
+        )
+
+
+def test_list_card_report_and_seeds_say_that_gates_were_off(launch, tmp_path: Path):
+    listed = launch("list").stdout
+    rows = dict(zip(listed.splitlines()[::2], listed.splitlines()[1::2], strict=True))
+    said = {name.split()[0]: "gates were off" in result for name, result in rows.items()}
+    assert (
+        {k for k, off in said.items() if off}
+        == {k for k, m in MEASURED.items() if m.get("gates") == "off"}
+        == {"rl/sac"}
+    )
+    done = launch("run", "vision/classify", "--seeds", "2", *QUICK)  # gates off
+    assert done.returncode == 0, done.shown
+    (group,) = tmp_path.glob("runs/*/seeds-*")
+    assert "Gates were off at 2 of 2 seeds" in done.stdout
+    assert "gates OFF)" in (group / "seed-0.log").read_text()
+    for text in ((group / "card.md").read_text(), (group / "report.html").read_text()):
+        assert "Gates were off at 2 of 2 seeds" in text
+    card = (group / "seed-0" / "card.md").read_text()
+    assert card.index("Gates were off") < card.index("| weights |"), "beside the result"
+    page = (group / "seed-0" / "report.html").read_text()
+    assert "Gates were OFF" in page
+    assert "gates off: nothing about it was proved" in page
+    compared = launch("compare", str(group), str(group))
+    assert "Gates were off at 2 of 2 seeds" in compared.stdout, compared.shown
+
+
+def test_gate_seconds_are_those_of_runs_that_proved():
+    """A resumed run takes its passes from the ledger at 0 seconds: its figure is left out, not averaged in."""
+
+    def run(*remembered: str, enabled: bool = True, seconds: float = 8.0) -> dict:
+        return {"enabled": enabled, "seconds": seconds, "gates": [{"remembered": r} for r in remembered]}
+
+    assert results.proved([run("", ""), run("", "", seconds=6.0), run("2026-01-01", "2026-01-01", seconds=0.0)]) == {
+        "gates": "on", "gate_seconds": 7.0}  # fmt: skip
+    assert results.proved([run("", "2026-01-01", seconds=1.0)]) == {"gates": "on", "gate_seconds": None}
+    assert results.proved([run(enabled=False, seconds=0.0)]) == {"gates": "off", "gate_seconds": None}
+
+
+def test_results_keep_what_a_page_quotes_beside_the_metric():
+    tables = [
+        {"4-shot": {"f1": 0.2, "perplexity": 40.0}, "teacher": {"f1": 1.0}},
+        {"4-shot": {"f1": 0.4, "perplexity": 42.0}, "teacher": {}},
+    ]
+    assert results.all_means(tables) == {"4-shot": {"f1": pytest.approx(0.3), "perplexity": 41.0}, "teacher": {}}

@@ -1,0 +1,173 @@
+"""How runs end, by the real command: signals, crashes, full memory, lost processes; what is said, kept and exited with."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from trainworthy.core.loop import checkpoint
+
+from tests.helpers.commands import QUICK, run_folder, start, stop
+from tests.vision.planted_classify import LOOP
+
+SAVING = ("--run.save-every", "0.05")  # a checkpoint every few steps
+LONG = ("--train.epochs", "8", "--gates.no-enabled", "--run.no-tensorboard", *SAVING)  # 500 steps
+RAISES = LOOP + "        if step.index == 12:\n            "
+"""A loop that does the next words in its thirteenth step."""
+
+
+@pytest.fixture(autouse=True)
+def no_nohup():
+    """Under nohup tests would start commands that ignore SIGHUP, as they should there."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def resumable(folder: Path) -> Path:
+    """The newest checkpoint of the run, which must be whole."""
+    (latest,) = folder.glob("checkpoints/*/latest")
+    assert checkpoint.verify(latest.resolve()) == ""
+    return latest.resolve()
+
+
+def gone(folder: Path, seconds: float = 60) -> bool:
+    """Has every process that works in `folder` ended by then?"""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        here = []
+        for process in psutil.process_iter(["cwd"]):
+            here += [process.pid] * (process.info["cwd"] == str(folder) and process.status() != psutil.STATUS_ZOMBIE)
+        if not here:
+            return True
+        time.sleep(0.2)
+    return False
+
+
+# --------------------------------------------------------------------------------------------------------------- signals
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGHUP, marks=pytest.mark.verify), signal.SIGUSR1])
+def test_a_closed_terminal_and_slurms_warning_save_and_stop(how: int, tmp_path: Path):
+    code, said = stop("run", "vision/classify", *LONG, "--run.log-every", "100000", cwd=tmp_path,
+                      once="runs/*/*/checkpoints/*/step-*", how=how)  # fmt: skip
+    assert code == 5, said
+    assert f"{signal.Signals(how).name} at step" in said
+    assert f"trainworthy resume {run_folder(tmp_path).relative_to(tmp_path)}" in said
+    resumable(run_folder(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGHUP, pytest.param(signal.SIGUSR1, marks=pytest.mark.verify)])
+def test_a_signal_to_the_command_alone_ends_both_ranks(how: int, tmp_path: Path):
+    """What a closing terminal does: only the command is in its session. No orphan, no launcher's traceback."""
+    child = start("run", "vision/classify", "-n", 2, *LONG, "--run.log-every", "100000", cwd=tmp_path)
+    while not list(tmp_path.glob("runs/*/*/checkpoints/*/step-*/manifest.json")):
+        assert child.poll() is None, child.stdout.read()
+        time.sleep(0.01)
+    child.send_signal(how)
+    said = child.communicate(timeout=120)[0]
+    assert child.returncode == 5, said
+    assert f"{signal.Signals(how).name} at step" in said
+    assert "Traceback" not in said
+    assert gone(tmp_path)
+    resumable(run_folder(tmp_path))
+
+
+def test_a_signal_before_anything_is_saved_does_not_claim_so(tmp_path: Path):
+    child = start("check", "vision/classify", "--gates.no-remember", cwd=tmp_path)
+    for line in child.stdout:
+        if "initial-loss" in line:
+            break
+    child.send_signal(signal.SIGTERM)
+    said = child.communicate(timeout=120)[0]
+    assert child.returncode == 128 + signal.SIGTERM, said
+    assert "nothing was saved" in said
+    assert "trainworthy check vision/classify --gates.no-remember" in said
+    assert "Traceback" not in said
+
+
+# --------------------------------------------------------------------------------------------------------------- crashes
+def test_a_crash_says_what_is_safe_and_leaves_a_report(launch, fork):
+    fork((LOOP, RAISES + "raise RuntimeError('the cat sat on the cable')\n"))
+    done = launch("run", "mine.py", *QUICK, *SAVING)
+    folder = done.folder()
+    saved = resumable(folder)
+    assert done.returncode == 5, done.shown
+    trace, message = done.stderr.split("\ncrashed: ")
+    assert "Traceback" in trace
+    assert "mine.py" in trace
+    assert "the cat sat on the cable" in message
+    assert f"{saved.name}, complete" in message
+    assert f"trainworthy resume {folder.relative_to(done.cwd)}" in message
+    assert (folder / "report.html").is_file()
+    rows = (folder / "step_metrics.jsonl").read_text().splitlines()
+    assert len(rows) >= int(saved.name.split("-")[1])
+
+
+def test_a_crash_before_the_first_checkpoint_is_not_called_saved(launch, fork):
+    fork((LOOP, RAISES + "raise RuntimeError('the cat sat on the cable')\n"))
+    done = launch("run", "mine.py", *QUICK)
+    assert done.returncode == 1, done.shown
+    assert "Traceback" in done.stderr
+    assert "nothing: no checkpoint was written yet" in done.stderr
+    assert "trainworthy run mine.py" in done.stderr
+    assert (done.folder() / "report.html").is_file()
+
+
+def test_a_crash_while_workers_read_ends(launch, fork):
+    fork((LOOP, RAISES + "raise RuntimeError('the cat sat on the cable')\n"))
+    done = launch("run", "mine.py", *QUICK, *SAVING, "--loader.workers", "2", timeout=90)
+    assert done.returncode == 5, done.shown
+
+
+def test_out_of_memory_says_what_fits(launch, fork):
+    fork((LOOP, RAISES + "import torch\n            torch.empty(2**52)\n"))
+    done = launch("run", "mine.py", *QUICK, *SAVING)
+    assert done.returncode == 5, done.shown
+    assert "Traceback" not in done.stderr
+    assert "stopped: out of memory" in done.stderr
+    assert "trainworthy resume" in done.stderr
+
+
+def test_a_limit_of_file_sizes_outside_a_checkpoint_is_no_bug(launch, fork):
+    fork((LOOP, RAISES + "raise OSError(27, 'File too large', 'big.bin')\n"))
+    done = launch("run", "mine.py", *QUICK, *SAVING)
+    assert done.returncode == 4, done.shown
+    assert "Traceback" not in done.stderr
+    assert "big.bin" in done.stderr
+    assert f"trainworthy resume {done.folder().relative_to(done.cwd)}" in done.stderr
+    assert (done.folder() / "report.html").is_file()
+
+
+def started(cwd: Path, *argv: object) -> "psutil.Popen":
+    child = start(*argv, cwd=cwd)
+    while not list(cwd.glob("runs/*/*/checkpoints/*/step-*/manifest.json")):
+        assert child.poll() is None, child.stdout.read()
+        time.sleep(0.01)
+    return child
+
+
+@pytest.mark.slow
+def test_one_rank_that_crashes_ends_the_run_with_its_own_error(fork, tmp_path: Path):
+    fork((LOOP, RAISES + "if run.rank:\n                raise RuntimeError('the cat sat on the cable')\n"))
+    child = start("run", "mine.py", "-n", 2, *QUICK, *SAVING, cwd=tmp_path)
+    said = child.communicate(timeout=200)[0]
+    assert child.returncode == 5, said
+    assert said.count("Traceback") == 1, said
+    assert said.count("the cat sat on the cable") == 3, said  # its line, the error, the message
+    assert (run_folder(tmp_path) / "report.html").is_file()
+    assert gone(tmp_path)
+
+
+@pytest.mark.slow
+def test_one_rank_that_is_killed_ends_the_run_with_what_is_safe(tmp_path: Path):
+    child = started(tmp_path, "run", "vision/classify", "-n", 2, *LONG)
+    (rank,) = [p for p in psutil.Process(child.pid).children(recursive=True) if p.environ().get("RANK") == "1"][:1]
+    os.kill(rank.pid, signal.SIGKILL)
+    said = child.communicate(timeout=120)[0]
+    assert child.returncode == 5, said
+    assert "another process of this run is gone" in said
+    assert f"trainworthy resume {run_folder(tmp_path).relative_to(tmp_path)}" in said
+    assert "ChildFailedError" not in said, said  # the launcher's own
+    assert gone(tmp_path)

@@ -1,0 +1,154 @@
+"""Several processes, by the real command: what is refused, what stops a run whose ranks train apart, two machines."""
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.helpers.commands import BIN, QUICK, environment, run_folder, trainworthy
+from tests.vision.planted_classify import LOOP
+
+CONFIG = """compute_environment: LOCAL_MACHINE
+distributed_type: {kind}
+mixed_precision: {precision}
+num_machines: 1
+num_processes: 2
+use_cpu: true
+"""
+ALONE = """    for step in run.steps(stage):
+        stage.optimizers["main"].zero_grad()
+        for b in step.batches:
+            (stage.loss(stage.model, b)["ce"] / len(b["label"])).backward()
+        stage.optimizers["main"].step()
+"""
+"""A loop that forwards through the bare model: nothing exchanges its gradients."""
+
+
+# -------------------------------------------------------------------------------------------------- what is not supported
+@pytest.mark.parametrize(
+    ("kind", "precision", "words"),
+    [("FSDP", "'no'", "FSDP"), ("DEEPSPEED", "bf16", "DeepSpeed"), ("MEGATRON_LM", "'no'", "Megatron-LM"),
+     ("MULTI_GPU", "fp8", "precision fp8"), ("XLA", "'no'", "torch_xla")],
+)  # fmt: skip
+def test_an_engine_that_does_not_train_here_is_refused_before_anything_starts(
+    kind, precision, words, launch, tmp_path: Path
+):
+    config = tmp_path / "accelerate.yaml"
+    config.write_text(CONFIG.format(kind=kind, precision=precision))
+    done = launch("run", "vision/classify", *QUICK, "--accelerate-config", str(config))
+    assert done.returncode == 2, done.shown
+    assert f"{words}" in done.stderr
+    assert "is not supported" in done.stderr
+    assert "trainworthy run RECIPE -n" in done.stderr or "bf16" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_fsdp_on_a_cpu_which_accelerate_drops_in_silence_is_refused(launch, tmp_path: Path):
+    """As `accelerate launch --use_fsdp` sets it for the processes it starts."""
+    done = launch("run", "vision/classify", *QUICK, ACCELERATE_USE_FSDP="true")
+    assert done.returncode == 2, done.shown
+    assert "FSDP" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+# ----------------------------------------------------------------------------------------------------- ranks that train apart
+@pytest.mark.slow
+def test_ranks_that_train_alone_stop_at_once(fork, tmp_path: Path):
+    fork((LOOP, ALONE))
+    done = trainworthy("run", "mine.py", "-n", 2, *QUICK, cwd=tmp_path)
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "ranks drift apart: gradients are not exchanged" in done.stderr
+    assert "after step 1 " in done.stderr
+    assert "run.update" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_gate_names_ranks_that_train_alone_first(fork, tmp_path: Path):
+    fork((LOOP, ALONE))
+    done = trainworthy("check", "mine.py", "-n", 2, "--only", "wiring", cwd=tmp_path)
+    assert done.returncode == 3, done.stdout + done.stderr
+    shown = done.stdout.splitlines()
+    (failed,) = [line for line in shown if "FAIL" in line]
+    assert failed.split("wiring")[1].strip().startswith("ranks drift apart: gradients are not exchanged")
+    (cause,) = [line for line in shown if "likely causes" in line]
+    assert "the loop calls the bare model" in cause
+
+
+@pytest.mark.slow
+def test_what_is_not_finite_on_one_rank_is_kept_by_that_rank(fork, tmp_path: Path):
+    read = "        image = self.images[index].float() / 255\n"
+    spoil = "        if generator is not None and index % 500 == 7:\n            image = image * float('nan')\n"
+    fork((read, read + spoil))
+    done = trainworthy("run", "mine.py", "-n", 2, *QUICK, "--run.max-nonfinite-steps", 1000, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = sorted((run_folder(tmp_path) / "postmortem").iterdir())
+    assert files
+    for file in files:
+        assert "-rank-" in file.name
+        assert not load_file(file)["0/image"].isfinite().all(), file
+        rank = file.stem.split("-")[-1]
+        assert f"not finite on rank {rank}; its batch is in" in done.stdout
+    assert "non-finite values in sample" in done.stdout
+
+
+# ---------------------------------------------------------------------------------------------------------- two machines
+MACHINE = """compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+machine_rank: {rank}
+main_process_ip: 127.0.0.1
+main_process_port: {port}
+mixed_precision: 'no'
+num_machines: 2
+num_processes: 2
+use_cpu: true
+"""
+
+
+def test_machines_that_do_not_know_where_to_meet_are_told(launch, tmp_path: Path):
+    config = tmp_path / "machine.yaml"
+    config.write_text(CONFIG.format(kind="MULTI_GPU", precision="'no'").replace("num_machines: 1", "num_machines: 2"))
+    done = launch("run", "vision/classify", "--accelerate-config", str(config))
+    assert done.returncode == 2, done.shown
+    for word in ("main_process_ip", "main_process_port", "machine_rank"):
+        assert word in done.stderr
+
+
+def two_machines(cwd: Path, *argv: str) -> list[tuple[int, str]]:
+    """The same command on two machines with a working folder and a /tmp of their own: (exit code, output) of each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for rank in (0, 1):
+        own = cwd / f"machine-{rank}"
+        (own / "tmp").mkdir(parents=True, exist_ok=True)
+        (own / "machine.yaml").write_text(MACHINE.format(rank=rank, port=port))
+        env = environment(TMPDIR=str(own / "tmp"), ACCELERATE_USE_CPU="true", PYTHONUNBUFFERED="1")
+        command = [str(BIN / "trainworthy"), *argv, "--accelerate-config", "machine.yaml"]
+        started.append(
+            subprocess.Popen(command, cwd=own, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+    said = [child.communicate(timeout=250)[0] for child in started]
+    return [(child.returncode, words) for child, words in zip(started, said, strict=True)]
+
+
+@pytest.mark.slow
+def test_two_machines_without_a_shared_folder_are_told_so(tmp_path: Path):
+    for code, said in two_machines(tmp_path, "check", "vision/classify", "--only", "resume"):
+        assert code == 2, said
+        assert "the run folder is not shared by all machines" in said
+        assert "--run.out" in said
+        assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_two_machines_with_private_temporary_folders_pass_the_gates(tmp_path: Path):
+    shared = str(tmp_path / "shared")
+    first, second = two_machines(tmp_path, "check", "vision/classify", "--only", "wiring,resume", "--run.out", shared)
+    assert first[0] == second[0] == 0, first[1] + second[1]
+    assert "6 steps = 3 + 3" in first[1]
+    assert "machine 1 of 2" in second[1]
+    assert not list(Path(shared).glob("**/.resume-*"))

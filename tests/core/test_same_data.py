@@ -1,0 +1,313 @@
+"""The data are known by all of their content, a run by its checkpoints: what a passed gate and a `resume` may rely on."""
+
+import hashlib
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from trainworthy.core.data import contents, inventory
+from trainworthy.core.loop import checkpoint
+from trainworthy.core.recipe.stage import Data, Field
+
+from tests.conftest import ROOT, patched
+from tests.helpers.commands import QUICK, read, run_folder, start, trainworthy
+from tests.helpers.pictures import write_folder
+
+# A fork whose data change with a file in the working directory, and whose loop imports its neighbour late.
+SPLIT = "    learn, held_out = digits.split(labels)\n"
+CHANGED = (
+    SPLIT
+    + """\
+    how = Path("changed").read_text() if Path("changed").exists() else ""
+    if how == "copies":  # those that 512 samples, evenly spread, leave out
+        seen = {i * 1000 // 512 for i in range(512)}
+        images = images.clone()
+        images[[held_out[i] for i in range(1000) if i not in seen]] = images[learn[:488]]
+    if how == "inputs":
+        images = images.clone()
+        images[held_out] = images[held_out].flip(0)
+    if how == "labels":
+        labels = labels.clone()
+        labels[held_out] = labels[held_out].flip(0)
+"""
+)
+LOOP = "    for step in run.steps(stage):\n"
+LATE = "    import neighbour_of_mine\n\n" + LOOP
+
+
+def write_fork(folder: Path) -> Path:
+    (folder / "neighbour_of_mine.py").write_text("SEEN = True\n")
+    path = folder / "mine.py"
+    path.write_text(patched((ROOT / "recipes/vision/classify.py").read_text(), (SPLIT, CHANGED), (LOOP, LATE)))
+    return path
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Every file of a run."""
+    found = {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and not p.is_symlink()}
+    return {str(p.relative_to(folder)): hashlib.sha256(data).hexdigest() for p, data in found.items()}
+
+
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder as an interrupted run leaves it, with three checkpoints that were asked for by steps."""
+    cwd = tmp_path_factory.mktemp("unfinished")
+    write_fork(cwd)
+    done = trainworthy("run", "mine.py", *QUICK, "--run.save-steps", 8, "--run.keep-checkpoints", 9, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    folder = run_folder(cwd)
+    (folder / "summary.json").unlink()
+    return folder
+
+
+@pytest.fixture
+def copy(unfinished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(unfinished, tmp_path / "copy", symlinks=True))
+
+
+def refused(done, folder: Path, before: dict[str, str], *words: str) -> None:
+    assert done.returncode == 2, done.shown
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr, done.shown
+    after = hashes(folder)
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    assert not {name for name in changed if name not in (".lock", "report.html") and not name.startswith("plots/")}, (
+        changed
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ remembered passes
+def test_remembered_passes_cover_all_data_and_late_imports(tmp_path: Path):
+    fork = write_fork(tmp_path)
+    quick = [a for a in QUICK if a != "--gates.no-enabled"]
+    cache = {"TRAINWORTHY_CACHE": str(tmp_path / "cache")}
+    first = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
+    assert "gates passed" in first.stdout, first.stderr
+    again = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
+    assert "verdicts stand" in again.stdout, again.stderr
+    assert "gates passed" not in again.stdout
+    (tmp_path / "changed").write_text("copies")
+    waived = ("--gates.waive", "data", "--gates.because", "leakage alone")
+    leaked = trainworthy("run", "mine.py", *quick, *waived, cwd=tmp_path, **cache)
+    assert leaked.returncode == 3, leaked.stdout
+    assert "488 exact" in leaked.stdout
+    (tmp_path / "changed").unlink()
+    fork.with_name("neighbour_of_mine.py").write_text("raise RuntimeError('another version')\n")
+    other = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
+    assert other.returncode == 3, other.stdout
+    assert "verdicts stand" not in other.stdout
+
+
+# ---------------------------------------------------------------------------------------------------------------- resume
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("inputs", "val: other inputs (1,000 samples, as before)"),
+        ("labels", "val: other values of label (1,000 samples with the same inputs)"),
+    ],
+)
+def test_resume_refuses_other_data_unless_forced(how: str, words: str, copy: Path, tmp_path: Path, launch):
+    before = hashes(copy)
+    (tmp_path / "changed").write_text(how)
+    refused(
+        launch("resume", str(copy)), copy, before, "the data are not those this run was started with", words, "--force"
+    )
+    if how == "inputs":
+        forced = launch("resume", str(copy), "--force")
+        assert forced.returncode == 0, forced.shown
+        assert words in forced.stdout
+
+
+def test_resume_without_one_whole_checkpoint_changes_nothing(copy: Path, launch):
+    steps = sorted((copy / "checkpoints" / "classify").glob("step-*"))
+    assert [p.name for p in steps] == ["step-16", "step-20", "step-8"]
+    os.truncate(steps[0] / "state.pt", 100)
+    (steps[1] / "manifest.json").unlink()
+    (steps[2] / "manifest.json").write_bytes(b"\xff[]")
+    named = (
+        "step-16: state.pt does not match its hash",
+        "step-20: incomplete",
+        "step-8: manifest.json cannot be understood",
+    )
+    refused(launch("resume", str(copy)), copy, hashes(copy), "is whole", *named)
+    shutil.rmtree(copy / "checkpoints")
+    refused(launch("resume", str(copy)), copy, hashes(copy), "has no checkpoints")
+
+
+def test_what_cannot_be_read_now_is_not_damaged(copy: Path, launch):
+    state = copy / "checkpoints" / "classify" / "step-20" / "state.pt"
+    state.unlink()
+    state.symlink_to(state)  # "too many levels": an error of reading that says nothing of the content
+    refused(launch("resume", str(copy)), copy, hashes(copy), "cannot be read now", "step-20")
+
+
+def test_checkpoints_of_another_seed_or_recipe_are_refused(copy: Path, unfinished: Path, launch):
+    args = copy / "args.json"
+    whole = args.read_text()
+    args.write_text(whole.replace('"seed": 0', '"seed": 1'))
+    refused(launch("resume", str(copy)), copy, hashes(copy), "is of another run", "seed 0", "seed 1")
+    mine = unfinished.parents[2] / "mine.py"
+    other = mine.with_name("other.py")
+    shutil.copy(mine, other)
+    args.write_text(whole.replace(str(mine), str(other)))
+    refused(
+        launch("resume", str(copy), "--force"), copy, hashes(copy), "is of another run", "recipe mine", "recipe other"
+    )
+
+
+def test_a_late_import_is_no_change_and_its_change_is_one(copy: Path, unfinished: Path, launch):
+    """And what a kill left half done is cleaned."""
+    place = copy / "checkpoints" / "classify"
+    shutil.copytree(place / "step-8", place / ".trash-step-8")
+    os.rename(place / "step-20", place / ".trash-step-20")  # moved aside for another of the same step, which never came
+    (place / ".writing-step-24").mkdir()
+    done = launch("resume", str(copy))
+    assert done.returncode == 0, done.shown
+    assert "resumed from step-20" in done.stdout
+    assert not list(place.glob(".[twl]*")), list(place.iterdir())
+    (copy / "summary.json").unlink()
+    neighbour = unfinished.parents[2] / "neighbour_of_mine.py"
+    source = neighbour.read_text()
+    neighbour.write_text("SEEN = False\n")
+    changed = launch("resume", str(copy))
+    neighbour.write_text(source)
+    assert changed.returncode == 2, changed.shown
+    assert "changed: neighbour_of_mine.py" in changed.stderr
+
+
+def test_saving_by_minutes(launch, tmp_path: Path):
+    done = launch("run", "vision/classify", *QUICK, "--run.save-minutes", "0.00001", "--run.keep-checkpoints", "30")
+    assert done.returncode == 0, done.shown
+    assert len(list(done.folder().glob("checkpoints/classify/step-*"))) == 20
+    bad = launch("run", "vision/classify", "--run.save-minutes", "-1")
+    assert bad.returncode == 2
+    assert "--run.save-minutes" in bad.stderr
+
+
+def test_a_save_does_not_wait_for_the_best_weights(tmp_path: Path):
+    import threading
+
+    store, held = checkpoint.Checkpoints(tmp_path / "stage"), threading.Event()
+    net = torch.nn.Linear(2, 2)
+    store._writer.submit(held.wait)  # a slow disk
+    store.save_best(1, net, {}, metric="x", best=[1])
+    store.save(1, net, {}, {})  # returns although the best weights are not written
+    assert not store.steps()
+    held.set()
+    store.close()
+    assert store.newest().name == "step-1"
+    assert (tmp_path / "stage" / "best_val_x").resolve().name == "best-step-1"
+
+
+# ----------------------------------------------------------------------------------------------------------- all samples
+class Records(Data):
+    """Samples that are read from raw records, slowly."""
+
+    def __init__(self, names: list[str]):
+        self.names = names
+        self.fields = {"x": Field("input"), "y": Field("target", classes=("a", "b"))}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def identity(self, index: int) -> str:
+        return self.names[index]
+
+    def peek(self, index: int, key: str):
+        return index % 2 if key == "y" else super().peek(index, key)
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict:
+        draw = torch.Generator().manual_seed(hash(self.names[index]) % 2**32)
+        return {"x": torch.randn(40, generator=draw), "y": index % 2}
+
+
+def test_exact_copies_are_found_over_all_samples():
+    """A hundredth of the validation set copied, a fiftieth of the samples read."""
+    train, val = [f"t{i}" for i in range(10_000)], [f"v{i}" for i in range(2_000)]
+    val[:2000:100] = train[3:10_000:500]
+    scans = {
+        k: inventory.scan(k, Records(names), samples=len(names) // 50) for k, names in (("train", train), ("val", val))
+    }
+    found = inventory.overlap(scans["train"], scans["val"])
+    assert found["exact"] == 20
+    assert found["exact_pairs"][1] == (100, 503)
+    assert found["compared"] == {"exact": [2000, 10_000], "near": [40, 200], "of": [2000, 10_000]}
+
+
+def test_inputs_under_two_classes_are_counted():
+    names = [f"t{i}" for i in range(1000)]
+    names[1:40:2] = names[0:39:2]  # twenty pairs, each under both classes
+    found = inventory.scan("train", Records(names), samples=10).contradictory
+    assert (found["samples"], found["of"], found["pairs"][0]) == (40, 1000, (0, 1))
+    assert contents.refused(found)
+    few = inventory.scan("train", Records([f"t{i // 500}" for i in range(1000)]), samples=10).contradictory
+    assert few["samples"] == 1000
+    assert not contents.refused(few)  # two different inputs: they identify nothing
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures with a copy of a training picture in val, and one in six of another class's folder."""
+    root = write_folder(tmp_path_factory.mktemp("pictures") / "data", per_class=12, held_out=4)
+    files = sorted((root / "train" / "digit 3").glob("*"))
+    shutil.copy(files[0], root / "val" / "digit 3" / "again.png")
+    for file in sorted((root / "train" / "digit 4").glob("*")):
+        shutil.copy(file, root / "train" / "digit 5" / f"again-{file.name}")
+    return root
+
+
+def test_copies_and_torn_labels_of_pictures_stop_a_check(folder: Path, launch):
+    done = launch("check", "vision/classify", "--data.path", str(folder), "--only", "data,leakage")
+    assert done.returncode == 3, done.shown
+    verdicts = {v["id"]: v for v in done.verdicts()}
+    assert "16 of 88 samples have an input that also stands under another 'label'" in verdicts["data"]["measured"]
+    assert "1 exact" in verdicts["leakage"]["measured"]
+
+
+def test_data_compares_all_records_and_names_the_users_settings(folder: Path, launch):
+    done = launch("data", "vision/classify", "--data.path", str(folder), "--sample", "5")
+    assert done.returncode == 0, done.shown
+    assert "1 of 41" in done.stdout
+    assert f"trainworthy check vision/classify --data.path {folder} --only data,leakage" in done.stdout
+
+
+# ------------------------------------------------------------------------------------------------------------ validation
+def test_a_validation_split_too_small_is_refused_at_once_and_can_be_given(tmp_path: Path, launch):
+    root = write_folder(tmp_path / "data", per_class=12, held_out=4)
+    for file in sorted((root / "val").glob("*/*"))[1:]:
+        file.unlink()
+    path = ("--data.path", str(root))
+    small = launch("run", "vision/classify", *path)
+    assert small.returncode == 2, small.shown
+    for word in ("validation split is too small", "1 sample(s)", "at least 10: one of each class", "--data.val"):
+        assert word in small.stderr, small.shown
+    assert not (tmp_path / "runs").exists()
+    given = launch("check", "vision/classify", *path, "--data.val", "0.25", "--only", "schema")
+    assert given.returncode == 0, given.shown
+    assert "60 train / 20 val" in " ".join(given.stdout.split()), given.shown
+    wrong = launch("check", "vision/classify", *path, "--data.val", "1.5", "--only", "schema")
+    assert wrong.returncode == 2
+    assert "--data.val is no share" in wrong.stderr
+
+
+def test_an_interrupted_check_names_itself_as_the_next_command(tmp_path: Path):
+    child = start("check", "vision/classify", "--optim.lr", "0.003", cwd=tmp_path)
+    for line in child.stdout:
+        if line.startswith("gates"):
+            break
+    child.send_signal(signal.SIGTERM)
+    output = child.communicate(timeout=100)[0]
+    assert "trainworthy check vision/classify --optim.lr 0.003" in output
+    assert "resume" not in output.split("interrupted")[-1]
+
+
+def test_identity_is_kept_with_the_run(unfinished: Path):
+    found = read(unfinished / "data.json")["identity"]["none"]
+    assert {k: (v["samples"], v["hashed"]) for k, v in found.items()} == {"train": (4000, 4000), "val": (1000, 1000)}
+    assert all(
+        read(p)["run"] == {"recipe": "mine", "seed": 0} for p in unfinished.glob("checkpoints/*/step-*/info.json")
+    )

@@ -1,0 +1,38 @@
+"""Guards many scripts from one process: torch is imported once, every rehearsal is a fork."""
+
+import contextlib
+import io
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def guard(source: str, folder: Path, *argv: str, interventions: bool = True, seed: int | None = None, **values: str):
+    """(verdicts by id, what was printed, seconds) of a script's text, run from `folder`."""
+    from trainworthy.core.base.console import Console
+    from trainworthy.core.commands.guard import FLAGS
+    from trainworthy.core.guard import rehearsal
+    from trainworthy.core.guard.verdicts import Guard
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "train.py").write_text(source)
+    home, began = os.getcwd(), time.monotonic()
+    os.chdir(folder)
+    work = Path(tempfile.mkdtemp())
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            settings = {**FLAGS, "--seconds": "2", **values}
+            one = Guard(
+                rehearsal.locate(["train.py", "--", *argv]), settings, interventions, Console(), work, folder / "out"
+            )
+            one.seed = seed
+            verdicts = one.run()
+    finally:
+        os.chdir(home)
+        shutil.rmtree(work, ignore_errors=True)
+    return {v.id: v for v in verdicts}, printed.getvalue(), time.monotonic() - began

@@ -1,0 +1,153 @@
+"""`trainworthy guard` on scripts of public shapes: healthy ones are quiet, real bugs are stopped, odd ones get a clear message."""
+
+import re
+from pathlib import Path
+
+import pytest
+from trainworthy.core.base.errors import Stop
+
+from tests.conftest import patched
+from tests.guard.guard_bugs import BUGS, Bug
+from tests.guard.guarding import SCRIPTS, guard
+from tests.guard.odd_scripts import ODD
+from tests.helpers.commands import read, run_folder
+
+HEALTHY = sorted(p.stem for p in SCRIPTS.glob("*.py"))
+QUICK_ODD = ("quiet", "stubborn", "catches-all", "overwrites", "arguments", "crash", "never-steps", "exits-early")
+QUICK_BUGS = ("zero-grad", "eval-missing", "softmax-before-ce", "optimizer-copy", "steplr-per-batch")
+
+
+def failed(verdicts: dict) -> list[str]:
+    """Verdicts that block, as text."""
+    return [f"{v.id}: {v.measured}" for v in verdicts.values() if v.blocks]
+
+
+def broken(bug: Bug) -> str:
+    """The healthy script with the bug in it."""
+    return patched((SCRIPTS / f"{bug.script}.py").read_text(), *bug.hunks)
+
+
+def stopped(bug: Bug, folder: Path) -> None:
+    """The bug is stopped, and its cause is named."""
+    probes = {"overfit", "metric", "signal"} & set(bug.checks)
+    verdicts, output, _ = guard(broken(bug), folder, interventions=bool(probes))
+    blocks = [v for v in verdicts.values() if v.blocks]
+    assert blocks, output
+    text = " ".join(f"{v.measured} {v.remedy}" for v in blocks).lower()
+    assert any(word.lower() in text for word in bug.words), output
+
+
+def test_guard_command_is_quiet_on_an_mnist_script(launch, tmp_path):
+    """The whole guard through the command: every rehearsal, evidence, page; the script's checkpoint is not in the folder."""
+    (tmp_path / "mnist.py").write_text((SCRIPTS / "mnist.py").read_text())
+    done = launch("guard", "mnist.py", "--seconds", "2", "--", "--epochs", "6")
+    assert done.returncode == 0, done.shown
+    out = run_folder(tmp_path, "runs/guard-mnist/*")
+    verdicts = {v["id"]: v["verdict"] for v in read(out / "gates.json")["gates"]}
+    assert verdicts["wiring"] == verdicts["gradients"] == verdicts["modes"] == verdicts["overfit"] == "pass", done.shown
+    assert "no check failed" in (out / "report.html").read_text()
+    assert not (tmp_path / "mnist_cnn.pt").exists()
+
+
+def test_guard_command_stops_a_bug_and_can_be_waived(launch, tmp_path):
+    """Exit 3 with the cause; 0 with a waiver."""
+    source = patched((SCRIPTS / "mnist.py").read_text(), ("    model.eval()\n", ""))
+    (tmp_path / "mnist.py").write_text(source)
+    words = ("guard", "mnist.py", "--seconds", "1", "--no-interventions")
+    done = launch(*words)
+    assert done.returncode == 3, done.shown
+    assert "model.eval() is missing" in done.stdout
+    done = launch(*words, "--waive", "modes", "--because", "dropout at evaluation on purpose")
+    assert done.returncode == 0, done.shown
+
+
+def test_guard_refuses_bad_usage(launch, tmp_path):
+    """One message, exit 2."""
+    for argv, words in (
+        (("guard",), "guard what?"),
+        (("guard", "nowhere.py"), "no script nowhere.py"),
+        (("guard", "-m", "no.such.module"), "no module"),
+        (("guard", "--stepz", "3", "x.py"), "unknown option --stepz"),
+        (("guard", "x.py", "--lr", "3"), "stand after --"),
+    ):
+        (tmp_path / "x.py").write_text("")
+        done = launch(*argv)
+        assert done.returncode == 2, done.shown
+        assert words in done.stderr, done.shown
+        assert "Traceback" not in done.stderr
+
+
+def test_watch_runs_the_script_for_real(launch, tmp_path):
+    """Its files are written, its steps are in our metrics, a fault is told as advice."""
+    source = patched((SCRIPTS / "mnist.py").read_text(), ("    model.eval()\n", ""))
+    (tmp_path / "mnist.py").write_text(source)
+    done = launch("watch", "mnist.py", "--", "--epochs", "2")
+    assert done.returncode == 0, done.shown
+    assert (tmp_path / "mnist_cnn.pt").exists()
+    out = run_folder(tmp_path, "runs/watch-mnist/*")
+    rows = read(out / "step_metrics.jsonl")
+    assert len(rows) == 46
+    assert {"step", "step/loss", "step/lr"} <= rows[0].keys()
+    assert "model.eval() is missing" in done.stderr
+
+
+@pytest.mark.parametrize("name", QUICK_ODD)
+def test_guard_odd_script(name, tmp_path):
+    """A working guard or one clear message; the user's files are as before."""
+    odd(name, tmp_path)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("name", [n for n in ODD if n not in QUICK_ODD])
+def test_guard_every_odd_script(name, tmp_path):
+    """The rest of them."""
+    odd(name, tmp_path)
+
+
+def odd(name: str, folder: Path) -> None:
+    source, code, words = ODD[name]
+    (folder / "mine.txt").write_text("precious")
+    (folder / "other.txt").write_text("other")
+    (folder / "folder").mkdir()
+    (folder / "folder" / "x").write_text("x")
+    try:
+        verdicts, output, _ = guard(source, folder, interventions=False, **{"--seconds": "1", "--load-seconds": "60"})
+        got = 3 if failed(verdicts) else 0
+    except Stop as stop:
+        got, output = stop.exit_code, str(stop)
+    assert got == code, output
+    assert words in output
+    assert (folder / "mine.txt").read_text() == "precious"
+    assert (folder / "other.txt").exists()
+    assert (folder / "folder" / "x").exists()
+    assert {p.name for p in folder.iterdir()} <= {"mine.txt", "other.txt", "folder", "train.py", "out"}
+
+
+@pytest.mark.parametrize("bug", [b for b in BUGS if b.id in QUICK_BUGS], ids=lambda b: b.id)
+def test_guard_stops(bug, tmp_path):
+    """A handful of real bugs."""
+    stopped(bug, tmp_path)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("bug", [b for b in BUGS if b.id not in QUICK_BUGS], ids=lambda b: b.id)
+def test_guard_stops_every_bug(bug, tmp_path):
+    """The full matrix."""
+    stopped(bug, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["resnet", "gan", "nanogpt"])
+def test_guard_is_quiet(name, tmp_path):
+    """A handful of healthy scripts."""
+    verdicts, output, _ = guard((SCRIPTS / f"{name}.py").read_text(), tmp_path, interventions=name == "resnet")
+    assert not failed(verdicts), output
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("name", HEALTHY)
+def test_guard_is_quiet_on_every_healthy_script(name, seed, tmp_path):
+    """The full matrix, at three seeds."""
+    source = re.sub(r"manual_seed\(\d+\)", f"manual_seed({seed})", (SCRIPTS / f"{name}.py").read_text())
+    verdicts, output, _ = guard(source, tmp_path)
+    assert not failed(verdicts), output

@@ -1,0 +1,141 @@
+"""A stand-in for an accelerator: host memory behind a wrapper, for which meeting a host tensor is an error.
+
+It sees a host tensor of one or more axes in an operation with a device tensor, `.numpy()` of a device tensor, and `float64`,
+which devices such as Apple's MPS lack. It cannot see what takes time (a host sync, a missing pin), kernels that differ or are not
+deterministic, TF32 and 16 bits, fused optimisers, memory, streams, or code that does not pass through torch's dispatcher.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from trainworthy.core.gates.gate import Proof
+from trainworthy.core.loop import optim
+
+NAME = "standin"
+_setup_privateuseone_for_python_backend(NAME)
+DEVICE = torch.device(NAME, 0)
+MAY_MIX = (
+    "copy_",
+    "_to_copy",
+    "index",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+)  # values from the host, or indices
+
+
+class OnDevice(torch.Tensor):
+    """A tensor of the device; `host` is what is in it."""
+
+    host: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, host: torch.Tensor):
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, host.shape, strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype, device=DEVICE,
+            requires_grad=False,
+        )  # fmt: skip
+        made.host = host
+        return made
+
+    def __repr__(self, **_: Any) -> str:
+        return f"OnDevice({self.host})"
+
+    def numpy(self, **_: Any) -> Any:
+        raise TypeError(f"can't convert {NAME} tensor to numpy: use Tensor.cpu() first")
+
+    def tolist(self) -> Any:
+        return self.detach().cpu().tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return on_device(func, args, kwargs or {})
+
+
+def is_ours(device: Any) -> bool:
+    return device is not None and torch.device(device).type == NAME
+
+
+def on_device(func, args: tuple, kwargs: dict) -> Any:
+    """`func` on what is behind the wrappers; its result is on the device if an argument, or the device asked for, is."""
+    leaves = tree_leaves((args, kwargs))
+    ours = [x for x in leaves if isinstance(x, OnDevice)]
+    name = func.overloadpacket.__name__
+    hosts = [x for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, OnDevice) and x.ndim]
+    if ours and hosts and name not in MAY_MIX:
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found {NAME}:0 and cpu! ({name})")
+    asked = kwargs.get("device")
+    goes = is_ours(asked) if asked is not None else bool(ours)
+    if asked is not None:
+        kwargs = kwargs | {"device": torch.device("cpu")}
+    if kwargs.get("dtype") is torch.float64 and goes:
+        raise TypeError(f"Cannot convert a {NAME} Tensor to float64: the framework doesn't support float64")
+    out = func(*tree_map(_host, args), **tree_map(_host, kwargs))
+    if name in ("item", "_local_scalar_dense", "equal", "is_same_size"):
+        return out
+    if func._schema.is_mutable:  # what was written to is what is returned
+        first = next((x for x in tree_leaves(args) if isinstance(x, torch.Tensor)), None)
+        return first if isinstance(out, torch.Tensor) else out
+    return tree_map(lambda x: OnDevice(x) if isinstance(x, torch.Tensor) else x, out) if goes else out
+
+
+def _host(x: Any) -> Any:
+    return x.host if isinstance(x, OnDevice) else x
+
+
+class Factories(TorchDispatchMode):
+    """What asks for the device by name, without a tensor of it."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if is_ours(kwargs.get("device")) or any(isinstance(x, OnDevice) for x in tree_leaves((args, kwargs))):
+            return on_device(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def stand_in() -> Iterator[Accelerator]:
+    """An Accelerator whose device is the stand-in."""
+    accelerator = Accelerator(cpu=True)
+    before = accelerator.state.device
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    accelerator.state.device = DEVICE
+    optim.NO_DOUBLES.add(NAME)
+    try:
+        with Factories():
+            yield accelerator
+    finally:
+        accelerator.state.device = before
+        optim.NO_DOUBLES.discard(NAME)
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def judged(recipe: str, ids: tuple[str, ...]) -> dict[str, str]:
+    """What these gates of a control recipe say there: measured, or what was raised."""
+    module, found = import_module(f"trainworthy.recipes.{recipe.replace('/', '.')}"), {}
+    cfg = module.tiny()
+    with stand_in() as accelerator, tempfile.TemporaryDirectory() as folder:
+        proof = Proof(cfg, accelerator, lambda run: module.STAGES[0](cfg, run), module.train, Path(folder), {}, {})
+        for one in proof.look()[1].gates:
+            if one.id in ids:
+                try:
+                    finding = one.prove(proof)
+                    found[one.id] = "pass" if finding.ok else f"fail: {finding.measured}"
+                except Exception as error:
+                    found[one.id] = f"{type(error).__name__}: {error}"
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(judged(sys.argv[1], tuple(sys.argv[2:]))))

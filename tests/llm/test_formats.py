@@ -1,0 +1,175 @@
+"""Rows as people have them, in one form; and what answers are judged by."""
+
+import json
+from pathlib import Path
+
+import pytest
+from trainworthy.core.base.errors import UserError
+from trainworthy.recipes.llm.data import formats, pairs, preferences
+from trainworthy.recipes.llm.evaluation import metrics
+from trainworthy.recipes.rl.language import problems
+
+from tests.helpers import language
+from tests.llm.test_llm import written
+
+USER, SAID = {"role": "user", "content": "One?"}, {"role": "assistant", "content": "Yes."}
+CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}
+
+
+def messages(row: dict) -> list[dict]:
+    return formats.as_messages(formats.conversation(row))["messages"]
+
+
+@pytest.mark.parametrize("row", [
+    {"messages": [USER, SAID]},
+    {"conversations": [{"from": "human", "value": "One?"}, {"from": "gpt", "value": "Yes."}]},
+    {"conversations": json.dumps([{"role": "user", "content": "One?"}, {"role": "model", "content": "Yes."}])},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "One?"}]}, SAID]},
+    {"instruction": "One?", "input": "", "output": "Yes."},
+    {"prompt": "One?", "completion": "Yes."},
+    {"prompt": [USER], "completion": [SAID]},
+], ids=["openai", "sharegpt", "json", "parts", "alpaca", "texts", "turns"])  # fmt: skip
+def test_a_question_and_its_answer_in_every_form(row: dict):
+    assert messages(row) == [USER, SAID]
+
+
+def test_systems_tools_calls_history_and_thoughts_are_kept():
+    row = {"conversations": [{"from": "human", "value": "One?"},
+                             {"from": "function_call", "value": '{"name": "look", "arguments": {"at": "it"}}'},
+                             {"from": "observation", "value": "1"}, {"from": "gpt", "value": "Yes."}],
+           "system": "Be brief.", "tools": '[{"name": "look", "parameters": {}}]'}  # fmt: skip
+    found = formats.conversation(row)
+    assert [t["role"] for t in found["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
+    assert found["messages"][2]["tool_calls"] == [CALL]
+    assert found["tools"] == [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    sent = CALL | {"id": "1", "function": CALL["function"] | {"arguments": '{"at": "it"}'}}
+    turns = messages(
+        {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [sent], "reasoning": "Hm."}]}
+    )
+    assert turns[1]["tool_calls"] == [CALL | {"id": "1"}]
+    assert turns[1]["reasoning_content"] == turns[1]["thinking"] == "Hm."
+    old = messages({"instruction": "And?", "input": "x", "output": "So.", "history": [["One?", "Yes."]], "system": "S"})
+    assert [t["content"] for t in old] == ["S", "One?", "Yes.", "And?\nx", "So."]
+
+
+@pytest.mark.parametrize("row", [
+    {"prompt": "One?", "chosen": "Yes.", "rejected": "No."},
+    {"prompt": [USER], "chosen": [SAID], "rejected": [SAID | {"content": "No."}]},
+    {"chosen": [USER, SAID], "rejected": [USER, SAID | {"content": "No."}]},
+    {"prompt": "One?", "chosen": [USER, SAID], "rejected": [USER, SAID | {"content": "No."}]},
+    {"chosen": "\n\nHuman: One?\n\nAssistant: Yes.", "rejected": "\n\nHuman: One?\n\nAssistant: No."},
+], ids=["texts", "turns", "implicit", "both", "dialogue"])  # fmt: skip
+def test_preferences_in_their_usual_shapes(row: dict):
+    found = formats.preference(row)
+    assert {k: found[k] for k in ("prompt", "chosen", "rejected")} == {
+        "prompt": "One?",
+        "chosen": "Yes.",
+        "rejected": "No.",
+    }
+    assert "messages" not in found
+
+
+def test_preferences_behind_a_conversation_are_read_as_one(tmp_path: Path):
+    talk = [USER, SAID, {"role": "user", "content": "Why?"}]
+    rows = [{"chosen": [*talk, SAID | {"content": f"So {i}."}], "rejected": [*talk, SAID | {"content": "No."}], "source": str(i)}
+            for i in range(60)]  # fmt: skip
+    source = preferences.Source(path=str(written(tmp_path / "rows.jsonl", rows)), val="0.2")
+    chat = preferences.chat(language.tokenizer(), source)
+    train, val, told = preferences.read(source, chat)
+    assert len(train) + len(val) == 60
+    assert 3 < len(val) < 25
+    assert not told
+    row = preferences.Preferences(train[:1], chat).row(train[0])
+    text = chat.tokenizer.decode(row["prompt_ids"] + row["chosen_ids"])
+    assert "One?" in text
+    assert text.endswith(f"{train[0]['chosen']}<|im_end|>")
+    with pytest.raises(formats.BadRow, match="more than their last turn"):
+        formats.preference({"chosen": [USER, SAID], "rejected": [USER, SAID, USER, SAID]})
+
+
+def test_columns_are_mapped_and_validation_has_a_file_of_its_own(tmp_path: Path):
+    rows = [{"question": f"{i}?", "reply": f"{i}"} for i in range(9)]
+    train = written(tmp_path / "rows.jsonl", rows)
+    (tmp_path / "val.json").write_text(
+        json.dumps([{"question": "new?", "reply": "x"}, {"question": "two?", "reply": "y"}])
+    )
+    names = "prompt=question,completion=reply"
+    source = pairs.Source(path=str(train), val=str(tmp_path / "val.json"), columns=names, near=0)
+    found = pairs.read(source, pairs.chat(language.tokenizer(), source))
+    assert [len(x) for x in found] == [9, 2, 0]
+    assert found[1][0] == {"prompt": "new?", "completion": "x", "source": "new?"}
+    for wrong, words in (
+        ({"columns": "prompt=q"}, "has no column q"),
+        ({"columns": "prompt"}, "not a list"),
+        ({"val": "1.5"}, "between 0 and 1"),
+    ):
+        source = pairs.Source(path=str(train), **{"columns": names, **wrong})
+        with pytest.raises(UserError, match=words):
+            pairs.read(source, pairs.chat(language.tokenizer(), source))
+
+
+def test_rows_of_several_types_in_one_file_are_read_as_they_are(tmp_path: Path):
+    """A table has one type a column; lines of JSON need not."""
+    calls = [USER, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "1"}, SAID]
+    other = [USER, {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"at": 3}}}]}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "One?"}]}, SAID]
+    path = written(tmp_path / "rows.jsonl", [{"messages": m} for m in (calls, other, parts)])
+    rows = [formats.conversation(row) for row in pairs.tables(str(path))["train"]]
+    assert rows[0]["messages"][1]["tool_calls"][0]["function"]["arguments"] == {"at": "it"}
+    assert rows[1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == {"at": 3}
+    assert rows[2]["messages"][0] == USER
+
+
+# ----------------------------------------------------------------------------------------------------------------- metrics
+def test_words_of_all_scripts():
+    assert metrics.words("parse_HTTPServer2 getName") == ["parse", "https", "erver", "2", "get", "name"]
+    assert metrics.words("Привет, мир! ЁлкаДом") == ["привет", "мир", "ёлка", "дом"]
+    assert metrics.words("我喜欢猫。ok 12") == ["我", "喜", "欢", "猫", "ok", "12"]
+    assert metrics.words("हिन्दी भाषा") == ["हिन्दी", "भाषा"]
+    assert metrics.words("한국어 말") == ["한국어", "말"]
+    assert metrics.f1("Я люблю котов", "Я люблю собак") == pytest.approx(2 / 3)
+    assert metrics.f1("我喜欢猫", "我喜欢狗") == 0.75
+
+
+def test_scripts_are_counted_by_their_letters():
+    assert metrics.scripts(["abcdef", "дом", "猫"]) == "latin 60%, cyrillic 30%, cjk 10%"
+    assert metrics.scripts(["12 !"]) == ""
+
+
+def test_metrics_by_name():
+    assert metrics.named("f1, rouge,f1") == ["f1", "rouge"]
+    assert metrics.score("rouge")("a b c d", "a x c d") == 0.75
+    assert metrics.score("bleu")("eins zwei drei vier fünf", "eins zwei drei vier fünf") == pytest.approx(1.0)
+    assert 0.2 < metrics.score("chrf")("我喜欢猫", "我喜欢狗") < 1
+    assert metrics.score("os.path:commonprefix") is not None
+    for wrong in ("nothing", "os.path:nothing", "no.such:thing", ""):
+        with pytest.raises(UserError):
+            metrics.named(wrong)
+    with pytest.raises(UserError, match="raised"):
+        metrics.score("math:sqrt")("a", "b")
+    lowest = metrics.metric("perplexity", "", 300)
+    assert not lowest.higher_is_better
+    assert (lowest.floor, lowest.ceiling) == (300.0, 1.0)
+
+
+# ------------------------------------------------------------------------------------------------------------- arithmetic
+@pytest.mark.parametrize(("answer", "said", "right"), [
+    ("1/2", "3/2", False), (r"\frac{1}{2}", r"\frac{5}{2}", False), ("10", "2^10", False), ("1/2", "0.5", True),
+    (r"\frac{1}{2}", "$1/2$", True), ("46", "34 + 12", False), ("46", "12 + 34 = 46", True), ("1024", "2^10", False),
+    ("1,234", "so 1234.", True), ("-3", "3", False), ("x^2+1", "1+x^2", True), ("72", r"\boxed{72}", True), ("46", "", False),
+    ("47", "47, no, 48", False), ("Paris", "paris\n", True), ("50%", "0.5", True),
+])  # fmt: skip
+def test_answers_are_judged_by_what_they_are_worth(answer: str, said: str, right: bool):
+    assert problems.right(said, answer) is right
+
+
+def test_wrong_answers_are_drawn_by_another_rule_than_the_reward_s():
+    assert [problems.one_digit_off(a) for a in ("1/2", r"\frac{1}{2}", "10", "Paris")] == [
+        "2/2",
+        r"\frac{2}{2}",
+        "20",
+        "",
+    ]
+    assert not problems.differ("1/2", "0.5")
+    assert problems.differ("1/2", "3/2")
+    assert problems.differ("Paris", "Rome")

@@ -1,0 +1,202 @@
+"""Control recipes: objectives against their formulas, targets against their definitions, settings that cannot work, start states,
+runs that are lost. Every case through the real command, with the gates that it is about alone."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from trainworthy.core.base.errors import Interrupted, Stop
+from trainworthy.core.gates import full_precision
+from trainworthy.recipes.rl.control import environments, monitors
+
+from tests.conftest import ROOT
+from tests.rl.test_rl_monitors import CEILING, FLOOR, history
+
+OBJECTIVE = "formula,entries,returns"
+
+
+def failed(done) -> dict[str, dict]:
+    return {v["id"]: v for v in done.verdicts() if v["verdict"] == "fail"}
+
+
+# ------------------------------------------------------------------------------------------------------------ objectives
+def test_a_ratio_that_is_always_one_is_stopped_by_its_name(launch, fork):
+    """Its return was 162 instead of 500, and every gate passed."""
+    fork(
+        ('ratio = (policy.head.log_prob(outputs, batch["action"]) - batch["log_prob"]).exp()',
+         'lp = policy.head.log_prob(outputs, batch["action"])\n        ratio = (lp - lp.detach()).exp()'),
+        recipe="rl/ppo",
+    )  # fmt: skip
+    done = launch("check", "mine.py", "--only", OBJECTIVE)
+    assert done.returncode == 3, done.shown
+    found = failed(done)
+    assert list(found) == ["formula", "entries"], done.shown
+    assert "the ratio is 1 everywhere" in found["formula"]["remedy"].splitlines()[0]
+    assert "log_prob" in found["entries"]["measured"]
+    assert "--gates.waive formula" in found["formula"]["remedy"]
+    assert "formula=" in found["formula"]["remedy"]
+
+
+def test_an_objective_that_was_changed_on_purpose_is_quiet(launch, fork):
+    """A bound for each side, a KL term, values that are not clipped, an entropy bonus that falls: all published, none a bug."""
+    fork(
+        ("ratio.clamp(1 - cfg.clip, 1 + cfg.clip)", "ratio.clamp(1 - cfg.clip, 1.28)"),
+        ('        return {\n            "policy": -gain.sum(),',
+         '        return {\n            "kl": 0.1 * (ratio - 1 - ratio.log()).sum(),\n            "policy": -gain.sum(),'),
+        ('error = torch.max((value - batch["return"]).square(), (near - batch["return"]).square())',
+         'error = (value - batch["return"]).square()'),
+        ("-cfg.entropy * policy.head", "-cfg.entropy * (1 - 0.5 * run.step / max(run.total, 1)) * policy.head"),
+        recipe="rl/ppo",
+    )  # fmt: skip
+    done = launch("check", "mine.py", "--only", OBJECTIVE)
+    assert done.returncode == 0, done.shown
+    assert [v["verdict"] for v in done.verdicts()] == ["pass"] * 3, done.shown
+    (formula,) = (v for v in done.verdicts() if v["id"] == "formula")
+    for word in ("0.80 and 1.28", "not clipped", "times 0.5", "of the recipe's own: kl"):
+        assert word in formula["measured"], formula["measured"]
+
+
+def test_another_loss_that_is_published_is_quiet_and_a_declared_one_skips(launch, fork):
+    fork(
+        ("error = F.smooth_l1_loss(", "error = 0.5 * F.mse_loss("),
+        ("formula=formulas.dqn", "formula=None"),
+        recipe="rl/dqn",
+    )
+    done = launch("check", "mine.py", "--only", OBJECTIVE)
+    assert done.returncode == 0, done.shown
+    assert {v["id"]: v["verdict"] for v in done.verdicts()} == {"formula": "skip", "entries": "pass", "returns": "pass"}
+
+
+# ---------------------------------------------------------------------------------------------------- the settings of the run
+@pytest.mark.parametrize(
+    ("recipe", "argv", "words"),
+    [
+        ("rl/dqn", ("--target-every", "10240"), ("renewed 1 times in the whole run", "10,240 updates")),
+        ("rl/sac", ("--tau", "0.995"), ("the net itself after every update", "not the share kept")),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_with_its_number(recipe: str, argv: tuple[str, ...], words, launch):
+    """The probes learn under settings of their own, which hid this one."""
+    done = launch("check", recipe, "--only", "target-rate", *argv)
+    assert done.returncode == 3, done.shown
+    verdict = failed(done)["target-rate"]
+    said = verdict["measured"] + verdict["remedy"]
+    assert not [w for w in words if w not in said], said
+
+
+# ----------------------------------------------------------------------------------------------------------- environments
+GRID = '''
+import gymnasium as gym
+import numpy as np
+
+
+class Grid(gym.Env):
+    """Somebody and a goal in two of 5 x 5 cells: 600 starts."""
+
+    observation_space, action_space = gym.spaces.Box(0, 4, (4,), np.float32), gym.spaces.Discrete(4)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def look(self):
+        return np.array([*self.at, *self.goal], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at, self.goal = ([int(k) // 5, int(k) % 5] for k in self.np_random.choice(25, 2, replace=False))
+        return self.look(), {}
+
+    def step(self, action):
+        move = ((0, 1), (0, -1), (1, 0), (-1, 0))[int(action)]
+        self.at = [min(4, max(0, a + b)) for a, b in zip(self.at, move)]
+        return self.look(), float(self.at == self.goal), self.at == self.goal, False, {}
+
+
+gym.register("Grid-v0", entry_point=Grid, max_episode_steps=50)
+'''
+
+
+def test_starts_that_meet_by_chance_are_no_fault(tmp_path: Path):
+    """600 starts at 20 seeds: two of 16 environments meet in every fifth run. Shared seeds fail, of few environments, too."""
+    (tmp_path / "grid.py").write_text(GRID)
+    code = """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import grid
+        from core import seeds
+        from recipes.rl import starts
+        from recipes.rl.environments import Environments
+        found = [starts.shared(Environments("Grid-v0", 16, seed=s)) for s in range(20)]
+        assert not [fault for fault, _ in found if fault], found
+        assert any("no fault" in remark for _, remark in found), found
+        own = Environments._seed
+        for shared in (lambda self, i: 7, lambda self, i: own(self, 0 if i == 1 else i)):
+            Environments._seed = shared
+            for s in range(3):
+                assert "start from the same observation" in starts.shared(Environments("Grid-v0", 16, seed=s))[0]
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_environment_is_imported_from_the_working_directory(tmp_path: Path, launch):
+    (tmp_path / "grid.py").write_text(GRID)
+    done = launch("check", "rl/ppo", "--env", "grid:Grid-v0", "--only", "environments", PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.shown
+
+
+def test_a_signal_inside_an_environment_is_not_its_error():
+    with pytest.raises(Interrupted, match="SIGTERM"), environments.blamed("Grid-v0"):
+        raise Interrupted("SIGTERM: not at a step boundary")
+    with pytest.raises(Stop, match="the environment 'Grid-v0' raised ValueError"), environments.blamed("Grid-v0"):
+        raise ValueError("no licence")
+
+
+# ------------------------------------------------------------------------------------------------------ runs that are lost
+def test_a_run_that_is_lost_beyond_doubt_is_told_from_one_that_dips():
+    lost = lambda rows, **more: monitors.lost(rows, FLOOR, CEILING, actions=2, **more)  # noqa: E731
+    assert not lost(history())
+    dipped = history(**{"return": lambda p: FLOOR + (400 if p < 0.9 else 30)})  # two of ten at the end
+    assert "likely cause" in lost(dipped)
+    assert not lost(dipped[:-1])  # once may be a dip
+    assert "what was learnt is lost" in lost(dipped[:-1], over=True)  # but not at the end
+    assert not lost(history(**{"return": lambda p: FLOOR + 400 - 250 * (p > 0.5)}))
+    assert "KL" in lost(history(approx_kl=lambda p: 3.8, **{"return": lambda p: FLOOR + 60 * (p < 0.8)}))
+    assert not lost(history(approx_kl=lambda p: 3.8))  # it rises all the same
+    assert "always does the same" in lost(history(entropy=lambda p: 0.0, **{"return": lambda p: FLOOR - 10}))
+    assert not lost(history(entropy=lambda p: 0.0, **{"return": lambda p: CEILING}))
+
+
+# ------------------------------------------------------------------------------------------------------------- devices
+def test_gates_multiply_in_full_precision():
+    kinds = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [k.allow_tf32 for k in kinds]
+    with full_precision():
+        assert [k.allow_tf32 for k in kinds] == [False, False]
+    assert [k.allow_tf32 for k in kinds] == before
+
+
+GATES = ("formula", "targets", "probe-constant", "whitening", "entries", "returns", "environments")
+
+
+def on_the_stand_in(*code: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *code], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_gates_of_ppo_pass_on_a_device_that_is_not_the_host():
+    """A stand-in (tests/helpers/stand_in.py says what it cannot see): a host tensor that meets one of the device is an error there."""
+    done = on_the_stand_in("-m", "tests.helpers.stand_in", "rl/ppo", *GATES)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == dict.fromkeys(GATES, "pass")
+
+
+def test_the_stand_in_sees_a_host_tensor():
+    code = "import torch; from tests.stand_in import *\nwith stand_in(): torch.ones(3, device=DEVICE) + torch.ones(3)"
+    done = on_the_stand_in("-c", code)
+    assert "Expected all tensors to be on the same device" in done.stderr
