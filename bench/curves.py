@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from trainworthy.core.report.charts import LIGHT, Chart, render
 from trainworthy.core.report.intervals import iqm
-from trainworthy.core.session.multi_seed import QUARTERS
+from trainworthy.core.report.groups import QUARTERS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs" / "recipes"
