@@ -29,8 +29,8 @@ from trainworthy.core.commands import reference
 from trainworthy.core.commands.reference import run_seed
 from trainworthy.core.recipe.registry import find
 from trainworthy.core.report import bands, folder
-from trainworthy.core.report.intervals import iqm, iqm_interval
 from trainworthy.core.report.groups import QUARTERS
+from trainworthy.core.report.intervals import iqm, iqm_interval
 
 # Two-sided 95% quantile of Student's t, for 1, 2, ... degrees of freedom; 1.96 beyond.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
