@@ -326,7 +326,7 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str) -> tuple[Conf
     argv, start = take([w.replace("--init_from", "--init-from", 1) for w in argv], "--init-from")
     if start is not None:
         default.init_from = str(Path(start).absolute())  # a resume may run from another folder
-        if not file:  # fine-tuning needs a 5 to 10 times lower rate than training from scratch; the command line overrides it
+        if not file:  # fine-tuning: a 5 to 10 times lower rate; the command line overrides it
             default.optim.lr, default.optim.warmup = float(f"{default.optim.lr / 7:.2g}"), 0.03
 
     known = flags(module.Config)
