@@ -109,7 +109,7 @@ def _place(every: list[Piece]) -> None:
     for piece in every:
         for name in piece.gives:
             makers.setdefault((piece.scope, name), []).append(piece)
-    for piece in every:  # nn.init.zeros_(model.head.weight), model.head = ...: code that changes an object belongs to it
+    for piece in every:  # nn.init.zeros_(model.head.weight): code that changes an object belongs to it
         if not piece.gives and not piece.root and not _is_return(piece):
             for name in piece.takes:
                 owners = makers.get((piece.scope, name), [])
