@@ -175,9 +175,7 @@ def _by_workers(data: Data, keys: Iterable[list[Key]], seed: int, settings: conf
         # A recipe run by path cannot be imported in a fresh process, so workers are forked if the system supports it.
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         worker_init_fn=_quiet if workers else None,
-        generator=torch.Generator().manual_seed(
-            0
-        ),  # torch draws a base seed for its workers; ours are seeded per sample, so it must not use the global generator
+        generator=torch.Generator().manual_seed(0),  # keeps torch's base seed of workers off the global generator
     )
 
 
