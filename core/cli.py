@@ -1,4 +1,4 @@
-"""The `trainworthy` command. It reads files and starts processes; torch is imported only by what it starts."""
+"""The `trainworthy` command. It reads files and starts processes. Only those processes import torch."""
 
 import argparse
 import ast
@@ -18,29 +18,29 @@ from trainworthy.core.base.errors import SIGNALS, USAGE, Stop, UserError
 HELP = """\
 trainworthy: training recipes that must pass their gates before they train
 
-  trainworthy list                          every recipe: what it trains, how long, what it reached
-  trainworthy run RECIPE [-n N] [settings]  prove RECIPE, train it, report; RECIPE is an id or a path to a fork
-  trainworthy check RECIPE [--only ID,...] [--deep] [settings]    the gates alone
-  trainworthy data RECIPE [--sample N] [settings]    what is in its data: uniques, classes, ranges, overlap of the splits
-  trainworthy lr RECIPE [--steps 200] [settings]    which peak rate? a range test on the real data, with its plot
-  trainworthy batch RECIPE [settings]       how many samples at once: what fits, throughput, the knee, the settings
-  trainworthy doctor [--json]               is this machine fit, for which domains, and who shares it
+  trainworthy list                          list the recipes: task, training time, measured result
+  trainworthy run RECIPE [-n N] [settings]  run the gates, train, write the report; RECIPE is an id or the path of a fork
+  trainworthy check RECIPE [--only ID,...] [--deep] [settings]    run the gates only
+  trainworthy data RECIPE [--sample N] [settings]    describe its data: duplicates, classes, ranges, overlap of the splits
+  trainworthy lr RECIPE [--steps 200] [settings]    learning-rate range test on the real data, with plot and suggestion
+  trainworthy batch RECIPE [settings]       largest micro-batch that fits, throughput per size, recommended settings
+  trainworthy doctor [--json]               check this machine: packages, devices, memory, who else uses it
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
-  trainworthy diff FORK.py                  what a fork changed, and which gates look at that
-  trainworthy resume RUN_FOLDER [--force]   go on where a run stopped
-  trainworthy resume RUN_FOLDER --rung NAME [settings]    go on from its weights with a rung that its recipe offers
+  trainworthy diff FORK.py                  show what a fork changed, and which gates check those parts
+  trainworthy resume RUN_FOLDER [--force]   continue a stopped run
+  trainworthy resume RUN_FOLDER --rung NAME [settings]    continue from its weights with a rung that its recipe offers
   trainworthy report RUN_FOLDER             write report.html again
-  trainworthy compare RUNS_A RUNS_B         two groups of seeds: the difference and its interval
-  trainworthy guard SCRIPT.py [-- its arguments]    rehearse any training script, unchanged: are its loop and data sound?
-  trainworthy watch SCRIPT.py [-- its arguments]    run it for real, observed: step metrics, and the same checks as advice
-  trainworthy reference RECIPE [--seeds 5] [settings]    the band of RECIPE's healthy runs, drawn in every later report
+  trainworthy compare RUNS_A RUNS_B         compare two groups of seeds: difference and confidence interval
+  trainworthy guard SCRIPT.py [-- its arguments]    rehearse any training script, unchanged, and check its loop and data
+  trainworthy watch SCRIPT.py [-- its arguments]    run it in full, log step metrics, and report the same checks as advice
+  trainworthy reference RECIPE [--seeds 5] [settings]    measure the band of RECIPE's healthy runs for later reports
 
-  trainworthy COMMAND --help                more about a command
+  trainworthy COMMAND --help                help of one command
   trainworthy run RECIPE --help             all settings of a recipe
   trainworthy --version                     the installed version
-  --seeds 5, --seeds 0,1,2                  several seeds side by side: mean and interval (run), which gate failed at which (check)
+  --seeds 5, --seeds 0,1,2                  several seeds in parallel: mean and interval (run), gate failures by seed (check)
   --init-from PATH                          fine-tune: start from these weights (run, check)
-  -n N, --accelerate-config FILE            processes and accelerate's own config file (run, check, lr, resume)
+  -n N, --accelerate-config FILE            number of processes, or accelerate's config file (run, check, lr, resume)
 
 exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the run stopped itself · 5 interrupted but saved"""
 
@@ -78,21 +78,21 @@ def main() -> None:
             from trainworthy.core.base.config import unknown
 
             raise unknown(f"command '{argv[0]}'", argv[0], commands, next="trainworthy --help")
-        if argv[1:] in (["-h"], ["--help"]) and argv[0] not in ("fork", "reference"):  # they have parsers of their own
+        if argv[1:] in (["-h"], ["--help"]) and argv[0] not in ("fork", "reference"):  # these have their own parsers
             print(page(argv[0]))
             return
         commands[argv[0]](argv)
         sys.stdout.flush()
-    except BrokenPipeError:  # `trainworthy list | head -1`: who reads has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's own last flush complains
-        sys.exit(128 + signal.SIGPIPE)  # as a shell says it
+    except BrokenPipeError:  # `trainworthy list | head -1`: the reader closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's last flush raises again
+        sys.exit(128 + signal.SIGPIPE)  # the code that a shell reports
     except Stop as stop:
         print(f"error: {stop}", file=sys.stderr)
         sys.exit(stop.exit_code)
 
 
 def page(command: str) -> str:
-    """What `trainworthy COMMAND --help` prints: the docstring of its module, which is read and not imported."""
+    """Return what `trainworthy COMMAND --help` prints: the docstring of its module, parsed without an import."""
     path = Path(__file__).parent / "commands" / f"{command}.py"
     if path.exists():
         return ast.get_docstring(ast.parse(path.read_text()))
@@ -101,7 +101,7 @@ def page(command: str) -> str:
 
 
 def list_recipes(argv: list[str]) -> None:
-    """id, one line, time and measured result of every recipe."""
+    """Print id, summary, time and measured result of every recipe."""
     from trainworthy.core.base.console import table
     from trainworthy.core.recipe.registry import recipes
 
@@ -115,7 +115,7 @@ def list_recipes(argv: list[str]) -> None:
 
 
 def fork(argv: list[str]) -> None:
-    """Copy a recipe's file and say what to edit first."""
+    """Copy a recipe's file and list the lines to edit first."""
     parser = argparse.ArgumentParser(prog="trainworthy fork", description="Copy a recipe to start your own.")
     parser.add_argument("recipe")
     parser.add_argument("file", type=Path)
@@ -154,7 +154,7 @@ Edit first
 
 
 def elsewhere(argv: list[str]) -> None:
-    """A command with a module of its own: core/commands/<name>.py."""
+    """Run a command that has its own module: core/commands/<name>.py."""
     import_module(f"trainworthy.core.commands.{argv[0]}").main(argv)
 
 
@@ -178,7 +178,7 @@ def report(argv: list[str]) -> None:
 
 
 def launch(argv: list[str]) -> None:
-    """Start the module, under accelerate where there are several processes or a config; never returns."""
+    """Start core.launch, through accelerate if there are several processes or a config file. Never returns."""
     from trainworthy.core.base.config import take
 
     asked = argv
@@ -187,16 +187,16 @@ def launch(argv: list[str]) -> None:
     if len(argv) > 1 and not argv[1].startswith("-") and argv[0] != "resume":
         from trainworthy.core.recipe.registry import find
 
-        find(argv[1])  # a typo costs no import of torch
+        find(argv[1])  # reports a typo before the slow import of torch
     if n is None and argv[0] == "resume" and len(argv) > 1:
         n = processes_of(Path(argv[1]))
     if n is not None and (not n.isdigit() or int(n) < 1):
         raise UserError("-n needs a number of processes", got=n, needed="1 or more")
-    env = dict(os.environ, PYTHONSAFEPATH="1")  # a folder named core/ where the user stands must not shadow ours
+    env = dict(os.environ, PYTHONSAFEPATH="1")  # a folder core/ in the working directory must not shadow ours
     command = [sys.executable, "-m", "trainworthy.launch", *argv]
     if argv[0] in ("run", "check") and any(
         w.split("=")[0] == "--seeds" for w in argv
-    ):  # each seed starts its own processes
+    ):  # each seed starts its own launcher
         os.execve(sys.executable, [*command[:3], *asked], env)
     if file is not None:
         from trainworthy.core.session.engines import Setup
@@ -210,7 +210,7 @@ def launch(argv: list[str]) -> None:
     elif n is not None and int(n) > 1:
         from trainworthy.core.base.machine import cores
 
-        # On CPU accelerate quietly runs one process unless it is told --multi_gpu AND this variable (see docs/architecture.md).
+        # On CPU, accelerate runs one process without a warning unless --multi_gpu AND this variable are set (docs/architecture.md).
         env.setdefault("ACCELERATE_USE_CPU", "false" if accelerators() >= int(n) else "true")
         env.setdefault("OMP_NUM_THREADS", str(max(1, cores().allowed // int(n))))
         words = ["--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
@@ -218,21 +218,22 @@ def launch(argv: list[str]) -> None:
         os.execve(sys.executable, command, env)
     words += ["--num_processes", n] if n else []
     if file is None or setup.machines == 1:
-        words += ["--main_process_port", "0"]  # any free one; several machines must agree on theirs
+        words += ["--main_process_port", "0"]  # any free port; several machines must share one
     env["TRAINWORTHY_PROCESSES"] = n or ""
     sys.exit(supervise([sys.executable, "-m", "accelerate.commands.launch", *words, *command[1:]], env))
 
 
-GRACE = 45.0  # seconds that the other processes have to end after the first that failed
+GRACE = 45.0  # seconds that the other processes get after the first one failed
 
 
 def supervise(command: list[str], env: dict[str, str]) -> int:
-    """Run a launcher of several processes; returns the exit code of our own rank 0, which launchers turn into 1."""
+    """Run a launcher of several processes and return the exit code of our rank 0, which the launcher itself would
+    replace by 1."""
     import psutil
 
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder) / "exit-code"
-        # A session of its own: Ctrl-C reaches the ranks once, through us, and not the launcher, which would end them.
+        # In its own session, Ctrl-C does not reach the launcher, which would kill the ranks. We forward it to them once.
         child = subprocess.Popen(command, env={**env, "TRAINWORTHY_EXIT": str(note)}, start_new_session=True,
                                  preexec_fn=_deaf if os.name == "posix" else None)  # fmt: skip
         launcher, asked = psutil.Process(child.pid), []
@@ -264,14 +265,16 @@ def supervise(command: list[str], env: dict[str, str]) -> int:
 
 
 def _deaf() -> None:
-    """In the launcher, which would end or orphan its ranks: these signals are for the ranks, and reach them through us."""
+    """Ignore these signals in the launcher, which would kill or orphan its ranks. `supervise` forwards them to the
+    ranks."""
     for number in set(SIGNALS) - {signal.SIGTERM, signal.SIGINT}:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _reap(launcher, child: subprocess.Popen, note: Path) -> int:
-    """A rank has said why the run ends. The others find their connection closed, or hang on a device: none outlives it by more than
-    `GRACE` seconds. The launcher would add a traceback of its own, or end those that still write."""
+    """Stop the launcher after a rank has written its exit code. Other ranks get a closed connection or hang on a
+    device; none runs longer than `GRACE` seconds. The launcher would print its own traceback, or kill ranks that still
+    write."""
     import psutil
 
     ranks = []
@@ -287,14 +290,14 @@ def _reap(launcher, child: subprocess.Popen, note: Path) -> int:
 
 
 def accelerators() -> int:
-    """Devices that torch would use."""
+    """Return the number of devices that torch would use."""
     import torch
 
     return torch.cuda.device_count()
 
 
 def processes_of(folder: Path) -> str | None:
-    """How many processes a run was started with."""
+    """Return the number of processes that a run was started with."""
     import json
 
     try:

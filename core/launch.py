@@ -1,4 +1,4 @@
-"""`python -m trainworthy.launch [run|check|resume] ...`: the life of a run, from the command line to the report.
+"""`python -m trainworthy.launch [run|check|resume] ...`: one run, from the command line to the report.
 
 settings -> data report -> gates -> training -> evaluation -> export -> report
 """
@@ -45,7 +45,7 @@ from trainworthy.core.session.session import (
     write_start,
 )
 
-BESIDE = ("data", "batch")  # verbs that need a stage and have a module of their own, core/commands/<verb>.py
+BESIDE = ("data", "batch")  # commands that need a stage and have their own module, core/commands/<verb>.py
 USAGE = """usage: trainworthy run RECIPE [--seeds N] [settings]    train RECIPE (id, or path of a fork) behind its gates
        trainworthy check RECIPE [--seeds N] [--only ID,...] [--stage NAME] [--deep] [settings]    the gates alone
        trainworthy lr RECIPE [--steps 200] [settings]    which peak rate? a range test
@@ -56,7 +56,8 @@ USAGE = """usage: trainworthy run RECIPE [--seeds N] [settings]    train RECIPE 
 
 
 def main(target: str | None = None, argv: list[str] | None = None) -> None:
-    """Run the command in `argv` (default: the process's), with `target` as its recipe when a file starts itself; exits."""
+    """Run the command in `argv` (default: the process's), with `target` as its recipe if a file starts itself; then
+    exit."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if target is not None:
         argv = ["run", target, *argv]
@@ -64,7 +65,7 @@ def main(target: str | None = None, argv: list[str] | None = None) -> None:
 
 
 def outcome(argv: list[str]) -> tuple[int, str, bool]:
-    """Obey `argv`: (the exit code, the message of what stopped it, did it stop as planned and not by a bug)."""
+    """Run `argv`; return (exit code, message, whether it stopped as planned and not by a bug)."""
     try:
         command(argv)
     except process_end.Crashed as crash:
@@ -72,9 +73,9 @@ def outcome(argv: list[str]) -> tuple[int, str, bool]:
     except Stop as stop:
         kind, told = process_end.KINDS.get(stop.exit_code, "interrupted"), masking.hide(str(stop))
         return stop.exit_code, f"\n{kind}: {told}" if kind != "error" else f"{kind}: {told}", True
-    except SystemExit as asked:  # the parser's own exits: help, a wrong type
+    except SystemExit as asked:  # the parser exits: help, a wrong type
         return int(asked.code or DONE), "", True
-    except Exception as error:  # before there is a run folder
+    except Exception as error:  # an error before there is a run folder
         if isinstance(error, OSError) and error.errno in DISK_FULL:
             where = error.filename or "run folder"
             return STOPPED_ITSELF, f"\nstopped: the disk is full ({where}): free some space, then resume", True
@@ -102,13 +103,13 @@ def command(argv: list[str]) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- commands
 def run(argv: list[str]) -> None:
-    """Gates, then the full run."""
+    """Run the gates, then the full run."""
     argv, asked = config.take(argv, "--seeds")
     if asked is not None:
         multi_seed.run(argv, asked)
     loaded = recipes.load(argv[0])
     cfg, preset = config.parse(loaded.module, argv[1:], prog=f"trainworthy run {argv[0]}")
-    folder = os.environ.pop("TRAINWORTHY_FOLDER", None)  # one of several seeds
+    folder = os.environ.pop("TRAINWORTHY_FOLDER", None)  # set for one of several seeds
     session = open_session(loaded, cfg, preset, argv, folder=Path(folder) if folder else None)
     track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
     with session_lock(session), Interrupts(session.folder) as interrupts, reported(session), track:
@@ -118,7 +119,7 @@ def run(argv: list[str]) -> None:
 
 
 def check(argv: list[str]) -> None:
-    """The gates alone, always proved afresh."""
+    """Run the gates only, without remembered verdicts."""
     argv, asked = config.take(argv, "--seeds")
     if asked is not None:
         seeds(argv, asked)
@@ -143,7 +144,8 @@ def check(argv: list[str]) -> None:
 
 
 def resume(argv: list[str]) -> None:
-    """Go on from the newest complete checkpoint of a run folder; with `--rung` from its weights, with that stage of its recipe."""
+    """Continue from the newest complete checkpoint of a run folder; with `--rung`, train that stage of its recipe from
+    its weights."""
     force = "--force" in argv
     rest, rung = config.take([a for a in argv if a != "--force"], "--rung")
     if not rest:
@@ -169,7 +171,7 @@ def resume(argv: list[str]) -> None:
                         next=f"{command} --force")  # fmt: skip
     loaded, words = rungs.on(plain, climbed, rungs.kept(folder)) if climbed else plain, saved["argv"]
     if rung is not None:
-        rungs.on(plain, [*climbed, rung], [])  # unknown? told before weights are looked for
+        rungs.on(plain, [*climbed, rung], [])  # reports an unknown rung before it looks for weights
         under = [*rungs.kept(folder), rungs.handed_on(folder, loaded, cfg)]
         loaded, words = rungs.on(plain, [*climbed, rung], under), [plain.target, *rest[1:]]
         cfg, _ = config.parse(loaded.module, ["--config", str(folder / "args.json"), *rest[1:]], prog=command)
@@ -187,7 +189,7 @@ def resume(argv: list[str]) -> None:
 
 @contextlib.contextmanager
 def resumable(session: Session) -> Iterator[None]:
-    """Before anything is changed: a run that goes on has a whole checkpoint of its own to go on from."""
+    """Check, before anything changes, that a continued run has a complete checkpoint of its own."""
     problem = None
     if session.main and session.resumes:
         try:
@@ -199,7 +201,7 @@ def resumable(session: Session) -> Iterator[None]:
 
 
 def begun(folder: Path) -> dict[str, Any]:
-    """args.json of a run folder."""
+    """Return args.json of a run folder."""
     args = folder / "args.json"
     if folder.resolve().parent.name == "stages":
         raise UserError(f"{folder} is one stage of a run", needed="the run's folder",
@@ -215,10 +217,10 @@ def begun(folder: Path) -> dict[str, Any]:
                         cause="it was edited, or the run was killed while it began", next="start a new run") from None  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------------- proving
+# ------------------------------------------------------------------------------------------------------------- gates
 def prove(session: Session, *, only: tuple[str, ...], deep: bool, stage: str = "") -> None:
-    """Every stage's data report and gates, in order; a later one starts from the one before as its gates trained it on eight
-    samples. Raises GateFailed before the budget is spent. `stage`: that one alone."""
+    """Write every stage's data report and run its gates, in order. A later stage starts from the one before, as its
+    gates trained it on eight samples. Raises GateFailed before the full run. `stage`: only that one."""
     for part, proof in stages.proofs(session, deep=deep):
         if stage in ("", part.name):
             prove_stage(session, part, proof, only)
@@ -227,7 +229,7 @@ def prove(session: Session, *, only: tuple[str, ...], deep: bool, stage: str = "
 
 
 def prove_stage(session: Session, part: stages.Part, proof: gates.Proof, only: tuple[str, ...], mark: str = "") -> None:
-    """The data report of one stage, then its gates. `mark` tells one start from another where the settings do not."""
+    """Write the data report of one stage, then run its gates. `mark` separates different starts with equal settings."""
     s, cfg = session, part.cfg
     _, stage = proof.look()
     code = recipes.sources(s.recipe)
@@ -258,7 +260,7 @@ def prove_stage(session: Session, part: stages.Part, proof: gates.Proof, only: t
         + from_it.get(proof.follows, ", from the stage before as it is now")
     )
     verdicts = gates.run_gates(chosen, proof, known=known, console=s.console)
-    s.accelerator.free_memory()  # it keeps every model it wrapped
+    s.accelerator.free_memory()  # accelerate keeps every model that it wrapped
     failed = [v for v in verdicts if v.blocks]
     if s.main:
         keep(s, part, verdicts, enabled=True, fingerprint=mark)
@@ -286,8 +288,8 @@ def prove_stage(session: Session, part: stages.Part, proof: gates.Proof, only: t
 
 
 def report_data(s: Session, proof: gates.Proof, stage: Stage, base: str) -> None:
-    """Scan the data into `proof` and data.json. A run that goes on reads as much as it did when it began, and the data must be what
-    they were; else as much is read as the last time under `base`, the fingerprint without data."""
+    """Scan the data into `proof` and data.json. A continued run reads as much as at its start, and the data must be the
+    same. Otherwise it reads as much as the last time under `base`, the fingerprint without data."""
     path, before = proof.folder / "data.json", {}
     with contextlib.suppress(OSError, ValueError, KeyError):
         before = json.loads(path.read_text())["identity"]
@@ -313,14 +315,14 @@ def report_data(s: Session, proof: gates.Proof, stage: Stage, base: str) -> None
 
 
 def keep(s: Session, part: stages.Part, verdicts: list[gates.Verdict], **more: Any) -> None:
-    """gates.json: of the stage in its folder, of all stages in the run folder."""
+    """Write gates.json: the stage's to its folder, all stages' to the run folder."""
     for folder in {part.folder(s.folder), s.folder}:
         gates.write(folder / "gates.json", verdicts, stage=part.name, **more)
 
 
 # ------------------------------------------------------------------------------------------------------------- training
 def train(session: Session, interrupts: Interrupts) -> None:
-    """Every stage from its seed or its newest checkpoint; then evaluation, export, report."""
+    """Train every stage from its seed or its newest checkpoint; then evaluate, export and report."""
     previous: Stage | None = None
     done = 0
     for part in stages.parts(session.recipe, session.cfg):
@@ -334,11 +336,12 @@ def train(session: Session, interrupts: Interrupts) -> None:
 def train_stage(
     session: Session, part: stages.Part, previous: Stage | None, done: int, interrupts: Interrupts
 ) -> tuple[Stage, int]:
-    """One stage to its end: (the stage with the weights it hands on, steps of all stages so far). `done`: those before it."""
+    """Train one stage to its end; return (the stage with the weights that it passes on, steps of all stages so far).
+    `done`: steps of earlier stages."""
     cfg, folder = part.cfg, part.folder(session.folder)
     s = replace(session, cfg=cfg, folder=folder)
     log = mirror(s.accelerator, s.console)
-    also = log and (lambda row, step: log(row, done + step))  # one axis over all stages
+    also = log and (lambda row, step: log(row, done + step))  # one step axis over all stages
     tracker = MetricsTracker(folder, use_tensorboard=cfg.run.tensorboard, also=also) if s.main else None
     one = Run(cfg, s.accelerator, folder=folder, home=session.folder, tracker=tracker, console=s.console)
     one.identity = session.identity
@@ -359,7 +362,7 @@ def train_stage(
         with one.closed_on_error(), monitors.kept(one, stage):
             s.recipe.module.train(cfg, one, stage)
             one.end(stage)
-    finally:  # what only the loop imports is compared when the run goes on
+    finally:  # sources that only the loop imports are compared on resume
         if s.main:
             environment.note_sources(session.folder, s.recipe, {})
     interrupts.run = None

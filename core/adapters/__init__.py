@@ -1,1 +1,1 @@
-"""The gates for code that is not a recipe: plain scripts and the trainers of transformers and TRL."""
+"""The gates for code that is not a recipe: plain scripts, and trainers of transformers and TRL."""

@@ -1,7 +1,8 @@
-"""Trainers of `transformers` and TRL: their own loop over core's steps. The one file in core that knows them.
+"""Runs trainers of `transformers` and TRL with core's steps. Only this file in core knows these libraries.
 
-`trainer.train()` runs as it is, with whatever a subclass overrides in it; it is handed core's micro-batches in place of its
-loader's, in core's order. Its optimiser, its collator and its `compute_loss` are the stage's, so gates see what it does.
+`trainer.train()` runs unchanged, with all overrides of a subclass. It gets core's micro-batches in core's order instead
+of its loader's. The stage uses the trainer's optimiser, collator and `compute_loss`, so gates test what the trainer
+does.
 """
 
 import math
@@ -26,31 +27,32 @@ from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, Stage, Vi
 from transformers import EvalPrediction, PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.utils import logging
 
-# TRL 1.16 asks a model by a name that transformers 5.23 deprecates, at every loss.
+# TRL 1.16 uses a name that transformers 5.23 deprecates, in every loss.
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 
-CHANCE = 256  # samples that what knowing nothing scores is measured on
-SHOWN = 64  # validation samples that a rehearsal evaluates
-OWN = {"loss", "grad_norm", "learning_rate", "epoch"}  # entries of the trainer's log that core has itself
+CHANCE = 256  # samples on which the chance level is measured
+SHOWN = 64  # validation samples per evaluation in a rehearsal
+OWN = {"loss", "grad_norm", "learning_rate", "epoch"}  # entries of the trainer's log that core already logs
 
 
 @dataclass
 class Hosted(Stage):
-    """A stage that is trained by a library's trainer."""
+    """A stage that a library's trainer trains."""
 
     trainer: Trainer = field(kw_only=True)
     own_rates: bool = False
-    """The trainer's schedule is what trains; else core's, by --optim.*."""
+    """Use the trainer's schedule; else core sets the rates from --optim.*."""
     ask: Callable[[int], list[dict]] | None = None
-    """Where the trainer makes its samples itself (GRPO): unit -> this process's rows that it makes them from. The stage then has no
-    training set."""
+    """If the trainer makes its own samples (GRPO): iteration -> this process's rows from which it makes them. The stage
+    then has no training set."""
     passes: int = 1
-    """Optimiser steps that are made from the samples of such a unit."""
+    """Optimiser steps on the samples of one such iteration."""
 
 
 def host(trainer: Trainer, run: Run, **parts: Any) -> Hosted:
-    """The stage of `trainer`: its model, its optimiser (or the one it was given) and its loss, with the `parts` of a Stage that
-    no trainer has: name, data, evaluate, metric. Schedule and precision are core's: the rate is set anew at every step."""
+    """Build the stage of `trainer`: its model, its optimiser (or the one it was given) and its loss, with the `parts`
+    of a Stage that trainers lack: name, data, evaluate, metric. Core sets precision and, at every step, the learning
+    rate."""
     if run.precision == "fp16":
         raise UserError(
             "a hosted trainer does not scale its loss for fp16", got="precision fp16", needed="bf16 or fp32"
@@ -70,12 +72,13 @@ def host(trainer: Trainer, run: Run, **parts: Any) -> Hosted:
 
 
 def _weigh(trainer: Trainer) -> None:
-    """Where a trainer's loss is a mean over samples, accumulated gradients are a mean of means: each micro-batch then counts by its
-    samples (`shares` of those to come: the trainer asks for all of a step before it computes one)."""
+    """Weight micro-batches by their samples if the trainer's loss is a mean over samples, since accumulation would give
+    a mean of means. The trainer fetches all micro-batches of a step before it computes the first loss, so each
+    micro-batch's weight is queued in `shares`."""
     own, trainer.shares = trainer.compute_loss, deque()
 
     def weighed(*args: Any, **kwargs: Any) -> Any:
-        waiting = getattr(trainer, "shares", None)  # none: not a micro-batch of training
+        waiting = getattr(trainer, "shares", None)  # none in an evaluation
         share = waiting.popleft() if waiting else 1.0
         out = own(*args, **kwargs)
         return (out[0] * share, *out[1:]) if isinstance(out, tuple) else out * share
@@ -84,8 +87,8 @@ def _weigh(trainer: Trainer) -> None:
 
 
 def _made(trainer: Trainer, run: Run, passes: int) -> None:
-    """A trainer that makes its samples as it prepares its inputs does so once a unit; they are cut into micro-batches as core cuts,
-    and gates are told what was learnt from."""
+    """Let a trainer that makes samples while preparing inputs do so once per iteration. Core divides them into
+    micro-batches, and gates receive the batch that was used."""
     own = trainer._prepare_inputs
 
     def prepared(rows: Any) -> dict[str, Any]:
@@ -103,25 +106,27 @@ def _made(trainer: Trainer, run: Run, passes: int) -> None:
 
 
 def _recut(run: Run, parts: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """The samples of a unit in core's micro-batches; what is one number for all (how many tokens they score) goes with each."""
+    """Divide the samples of an iteration into core's micro-batches. Scalars (the number of scored tokens) are copied to
+    each."""
     whole = {k: v for k, v in parts[0].items() if not v.dim()}
     rows = {k: torch.cat([part[k] for part in parts]) for k in parts[0] if k not in whole}
     return [{**part, **whole} for part in run.cut(rows)]
 
 
 def train(run: Run, stage: Hosted, after: Callable[[Step], None]) -> None:
-    """`trainer.train()` over the steps of `run`; `after` follows each update, where another recipe's loop has its evaluation."""
+    """Run `trainer.train()` over the steps of `run`. `after` is called after each update, where a recipe's loop
+    evaluates."""
     steps = run.steps(stage)
     first = next(steps, None)
     if first is None:
-        return  # resumed after its last step
+        return  # the run was resumed after its last step
 
     def batches() -> Iterator[dict]:
-        # It logs a mean since then.
+        # The trainer logs a mean since this step.
         stage.trainer.state.global_step = stage.trainer._globalstep_last_logged = run.started * stage.passes
         step = first
         while step is not None:
-            seeds.seed_global(run.cfg.run.seed, "model", step.index, run.rank)  # the trainer's preparations may draw
+            seeds.seed_global(run.cfg.run.seed, "model", step.index, run.rank)  # the trainer may draw while preparing
             if stage.own_rates and not (run.plan and run.plan.peak):
                 rates = stage.trainer.lr_scheduler.get_last_lr()
                 for group, rate in zip(stage.optimizers["main"].param_groups, rates, strict=True):
@@ -137,7 +142,7 @@ def train(run: Run, stage: Hosted, after: Callable[[Step], None]) -> None:
             step = next(steps, None)
 
     size = (run.plan and run.plan.batch_size) or run.cfg.train.batch_size
-    shares = getattr(stage.trainer, "shares", None)  # a trainer that a script built is judged as it is
+    shares = getattr(stage.trainer, "shares", None)  # a script's own trainer is tested unchanged
     accumulate = len(first.batches)
     if stage.ask is not None:
         accumulate = len(run.plan.sizes) if run.plan and run.plan.sizes else run.cfg.train.accumulate
@@ -162,8 +167,8 @@ def drive(
     accumulate: int,
     note: Callable[[dict], None] = lambda logs: None,
 ) -> None:
-    """`trainer.train()` on `batches`, `accumulate` of them to each of at most `steps` optimiser steps; `note` gets the trainer's
-    own log of every step. Ends where `batches` do."""
+    """Run `trainer.train()` on `batches`, `accumulate` of them for each of at most `steps` optimiser steps; `note` gets
+    the trainer's log of every step. It ends when `batches` does."""
     args = trainer.args
     args.max_steps, args.gradient_accumulation_steps = steps, accumulate
     feed, watch = _Feed(trainer, batches, steps * accumulate), _Watch(trainer, note)
@@ -177,15 +182,16 @@ def drive(
         del trainer.get_train_dataloader
         if own is not None:
             trainer.get_train_dataloader = own
-    # The trainer does not ask again after its last step, and what follows that step is still to come.
+    # The trainer requests no batch after its last step, so run here what follows that step.
     next(batches, None)
 
 
 def quiet(trainer: Trainer) -> Optimizer:
-    """Leave logging, evaluation and saving to core; the trainer's optimiser, without a wrapper."""
+    """Turn off the trainer's logging, evaluation and saving, which core does. Return its optimiser without a
+    wrapper."""
     args = trainer.args
     args.logging_strategy, args.logging_steps, args.logging_first_step = type(args.logging_strategy)("steps"), 1, False
-    args.logging_nan_inf_filter = False  # it would log a mean of earlier losses in place of a NaN
+    args.logging_nan_inf_filter = False  # else it logs a mean of earlier losses instead of a NaN
     args.eval_strategy, args.save_strategy = type(args.eval_strategy)("no"), type(args.save_strategy)("no")
     args.load_best_model_at_end, args.num_train_epochs = False, 1
     for callback in (ProgressCallback, PrinterCallback):
@@ -195,7 +201,8 @@ def quiet(trainer: Trainer) -> Optimizer:
 
 
 def inputs(batch: dict[str, Any] | list[dict]) -> dict[str, Any] | list[dict]:
-    """What the trainer gets of a batch: texts and columns are for people and gates. Rows it makes its own batch from."""
+    """Return the part of a batch that the trainer gets, without texts and columns that are for display and gates; or
+    rows from which it makes its own batch."""
     if isinstance(batch, list):
         return batch
     if "inputs" in batch:
@@ -204,14 +211,14 @@ def inputs(batch: dict[str, Any] | list[dict]) -> dict[str, Any] | list[dict]:
 
 
 def count(trainer: Trainer, batch: dict) -> float | Tensor:
-    """What the trainer's loss is a mean over: scored tokens where it counts them, else samples."""
+    """Return what the trainer's loss is a mean over: scored tokens if it counts them, else samples."""
     items = _items(trainer, inputs(batch))
     return batch_size(inputs(batch)) if items is None else items
 
 
 def loss(trainer: Trainer, model: nn.Module, batch: dict, *, accumulate: int = 1) -> Tensor:
-    """`compute_loss` on one batch as a micro-batch of its own: a mean, normalised as in training. `accumulate`: micro-batches that
-    the trainer takes it for one of."""
+    """Call `compute_loss` on one batch as one micro-batch: a mean, normalised as in training. `accumulate`: the number
+    of micro-batches that the trainer assumes."""
     one = inputs(batch)
     items, trainer.current_gradient_accumulation_steps = _items(trainer, one), accumulate
     shares = trainer.__dict__.pop("shares", None)
@@ -219,12 +226,12 @@ def loss(trainer: Trainer, model: nn.Module, batch: dict, *, accumulate: int = 1
     if shares is not None:
         trainer.shares = shares
     if items is not None and trainer.args.average_tokens_across_devices:
-        value = value / trainer.accelerator.num_processes  # undone by DDP's mean, which is not here
+        value = value / trainer.accelerator.num_processes  # no DDP mean to undo here
     return value
 
 
 def _items(trainer: Trainer, batch: dict) -> Tensor | None:
-    """Scored tokens of this process's batch, as the trainer counts them over all processes."""
+    """Return the scored tokens of this process's batch, as the trainer counts them over all processes."""
     if trainer.accelerator.num_processes == 1:
         return trainer._get_num_items_in_batch([batch], trainer.args.device)
     across, trainer.args.average_tokens_across_devices = trainer.args.average_tokens_across_devices, False
@@ -235,21 +242,21 @@ def _items(trainer: Trainer, batch: dict) -> Tensor | None:
 
 
 class _Core:
-    """The scheduler that the trainer ticks where core sets the rates: it leaves them as they are."""
+    """A scheduler whose step does nothing, because core sets the rates."""
 
     def __init__(self, optimizer: Optimizer):
         self.optimizer = optimizer
 
     def step(self) -> None:
-        """Core's turn is before the step."""
+        """Do nothing: core sets the rate before the step."""
 
     def get_last_lr(self) -> list[float]:
-        """The present rates."""
+        """Return the current rates."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
 
 class _Feed:
-    """What the trainer takes for its loader: batches that come from core, once."""
+    """Replaces the trainer's loader: yields core's batches, once."""
 
     batch_sampler = None
 
@@ -266,14 +273,15 @@ class _Feed:
 
 
 class _Watch(TrainerCallback):
-    """The finite check before each optimiser step, and the trainer's log of it afterwards."""
+    """Checks gradients before each optimiser step, and passes on the trainer's log after it."""
 
     def __init__(self, trainer: Trainer, note: Callable[[dict], None]):
         self.trainer, self.note = trainer, note
 
     def on_pre_optimizer_step(self, args, state, control, **_) -> None:
-        """A step whose gradient is not finite is skipped whole: without gradients an optimiser neither moves nor decays."""
-        if self.trainer.accelerator.scaler is not None:  # fp16's scaler does so by itself
+        """Skip a step with a non-finite gradient by removing all gradients, so that the optimiser neither moves nor
+        decays weights."""
+        if self.trainer.accelerator.scaler is not None:  # fp16's scaler skips by itself
             return
         weights = [p for g in self.trainer.optimizer.param_groups for p in g["params"] if p.grad is not None]
         if weights and not torch.isfinite(nn.utils.get_total_norm([p.grad for p in weights])):
@@ -281,18 +289,19 @@ class _Watch(TrainerCallback):
                 p.grad = None
 
     def on_log(self, args, state, control, logs: dict[str, float], **_) -> None:
-        if "loss" in logs:  # the summary at the end has none
+        if "loss" in logs:  # the final summary has no loss
             self.note(logs)
-            self.trainer._tr_loss.zero_()  # it subtracts what it has logged, and NaN - NaN is NaN for the rest of the run
+            self.trainer._tr_loss.zero_()  # it subtracts the logged loss, so a NaN would stay for the rest of the run
             state.log_history.clear()
 
 
 # ------------------------------------------------------------------------------- the gates on a trainer that a script builds
 class Rows(Data):
-    """A trainer's data set as core reads it: the columns that its collator gets, lists as tensors; batches as it collates them."""
+    """A trainer's data set for core: the columns that its collator gets, with lists as tensors; batches as it collates
+    them."""
 
     def __init__(self, trainer: Trainer, rows: Any):
-        named = hasattr(rows, "column_names")  # of `datasets`; other sets have their columns taken off while collating
+        named = hasattr(rows, "column_names")  # of `datasets`; other sets lose unused columns in the collator
         self.rows = trainer._remove_unused_columns(rows, "checked") if named else rows
         self._collate = (
             trainer.data_collator if named else trainer._get_collator_with_removed_columns(trainer.data_collator)
@@ -312,17 +321,17 @@ class Rows(Data):
         return {k: torch.tensor(v) if k in numbers else v for k, v in row.items()}
 
     def row(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """A sample as the trainer's own data set gives it."""
+        """Return a sample as the trainer's own data set does."""
         return {k: v.tolist() if k in self._lists and isinstance(v, Tensor) else v for k, v in sample.items()}
 
     def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """{"inputs": the trainer's batch} beside the columns, one entry a sample."""
+        """Return {"inputs": the trainer's batch} plus the columns, one entry per sample."""
         columns = {k: [s[k] for s in samples] for k in self.fields}
         return {"inputs": dict(self._collate([self.row(s) for s in samples])), **columns}
 
 
 def subject(factory: Callable[[], Trainer], seed: int) -> Subject:
-    """What `core.check` proves of the trainers that `factory` builds."""
+    """Return what `core.check` tests of the trainers that `factory` builds."""
     probe = built(factory)
     args, model = probe.args, probe.model
     if probe.eval_dataset is None:
@@ -344,7 +353,7 @@ def subject(factory: Callable[[], Trainer], seed: int) -> Subject:
         run=config.RunSettings(seed=seed),
     )  # fmt: skip
     quiet(probe)
-    some = CHANCE if args.greater_is_better else 16  # where lower is better, the untrained model's is chance
+    some = CHANCE if args.greater_is_better else 16  # if lower is better, the untrained model's score is chance level
     start = _measured(probe, Rows(probe, probe.eval_dataset), range(min(some, len(probe.eval_dataset))))
     start |= _constant(probe, start)
     make = lambda run: _stage(factory, run, start)  # noqa: E731
@@ -352,7 +361,7 @@ def subject(factory: Callable[[], Trainer], seed: int) -> Subject:
 
 
 def built(factory: Callable[[], Trainer]) -> Trainer:
-    """One trainer, without the bars and remarks of its libraries: gates build a dozen."""
+    """Build one trainer without its library's progress bars and messages, since gates build a dozen."""
     level, bars = logging.get_verbosity(), are_progress_bars_disabled()
     logging.set_verbosity_error()
     disable_progress_bars()
@@ -365,7 +374,7 @@ def built(factory: Callable[[], Trainer]) -> Trainer:
 
 
 def _skips(probe: Trainer) -> dict[str, str]:
-    """Gates that have nothing to judge in a trainer, and why."""
+    """Return the gates that do not apply to a trainer, with reasons."""
     rows = Rows(probe, probe.eval_dataset)
     answers = [k for k in rows.fields if "label" in k]
     one_text = not answers or any(k in rows._lists for k in answers)
@@ -420,8 +429,8 @@ def _stage(factory: Callable[[], Trainer], run: Run, start: dict[str, float]) ->
 
 
 def _constant(trainer: Trainer, start: dict[str, float]) -> dict[str, float]:
-    """Chance, measured: each metric of `start` (the untrained model's) at the best that one answer for all samples scores, where
-    that is better and answers are classes."""
+    """Measure chance level: replace each metric of `start` (the untrained model's) by the best score of one constant
+    answer, if that is better and answers are classes."""
     if trainer.compute_metrics is None or not trainer.args.greater_is_better:
         return {}
     rows = Rows(trainer, trainer.eval_dataset)
@@ -444,24 +453,24 @@ def _constant(trainer: Trainer, start: dict[str, float]) -> dict[str, float]:
         ValueError,
         IndexError,
         AttributeError,
-    ):  # a metric of another kind of answer: the untrained model's stands
+    ):  # the metric needs another kind of answer: keep the untrained model's score
         return {}
     return {k: v for k, v in best.items() if k != "loss"}
 
 
 def _smoothed(trainer: Trainer) -> float:
-    """Lowest loss under `label_smoothing_factor`."""
+    """Return the lowest loss under `label_smoothing_factor`."""
     eps, config = trainer.args.label_smoothing_factor, getattr(trainer.model, "config", None)
     classes = getattr(config, "num_labels" if trainer.compute_metrics else "vocab_size", 0)
     return smoothing_floor(eps, classes) if eps and classes else 0.0
 
 
 def _measured(trainer: Trainer, data: Data, indices: Iterable[int]) -> dict[str, float]:
-    """`trainer.evaluate` on some samples; its numbers, without what depends on the clock."""
+    """Run `trainer.evaluate` on some samples; return its numbers without timings."""
     rows = [_source(data).row(data.get(i, None)) for i in indices]
     own, trainer.eval_dataset = trainer.eval_dataset, {"some": Dataset.from_list(rows)}
     try:
-        found = trainer.evaluate("some")  # by name: TRL prepares what it is handed once more
+        found = trainer.evaluate("some")  # by name, because TRL would prepare a data set argument again
     finally:
         trainer.eval_dataset = own
     return {k.removeprefix("eval_"): float(v) for k, v in found.items() if k.startswith("eval_") and "per_second" not in k
@@ -475,7 +484,7 @@ def _source(data: Data) -> Rows:
 
 
 def _train(cfg: config.Config, run: Run, stage: Hosted) -> None:
-    """The trainer's loop and, where one is due, its evaluation."""
+    """Run the trainer's loop with its evaluations."""
     val = stage.data["val"]
 
     def after(step: Step) -> None:

@@ -1,7 +1,7 @@
-"""What a script's loss is, found by experiment: label smoothing and class weights, which nobody can see from outside.
+"""Finds label smoothing and class weights of a script's loss by experiment.
 
-The loss is called with a stub in the model's place that returns chosen logits. A loss that needs more of its model than an answer
-(a second output, a method) cannot be tried so: then nothing is found, and nothing is assumed.
+The loss is called with a stub model that returns chosen logits. A loss that needs more than logits from its model (a
+second output, a method) cannot be tested this way; then nothing is assumed.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ EXACT = 1e-3
 
 
 class _Stub(nn.Module):
-    """Answers everything with the same logits."""
+    """Returns the same logits for every input."""
 
     def __init__(self, answer: Tensor):
         super().__init__()
@@ -30,12 +30,12 @@ class _Stub(nn.Module):
 
 @dataclass
 class Objective:
-    """What was recognised of a classification loss."""
+    """Recognised properties of a classification loss."""
 
     smoothing: float = 0.0
     classes: int = 0
     weights: dict[int, float] = field(default_factory=dict)
-    """Weight of each class, the first one's 1; empty: all alike."""
+    """Weight of each class, relative to the first; empty: all equal."""
 
     @property
     def floor(self) -> float:
@@ -54,7 +54,7 @@ class Objective:
 
 
 def smoothing_floor(eps: float, classes: int) -> float:
-    """Entropy of a target that gives `eps` to all `classes` evenly, and the rest to one."""
+    """Return the entropy of a target that spreads `eps` evenly over all `classes` and gives the rest to one."""
     right, wrong = 1 - eps + eps / classes, eps / classes
     return -right * math.log(right) - (classes - 1) * wrong * math.log(wrong)
 
@@ -62,9 +62,10 @@ def smoothing_floor(eps: float, classes: int) -> float:
 def recognise(
     loss: Callable[[nn.Module, Any], Tensor], batches: list[tuple[Any, Tensor]], model: nn.Module
 ) -> Objective:
-    """Of `loss(model, batch)`, from (batch, labels (n,)) pairs; an empty one where it is no cross-entropy of logits (n, K)."""
+    """Analyse `loss(model, batch)` with (batch, labels (n,)) pairs. Returns an empty result if it is no cross-entropy
+    of logits (n, K)."""
     found = Objective()
-    with contextlib.suppress(Exception), torch.no_grad():  # whatever a stranger's loss raises: it was only asked
+    with contextlib.suppress(Exception), torch.no_grad():  # an unknown loss may raise anything in this experiment
         batch, labels = batches[0]
         answers: list[Tensor] = []
         hook = model.register_forward_hook(lambda _, __, out: answers.append(out))
@@ -88,15 +89,15 @@ def recognise(
 
 
 def _smoothing(losses: list[float], classes: int) -> float:
-    """The share that fits all of the losses at `MARGINS`; 0 where none does."""
+    """Return the smoothing that fits all losses at `MARGINS`; 0 if none does."""
     plain = [math.log(1 + (classes - 1) * math.exp(-m)) for m in MARGINS]
     eps = [(found - p) / m * classes / (classes - 1) for found, p, m in zip(losses, plain, MARGINS, strict=True)]
     return round(eps[-1], 6) if EXACT < eps[-1] < 1 and max(eps) - min(eps) < EXACT else 0.0
 
 
 def _weights(loss: Callable, batches: list[tuple[Any, Tensor]], classes: int, device: torch.device) -> dict[int, float]:
-    """Weights of a mean that is taken over them: a sample of class c whose own loss is higher pulls the mean by its weight. Tried
-    with all logits zero but for one class, which then costs less."""
+    """Return the class weights of a weighted mean: a sample of class c with a higher loss pulls the mean by its weight.
+    All logits are zero except one class, which then has a lower loss."""
     rows: list[Tensor] = []
     values: list[float] = []
     for batch, labels in batches:
@@ -104,7 +105,7 @@ def _weights(loss: Callable, batches: list[tuple[Any, Tensor]], classes: int, de
             logits = torch.zeros(len(labels), classes, device=device)
             logits[labels == c, int(c)] = 2.0
             high, low = math.log(classes), math.log(1 + (classes - 1) * math.exp(-2.0))
-            share = (high - float(loss(_Stub(logits), batch))) / (high - low)  # of the batch's weight that class c has
+            share = (high - float(loss(_Stub(logits), batch))) / (high - low)  # class c's weight in the batch
             counts = torch.bincount(labels.long().cpu(), minlength=classes).double()
             row = -share * counts
             row[int(c)] += counts[int(c)]

@@ -1,7 +1,7 @@
-"""`check(factory)`: the gates on a plain PyTorch script, no recipe needed.
+"""`check(factory)`: runs the gates on a plain PyTorch script, without a recipe.
 
-Gates build everything anew and throw it away, so the script hands over a function that returns a `Script`: its model, optimiser,
-data sets, loss and metric, and, if it likes, its own loop and its own checkpoint functions.
+Gates build everything anew and drop it. So the script passes a function that returns a `Script`: its model, optimiser,
+data sets, loss and metric, and optionally its own loop and checkpoint functions.
 """
 
 import contextlib
@@ -36,56 +36,57 @@ from trainworthy.core.gates.shuffled import distinct
 from trainworthy.core.loop.run import Plan, Run, Step
 from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, Stage, View, batch_size
 
-SHOWN = 256  # validation samples that a rehearsal of an own loop evaluates
+SHOWN = 256  # validation samples per evaluation when rehearsing a script's own loop
 
 
 @dataclass(kw_only=True)
 class Script:
-    """What a training script is made of. The factory builds one from scratch at every call; only data may be shared."""
+    """The parts of a training script. The factory builds a new one at every call; only data may be shared."""
 
     model: nn.Module
     optimizer: Optimizer
     train: Dataset | DataLoader
-    """Map-style, with the training augmentation. Of a loader its data set, batch size and collate are taken."""
+    """Map-style data set with the training augmentation. From a loader, core takes data set, batch size and collate."""
     val: Dataset | DataLoader
-    """Map-style, as it is evaluated."""
+    """Map-style data set as it is evaluated."""
     loss: Callable[[nn.Module, Any], Tensor]
-    """(model, batch) -> the MEAN over the batch, as `F.cross_entropy` gives it; what the loop calls backward on."""
+    """(model, batch) -> the MEAN over the batch, as `F.cross_entropy` returns it; the loop calls backward on it."""
     metric: Callable[[nn.Module, DataLoader], float]
-    """(model, loader) -> the number the script reports, with its own model.eval()."""
+    """(model, loader) -> the number that the script reports; it calls model.eval() itself."""
     train_loop: Callable[[nn.Module, Optimizer, Iterable], Any] | None = None
-    """(model, optimizer, batches): the script's own pass over `batches`, as it makes between two validations. Without it core's
-    loop trains, and mistakes in the script's cannot be seen."""
+    """(model, optimizer, batches): the script's own loop over the `batches` between two validations. Without it core's
+    loop trains, and faults in the script's loop stay hidden."""
     accumulate: int = 1
-    """Batches for which `train_loop` adds up gradients before it steps: 1, 2, 4 or 8."""
+    """Batches over which `train_loop` accumulates gradients before a step: 1, 2, 4 or 8."""
     save: Callable[[Path], Any] | None = None
     load: Callable[[Path], Any] | None = None
-    """(path): the script's own checkpoint of this very model and optimiser, and the way back."""
+    """(path): loads the script's own checkpoint into this model and optimiser."""
     target: str | int | None = None
-    """Entry of a sample that must be predicted. Default: the second of a pair; every other entry is input."""
+    """Entry of a sample to predict. Default: the second of a pair. All other entries are inputs."""
     classes: int | Sequence[str] | None = None
     """Number or names of a categorical target's values."""
     fields: dict[str, Field] | None = None
-    """What each entry is, in full (ranges, groups), in place of `target` and `classes`; positions are "0", "1", ..."""
+    """Full description of each entry (ranges, groups), instead of `target` and `classes`. Positions are named "0", "1",
+    ..."""
     count: Callable[[Any], float] | None = None
-    """batch -> what the mean is over (scored tokens); default: its samples."""
+    """batch -> what the mean is over (scored tokens). Default: samples."""
     collate: Callable[[list], Any] | None = None
     batch_size: int = 32
     higher_is_better: bool = True
     floor: float | None = None
-    """What knowing nothing scores. Default: 1 / classes, or 0; where lower is better it must be told (MSE: the variance)."""
+    """Chance level. Default: 1 / classes, or 0. If lower is better, it must be set (MSE: the variance)."""
     ceiling: float | None = None
-    """What a perfect model scores. Default: 1, or 0 where lower is better."""
+    """Score of a perfect model. Default: 1, or 0 if lower is better."""
     initial_loss: float | None = None
-    """Loss of the untrained model, where theory gives it (ln of the number of classes)."""
+    """Loss of the untrained model, if theory gives it (ln of the number of classes)."""
     loss_floor: float = 0.0
-    """Lowest loss the objective allows (label smoothing)."""
+    """Lowest loss that the objective allows (label smoothing)."""
     overfit_steps: int = 500
-    """Steps within which eight fixed samples must be learnt."""
+    """Steps within which the model must memorise eight fixed samples."""
     frozen: tuple[str, ...] = ()
-    """Prefixes of parameter names that are frozen on purpose."""
+    """Name prefixes of parameters that are frozen on purpose."""
     couplings: str = ""
-    """Why samples of a batch legitimately influence each other (contrastive loss); empty: they must not."""
+    """Reason why samples of a batch influence each other (contrastive loss). Leave empty if they must not."""
 
 
 @dataclass
@@ -94,7 +95,7 @@ class Result:
 
     verdicts: list[Verdict]
     folder: Path | None
-    """Where the evidence lies, if a folder was asked for."""
+    """Folder of the evidence, if one was requested."""
 
     @property
     def failed(self) -> list[Verdict]:
@@ -103,11 +104,12 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """No gate failed (skipped and waived ones did not pass either: read `verdicts`)."""
+        """Whether no gate failed (skipped and waived ones did not pass either: read `verdicts`)."""
         return not self.failed
 
     def table(self, verdicts: list[Verdict] | None = None) -> str:
-        """What each gate (or each of `verdicts`) measured; for failures also what was needed and the likely causes."""
+        """Return what each gate (or each of `verdicts`) measured; for failures also what was needed and the likely
+        causes."""
         lines = []
         for v in self.verdicts if verdicts is None else verdicts:
             lines.append(f"{v.verdict.upper() if v.blocks else v.verdict:<6} {v.id} ({v.rows}): {v.title}")
@@ -198,7 +200,8 @@ def _subject(factory: Callable[[], Any], seed: int, folder: Path) -> Subject:
 
 @dataclass
 class _Alone:
-    """One process on the script's own device. Accelerate's state is global, and the script may want it for itself."""
+    """One process on the script's own device. Accelerate's state is global, and the script may use Accelerate
+    itself."""
 
     device: torch.device
     process_index: int = 0
@@ -207,7 +210,7 @@ class _Alone:
     is_main_process: bool = True
 
     def wait_for_everyone(self) -> None:
-        """There is nobody else."""
+        """Do nothing: there is one process."""
 
 
 @dataclass
@@ -216,7 +219,8 @@ class _ScriptStage(Stage):
 
 
 class _Samples(Data):
-    """A torch data set as core reads it: entries by name; on the training path every generator its code may use is seeded."""
+    """A torch data set for core: entries by name. On the training path, every generator that its code may use is
+    seeded."""
 
     def __init__(self, dataset: Dataset, collate: Callable[[list], Any], *, fixed: bool):
         self.dataset, self._collate, self._fixed = dataset, collate, fixed
@@ -229,7 +233,7 @@ class _Samples(Data):
     def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
         if generator is not None:
             _seed_all(generator.initial_seed())
-        elif self._fixed:  # augmented data have no evaluation path of their own: the same draws every time
+        elif self._fixed:  # augmented data have no evaluation path, so use the same draws every time
             _seed_all(seeds.derive("fixed", index))
         return _named(self.dataset[index])
 
@@ -237,12 +241,12 @@ class _Samples(Data):
         return _named(self._collate([_like(s, self._sample) for s in samples]))
 
     def batch(self, named: dict[str, Any]) -> Any:
-        """A batch as the script's own loader gives it."""
+        """Return a batch as the script's own loader does."""
         return _like(named, self._batch)
 
 
 class _Plain(Dataset):
-    """The evaluation path of what a gate chose, with samples as the script's own data set gives them."""
+    """The evaluation path of samples that a gate chose, as the script's own data set returns them."""
 
     def __init__(self, data: Data, like: Any):
         self.data, self.like = data, like
@@ -255,8 +259,8 @@ class _Plain(Dataset):
 
 
 class _Pairing:
-    """Which step's batches an optimiser step is made from: the oldest that were handed out and not used. A loop may ask for batches
-    before it needs them (a prefetch, a list), so the newest are not always those."""
+    """Matches optimiser steps with batches: a step uses the oldest batches that were not used before. A loop may
+    request batches early (a prefetch, a list), so the newest need not be its own."""
 
     def __init__(self, run: Run, stage: _ScriptStage):
         self._run, self._stage = run, stage
@@ -264,16 +268,16 @@ class _Pairing:
         self.done, self.lists = 0, False
 
     def start(self) -> None:
-        """A pass begins."""
+        """Begin a pass over the batches."""
         self.given, self.done = [], 0
 
     def hand(self, step: Step) -> None:
-        """`step` is handed out."""
+        """Record that the batches of `step` were yielded."""
         self.given.append(step)
         self._point()
 
     def stepped(self, *_: Any) -> None:
-        """The optimiser has stepped."""
+        """Record an optimiser step."""
         self.done += 1
         self._point()
 
@@ -284,11 +288,12 @@ class _Pairing:
             seeds.seed_global(self._run.cfg.run.seed, "model", step.index, self._run.rank)
 
     def look(self) -> None:
-        """Does the loop make a list of its batches? Then it gets them one by one: what a gate watches lies between its steps."""
+        """Find out whether the loop collects its batches in a list. Then it gets them one by one, because gates observe
+        between steps."""
         waits = len(self.given) - self.done >= 3
         if waits and not self.lists:
             grads = [p.grad for p in self._stage.model.parameters() if p.grad is not None]
-            self.lists = self.done == 0 and not any(g.any() for g in grads)  # else it adds up gradients
+            self.lists = self.done == 0 and not any(g.any() for g in grads)  # else it accumulates gradients
 
 
 class _Batches:
@@ -316,7 +321,7 @@ class _Batches:
 
 
 def _train(cfg: config.Config, run: Run, stage: _ScriptStage) -> None:
-    """The script's own loop under core's steps; without one, core's."""
+    """Run the script's own loop with core's steps; without one, core's loop."""
     script = stage.script
     if script.train_loop is None:
         for step in run.steps(stage):
@@ -333,7 +338,7 @@ def _train(cfg: config.Config, run: Run, stage: _ScriptStage) -> None:
             if batches.over or not batches.used:
                 return
             if batches.due:
-                with torch.no_grad():  # as the script does after its pass, and whatever mode that leaves
+                with torch.no_grad():  # as the script does after its pass; keep the mode that this leaves
                     script.metric(script.model, _loader(cfg, stage, shown))
     finally:
         hook.remove()
@@ -345,7 +350,7 @@ def _loader(cfg: config.Config, stage: _ScriptStage, data: Data) -> DataLoader:
 
 
 def _fresh(one: Script, two: Script) -> Script:
-    """One script, after a look at whether two calls share nothing that trains."""
+    """Return one script, after checking that two calls share nothing trainable."""
     if not isinstance(one, Script):
         raise UserError(
             "the factory must return a trainworthy.Script or a transformers Trainer", got=type(one).__name__
@@ -374,7 +379,8 @@ def _settings(script: Script, seed: int) -> config.Config:
 
 
 def _objective(script: Script) -> Objective:
-    """Label smoothing and class weights of the script's loss, where it does not say what its loss is a mean over."""
+    """Find label smoothing and class weights of the script's loss, if it does not declare what its loss is a mean
+    over."""
     data = _samples(script, script.train, fixed=True)
     key = next((k for k, f in _fields(script, data).items() if f.role == "target"), None)
     if key is None or script.count or script.loss_floor:
@@ -394,7 +400,7 @@ def _stage(factory: Callable[[], Script], folder: Path, found: Objective, run: R
     script = factory()
     for group in script.optimizer.param_groups:
         group["peak_lr"] = _peak(group)
-        group["params"] = [p for p in group["params"] if p.requires_grad]  # torch steps over the others
+        group["params"] = [p for p in group["params"] if p.requires_grad]  # torch skips the others
     data = {"train": _samples(script, script.train, fixed=True), "val": _samples(script, script.val, fixed=False)}
     for one in data.values():
         one.fields = _fields(script, one)
@@ -410,7 +416,7 @@ def _stage(factory: Callable[[], Script], folder: Path, found: Objective, run: R
         return {"loss": script.loss(model, batch(named)) * counts(named)["loss"]}
 
     def evaluate(model: nn.Module, chosen: Data) -> dict[str, float]:
-        model.train()  # as the loop leaves it: whether the metric asks for eval mode is its own affair
+        model.train()  # as the loop leaves it: the metric must set eval mode itself
         return {name: float(script.metric(model, _loader(run.cfg, stage, chosen)))}
 
     name = getattr(script.metric, "__name__", "metric").replace("<lambda>", "metric")
@@ -430,13 +436,13 @@ def _stage(factory: Callable[[], Script], folder: Path, found: Objective, run: R
 
 
 def _chance(data: _Samples) -> float:
-    """What guessing scores where nobody says how many classes there are: counted in the targets."""
+    """Measure chance level from the targets if the number of classes is not declared."""
     found = distinct(data, data.representative(min(len(data), 256)))
     return 1 / len(found[1]) if found else 0.0
 
 
 class _OwnCheckpoint:
-    """The script's save and load in place of core's: what core has restored is undone before `load` runs."""
+    """Uses the script's save and load instead of core's: what core restored is undone before `load` runs."""
 
     def __init__(self, script: Script, folder: Path):
         self.script, self.folder = script, folder
@@ -455,7 +461,8 @@ class _OwnCheckpoint:
 
 
 def _peak(group: dict) -> float:
-    """Highest rate of a parameter group: torch's schedulers note theirs beside the present one, which may be a warm-up's 0."""
+    """Return the highest rate of a parameter group. torch's schedulers store it; the current rate may be 0 in a
+    warmup."""
     return max(group["lr"], group.get("initial_lr", 0.0), group.get("max_lr", 0.0))
 
 
@@ -496,7 +503,8 @@ def _classes(script: Script) -> list[str] | None:
 
 
 def _named(entries: Any) -> dict[str, Any]:
-    """The entries of a sample or batch by name: a mapping's own, a pair's `input` and `target`, else positions."""
+    """Return the entries of a sample or batch by name: a mapping's own names, `input` and `target` of a pair, else
+    positions."""
     if isinstance(entries, Mapping):
         return dict(entries)
     if not isinstance(entries, (tuple, list)):
@@ -505,7 +513,7 @@ def _named(entries: Any) -> dict[str, Any]:
 
 
 def _like(named: dict[str, Any], example: Any) -> Any:
-    """Entries in the shape of `example`: what `_named` undid."""
+    """Return the entries in the shape of `example`, the inverse of `_named`."""
     if isinstance(example, Mapping):
         return type(example)(named)
     if not isinstance(example, (tuple, list)):
@@ -559,11 +567,11 @@ REMEDIES = {
     "the factory splits the data by process",
     "resume": "save() leaves something out, or load() does not put it back: weights, optimiser, what train_loop counts",
 }
-"""Likely causes as a script's author knows them, where a recipe's differ."""
+"""Likely causes in terms of a script, where a recipe's differ."""
 
 
 def _skips(script: Script) -> dict[str, str]:
-    """What a script cannot be asked."""
+    """Return the gates that do not apply to a script."""
     own_loop = "train_loop is the script's own: what its optimiser gets is judged by wiring"
     return {
         "initial-loss": "no initial_loss given" if script.initial_loss is None else "",
@@ -576,7 +584,7 @@ def _skips(script: Script) -> dict[str, str]:
 
 
 def _adapted(gate: Gate, subject: Subject) -> Gate:
-    """The same proof, with what cannot be asked skipped and causes in a script's words."""
+    """Return the same gate for a script: inapplicable checks are skipped, and causes use the script's terms."""
 
     def prove(proof: Proof) -> Finding:
         if reason := subject.skips.get(gate.id):
@@ -592,14 +600,14 @@ def _adapted(gate: Gate, subject: Subject) -> Gate:
 
 
 def _clip(proof: Proof) -> float:
-    """The norm the script's loop clips at, if it does: no gradient that reached the optimiser was larger."""
+    """Return the norm at which the script's loop clips, if it does: no gradient in the optimiser was larger."""
     from trainworthy.core.gates.recorder import rehearsed
 
     return max((g["norm"] for g in rehearsed(proof)[2].gradients), default=float("inf"))
 
 
 def _again(factory: Callable, seed: int, gate: str) -> str:
-    """The lines of a repro that prove the gate again: a factory at the top of a file can be found there."""
+    """Return the lines of a repro that run the gate again, for a factory at the top level of a file."""
     call = f"only={gate!r}, seed={seed})"
     if not inspect.isfunction(factory) or factory.__qualname__ != factory.__name__:
         return f"# where the factory is at hand: trainworthy.check(factory, {call}"

@@ -1,4 +1,4 @@
-"""What is checked when it is not a recipe."""
+"""What the gates test if it is not a recipe."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from trainworthy.core.recipe.stage import Stage
 
 @dataclass
 class Subject:
-    """What is proved, a script or a library's trainer: how its stage is built and trained."""
+    """A script or a library's trainer under test: how its stage is built and trained."""
 
     cfg: config.Config
     device: torch.device
     make: Callable[[Run], Stage]
     train: Callable[[config.Config, Run, Stage], None]
     skips: dict[str, str]
-    """Gate id -> why it has nothing to judge here."""
+    """Gate id -> why it does not apply."""
     own_loop: bool
-    """Gradients are clipped where its own loop clips them: at a norm that nobody told."""
+    """Its own loop clips gradients, at a norm that is not declared."""
     objective: str = ""
-    """What was recognised of its loss."""
+    """Recognised properties of its loss."""

@@ -1,4 +1,4 @@
-"""Settings: typed dataclasses, a docstring per field is its help, presets are functions of the recipe."""
+"""Settings as typed dataclasses. The docstring of a field is its help text; presets are functions of the recipe."""
 
 import dataclasses
 import difflib
@@ -16,59 +16,63 @@ from trainworthy.core.base.errors import UserError
 
 @dataclass
 class Train:
-    """How long, and how the global batch is cut."""
+    """Length of the training, and how the global batch is divided."""
 
     epochs: float = 10.0
     """Passes over the training set; fractions are fine."""
     batch_size: int = 64
-    """Samples per optimiser step, over ALL processes and micro-batches: the result does not depend on how it is cut."""
+    """Samples per optimiser step, over ALL processes and micro-batches. The result does not depend on the division."""
     accumulate: int = 1
-    """Micro-batches each process cuts its share of the batch into (less memory, the same gradient)."""
+    """Micro-batches into which each process divides its part of the batch (less memory, same gradient)."""
     eval_every: float = 1.0
-    """Epochs between two evaluations; the last step is always evaluated."""
+    """Epochs between two evaluations. The last step is always evaluated."""
     patience: float = 0.0
-    """Epochs without a new best evaluation after which the run ends; 0: never. `--run.export best` chooses in retrospect, without
-    stopping."""
+    """End the run after this many epochs without a new best evaluation; 0: never. To keep the best weights without
+    stopping early, use `--run.export best`."""
     eval_batch_size: int = 256
-    """Samples per forward when evaluating; no metric may depend on it (a gate checks)."""
+    """Samples per forward in evaluations. A gate checks that no metric depends on it."""
     precision: Literal["launcher", "fp32", "bf16", "fp16"] = "launcher"
-    """Autocast type of the forward; `launcher` takes what `accelerate launch --mixed_precision` says, else fp32."""
+    """Autocast type of the forward. `launcher` takes the value of `accelerate launch --mixed_precision`, or fp32."""
     compile: bool = False
-    """torch.compile the loss in the full run; the gates prove it uncompiled (a compilation each would cost minutes)."""
+    """Run the loss through torch.compile in the full run. Gates run uncompiled, since each would spend minutes on
+    compiling."""
 
 
 @dataclass
 class Optim:
-    """Optimiser and schedule; everything is counted in optimiser steps."""
+    """Optimiser and schedule. Schedules count optimiser steps."""
 
     name: Literal["adamw", "sgd", "adafactor", "muon"] = "adamw"
-    """AdamW; SGD with Nesterov momentum; Adafactor (least memory); Muon for the matrices of numbered layers, AdamW for the rest."""
+    """AdamW; SGD with Nesterov momentum; Adafactor (least memory); Muon for matrices of numbered layers and AdamW for
+    the rest."""
     lr: float = 1e-3
     """Peak learning rate."""
     weight_decay: float = 1e-4
-    """Decoupled weight decay; never applied to norms and biases."""
+    """Decoupled weight decay; not applied to norm layers and biases."""
     layer_decay: float = 1.0
-    """Each layer below the last learns at this factor of the rate of the one above it (fine-tuning: 0.65-0.9); 1: one rate."""
+    """Layer-wise learning rate decay: each layer's rate is this factor times the rate of the layer above (fine-tuning:
+    0.65-0.9). 1: the same rate everywhere."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's moment decays."""
+    """AdamW's decay rates of the first and second moment."""
     momentum: float = 0.9
-    """SGD's Nesterov momentum."""
+    """Nesterov momentum of SGD."""
     clip: float = 1.0
-    """Largest global gradient norm; the norm is logged before clipping. `inf` switches clipping off."""
+    """Maximum global gradient norm. The logged norm is the one before clipping. `inf` disables clipping."""
     schedule: Literal["cosine", "wsd", "linear", "constant"] = "cosine"
-    """After the warm-up: cosine to zero, warmup-stable-decay, linear to zero, or constant."""
+    """Learning rate after the warmup: cosine to zero, warmup-stable-decay, linear to zero, or constant."""
     warmup: float = 0.06
-    """Share of all steps spent in linear warm-up (from scratch 0.05-0.10, fine-tuning 0.02-0.05)."""
+    """Fraction of all steps in linear warmup (from scratch 0.05-0.10, fine-tuning 0.02-0.05)."""
     decay: float = 0.2
-    """Share of all steps that `wsd` spends decaying to zero."""
+    """Fraction of all steps in which `wsd` decays to zero."""
 
 
 @dataclass
 class Phase:
-    """What one of several stages sets for itself; what is left out (None) is the whole recipe's --train.*, --optim.* or --run.*."""
+    """Settings of one of several stages. A setting left out (None) takes the value of --train.*, --optim.* or
+    --run.*."""
 
     epochs: float | None = None
-    """--train.epochs of this stage; 0 leaves the stage out."""
+    """--train.epochs of this stage; 0 skips the stage."""
     batch_size: int | None = None
     """--train.batch-size of this stage."""
     accumulate: int | None = None
@@ -90,26 +94,26 @@ class Phase:
     save_every: float | None = None
     """--run.save-every of this stage."""
     hand_on: Literal["final", "best"] = "final"
-    """Which of its weights the next stage starts from: those of the last step, or of the best evaluation."""
+    """Weights from which the next stage starts: those of the last step, or of the best evaluation."""
 
 
 @dataclass
 class Loader:
-    """Reading the data; none of these changes what is trained on, only how fast it arrives."""
+    """How data are read. These settings change the speed, never the samples."""
 
     workers: int = 0
-    """Worker processes; 0 reads in the training process (best for data in memory)."""
+    """Worker processes; 0 reads in the training process (fastest for data in memory)."""
     eval_workers: int = 0
-    """Worker processes while evaluating; worth it where reading a sample costs more than a forward (pictures in files)."""
+    """Worker processes in evaluations; useful if reading a sample takes longer than its forward (image files)."""
     pin_memory: bool = True
-    """Page-locked host memory for faster copies; only used with an accelerator."""
+    """Page-locked host memory for faster copies; used with an accelerator only."""
     prefetch: int = 4
-    """Batches each worker keeps ready."""
+    """Batches that each worker keeps ready."""
     threads: int = 0
-    """Threads that read files ahead in the training process, where there are no workers: for samples that wait for a slow disk or a
-    network, of data that says how one is read (`Data.read`)."""
+    """Threads that read files ahead in the training process when `workers` is 0. They help with a slow disk or a
+    network, for data sets that implement `Data.read`."""
     window: int = 64
-    """Samples that the threads have in hand, read or being read; memory is bounded by it."""
+    """Samples that the threads may hold at once, read or being read. It bounds their memory."""
 
     def __post_init__(self):
         if self.threads and self.window < self.threads:
@@ -119,54 +123,55 @@ class Loader:
 
 @dataclass
 class RunSettings:
-    """Seeds, files and safety."""
+    """Seed, output files and safety limits."""
 
     seed: int = 0
-    """Every random draw is a pure function of it."""
+    """Seed of every random draw."""
     threads: int = 0
-    """CPU threads of torch; 0 leaves its default. Results are bitwise repeatable only at one number of threads."""
+    """CPU threads of torch; 0: torch's default. Results repeat bitwise only with the same number of threads."""
     out: Path = Path("runs")
-    """Folder in which the run folder is made."""
+    """Folder that will hold the run's folder."""
     save_every: float = 1.0
-    """Epochs between two full checkpoints; one is always saved at the end."""
+    """Epochs between two full checkpoints. The end of the run always saves one."""
     save_steps: int = 0
-    """Also save after every so many optimiser steps; 0: by epochs alone."""
+    """Also save every this many optimiser steps; 0: off."""
     save_minutes: float = 0.0
-    """Also save when so many minutes have passed since the last checkpoint; 0: by epochs alone."""
+    """Also save when the last checkpoint is this many minutes old; 0: off."""
     keep_checkpoints: int = 2
-    """Complete checkpoints kept (at least 2: the last good one is never deleted)."""
+    """Number of complete checkpoints to keep (at least 2, so that one good checkpoint always remains)."""
     keep_best: int = 3
-    """Weights-only copies of the best evaluations kept."""
+    """Number of best evaluations whose weights are kept (weights only)."""
     export: Literal["final", "best"] = "final"
-    """Weights that are exported and reported: `final` is not chosen on the validation set, `best` is."""
+    """Weights to export and report. `best` is chosen on the validation set, `final` is not."""
     max_nonfinite_steps: int = 10
-    """Stop with exit 4 after this many non-finite steps in a row."""
+    """Stop with exit code 4 after this many consecutive steps with a NaN or infinite loss or gradient."""
     stop_outside_band: bool = False
-    """Stop with exit 4 where the metric falls clearly behind the healthy runs of the recipe, or of the one it was forked from."""
+    """Stop with exit code 4 if the metric falls clearly behind the recipe's healthy runs (for a fork: those of its
+    original)."""
     tensorboard: bool = True
-    """Write TensorBoard files under tb/."""
+    """Write TensorBoard files to tb/."""
     log_every: int = 10
-    """Steps whose metrics are read back together (on an accelerator: one sync). A single process with slow steps reads them every
-    five seconds."""
+    """Steps whose metrics are read back together (on an accelerator: one synchronisation). A single process with slow
+    steps reads every five seconds."""
 
 
 @dataclass
 class GateSettings:
-    """What must be proved before the full run."""
+    """Which gates must pass before the full run."""
 
     enabled: bool = True
-    """Run the gates; off is for debugging and shows on the card."""
+    """Run the gates. Switch off for debugging only; the card shows it."""
     waive: tuple[str, ...] = ()
-    """Ids of gates whose failure is accepted; needs --gates.because."""
+    """Ids of gates whose failure you accept; needs --gates.because."""
     because: str = ""
-    """The reason for the waiver; printed in the report and on the card."""
+    """Reason for the waiver; the report and the card show it."""
     remember: bool = True
-    """Take passes of an identical recipe, data and environment from the ledger instead of proving them again."""
+    """Reuse passed gates of an identical recipe, data set and environment instead of running them again."""
 
 
 @dataclass
 class Config:
-    """Settings every recipe has; a recipe's own Config adds its fields."""
+    """Settings that every recipe has. A recipe's own Config adds fields."""
 
     train: Train = field(default_factory=Train)
     optim: Optim = field(default_factory=Optim)
@@ -174,16 +179,16 @@ class Config:
     run: RunSettings = field(default_factory=RunSettings)
     gates: GateSettings = field(default_factory=GateSettings)
     init_from: str | None = None
-    """Start from these weights (a .safetensors file, a run folder, a folder with model.safetensors): weights only, a fresh
-    optimiser and schedule. Without --optim.lr a seventh of the preset's peak rate, without --optim.warmup 0.03."""
+    """Start from these weights (a .safetensors file, a run folder, a folder with model.safetensors), with a fresh
+    optimiser and schedule. Defaults change: --optim.lr is a seventh of the preset's, --optim.warmup is 0.03."""
     trust_pickle: bool = False
-    """Let --init-from open a .pt, .pth or .bin file; a pickle runs code when it is opened."""
+    """Allow --init-from to open a .pt, .pth or .bin file. Opening a pickle can run arbitrary code."""
     track: str = ""
-    """Also log to these, beside our own files: wandb, mlflow, trackio (several with commas)."""
+    """Also log to these trackers: wandb, mlflow, trackio (separate several with commas)."""
 
 
 def to_dict(cfg: Config) -> dict[str, Any]:
-    """Nested plain values, as written to args.json."""
+    """Return the settings as nested plain values, as args.json holds them."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -197,7 +202,7 @@ def to_dict(cfg: Config) -> dict[str, Any]:
 
 
 def from_dict(cls: type, values: dict[str, Any], *, where: str, prefix: str = "") -> Any:
-    """A `cls` filled from nested plain values; an unknown name is fatal and gets the nearest one."""
+    """Build a `cls` from nested plain values. An unknown name raises an error that suggests the nearest known one."""
     hints = typing.get_type_hints(cls)
     names = {f.name for f in dataclasses.fields(cls)}
     filled = {}
@@ -221,7 +226,7 @@ def from_dict(cls: type, values: dict[str, Any], *, where: str, prefix: str = ""
 
 def _coerce(value: Any, kind: Any, where: str) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if value == masking.HIDDEN:  # asked for again where the settings are complete
+    if value == masking.HIDDEN:  # `complete` asks for the secret again
         return value
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in args:
@@ -236,7 +241,7 @@ def _coerce(value: Any, kind: Any, where: str) -> Any:
     if origin is tuple and isinstance(value, list):
         return tuple(value)
     if kind is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        try:  # "inf" is written as the word
+        try:  # to_dict writes infinity as "inf"
             return float(value)
         except ValueError:
             pass
@@ -248,13 +253,13 @@ def _coerce(value: Any, kind: Any, where: str) -> Any:
 
 
 def renamed(old: str, names: typing.Collection[str]) -> str | None:
-    """Which of `names` a setting of version 0.1 is now: "envs" -> "num_envs"."""
+    """Return the current name of a setting of version 0.1, if it is among `names`: "envs" -> "num_envs"."""
     tables = json.loads((Path(__file__).resolve().parents[2] / "recipes" / "renamed.json").read_text())
     return next((table[old] for table in tables.values() if table.get(old) in names), None)
 
 
 def unknown(what: str, name: str, known: typing.Iterable[str], **more: Any) -> UserError:
-    """The error for a name nobody knows, with the nearest ones that exist."""
+    """Build the error for an unknown name, with the most similar known names."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     tail = [k for k in known if k.split(".")[-1] == name.split(".")[-1]]
@@ -264,13 +269,13 @@ def unknown(what: str, name: str, known: typing.Iterable[str], **more: Any) -> U
 
 
 def phases(cfg: Config) -> dict[str, Phase]:
-    """{stage: what it sets for itself} of a recipe with several stages."""
+    """Return {stage: its own settings} of a recipe with several stages."""
     return {f.name: p for f in dataclasses.fields(cfg) if isinstance(p := getattr(cfg, f.name), Phase)}
 
 
 def of_stage(cfg: Config, name: str, index: int) -> Config:
-    """`cfg` as the stage `name` sees it: its own settings in cfg.train, cfg.optim and cfg.run. Weights given by --init-from are the
-    first stage's; a later one starts from the one before."""
+    """Return `cfg` as the stage `name` sees it: its own settings fill cfg.train, cfg.optim and cfg.run. `--init-from`
+    applies to the first stage; a later stage starts from the one before."""
     if name not in (known := phases(cfg)):
         raise UserError(f"the stage '{name}' has no settings of its own", got=", ".join(known) or "none of type Phase",
                         needed=f"`{name}: Phase` in Config: the function of a stage and its settings have one name")  # fmt: skip
@@ -281,7 +286,7 @@ def of_stage(cfg: Config, name: str, index: int) -> Config:
 
 
 def _idle(cfg: Config, words: list[str], stages: list[str]) -> None:
-    """A setting of the whole recipe that every stage sets for itself would do nothing: refused."""
+    """Raise if a setting of the whole recipe has no effect, because every stage sets its own value."""
     own = {name.replace("_", "-"): p for name, p in phases(cfg).items() if name in stages}
     for word in (
         w[2:].split("=")[0].replace("_", "-") for w in words if w.startswith(("--train.", "--optim.", "--run."))
@@ -293,7 +298,7 @@ def _idle(cfg: Config, words: list[str], stages: list[str]) -> None:
 
 
 def flags(cls: type, prefix: str = "") -> list[str]:
-    """Every `--group.name` that `cls` accepts, without the dashes."""
+    """Return every `--group.name` that `cls` accepts, without the dashes."""
     hints = typing.get_type_hints(cls)
     found = []
     for f in dataclasses.fields(cls):
@@ -308,7 +313,7 @@ def flags(cls: type, prefix: str = "") -> list[str]:
 
 
 def parse(module: types.ModuleType, argv: list[str], *, prog: str) -> tuple[Config, str]:
-    """Settings of a recipe module from the command line: (config, preset name)."""
+    """Parse a recipe module's settings from the command line: (config, preset name)."""
     presets = {name: getattr(module, name) for name in ("tiny", "full") if hasattr(module, name)}
     argv, preset = take(argv, "--preset")
     argv, file = take(argv, "--config")
@@ -320,8 +325,8 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str) -> tuple[Conf
     default = read_args(Path(file), module.Config) if file else presets[preset]()
     argv, start = take([w.replace("--init_from", "--init-from", 1) for w in argv], "--init-from")
     if start is not None:
-        default.init_from = str(Path(start).absolute())  # a resume may stand in another folder
-        if not file:  # fine-tuning: 5 to 10 times less than from scratch; the command line still wins
+        default.init_from = str(Path(start).absolute())  # a resume may run from another folder
+        if not file:  # fine-tuning: a 5 to 10 times lower rate; the command line overrides it
             default.optim.lr, default.optim.warmup = float(f"{default.optim.lr / 7:.2g}"), 0.03
 
     known = flags(module.Config)
@@ -345,7 +350,8 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str) -> tuple[Conf
 
 
 def complete(cfg: Config, *, where: str, command: str, secrets: dict[str, str] | None = None) -> Config:
-    """`cfg` with these secrets ({"hub.api_key": value}) in place. UserError: one that was hidden in a file is still missing."""
+    """Fill the given secrets ({"hub.api_key": value}) into `cfg`. Raises UserError if a secret that a file hides is
+    still missing."""
     for name, value in (secrets or {}).items():
         *groups, last = name.split(".")
         owner = cfg
@@ -362,7 +368,7 @@ def complete(cfg: Config, *, where: str, command: str, secrets: dict[str, str] |
 
 
 def read_args(path: Path, cls: type) -> Any:
-    """The settings in an earlier run's args.json (or in a file of settings alone)."""
+    """Read the settings from an earlier run's args.json, or from a file with settings alone."""
     try:
         values = json.loads(path.read_text())
     except (OSError, json.JSONDecodeError) as error:
@@ -375,7 +381,7 @@ def read_args(path: Path, cls: type) -> Any:
 
 
 def check_values(cfg: Config, *, processes: int) -> None:
-    """Combinations that cannot work, told before anything is built."""
+    """Raise for combinations of settings that cannot work, before anything is built."""
     t, g = cfg.train, cfg.gates
     if t.batch_size < processes * t.accumulate:
         raise UserError(
@@ -431,7 +437,7 @@ def check_values(cfg: Config, *, processes: int) -> None:
 
 
 def take(argv: list[str], flag: str) -> tuple[list[str], str | None]:
-    """`argv` without `flag VALUE` or `flag=VALUE`, and the value."""
+    """Return `argv` without `flag VALUE` or `flag=VALUE`, and the value."""
     for i, word in enumerate(argv):
         if word == flag:
             if i + 1 == len(argv):

@@ -1,24 +1,24 @@
-"""What the user sees while things run: a bar on a terminal, plain lines in a log file, nothing on other ranks."""
+"""Console output during a run: a progress bar on a terminal, plain lines in a log file, nothing on other ranks."""
 
 import sys
 import time
 
 from trainworthy.core.base import masking
 
-QUIET = 10.0  # seconds without a line, in a log file
+QUIET = 10.0  # seconds without output before a log file gets a progress line
 
 
 class Console:
-    """Lines and one progress bar. `quiet` says nothing (other ranks, gates)."""
+    """Lines and one progress bar. `quiet`: no output (other ranks, gates)."""
 
     def __init__(self, *, quiet: bool = False):
         self.quiet = quiet
         self._bar = self._task = None
-        self._last = time.monotonic()  # when something was shown
+        self._last = time.monotonic()  # time of the last output
         self._line = 0  # the step of the last line in a log file
 
     def say(self, text: str = "", *, style: str = "") -> None:
-        """One line, at once; above the bar where there is one."""
+        """Print a line at once, above the bar if there is one."""
         if self.quiet:
             return
         self._last = time.monotonic()
@@ -33,7 +33,7 @@ class Console:
             print(text, flush=True)
 
     def start_bar(self, name: str, total: int, done: int) -> None:
-        """A bar of `total` steps, `done` of them behind us; none when output is not a terminal."""
+        """Start a bar of `total` steps, `done` of them finished; no bar unless the output is a terminal."""
         if self.quiet or not sys.stdout.isatty():
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -44,8 +44,8 @@ class Console:
         self._task = self._bar.add_task(name, total=total, completed=done, note="")
 
     def tick(self, done: int, note) -> None:
-        """Move the bar, ten times a second at most; without a terminal a line per hundred steps, if nothing else was said
-        for ten seconds. `note()` makes its text only then."""
+        """Move the bar, at most ten times per second. Without a terminal, print a line per hundred steps if there was
+        no other output for ten seconds. `note()` is called only then."""
         now = time.monotonic()
         if self._bar and now - self._last > 0.1:
             self._last = now
@@ -62,7 +62,7 @@ class Console:
 
 
 def table(rows: list[tuple[str, ...]], *, indent: int = 2) -> str:
-    """Rows as aligned columns; the first column left, the others right."""
+    """Format rows as aligned columns: the first column left, the others right."""
     widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -72,6 +72,6 @@ def table(rows: list[tuple[str, ...]], *, indent: int = 2) -> str:
 
 
 def bar(share: float, width: int) -> str:
-    """A bar of eighths; what is not zero is seen."""
+    """Draw a bar in eighths of a character; a non-zero share is always visible."""
     eighths = max(1, round(share * width * 8)) if share else 0
     return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]

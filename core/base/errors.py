@@ -1,4 +1,4 @@
-"""What stops a run, and the exit code that says which of the four ways it was."""
+"""Exceptions that stop a run, with their exit codes."""
 
 import errno
 import signal
@@ -7,15 +7,15 @@ DONE, USAGE, GATE_FAILED, STOPPED_ITSELF, INTERRUPTED = 0, 2, 3, 4, 5
 
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Error numbers of a device, a quota or a file that can take no more."""
+"""Error numbers of a full device, an exceeded quota or a file that is too large."""
 
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
-"""What asks a run to save and stop: a scheduler, Ctrl-C, a closed terminal, SLURM before the time is up."""
+"""Signals that ask a run to save and stop: from a scheduler, Ctrl-C, a closed terminal, SLURM before its time limit."""
 
 
 class TrainworthyWarning(UserWarning):
-    """A warning of ours: an error in our own tests."""
+    """A warning of this package; our own tests turn it into an error."""
 
 
 class Stop(Exception):
@@ -25,7 +25,8 @@ class Stop(Exception):
 
 
 class UserError(Stop):
-    """Bad usage, setting or data: what is wrong, what was got and needed, the likely cause, the next command."""
+    """Bad usage, setting or data. The message gives the problem, the value, what is needed, the likely cause, the next
+    command."""
 
     exit_code = USAGE
 
@@ -38,13 +39,13 @@ class UserError(Stop):
 
 
 class GateFailed(Stop):
-    """At least one gate gave a blocking verdict."""
+    """At least one gate failed and blocks the run."""
 
     exit_code = GATE_FAILED
 
 
 class Interrupted(Stop):
-    """A signal. By default the state is saved and `trainworthy resume` goes on; where nothing is, `code` says so."""
+    """A signal. By default the state is saved and `trainworthy resume` continues; otherwise `code` differs."""
 
     def __init__(self, message: str, *, code: int = INTERRUPTED):
         super().__init__(message)

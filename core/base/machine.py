@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores, memory, accelerators. Read from the system, without importing torch."""
+"""Resources that this process may use: cores, memory, accelerators. Reads the system without importing torch."""
 
 import os
 import re
@@ -20,30 +20,30 @@ class Cores:
 
     present: int
     affinity: int
-    """Those the scheduler may put this process on."""
+    """Cores on which the scheduler may put this process."""
     quota: float | None
-    """Cores' worth of time that the control group may use."""
+    """CPU time limit of the control group, in cores."""
 
     @property
     def allowed(self) -> int:
-        """How many can work at once."""
+        """Number of cores that can work at once."""
         return self.affinity if self.quota is None else max(1, min(self.affinity, int(self.quota)))
 
 
 @dataclass
 class Gpu:
-    """One accelerator, as the driver's own tool sees it; memory in bytes."""
+    """One accelerator, as reported by the driver's own tool; memory in bytes."""
 
     name: str
     driver: str
     total: int
     used: int
     processes: list[str] = field(default_factory=list)
-    """`pid name, memory` of each process that computes on it."""
+    """`pid name, memory` of each process that uses it."""
 
 
 def cores() -> Cores:
-    """Present, and allowed by affinity and control group."""
+    """Count the cores present, and those allowed by affinity and control group."""
     present = os.cpu_count() or 1
     affinity = len(os.sched_getaffinity(0)) if sys.platform == "linux" else present
     quotas = [int(q) / int(p) for q, p in map(str.split, _limits("cpu", "cpu.max")) if q != "max"]
@@ -53,20 +53,21 @@ def cores() -> Cores:
 
 
 def free_memory() -> int:
-    """Bytes this process could still take: what the system has available, within every control group's limit."""
+    """Return the bytes that this process could still allocate: the system's available memory, within every control
+    group's limit."""
     free = [psutil.virtual_memory().available]
     for limit, used, detail in (("memory.max", "memory.current", "inactive_file"),
                                 ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")):  # fmt: skip
         rows = zip(_limits("memory", limit), _limits("memory", used), _limits("memory", "memory.stat"), strict=False)
         for most, now, stat in rows:
             if most != "max":
-                cached = re.search(rf"^{detail} (\d+)", stat, re.M)  # given back when asked for
+                cached = re.search(rf"^{detail} (\d+)", stat, re.M)  # the kernel frees the cache on demand
                 free.append(int(most) - int(now) + (int(cached[1]) if cached else 0))
     return max(0, min(free))
 
 
 def _limits(controller: str, name: str) -> Iterator[str]:
-    """The file `name` of this process's control group and of those above it (versions 1 and 2)."""
+    """Yield the file `name` of this process's control group and of those above it (versions 1 and 2)."""
     for line in GROUPS.read_text().splitlines() if GROUPS.exists() else ():
         _, controllers, path = line.split(":", 2)
         if not controllers or controller in controllers.split(","):
@@ -78,7 +79,8 @@ def _limits(controller: str, name: str) -> Iterator[str]:
 
 
 def gpus() -> tuple[list[Gpu], str]:
-    """Accelerators with who computes on them, and the newest CUDA version the driver can run; ([], "") without the tool."""
+    """Return the accelerators with their processes, and the newest CUDA version of the driver; ([], "") without
+    nvidia-smi."""
     if not shutil.which("nvidia-smi"):
         return [], ""
     found = {}
@@ -97,7 +99,7 @@ def _ask(query: str) -> list[list[str]]:
 
 
 def _smi(*words: str) -> str:
-    """What nvidia-smi prints; nothing where it fails (a machine with the tool and without the driver)."""
+    """Return nvidia-smi's output; empty if it fails (a machine with the tool but no driver)."""
     try:
         done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,6 +1,6 @@
-"""Secrets in settings: the values of settings such as `--api-key` are used, and never written or printed.
+"""Hides secrets in settings: values such as that of `--api-key` are used, but never written or printed.
 
-What is written in their place is HIDDEN. A run that is resumed, or started from such a file, asks for the value again.
+Files hold HIDDEN instead. A run that is resumed, or started from such a file, asks for the value again.
 """
 
 import re
@@ -13,23 +13,23 @@ HIDDEN = "[hidden]"
 SECRET = re.compile(
     r"\b(hf_|gh[pousr]_|github_pat_|sk-|xox[a-z]-|AKIA)[A-Za-z0-9_-]{12,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
 )
-"""What looks like an access token, whatever its name."""
+"""Pattern of access tokens, under whatever name."""
 _WORDS = (
     r"(?:secret|password|passwd|passphrase|credentials?|bearer|(?:api|access|private|secret|signing|encryption)[_-]?key"
     r"|(?<!bos[_-])(?<!eos[_-])(?<!pad[_-])(?<!unk[_-])(?<!sep[_-])(?<!cls[_-])(?<!end[_-])(?<!mask[_-])(?<!stop[_-])"
     r"(?<!start[_-])(?<!image[_-])(?<!special[_-])token)"
 )
 NAME = re.compile(rf"(?:^|[._-]){_WORDS}$", re.I)
-"""Names of settings whose values are secrets. A special token of a tokenizer is none."""
+"""Names of settings whose values are secrets. A tokenizer's special token is no secret."""
 _ASSIGNED = re.compile(rf"(\b[\w.-]*?{_WORDS}[\"']?\s*(?::[^=\"'\n]*)?[=:]\s*[\"'])([^\"'\n]+)([\"'])", re.I)
 SHORTEST = 6
-"""Characters from which on a value is also replaced inside other text; a shorter one would garble words."""
+"""Least length of a value that is also replaced inside other text; a shorter one would garble words."""
 
 _values: set[str] = set()
 
 
 def is_secret(name: str) -> bool:
-    """Does the name of a setting (`hub.api_key`, `--api-key`) mean a secret?"""
+    """Return whether the name of a setting (`hub.api_key`, `--api-key`) denotes a secret."""
     return bool(NAME.search(name.lstrip("-")))
 
 
@@ -39,20 +39,20 @@ def keep(settings: dict[str, Any]) -> None:
 
 
 def hide(text: str) -> str:
-    """`text` without the secrets of this process's settings."""
+    """Return `text` without the secrets of this process's settings."""
     for value in sorted(_values, key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return text
 
 
 def source(text: str) -> str:
-    """Source text (a diff) without secrets: those of the settings, what looks like a token, and string literals that are assigned
-    to a secret's name."""
+    """Return source text (a diff) without secrets: values of the settings, strings that look like tokens, and string
+    literals assigned to a secret's name."""
     return _ASSIGNED.sub(rf"\g<1>{HIDDEN}\g<3>", SECRET.sub(HIDDEN, hide(text)))
 
 
 def settings(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested plain settings with secret values replaced. Numbers, switches and empty values stay: they are none."""
+    """Return nested plain settings with secrets replaced. Numbers, switches and empty values are no secrets."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
@@ -67,7 +67,7 @@ def settings(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def words(argv: Iterable[str]) -> list[str]:
-    """The words of a command line with secret values replaced: `--api-key VALUE`, `--api-key=VALUE`."""
+    """Return the words of a command line with secrets replaced: `--api-key VALUE`, `--api-key=VALUE`."""
     found: list[str] = []
     secret = False
     for word in map(str, argv):
@@ -81,17 +81,17 @@ def words(argv: Iterable[str]) -> list[str]:
 
 
 def missing(values: dict[str, Any]) -> list[str]:
-    """Names (`hub.api_key`) of the settings whose value is not there because it was hidden."""
+    """Return the names (`hub.api_key`) of settings whose value was hidden."""
     return [name for name, value in _secrets(values) if value == HIDDEN]
 
 
 def flag(name: str) -> str:
-    """The setting `hub.api_key` as it is given on a command line."""
+    """Return the setting `hub.api_key` as a command-line flag."""
     return "--" + name.replace("_", "-")
 
 
 def needed(names: list[str], *, where: str, command: str) -> UserError:
-    """The error for secrets that have to be given again."""
+    """Return the error for secrets that must be given again."""
     return UserError(
         f"{where} does not hold the value of {', '.join(map(flag, names))}: secrets are used and never written",
         got=HIDDEN, needed="the value again", next=" ".join([command, *(f"{flag(n)} VALUE" for n in names)]),
@@ -99,13 +99,14 @@ def needed(names: list[str], *, where: str, command: str) -> UserError:
 
 
 def defaults(values: dict[str, Any], argv: list[str]) -> dict[str, str]:
-    """{name: value} of the secrets that a recipe's own file sets (from the environment, say) and that `argv` did not."""
+    """Return {name: value} of secrets that a recipe's own file sets (from the environment, for example) and `argv` does
+    not."""
     told = {word.partition("=")[0].replace("_", "-") for word in argv}
     return {name: value for name, value in _secrets(values) if flag(name) not in told}
 
 
 def given(argv: list[str]) -> dict[str, str]:
-    """{name: value} of a command line that holds secret settings alone; any other word is refused."""
+    """Return {name: value} of a command line with secret settings only; any other word raises an error."""
     found, rest = {}, list(argv)
     while rest:
         name, equals, value = rest.pop(0).partition("=")
@@ -121,7 +122,8 @@ def given(argv: list[str]) -> dict[str, str]:
 
 
 def filled(argv: list[str], secrets: dict[str, str], *, where: str, command: str) -> list[str]:
-    """The words of a command line whose hidden values are those of `secrets` again. UserError: one is not among them."""
+    """Return the words of a command line with hidden values filled in from `secrets`. Raises UserError if one is
+    missing."""
     found: list[str] = []
     for i, word in enumerate(argv):
         if not word.endswith(HIDDEN):
@@ -136,7 +138,7 @@ def filled(argv: list[str], secrets: dict[str, str], *, where: str, command: str
 
 
 def _secrets(values: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    """(name, value) of every secret that is a text."""
+    """Yield (name, value) of every secret string."""
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _secrets(value, f"{prefix}{name}.")

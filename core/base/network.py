@@ -1,4 +1,4 @@
-"""What to say where a model or a data set cannot be fetched: one message, and how to go on with files on this disk."""
+"""One message for a model or data set that cannot be downloaded, with the way to use local files."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -7,7 +7,14 @@ from typing import Any
 
 from trainworthy.core.base.errors import UserError
 
-CLIENTS = ("httpx", "httpcore", "requests", "urllib3", "aiohttp", "fsspec")  # whose errors are those of the connection
+CLIENTS = (
+    "httpx",
+    "httpcore",
+    "requests",
+    "urllib3",
+    "aiohttp",
+    "fsspec",
+)  # packages whose exceptions are connection errors
 NAMES = {
     "OfflineModeIsEnabled",
     "LocalEntryNotFoundError",
@@ -25,7 +32,7 @@ HUB = re.compile(r"(hub:)?[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 
 def unreachable(error: BaseException | None) -> bool:
-    """Is it, or what caused it, an error of the connection?"""
+    """Return whether the error, or its cause, is a connection error."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -41,7 +48,8 @@ def unreachable(error: BaseException | None) -> bool:
 
 
 def refusal(what: str, error: BaseException, settings: Mapping[str, Any]) -> UserError:
-    """`what` cannot be fetched. Names the settings whose values are names on the hub, each with how to have its files here."""
+    """Build the error that `what` cannot be downloaded. It names the settings with hub names, and how to get their
+    files."""
     names = sorted(set(_hub_names(settings)))
     shown = ", ".join(f"{flag} {value}" for flag, value in names)
     how = []

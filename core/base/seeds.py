@@ -1,4 +1,5 @@
-"""Randomness as a pure function: nothing is carried from step to step, so a resumed run draws what a straight one draws.
+"""Randomness as a pure function of the seed. No state is carried between steps, so a resumed run draws the same numbers
+as an uninterrupted one.
 
 order = f(seed, epoch) · sample = f(seed, epoch, index) · model = f(seed, step, rank)
 """
@@ -9,16 +10,16 @@ import torch
 
 
 def derive(*parts: int | str) -> int:
-    """A 63-bit seed from its parts; unrelated for any two different tuples (BLAKE2b)."""
+    """Derive a 63-bit seed from the parts (BLAKE2b); different tuples give unrelated seeds."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
 
 
 def seed_global(*parts: int | str) -> torch.Generator:
-    """Seed torch's global generators from `parts`; returns the CPU one.
+    """Seed torch's global generators from `parts`; return the CPU one.
 
-    The default generator is seeded directly: `torch.manual_seed` does more and costs 100 times as much. Library code
-    that draws from the global generator (torchvision's transforms, dropout) follows it as well as code that is handed
-    the returned generator.
+    The default generator is seeded directly, because `torch.manual_seed` does more and takes 100 times as long. Library
+    code that draws from the global generator (torchvision's transforms, dropout) is covered, as is code that uses the
+    returned generator.
     """
     seed = derive(*parts)
     if torch.cuda.is_available():
@@ -27,10 +28,10 @@ def seed_global(*parts: int | str) -> torch.Generator:
 
 
 def seed_sample(*parts: int | str) -> torch.Generator:
-    """Seed the CPU generator alone, for the draws of one sample (1 us)."""
+    """Seed only the CPU generator, for the draws of one sample (1 us)."""
     return torch.default_generator.manual_seed(derive(*parts))
 
 
 def permutation(n: int, *parts: int | str) -> torch.Tensor:
-    """A permutation of range(n) (n,) that depends on `parts` only."""
+    """Return a permutation of range(n) (n,) that depends on `parts` only."""
     return torch.randperm(n, generator=torch.Generator().manual_seed(derive(*parts)))

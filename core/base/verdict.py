@@ -1,4 +1,4 @@
-"""What gates and monitors return."""
+"""Results of gates and monitors."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 @dataclass
 class Finding:
-    """What a gate saw."""
+    """Result of a gate's measurement."""
 
     ok: bool
     measured: str
@@ -15,18 +15,18 @@ class Finding:
     evidence: dict[str, Any] = field(default_factory=dict)
     """Plain values for gates.json."""
     cause: str = ""
-    """The cause that an experiment speaks for, with its evidence: comes first among the likely ones."""
+    """The cause that an experiment supports, with its evidence; it comes first among the likely causes."""
     batch: dict | None = None
-    """The batch at fault, kept with the repro."""
+    """The batch at fault, stored with the repro."""
 
 
 class Skip(Exception):
-    """This gate does not apply, for the reason given."""
+    """Raised by a gate that does not apply, with the reason."""
 
 
 @dataclass
 class Verdict:
-    """One line of gates.json. A skip is never a pass."""
+    """One row of gates.json. A skip is never a pass."""
 
     id: str
     rows: str
@@ -38,11 +38,11 @@ class Verdict:
     seconds: float
     reason: str = ""
     remembered: str = ""
-    """When an identical recipe passed, if it was not proved again now."""
+    """When an identical recipe passed, if the gate did not run now."""
     stage: str = ""
-    """The stage it was proved of."""
+    """Name of the checked stage."""
     reads: list[str] = field(default_factory=list)
-    """Parts of a recipe whose change it may see."""
+    """Parts of a recipe that can change the verdict."""
     evidence: dict[str, Any] = field(default_factory=dict)
 
     @property

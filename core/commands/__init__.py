@@ -1,6 +1,6 @@
-"""Commands with a module of their own. Its docstring is what `trainworthy COMMAND --help` prints; `main(argv)` runs it.
+"""Commands with their own module. `trainworthy COMMAND --help` prints its docstring; `main(argv)` runs the command.
 
-Those that need a stage (data, batch, lr) are started by `core.launch`, so that they run under accelerate like a run.
+`core.launch` starts those that need a stage (data, batch, lr), so that they run under accelerate like a run.
 """
 
 from trainworthy.core.base.config import take
@@ -8,7 +8,7 @@ from trainworthy.core.base.errors import UserError
 
 
 def take_number(argv: list[str], flag: str) -> tuple[list[str], int | None]:
-    """`argv` without `flag N`, and the number, which must be positive."""
+    """Return `argv` without `flag N`, and the number, which must be positive."""
     rest, value = take(argv, flag)
     if value is not None and (not value.isdigit() or int(value) < 1):
         raise UserError(f"{flag} needs a number", got=value, needed="1 or more")

@@ -1,14 +1,17 @@
 """trainworthy batch RECIPE [--largest N] [--memory 0.5] [settings]
 
-How many samples at once? The recipe's own train() on real samples, with micro-batches of 1, 2, 4, ... : samples per second of
-forward, backward and optimiser step (the loader's time is told apart), the memory they take, the largest that fits, the knee
-(the smallest size that reaches 90% of the best throughput), and the settings that keep the global batch as configured.
+Finds a good micro-batch size. It runs the recipe's own train() on real samples, with micro-batches of 1, 2, 4, ..., and prints:
 
-On an accelerator the largest is found by running out of memory (accelerate's find_executable_batch_size shrinks by a tenth until
-it fits). The host's memory is never filled: no size is tried that could take more than --memory (default 0.5) of what is free.
-Sizes end at --largest, at the whole training set, or where one step takes more than ten seconds.
+  - samples per second of forward, backward and optimiser step (reading the samples is timed separately), and their memory
+  - the largest micro-batch that fits
+  - the knee: the smallest size with at least 90% of the best throughput
+  - settings that keep the configured global batch
 
-Kept in runs/<recipe>/checks/<time>/: plots/batch_<stage>.png and .json."""
+On an accelerator, the command raises the size until memory runs out, then shrinks it by a tenth until it fits. On the CPU it tries
+no size that could take more than --memory (default 0.5) of the free memory. It stops at --largest, at the size of the training
+set, or when one step takes more than ten seconds.
+
+Plot and numbers are stored in runs/<recipe>/checks/<time>/plots/batch_<stage>.png and .json."""
 
 import json
 import math
@@ -37,21 +40,21 @@ from trainworthy.core.recipe.stage import Data, Stage
 from trainworthy.core.session import stages
 from trainworthy.core.session.session import Session, open_session, session_lock, told, write_start
 
-WARM, LEAST, MOST = 2, 3, 20  # steps before the clock counts, and those it counts
-ENOUGH, SLOW = 0.3, 10.0  # seconds of steps that are enough; of one step that are too many
-KNEE = 0.9  # share of the best throughput
-ROOM = 0.9  # share of the largest size that is safe: batches differ, and evaluation wants its part
+WARM, LEAST, MOST = 2, 3, 20  # warmup steps, then the fewest and most timed steps
+ENOUGH, SLOW = 0.3, 10.0  # seconds of timed steps that suffice; slowest step allowed
+KNEE = 0.9  # fraction of the best throughput
+ROOM = 0.9  # safe fraction of the largest size: batches vary, and evaluation also needs memory
 
 
 @dataclass
 class Trial:
-    """One size of micro-batch."""
+    """Measurements of one micro-batch size."""
 
     size: int
     seconds: float
     """Median time of a step."""
     memory: int
-    """Bytes: what the device had at most; on the CPU, what the process had more than before the first trial."""
+    """Bytes: the device's peak; on the CPU, the process's growth since before the first trial."""
 
     @property
     def rate(self) -> float:
@@ -60,7 +63,7 @@ class Trial:
 
 
 def main(argv: list[str]) -> None:
-    """`batch RECIPE ...`, in the process that core.launch started."""
+    """Run `batch RECIPE ...` in the process that core.launch started."""
     rest, largest = take_number(argv[1:], "--largest")
     rest, asked = config.take(rest, "--memory")
     share = _share(asked)
@@ -105,7 +108,7 @@ def _share(asked: str | None) -> float:
 
 # ------------------------------------------------------------------------------------------------------------- measuring
 class Kept(Data):
-    """Training samples that are read once: reading is timed here, and steps are timed without it."""
+    """Training samples that are read once, so that reading is timed here and steps are timed without it."""
 
     def __init__(self, data: Data):
         self.data, self.fields = data, data.fields
@@ -130,7 +133,7 @@ class Kept(Data):
 
 
 class Timed(Run):
-    """Times what the loop does with each step it is handed."""
+    """Times each step that the loop processes."""
 
     times: tuple[float, ...] = ()
 
@@ -148,7 +151,7 @@ class Timed(Run):
 
 
 class Resident:
-    """The most memory this process had inside: looked at every twenty milliseconds."""
+    """Peak memory of this process inside the context, sampled every 20 ms."""
 
     def __enter__(self) -> "Resident":
         self.most, self._over = resident(), threading.Event()
@@ -167,51 +170,52 @@ class Resident:
 
 
 def resident() -> int:
-    """Bytes of main memory that this process has."""
+    """Return this process's resident memory in bytes."""
     return psutil.Process().memory_info().rss
 
 
 @dataclass
 class Measured:
-    """What was tried."""
+    """All trials of one stage."""
 
     trials: list[Trial]
-    """Those that fit, smallest first."""
+    """Sizes that fit, smallest first."""
     ended: str
-    """Why no larger one."""
+    """Why no larger size was tried."""
     short: bool
-    """Did the device run out of memory?"""
+    """Whether the device ran out of memory."""
 
     @property
     def largest(self) -> int:
-        """Samples of the largest that fits."""
+        """Largest size that fits."""
         return self.trials[-1].size
 
     @property
     def best(self) -> Trial:
-        """The fastest."""
+        """The trial with the best throughput."""
         return max(self.trials, key=lambda t: t.rate)
 
     @property
     def knee(self) -> Trial:
-        """The smallest that reaches 90% of the best throughput."""
+        """The smallest trial with at least 90% of the best throughput."""
         return next(t for t in self.trials if t.rate >= KNEE * self.best.rate)
 
     def cut(self, batch: int) -> tuple[int, float]:
-        """(fewest micro-batches of a global batch that train within a tenth of the best cut's speed, samples per second)."""
+        """Return (micro-batches, samples per second): the fewest micro-batches of a global batch whose speed is within
+        a tenth of the best division's."""
         most = max(1, int(ROOM * self.largest)) if self.short else self.largest
         sizes = {k: math.ceil(batch / k) for k in range(1, batch + 1) if math.ceil(batch / k) <= most}
         rates = {k: self.rate(size) for k, size in sizes.items()}
         return next((k, rate) for k, rate in rates.items() if rate >= KNEE * max(rates.values()))
 
     def rate(self, size: int) -> float:
-        """Samples per second; between two sizes that were timed, from the line through their seconds."""
+        """Return samples per second; between two timed sizes, by linear interpolation of their step times."""
         seconds = np.interp(size, [t.size for t in self.trials], [t.seconds for t in self.trials])
         return size / float(seconds)
 
 
 def measure(session: Session, stage: Stage, largest: int | None, share: float) -> Measured:
-    """Doubled sizes up to the first limit."""
+    """Try doubled sizes up to the first limit."""
     samples = len(stage.data["train"])
     order = stage.data["train"].order(session.cfg.run.seed, "batch").tolist()
     before, free = resident(), free_memory()
@@ -243,7 +247,7 @@ def measure(session: Session, stage: Stage, largest: int | None, share: float) -
 
 
 def fitting(session: Session, stage: Stage, order: list[int], size: int) -> Trial:
-    """A trial of `size`, or of the largest below it that fits, within a tenth."""
+    """Return a trial of `size`, or of the largest smaller size that fits (to within a tenth)."""
 
     def attempt(batch_size: int) -> Trial:
         return timed(session, stage, order[:batch_size])
@@ -258,7 +262,7 @@ def fitting(session: Session, stage: Stage, order: list[int], size: int) -> Tria
 
 
 def timed(session: Session, stage: Stage, indices: list[int]) -> Trial:
-    """`train()` on batches of these samples until the median of a step's time is known."""
+    """Run `train()` on batches of these samples until the median step time is known."""
     size, device = len(indices), session.accelerator.device
     cfg = replace(session.cfg, loader=config.Loader(), train=replace(session.cfg.train, batch_size=size, accumulate=1))
 
@@ -279,9 +283,9 @@ def timed(session: Session, stage: Stage, indices: list[int]) -> Trial:
     return Trial(size, statistics.median(run.times[WARM:]), memory)
 
 
-# --------------------------------------------------------------------------------------------------------------- telling
+# --------------------------------------------------------------------------------------------------------------- output
 def tell(session: Session, stage: Stage, found: Measured, kept: Kept) -> None:
-    """Print what was measured and what follows; keep plot and numbers."""
+    """Print the measurements and the recommended settings; write plot and numbers."""
     s, say, batch = session, session.console.say, session.cfg.train.batch_size
     best, knee, (pieces, rate) = found.best, found.knee, found.cut(batch)
     reader = len(kept.samples) / max(kept.seconds, 1e-9)
@@ -320,7 +324,7 @@ def tell(session: Session, stage: Stage, found: Measured, kept: Kept) -> None:
 
 
 def draw(path: Path, found: Measured, batch: int) -> Path:
-    """Samples per second and memory over the size of the micro-batch."""
+    """Plot samples per second and memory over the micro-batch size."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullLocator
 

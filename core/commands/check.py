@@ -1,13 +1,13 @@
-"""trainworthy check RECIPE [--seeds 5] [--only ID,...] [--stage NAME] [--deep] [settings]: the gates alone, always proved afresh.
+"""trainworthy check RECIPE [--seeds 5] [--only ID,...] [--stage NAME] [--deep] [settings]: run the gates without training.
 
-  trainworthy check vision/classify                     every gate, in the order in which a run proves them
-  trainworthy check ./mine.py --only overfit,resume     some of them
-  trainworthy check vlm/instruct --stage align          those of one stage
+  trainworthy check vision/classify                     every gate, in the order of a run
+  trainworthy check ./mine.py --only overfit,resume     some gates
+  trainworthy check vlm/instruct --stage align          the gates of one stage
   trainworthy check ./mine.py --deep                    resume and accumulation in new processes, all data scanned
-  trainworthy check ./mine.py --seeds 5                 five seeds side by side: which gate spoke at which?
+  trainworthy check ./mine.py --seeds 5                 five seeds in parallel: which gates fail at which seed
 
-Each seed of `--seeds` has a folder of its own under runs/<recipe>/checks/, with gates.json and report.html. A healthy recipe
-that fails at one seed of five has met a false alarm, a broken one that passes at one a miss: a single seed shows neither.
+The command never reuses remembered verdicts. Each seed of `--seeds` has its own folder under runs/<recipe>/checks/, with
+gates.json and report.html. Several seeds show false alarms and misses that a single seed cannot show.
 `trainworthy check RECIPE --help` shows every setting. Exit codes: 0 passed, 2 bad usage or data, 3 a gate failed."""
 
 import json
@@ -22,11 +22,12 @@ from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import DONE, GATE_FAILED, Interrupted
 from trainworthy.core.session import multi_seed
 
-OWN = ("--only", "--stage")  # with a value; --deep has none
+OWN = ("--only", "--stage")  # flags that take a value
 
 
 def seeds(argv: list[str], asked: str) -> None:
-    """Every seed's check, as many side by side as there are cores for; then each gate over all. Exits with the worst code."""
+    """Check every seed, as many in parallel as there are cores for, then summarise each gate over the seeds. Exits with
+    the worst code."""
     own = ["--deep"] if "--deep" in argv else []
     rest = [word for word in argv if word != "--deep"]
     for flag in OWN:
@@ -50,13 +51,13 @@ def seeds(argv: list[str], asked: str) -> None:
 
 
 def verdicts(job: multi_seed.Job) -> list[dict[str, Any]]:
-    """The rows of a seed's gates.json; none where it did not get so far."""
+    """Return the rows of a seed's gates.json; none if the check ended before it was written."""
     path = job.folder / "gates.json"
     return json.loads(path.read_text())["gates"] if path.is_file() else []
 
 
 def ended(job: multi_seed.Job) -> str:
-    """The line of a seed whose gates have spoken."""
+    """Return the line of a seed whose check has ended."""
     if job.code not in (DONE, GATE_FAILED):
         return multi_seed.stopped(job)
     found = [v["verdict"] for v in verdicts(job)]
@@ -65,7 +66,7 @@ def ended(job: multi_seed.Job) -> str:
 
 
 def together(found: dict[int, list[dict[str, Any]]]) -> str:
-    """Each gate that failed, at which seeds and with what numbers; then how many passed at all of them."""
+    """Return each gate that failed, with seeds and measurements, then how many gates passed at every seed."""
     gates: dict[str, dict[int, dict]] = {}
     for seed, rows in found.items():
         for row in rows:

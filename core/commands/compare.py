@@ -1,4 +1,5 @@
-"""`trainworthy compare RUNS_A RUNS_B`: is the second better than the first, or is it the luck of the seeds?"""
+"""`trainworthy compare RUNS_A RUNS_B`: whether the second group of runs is better than the first by more than the
+spread of seeds."""
 
 from pathlib import Path
 

@@ -1,13 +1,17 @@
 """trainworthy data RECIPE [settings] [--sample N] [--json]
 
-What is in the data of a recipe, before anything is trained on it: samples and uniques, classes, types, ranges, lengths, what
-the splits share. Everything is read, through the evaluation path; --sample N reads N samples of each split, evenly spaced.
+Describes a recipe's data before training: samples and distinct samples, classes, types, ranges, lengths, overlap of the splits.
+It reads every sample through the evaluation path. --sample N reads N evenly spaced samples of each split.
 
-Kept in runs/<recipe>/checks/<time>/: data.json, report.html and, where the data are text, the lists of what validation asks
-about and training knows: exclude_texts.json (equal texts) and exclude_chunks_min4.json (runs of four and more words that at most
-three training texts have). A recipe honours them with `skip = core.exclusions(FOLDER)`: train on what `skip(text)` lets through.
+Results are stored in runs/<recipe>/checks/<time>/: data.json, report.html and, for text data, lists of what validation and
+training share:
 
-Nothing is judged here; `trainworthy check RECIPE --only data,leakage` does that."""
+  exclude_texts.json           identical texts
+  exclude_chunks_min4.json     runs of four or more words that occur in at most three training texts
+
+A recipe applies them with `skip = core.exclusions(FOLDER)`: leave out the training texts for which `skip(text)` is true.
+
+This command only describes the data; `trainworthy check RECIPE --only data,leakage` decides whether they pass."""
 
 import contextlib
 import json
@@ -29,7 +33,7 @@ from trainworthy.core.session.session import open_session, reported, session_loc
 
 
 def main(argv: list[str]) -> None:
-    """`data RECIPE ...`, in the process that core.launch started."""
+    """Run `data RECIPE ...` in the process that core.launch started."""
     rest, samples = take_number(argv[1:], "--sample")
     as_json = "--json" in rest
     rest = [a for a in rest if a != "--json"]
@@ -43,7 +47,7 @@ def main(argv: list[str]) -> None:
         with session_lock(s), reported(s):
             write_start(s)
             stage = stages.parts(loaded, cfg)[0].untrained(s.accelerator)
-            if not s.main:  # one process reads
+            if not s.main:  # only rank 0 reads
                 return
             scans = {name: read(name, data, samples, s.console) for name, data in stage.data.items()}
             found = inventory.report(scans)
@@ -66,7 +70,7 @@ def main(argv: list[str]) -> None:
 
 
 def read(name: str, data: Data, samples: int | None, console: Console) -> inventory.Scan:
-    """One split, with a bar; a sample that cannot be read is named."""
+    """Read one split, with a progress bar. An error names the sample that cannot be read."""
     done = 0
 
     def tick(n: int) -> None:
@@ -89,15 +93,15 @@ def read(name: str, data: Data, samples: int | None, console: Console) -> invent
 
 
 def excluded(lists: Exclusions, train: inventory.Scan) -> dict[str, int]:
-    """How long the lists are, and how many training samples they would take out."""
+    """Return the lengths of the lists, and how many training samples they would exclude."""
     rows = zip(*train.texts.values(), strict=True)
     return {"texts": len(lists.texts), "chunks": sum(map(len, lists.chunks.values())),
             "training_samples": sum(any(map(lists, row)) for row in rows)}  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------------------------- to look at
+# ---------------------------------------------------------------------------------------------------------------- output
 def show(found: dict[str, Any], console: Console, lists: Exclusions | None) -> None:
-    """Tables, at the width of the terminal."""
+    """Print the tables at the terminal's width."""
     splits = found["splits"]
     rows = [("", *splits)]
     for label, value in (
@@ -127,7 +131,7 @@ def show(found: dict[str, Any], console: Console, lists: Exclusions | None) -> N
 
 
 def show_field(key: str, found: dict[str, dict[str, Any]], console: Console) -> None:
-    """One field, a column for each split."""
+    """Print one field, with a column for each split."""
     first = next(iter(found.values()))
     classes = f" · {len(first['classes'])} classes" if "classes" in first else ""
     console.say(f"\n{key} · {first['role']}{classes}")
@@ -156,7 +160,8 @@ def show_field(key: str, found: dict[str, dict[str, Any]], console: Console) -> 
 
 
 def show_classes(counts: dict[str, dict[str, int]], console: Console, most: int = 24) -> None:
-    """Samples per class as bars, one column for each split; of many classes the largest and the smallest."""
+    """Print samples per class as bars, with a column for each split. With many classes: the largest and the
+    smallest."""
     first = next(iter(counts.values()))
     names = list(first)
     if len(names) > most:
@@ -180,7 +185,7 @@ def show_classes(counts: dict[str, dict[str, int]], console: Console, most: int 
 
 
 def show_overlap(a: str, b: str, found: dict[str, Any], console: Console) -> None:
-    """What of split `a` stands in split `b`."""
+    """Print which samples of split `a` are also in split `b`."""
     rows = [("same input", f"{found['exact']:,} of {found['compared']['exact'][0]:,}")]
     if found["compared"]["exact"] != found["compared"]["of"]:
         rows.append(
@@ -192,7 +197,7 @@ def show_overlap(a: str, b: str, found: dict[str, Any], console: Console) -> Non
         closest = f"closest {found['largest_similarity']}, a copy from {found['limit']} on"
         rows.append(("near copies", f"{found['near']:,} ({closest})"))
     for key, shared in found["groups"].items():
-        count = "20 or more" if len(shared) == 20 else len(shared) or "none"  # the report names twenty
+        count = "20 or more" if len(shared) == 20 else len(shared) or "none"  # the inventory lists at most twenty
         rows.append((f"groups of {key}", f"{count} on both sides {' '.join(shared[:5])}"))
     for key, t in found.get("texts", {}).items():
         rows.append((f"{key}: same text", f"{t['exact']:,} samples"))
@@ -212,7 +217,7 @@ def show_overlap(a: str, b: str, found: dict[str, Any], console: Console) -> Non
 
 
 def shape(found: dict[str, Any]) -> str | None:
-    """Smallest and largest shape, if the field is a tensor with axes."""
+    """Return the smallest and largest shape if the field is a tensor with axes."""
     if "str" in found["dtype"] or not found.get("shape", {}).get("max"):
         return None
     low, high = ("x".join(map(str, found["shape"][k])) for k in ("min", "max"))

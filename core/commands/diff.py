@@ -1,10 +1,10 @@
 """trainworthy diff FORK.py [--against RECIPE]
 
-What a fork changed against the recipe it was made from: settings (by their values), code (by its syntax: comments, docstrings and
-layout do not count) under the part of the stage that it belongs to, what the gates were told, and which gates look at what changed.
+Shows what a fork changed against its original recipe: settings (by value), code (by syntax, without comments, docstrings and
+layout) grouped by the part of the stage, expectations declared to the gates, and which gates check the changed parts.
 
-`trainworthy fork` notes at the end of the file where it came from. If the recipe is no longer what it was then, the version of that
-time is taken from git where it can be had. --against compares with another recipe, or a file without that note."""
+`trainworthy fork` writes the original's name and version at the end of the file. If the recipe has changed since, the command
+takes the old version from git if possible. --against compares with another recipe, or a file without that line."""
 
 import argparse
 import difflib
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> None:
-    """`trainworthy diff FORK.py [--against RECIPE]`."""
+    """Run `trainworthy diff FORK.py [--against RECIPE]`."""
     parser = argparse.ArgumentParser(prog="trainworthy diff", description=__doc__.split("\n\n")[1], allow_abbrev=False)
     parser.add_argument("fork", help="the path of a fork")
     parser.add_argument("--against", metavar="RECIPE", help="compare with this recipe (an id or a path)")
@@ -48,13 +48,13 @@ def main(argv: list[str]) -> None:
         return
     from trainworthy.core.recipe import loading
 
-    loaded = loading.load(args.fork)  # a file that is no recipe is told before anything is said
+    loaded = loading.load(args.fork)  # raises for a file that is no recipe before anything is printed
     print(head)
     compare(loaded, args.fork, source, base, old)
 
 
 def compare(loaded: "Recipe", name: str, source: str, base: Entry, old: str) -> None:
-    """Print what differs, the gates concerned, the next command."""
+    """Print the differences, the gates concerned and the next command."""
     from trainworthy.core import gates
     from trainworthy.core.gates import order
     from trainworthy.core.recipe.anatomy import OF_GROUP, expectations, pieces
@@ -108,7 +108,7 @@ def compare(loaded: "Recipe", name: str, source: str, base: Entry, old: str) -> 
 
 
 def values(base: Entry, old: str) -> dict[str, dict[str, Any]]:
-    """The settings of the recipe's presets, as of the source `old`."""
+    """Return the settings of the recipe's presets in the source `old`."""
     from trainworthy.core.recipe import loading
 
     if old == without_note(base.path.read_text()):
@@ -120,7 +120,7 @@ def values(base: Entry, old: str) -> dict[str, dict[str, Any]]:
 
 
 def presets(module: Any) -> dict[str, dict[str, Any]]:
-    """{preset: {name of a setting: its default}}."""
+    """Return {preset: {name of a setting: its default}}."""
     from trainworthy.core.base.config import to_dict
 
     def flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -133,7 +133,7 @@ def presets(module: Any) -> dict[str, dict[str, Any]]:
 
 
 def changed_settings(before: dict, after: dict, group: str = "") -> list[tuple[str, str, str, str]]:
-    """(name, was, is, preset) of what differs; those of the gates only if `group` asks for them."""
+    """Return (name, old, new, preset) of changed settings; gate settings only if `group` asks for them."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for preset in {**before, **after}:
         a, b = before.get(preset, {}), after.get(preset, {})
@@ -147,7 +147,7 @@ def changed_settings(before: dict, after: dict, group: str = "") -> list[tuple[s
 
 
 def by_part(keys: list[str], a: dict, b: dict) -> dict[str, list[str]]:
-    """{part, or parts: keys of the pieces that belong to it}; what belongs nowhere comes last."""
+    """Return {part or parts: keys of their pieces}; pieces of no part come last."""
     found: dict[str, list[str]] = {}
     for key in keys:
         found.setdefault(", ".join((b.get(key) or a[key]).home), []).append(key)
@@ -156,7 +156,7 @@ def by_part(keys: list[str], a: dict, b: dict) -> dict[str, list[str]]:
 
 
 def print_diff(key: str, old: Any, new: Any, name: str) -> None:
-    """The piece's name, where it stands, its unified diff."""
+    """Print a piece's name, its line and its unified diff."""
     how = "added" if old is None else "removed" if new is None else "changed"
     where = f"{name}:{new.line}" if new else "gone"
     print(f"  {key}  [{how}, {where}]")
@@ -166,7 +166,7 @@ def print_diff(key: str, old: Any, new: Any, name: str) -> None:
 
 
 def section(title: str, rows: list[tuple[str, str, str, str]]) -> None:
-    """`name  was -> is  (where)`, aligned."""
+    """Print `name  old -> new  (where)`, aligned."""
     if not rows:
         return
     print(f"\n{title}")

@@ -1,10 +1,10 @@
 """trainworthy doctor [--json]
 
-Is this machine fit to train, and for what? Versions, devices, who shares them, memory, disk, cores, threads; which domains are
-ready and what the others miss, each with the next command. Nothing heavy is imported, so it answers at once; what a library does
-when it is imported is not seen here.
+Checks whether this machine can train, and which domains: versions, devices and who else uses them, memory, disk, cores, threads.
+For each domain that is not ready it prints what is missing and the command that installs it. It imports no large library, so it
+answers at once; an error during a library's import is not found here.
 
-A line that starts with ! says what to mind or mend. Exit 0: the core can run; 2: something it needs is missing."""
+A line that starts with ! needs your attention. Exit codes: 0 the core can run, 2 something that it needs is missing."""
 
 import importlib.metadata
 import importlib.util
@@ -25,15 +25,15 @@ from trainworthy.core.data.assets import cache_dir
 from trainworthy.core.recipe.registry import recipes
 
 HOME = Path(__file__).resolve().parents[2]
-# Told if there.
+# Reported if installed.
 BESIDE = ("torchvision", "transformers", "trl", "peft", "diffusers", "datasets", "gymnasium", "scikit-learn")
-SHM = 2**30  # bytes of shared memory below which workers' batches may not fit; containers get 64 MiB unless told
-DISK = 5 * 2**30  # bytes of free disk below which checkpoints soon do not fit
+SHM = 2**30  # bytes of shared memory below which workers' batches may not fit; containers get 64 MiB by default
+DISK = 5 * 2**30  # bytes of free disk below which checkpoints soon fill it
 
 
 @dataclass
 class Fact:
-    """One line: what was found, and what it means where it matters."""
+    """One line of output: what was found and, if it matters, what it means."""
 
     group: str
     name: str
@@ -45,7 +45,7 @@ class Fact:
 
 
 def main(argv: list[str]) -> None:
-    """`trainworthy doctor [--json]`."""
+    """Run `trainworthy doctor [--json]`."""
     if argv[1:] not in ([], ["--json"]):
         raise UserError("doctor takes no arguments but --json", got=" ".join(argv[1:]), next="trainworthy doctor")
     try:
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> None:
 
 
 def show(facts: list[Fact], fit: bool) -> None:
-    """Aligned lines of at most 80 columns."""
+    """Print aligned lines of at most 80 columns."""
     width = max(len(f.name) for f in facts)
     for i, f in enumerate(facts):
         if i == 0 or f.group != facts[i - 1].group:
@@ -81,7 +81,7 @@ def show(facts: list[Fact], fit: bool) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- packages
 def packages() -> list[Fact]:
-    """Python, the core's own dependencies, and the libraries beside them that decide results."""
+    """Return facts on Python, core's dependencies, and other libraries that affect results."""
     facts = []
     oldest, needed = declared()
     from packaging.requirements import Requirement
@@ -104,7 +104,7 @@ def packages() -> list[Fact]:
 
 
 def pair(fact: Fact) -> Fact:
-    """`fact` on torchvision, with whether it belongs to the torch that is installed."""
+    """Add to the fact on torchvision whether its build matches the installed torch."""
     from packaging.requirements import Requirement
 
     torch = version("torch")
@@ -122,7 +122,7 @@ def pair(fact: Fact) -> Fact:
 
 
 def domains() -> list[Fact]:
-    """Which domains' packages are there."""
+    """Return which domains have all their packages."""
     from packaging.requirements import Requirement
 
     facts = []
@@ -137,9 +137,9 @@ def domains() -> list[Fact]:
 
 
 def declared() -> tuple[str, dict[str, list[str]]]:
-    """Versions of python that we run on, and {extra: requirements} with "" for the core's own.
+    """Return the supported versions of Python and {extra: requirements}, with "" for core's own.
 
-    From pyproject.toml in a checkout, since the installed metadata are as old as the last install; else from those.
+    In a checkout they come from pyproject.toml, because installed metadata may be out of date; else from the metadata.
     """
     if (HOME / "pyproject.toml").is_file():
         project = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]
@@ -154,7 +154,7 @@ def declared() -> tuple[str, dict[str, list[str]]]:
 
 
 def lacking(requirement) -> str:
-    """What is wrong with an installed package, or "" where nothing is."""
+    """Return what is wrong with an installed package, or ""."""
     found = version(requirement.name)
     if found is None:
         return f"{requirement} is not installed"
@@ -164,7 +164,7 @@ def lacking(requirement) -> str:
 
 
 def version(name: str) -> str | None:
-    """Installed version."""
+    """Return the installed version."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -172,7 +172,7 @@ def version(name: str) -> str | None:
 
 
 def built_for(name: str) -> str:
-    """The tag behind a wheel's version (`cu130`, `cpu`), read from its version.py without importing it."""
+    """Return the build tag in a wheel's version (`cu130`, `cpu`), read from its version.py without an import."""
     spec = importlib.util.find_spec(name)
     path = Path(spec.submodule_search_locations[0]) / "version.py" if spec and spec.submodule_search_locations else None
     tag = re.search(r"^__version__ = ['\"][^+'\"]+\+(\w+)", path.read_text(), re.M) if path and path.is_file() else None
@@ -180,7 +180,7 @@ def built_for(name: str) -> str:
 
 
 def install(extra: str) -> str:
-    """The command that brings a domain's packages (or with "" the core's own)."""
+    """Return the command that installs a domain's packages (with "": core's own)."""
     if (HOME / "pyproject.toml").is_file():
         return f"cd {HOME} && pip install -c constraints.txt -e '.{f'[{extra}]' if extra else ''}'"
     return f"pip install 'trainworthy{f'[{extra}]' if extra else ''}'"
@@ -188,12 +188,12 @@ def install(extra: str) -> str:
 
 # --------------------------------------------------------------------------------------------------------------- machine
 def machine() -> list[Fact]:
-    """Devices and who shares them, cores and threads, memory, disk."""
+    """Return facts on devices and their other users, cores and threads, memory, disk."""
     return [*accelerators(), *processors(), *space()]
 
 
 def accelerators() -> list[Fact]:
-    """What the driver's tool sees, whether this torch can use it, and who else computes on it."""
+    """Return which devices the driver sees, whether this torch can use them, and which other processes use them."""
     from trainworthy.core.base.machine import gpus
 
     found, cuda = gpus()
@@ -239,7 +239,7 @@ def accelerators() -> list[Fact]:
 
 
 def processors() -> list[Fact]:
-    """Cores, load and threads."""
+    """Return cores, load and threads."""
     from trainworthy.core.base.machine import cores
 
     c, load = cores(), os.getloadavg()[0]
@@ -262,7 +262,7 @@ def processors() -> list[Fact]:
 
 
 def space() -> list[Fact]:
-    """Memory, shared memory, disk."""
+    """Return memory, shared memory and disk."""
     import psutil
     from trainworthy.core.base.machine import free_memory
 
@@ -295,5 +295,5 @@ def space() -> list[Fact]:
 
 
 def size(n: int) -> str:
-    """Bytes, for people."""
+    """Format bytes for display."""
     return f"{n / 2**30:.1f} GiB" if n >= 2**30 else f"{n / 2**20:.0f} MiB"

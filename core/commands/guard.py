@@ -1,18 +1,18 @@
 """trainworthy guard SCRIPT.py [-- its arguments]: rehearse any training script, unchanged, before it runs.
 
-  trainworthy guard train.py -- --batch-size 64      everything after -- is the script's
+  trainworthy guard train.py -- --batch-size 64      everything after -- goes to the script
   trainworthy guard -m pkg.train -- --lr 0.1         a module, as python -m would start it
   trainworthy guard train.py --only modes,schedule   some of the checks
   trainworthy guard train.py --waive samples --because "two scans of one form"
 
-  --steps 40            optimiser steps of a rehearsal (more while it is quick: at least --seconds of training)
-  --seconds 6           training seconds of a rehearsal
-  --load-seconds 600    how long the script may take until its first step
-  --batches NAME        a function of the script that returns a batch, where no DataLoader does
-  --no-interventions    only watch; do not rehearse on eight samples
-  --out FOLDER          where evidence goes (default runs/guard-<script>/<time>)
+  --steps 40            optimiser steps of a rehearsal (more if they take less than --seconds)
+  --seconds 6           least training time of a rehearsal
+  --load-seconds 600    time limit until the script's first step
+  --batches NAME        the script's function that returns a batch, if it uses no DataLoader
+  --no-interventions    only observe; do not rehearse on eight samples
+  --out FOLDER          folder for results (default runs/guard-<script>/<time>)
 
-The script runs in child processes that stop by themselves. What it writes goes to a scratch folder, trackers are off.
+The script runs in child processes that stop by themselves. Its output files go to a temporary folder; trackers are disabled.
 Exit codes: 0 passed, 2 the script cannot be rehearsed, 3 a check failed."""
 
 import secrets
@@ -40,7 +40,7 @@ FLAGS = {
 
 @dataclass
 class Options:
-    """The guard's own words; the rest is the script's."""
+    """The guard's own options, and the words that belong to the script."""
 
     values: dict[str, str]
     interventions: bool
@@ -48,7 +48,7 @@ class Options:
 
 
 def options(argv: list[str]) -> Options:
-    """Own flags, up to the script's arguments."""
+    """Parse the guard's own flags, up to the script's arguments."""
     own, after = (argv, []) if "--" not in argv else (argv[: argv.index("--")], argv[argv.index("--") :])
     found, words, interventions = dict(FLAGS), [], True
     i = 0

@@ -1,4 +1,4 @@
-"""`trainworthy lr`: a full learning-rate range test on the real data, with its plot and a suggestion, or none."""
+"""`trainworthy lr`: a learning-rate range test on the real data, with a plot and a suggestion (or none)."""
 
 import json
 import shlex
@@ -17,7 +17,8 @@ STEPS = 200
 
 
 def lr(argv: list[str]) -> None:
-    """`trainworthy lr RECIPE [settings] [--steps 200]`: exit 0 also where no rate is usable, which is then said."""
+    """Run `trainworthy lr RECIPE [settings] [--steps 200]`. It exits with 0 also if it finds no usable rate, and
+    reports that."""
     argv, asked = config.take(argv, "--steps")
     if asked is not None and not (asked.isdigit() and int(asked) >= 10):
         raise UserError("--steps is a number of batches", got=asked, needed=f"10 or more (default {STEPS})")
@@ -50,7 +51,7 @@ def lr(argv: list[str]) -> None:
 
 
 def tell(session: Session, part: Part, name: str, finder: LRFinder, on: str) -> None:
-    """Print what a test saw and keep it: plot and numbers."""
+    """Print the result of a test; write plot and numbers."""
     rate, band, cfg = finder.suggested_lr(), finder.band(), part.cfg
     if not session.main:
         return

@@ -1,4 +1,4 @@
-"""`trainworthy reference`: the band of a recipe's healthy runs, made from real ones and kept beside the recipe."""
+"""`trainworthy reference`: measures the band of a recipe's healthy runs and stores it next to the recipe."""
 
 import argparse
 import json
@@ -15,19 +15,17 @@ from trainworthy.core.base.machine import cores
 from trainworthy.core.recipe.registry import find
 
 HELP = """\
-Run a recipe once per seed, gates proved afresh, and keep the band that its curves stay in beside it, as
-NAME.reference.json. Reports of later runs draw their curves over it. Settings are those of `trainworthy run`."""
+Run a recipe once per seed, with all gates, and write the band of its curves to NAME.reference.json next to the recipe.
+Reports of later runs draw their curves over this band. Settings are those of `trainworthy run`."""
 
 
 def main(argv: list[str]) -> None:
-    """`trainworthy reference RECIPE [--seeds N] [--at-once N] [--to FILE] [settings]`."""
+    """Run `trainworthy reference RECIPE [--seeds N] [--at-once N] [--to FILE] [settings]`."""
     parser = argparse.ArgumentParser(prog="trainworthy reference", description=HELP, allow_abbrev=False)
-    parser.add_argument("recipe", help="an id, or the path of a fork")
-    parser.add_argument("--seeds", type=int, default=5, help="how many healthy runs (default 5)")
-    parser.add_argument(
-        "--at-once", type=int, default=cores().allowed, help="runs side by side (default: one per core)"
-    )
-    parser.add_argument("--to", type=Path, help="file to write (default: beside the recipe)")
+    parser.add_argument("recipe", help="id of a recipe, or path of a fork")
+    parser.add_argument("--seeds", type=int, default=5, help="number of healthy runs (default 5)")
+    parser.add_argument("--at-once", type=int, default=cores().allowed, help="runs in parallel (default: one per core)")
+    parser.add_argument("--to", type=Path, help="file to write (default: next to the recipe)")
     args, settings = parser.parse_known_args(argv[1:])
     if args.seeds < 3:
         raise UserError("a band needs more runs", got=f"--seeds {args.seeds}", needed="3 or more")
@@ -49,14 +47,14 @@ def main(argv: list[str]) -> None:
 
 
 def write(target: Path, kept: dict[str, Any]) -> None:
-    """A band to its file, one line for each curve."""
+    """Write a band to its file, one line for each curve."""
     lines = ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in kept.items() if k != "bands")
     bands = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in kept["bands"].items())
     target.write_text(f'{{\n{lines},\n "bands": {{\n{bands}\n }}\n}}\n')
 
 
 def run_seed(recipe: str, seed: int, settings: list[str], out: Path) -> Path:
-    """One run of the real command in a process of its own; its run folder."""
+    """Run one seed through the real command in its own process; return the run folder."""
     command = [sys.executable, "-m", "trainworthy.launch", "run", recipe, *settings, "--run.seed", str(seed), "--run.out", str(out),
                "--gates.no-remember"]  # fmt: skip
     done = subprocess.run(command, env={**os.environ, "PYTHONSAFEPATH": "1"}, capture_output=True, text=True)

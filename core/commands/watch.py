@@ -1,10 +1,10 @@
-"""trainworthy watch SCRIPT.py [-- its arguments]: run a training script as it is, and watch it from below.
+"""trainworthy watch SCRIPT.py [-- its arguments]: run a training script unchanged and log its steps.
 
-  trainworthy watch train.py -- --epochs 10      the real run, nothing held back
+  trainworthy watch train.py -- --epochs 10      the real run, with all its effects
   trainworthy watch --stop -m pkg.train          end the run (exit 4) when its loss stays non-finite
 
-Every step's loss and learning rate go to runs/watch-<script>/<time>/step_metrics.jsonl; the checks of `trainworthy guard` that
-need no rehearsal are judged at the end, as advice. In code: `with trainworthy.watch("folder"): train()`.
+Loss and learning rate of every step go to runs/watch-<script>/<time>/step_metrics.jsonl. At the end, the checks of
+`trainworthy guard` that need no rehearsal are reported as advice. In code: `with trainworthy.watch("folder"): train()`.
 Exit codes: the script's own; 4 with --stop."""
 
 import sys
@@ -13,7 +13,7 @@ from trainworthy.core.base.errors import USAGE, UserError
 
 
 class _Plain:
-    """Decides nothing."""
+    """Changes nothing."""
 
     @staticmethod
     def intervene(source: int, batch: object) -> object:

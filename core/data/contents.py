@@ -1,7 +1,8 @@
-"""Content hashes of every sample of a split: exact duplicates, contradictory labels, and whether data are those of an earlier run.
+"""Content hashes of every sample of a split. They find exact duplicates and contradictory labels, and show whether data
+are those of an earlier run.
 
-Samples are hashed by `Data.identity` (the bytes of a file, say) where a data set gives it, else by the fields that splits are
-compared by. Nothing here decodes what it need not.
+Samples are hashed by `Data.identity` (the file's bytes, for example) if the data set provides it, else by the compared
+fields. Nothing is decoded without need.
 """
 
 import hashlib
@@ -18,54 +19,54 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from trainworthy.core.recipe.stage import Data
 
-SECONDS = 10.0  # per split: what reading all samples may take where each has to be made by `get`
-CHUNK = 256  # samples that a thread or a worker hashes at a time
-UNKNOWN = -1  # in place of the class of a sample that has none
+SECONDS = 10.0  # per split: time limit for reading all samples if each needs `get`
+CHUNK = 256  # samples per task of a thread or worker
+UNKNOWN = -1  # class of a sample without one
 CONTRADICTORY = 0.01
-"""Share of the samples of a split whose input also has another class, from which on the split is refused. Real sets of pictures
-stay below 0.001, of short texts below 0.005."""
+"""Fraction of a split's samples whose input also occurs with another class, above which the split is refused. Real
+image sets stay below 0.001, sets of short texts below 0.005."""
 DISTINCT = 0.25
-"""Share of different inputs below which an input does not identify its sample (a few categories, short windows of letters), so
-that several classes for one input are natural and only reported."""
+"""Fraction of distinct inputs below which an input does not identify its sample (a few categories, short windows of
+letters). Several classes for one input are then natural and only reported."""
 
 
 @dataclass
 class Contents:
-    """What identifies the samples of one split."""
+    """Identities of the samples of one split."""
 
     total: int
     indices: np.ndarray
-    """(n,) samples that were hashed, all of them unless reading them would take too long."""
+    """(n,) hashed samples: all, unless reading them would take too long."""
     hashes: np.ndarray
     """(n,) uint64."""
     values: dict[str, list] = field(default_factory=dict)
-    """Class target and groups of each hashed sample, by field, where they are known for all."""
+    """Class target and groups of each hashed sample, by field, if known for all."""
     raw: bool = False
-    """Are these hashes of raw records (`Data.identity`)?"""
+    """Whether these are hashes of raw records (`Data.identity`)."""
 
     @property
     def complete(self) -> bool:
         return len(self.indices) == self.total
 
     def digest(self) -> str:
-        """Of the hashes in their order, and of the values."""
+        """Digest of the hashes in order, and of the values."""
         found = hashlib.blake2b(np.ascontiguousarray(self.indices), digest_size=16)
         found.update(np.ascontiguousarray(self.hashes))
         return found.hexdigest()
 
     def digests(self) -> dict[str, str]:
-        """Of the values of each field."""
+        """Digest of the values of each field."""
         return {k: hashlib.blake2b(repr(v).encode(), digest_size=16).hexdigest() for k, v in self.values.items()}
 
 
 def number(content: bytes | str) -> int:
-    """64 bits of a hash: of a million samples two differ and agree in it once in 40 million sets."""
+    """Return 64 bits of a hash. Among a million samples, two different ones collide in one of 40 million data sets."""
     content = content.encode() if isinstance(content, str) else content
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
 
 
 def of_fields(sample: Mapping[str, Any], names: Iterable[str]) -> int:
-    """The hash of some fields of a sample."""
+    """Return the hash of some fields of a sample."""
     found = hashlib.blake2b(digest_size=8)
     for name in names:
         found.update(_bytes(sample[name]))
@@ -77,35 +78,35 @@ def _bytes(value: Any) -> bytes:
 
 
 def compared_fields(data: Data) -> list[str]:
-    """The fields by which samples are told apart: those that inputs are drawn from, where there are any, else the inputs."""
+    """Return the fields by which samples are compared: the sources if there are any, else the inputs."""
     roles = [f.role for f in data.fields.values()]
     return [k for k, f in data.fields.items() if f.role == ("source" if "source" in roles else "input")]
 
 
 def kept_fields(data: Data) -> list[str]:
-    """The fields whose values are kept for every sample: classes and groups."""
+    """Return the fields whose values are stored for every sample: classes and groups."""
     return [k for k, f in data.fields.items() if f.role == "group" or (f.role == "target" and f.classes)]
 
 
 def plain(value: Any) -> Any:
-    """A string, or the number of a tensor without axes; None for anything else."""
+    """Return a string, or the number in a tensor without axes; None for anything else."""
     value = value if isinstance(value, str) else torch.as_tensor(value)
     return value if isinstance(value, str) else value.item() if value.ndim == 0 else None
 
 
 def read(data: Data, scanned: Contents, *, cost: float, everything: bool | None = None) -> Contents:
-    """The contents of all samples of `data`: by their raw records, from what a scan has hashed already, or by making each (`cost`
-    seconds) with all cores within `SECONDS`. Otherwise what was scanned."""
+    """Return the contents of all samples of `data`: from raw records, from the hashes of a scan, or by making each
+    sample (`cost` seconds) on all cores within `SECONDS`. Otherwise return the scanned part."""
     if len(data) and data.identity(0) is not None:
         return _raw(data, scanned)
     if scanned.complete or everything is False:
         return scanned
-    cores = 1  # where processes cannot be forked, a recipe's own file cannot be imported in another one
+    cores = 1  # without fork, a worker cannot import a recipe's own file
     if sys.platform == "linux":
         cores = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     if not everything and cost * len(data) / cores > SECONDS:
         return scanned
-    workers = cores if cost * len(data) > 4.0 and cores > 1 else 0  # a worker takes part of a second to begin
+    workers = cores if cost * len(data) > 4.0 and cores > 1 else 0  # a worker takes part of a second to start
     how = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
     generator = torch.Generator().manual_seed(0)  # torch draws a base seed for its workers
     loader = DataLoader(_Hashed(data), batch_sampler=_ranges(len(data)), collate_fn=_same, generator=generator, **how)
@@ -113,7 +114,7 @@ def read(data: Data, scanned: Contents, *, cost: float, everything: bool | None 
 
 
 def _raw(data: Data, scanned: Contents) -> Contents:
-    """By `identity`, in threads where that takes time: it waits for a disk, and hashing lets other threads run."""
+    """Hash by `identity`. Slow reads use threads: they wait for a disk, and hashing releases the interpreter lock."""
     cheap = type(data).peek is not Data.peek
 
     def chunk(indices: Sequence[int]) -> tuple[list[int], dict[str, list]]:
@@ -142,7 +143,7 @@ def _joined(total: int, found: list[tuple[list[int], dict[str, list]]], *, raw: 
 
 
 class _Hashed(Dataset):
-    """Samples made by `get`, hashed where they are made: in a worker only the hash crosses to this process."""
+    """Samples made by `get` and hashed in place, so that a worker sends back only the hash."""
 
     def __init__(self, data: Data):
         self.data, self.names, self.kept = data, compared_fields(data), kept_fields(data)
@@ -170,7 +171,7 @@ def _ranges(n: int) -> list[range]:
 
 # ------------------------------------------------------------------------------------------------------------ comparing
 def shared(a: Contents, b: Contents) -> Iterator[tuple[int, int]]:
-    """(sample of `a`, its first copy in `b`) for every sample of `a` that stands in `b`."""
+    """Return (sample of `a`, its first copy in `b`) for every sample of `a` that is also in `b`."""
     if a.raw != b.raw or not len(a.hashes) or not len(b.hashes):
         return
     order = np.argsort(b.hashes, kind="stable")
@@ -180,8 +181,8 @@ def shared(a: Contents, b: Contents) -> Iterator[tuple[int, int]]:
 
 
 def contradictions(found: Contents, data: Data) -> dict[str, Any] | None:
-    """Samples whose input also has another class: their number, pairs of them, and the share of different inputs. None where inputs
-    are not what is compared, or where no class is known."""
+    """Find samples whose input also occurs with another class: their number, pairs of them, and the fraction of
+    distinct inputs. None if inputs are not what is compared, or if no class is known."""
     key = next((k for k, f in data.fields.items() if f.role == "target" and f.classes and k in found.values), None)
     if key is None or any(f.role == "source" for f in data.fields.values()):
         return None
@@ -209,13 +210,13 @@ def contradictions(found: Contents, data: Data) -> dict[str, Any] | None:
 
 
 def refused(found: dict[str, Any] | None) -> bool:
-    """Are there more contradictory labels than a data set may have?"""
+    """Return whether there are more contradictory labels than allowed."""
     allowed = found and max(2, CONTRADICTORY * found["of"])
     return bool(found) and found["samples"] > allowed and found["distinct_share"] >= DISTINCT
 
 
 def changes(before: dict[str, dict], now: dict[str, dict]) -> list[str]:
-    """What differs between the identities (`inventory.identity`) of the data of two runs, a line for each split."""
+    """Return the differences between the identities (`inventory.identity`) of two runs' data, one line per split."""
     lines = []
     for name in sorted(before.keys() | now.keys()):
         a, b = before.get(name), now.get(name)

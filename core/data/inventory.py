@@ -1,4 +1,4 @@
-"""What is in the data: counted, hashed and compared before anything is trained. Knows fields and roles, no domain."""
+"""Counts, hashes and compares the data before training. It uses fields and roles, and knows no domain."""
 
 import hashlib
 import itertools
@@ -20,13 +20,11 @@ from trainworthy.core.data.contents import compared_fields
 from trainworthy.core.data.texts import exclusions as exclusions
 from trainworthy.core.recipe.stage import Data
 
-SIDE = 32  # pictures are pooled to at most SIDE x SIDE before they are compared
-NEAR = (
-    0.985  # cosine of centred contents; highest seen between different MNIST digits: 0.980, lowest with 5% noise: 0.981
-)
-NEAR_SHORT = 0.993  # for up to 256 entries: between different 8x8 digits (64) up to 0.992 is common
-COMPARED = 20_000  # samples of a split that are kept to be compared by content
-VALUES = 200  # a target with more values than these, and no names for them, is no category
+SIDE = 32  # images are pooled to at most SIDE x SIDE before comparison
+NEAR = 0.985  # cosine of centred contents; highest between different MNIST digits: 0.980, lowest with 5% noise: 0.981
+NEAR_SHORT = 0.993  # for up to 256 entries: different 8x8 digits (64) often reach 0.992
+COMPARED = 20_000  # samples per split kept for comparison by content
+VALUES = 200  # a target with more values, and no class names, is not categorical
 
 
 @dataclass
@@ -37,47 +35,47 @@ class Scan:
     total: int
     indices: list[int]
     hashes: list[int] = field(default_factory=list)
-    """Content of the compared fields of each sample: its sources, else its inputs."""
+    """Hash of each sample's compared fields: its sources, else its inputs."""
     seen: hashed.Contents | None = None
-    """The same as `contents.py` compares them, with classes and groups."""
+    """The same for `contents.py`, with classes and groups."""
     every: hashed.Contents | None = None
-    """Of all samples, where that can be had."""
+    """Contents of all samples, if available."""
     contradictory: dict[str, Any] | None = None
-    """Inputs that stand under two classes."""
+    """Inputs that occur with two classes."""
     kept: list[int] = field(default_factory=list)
-    """Positions (into `indices`) of the rows of `contents` and `columns`."""
+    """Positions (in `indices`) of the rows of `contents` and `columns`."""
     contents: Tensor | None = None
-    """(N, D) centred, unit-norm content, pooled; None where samples differ in size."""
+    """(N, D) pooled, centred content of unit norm; None if samples differ in size."""
     columns: Tensor | None = None
     """(N, D') raw content, flattened, first 4,096 entries."""
     targets: dict[str, list] = field(default_factory=dict)
     groups: dict[str, list] = field(default_factory=dict)
     texts: dict[str, list[str]] = field(default_factory=dict)
-    """Strings by field; those of the input joined, under their names joined by " + "."""
+    """Strings by field. Texts of the input are joined, under their names joined by " + "."""
     fields: dict[str, dict[str, Any]] = field(default_factory=dict)
     sizes: dict[str, list[list[int]]] = field(default_factory=dict)
-    """Of each input field and sample: characters, or entries along each axis."""
+    """Per input field and sample: characters, or entries along each axis."""
     fabricated: dict[str, list[float]] = field(default_factory=dict)
-    """Share of each sample's entry that was made up, for the fields that declare it."""
+    """Fraction of each sample's entry that was not measured, for fields that declare it."""
     whole: str = ""
-    """Key in `texts` of what the model reads, where it reads nothing but text (and rows of integers made from it)."""
+    """Key in `texts` of the model's input, if it reads only text (and integer rows made from it)."""
     notes: dict[str, str] = field(default_factory=dict)
-    """What the data set says of itself."""
+    """The data set's own notes."""
     fingerprint: str = ""
-    """Of every field of 512 samples, spread over it: what the band of healthy runs knows the data by."""
+    """Digest of every field of 512 evenly spaced samples, by which the band of healthy runs recognises the data."""
     digests: dict[str, str] = field(default_factory=dict)
-    """Of every field, over all samples that were read."""
+    """Digest of every field over all samples that were read."""
 
     def index(self, row: int) -> int:
-        """Sample index of a row of `contents`."""
+        """Return the sample index of a row of `contents`."""
         return self.indices[self.kept[row]]
 
 
 def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = False, samples: int | None = None,
          hash_all: bool | None = None, tick: Callable[[int], None] = lambda done: None) -> Scan:  # fmt: skip
-    """Read `data`, spread over it: as much as `seconds` allow (at least 2,000 samples), or so many `samples`, or everything.
-    `tick` is told how many were read. `hash_all`: hash all samples, none but those read (where there are
-    no raw records), or (None) all if that takes seconds."""
+    """Read evenly spaced samples of `data`: as many as `seconds` allow (at least 2,000), or `samples`, or everything.
+    `tick` receives the number read. `hash_all`: hash all samples (True), only those read if there are no raw records
+    (False), or all if that takes seconds (None)."""
     started = time.monotonic()
     for i in range(min(8, len(data))):
         data.get(i, None)
@@ -102,7 +100,7 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
                 found.sizes.setdefault(key, []).append([len(value)] if isinstance(value, str) else list(value.shape))
             elif spec.role in ("target", "group"):
                 plain = hashed.plain(value)
-                plain = None if spec.role == "target" and isinstance(plain, float) else plain  # no classes to count
+                plain = None if spec.role == "target" and isinstance(plain, float) else plain  # continuous
                 (found.targets if spec.role == "target" else found.groups).setdefault(key, []).append(plain)
         found.hashes.append(hashed.of_fields(sample, compared))
         for key, names in strings.items():
@@ -111,7 +109,7 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
         parts = [torch.as_tensor(sample[k]) for k in tensors]
         if parts and position % -(-count // COMPARED) == 0:
             found.kept.append(position)
-            if not found.whole:  # the angle between rows of ids says nothing
+            if not found.whole:  # the angle between rows of token ids has no meaning
                 contents.append(torch.cat([_pooled(p) for p in parts]))
             columns.append(torch.cat([p.flatten().float() for p in parts])[:4096])
     if contents and len({len(c) for c in contents}) == 1:
@@ -133,7 +131,7 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
 
 
 def _hash_all(found: Scan, data: Data, *, cost: float, wanted: bool | None) -> None:
-    """What is compared over all samples, where it can be had; `cost`: seconds to read one."""
+    """Return what can be compared over all samples; `cost`: seconds to read one."""
     known = {k: v for k, v in {**found.targets, **found.groups}.items() if k in hashed.kept_fields(data)}
     indices, hashes = np.array(found.indices), np.array(found.hashes, dtype=np.uint64)
     found.seen = hashed.Contents(found.total, indices, hashes, known)
@@ -142,8 +140,8 @@ def _hash_all(found: Scan, data: Data, *, cost: float, wanted: bool | None) -> N
 
 
 def identity(scans: dict[str, Scan]) -> dict[str, dict[str, Any]]:
-    """What tells the data from others, by split: its samples, the content of all that were hashed, and the values of targets and
-    groups. `read`, `hashed`: of how many."""
+    """Return what identifies the data, by split: number of samples, digest of all hashes, values of targets and groups.
+    `read`, `hashed`: how many samples that covers."""
     out = {}
     for name, s in scans.items():
         values = {k: s.digests[k] for k, f in s.fields.items() if f["role"] in ("target", "group")}
@@ -157,7 +155,7 @@ def identity(scans: dict[str, Scan]) -> dict[str, dict[str, Any]]:
 def read_all(
     data: dict[str, Data], *, everything: bool = False, before: dict[str, dict] | None = None
 ) -> dict[str, Scan]:
-    """Every split, scanned; with the `identity` of an earlier scan exactly as much is read as then."""
+    """Scan every split. With the `identity` of an earlier scan, read exactly as much as it did."""
     before = {name: one for name, one in (before or {}).items() if name in data and one["samples"] == len(data[name])}
     return {
         name: scan(name, one, everything=everything, samples=before.get(name, {}).get("read"),
@@ -174,7 +172,7 @@ def _share(key: str, index: int, split: str, share: float) -> float:
 
 
 def _made_up(found: Scan, data: Data, shares: list[float]) -> dict[str, Any]:
-    """Mean and range of a declared fabricated share; its mean in each class of the first target that is one."""
+    """Mean and range of a declared fabricated fraction, and its mean in each class of the first categorical target."""
     out: dict[str, Any] = {"mean": sum(shares) / len(shares), "min": min(shares), "max": max(shares)}
     key = next((k for k, f in data.fields.items() if f.role == "target" and f.classes), None)
     for label, name in enumerate(data.fields[key].classes if key else ()):
@@ -185,8 +183,8 @@ def _made_up(found: Scan, data: Data, shares: list[float]) -> dict[str, Any]:
 
 
 def _units(data: Data) -> tuple[dict[str, list[str]], list[str], str]:
-    """({name: string fields that are one text}, input fields that are tensors, the name of the text that is the whole input).
-    What the model reads is one text: a question is compared together with its paragraph."""
+    """Return ({name: string fields that form one text}, input fields that are tensors, name of the text that is the
+    whole input). All input texts form one text, so that a question is compared together with its paragraph."""
     first = data.get(0, None)
     inputs = compared_fields(data)
     read = [k for k in inputs if isinstance(first[k], str)]
@@ -235,7 +233,7 @@ class _Stats:
             return
         self.shapes[tuple(value.shape)] += 1
         self.dtypes[str(value.dtype).removeprefix("torch.")] += 1
-        v = value.numpy().astype(np.float64)  # numpy: on small rows several times as fast as torch
+        v = value.numpy().astype(np.float64)  # on small rows, numpy is several times as fast as torch
         finite = np.isfinite(v)
         if not finite.all():
             self.bad += 1
@@ -265,7 +263,8 @@ class _Stats:
         return out
 
     def _lengths(self) -> dict[str, dict[str, int]]:
-        """Smallest, 5%, median, 95%, largest: of characters and words, or of every axis that is not always the same."""
+        """Smallest, 5%, median, 95% and largest number of characters and words, or of entries of every axis that
+        varies."""
         if self.words:
             return {
                 "characters": _spread(Counter({k[0]: n for k, n in self.shapes.items()})),
@@ -297,7 +296,8 @@ def _pooled(value: Tensor) -> Tensor:
 
 
 def histogram(targets: list, classes: list[str] | None) -> dict[str, Any]:
-    """Samples per class with smallest, median and largest; values that are no class are counted apart."""
+    """Count samples per class, with smallest, median and largest class. Values outside the classes are counted
+    separately."""
     counts = Counter(targets)
     known = range(len(classes)) if classes else sorted(counts)
     per_class = {str(classes[k] if classes else k): counts.get(k, 0) for k in known}
@@ -308,8 +308,8 @@ def histogram(targets: list, classes: list[str] | None) -> dict[str, Any]:
 
 
 def overlap(train: Scan, val: Scan) -> dict[str, Any]:
-    """Samples of `val` that stand in `train`: by exact content over all that were hashed, by near content (cosine), by text, by
-    group. `compared`: how many of either, for what is exact and for what is near."""
+    """Find samples of `val` that are also in `train`: by exact content over all hashed samples, by near content
+    (cosine), by text, by group. `compared`: how many of either, for exact and for near content."""
     pairs = dict(hashed.shared(val.seen, train.seen)) | dict(hashed.shared(val.every, train.every))
     exact = sorted(pairs.items())
     alike = val.every.raw == train.every.raw
@@ -334,15 +334,16 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
 
 
 def limit(scan: Scan) -> float:
-    """Similarity from which two samples are near duplicates."""
+    """Return the similarity above which two samples are near duplicates."""
     return NEAR if scan.contents.shape[1] > 256 else NEAR_SHORT
 
 
 def _nearest(a: Scan, b: Scan) -> tuple[Tensor, Tensor] | None:
-    """(similarity, row in `b`) of the nearest other row for every kept row of `a`; None where they cannot be compared."""
+    """Return (similarity, row in `b`) of the nearest other row for every kept row of `a`; None if they cannot be
+    compared."""
     if a.contents is None or b.contents is None or a.contents.shape[1] != b.contents.shape[1]:
         return None
-    if a.contents.shape[1] < 32:  # the angle between short rows says nothing
+    if a.contents.shape[1] < 32:  # the angle between short rows has no meaning
         return None
     best = []
     for start in range(0, len(a.contents), 1024):
@@ -354,7 +355,7 @@ def _nearest(a: Scan, b: Scan) -> tuple[Tensor, Tensor] | None:
 
 
 def repeats(found: Scan) -> dict[str, Any]:
-    """Samples that have a copy in their own split: exact ones, and near ones (None where contents cannot be compared)."""
+    """Find samples with a copy in their own split: exact ones, and near ones (None if contents cannot be compared)."""
     copies = len(found.hashes) - len(set(found.hashes))
     out: dict[str, Any] = {"exact": copies, "near": None}
     if (best := _nearest(found, found)) is not None:
@@ -365,7 +366,7 @@ def repeats(found: Scan) -> dict[str, Any]:
 
 
 def shared_texts(train: Scan, val: Scan) -> dict[str, texts.Shared]:
-    """What the texts of two splits share, by field; positions are sample indices."""
+    """Return the texts that two splits share, by field; positions are sample indices."""
     found = {k: texts.shared(train.texts[k], val.texts[k]) for k in train.texts.keys() & val.texts.keys()}
     for one in found.values():
         one.exact = [(val.indices[v], train.indices[t]) for v, t in one.exact]
@@ -374,20 +375,20 @@ def shared_texts(train: Scan, val: Scan) -> dict[str, texts.Shared]:
 
 
 def constant_columns(found: Scan) -> float | None:
-    """Share of input entries with one value in every sample."""
+    """Return the fraction of input entries with the same value in every sample."""
     if found.columns is None:
         return None
     return ((found.columns.max(0).values - found.columns.min(0).values) == 0).float().mean().item()
 
 
 def target_in_input(train: Scan, val: Scan) -> tuple[float, int, float] | None:
-    """(accuracy on `val`, column, accuracy of the majority class) of the single input entry that best gives the target
-    away, by its 32 value bins."""
+    """Return (accuracy on `val`, column, accuracy of the majority class) of the single input entry that best predicts
+    the target, from its 32 value bins."""
     key = next((k for k, f in train.fields.items() if f.get("classes")), None)
     if key is None or train.columns is None or val.columns is None or train.columns.shape[1] != val.columns.shape[1]:
         return None
 
-    def some(scan: Scan, n: int) -> tuple[Tensor, Tensor]:  # at random: data sets are often sorted by class
+    def some(scan: Scan, n: int) -> tuple[Tensor, Tensor]:  # random, because data sets are often sorted by class
         chosen = torch.randperm(len(scan.columns), generator=torch.Generator().manual_seed(0))[:n]
         return scan.columns[chosen], torch.tensor(scan.targets[key])[scan.kept][chosen]
 
@@ -410,7 +411,7 @@ def target_in_input(train: Scan, val: Scan) -> tuple[float, int, float] | None:
 
 
 def report(scans: dict[str, Scan]) -> dict[str, Any]:
-    """What data.json holds."""
+    """Return the content of data.json."""
     splits = {
         name: {"samples": s.total, "read": len(s.indices), "unique_contents": len(set(s.hashes)),
                "constant_input_share": constant_columns(s), "contradictory": s.contradictory, "notes": s.notes,

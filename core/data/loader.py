@@ -1,7 +1,8 @@
-"""Which samples make which step: a pure function of the seed, so that workers, processes, cuts and resumes cannot change it.
+"""Decides which samples form which step. It is a pure function of the seed, so workers, processes, micro-batches and
+resumes cannot change it.
 
-Epochs are laid end to end and cut into global batches: every sample once an epoch, every step full, no partial window at the
-end that would weigh more. Step s of a run with batch size G holds positions s*G .. (s+1)*G of that stream.
+Epochs are concatenated and cut into global batches. Every epoch holds each sample once, every step is full, and no
+smaller last batch gets more weight. Step s of a run with batch size G uses positions s*G .. (s+1)*G of that stream.
 """
 
 import signal
@@ -30,18 +31,18 @@ class Stream:
     n: int
     seed: int
     fixed: bool = False
-    """Gates: the same draws for a sample in every epoch (its key says epoch 0)."""
+    """For gates: use the same draws for a sample in every epoch (its key has epoch 0)."""
     order: Callable[..., torch.Tensor] | None = None
-    """(seed, "order", epoch) -> permutation (n,); default: all are equally likely."""
+    """(seed, "order", epoch) -> permutation (n,); default: a uniformly random one."""
     _orders: dict[int, list[int]] = field(default_factory=dict)
 
     def keys(self, start: int, stop: int) -> list[Key]:
-        """(epoch, index) at positions start .. stop."""
+        """Return (epoch, index) at positions start .. stop."""
         found: list[Key] = []
         while start < stop:
             epoch, i = divmod(start, self.n)
             if epoch not in self._orders:
-                self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}  # two epochs at most
+                self._orders = {e: o for e, o in self._orders.items() if e == epoch - 1}  # keep at most two epochs
                 order = (self.order or partial(seeds.permutation, self.n))(self.seed, "order", epoch).tolist()
                 if len(order) != self.n:
                     raise UserError("the order of an epoch has another length than the data set", got=len(order),
@@ -54,12 +55,12 @@ class Stream:
 
 
 def cut(n: int, parts: int) -> list[int]:
-    """Sizes of `n` cut into `parts`, as even as possible: 8 in 3 is [3, 3, 2]."""
+    """Divide `n` into `parts` sizes, as equal as possible: 8 into 3 is [3, 3, 2]."""
     return [n // parts + (i < n % parts) for i in range(parts)]
 
 
 def micro_batches(keys: list[Key], *, rank: int, world: int, sizes: list[int] | int) -> list[list[Key]]:
-    """This rank's micro-batches of one global batch: rank r takes every world-th sample, then cuts its share."""
+    """Return this rank's micro-batches of one global batch: rank r takes every world-th sample and divides them."""
     mine = keys[rank::world]
     sizes = cut(len(mine), sizes) if isinstance(sizes, int) else sizes
     out, start = [], 0
@@ -71,7 +72,8 @@ def micro_batches(keys: list[Key], *, rank: int, world: int, sizes: list[int] | 
 
 @dataclass
 class Keyed(Dataset):
-    """A torch Dataset over keys: seeds each sample's draws from (seed, epoch, index), in whichever process it runs."""
+    """A torch Dataset over keys. It seeds each sample's draws from (seed, epoch, index), in whichever process it
+    runs."""
 
     data: Data
     seed: int
@@ -83,18 +85,19 @@ class Keyed(Dataset):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[Key]) -> list[dict]:
-        """Samples of a batch."""
+        """Return the samples of a batch."""
         get = self.data.get
         return [get(key[1], self.draws(key)) for key in keys]
 
     def draws(self, key: Key) -> torch.Generator | None:
-        """The generator of one sample's draws, as every global one is seeded now, too; none on the evaluation path."""
+        """Seed every global generator for one sample and return its generator; None on the evaluation path."""
         epoch, index = key
         return None if epoch < 0 else seeds.seed_sample(self.seed, "sample", epoch, index)
 
 
 class _Worker(Keyed):
-    """What torch's loader reads: collated, or the planned end that a sample asks for, which torch would wrap in a traceback."""
+    """Data set for torch's loader: collated batches. A planned stop is returned as a value, since torch would wrap it
+    in a traceback."""
 
     def __getitems__(self, keys: list[Key]) -> dict | Stop:
         try:
@@ -112,9 +115,8 @@ class _Batches(Sampler):
 
 
 def ahead(read: Callable[[Item], Result], items: Iterable[Item], *, threads: int, window: int) -> Iterator[Result]:
-    """`read(item)` of every item, in their order, by `threads` at once: a sliding window. One read begins for each result that is
-    taken, so at most `window` are under way or wait to be taken, and reading goes on while the taker works. What a read raises is
-    raised in its turn."""
+    """Yield `read(item)` for every item, in order, read ahead by `threads` threads. At most `window` results are being
+    read or waiting; each result taken starts another read. An exception in `read` is raised at its item's position."""
     pool, under_way = ThreadPoolExecutor(threads, "read"), deque[Future]()
     try:
         for item in items:
@@ -123,13 +125,13 @@ def ahead(read: Callable[[Item], Result], items: Iterable[Item], *, threads: int
             under_way.append(pool.submit(read, item))
         while under_way:
             yield under_way.popleft().result()
-    finally:  # who stops taking waits for nobody
+    finally:  # do not wait for reads that nobody will take
         pool.shutdown(wait=False, cancel_futures=True)
 
 
 def batches(data: Data, keys: Iterable[list[Key]], *, seed: int, settings: config.Loader,
             device: torch.device) -> Iterator[dict]:  # fmt: skip
-    """One collated batch on `device` for each list of keys in `keys`, read ahead by threads or workers."""
+    """Yield one collated batch on `device` for each list of keys in `keys`, read ahead by threads or workers."""
     threaded = settings.threads and not settings.workers
     for batch in (_by_threads if threaded else _by_workers)(data, keys, seed, settings, device):
         if isinstance(batch, Stop):
@@ -139,8 +141,8 @@ def batches(data: Data, keys: Iterable[list[Key]], *, seed: int, settings: confi
 
 def _by_threads(data: Data, keys: Iterable[list[Key]], seed: int, settings: config.Loader,
                 _: torch.device) -> Iterator[dict]:  # fmt: skip
-    """Only `data.read` runs in threads. A sample is made of what it returned in this one: its draws seed torch's global generator,
-    which all threads share."""
+    """Only `data.read` runs in threads. The main thread makes the sample, because its draws seed torch's global
+    generator, which all threads share."""
     keyed, sizes, samples = Keyed(data, seed), deque[int](), []
 
     def each() -> Iterator[Key]:
@@ -161,7 +163,7 @@ def _by_threads(data: Data, keys: Iterable[list[Key]], seed: int, settings: conf
 
 def _by_workers(data: Data, keys: Iterable[list[Key]], seed: int, settings: config.Loader,
                 device: torch.device) -> DataLoader:  # fmt: skip
-    """Worker processes, or this one."""
+    """Read in worker processes, or in this one."""
     workers = settings.workers
     return DataLoader(
         _Worker(data, seed),
@@ -170,12 +172,10 @@ def _by_workers(data: Data, keys: Iterable[list[Key]], seed: int, settings: conf
         num_workers=workers,
         prefetch_factor=settings.prefetch if workers else None,
         pin_memory=settings.pin_memory and device.type == "cuda",
-        # A fork run by path cannot be imported again in a fresh process, so workers are forked where the system can.
+        # A recipe run by path cannot be imported in a fresh process, so workers are forked if the system supports it.
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         worker_init_fn=_quiet if workers else None,
-        generator=torch.Generator().manual_seed(
-            0
-        ),  # torch draws a base seed for its workers; ours are seeded per sample
+        generator=torch.Generator().manual_seed(0),  # keeps torch's base seed of workers off the global generator
     )
 
 
@@ -184,14 +184,15 @@ def _as_it_is(batch: dict | Stop) -> dict | Stop:
 
 
 def _quiet(_: int) -> None:
-    """One thread; a signal to the whole process group is the trainer's to answer, which then ends its workers."""
+    """Use one thread in a worker and ignore signals to the process group: the trainer handles them and ends its
+    workers."""
     torch.set_num_threads(1)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def to_device(batch, device: torch.device):
-    """Tensors of a nested batch on `device`; copies from pinned memory do not block."""
+    """Return a nested batch with its tensors on `device`; copies from pinned memory do not block."""
     if device.type == "cpu":
         return batch
     if isinstance(batch, torch.Tensor):

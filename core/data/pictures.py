@@ -1,4 +1,4 @@
-"""Tiles as pictures: PNG bytes for the report, contact sheets for the run folder."""
+"""Renders tiles: PNG bytes for the report, contact sheets for the run folder."""
 
 import io
 from pathlib import Path
@@ -9,7 +9,7 @@ from trainworthy.core.recipe.stage import Tile
 
 
 def png(image: Tensor, *, side: int = 0) -> bytes:
-    """(H, W) or (H, W, 3) uint8 to PNG; enlarged by whole pixels to about `side`."""
+    """Encode (H, W) or (H, W, 3) uint8 as PNG, enlarged by whole pixels to about `side`."""
     from PIL import Image
 
     picture = Image.fromarray(image.detach().cpu().to(torch.uint8).numpy())
@@ -21,15 +21,15 @@ def png(image: Tensor, *, side: int = 0) -> bytes:
 
 
 def contact_sheet(tiles: list[Tile], path: Path, *, columns: int = 8) -> None:
-    """Tiles with their captions as one PNG; tiles without a picture show their caption alone."""
+    """Draw tiles with their captions as one PNG; a tile without an image shows its caption alone."""
     from matplotlib.figure import Figure
 
     tiles = tiles[: 8 * columns]
     lines = max((tile.caption.count("\n") + 1 for tile in tiles), default=1)
-    words = 0.06 + 0.14 * lines  # inches, as all that follows
+    words = 0.06 + 0.14 * lines  # inches, like all sizes below
     wide, high, rows = 1.3, words + 1.35, (len(tiles) + columns - 1) // columns
     figure = Figure(figsize=(wide * columns, high * rows))
-    axes = figure.add_axes((0, 0, 1, 1))  # one for all tiles: axes of their own take seconds to lay out
+    axes = figure.add_axes((0, 0, 1, 1))  # one axes for all tiles, since the layout of many takes seconds
     for i, tile in enumerate(tiles):
         left, top = i % columns * wide, i // columns * high
         color = "crimson" if tile.good is not None and tile.good < 0.5 else "black"

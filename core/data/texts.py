@@ -1,7 +1,8 @@
-"""What the texts of two splits share: equal texts, shared chunks of four words and more, near duplicates; exclusion lists.
+"""Finds what the texts of two splits share: equal texts, shared chunks of four or more words, near duplicates. Writes
+exclusion lists.
 
-Words are compared without case and punctuation. A chunk that more than `RARE` training texts have is a common phrase or a
-template, and says nothing about where a text comes from; what is rare and stands in one training text does.
+Words are compared without case and punctuation. A chunk that occurs in more than `RARE` training texts is a common
+phrase or a template and shows no common origin. A rare chunk does.
 """
 
 import json
@@ -14,47 +15,48 @@ from typing import Any
 
 from trainworthy.core.base.errors import UserError
 
-MIN = 4  # words; shorter chunks are shared by any two texts of one language
+MIN = 4  # words; any two texts of one language share shorter chunks
 RARE = 3  # training texts
-# A validation text is a near duplicate from this share of its rare chunks on, all in one training text. Copies with a tenth of
-# their words changed: 105 of 117 found, windows that overlap by half: all; sentences made of known words (a grammar): none.
+# A validation text is a near duplicate if one training text has this fraction of its rare chunks. Found: copies with a tenth of
+# the words changed: 105 of 117; windows that overlap by half: all; sentences of known words (a grammar): none.
 KNOWN = 0.4
 LISTS = {"texts": "exclude_texts.json", "chunks": f"exclude_chunks_min{MIN}.json"}
 
 
 def words(text: str) -> list[str]:
-    """Its words, without case and punctuation."""
+    """Return the words, without case and punctuation."""
     return re.findall(r"\w+", text.casefold())
 
 
 def normal(text: str) -> str:
-    """What two texts must have in common to be the same text."""
+    """Return the normalised text; two texts are equal if theirs are."""
     return " ".join(words(text))
 
 
 def chunks(text: list[str]) -> list[tuple[str, ...]]:
-    """Every `MIN` words in a row."""
+    """Return every run of `MIN` words."""
     return [tuple(text[i : i + MIN]) for i in range(len(text) - MIN + 1)]
 
 
 @dataclass
 class Shared:
-    """What `val` has in common with `train`; positions are those in the lists that were compared."""
+    """What `val` has in common with `train`; positions are those in the compared lists."""
 
     total: int
-    """Texts in `val`, each counted once."""
+    """Distinct texts in `val`."""
     exact: list[tuple[int, int]] = field(default_factory=list)
-    """(position in val, in train) of equal texts, every copy in val."""
+    """(position in val, in train) of equal texts, for every copy in val."""
     near: list[tuple[int, int, float]] = field(default_factory=list)
-    """(position in val, in train, share of the rare chunks) of near duplicates and of equal texts of `MIN` words and more."""
+    """(position in val, in train, fraction of the rare chunks) of near duplicates, and of equal texts of at least `MIN`
+    words."""
     closest: float = 0.0
-    """Largest share of a text's rare chunks that stand in one training text."""
+    """Largest fraction of a text's rare chunks that one training text has."""
     texts: list[str] = field(default_factory=list)
     """The equal texts, normalised."""
     chunks: list[str] = field(default_factory=list)
-    """Longest runs of `MIN` and more words, rare in `train`; the longest first."""
+    """Longest runs of at least `MIN` words that are rare in `train`, longest first."""
     common: int = 0
-    """Chunks of `MIN` words that more than `RARE` training texts have: not counted."""
+    """Chunks of `MIN` words that occur in more than `RARE` training texts; they do not count."""
 
     def report(self) -> dict[str, Any]:
         """For data.json: counts, and the first twenty of each."""
@@ -64,11 +66,12 @@ class Shared:
 
 
 def shared(train: list[str], val: list[str]) -> Shared:
-    """Compare two splits. A near duplicate has at least `MIN` rare chunks, `KNOWN` of all it has, in one training text."""
+    """Compare two splits. A near duplicate shares at least `MIN` rare chunks with one training text, and the fraction
+    `KNOWN` of all its rare chunks."""
     known = _unique(train)
     asked = _unique(val)
     wanted = {c for text in asked for c in chunks(text.split())}
-    # where: chunk -> numbers of training texts, one more than RARE at most.
+    # where: chunk -> indices of training texts, at most RARE + 1.
     first, where = [at[0] for at in known.values()], {}
     for i, text in enumerate(known):
         for chunk in set(chunks(text.split())) & wanted:
@@ -95,13 +98,14 @@ def shared(train: list[str], val: list[str]) -> Shared:
 
 
 def _source(rare: dict[tuple[str, ...], list[int]]) -> tuple[float, int]:
-    """(share, training text) of the text that has most of these chunks; nothing if it has fewer than `MIN` of them."""
+    """Return (fraction, training text) of the text with most of these chunks; nothing if it has fewer than `MIN` of
+    them."""
     ((best, n),) = Counter(i for ids in rare.values() for i in ids).most_common(1) or [(0, 0)]
     return (n / len(rare), best) if n >= MIN else (0.0, 0)
 
 
 def _unique(texts: list[str]) -> dict[str, list[int]]:
-    """{normalised text: positions}; what has no word is left out."""
+    """Return {normalised text: positions}, without texts that have no word."""
     found: dict[str, list[int]] = {}
     for i, text in enumerate(texts):
         if plain := normal(text):
@@ -110,7 +114,7 @@ def _unique(texts: list[str]) -> dict[str, list[int]]:
 
 
 def _runs(text: list[str], rare: dict[tuple[str, ...], list[int]]) -> Iterator[str]:
-    """Chunks that follow each other in one and the same training text, joined."""
+    """Join consecutive chunks that are in the same training text."""
     start, inside = 0, set()
     for i, chunk in enumerate([*chunks(text), ()]):
         now = set(rare.get(chunk, ()))
@@ -124,7 +128,7 @@ def _runs(text: list[str], rare: dict[tuple[str, ...], list[int]]) -> Iterator[s
 
 
 class Exclusions:
-    """Lists of texts and of chunks that must stay out of training, because validation asks about them."""
+    """Lists of texts and chunks that must stay out of training, because validation contains them."""
 
     def __init__(self, texts: list[str], chunks: list[str]):
         self.texts = {normal(t) for t in texts}
@@ -133,7 +137,7 @@ class Exclusions:
             self.chunks.setdefault(tuple(words(chunk)[:MIN]), []).append(words(chunk))
 
     def __call__(self, text: str) -> bool:
-        """Must `text` stay out of training?"""
+        """Return whether `text` must stay out of training."""
         all_words = words(text)
         return " ".join(all_words) in self.texts or any(
             all_words[i : i + len(c)] == c
@@ -143,7 +147,7 @@ class Exclusions:
 
 
 def exclusions(folder: str | Path) -> Exclusions:
-    """The lists in `folder`, each a JSON list of strings; a list that is not in the folder excludes nothing.
+    """Load the lists in `folder`, each a JSON list of strings; a missing list excludes nothing.
 
     In a recipe: `skip = core.exclusions(folder)`, then keep the training texts for which `skip(text)` is false.
     """
@@ -153,7 +157,7 @@ def exclusions(folder: str | Path) -> Exclusions:
 
 
 def write_exclusions(folder: Path, found: list[Shared]) -> Exclusions:
-    """Write what `found` shares as lists into `folder`."""
+    """Write the lists from `found` into `folder`."""
     lists = {
         "texts": sorted({t for s in found for t in s.texts}),
         "chunks": sorted({c for s in found for c in s.chunks}),

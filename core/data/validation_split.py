@@ -1,4 +1,4 @@
-"""`--data.val` of a recipe that reads its user's data: a share to hold out, or a file or folder of held-out samples."""
+"""Parses `--data.val`: a fraction to hold out, or a file or folder of held-out samples."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ from trainworthy.core.base.errors import UserError
 
 
 def held_out(value: str) -> float | Path | None:
-    """A share between 0 and 1, a path that exists, or None where nothing was given: the data's own split, else the recipe's."""
+    """Return a fraction between 0 and 1, an existing path, or None if nothing was given (then the data's own split is
+    used, else the recipe's)."""
     if not value:
         return None
     try:
@@ -23,5 +24,5 @@ def held_out(value: str) -> float | Path | None:
 
 
 def absolute(value: str) -> str:
-    """The same for args.json: a path resolved, so that a run is resumed from any folder."""
+    """The same for args.json, with a resolved path, so that a run can be resumed from any folder."""
     return str(Path(value).resolve()) if value and Path(value).exists() else value

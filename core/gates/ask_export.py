@@ -1,4 +1,4 @@
-"""python ask_export.py READER EXPORT SAMPLES ANSWERS: what a user gets from an export.
+"""python ask_export.py READER EXPORT SAMPLES ANSWERS: load an export as a user would, and store its answers.
 
 It imports nothing of this project."""
 
@@ -11,7 +11,7 @@ OURS = ("core", "recipes", "trainworthy")
 
 
 def main(reader: str, folder: str, samples: str, answers: str) -> None:
-    """Load `reader`, ask the export in `folder` each sample, keep the answers."""
+    """Load `reader`, ask the export in `folder` each sample, store the answers."""
     spec = importlib.util.spec_from_file_location("reader", reader)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

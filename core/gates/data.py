@@ -16,12 +16,12 @@ from trainworthy.core.recipe.stage import Stage
 @gate(
     "schema",
     rows="C7 V2",
-    title="two samples make a batch, the same each time, and the loss reads it",
+    title="two samples form a batch, repeatably, and the loss accepts it",
     reads="data model loss counts evaluate metric probe",
 )
 def schema(proof: Proof) -> Finding:
-    """Shapes, dtypes and names agree over samples and splits; a sample depends on nothing but its key; loss, counts and
-    evaluation return what core reads."""
+    """Shapes, dtypes and names agree over samples and splits. A sample depends on its key alone. Loss, counts and
+    evaluation return what core expects."""
     run, stage = proof.look()
     wrong: list[str] = []
     batch = None
@@ -96,10 +96,12 @@ def _few(stage: Stage):
     return View(stage.data["val"], range(min(stage.expect.at_most(16), len(stage.data["val"]))))
 
 
-@gate("data", rows="C7 V1", title="the data are what the recipe says they are", reads="data", lasting=False)
+@gate(
+    "data", rows="C7 V1", title="fields, ranges and labels match the recipe's declaration", reads="data", lasting=False
+)
 def inventory_gate(proof: Proof) -> Finding:
-    """Invalid labels, missing classes, values outside the declared range or not finite, empty or constant inputs, and a single
-    input entry that gives the target away."""
+    """Finds invalid labels, missing classes, values out of range or not finite, empty or constant inputs, and a single
+    input entry that predicts the target."""
     wrong: list[str] = []
     run, stage = proof.look()
     train_set(stage)
@@ -150,7 +152,7 @@ def inventory_gate(proof: Proof) -> Finding:
 
 
 def _splits_differ(scans: dict[str, inventory.Scan]) -> list[str]:
-    """Inputs of both splits on the same scale: mean within one standard deviation, spread within a factor of three."""
+    """Compare the inputs of the splits: means within one standard deviation, spreads within a factor of three."""
     wrong = []
     if not {"train", "val"} <= scans.keys():
         return wrong
@@ -168,7 +170,7 @@ def _splits_differ(scans: dict[str, inventory.Scan]) -> list[str]:
 
 
 def _paths_differ(run: Run, stage: Stage, seed: int) -> list[str]:
-    """The same 256 samples by the training path and by the evaluation path: equal classes, inputs on the same scale."""
+    """Compare 256 samples on the training path and on the evaluation path: equal classes, inputs on the same scale."""
     data = stage.data["train"]
     indices = pick(data, min(256, len(data)), seed)
     drawn, plain = fetch(data, indices, seed, run.device), fetch(data, indices, None, run.device)
@@ -191,7 +193,7 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[str]:
 
 
 def _compared(compared: dict[str, list[int]], exact: int, near: int) -> str:
-    """How many copies there are, among how many samples they were looked for."""
+    """Return how many copies were found among how many compared samples."""
     n_val, n_train = compared["of"]
 
     def among(kind: str) -> str:
@@ -209,10 +211,11 @@ def _compared(compared: dict[str, list[int]], exact: int, near: int) -> str:
     return measured + f", {near} near duplicates of " + (among("near") if partial else f"{n_val:,} validation samples")
 
 
-@gate("leakage", rows="C6", title="no validation sample stands in the training set", reads="data", lasting=False)
+@gate("leakage", rows="C6", title="no validation sample is also in the training set", reads="data", lasting=False)
 def leakage(proof: Proof) -> Finding:
-    """Exact and near duplicates by content or by text (core/data/texts.py), and group ids on both sides. A few near duplicates are
-    tolerated: two people do write the same 1. Texts with a group field are judged by their groups alone."""
+    """Finds exact and near duplicates by content or by text (core/data/texts.py), and group ids in two splits.
+    Tolerates a few near duplicates, since two people do write the same digit. Texts with a group field are compared by
+    group alone."""
     run, stage = proof.look()
     train_set(stage)
     found = proof.data_report["overlap"]
@@ -228,7 +231,7 @@ def leakage(proof: Proof) -> Finding:
         measured += (
             f" (the closest has {text['closest']:.0%} of its rare chunks of {texts.MIN}+ words in one training text)"
         )
-    by_key = text and found["groups"]  # the recipe says itself what is one source
+    by_key = text and found["groups"]  # the group field defines what one source is
     if shared:
         measured += "; shared groups " + ", ".join(f"{k}: {' '.join(v[:5])}" for k, v in shared.items())
     tested = _in_test(proof.data_report["overlaps"])
@@ -245,7 +248,7 @@ def leakage(proof: Proof) -> Finding:
 
 
 def _in_test(overlaps: dict[str, dict]) -> list[str]:
-    """Exact copies and groups that the test split shares with another split."""
+    """Return the exact copies and groups that the test split shares with another split."""
     wrong = []
     for between, found in overlaps.items():
         if between.startswith("test in "):

@@ -1,7 +1,7 @@
-"""When the gradient in the optimiser is not the loss's own: which one is it?
+"""Finds why the gradient in the optimiser is not the loss's own.
 
-Each candidate is what one mistake would leave in the optimiser. The one that the gradient equals is named, with how well it fits;
-what none of them fits, says so.
+Each candidate is the gradient that one known mistake would produce. The gate names the candidate that equals the
+observed gradient, with its error, or reports that none fits.
 """
 
 from collections.abc import Callable
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from trainworthy.core.loop.optim import exact
 
-SAME = 1e-2  # relative: of another processor's rounding, of dropout's draws at a second forward none
-MOST = 50_000_000  # values of a gradient; of larger models no copies are kept
+SAME = 1e-2  # relative; above another processor's rounding, below the effect of new dropout draws
+MOST = 50_000_000  # gradient entries; larger models get no copies
 
 Vector = list[Tensor]
 
 
 @dataclass
 class Experiment:
-    """One candidate against the gradient in the optimiser."""
+    """One candidate, compared with the gradient in the optimiser."""
 
     cause: str
     equals: str
@@ -29,29 +29,29 @@ class Experiment:
 
 @dataclass
 class Candidates:
-    """What the optimiser's gradient of one step is compared with."""
+    """Gradients from which the candidates are made."""
 
     got: Vector
     own: Vector
-    """The loss's own on the step's batch."""
+    """Gradient of the loss on the step's batch."""
     before: Vector | None
-    """What the optimiser got at the step before."""
+    """Gradient that the optimiser got at the step before."""
     stale: Vector | None
-    """The loss's own of the step before."""
+    """Gradient of the loss at the step before."""
     parts: list[Vector] = field(default_factory=list)
-    """The share of each micro-batch in `own`."""
+    """Contribution of each micro-batch to `own`."""
     local: Vector | None = None
-    """This rank's share of `own`, as one process alone would see it."""
+    """This rank's contribution to `own`, as one process alone would compute it."""
     rolled: Callable[[], Vector | None] = lambda: None
-    """`own` with the targets of the neighbours."""
+    """`own` with each sample's target replaced by its neighbour's."""
 
 
 def experiments(c: Candidates) -> list[Experiment]:
-    """Every one that can be made, the best fit first."""
+    """Compare every available candidate; the best fit comes first."""
     found: list[Experiment] = []
 
     def compare(equals: str, cause: str, candidate: Vector | None, *, clipped: bool = False) -> None:
-        """`clipped`: its length may have been cut, the direction tells."""
+        """`clipped`: clipping may have changed the length, so compare the direction."""
         if candidate is not None:
             apart = _apart(_unit(c.got), _unit(candidate)) if clipped else _apart(c.got, candidate)
             found.append(Experiment(cause, equals, apart))
@@ -81,7 +81,7 @@ def experiments(c: Candidates) -> list[Experiment]:
 
 
 def diagnosed(found: list[Experiment]) -> str:
-    """The cause that fits, or that none does; empty where nothing was compared."""
+    """Return the cause that fits, or that none does; empty if nothing was compared."""
     if not found:
         return ""
     best = found[0]
@@ -92,7 +92,7 @@ def diagnosed(found: list[Experiment]) -> str:
 
 
 def small(vector: Vector) -> bool:
-    """May copies of it be kept?"""
+    """Return whether the vector is small enough to keep copies."""
     return sum(t.numel() for t in vector) <= MOST
 
 
@@ -103,7 +103,7 @@ def _apart(a: Vector, b: Vector) -> float:
 
 
 def _factor(a: Vector, b: Vector) -> float | None:
-    """The number that `b` is multiplied by in `a`, if there is one other than 1."""
+    """Return the factor other than 1 by which `a` is a multiple of `b`, if any."""
     size = sum(exact(y).square().sum() for y in b)
     if not size > 0:
         return None
@@ -126,6 +126,6 @@ def _add(a: Vector, b: Vector) -> Vector:
 
 
 def rolled(batch: dict, targets: list[str]) -> dict | None:
-    """The batch with the targets of the neighbours; None where there is nothing to move."""
+    """Return the batch with each sample's target replaced by its neighbour's; None if there is nothing to move."""
     moved = {k: batch[k].roll(1, 0) for k in targets if isinstance(batch.get(k), torch.Tensor) and batch[k].dim()}
     return {**batch, **moved} if moved else None

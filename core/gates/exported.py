@@ -1,7 +1,8 @@
-"""The export, read by others: a fresh process loads what `Stage.export` wrote as a user would, with none of this project's modules,
-and answers samples that were read without the recipe's own data path. The answers must be those of the model that was scored.
+"""Checks the export as users will load it. A fresh process without this project's modules loads what `Stage.export`
+wrote. It answers samples that were not read through the recipe's data path. The answers must equal those of the
+evaluated model.
 
-A recipe declares `Stage.exported`; the gate asks the overfit model, and the end of a run asks the model that is reported.
+A recipe declares `Stage.exported`. The gate exports the overfit model; the end of a run checks the reported model.
 """
 
 import contextlib
@@ -26,36 +27,36 @@ from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Data, Metric, Stage, View
 
-SAMPLES, AT_END = 8, 16  # of each split before the run; of the held-out samples at its end
-LIMIT = (
-    1e-2  # of the largest answer: an accelerator in TF32 against a CPU differs by up to 3e-3, two nets by 0.1 and more
-)
-FLIPPED = 0.1  # of the way from chance to the ceiling
-SECONDS = 600  # for the process that reads
+SAMPLES, AT_END = 8, 16  # per split in the gate; held-out samples at the end of the run
+LIMIT = 1e-2  # of the largest answer: TF32 against a CPU differs by up to 3e-3, two different models by 0.1 or more
+FLIPPED = 0.1  # fraction of the range from chance level to the ceiling
+SECONDS = 600  # time limit of the reading process
 ASK = Path(__file__).with_name("ask_export.py")
-TITLE = "what others read from the export are the answers that were scored"
+TITLE = "the export gives users the answers that the evaluation scored"
 
 
 @dataclass
 class Exported:
-    """How a user reads what `export` writes."""
+    """How users load what `export` writes."""
 
     reader: Path
-    """A file that imports nothing of this project, with `load(folder)` and `answer(loaded, sample) -> {way: tensor}`: an entry for
-    each way in which the export can be loaded (a program, a library's constructor)."""
+    """A file that imports nothing of this project, with `load(folder)` and `answer(loaded, sample) -> {way: tensor}`.
+    Each entry is one way to load the export (a program, a library's constructor)."""
     sample: Callable[[Data, int], dict[str, Any]]
-    """(data, index) -> the sample as a user has it, read from what is stored and not by `data.get`: tensors, numbers, texts."""
+    """(data, index) -> the sample as a user has it, read from the stored file and not through `data.get`: tensors,
+    numbers, texts."""
     answers: Callable[[nn.Module, Data, Sequence[int]], list[Tensor]]
-    """(model, data, indices) -> what the recipe's own evaluation path makes of each, in the shape of the reader's answers."""
+    """(model, data, indices) -> answers of the recipe's own evaluation path, in the shape of the reader's answers."""
     score: Callable[[Data, Sequence[int], list[Tensor]], float]
-    """(data, indices, answers) -> the stage's metric of these answers. On one process, and not by calling `evaluate`."""
+    """(data, indices, answers) -> the stage's metric of these answers, on one process and without `evaluate`."""
     ready: Callable[[Data, int], dict[str, Any]] | None = None
-    """The same sample as `data.get(index, None)` gives it, which the reader hands on as it is: where answers differ, it tells other
-    weights from another reading."""
+    """The same sample as `data.get(index, None)` returns it; the reader uses it unchanged. If answers differ, it
+    separates wrong weights from a wrong preprocessing."""
 
 
 def asked(exported: Exported, folder: Path, samples: list[dict[str, Any]]) -> dict[str, list[Tensor]]:
-    """{way: the answer to each sample} of the export in `folder`, from a fresh process. RuntimeError where it cannot be read."""
+    """Return {way: answer to each sample} of the export in `folder`, from a fresh process. Raises RuntimeError if it
+    cannot be loaded."""
     with tempfile.TemporaryDirectory() as name:
         questions, said = Path(name) / "samples.pt", Path(name) / "answers.pt"
         torch.save(samples, questions)
@@ -73,7 +74,8 @@ def asked(exported: Exported, folder: Path, samples: list[dict[str, Any]]) -> di
 
 
 def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """Largest difference of two lists of answers, as a share of the largest answer; 1 where their shapes differ."""
+    """Return the largest difference between two lists of answers, relative to the largest answer; 1 if their shapes
+    differ."""
     if any(a.shape != b.shape for a, b in zip(ours, theirs, strict=True)):
         return 1.0
     size = max((a.double().abs().max().item() for a in ours if a.numel()), default=0.0)
@@ -87,8 +89,8 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
 def compared(
     stage: Stage, folder: Path, some: dict[str, list[int]], suspects: Callable[[], dict[str, nn.Module]] = dict
 ) -> Finding:
-    """The export in `folder` against the model that is scored, on samples `some` ({split: indices}); `suspects` are other modules
-    that may have been exported instead, by what to say of them."""
+    """Compare the export in `folder` with the evaluated model on samples `some` ({split: indices}). `suspects` are
+    other modules that may have been exported instead, with their descriptions as keys."""
     exported, metric = stage.exported, stage.metric
 
     def answered(model: nn.Module) -> list[Tensor]:
@@ -100,7 +102,7 @@ def compared(
     own_way, problem, theirs = False, "", {}
     try:
         questions = [exported.sample(stage.data[k], i) for k, j in some.items() for i in j]
-    except Exception as error:  # a fork's own data set
+    except Exception as error:  # a fork's own data set may raise anything
         raise Skip(f"exported.sample cannot read what is stored: {type(error).__name__}: {error}") from None
     try:
         theirs = asked(exported, folder, questions)
@@ -142,7 +144,7 @@ def compared(
 
 
 class Scores(NamedTuple):
-    """The metric of this run's answers and of the export's; are they apart?"""
+    """The metric of this run's answers and of the export's, and whether they differ."""
 
     ours: float
     theirs: float
@@ -152,7 +154,7 @@ class Scores(NamedTuple):
 def _scored(
     stage: Stage, some: dict[str, list[int]], ours: list[Tensor], theirs: list[Tensor] | None, *, better_only: bool
 ) -> dict[str, Scores]:
-    """The metric by split. `better_only`: only an export that scores better is apart from the run."""
+    """Compute the metric by split. `better_only`: only an export that scores better counts as different."""
     found: dict[str, Scores] = {}
     start, sign = 0, 1 if stage.metric.higher_is_better else -1
     for split, indices in some.items() if theirs else ():
@@ -160,7 +162,7 @@ def _scored(
         start += len(indices)
         try:
             own, other = (stage.exported.score(stage.data[split], indices, one[part]) for one in (ours, theirs))
-        except (RuntimeError, ValueError, IndexError):  # answers of another shape
+        except (RuntimeError, ValueError, IndexError):  # the shapes of the answers differ
             continue
         gap = sign * (other - own)
         found[split] = Scores(own, other, (gap if better_only else abs(gap)) > allowed(stage.metric, len(indices)))
@@ -168,12 +170,12 @@ def _scored(
 
 
 def allowed(metric: Metric, n: int) -> float:
-    """How far the metric of `n` samples may be apart: two of a few may lie on the edge between two answers."""
+    """Return the allowed difference of a metric over `n` samples: two samples may be close to a decision boundary."""
     return max(FLIPPED, 2 / n) * span(metric)
 
 
 def span(metric: Metric) -> float:
-    """From chance to the ceiling; 1 where the metric has no end."""
+    """Return the range from chance level to the ceiling; 1 if the metric is unbounded."""
     way = abs(metric.ceiling - metric.floor)
     return way if 0 < way < float("inf") else 1.0
 
@@ -185,8 +187,8 @@ def span(metric: Metric) -> float:
     reads="data model evaluate metric export exported optimizers state loss counts train",
 )
 def export_gate(proof: Proof) -> Finding:
-    """The overfit model is exported and read by a fresh process: samples of both splits must get the answers that the evaluation
-    path gives, and on the training samples `evaluate` must say the metric of these answers."""
+    """Export the overfit model and load it in a fresh process. Samples of both splits must get the evaluation path's
+    answers. On the training samples, `evaluate` must return the metric of these answers."""
     run, stage, found = overfitted(proof)
     if "loss" not in found:
         raise Skip("train() made no step (see overfit)")
@@ -212,25 +214,25 @@ def export_gate(proof: Proof) -> Finding:
 
 
 def suspects(proof: Proof, stage: Stage) -> dict[str, nn.Module]:
-    """What may have been exported instead of the model that is scored."""
+    """Return what may have been exported instead of the evaluated model."""
     fresh = proof.build(Plan(steps=1))[1]
     found = {"a net that was never trained": fresh.judged}
     return found | ({} if stage.ema_model is None else {"the raw weights instead of their average": stage.model})
 
 
 class WrongExport(Stop):
-    """The export is not the model that was scored."""
+    """The export differs from the evaluated model."""
 
 
 def at_end(run: Run, stage: Stage, folder: Path) -> Verdict:
-    """The export of a finished run, read again."""
+    """Check the export of a finished run."""
     val = stage.data["val"]
     some = {"val": pick(val, min(stage.expect.at_most(AT_END), len(val)), run.cfg.run.seed)}
     try:
         seen = compared(stage, folder, some)
     except Skip as skip:
         return Verdict("export", "C18", TITLE, "skip", "", "", "", 0.0, reason=str(skip))
-    except Exception as error:  # what was trained must not be lost for it
+    except Exception as error:  # an error here must not lose the trained weights
         told = f"raised {type(error).__name__}: {error}"
         return Verdict("export", "C18", TITLE, "advice", told, "a comparison", "mend what Stage.exported holds", 0.0)
     return Verdict("export", "C18", TITLE, "pass" if seen.ok else "fail", seen.measured, seen.needed,

@@ -1,4 +1,4 @@
-"""Gate on what was made up: how much of the input was not measured, and whether that, or its length, gives the target away."""
+"""Checks that values which were not measured, or an input's length, do not predict the target."""
 
 import math
 
@@ -12,11 +12,11 @@ from trainworthy.core.gates.gate import Proof, train_set
 BINS, FEWEST = 32, 30
 
 
-@gate("fabricated", rows="C8", title="padding, interpolation and length do not give the target away", reads="data")
+@gate("fabricated", rows="C8", title="padding, interpolation and length do not predict the target", reads="data")
 def fabricated(proof: Proof) -> Finding:
-    """Naive Bayes that knows how long an input is and how much of it is declared fabricated, and nothing of its content: fitted on
-    train, judged on val. A declared share has no reason to follow the target, so it is also asked how much of it the class
-    explains."""
+    """Fit naive Bayes on input lengths and declared fabricated fractions, without the content, on train, and score it
+    on val. A declared fraction has no reason to depend on the target, so the gate also measures how much of its
+    variance the class explains."""
     train_set(proof.look()[1])
     train, val = proof.scans["train"], proof.scans["val"]
     told = "; ".join(f"{k} {_mean(train, k)} of train and {_mean(val, k)} of val fabricated" for k in train.fabricated)
@@ -72,14 +72,14 @@ def _mean(scan: Scan, key: str) -> str:
 
 
 def _by_class(scan: Scan, key: str) -> str:
-    """Smallest and largest mean share of a class, where classes have names."""
+    """Return the smallest and largest mean fraction of a class, if classes have names."""
     means = sorted((share, name) for name, share in scan.fields[key]["fabricated"].get("classes", {}).items())
     return f" ({means[0][1]}: {means[0][0]:.0%}, {means[-1][1]}: {means[-1][0]:.0%})" if means else ""
 
 
 def _lengths(train: Scan, val: Scan) -> dict[str, tuple[list[int], list[int]]]:
-    """The lengths that differ between samples: characters of a text, entries along an axis (all entries, where inputs differ in
-    their number of axes)."""
+    """Return the lengths that differ between samples: characters of a text, entries along an axis (or all entries, if
+    inputs differ in their number of axes)."""
     found = {}
     for key, rows in train.sizes.items():
         both = rows, val.sizes[key]
@@ -92,13 +92,13 @@ def _lengths(train: Scan, val: Scan) -> dict[str, tuple[list[int], list[int]]]:
 
 
 def _naive_bayes(features: list[tuple[list, list]], y: Tensor, truth: Tensor) -> float:
-    """Accuracy on the second half of each feature of class counts per bin, fitted on the first."""
+    """Accuracy on the second half; each feature's class counts per bin are fitted on the first half."""
     classes = int(max(y.max(), truth.max())) + 1
     score = torch.bincount(y, minlength=classes).clamp_min(1).log().repeat(len(truth), 1)
     for known, asked in features:
         x, xv = (torch.tensor(v, dtype=torch.float64) for v in (known, asked))
         values = x.unique()
-        edges = (values[1:] + values[:-1]) / 2  # a bin for each value, where there are few
+        edges = (values[1:] + values[:-1]) / 2  # with few values, each gets its own bin
         if len(values) > BINS:
             edges = x.quantile(torch.linspace(0, 1, BINS + 1, dtype=x.dtype)[1:-1])
         table = (
@@ -112,7 +112,7 @@ def _naive_bayes(features: list[tuple[list, list]], y: Tensor, truth: Tensor) ->
 
 
 def _explained(known: list[float], asked: list[float], y: Tensor, truth: Tensor) -> float:
-    """Part of the variance of `asked` that the class means of `known` explain (0 or less: none)."""
+    """Fraction of the variance of `asked` that the class means of `known` explain (0 or less: none)."""
     x, xv = (torch.tensor(v, dtype=torch.float64) for v in (known, asked))
     means = torch.stack(
         [x[y == c].mean() if (y == c).any() else x.mean() for c in range(int(max(y.max(), truth.max())) + 1)]

@@ -1,4 +1,4 @@
-"""What a gate is: a function from `Proof` to `Finding`, with a name. It builds its own stage and throws it away."""
+"""Defines a gate: a named function from `Proof` to `Finding`. It builds its own stage and drops it afterwards."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -19,23 +19,24 @@ from trainworthy.core.recipe.stage import categorical as categorical
 
 @dataclass
 class Gate:
-    """A named proof."""
+    """A named check that must pass before training."""
 
     id: str
     rows: str
     title: str
     prove: Callable[["Proof"], Finding]
     reads: tuple[str, ...] = PARTS
-    """Parts of a recipe whose change it may see."""
+    """Parts of a recipe that can change the verdict."""
     lasting: bool = True
-    """May a pass be remembered? What judges the data report, which every run makes anew, is judged anew."""
+    """Whether a pass may be remembered. Gates that read the data report run every time, because each run makes it
+    again."""
 
 
 def gate(
     id: str, *, rows: str, title: str, reads: str = " ".join(PARTS), lasting: bool = True
 ) -> Callable[[Callable[["Proof"], Finding]], Gate]:
-    """Make a function a gate. `reads`: parts of a recipe that it looks at; every part unless said, so that none is forgotten. What
-    stands beside the model is a part of its loss and of its evaluation."""
+    """Turn a function into a gate. `reads` lists the parts of a recipe that the gate uses (default: all, so that none
+    is forgotten). `frozen_modules` belong to the loss and to the evaluation, so they are added with either."""
     parts = reads.split()
     if {"loss", "evaluate"} & {*parts} and "frozen_modules" not in parts:
         parts.append("frozen_modules")
@@ -44,63 +45,65 @@ def gate(
 
 @dataclass
 class Proof:
-    """What gates work with: a factory of stages, the recipe's own `train`, and what earlier gates already found."""
+    """Input of the gates: a factory of stages, the recipe's own `train`, and results shared between gates."""
 
     cfg: config.Config
     accelerator: Accelerator
     make: Callable[[Run], Stage]
-    """Builds the stage afresh; the same seeds give the same stage."""
+    """Builds a fresh stage; the same seeds give the same stage."""
     train: Callable[[config.Config, Run, Stage], None]
     folder: Path
     scans: dict[str, inventory.Scan]
     data_report: dict[str, Any]
     argv: list[str] = field(default_factory=list)
-    """Recipe and settings as the user gave them; gates that need a new process start it with these."""
+    """Recipe and settings as the user gave them. Gates that need a new process start it with these."""
     deep: bool = False
     half_in: Path | None = None
-    """Set in the process that a deep resume gate starts: train the first half into this folder, no more."""
+    """Set in the process that a deep resume gate starts: train only the first half, into this folder."""
     again: Callable[[str], str] | None = None
-    """Gate id -> the lines of its repro that prove it again; default: `check` of `argv`."""
+    """Gate id -> lines of its repro that run it again. Default: `check` of `argv`."""
     sized: bool = True
-    """Is it known how long the run will be? Of a script it is not."""
+    """Whether the length of the full run is known. For a script it is not."""
     stage: str = ""
-    """Name of the stage that is proved."""
+    """Name of the stage under test."""
     follows: Literal["none", "rehearsed", "trained"] = "none"
-    """What it starts from: no stage before; one that the gates trained on eight samples; the one this run has trained."""
+    """The stage before this one: none, one that the gates trained on eight samples, or one that this run has
+    trained."""
     memo: dict[str, Any] = field(default_factory=dict)
 
     def build(self, plan: Plan) -> tuple[Run, Stage]:
-        """A fresh run and stage, as the full run will build them."""
+        """Build a run and a stage as the full run will."""
         run = Run(self.cfg, self.accelerator, plan=plan)
         return run, build(run, self.make)
 
     def look(self) -> tuple[Run, Stage]:
-        """A fresh run and stage to look at, built once for all gates: nobody trains, changes or evaluates it with gradients."""
+        """Return a run and a stage for inspection, built once for all gates. No gate may train, change or evaluate it
+        with gradients."""
         return self.once("look", lambda: self.build(Plan(steps=1)))
 
     @property
     def expect(self) -> Expect:
-        """What a fresh stage expects."""
+        """`Stage.expect` of a fresh stage."""
         return self.look()[1].expect
 
     def once(self, key: str, make: Callable[[], Any]) -> Any:
-        """What `make` returns, computed once for all gates."""
+        """Return the result of `make`, computed once for all gates."""
         if key not in self.memo:
             self.memo[key] = make()
         return self.memo[key]
 
 
 def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
-    """A stage from the run's seed alone, on the run's device."""
+    """Build a stage from the run's seed alone, on the run's device."""
     seeds.seed_global(run.cfg.run.seed, "build")
     stage = make(run)
     if run.cfg.init_from:
         start_from(stage, Path(run.cfg.init_from), trust_pickle=run.cfg.trust_pickle)
-        if stage.ema_model is not None:  # it was copied from the model before that
+        if stage.ema_model is not None:  # the recipe copied it before these weights were loaded
             stage.ema_model.load_state_dict(stage.model.state_dict())
     if stage.on_start:
         stage.on_start()
-    if run.plan is None:  # the full run: what only gates compare with is not held in memory
+    if run.plan is None:  # the full run: free the memory of what only gates use
         stage.pretrained = None
         read_weights.cache_clear()
     stage.model.to(run.device)
@@ -111,7 +114,7 @@ def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
 
 
 def pick(data: Data, n: int, seed: int, *, only: Collection[int] | None = None) -> list[int]:
-    """Indices of `n` samples, spread over the classes of a categorical target (round robin; of the classes in `only`, if
+    """Return indices of `n` samples, in turn from each class of a categorical target (only from classes in `only`, if
     given), else at random."""
     order = data.order(seed, "pick").tolist()
     key = categorical(data)
@@ -133,21 +136,23 @@ def pick(data: Data, n: int, seed: int, *, only: Collection[int] | None = None) 
 
 
 def fetch(data: Data, indices: list[int], generator_seed: int | None, device: torch.device) -> dict:
-    """A collated batch of samples on the training path (fixed draws) or, with None, on the evaluation path."""
+    """Return a collated batch of samples on the training path (with fixed draws) or, with None, on the evaluation
+    path."""
     epoch = -1 if generator_seed is None else 0
     keyed = Keyed(data, generator_seed or 0)
     return to_device(data.collate([keyed[(epoch, i)] for i in indices]), device)
 
 
 def train_set(stage: Stage) -> Data:
-    """The training set; a gate that needs one has nothing to judge where the loop makes its own samples."""
+    """Return the training set. Skips the gate if the loop makes its own samples."""
     if "train" not in stage.data:
         raise Skip("no training set: the loop makes its own samples")
     return stage.data["train"]
 
 
 def total_loss(run: Run, stage: Stage, batch: dict) -> torch.Tensor:
-    """Mean loss of one batch on this process: every term's sum over its denominator, in the run's precision."""
+    """Return the mean loss of one batch on this process: each term's sum over its denominator, in the run's
+    precision."""
     counts = stage.counts(batch)
     with run.autocast():
         terms = stage.loss(stage.model, batch)

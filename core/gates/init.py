@@ -1,4 +1,4 @@
-"""Gate on fine-tuning: the weights it starts from are really in the model, and nothing else of that run is."""
+"""Checks fine-tuning: the model has the weights that it should start from, and no other state of that run."""
 
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
@@ -12,12 +12,12 @@ NEEDED = 0.9
 @gate(
     "init",
     rows="C14",
-    title="fine-tuning starts from the weights of the file, and from nothing else of it",
+    title="fine-tuning starts from the file's weights, and from no other state of that run",
     reads="model optimizers expect pretrained train",
 )
 def init(proof: Proof) -> Finding:
-    """Looked at in `train()` itself, just before its first optimiser step, so that whatever happens to the weights after they
-    were loaded counts. Buffers do not: statistics may be the recipe's own."""
+    """Compare inside `train()`, just before its first optimiser step, so that every change after loading counts.
+    Buffers are not compared, because statistics may be the recipe's own."""
     if proof.look()[1].pretrained is None:
         raise Skip("trained from scratch")
     _, stage, record = rehearsed(proof)

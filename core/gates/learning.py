@@ -1,5 +1,4 @@
-"""Gates on learning: initial loss, overfit-then-evaluate, input-independent baseline. Dependency and tiny data have modules of
-their own."""
+"""Gates on learning: initial loss, overfit with evaluation, input-independent baseline."""
 
 import dataclasses
 import math
@@ -29,7 +28,8 @@ OVERFIT_SAMPLES = 8
     reads="data model loss counts expect pretrained",
 )
 def initial_loss(proof: Proof) -> Finding:
-    """Mean loss of the untrained model on 256 training samples (16 times `dear`) against what the recipe derives from theory."""
+    """Compare the mean loss of the untrained model on 256 training samples (or 16 times `gate_batch_size`) with the
+    recipe's theoretical value."""
     run, stage = proof.look()
     expected = stage.expect.initial_loss
     if expected is None:
@@ -55,20 +55,21 @@ def initial_loss(proof: Proof) -> Finding:
 def _train_on_eight(
     proof: Proof, blank: tuple[str, ...] = (), patience: int = 0, times: int = 1
 ) -> tuple[Run, Stage, dict]:
-    """The recipe's own `train()` on eight fixed samples with fixed draws at the peak rate, until loss and metric close; with
-    `patience`, for so many times as many steps as that took with the inputs at most."""
+    """Run the recipe's own `train()` on eight fixed samples with fixed draws at the peak rate, until loss and metric
+    reach their targets. `patience`: run at most that many times the steps that training with the inputs took."""
     _, probe = proof.look()
     expect, metric = dataclasses.replace(probe.expect), probe.gate_evaluator.metric
     expect.overfit_steps *= (
         times if probe.pretrained is None else 2 * times
-    )  # the rate of fine-tuning is 5 to 10 times smaller
+    )  # fine-tuning uses a 5 to 10 times smaller rate
     indices = pick(train_set(probe), expect.at_most(OVERFIT_SAMPLES, times=2), proof.cfg.run.seed)
     if patience:
         expect.overfit_steps = min(expect.overfit_steps, patience * overfitted(proof)[2]["steps"])
     found: dict = {"indices": indices, "curve": [], "blank": blank, "closing": False}
 
     def closing() -> bool:
-        """Of dear samples no step is made in vain: is the loss of the last update low enough for the first time?"""
+        """Return whether the last update's loss is low enough for the first time; then stop early, since steps are
+        expensive."""
         last = run.plan.losses[-1:] if expect.gate_batch_size and not found["closing"] else []
         low = agreed(proof.accelerator, bool(last) and last[0] <= found["needed_loss"])
         found["closing"] |= low
@@ -90,7 +91,7 @@ def _train_on_eight(
         return agreed(proof.accelerator, closed)
 
     sizes, world = None, proof.accelerator.num_processes
-    if layers(probe.model):  # by batches as large as the run's: eight samples cut like a whole batch may be one by one
+    if layers(probe.model):  # the run's micro-batch size: eight samples in as many parts could leave one per part
         mine, micro = len(indices) // world, proof.cfg.train.batch_size // (world * proof.cfg.train.accumulate)
         sizes = cut(mine, max(1, mine // max(1, micro)))
     plan = Plan(
@@ -104,18 +105,18 @@ def _train_on_eight(
         watch=check,
     )
     run, stage = proof.build(plan)
-    # The evaluation path reads the very inputs that were trained on: eight pictures do not teach that a shifted 7 is a 7.
+    # The evaluation reads exactly the trained inputs: eight images do not teach invariance to augmentation.
     view = View(stage.data["train"], indices, blank=blank, draws=proof.cfg.run.seed)
     batch = fetch(view, list(range(len(indices))), proof.cfg.run.seed, run.device)
     floor, goal = _on(batch, expect.loss_floor), _on(batch, expect.overfit_metric)
     goal = found["goal"] = metric.ceiling if goal is None else goal
     for module in stage.model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            # Slower ones arrive later than this trains (see batch-norm).
+            # Slower running statistics need more steps than this (see batch-norm).
             module.momentum = max(module.momentum or 0.0, 0.1)
     with evaluating(stage.model):
         found["initial"] = total_loss(run, stage, batch).item()
-    untrained = max(found["initial"], _on(batch, expect.initial_loss) or -math.inf)  # pretrained: part of the way down
+    untrained = max(found["initial"], _on(batch, expect.initial_loss) or -math.inf)  # pretrained: starts lower
     found["needed_loss"] = floor + 0.03 * abs(untrained - floor)
     proof.train(proof.cfg, run, stage)
     found["batch"] = batch
@@ -123,13 +124,13 @@ def _train_on_eight(
 
 
 def _on(batch: dict, value: Any) -> Any:
-    """What a recipe expects on this very batch."""
+    """Return what a recipe expects on this batch."""
     return value(batch) if callable(value) else value
 
 
 def overfitted(proof: Proof) -> tuple[Run, Stage, dict]:
-    """The overfit model that several gates judge. One whose loss still falls when its steps are over (a pretrained net at a small
-    rate starts slowly) gets four times as many."""
+    """Return the overfit model that several gates use. If its loss still falls at the last step (a pretrained model at
+    a small rate starts slowly), it gets four times as many steps."""
 
     def train() -> tuple[Run, Stage, dict]:
         first = _train_on_eight(proof)
@@ -139,7 +140,7 @@ def overfitted(proof: Proof) -> tuple[Run, Stage, dict]:
 
 
 def _falls(found: dict) -> bool:
-    """Was a fifth of what was missing won in the last third of the steps?"""
+    """Return whether the last third of the steps closed a fifth of the remaining distance."""
     losses = [loss for _, loss, _ in found["curve"]]
     if len(losses) < 6 or found["loss"] <= found["needed_loss"]:
         return False
@@ -150,12 +151,12 @@ def _falls(found: dict) -> bool:
 @gate(
     "overfit",
     rows="C4",
-    title="eight fixed samples are learnt, through the real loop and the real evaluation",
+    title="the model memorises eight fixed samples, through the real loop and the real evaluation",
     reads="data model loss counts evaluate metric probe optimizers state expect train",
 )
 def overfit(proof: Proof) -> Finding:
-    """Loss near its floor AND the metric at its ceiling on the same samples, read again through the evaluation path: the loss
-    alone cannot tell a shifted label or a wrong transform."""
+    """The loss must be near its floor AND the metric at its ceiling on the same samples, read again through the
+    evaluation path. The loss alone cannot show a shifted label or a wrong transform."""
     _, stage, found = overfitted(proof)
     if "loss" not in found:
         return Finding(
@@ -196,11 +197,12 @@ def overfit(proof: Proof) -> Finding:
 @gate(
     "baseline",
     rows="C5",
-    title="without its input the model knows nothing",
+    title="without its input the model cannot answer",
     reads="data model loss counts evaluate metric probe optimizers state expect train",
 )
 def baseline(proof: Proof) -> Finding:
-    """The overfit model on the inputs of other samples, and a model trained on blank inputs: both must be clearly worse."""
+    """Score the overfit model on other samples' inputs, and train a model on blank inputs: both must be clearly
+    worse."""
     if proof.expect.solvable_without_input:
         raise Skip(f"declared: {proof.expect.solvable_without_input}")
     run, stage, found = overfitted(proof)
@@ -208,12 +210,12 @@ def baseline(proof: Proof) -> Finding:
         raise Skip("the overfit gate did not get far enough to compare")
     inputs = tuple(k for k, f in stage.data["train"].fields.items() if f.role == "input")
     indices, metric = found["indices"], stage.gate_evaluator.metric
-    turned = [(i + 1) % len(indices) for i in range(len(indices))]  # a derangement: no sample keeps its own input
+    turned = [(i + 1) % len(indices) for i in range(len(indices))]  # a derangement: none keeps its own input
     others = View(stage.data["train"], indices, swap=turned, draws=proof.cfg.run.seed)
     swapped = run.measure(stage, others, probe=True)[metric.name]
     _, _, blind = _train_on_eight(proof, blank=inputs, patience=1 if stage.expect.gate_batch_size else 4)
     blind_metric = blind["metric"] if blind["metric"] is not None else metric.floor
-    # The mean of eight real values is a better guess on those eight than on the data (var8 < 0.5 var: one draw in five).
+    # For a continuous target, the mean of eight values fits those eight better than the data (var8 < 0.5 var in one draw of five).
     counted = any(f.role == "target" and f.classes for f in stage.data["train"].fields.values())
     bar = metric.floor + (0.5 if counted else 0.9) * (found["metric"] - metric.floor)
     ok = not reaches(metric, swapped, bar) and not reaches(metric, blind_metric, bar)

@@ -1,4 +1,5 @@
-"""Do samples of a batch see each other? Four at a time against each alone, and a batch of the run's own size against those."""
+"""Checks whether samples of a batch influence each other: four at a time against each alone, and a batch of the run's
+size against both."""
 
 import contextlib
 import copy
@@ -21,10 +22,16 @@ SMALL = 8  # samples: batches of no more are seen by the other gates, too
 NEXT_TO_NOTHING = 1e-3  # of the largest gradient: a difference in less is no mixture
 
 
-@gate("dependency", rows="C2", title="samples of a batch do not see each other", reads="data model loss counts expect")
+@gate(
+    "dependency",
+    rows="C2",
+    title="samples of a batch do not influence each other",
+    reads="data model loss counts expect",
+)
 def dependency(proof: Proof) -> Finding:
-    """Backpropagation: the gradient of the batch's loss with respect to input j equals that of sample j's own loss, and the
-    batch's loss is the sum over its rows. On the rehearsed model: a head that starts at zero hides everything."""
+    """Check by backpropagation: the gradient of the batch's loss with respect to input j must equal that of sample j's
+    own loss, and the batch's loss must be the sum over its rows. Uses the rehearsed model, because a zero-initialised
+    head hides everything."""
     run, stage, _ = rehearsed(proof)
     if stage.expect.couplings:
         raise Skip(f"declared: {stage.expect.couplings}")
@@ -32,11 +39,13 @@ def dependency(proof: Proof) -> Finding:
     data, seed = learnt_from(proof), proof.cfg.run.seed
 
     def draw(seen: Callable[..., tuple]) -> tuple:
-        """Twice where rounding may be at fault: it flips a ReLU that stands at zero, and in a flat region many at once (seen:
-        2e-2); in double only a mixture stays."""
+        """Repeat in double if rounding may be the cause. Rounding can flip ReLUs near zero, many at once in a flat
+        region (observed: 2e-2). Only a real mixture remains in double."""
         found = seen(run, stage, data, seed, limit)
         if max(found[:2]) > limit and run.precision == "fp32" and run.device.type != "mps":
-            with contextlib.suppress(RuntimeError):  # a loss that holds fp32 tensors of its own: fp32's verdict stands
+            with contextlib.suppress(
+                RuntimeError
+            ):  # a loss with its own fp32 tensors cannot run in double; keep the fp32 result
                 exact = dataclasses.replace(stage, model=copy.deepcopy(stage.model).double())
                 found = seen(run, exact, data, seed, limit, double=True)
         return found
@@ -48,7 +57,7 @@ def dependency(proof: Proof) -> Finding:
     evidence, cause = {"loss_gap": gap, "gradient_gap": leak}, ""
     micro = math.ceil(proof.cfg.train.batch_size / (run.world * proof.cfg.train.accumulate))
     n = min(micro, len(data))
-    if max(gap, leak) <= limit and n > SMALL and not stage.expect.gate_batch_size:  # only in large batches
+    if max(gap, leak) <= limit and n > SMALL and not stage.expect.gate_batch_size:  # it may occur in large batches only
         gap, leak, cause = draw(partial(_whole_batch, n=n))
         measured += f"; of the run's {n} samples by {gap:.1e} and {leak:.1e}"
         evidence |= {"samples": n, "loss_gap_whole": gap, "gradient_gap_whole": leak}
@@ -64,15 +73,16 @@ def dependency(proof: Proof) -> Finding:
 def _whole_batch(
     run: Run, stage: Stage, data: Data, seed: int, limit: float, *, n: int, double: bool = False
 ) -> tuple[float, float, str]:
-    """(gap of the loss, gap of the gradients, what rows were mixed up) of one batch of `n` samples, as large as the run's, against
-    the same samples four at a time. Gradients are those of floating-point inputs, else (token ids) those of the weights."""
+    """Compare one batch of `n` samples, as large as the run's, with the same samples four at a time: (difference of the
+    loss, difference of the gradients, which rows were exchanged). Gradients are with respect to floating-point inputs,
+    else (token ids) to the weights."""
     indices = pick(data, n, seed)
     batch = _read(run, data, indices, seed, double)
     weights = not any(f.role == "input" and _floating(batch.get(k)) for k, f in data.fields.items())
     look = _weight_gradients if weights else _input_gradients
     loss, grads = look(run, stage, data, batch)
     if abs(loss - look(run, stage, data, batch)[0]) > limit * abs(loss):
-        return 0.0, 0.0, ""  # it draws at random even in eval mode: the smaller batches said so
+        return 0.0, 0.0, ""  # random draws in eval mode: the smaller batches already reported them
     few = [indices[i : i + 4] for i in range(0, n, 4)]
     parts = [(part, look(run, stage, data, _read(run, data, part, seed, double))) for part in few]
     rows = sum(found[0] for _, found in parts)
@@ -88,7 +98,7 @@ def _whole_batch(
 
 
 def _mixed_up(data: Data, indices: list[int], seed: int, run: Run) -> str:
-    """Which entry of a collated batch has other rows than its samples have alone."""
+    """Return the entry of a collated batch whose rows differ from its samples collated alone."""
     batch = fetch(data, indices, seed, run.device)
     for key, value in batch.items():
         if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != len(indices):
@@ -96,7 +106,7 @@ def _mixed_up(data: Data, indices: list[int], seed: int, run: Run) -> str:
         for j, i in enumerate(indices):
             own = fetch(data, [i], seed, run.device).get(key)
             if not isinstance(own, Tensor) or own.shape[1:] != value.shape[1:]:
-                break  # padded: what is longer is no part of its own
+                break  # the longer part is padding
             if not torch.equal(own[0], value[j]):
                 return (f"collate() mixes up rows: in a batch of {len(indices)}, row {j} of '{key}' is not that of its sample; in "
                         "batches of four it is\n")  # fmt: skip
@@ -108,7 +118,7 @@ def _floating(value: Any) -> bool:
 
 
 def _read(run: Run, data: Data, indices: list[int], seed: int, double: bool) -> dict:
-    """A batch, its floating-point entries in double if asked for."""
+    """Return a batch, with floating-point entries in double if asked."""
     batch = fetch(data, indices, seed, run.device)
     return {k: v.double() if double and _floating(v) else v for k, v in batch.items()}
 
@@ -116,7 +126,8 @@ def _read(run: Run, data: Data, indices: list[int], seed: int, double: bool) -> 
 def _mixture(
     run: Run, stage: Stage, data: Data, seed: int, limit: float, *, double: bool = False
 ) -> tuple[float, float, bool]:
-    """(gap of the loss, gap of the input gradients, is the loss a mean?) of the middle one of three draws of four samples."""
+    """(difference of the loss, difference of the input gradients, whether the loss is a mean) of the median of three
+    draws of four samples."""
     size = max(2, stage.expect.at_most(4))
     picked = pick(data, 3 * size, seed)
     trials = []
@@ -134,12 +145,15 @@ def _mixture(
         mean = gap > limit and abs(loss * len(indices) - rows) <= limit * abs(rows)
         trials.append((max(gap, leak), gap, leak, mean))
         if len(trials) == 2 and (trials[0][0] > limit) == (trials[1][0] > limit):
-            break  # the third would not change which side the middle one is on
-    return sorted(trials)[len(trials) // 2][1:]  # a mixture shows in every draw; where samples are few there is but one
+            break  # a third draw would not change on which side the median is
+    return sorted(trials)[len(trials) // 2][
+        1:
+    ]  # a mixture shows in every draw; with few samples there is only one draw
 
 
 def _rows(alone: list[Tensor], whole: Tensor) -> Tensor:
-    """Gradients of batches of one as rows of the whole batch's; a shorter sample was padded there, which is no part of its own."""
+    """Stack gradients of single samples as rows of the whole batch. Cut each to its own length, since the rest was
+    padding."""
     rows = torch.zeros_like(whole)
     for row, own in zip(rows, alone, strict=True):
         row[tuple(map(slice, own.shape[1:]))] = own[0]
@@ -170,7 +184,7 @@ def _input_gradients(run: Run, stage: Stage, data: Data, batch: dict) -> tuple[f
 
 def _weight_gradients(run: Run, stage: Stage, data: Data, batch: dict) -> tuple[float, dict[str, Tensor]]:
     """(sum of the loss terms, its gradient with respect to every trained parameter) in eval mode."""
-    trained = stage.parameters()  # by name: a copy of the model has none of the optimiser's
+    trained = stage.parameters()  # by name, because a copy of the model holds other tensors than the optimiser
     names = list(trained or dict(stage.model.named_parameters()))
     own = dict(stage.model.named_parameters())
     used = [own[n] for n in names if own[n].requires_grad]

@@ -1,4 +1,5 @@
-"""Batch norm (Ioffe 2015): it trains by the statistics of a batch and is judged by running ones. Do they say the same?"""
+"""Batch norm (Ioffe 2015) trains with batch statistics and evaluates with running ones. This gate checks that the two
+agree."""
 
 import contextlib
 import math
@@ -16,27 +17,30 @@ FEW, LEFT = 2, 0.05
 
 
 def layers(model: nn.Module) -> dict[str, _BatchNorm]:
-    """Every batch norm that keeps running statistics."""
+    """Return every batch norm that keeps running statistics."""
     return {n: m for n, m in model.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
 
 
 def fixed(model: nn.Module) -> dict[str, nn.Module]:
-    """Every layer that holds such statistics and never takes any (torchvision's FrozenBatchNorm2d, a hub model's own)."""
+    """Return every layer that has such statistics and never updates them (torchvision's FrozenBatchNorm2d, a hub
+    model's own class)."""
     held = lambda m: all(isinstance(getattr(m, k, None), torch.Tensor) for k in ("running_mean", "running_var"))  # noqa: E731
     return {n: m for n, m in model.named_modules() if held(m) and not isinstance(m, _NormBase)}
 
 
 def new(module: nn.Module) -> bool:
-    """Are its statistics those it was made with, 0 and 1, and not of any data?"""
+    """Return whether its statistics are still the initial 0 and 1."""
     return not module.running_mean.any() and bool((module.running_var == 1).all())
 
 
 @contextlib.contextmanager
 def by_batch(model: nn.Module) -> Iterator[None]:
-    """Inside, batch norm judges by the batch it is given, as in training, whatever the mode; nothing that runs moves."""
+    """Inside, batch norm normalises with batch statistics in every mode, and no running value changes."""
 
     def train(module: _BatchNorm, inputs: tuple[torch.Tensor, ...]) -> None:
-        module.train(inputs[0].numel() > inputs[0].shape[1])  # one value of a channel has no variance: torch refuses
+        module.train(
+            inputs[0].numel() > inputs[0].shape[1]
+        )  # torch raises for a channel with one value, which has no variance
 
     found = layers(model).values()
     kept = [(m, m.momentum, m.num_batches_tracked.clone()) for m in found]
@@ -56,13 +60,13 @@ def by_batch(model: nn.Module) -> Iterator[None]:
 @gate(
     "batch-norm",
     rows="V7",
-    title="batch norm has samples enough for its statistics, and the run is long enough for its running ones",
+    title="batches are large enough for batch norm's statistics, and the run is long enough for the running ones",
     reads="data model expect train",
 )
 def batch_norm(proof: Proof) -> Finding:
-    """One step of `train()` on a batch of the run's size, cut as the run cuts it: how many samples each layer normalises over
-    while it trains. Of the statistics it was made with, (1 - momentum) to the number of micro-batches of the run is left. Layers
-    whose statistics are fixed must have some."""
+    """Run one step of `train()` on a batch of the run's size, divided as in the run, and count the samples that each
+    layer normalises over. Running statistics must forget their initial value within the run: (1 -
+    momentum)^(micro-batches) of it remains. Layers with fixed statistics must have some."""
     cfg, (_, probe) = proof.cfg, proof.look()
     still = fixed(probe.model)
     empty = [n for n, m in still.items() if new(m)]
@@ -88,7 +92,7 @@ def batch_norm(proof: Proof) -> Finding:
         return hook
 
     hooks = [module.register_forward_pre_hook(count(name)) for name, module in layers(stage.model).items()]
-    # From the file, statistics are right from the first step on; made here, they are 0 and 1 and say nothing yet.
+    # Statistics from a file are right from the first step; new ones start at 0 and 1.
     made_here = [n for n, m in layers(probe.model).items() if new(m)]
     try:
         proof.train(cfg, run, stage)

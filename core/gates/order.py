@@ -14,5 +14,6 @@ ORDER = [
 
 
 def of_stage(stage: Stage) -> list[Gate]:
-    """Every gate that a stage is proved by: core's, the recipe's own, and the export's where the recipe says how it is read."""
+    """Return all gates of a stage: core's, the recipe's own, and the export's if the recipe declares how it is
+    loaded."""
     return [*ORDER, *stage.gates, *([export_gate] if stage.exported else [])]

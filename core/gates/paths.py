@@ -1,5 +1,6 @@
-"""Does the evaluation read what training reads? By content (each channel with its own), by what sources call their classes, by
-performance (the same samples scored through both paths), and by what the held-out classes are taken for."""
+"""Checks that training and evaluation read the same data: by content (each channel against its own), by the class names
+of the sources, by performance (the same samples scored through both paths), and by confusions between held-out
+classes."""
 
 import math
 from collections import Counter
@@ -17,26 +18,27 @@ from trainworthy.core.recipe.stage import Data, Stage, View, categorical
 if TYPE_CHECKING:
     from trainworthy.core.base.verdict import Verdict
 
-CHANNELS = 4  # more are no colours, and have too many orders
-SURE = 5.0  # standard errors by which another order of channels must fit better
-BEHIND, QUARTERS = 0.1, 4  # of the way from chance to the ceiling; parts whose spread says what is chance
+CHANNELS = 4  # more channels are no colours, and have too many permutations
+SURE = 5.0  # standard errors by which another channel order must fit better
+BEHIND, QUARTERS = 0.1, 4  # fraction of the range from chance to the ceiling; parts whose spread estimates the noise
 CLEAR, FITS, DOUBT = (
     4.0,
     2.0,
     2.0,
-)  # standard errors: held out after a relabelling, training without it; look again from here
-MOST = 1000  # samples of a split that are looked at
+)  # standard errors: held-out fit after relabelling, training fit without it; evaluate more samples from here
+MOST = 1000  # samples per split
 SAME = ("classes", "C7", "held-out samples are of the classes that training calls so")
 
 
 # ----------------------------------------------------------------------------------------------------------------- content
 def exchanged_channels(drawn: Tensor, plain: Tensor) -> tuple[int, ...] | None:
-    """The order in which the channels of the training path (N, C, ...) are those of the evaluation path, where another one than
-    theirs fits clearly better; read off how much of each channel a sample has, which augmentation changes less than samples do."""
+    """Return the channel order in which the training path (N, C, ...) matches the evaluation path, if an order other
+    than the identity fits clearly better. It compares each channel's mean per sample, which augmentation changes less
+    than samples differ."""
     if drawn.ndim < 3 or drawn.shape[1] != plain.shape[1] or not 2 <= drawn.shape[1] <= CHANNELS:
         return None
     a, b = (x.double().flatten(2).mean(2) for x in (drawn, plain))  # (N, C)
-    a, b = (x - x.mean(1, keepdim=True) for x in (a, b))  # brightness says nothing of the order
+    a, b = (x - x.mean(1, keepdim=True) for x in (a, b))  # brightness is the same in every order
     own = (a - b).square().sum(1)  # (N,)
     for order in list(permutations(range(a.shape[1])))[1:]:
         other = (a[:, order] - b).square().sum(1)
@@ -48,7 +50,7 @@ def exchanged_channels(drawn: Tensor, plain: Tensor) -> tuple[int, ...] | None:
 
 
 def differently_named(stage: Stage) -> list[str]:
-    """Classes whose source (a folder) has another id in another split, and lists of classes that differ."""
+    """Return classes whose source (a folder) has another id in another split, and class lists that differ."""
     wrong: list[str] = []
     known: dict[str, tuple[int, str]] = {}
     listed: tuple[list[str], str] | None = None
@@ -80,8 +82,8 @@ def _few(names: Sequence[str]) -> str:
 
 # -------------------------------------------------------------------------------------------------------------- performance
 def behind(run: Run, stage: Stage, indices: list[int], evaluated: float) -> str:
-    """What to say where the evaluation path scores the training samples `indices` clearly worse (`evaluated`) than the training
-    path with its augmentation does; empty where it does not."""
+    """Return a message if the evaluation path scores the training samples `indices` clearly worse (`evaluated`) than
+    the augmented training path; else empty."""
     metric, seed = stage.gate_evaluator.metric, run.cfg.run.seed
     sign, span = (1 if metric.higher_is_better else -1), abs(metric.ceiling - metric.floor)
     data, name = stage.data["train"], stage.gate_evaluator.metric.name
@@ -102,13 +104,13 @@ def behind(run: Run, stage: Stage, indices: list[int], evaluated: float) -> str:
 # ----------------------------------------------------------------------------------------------------------------- classes
 @dataclass
 class Exchange:
-    """Held-out classes that are taken for each other, in a circle, while training samples are not."""
+    """A cycle of held-out classes that are predicted as each other, while training samples are not."""
 
     classes: list[int]
     held_out: float
-    """Standard errors by which the held-out samples fit better after the relabelling."""
+    """Standard errors by which held-out samples fit better after the relabelling."""
     training: float
-    """By which the training samples fit better without it."""
+    """Standard errors by which training samples fit better without it."""
 
     @property
     def sure(self) -> bool:
@@ -122,7 +124,7 @@ class Exchange:
 
 
 def exchanges(training: Tensor, held_out: Tensor) -> list[Exchange]:
-    """From two tables (n, n), truth in rows, in samples: circles of classes each mostly taken for the next."""
+    """From two tables (n, n) of samples, true classes in rows: cycles of classes, each mostly predicted as the next."""
     n = len(held_out)
     following = [int(row.argmax()) if row.sum() else i for i, row in enumerate(held_out)]
     found, seen = [], set()
@@ -140,14 +142,14 @@ def exchanges(training: Tensor, held_out: Tensor) -> list[Exchange]:
 
 
 def _gain(table: Tensor, circle: list[int]) -> float:
-    """Standard errors by which a table fits better with each class of the circle called by the next one's name."""
+    """Standard errors by which a table fits better if each class of the cycle gets the next one's name."""
     own = sum(float(table[c, c]) for c in circle)
     other = sum(float(table[a, b]) for a, b in zip(circle, [*circle[1:], circle[0]], strict=True))
     return (other - own) / math.sqrt(max(own + other, 1.0))
 
 
 def confused(run: Run, stage: Stage, data: Data) -> Tensor:
-    """(n, n) of `stage.confusion` in samples: pixels of one picture are no samples of their own."""
+    """`stage.confusion` (n, n), scaled to samples: pixels of one image are not independent."""
     with evaluating(stage.eval_model), run.autocast():
         table = stage.confusion(stage.eval_model, data).double().cpu()
     return table * min(1.0, len(data) / float(table.sum().clamp_min(1)))
@@ -156,7 +158,7 @@ def confused(run: Run, stage: Stage, data: Data) -> Tensor:
 def taken_for_each_other(
     run: Run, stage: Stage, learn: list[int] | None = None, held_out: list[int] | None = None
 ) -> list[Exchange]:
-    """Exchanges among up to `MOST` samples of each split, or among these."""
+    """Return exchanges among up to `MOST` samples of each split, or among the given ones."""
     if stage.confusion is None or "train" not in stage.data:
         return []
     train, val = stage.data["train"], stage.data["val"]
@@ -172,7 +174,7 @@ def names_of(stage: Stage, n: int) -> Sequence[str]:
 
 
 def judge(run: Run, stage: Stage) -> "Verdict | None":
-    """The monitor `classes`, from the weights as they are; None where the stage has no table of classes."""
+    """The monitor `classes`, for the current weights; None if the stage has no confusion table."""
     if stage.confusion is None or "train" not in stage.data:
         return None
     found = [e for e in taken_for_each_other(run, stage) if e.sure]

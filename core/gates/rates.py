@@ -1,4 +1,5 @@
-"""Gates on rates and weights: the schedule that optimisers really step with, each term's share of the gradient, the range test."""
+"""Gates on learning rates and weights: the schedule that optimisers really use, each term's part of the gradient, the
+range test."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -19,32 +20,32 @@ from trainworthy.core.loop.lr_finder import Band, LRFinder
 from trainworthy.core.loop.run import Plan, Run, denominator, training_modes
 from trainworthy.core.recipe.stage import Stage
 
-UNITS, FEW_UNITS = 20, 12  # of the rehearsal (of dear samples): enough for a warm-up, a peak and an end
-CLIP = 1e-4  # its norm to clip to: every gradient that is not clipped is seen
-SMALL = 1e-3  # share of the gradient below which a term might as well not be there
-BELOW = 50.0  # a peak so many times below the first clear fall, or
-FALLS = 3.0  # a whole run that goes fewer times as far as the test had gone by then, is too low
-CLEAR = 3.0  # times from either end of what one batch allows: another would hardly change the verdict
-ABOVE = 2.0  # a peak so many times above the rate at which the test blew up is too high: a warm-up carries it a little further
+UNITS, FEW_UNITS = 20, 12  # iterations of the rehearsal (with expensive samples): enough for warmup, peak and end
+CLIP = 1e-4  # maximum norm: low enough to reveal every gradient that is not clipped
+SMALL = 1e-3  # fraction of the gradient below which a term has no effect
+BELOW = 50.0  # a peak is too low if it is this many times below the first clear fall, or
+FALLS = 3.0  # if the whole run's sum of rates is less than this many times the test's up to that fall
+CLEAR = 3.0  # factor from either limit of the first batch beyond which a second batch would hardly change the verdict
+ABOVE = 2.0  # a peak is too high above this many times the rate at which the test diverged; a warmup tolerates a little more
 STEPS, TESTS, DEEP_STEPS = 40, 2, 200
-BATCH = (8, 64)  # samples of the range test's batch: the run's own number within these
+BATCH = (8, 64)  # smallest and largest batch of the range test; between them, the run's own
 
 
 @dataclass
 class Seen:
-    """The rates of one rehearsal."""
+    """The learning rates of one rehearsal."""
 
     peaks: dict[str, list[float]]
     """Rate of every group as the recipe built it."""
     units: int
     steps: list[tuple[int, str, list[float]]] = field(default_factory=list)
-    """(unit, optimiser, rate of every group) for each step of an optimiser of the stage."""
+    """(iteration, optimiser, rate of every group) of each optimiser step of the stage."""
     longest: float = 0.0
     """Largest gradient norm that an optimiser got."""
     made: bool = False
-    """Does the loop make its own samples? A unit may then have several updates."""
+    """Whether the loop makes its own samples. An iteration may then have several updates."""
     own: str = ""
-    """Why the rates are not those of --optim.schedule, if they are not."""
+    """Reason why the rates do not follow --optim.schedule, if they do not."""
 
     @property
     def peak(self) -> float:
@@ -52,13 +53,13 @@ class Seen:
 
     @property
     def mean(self) -> float:
-        """Mean over the steps of the highest rate."""
+        """Mean of each step's highest rate."""
         return sum(max(rates) for _, _, rates in self.steps) / len(self.steps)
 
 
 def _seen(proof: Proof) -> Seen:
-    """Twenty units of `train()` on small batches with the schedule running and the gradient clipped to next to nothing: what each
-    optimiser step was made with."""
+    """Record the rates of all optimiser steps in twenty iterations of `train()` on small batches, with the schedule
+    running and the gradient clipped almost to zero."""
 
     def rehearse() -> Seen:
         cfg = replace(
@@ -85,7 +86,7 @@ def _seen(proof: Proof) -> Seen:
         finally:
             hook.remove()
         seen.made = "train" not in stage.data
-        seen.own = stage.expect.schedule  # a loop of its own may be where it is declared
+        seen.own = stage.expect.schedule  # train() itself may declare it
         return seen
 
     return proof.once("rates", rehearse)
@@ -94,11 +95,12 @@ def _seen(proof: Proof) -> Seen:
 @gate(
     "schedule",
     rows="C9 C11",
-    title="every optimiser steps once per unit, at its schedule's rate and with a clipped gradient",
+    title="every optimiser steps once per iteration, at its scheduled rate, with a clipped gradient",
     reads="optimizers expect train",
 )
 def schedule(proof: Proof) -> Finding:
-    """The rates of a rehearsal of twenty units against the arithmetic, and the arithmetic of the full run."""
+    """Compare the rates of twenty rehearsed iterations with the schedule's formula, and check the formula over the full
+    run."""
     _, stage = proof.look()
     total = Run(proof.cfg, proof.accelerator).total_steps(stage)
     seen = _seen(proof)
@@ -129,19 +131,19 @@ def _peak(seen: Seen) -> float:
 
 
 def _own_faults(seen: Seen) -> list[str]:
-    """What no schedule may do."""
+    """Faults that no schedule may have."""
     rates = [r for _, _, row in seen.steps for r in row]
     if not rates:
         return ["no optimiser stepped"]
     if bad := [r for r in rates if not 0 <= r < math.inf]:
         return [f"a step was made at rate {bad[0]:g}"]
-    if not 0 < max(rates) <= 2 * _peak(seen):  # a long warm-up may be far below the peak
+    if not 0 < max(rates) <= 2 * _peak(seen):  # a long warmup may be far below the peak
         return [f"the highest rate is {max(rates):.3g}, the configured one {_peak(seen):.3g}"]
     return []
 
 
 def _faults(seen: Seen, settings: config.Optim) -> list[str]:
-    """Units without exactly one step of each optimiser, and steps at another rate than the schedule's."""
+    """Iterations without exactly one step of each optimiser, and steps at a rate other than the schedule's."""
     wrong = []
     for name, peaks in seen.peaks.items():
         rows = [(unit, rates) for unit, owner, rates in seen.steps if owner == name]
@@ -166,7 +168,7 @@ def _faults(seen: Seen, settings: config.Optim) -> list[str]:
 
 
 def _length_faults(total: int, settings: config.Optim) -> list[str]:
-    """What the settings alone say about the full run."""
+    """Faults of the full run that follow from the settings alone."""
     factors = [optim.schedule(round(i * (total - 1) / 1000), total, settings) for i in range(1001)]
     if max(factors) < 0.9:
         return [f"in {total:,} steps the rate never gets above {max(factors):.0%} of its peak"]
@@ -175,10 +177,10 @@ def _length_faults(total: int, settings: config.Optim) -> list[str]:
     return []
 
 
-@gate("terms", rows="C16", title="every term of the loss has a share of the gradient", reads="model loss counts expect")
+@gate("terms", rows="C16", title="every loss term contributes to the gradient", reads="model loss counts expect")
 def terms(proof: Proof) -> Finding:
-    """Norm of each term's own gradient on the rehearsed model, over the sum of the norms; the middle one of three batches that
-    count for the term (a batch without a labelled sample says nothing about their term)."""
+    """Norm of each term's own gradient on the rehearsed model, relative to the sum of the norms. Takes the median of
+    three batches that count for the term (a batch without a labelled sample has no supervised term)."""
     run, stage, _ = rehearsed(proof)
     data, seed, size = learnt_from(proof), proof.cfg.run.seed, stage.expect.at_most(16)
     chosen = (pick(data, n * size, seed) for n in (3, 24))
@@ -206,7 +208,7 @@ def terms(proof: Proof) -> Finding:
             if counts.get(name, counts.get("*")):
                 norms[name].append(float(norm) ** 0.5)
                 values[name].append(abs(mean.item()))
-        if min(map(len, norms.values())) >= 3:  # asked here: the next batch may be read for nothing
+        if min(map(len, norms.values())) >= 3:  # checked before the next batch, which is not needed then
             break
     gradient, share = _shares(norms), _shares(values)
     if not any(gradient.values()):
@@ -231,7 +233,7 @@ def terms(proof: Proof) -> Finding:
 
 
 def _shares(numbers: dict[str, list[float]]) -> dict[str, float]:
-    """Each name's part of the sum over names, from the middle of its numbers."""
+    """Each name's fraction of the sum over names, from the median of its numbers."""
     middle = {k: sorted(v)[len(v) // 2] if v else 0.0 for k, v in numbers.items()}
     return {k: v / max(sum(middle.values()), 1e-30) for k, v in middle.items()}
 
@@ -242,10 +244,11 @@ def spread(peak: float) -> dict[str, float]:
 
 
 def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only: int | None = None) -> LRFinder:
-    """A range test of the stage's only optimiser on real training batches, gradients clipped as in the run; leaves no trace.
+    """Run a range test of the stage's only optimiser on real training batches, with the run's clipping. It leaves no
+    trace.
 
-    A new batch of the run's own size for every step; or `only` that one batch (by number), again and again: without the noise
-    between batches forty steps are enough (with it, one of seven tests of vision/classify saw a usable rate).
+    Each step takes a new batch of the run's size. With `only`, every step takes that one batch (by number). Without the
+    noise between batches forty steps suffice; with it, only one of seven tests of vision/classify found a usable rate.
     """
     (optimizer,) = stage.optimizers.values()
     data, cfg = stage.data["train"], run.cfg
@@ -263,7 +266,7 @@ def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only:
 
     def loss(_model: nn.Module, batch: dict) -> torch.Tensor:
         if not fresh:
-            seeds.seed_global(cfg.run.seed, "range-test")  # one dropout mask: no noise
+            seeds.seed_global(cfg.run.seed, "range-test")  # one dropout mask for all steps removes its noise
         return total_loss(run, stage, batch)
 
     hook = optimizer.register_step_pre_hook(clip)
@@ -277,13 +280,14 @@ def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only:
 @gate(
     "range-test",
     rows="C11",
-    title="the peak rate lies where a range test on this data sees the loss fall",
+    title="the peak learning rate is in the range where this data's loss falls",
     reads="data model loss counts optimizers expect train",
 )
 def range_test(proof: Proof) -> Finding:
-    """Forty rates, evenly spaced in log(rate), on one real batch and on another (`--deep`: also two hundred on fresh ones); of dear
-    samples on one, where the peak lies well within what it allows. Too high: well above the rate at which the loss is back where
-    it began. Too low: the whole run goes hardly further than the first clear fall, or its peak is far below that."""
+    """Test forty rates, evenly spaced in log(rate), on one real batch and on a second one (`--deep`: also two hundred
+    fresh batches). With expensive samples one batch suffices if the peak is well inside its range. Too high: well above
+    the rate at which the loss is back at its start. Too low: the whole run hardly goes further than the first clear
+    fall, or its peak is far below that."""
     expect = proof.expect
     if expect.range_test:
         raise Skip(f"declared: {expect.range_test}")
@@ -296,7 +300,7 @@ def range_test(proof: Proof) -> Finding:
     seen = _seen(proof)
     if not seen.steps:
         raise Skip("no optimiser stepped (see wiring)")
-    own = seen.own  # twenty units of it may show neither its peak nor its mean
+    own = seen.own  # twenty iterations may show neither its peak nor its mean
     peak, mean = (_peak(seen), _peak(seen) / 2) if own else (seen.peak, seen.mean)
     total = Run(proof.cfg, proof.accelerator).total_steps(stage)
     ends = spread(peak)
@@ -314,10 +318,10 @@ def range_test(proof: Proof) -> Finding:
             proof.accelerator,
             bool(expect.gate_batch_size) and not proof.deep and CLEAR * lowest <= peak <= highest / CLEAR,
         ):
-            break  # one batch in five overlooks a rate a hundred times too high: only where a second is dear
+            break  # one batch in five misses a rate a hundred times too high, so skip the second only if it is expensive
     bands = [(band, f) for f in finders if (band := f.band())]
     band, finder = min(bands, key=lambda b: b[0].high, default=(None, finders[0]))
-    if band:  # the most patient reading of what is too low, the least of what is too high
+    if band:  # the most tolerant limit for too low, the strictest for too high
         first = min((b for b, _ in bands), key=lambda b: b.low)
         band = Band(first.low, band.high, band.blew_up, first.spent)
     if proof.deep and band:

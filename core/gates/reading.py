@@ -1,4 +1,4 @@
-"""Gate on how samples are read: once an epoch, in another order each time, with draws of their own, in whichever process."""
+"""Checks how samples are read: once per epoch, in a new order each time, with new draws, in every process."""
 
 import json
 import os
@@ -32,24 +32,24 @@ class Read:
     """One call of `get`."""
 
     worker: int
-    """-1: the main process."""
+    """Worker id; -1: the main process."""
     index: int
     """Position among the samples that are read."""
     seed: int
-    """Of the generator it was handed."""
+    """Seed of the generator that it was given."""
     output: str
-    """Digest of what came out."""
+    """Digest of the returned sample."""
     drew: dict[str, str]
-    """State afterwards of each generator that is not what it was before."""
+    """Final state of each generator that changed."""
 
 
 @dataclass
 class Watched(View):
-    """Some samples of a data set; every read is noted in the file `log`, in whichever process it happens."""
+    """Samples of a data set. Every read, in whichever process, is appended to the file `log`."""
 
     log: str = ""
     bare: bool = False
-    """Batches are empty: only reading is watched."""
+    """Return empty batches: only the reads matter."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.data, name)
@@ -62,13 +62,15 @@ class Watched(View):
         drew = {name: state for name, state in _states(generator).items() if state != before[name]}
         info = get_worker_info()
         read = [info.id if info else -1, index, seed, _digest([sample[k] for k in self.fields]), drew]
-        file = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # one write is one line, whoever else writes
+        file = os.open(
+            self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        )  # one write per line, so that lines of several processes do not mix
         os.write(file, (json.dumps(read) + "\n").encode())
         os.close(file)
         return sample
 
     def order(self, *parts: int | str) -> Tensor:
-        """As the whole set orders them; what it names too seldom comes again."""
+        """The whole set's order restricted to these samples; samples that it names too seldom are repeated."""
         place = {index: i for i, index in enumerate(self.indices)}
         found = [place[i] for i in self.data.order(*parts).tolist() if i in place] or list(place.values())
         return torch.tensor((found * len(place))[: len(place)])
@@ -105,15 +107,16 @@ def _digest(entries: list[Any]) -> str:
 @gate(
     "loader",
     rows="C15",
-    title="every sample once an epoch, each time with draws of its own, in another order",
+    title="every epoch reads each sample once, in a new order, with new random draws",
     reads="data loss expect train",
 )
 def reading(proof: Proof) -> Finding:
-    """Two epochs of `train()` over a few samples with two loader workers: what `get` is asked for and returns, and which samples
-    reach the loss. Then the same keys are read twice, the second time in the other worker and in reverse: a sample must depend on
-    its key alone. Then the data set as a second process would build it, and what two processes would read of it."""
+    """Run two epochs of `train()` over a few samples with two loader workers. Record what `get` is asked for and
+    returns, and which samples reach the loss. Then read the same keys twice, the second time in the other worker and in
+    reverse: a sample must depend on its key alone. Then check the data set as a second process would build it, and
+    which samples two processes would read."""
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
-        # Two workers on one core: meant so, for seconds.
+        # Two workers on one core are intended here; they run for seconds.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         return _judged(proof, Path(name))
 
@@ -138,7 +141,7 @@ def _judged(proof: Proof, folder: Path) -> Finding:
     watched = Watched(data, indices, log=str(folder / "rehearsal"))
     workers = _workers(proof.cfg, data)
     steps = _rehearse(proof, run, stage, watched, size, workers)
-    sampling = stage.expect.sampling  # train() may have declared it
+    sampling = stage.expect.sampling  # train() may have set it
     order = [i for step in _joined(steps, world) for i in step]
     once = _until_a_repeat(order)
     again = order[len(once) : 2 * len(once)]
@@ -184,15 +187,15 @@ def _judged(proof: Proof, folder: Path) -> Finding:
 
 
 def _workers(cfg: config.Config, data: Data) -> int:
-    """Two at least; none where samples lie on an accelerator, which a forked process cannot reach."""
+    """At least two; none if samples are on an accelerator, which a forked process cannot access."""
     sample = data.get(0, None)
     far = any(isinstance(v, Tensor) and v.device.type != "cpu" for v in sample.values())
     return 0 if far else max(WORKERS, cfg.loader.workers)
 
 
 def _rehearse(proof: Proof, run: Run, stage: Stage, watched: Watched, size: int, workers: int) -> list[list[int]]:
-    """Two epochs of `train()` over the watched samples: which of them reached the loss at each step; where collate leaves no
-    trace of single samples, which were handed out."""
+    """Run two epochs of `train()` over the watched samples. Return which samples reached the loss at each step, or
+    which were read, if collate leaves no trace of single samples."""
     run.cfg = replace(
         run.cfg, loader=replace(run.cfg.loader, workers=workers), train=replace(run.cfg.train, batch_size=size)
     )
@@ -220,7 +223,7 @@ def _rehearse(proof: Proof, run: Run, stage: Stage, watched: Watched, size: int,
             known[read.output].append(read.index)
     if not any(learnt) or any(row not in known for step in learnt for row in step):
         return handed
-    for same in known.values():  # copies of one sample cannot be told apart: they take turns
+    for same in known.values():  # identical samples are assigned in turn
         same.reverse()
     return [[_next(known[row]) for row in step] for step in learnt]
 
@@ -231,7 +234,7 @@ def _next(turns: list[int]) -> int:
 
 
 def _rows(batch: dict, data: Data) -> list[str]:
-    """Digest of each sample in a batch, as `Watched` notes it."""
+    """Digest of each sample in a batch, as `Watched` writes it."""
     entries = [batch.get(k) for k in data.fields]
     entries = [v.detach().cpu() if isinstance(v, Tensor) else v for v in entries]
     if any(not isinstance(v, (Tensor, list)) or len(v) != len(entries[0]) for v in entries):
@@ -265,8 +268,8 @@ def _first_and_second(reads: list[Read]) -> list[tuple[Read, Read]]:
 
 
 def _read_twice(folder: Path, proof: Proof, data: Data, indices: list[int], workers: int) -> tuple[int, int, bool]:
-    """(keys whose two reads differ, keys, do both workers get the same sequence when they read one key again and again). Two epochs
-    are read forwards, then backwards, so that each batch goes to the other worker."""
+    """(keys whose two reads differ, keys, whether both workers return the same sequence when they read one key
+    repeatedly). Two epochs are read forwards, then backwards, so that each batch goes to the other worker."""
 
     def read(name: str, batches: list[list[loader.Key]]) -> list[Read]:
         watched = Watched(data, indices, log=str(folder / name), bare=True)
@@ -292,8 +295,8 @@ def _read_twice(folder: Path, proof: Proof, data: Data, indices: list[int], work
 
 
 def _processes(proof: Proof, data: Data, indices: list[int], size: int) -> list[str]:
-    """What is wrong with the data sets and the shares of several processes: the real ones, or two that are played one after the
-    other."""
+    """Return what is wrong with the data sets and sample subsets of several processes: the real ones, or two that are
+    simulated one after the other."""
     world = proof.accelerator.num_processes
 
     def shown(data: Data) -> tuple[int, list[str]]:
@@ -312,7 +315,7 @@ def _processes(proof: Proof, data: Data, indices: list[int], size: int) -> list[
         except (RuntimeError, ValueError) as error:
             if "process group" not in str(error):
                 raise
-            return []  # it talks to the others while it builds
+            return []  # its construction communicates with the other processes
         seen = [shown(data), shown(stage.data["train"])]
     if any(one != seen[0] for one in seen):
         rank = next(r for r, one in enumerate(seen) if one != seen[0])

@@ -1,4 +1,5 @@
-"""A few units of the recipe's own `train()`, watched from below through torch's hooks on forwards and optimiser steps."""
+"""Runs a few iterations of the recipe's own `train()` and records them through torch's hooks on forwards and optimiser
+steps."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,29 +25,30 @@ STEPS, BATCH, SPOTS = 4, 16, 4096
 
 @dataclass
 class Record:
-    """What happened below `train()`."""
+    """What the hooks recorded during `train()`."""
 
     gradients: list[dict[str, float]] = field(default_factory=list)
-    """Per optimiser step: cosine and norm of what the optimiser got against the loss's own gradient."""
+    """Per optimiser step: cosine and relative norm of the optimiser's gradient against the loss's own."""
     received: dict[str, float] = field(default_factory=dict)
-    """Largest gradient seen per trained parameter; absent: none ever."""
+    """Largest gradient of each trained parameter; no entry: it never got one."""
     moved: dict[str, float] = field(default_factory=dict)
-    """Share of the entries with a gradient that really changed, best step."""
+    """Largest fraction, over the steps, of entries with a gradient that really changed."""
     evaluating: list[int] = field(default_factory=list)
     """Steps (from 1) with a training forward while the model was in eval mode."""
     batch: dict = field(default_factory=dict)
-    """What the last update learnt from, where the loop made it."""
+    """Batch of the last update, if the loop made it."""
     experiments: list[Experiment] = field(default_factory=list)
-    """Of the first step whose gradient was not the loss's own: what it was compared with, the best fit first."""
+    """For the first step whose gradient was not the loss's own: the candidates that were compared, best fit first."""
     between: dict[int, list[str]] = field(default_factory=dict)
-    """By unit done: trained parameters that were others at the next optimiser step than after the last."""
+    """Step -> trained parameters that changed between the end of that step and the next optimiser step."""
     frozen_moved: list[str] = field(default_factory=list)
     nonfinite: list[str] = field(default_factory=list)
     start: tuple[float, list[str], list[str]] | None = None
-    """Just before the first optimiser step of a pretrained model: share of its parameters that are the file's, names that differ
-    from the file, kinds of state that an optimiser held already."""
+    """Before the first optimiser step of a pretrained model: fraction of its parameters equal to the file's, names that
+    differ from the file, kinds of state that an optimiser already held."""
     left: dict[str, Tensor] = field(default_factory=dict)
-    """Bits of all that a checkpoint must bring back, as the rehearsal left it; where samples are dear."""
+    """Fingerprints of everything that a checkpoint must restore, at the end of the rehearsal; only if samples are
+    expensive."""
 
 
 class Recorder:
@@ -57,9 +59,9 @@ class Recorder:
         self._names = {id(p): n for n, p in stage.model.named_parameters()}
         self._busy = False
         self._before: dict[str, tuple[Tensor, Tensor]] = {}
-        self._last: tuple[list[str], list[Tensor]] | None = None  # of the step before: names, what the optimiser got
+        self._last: tuple[list[str], list[Tensor]] | None = None  # of the step before: names, the optimiser's gradients
         self._previous: Step | None = None
-        self._left: dict[str, Tensor] = {}  # bits of the parameters as their optimiser left them
+        self._left: dict[str, Tensor] = {}  # fingerprints of the parameters after their optimiser's step
 
     def __enter__(self) -> Record:
         self._frozen = self._fingerprints()
@@ -77,8 +79,8 @@ class Recorder:
         self.record.frozen_moved = [n for n, t in self._frozen.items() if not torch.equal(t, after[n])]
 
     def _fingerprints(self) -> dict[str, Tensor]:
-        """Sums over the bits of what must not move: parameters in no optimiser, buffers of modules that own nothing trained, and
-        what stands beside the model."""
+        """Sums over the bits of tensors that must not change: parameters in no optimiser, buffers of modules without
+        trained parameters, and `frozen_modules`."""
         trained = self.stage.parameters()
         out = self.stage.frozen_tensors
         for prefix, module in self.stage.model.named_modules():
@@ -107,7 +109,7 @@ class Recorder:
             self.record.received[name] = max(self.record.received.get(name, 0.0), size)
             if (
                 size > 0
-            ):  # the largest: a regular grid can fall on the corner of every kernel, which a 1x1 map never reaches
+            ):  # the largest entry: a regular grid can hit only kernel corners, which get no gradient on a 1x1 map
                 grad, spots = p.grad.flatten().abs().topk(min(SPOTS, p.numel()))
                 live = spots[grad > 1e-3 * grad[0]]
                 self._before[name] = (live, p.detach().flatten()[live].clone())
@@ -115,12 +117,12 @@ class Recorder:
         if "train" not in self.stage.data and batches:
             self.record.batch = batches[0]
         expect = self.stage.expect
-        # Of dear samples the second step (what the first left behind) and the third (after the evaluation) say what four do.
+        # With expensive samples, compare only step 2 (stale gradients of step 1) and step 3 (after the evaluation).
         asked = not expect.gate_batch_size or self.run.step in (1, 2)
         if not expect.random_loss and batches and asked:
             given = {n: p for n, p in mine.items() if p.grad is not None}
             if given:
-                # What a fused optimiser divides gradients by, set by a GradScaler.
+                # GradScaler's scale, by which a fused optimiser divides gradients.
                 scale = getattr(optimizer, "grad_scale", None)
                 self.record.gradients.append(self._compare(given, 1.0 if scale is None else float(scale)))
         self._previous = self.run.current
@@ -143,8 +145,8 @@ class Recorder:
                     self.record.moved[name] = max(self.record.moved.get(name, 0.0), share)
 
     def _compare(self, params: dict[str, nn.Parameter], scale: float) -> dict[str, float]:
-        """The gradient in the optimiser, over `scale`, against a fresh one of the same loss on the same global batch with the same
-        draws."""
+        """Compare the optimiser's gradient, divided by `scale`, with a fresh one of the same loss on the same global
+        batch and the same draws."""
         run, stage, step = self.run, self.stage, self.run.current
         batches = step.batches or run.used_batches
         weights = list(params.values())
@@ -164,7 +166,7 @@ class Recorder:
         if (found["cosine"] < 0.99 or odd) and not self.record.experiments and small(fresh):
             same = self._last is not None and self._last[0] == list(params)
             before = self._last[1] if same else None
-            stale = None  # weights have not moved since that batch was read, where step() comes first
+            stale = None  # with step() first, the weights have not changed since that batch
             if self._previous and self._previous.batches and self._previous is not step:
                 stale = _summed(self._own(self._previous.batches, weights, self._previous))
             fields = stage.data["train"].fields if "train" in stage.data else {}
@@ -183,7 +185,7 @@ class Recorder:
         return found
 
     def _own(self, batches: list[dict], weights: list[nn.Parameter], step: Step) -> list[list[Tensor]]:
-        """The gradient of the loss's mean over the step, micro-batch by micro-batch, with the draws of the step."""
+        """Return the gradient of the step's mean loss, micro-batch by micro-batch, with the step's draws."""
         run, stage = self.run, self.stage
         self._busy = True
         buffers = {n: b.clone() for n, b in stage.model.named_buffers()}
@@ -198,7 +200,7 @@ class Recorder:
                     mean = sum(s / denominator(t, counts) for t, s in terms.items())
                     grads = torch.autograd.grad(mean, weights, allow_unused=True)
                     grads = [torch.zeros_like(w) if g is None else g for w, g in zip(weights, grads, strict=True)]
-                    if parts and not small(grads):  # only their sum is needed then
+                    if parts and not small(grads):  # then only their sum is used
                         parts = [[a + b for a, b in zip(parts[0], grads, strict=True)]]
                     else:
                         parts.append(grads)
@@ -215,7 +217,8 @@ def _summed(parts: list[list[Tensor]]) -> list[Tensor]:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """A number () that differs as soon as an optimiser or an average has moved the tensor; a copy of a large one costs too much."""
+    """Return a number () that changes as soon as an optimiser or an EMA changes the tensor. Copies of large tensors
+    cost too much memory."""
     flat = tensor.detach().contiguous().view(-1)
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(flat.element_size(), torch.int64)
     return flat.view(whole).sum(dtype=torch.int64)
@@ -232,19 +235,20 @@ def rehearse(proof: Proof, plan: Plan) -> tuple[Run, Stage, Record]:
 
 
 def rehearsed(proof: Proof) -> tuple[Run, Stage, Record]:
-    """The rehearsal several gates judge: four steps of sixteen samples at the peak rate, an evaluation after the second."""
+    """Return the rehearsal that several gates share: four steps of sixteen samples at the peak rate, with an evaluation
+    after the second."""
     return proof.once("rehearsal", lambda: rehearse(proof, four(proof)))
 
 
 def four(proof: Proof, **how: Any) -> Plan:
-    """The plan of that rehearsal."""
+    """Return the plan of that rehearsal."""
     world = proof.accelerator.num_processes
     size = max(proof.expect.at_most(BATCH), 2 * world, proof.cfg.train.accumulate * world)
     return Plan(steps=STEPS, batch_size=size, peak=True, due=(2,), **how)
 
 
 def tensors(stage: Stage, kinds: tuple[str, ...] = ("optimizers", "state")) -> dict[str, Tensor]:
-    """What trains and what goes with it, by name."""
+    """Return what is trained, and its state, by name."""
     out = {f"model.{n}": t for n, t in stage.model.state_dict().items()}
     if stage.ema_model is not None:
         out |= {f"average.{n}": t for n, t in stage.ema_model.state_dict().items()}
@@ -256,22 +260,23 @@ def tensors(stage: Stage, kinds: tuple[str, ...] = ("optimizers", "state")) -> d
 
 
 def _read(state: Any) -> Any:
-    """`state` with what lies in segments at hand. Those side by side are one: where it was cut only says when it was saved."""
+    """Load `state` with all segments read. Consecutive segments are joined, because their borders depend only on when
+    they were saved."""
     if not isinstance(state, dict):
         return state
     parts = [one.read() for one in state.values() if isinstance(one, Segment)]
-    names = sorted(parts[0]) if parts else ()  # files have their own order
+    names = sorted(parts[0]) if parts else ()  # safetensors files order names themselves
     whole = {k: torch.cat([part[k] for part in parts]) for k in names}
     return [{k: _read(v) for k, v in state.items() if not isinstance(v, Segment)}, whole]
 
 
 def bits(stage: Stage) -> dict[str, Tensor]:
-    """A number for each of `tensors`, which is another as soon as the tensor is."""
+    """Return a number for each of `tensors` that changes with the tensor."""
     return {n: _bits(t) for n, t in tensors(stage).items()}
 
 
 class Made(Data):
-    """Samples that the loop made and learnt from, to be read again; every floating-point entry counts as input."""
+    """Samples that the loop made and trained on, as a data set. Every floating-point entry counts as input."""
 
     def __init__(self, batch: dict):
         self.batch = batch
@@ -285,7 +290,7 @@ class Made(Data):
 
 
 def learnt_from(proof: Proof) -> Data:
-    """What the loss reads: the training set, or what the rehearsed loop made for its last update."""
+    """Return what the loss reads: the training set, or the samples of the rehearsed loop's last update."""
     _, stage, record = rehearsed(proof)
     if "train" not in stage.data and not record.batch:
         raise Skip("the loop makes its own samples and updates by itself: nothing to read (see wiring)")

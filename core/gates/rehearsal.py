@@ -1,4 +1,4 @@
-"""Gates on the loop: wiring, evaluation, accumulation, resume; judged on rehearsals of the recipe's own `train()`."""
+"""Gates on the loop: wiring, evaluation, accumulation, resume. They rehearse the recipe's own `train()`."""
 
 import json
 import math
@@ -27,11 +27,12 @@ from trainworthy.core.recipe.stage import Stage, View
 
 
 def _gradient_fault(record: Record, clip: float, *, tolerance: float) -> str:
-    """Empty if every gradient that reached the optimiser is the loss's own, clipped or not; else the first that is not."""
+    """Return the first gradient in the optimiser that is not the loss's own (clipped or not); empty if there is
+    none."""
     for i, g in enumerate(record.gradients, 1):
         expected = min(g["own_norm"], clip)
         if g["norm"] == g["own_norm"] == 0:
-            continue  # nothing points anywhere (see what never got a gradient)
+            continue  # a zero gradient has no direction; parameters without gradient are reported separately
         if g["cosine"] < 1 - tolerance:
             return f"at step {i} the gradient in the optimiser points elsewhere than the loss's own (cosine {g['cosine']:.3f})"
         if (
@@ -49,11 +50,11 @@ def _tolerance(run: Run) -> float:
 @gate(
     "wiring",
     rows="C3 C9",
-    title="what should train gets the loss's gradient and moves, what is frozen does not",
+    title="trained parameters get the loss's gradient and change, frozen ones do not",
     reads="model loss counts optimizers expect train",
 )
 def wiring(proof: Proof) -> Finding:
-    """Judged over several steps at the peak rate, so that a zero-initialised head or a warm-up is no false alarm."""
+    """Checks several steps at the peak rate, so that a zero-initialised head or a warmup raises no false alarm."""
     run, stage, record = rehearsed(proof)
     trained, expect = stage.parameters(), stage.expect
     total = sum(p.numel() for p in stage.model.parameters())
@@ -117,16 +118,17 @@ def wiring(proof: Proof) -> Finding:
 @gate(
     "evaluation",
     rows="C12 V2",
-    title="evaluation repeats itself and leaves no trace",
+    title="evaluation is repeatable and changes nothing",
     reads="data model evaluate metric state train",
 )
 def evaluation(proof: Proof) -> Finding:
-    """The same weights evaluated under two seeds in batches of two sizes: one result (where it is not: which of both did it);
-    weights, buffers, modes unchanged; and after the evaluation inside `train()` the model trains on in train mode."""
+    """Evaluate the same weights under two seeds in batches of two sizes. The result must be the same (else a further
+    run finds which of the two changed it), and weights, buffers and modes unchanged. After the evaluation inside
+    `train()`, training must continue in train mode."""
     run, stage, record = rehearsed(proof)
     if stage.expect.nondeterministic:
         raise Skip(stage.expect.nondeterministic)
-    if "train" in stage.data:  # weights that say something: an untrained model scores the same whatever is wrong
+    if "train" in stage.data:  # use trained weights: an untrained model scores at chance whatever is wrong
         run, stage, _ = overfitted(proof)
     val = stage.data["val"]
     view = View(val, pick(val, min(len(val), stage.expect.at_most(250, times=2)), proof.cfg.run.seed))
@@ -142,8 +144,8 @@ def evaluation(proof: Proof) -> Finding:
             run.cfg.train.eval_batch_size = kept
 
     size = run.cfg.train.eval_batch_size
-    other = max(3, len(view) // 5 - 2)  # 48 of 250: another cut than usual, with a last batch that is not full
-    other = max(1, min(other, len(view) - 1))  # of three samples, too
+    other = max(3, len(view) // 5 - 2)  # 48 of 250: an unusual batch size, with an incomplete last batch
+    other = max(1, min(other, len(view) - 1))  # also with only three samples
     first, cut_other = measure(1, size), measure(2, other)
     second = first if cut_other == first else measure(2, size)
     wrong = []
@@ -152,7 +154,7 @@ def evaluation(proof: Proof) -> Finding:
         k = differs[0]
         wrong.append(f"two evaluations of the same weights differ: {k} {first[k]:.5f} and {second[k]:.5f}")
     else:
-        limit = 1e-3 if run.precision == "fp32" else 5e-2  # kernels of another shape round otherwise
+        limit = 1e-3 if run.precision == "fp32" else 5e-2  # kernels for other shapes round differently
         cut_differs = [k for k in first if abs(first[k] - cut_other[k]) > limit * max(1.0, abs(first[k]))]
         if cut_differs:
             k = cut_differs[0]
@@ -165,7 +167,7 @@ def evaluation(proof: Proof) -> Finding:
         wrong.append(f"evaluation changed {len(changed)} tensors, e.g. {changed[0]}")
     if any(modes[n] != m.training for n, m in stage.eval_model.named_modules()):
         wrong.append("evaluation left modules in another mode")
-    swapped = record.between.get(2, [])  # the evaluation was after the second step
+    swapped = record.between.get(2, [])  # the evaluation runs after the second step
     if swapped and not record.between.get(1) and not record.between.get(3):
         wrong.append(f"train() goes on with other weights than it evaluated: {len(swapped)} tensors, e.g. {swapped[0]}")
     if record.evaluating:
@@ -187,12 +189,12 @@ def evaluation(proof: Proof) -> Finding:
 @gate(
     "accumulation",
     rows="C10",
-    title="how the batch is cut does not change the gradient",
+    title="the division into micro-batches does not change the gradient",
     reads="data model loss counts expect train",
 )
 def accumulation(proof: Proof) -> Finding:
-    """One step of `train()` on the same global batch cut evenly, unevenly and not at all: the optimiser must get the gradient of
-    the whole batch each time."""
+    """Run one step of `train()` on the same global batch in equal micro-batches, in unequal ones, and undivided. The
+    optimiser must get the gradient of the whole batch each time."""
     world = proof.accelerator.num_processes
     seen: dict[str, list[Tensor]] = {}
     faults: list[str] = []
@@ -206,7 +208,7 @@ def accumulation(proof: Proof) -> Finding:
     one, even, uneven = f"1x{each}", f"2x{each // 2}", f"{most}+{each - most}"
     cuts = {one: [each], even: [each // 2, each // 2], uneven: [most, each - most]}
     if probe.expect.gate_batch_size:
-        del cuts[even]  # what it shows, the uneven cut shows
+        del cuts[even]  # the uneven division finds the same faults
     limit = 1e-3 if probe_run.precision == "fp32" else 5e-2
 
     def gradient(name: str, **how) -> list[Tensor]:
@@ -245,7 +247,7 @@ def accumulation(proof: Proof) -> Finding:
 
 
 def _gap(grads: list[Tensor], whole: list[Tensor]) -> float:
-    """Norm of the difference over the norm of `whole`; inf where one of them is no gradient at all."""
+    """Norm of the difference over the norm of `whole`; inf if one of them holds no gradient."""
     if not grads or not any(w.any() for w in whole):
         return math.inf if grads or any(w.any() for w in whole) else 0.0
     apart = sum((exact(a) - exact(b)).square().sum() for a, b in zip(grads, whole, strict=True)).sqrt()
@@ -253,8 +255,8 @@ def _gap(grads: list[Tensor], whole: list[Tensor]) -> float:
 
 
 def _first_gradient(proof: Proof, plan: Plan, *, draws: int | None = None, still: bool = False) -> list[Tensor]:
-    """What the optimiser gets at the first step of `train()` under `plan`; with the model's `draws` of that number, or with all of
-    it in eval mode."""
+    """Return the optimiser's gradient at the first step of `train()` under `plan`; with the model's `draws` of that
+    number, or (`still`) with the whole model in eval mode."""
     run, stage = proof.build(plan)
     _quiet(stage.model, still)
     if draws is not None:
@@ -290,7 +292,7 @@ def _digest(grads: list[Tensor]) -> list[float]:
 
 
 def over_two_processes(proof: Proof, gate: str) -> dict:
-    """The verdict of one gate over two real processes: it is started with -n 2."""
+    """Return the verdict of one gate over two real processes, started with -n 2."""
     command = [sys.executable, "-m", "trainworthy", "check", *proof.argv, "-n", "2", "--only", gate]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
     lines = [line for line in done.stdout.splitlines() if line.strip().startswith("evidence in ")]
@@ -300,7 +302,7 @@ def over_two_processes(proof: Proof, gate: str) -> dict:
 
 
 def _from_two_processes(proof: Proof, size: int) -> float:
-    """Relative difference of the gradient of `size` samples here and over two real processes."""
+    """Relative difference between the gradient of `size` samples on this process and over two real processes."""
     theirs = torch.tensor(over_two_processes(proof, "accumulation")["evidence"]["digest"])
     ours = torch.tensor(
         _digest(_first_gradient(proof, Plan(steps=1, batch_size=size, sizes=[size], peak=True, fixed=True)))
@@ -313,24 +315,25 @@ def _stay_in_eval(module: nn.Module, _: tuple) -> None:
 
 
 def _quiet(model: nn.Module, still: bool) -> None:
-    """Dropout draws differ between cuts, and batch norm sees another batch, for healthy reasons: switch both off; `still` does so
-    with all that differs between the modes."""
+    """Switch off dropout, whose draws differ between divisions, and batch norm's batch statistics, which depend on the
+    micro-batch. Both are healthy differences. `still`: put every module in eval mode."""
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
         if still or isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.register_forward_pre_hook(_stay_in_eval)  # the loop puts it back into train mode
+            module.register_forward_pre_hook(_stay_in_eval)  # the loop sets train mode again
 
 
 @gate(
     "resume",
     rows="C13",
-    title="stopped and resumed is the same run, bit for bit",
+    title="a stopped and resumed run equals an uninterrupted one, bit for bit",
     reads="data model loss optimizers state train",
 )
 def resume(proof: Proof) -> Finding:
-    """Six steps straight against three, a checkpoint, everything built anew, and three more: weights, optimiser and losses. Where
-    samples are dear, the rehearsal's four steps are the straight run: two, a checkpoint, and two more."""
+    """Compare six uninterrupted steps with three steps, a checkpoint, a fresh build, and three more: weights, optimiser
+    and losses. With expensive samples, the rehearsal's four steps are the uninterrupted run: two, a checkpoint, and two
+    more."""
     if proof.expect.nondeterministic:
         raise Skip(proof.expect.nondeterministic)
     world = proof.accelerator.num_processes
@@ -345,7 +348,7 @@ def resume(proof: Proof) -> Finding:
         proof.train(proof.cfg, run, stage)
         return run, stage
 
-    # All ranks read what rank 0 saves, on other machines, too: in the run folder, which they share.
+    # Ranks on other machines also read rank 0's checkpoint, so use the shared run folder.
     with tempfile.TemporaryDirectory(prefix=".resume-", dir=proof.folder if world > 1 else None) as name:
         folder = Path(_from_main(name, proof))
         if proof.half_in:
@@ -365,14 +368,14 @@ def resume(proof: Proof) -> Finding:
         resumed_run.close()
     differ = _differences(left, bits(resumed))
     again = resumed_run.plan.losses
-    losses = straight_run.plan.losses[-len(again) :]  # a unit may have several
+    losses = straight_run.plan.losses[-len(again) :]  # an iteration may have several
     wrong = []
     if differ:
         wrong.append(f"{len(differ)} tensors differ, e.g. {differ[0]}")
     if losses != again:
         i = next((i for i, (a, b) in enumerate(zip(losses, again, strict=False)) if a != b), 0)
         wrong.append(f"losses differ: straight {_short(losses[i : i + 3])}, resumed {_short(again[i : i + 3])}")
-    if not bitwise:  # kernels that are not deterministic: no further apart than two straight runs
+    if not bitwise:  # non-deterministic kernels: allow the difference between two uninterrupted runs
         noise = _apart(straight, go(None, None)[1])
         wrong = wrong if _apart(straight, resumed) > 2 * noise + 1e-6 else []
     if resumed_run.started != half:
@@ -396,7 +399,7 @@ def _in_a_new_process(proof: Proof, folder: Path) -> None:
 
 
 def _from_main(name: str, proof: Proof) -> str:
-    """One folder for all ranks."""
+    """Return rank 0's folder on all ranks."""
     if proof.accelerator.num_processes == 1:
         return name
     box = [name]

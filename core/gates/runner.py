@@ -1,4 +1,4 @@
-"""Gates in a row: each is proved, its verdict printed as it comes, a repro kept of what failed, gates.json written."""
+"""Runs gates in order. It prints each verdict at once, stores a repro of each failure and writes gates.json."""
 
 import contextlib
 import json
@@ -23,8 +23,8 @@ from trainworthy.core.recipe.stage import categorical as categorical
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """Products in fp32 keep their 23 bits inside. TF32, which an accelerator may use for them, keeps 10: differences of 1e-3, which
-    is what gates tell faults by."""
+    """Disable TF32 inside. TF32 keeps 10 mantissa bits of fp32's 23, so its errors of 1e-3 would hide the differences
+    that gates look for."""
     kinds = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [kind.allow_tf32 for kind in kinds]
     for kind in kinds:
@@ -37,8 +37,8 @@ def full_precision() -> Iterator[None]:
 
 
 def run_gates(gates: list[Gate], proof: Proof, *, known: dict[str, dict], console: Console) -> list[Verdict]:
-    """Prove each gate in order, print its verdict as it comes, keep a repro of what failed. Goes on after a failure: the
-    other verdicts help to find the cause."""
+    """Run each gate in order, print its verdict at once and store a repro of each failure. Continue after a failure,
+    since the other verdicts help to find the cause."""
     verdicts, cfg = [], proof.cfg
     known = {one.id: known[one.id] for one in gates if one.lasting and one.id in known}
     quiet = bool(known) and all(one.id in known for one in gates if one.lasting)
@@ -78,7 +78,7 @@ def _prove(one: Gate, proof: Proof) -> Verdict:
         raise
     except Exception as error:
         if world > 1:
-            raise  # other ranks wait in a collective: the launcher must end them
+            raise  # other ranks wait in a collective, so the launcher must end them
         frame = traceback.extract_tb(error.__traceback__)[-1]
         held = proof.once("stale", lambda: _stale(proof))
         if held and proof.memo.setdefault("stale in", one.id) != one.id:
@@ -114,17 +114,17 @@ def _prove(one: Gate, proof: Proof) -> Verdict:
 
 
 def _stale(proof: Proof) -> int:
-    """How many tensors the optimisers hold, where none of them is a parameter of the model; else 0."""
+    """Return the number of tensors in the optimisers if none of them is a parameter of the model; else 0."""
     try:
         _, stage = proof.look()
-    except Exception:  # what cannot be built has another fault
+    except Exception:  # another gate reports a stage that cannot be built
         return 0
     held = {id(p) for o in stage.optimizers.values() for g in o.param_groups for p in g["params"]}
     return 0 if held & {id(p) for p in stage.model.parameters()} else len(held)
 
 
 def _keep_repro(verdict: Verdict, finding: Finding, proof: Proof) -> None:
-    """gates/<id>/: the batch, a picture where the recipe can draw one, and a script of ten lines."""
+    """Write gates/<id>/: the batch, an image if the recipe can draw one, and a script of ten lines."""
     folder = proof.folder / "gates" / verdict.id
     folder.mkdir(parents=True, exist_ok=True)
     if finding.batch is not None:
@@ -166,7 +166,7 @@ def _show(v: Verdict, console: Console) -> None:
 
 
 def write(path: Path, verdicts: list[Verdict], *, stage: str = "", **more: Any) -> None:
-    """gates.json: these verdicts, behind those of other stages that stand there already."""
+    """Write gates.json: these verdicts, after those of other stages in the file."""
     before = json.loads(path.read_text())["gates"] if stage and path.exists() else []
     rows = [v for v in before if v["stage"] != stage] + [asdict(v) for v in verdicts]
     cost = round(sum(v["seconds"] for v in rows), 2)

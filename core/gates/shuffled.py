@@ -1,8 +1,8 @@
-"""What a net reaches on held-out samples that was trained on other samples' inputs: the null of tiny-data.
+"""Null model of tiny-data: the held-out score of a model that was trained on other samples' inputs.
 
-A net that was trained on shuffled labels gives all samples that look alike the same answer. Whether that answer is right is decided
-once per look-alike group, not once per sample: with ten such groups it reaches 20% or more in one draw of four, by luck. So luck is
-measured over relabellings of whole classes and, where there are too few of those, by training once more on permuted inputs.
+A model trained on shuffled labels gives similar samples the same answer, so each group of similar samples is right or
+wrong as a whole. With ten such groups it reaches 20% or more by luck in one draw of four. Therefore the null is
+measured over relabellings of whole classes and, if there are too few classes, by a second training on permuted inputs.
 """
 
 import math
@@ -14,14 +14,15 @@ from typing import Any
 from torch import Tensor
 from trainworthy.core.recipe.stage import Data, Metric
 
-MANY = 5  # classes whose relabellings are enough for a null of their own (120 of them)
-CLEAR = 0.3  # of the range from chance to the ceiling: a continuous target that is followed so well needs no second training
-FASTER = 0.05  # of the first loss: what right labels save over shuffled ones, on average over the later half, and
-TIMES = 1.5  # times as much as those were learnt (two shuffles: up to 1.3 times, measured)
+MANY = 5  # classes with enough relabellings (120) for a null distribution
+CLEAR = 0.3  # fraction of the range from chance to the ceiling: a continuous target predicted this well needs no second training
+FASTER = 0.05  # fraction of the first loss: mean advantage of right labels over shuffled ones in the later half, and
+TIMES = 1.5  # factor over the progress on shuffled labels (between two shuffles: up to 1.3, measured)
 
 
 def distinct(data: Data, indices: Sequence[int]) -> tuple[str, list[int]] | None:
-    """(name, values) of the first target that is one of a few whole numbers in every one of these samples, declared or not."""
+    """Return (name, values) of the first target that takes only a few whole numbers in these samples, declared or
+    not."""
     for key, entry in data.fields.items():
         if entry.role != "target" or not _whole(data.peek(indices[0], key)):
             continue
@@ -33,7 +34,7 @@ def distinct(data: Data, indices: Sequence[int]) -> tuple[str, list[int]] | None
 
 
 def reaches(metric: Metric, value: float, bar: float) -> bool:
-    """Is `value` as good as `bar`?"""
+    """Return whether `value` is as good as `bar`."""
     return value >= bar if metric.higher_is_better else value <= bar
 
 
@@ -48,14 +49,14 @@ class Retrained:
     """The same training on inputs that were permuted over the samples."""
 
     own: float
-    """Loss of some training samples, with each sample's own input: the mean over the later half of the evaluations that both runs
-    made (a net may start slowly)."""
+    """Loss of some training samples with their own inputs: the mean over the later half of the evaluations that both
+    runs made, because a model may start slowly."""
     shuffled: float
-    """The same with the inputs of others."""
+    """The same with other samples' inputs."""
     first: float
-    """The same of the untrained model."""
+    """The same for the untrained model."""
     gap: float
-    """How much better its held-out metric is with own inputs than with others': luck."""
+    """How much better the held-out metric is with a sample's own input than with another's: the part due to luck."""
 
     @classmethod
     def of(cls, own: Sequence[float], shuffled: Sequence[float], gap: float) -> "Retrained":
@@ -66,7 +67,7 @@ class Retrained:
 
     @property
     def belongs(self) -> bool:
-        """Are the samples' own inputs learnt clearly faster than those of others?"""
+        """Return whether the samples' own inputs are learnt clearly faster than others' inputs."""
         saved, learnt = self.shuffled - self.own, self.first - self.shuffled
         return math.isfinite(self.own) and saved > max(FASTER * abs(self.first), (TIMES - 1) * learnt)
 

@@ -1,4 +1,5 @@
-"""A few hundred samples are learnt, and what is learnt carries to unseen ones. The null is in shuffled.py."""
+"""Tiny-data gate: the model learns a few hundred samples, and scores above chance on unseen ones. The null model is in
+shuffled.py."""
 
 import math
 import statistics
@@ -16,18 +17,18 @@ from trainworthy.core.gates.shuffled import CLEAR, FASTER, MANY, Retrained, dist
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Data, Metric, Stage, View
 
-TINY, HELD_OUT, FEWEST = 256, 250, 32  # samples to learn from, to score on, and what is too few of either
-PERMUTATIONS, ENOUGH = 10, 4  # and how many do where they leave no doubt: twice what is needed
-LEARNT = 0.1  # of chance to ceiling: what counts as learnt
-CLOSE = 1.5  # times what is needed: clear by so little is tried on other samples, too
+TINY, HELD_OUT, FEWEST = 256, 250, 32  # training samples, held-out samples, and the minimum of either
+PERMUTATIONS, ENOUGH = 10, 4  # and the fewer that suffice if the result is twice what is needed
+LEARNT = 0.1  # fraction of the range from chance to the ceiling that counts as learnt
+CLOSE = 1.5  # below this factor over what is needed, other samples are tried too
 TINY_STEPS = 120
-LOSS_SAMPLES = 64  # of those learnt from, whose loss is followed
-SECONDS = 60.0  # of this process; a tiny-data run that takes more ends there
+LOSS_SAMPLES = 64  # training samples whose loss is tracked
+SECONDS = 60.0  # time limit of a tiny-data run on this process
 
 
 @dataclass
 class Skill:
-    """The metric on some samples with their own inputs, against the same samples paired with the inputs or classes of others."""
+    """The metric on samples with their own inputs, against the same samples with other samples' inputs or classes."""
 
     own: float
     others: float
@@ -50,9 +51,9 @@ class Skill:
 def skill(
     run: Run, stage: Stage, data: Data, indices: list[int], seed: int, classes: tuple[str, list[int]] | None = None
 ) -> Skill:
-    """Does the model answer from the input? Inputs are permuted over the samples, so that what it knows of the targets'
-    distribution alone scores the same on both sides, whatever the metric. With `classes` (target, values) whole classes are
-    permuted instead: what a net that was trained on shuffled labels gets right, it gets right by the class (see shuffled.py)."""
+    """Measure whether the model answers from the input. Inputs are permuted over the samples, so knowledge of the
+    target distribution alone scores the same on both sides, with any metric. With `classes` (target, values), whole
+    classes are permuted instead (see shuffled.py)."""
     metric = stage.gate_evaluator.metric
     sign = 1 if metric.higher_is_better else -1
 
@@ -80,20 +81,20 @@ def skill(
 
 
 def _range(metric: Metric, chance: float) -> float:
-    """From chance to the ceiling; the measured chance counts where it is better than the declared one."""
+    """Range from chance to the ceiling. The measured chance level counts if it is better than the declared one."""
     return abs(metric.ceiling - (chance if metric.better(chance, metric.floor) else metric.floor))
 
 
 def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int, patient: bool = False,
                   seed: int | None = None) -> dict:  # fmt: skip
-    """The recipe's own `train()`, its draws, rates and schedule, on `n` samples; every `every` steps the held-out metric. In
-    budget it ends when that metric has come a third of the way from measured chance to the ceiling, unless `patient`. `seed`: of
-    the choice of the samples."""
+    """Run the recipe's own `train()`, with its draws, rates and schedule, on `n` samples, and compute the held-out
+    metric every `every` steps. Stop early once that metric is a third of the way from measured chance to the ceiling,
+    unless `patient`. `seed` selects the samples."""
     started, seed = time.process_time(), proof.cfg.run.seed if seed is None else seed
     _, stage = proof.look()
     train, val = stage.data["train"], stage.data["val"]
     key, only = categorical(train), None
-    if key:  # a thousand classes: sixteen of them, so that each has samples to learn from
+    if key:  # with a thousand classes, use sixteen, so that each has several samples
         seen = [int(train.get(i, None)[key]) for i in pick(train, n, seed)]
         only = sorted(set(seen), key=lambda c: (-seen.count(c), c))[:16]
     learn, held_out = pick(train, n, seed, only=only), pick(val, HELD_OUT, seed, only=only)
@@ -112,7 +113,8 @@ def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int, p
     third = seeds.permutation(len(held_out), seed, "chance").tolist()
 
     def carries(stage: Stage, value: float) -> bool:
-        """A third of the way? Chance is what the same model scores with the inputs of other samples, never assumed."""
+        """Return whether the metric is a third of the way. Chance is measured with other samples' inputs, never
+        assumed."""
         m = stage.gate_evaluator.metric
         if not reaches(m, value, m.floor + (m.ceiling - m.floor) / 3):
             return False
@@ -120,7 +122,7 @@ def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int, p
         return reaches(m, value, chance + (m.ceiling - chance) / 3)
 
     def loss_of(run: Run, stage: Stage, swap: list[int] | None = None) -> float:
-        """On some of the samples it learns from, read with the same draws each time."""
+        """Return the loss on some training samples, with the same draws each time."""
         some = View(train, learn, swap=swap)
         batch = fetch(some, list(range(min(len(learn), LOSS_SAMPLES))), seed, run.device)
         with evaluating(stage.model):
@@ -154,7 +156,7 @@ def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int, p
               "exchanged": paths.taken_for_each_other(run, stage, learn, more)}  # fmt: skip
 
     def retrain() -> Retrained:
-        """As many steps once more, on permuted inputs."""
+        """Train once more for as many steps, on permuted inputs."""
         mixed = seeds.permutation(len(learn), seed, "mixed").tolist()
         losses: list[float] = []
         began = time.process_time()
@@ -175,7 +177,7 @@ def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int, p
 
 
 def _afford(proof: Proof, samples: int) -> None:
-    """Skip where evaluating so many samples takes longer than the whole gate may (a metric read from generated sequences)."""
+    """Skip if evaluating so many samples takes longer than the whole gate may (a metric on generated sequences)."""
     run, stage = proof.build(Plan(steps=1))
     few = View(stage.data["val"], range(min(16, len(stage.data["val"]))))
     started = time.process_time()
@@ -188,14 +190,14 @@ def _afford(proof: Proof, samples: int) -> None:
 @gate(
     "tiny-data",
     rows="C19",
-    title="a few hundred samples are learnt, and what is learnt carries to unseen ones",
+    title="the model learns a few hundred samples, and generalises to unseen ones",
     reads="data model loss counts evaluate metric probe confusion optimizers state train",
 )
 def tiny_data(proof: Proof) -> Finding:
-    """A short run of `train()` on 256 samples, judged on them and on 250 held-out ones: on both the metric must be clearly better
-    than what a net reaches that was trained on shuffled labels. A pretrained model overfits by design: no distance between the two
-    is judged. What is not clear gets four times as many steps, and what is clear by little other samples. Deep: 250 samples, 30
-    epochs (120 if need be), and a plateau."""
+    """Run `train()` briefly on 256 samples, then score those and 250 held-out ones. On both, the metric must be clearly
+    better than that of a model trained on shuffled labels. A pretrained model overfits here, so the gap between the two
+    is not limited. An unclear result gets four times as many steps; a narrow pass is repeated on other samples. Deep:
+    250 samples, 30 epochs (120 if needed), and a plateau."""
     probe_run, probe = proof.look()
     train_set(probe)
     if probe.expect.gate_batch_size and not proof.deep:
@@ -261,8 +263,8 @@ def tiny_data(proof: Proof) -> Finding:
 
 
 def _in_time(found: dict, whole: dict) -> dict:
-    """What is judged where the time was over before anything was clear: the run that ended, if there is one. One that was cut
-    short, or whose loss was still falling, proves nothing."""
+    """Return the result to use if time ran out before a clear one: the run that ended, if there is one. A run that was
+    cut short, or whose loss was still falling, counts as no evidence."""
     judged = found if found["steps"] >= found["at_most"] else whole
     losses = judged.get("losses", [])
     quarter = max(1, len(losses) // 4)
@@ -275,7 +277,8 @@ def _in_time(found: dict, whole: dict) -> dict:
 
 
 def _why_not_learnt(learnt: Skill, carried: Skill, retrained: Retrained | None) -> str:
-    """Likely causes, the one first that the second training speaks for: right labels are learnt faster than shuffled ones."""
+    """Likely causes. The second training decides which comes first: right labels are learnt faster than shuffled
+    ones."""
     shuffled = (
         "labels shuffled before the split, or read in another order than their inputs: they do not belong together\n"
     )
@@ -294,9 +297,9 @@ def _why_not_learnt(learnt: Skill, carried: Skill, retrained: Retrained | None) 
 
 
 def _still_gains(curve: list[float], metric: Metric) -> tuple[float, float]:
-    """(how much better the second half of the last third of the evaluations is than its first half, what a plateau allows: noise,
-    or a tenth of all that was learnt; a straight climb gives a sixth). Noise is taken from differences of neighbours, which a
-    trend hardly changes."""
+    """(improvement between the halves of the last third of the evaluations, what a plateau allows: the noise, or a
+    tenth of the total gain; a linear climb gives a sixth). The noise is estimated from differences of neighbours, which
+    a trend hardly changes."""
     last = curve[-(len(curve) // 3) :]
     half = len(last) // 2
     late = statistics.mean(last[-half:])

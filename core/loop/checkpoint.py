@@ -1,8 +1,10 @@
-"""Checkpoints that survive a kill at any moment: temporary folder, manifest with hashes, fsync, rename, then retention.
+"""Checkpoints that survive a kill at any moment: write to a temporary folder, add a manifest with hashes, fsync,
+rename, then delete old ones.
 
-Layout of `checkpoints/<stage>/`: `step-<n>/` complete states (the last `keep`), `latest` a link to the newest complete one,
-`best-step-<n>/` weights only, `best_val_<metric>` a link to the best of them. What grows and never changes (`Segment`) is written
-once: later checkpoints hold hard links to the same file, so that each is whole, and what none refers to any more is gone.
+Layout of `checkpoints/<stage>/`: `step-<n>/` complete states (the last `keep`), `latest` a link to the newest complete
+one, `best-step-<n>/` weights only, `best_val_<metric>` a link to the best of them. A part that never changes again
+(`Segment`) is written once. Later checkpoints hold hard links to its file, so each checkpoint is complete, and a file
+disappears with its last link.
 """
 
 import hashlib
@@ -24,21 +26,21 @@ from trainworthy.core.base.errors import DISK_FULL, Stop, UserError
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
-TRIES, PAUSE = 3, 0.3  # readings of a file that a disk would not give, and seconds between them
-SEGMENT = "file of a segment"  # the one key of what stands for it in state.pt
+TRIES, PAUSE = 3, 0.3  # attempts to read a file after a disk error, and seconds between them
+SEGMENT = "file of a segment"  # key of a segment's placeholder in state.pt
 
 
 class Segment:
-    """A part of a state that never changes again, anywhere in what `state_dict` returns; `load_state_dict` gets one back. Its keys
-    are its identity: under the same keys a run gives the same tensors, and only the first checkpoint asks for them. Segments
-    side by side in one dict are consecutive parts of one whole."""
+    """A part of a state that never changes again, anywhere in the result of `state_dict`; `load_state_dict` gets one
+    back. Its keys identify it: within a run, the same keys mean the same tensors, so only the first checkpoint reads
+    them. Segments next to each other in one dict are consecutive parts of one whole."""
 
     def __init__(self, read: Callable[[], dict[str, Tensor]]):
         self.read = read
 
 
 def weights(module: nn.Module, *, without: Collection[str] = ()) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors by name, aliases): tied parameters are kept once, `aliases` says which names share them."""
+    """Return (tensors by name, aliases). Tied parameters occur once; `aliases` maps their other names."""
     tensors, aliases, seen = {}, {}, {}
     for name, tensor in module.state_dict().items():
         if name in without:
@@ -53,7 +55,7 @@ def weights(module: nn.Module, *, without: Collection[str] = ()) -> tuple[dict[s
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """A hash of names and values."""
+    """Return a hash of names and values."""
     found = hashlib.blake2b(digest_size=16)
     for name, tensor in tensors.items():
         found.update(name.encode())
@@ -62,14 +64,14 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def save_weights(path: Path, tensors: dict[str, Tensor], aliases: dict[str, str]) -> None:
-    """Safetensors with the aliases in its metadata."""
+    """Write safetensors with the aliases in the metadata."""
     save_file(
         {k: v.contiguous() for k, v in tensors.items()}, path, metadata={"format": "pt", "aliases": json.dumps(aliases)}
     )
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """A full state dict from `save_weights`' file, aliases expanded."""
+    """Read a full state dict from a file of `save_weights`, with aliases expanded."""
     from safetensors import safe_open
 
     tensors = load_file(path)
@@ -79,14 +81,14 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def swap(tree: Any, change: Callable[[str, Any], Any], *keys: Any) -> Any:
-    """Nested dicts with `change(name, leaf)` in place of every leaf; its keys, joined, are its name."""
+    """Return nested dicts with `change(name, leaf)` in place of every leaf; `name` joins the leaf's keys."""
     if isinstance(tree, dict) and SEGMENT not in tree:
         return {k: swap(v, change, *keys, k) for k, v in tree.items()}
     return change(".".join(map(str, keys)), tree)
 
 
 def snapshot(tree: Any) -> Any:
-    """A copy of nested state on the host: what a writer may read while training goes on."""
+    """Return a copy of nested state on the host, which a writer can read while training continues."""
     if isinstance(tree, Tensor):
         return tree.detach().to("cpu", copy=True)
     if isinstance(tree, dict):
@@ -97,8 +99,8 @@ def snapshot(tree: Any) -> Any:
 
 
 def verify(folder: Path) -> str:
-    """Empty if `folder` is a complete checkpoint, else what is wrong with it. UserError: it cannot be read just now, which says
-    nothing about what is in it: passing over it would lose steps that are safe."""
+    """Return what is wrong with the checkpoint in `folder`; empty if it is complete. Raises UserError if it cannot be
+    read at present: that is no sign of damage, and skipping the checkpoint would lose steps."""
     for left in reversed(range(TRIES)):
         try:
             return _fault(folder)
@@ -110,11 +112,11 @@ def verify(folder: Path) -> str:
                                 next="the same command again; if the disk stays silent, move this checkpoint away and resume "
                                      "from the one before") from None  # fmt: skip
         time.sleep(PAUSE)
-    raise AssertionError  # the last try returns or raises
+    raise AssertionError  # the last attempt returns or raises
 
 
 def _fault(folder: Path) -> str:
-    """As `verify`; OSError where files are there and cannot be read."""
+    """As `verify`, but raises OSError if files exist and cannot be read."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         for name, entry in manifest["files"].items():
@@ -128,7 +130,8 @@ def _fault(folder: Path) -> str:
 
 
 def survey(folder: Path) -> tuple[Path | None, dict[str, str]]:
-    """(newest full checkpoint of a stage's folder whose hashes match, {name of a newer one: what is wrong with it})."""
+    """Return (newest full checkpoint of a stage's folder with matching hashes, {name of a newer one: what is wrong with
+    it})."""
     damaged = {}
     for one in reversed(_steps(folder)):
         why = verify(one)
@@ -139,8 +142,8 @@ def survey(folder: Path) -> tuple[Path | None, dict[str, str]]:
 
 
 def assert_resumable(run_folder: Path, identity: dict[str, Any]) -> None:
-    """UserError if a stage of the run has checkpoints and none of them is whole, or the newest is of another run. Nothing is
-    changed: to begin again at step 0 would overwrite what there is."""
+    """Raise UserError if a stage of the run has checkpoints but no complete one, or if the newest belongs to another
+    run. It changes nothing, since a restart at step 0 would overwrite them."""
     home = run_folder / "checkpoints"
     for folder in sorted(p for p in home.glob("*") if p.is_dir()):
         _put_back(folder)
@@ -161,7 +164,7 @@ def assert_resumable(run_folder: Path, identity: dict[str, Any]) -> None:
 
 
 def assert_own(folder: Path, identity: dict[str, Any]) -> None:
-    """UserError if a checkpoint was written by a run of another recipe or seed."""
+    """Raise UserError if a run of another recipe or seed wrote a checkpoint."""
     info = json.loads((folder / "info.json").read_text())
     wrong = {k: (v, identity[k]) for k, v in info.get("run", {}).items() if k in identity and v != identity[k]}
     if wrong:
@@ -172,11 +175,11 @@ def assert_own(folder: Path, identity: dict[str, Any]) -> None:
 
 
 class Checkpoints:
-    """Writer and reader of one stage's checkpoints. Only one process may write."""
+    """Writes and reads one stage's checkpoints. Only one process may write."""
 
     def __init__(self, folder: Path, *, keep: int = 2, n_best: int = 3):
         self.folder, self.keep, self.n_best = folder, keep, n_best
-        self._writer = ThreadPoolExecutor(1)  # one thread: files are written in the order they were asked for
+        self._writer = ThreadPoolExecutor(1)  # one thread, so that files are written in order
         self._pending: Future | None = None
         self._pending_best: Future | None = None
         self._held: dict[str, tuple[Path, dict]] = {}  # segments of the newest checkpoint: (file, its manifest's entry)
@@ -184,13 +187,13 @@ class Checkpoints:
     def save(
         self, step: int, model: nn.Module, state: dict[str, Any], info: dict[str, Any], *, without: Collection[str] = ()
     ) -> None:
-        """A complete state. Blocks for the copy to the host only; a thread writes it, and the next save waits for it. No save waits
-        for weights that `save_best` writes.
+        """Write a complete state. Only the copy to the host blocks; a thread writes it, and the next save waits for
+        that thread. No save waits for weights that `save_best` writes.
 
-        `state` is loaded with weights_only=True: tensors, numbers, strings, lists, dicts, segments in dicts. `info` goes to JSON.
-        `without` names weights that are not the run's own: whoever builds the model again has them.
+        `state` is loaded with weights_only=True: tensors, numbers, strings, lists, dicts, and segments in dicts. `info`
+        becomes JSON. `without` names weights that the recipe can load again from their own source.
         """
-        self._wait_for_state()  # what it writes is linked to
+        self._wait_for_state()  # this save links to files of the one before
         tensors, aliases = weights(model, without=without)
         segments: dict[str, Segment] = {}
 
@@ -230,7 +233,7 @@ class Checkpoints:
         best: list[int],
         without: Collection[str] = (),
     ) -> None:
-        """Weights only. `best` lists the steps worth keeping, best first (this one among them)."""
+        """Write weights only. `best` lists the steps to keep, best first, including this one."""
         tensors, aliases = weights(model, without=without)
         tensors = snapshot(tensors)
 
@@ -243,11 +246,11 @@ class Checkpoints:
             keep = {f"best-step-{s}" for s in best}
             self._prune([p for p in self.folder.glob("best-step-*") if p.name not in keep])
 
-        self._wait_for_best()  # at most one copy of the weights waits to be written
+        self._wait_for_best()  # at most one copy of the weights is queued
         self._pending_best = self._writer.submit(job)
 
     def wait(self) -> None:
-        """Until what was saved is on disk; raises what went wrong there."""
+        """Wait until all saves are on disk; raise their errors."""
         self._wait_for_state()
         self._wait_for_best()
 
@@ -264,7 +267,7 @@ class Checkpoints:
             return
         try:
             pending.result()
-        except (OSError, RuntimeError, SafetensorError) as error:  # the writers wrap a full disk each in their own way
+        except (OSError, RuntimeError, SafetensorError) as error:  # each writer reports a full disk differently
             number = getattr(error, "errno", None)
             full = number in DISK_FULL or shutil.disk_usage(self.folder).free < 2**20
             raise Stop(
@@ -285,11 +288,12 @@ class Checkpoints:
         return _steps(self.folder)
 
     def survey(self) -> tuple[Path | None, dict[str, str]]:
-        """(newest full checkpoint whose hashes match, {name of a newer one: what is wrong with it})."""
+        """Return (newest full checkpoint with matching hashes, {name of a newer one: what is wrong with it})."""
         return survey(self.folder)
 
     def clean(self) -> None:
-        """Make the folder if it is not there, and remove what a kill left half done. Only the process that writes may do this."""
+        """Create the folder if needed, and remove what a kill left incomplete. Only the writing process may call
+        this."""
         self.folder.mkdir(parents=True, exist_ok=True)
         _put_back(self.folder)
         for left in (*self.folder.glob(".trash-*"), *self.folder.glob(".writing-*")):
@@ -298,11 +302,11 @@ class Checkpoints:
             link.unlink()
 
     def newest(self) -> Path | None:
-        """The newest complete full checkpoint."""
+        """Return the newest complete full checkpoint."""
         return self.survey()[0]
 
     def load(self, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
-        """(model state dict, state, info) of a complete checkpoint; what is saved next goes on from it."""
+        """Return (model state dict, state, info) of a complete checkpoint. Later saves continue from it."""
         info, files = (json.loads((folder / name).read_text()) for name in ("info.json", MANIFEST))
         self._held = {}
 
@@ -319,7 +323,7 @@ class Checkpoints:
     def _publish(
         self, name: str, write: Callable[[Path], None], *, link: str | None, known: Mapping[str, dict] | None = None
     ) -> dict[str, dict]:
-        """The manifest's entries; those of files that are `known` are not computed again."""
+        """Return the manifest's entries. Hashes of files in `known` are not computed again."""
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self.folder / f".writing-{name}"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -337,7 +341,7 @@ class Checkpoints:
         final, trash = self.folder / name, self.folder / f".trash-{name}"
         if (
             final.exists()
-        ):  # a resumed run passes the same step again; the old one is whole until the new one has its name
+        ):  # a resumed run repeats this step; the old folder stays complete until the new one has its name
             shutil.rmtree(trash, ignore_errors=True)
             os.rename(final, trash)
         os.rename(temporary, final)
@@ -354,12 +358,12 @@ class Checkpoints:
         for folder in folders:
             trash = folder.with_name(f".trash-{folder.name}")
             shutil.rmtree(trash, ignore_errors=True)
-            os.rename(folder, trash)  # a kill between here and the end leaves nothing that looks like a checkpoint
+            os.rename(folder, trash)  # renamed first, so that a kill leaves nothing that looks like a checkpoint
             shutil.rmtree(trash, ignore_errors=True)
 
 
 def load_into(module: nn.Module, state: dict[str, Tensor], *, where: str, without: Collection[str] = ()) -> None:
-    """Load a full state dict, but for what was saved `without`; a name too many or too few is fatal."""
+    """Load a full state dict, except the names in `without`. A missing or an unexpected name raises an error."""
     missing, unexpected = module.load_state_dict(state, strict=False)
     missing = [name for name in missing if name not in without]
     if missing or unexpected:
@@ -370,7 +374,8 @@ def load_into(module: nn.Module, state: dict[str, Tensor], *, where: str, withou
 
 
 def _put_back(folder: Path) -> None:
-    """Give a whole checkpoint its name back that was moved aside for one of the same step, which a kill kept from coming."""
+    """Restore the name of a complete checkpoint that was moved aside for a new one of the same step, if a kill
+    prevented the new one."""
     for trash in folder.glob(".trash-step-*"):
         whole = trash.with_name(trash.name.removeprefix(".trash-"))
         if not whole.exists() and not verify(trash):
@@ -386,7 +391,7 @@ def _step(folder: Path) -> int:
 
 
 def _link(file: Path, to: Path) -> None:
-    """The same file under another name; a copy where the file system has no such links."""
+    """Hard-link the file; copy it if the file system has no hard links."""
     try:
         os.link(file, to)
     except OSError:

@@ -1,4 +1,4 @@
-"""An exponential moving average of a model's weights (Polyak & Juditsky 1992), in one fused update a step."""
+"""An exponential moving average of a model's weights (Polyak & Juditsky 1992), with one fused update per step."""
 
 import copy
 from typing import Any
@@ -11,8 +11,8 @@ from trainworthy.core.base.errors import UserError
 class Ema:
     """`model` holds the average of parameters and buffers; call `update(trained)` after every optimiser step.
 
-    The decay is ramped, min(decay, (1 + n) / (10 + n)) after n updates: without the ramp an average of 0.999 is still 82% initial
-    weights after 200 steps. Counters and other integers are copied.
+    The decay is ramped: min(decay, (1 + n) / (10 + n)) after n updates. Without the ramp, an average with decay 0.999
+    still has 82% initial weights after 200 steps. Counters and other integers are copied.
     """
 
     def __init__(self, model: nn.Module, decay: float):
@@ -45,6 +45,6 @@ class Ema:
 
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:
-    """Parameters and buffers, each once though it be tied; one walk over the modules, half of the time of two."""
+    """Parameters and buffers, tied ones once, from a single walk over the modules (two walks take twice the time)."""
     every = (t for m in model.modules() for t in (*m._parameters.values(), *m._buffers.values()) if t is not None)
     return list({id(t): t for t in every}.values())

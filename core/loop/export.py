@@ -1,4 +1,4 @@
-"""What a run leaves for others: weights, what they are the weights of, and a program that runs without this project."""
+"""Writes a run's export: weights, their config, and a program that runs without this project."""
 
 import copy
 import json
@@ -13,14 +13,16 @@ from torch import Tensor, nn
 def save(
     folder: Path, net: nn.Module, config: dict[str, Any], example: Tensor, *, weights: nn.Module | None = None
 ) -> None:
-    """model.safetensors (of `weights`, where the library that loads it knows only a part of `net`), config.json and model.pt2."""
+    """Write model.safetensors, config.json and model.pt2. `weights`: the submodule to save, if the loading library
+    knows only a part of `net`."""
     save_file((net if weights is None else weights).state_dict(), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     program(net, example, folder / "model.pt2")
 
 
 def program(net: nn.Module, example: Tensor, path: Path) -> None:
-    """The net in eval mode as a torch.export program for CPU: any number of inputs like those in `example` (B, ...)."""
+    """Write the net in eval mode as a torch.export program for CPU, for any batch size with inputs like `example` (B,
+    ...)."""
     batch = {0: torch.export.Dim("batch", min=1)}
     exported = torch.export.export(copy.deepcopy(net).eval().cpu(), (example.cpu(),), dynamic_shapes=(batch,))
     torch.export.save(exported, path)

@@ -1,4 +1,5 @@
-"""Weights to start from: `--init-from` loads what fits by name and shape, never an optimiser, and says what share that was."""
+"""`--init-from` loads the weights that match by name and shape, never an optimiser, and reports the fraction that
+matched."""
 
 import functools
 import hashlib
@@ -15,11 +16,11 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.checkpoint import load_weights, weights
 from trainworthy.core.recipe.stage import Stage
 
-# Where a folder keeps its weights, best first: a hub snapshot or a checkpoint, then a run folder.
+# Files with weights in a folder, in order of preference: a hub snapshot or a checkpoint, then a run folder.
 PLACES = ("model.safetensors", "model.safetensors.index.json", "export/model.safetensors",
           "checkpoints/*/best_val_*/model.safetensors", "checkpoints/*/latest/model.safetensors", "*.safetensors",
           "pytorch_model.bin")  # fmt: skip
-NOTHING = 0.01  # share of parameters below which a file is of another architecture
+NOTHING = 0.01  # fraction of matching parameters below which the file is from another architecture
 
 
 @dataclass
@@ -33,35 +34,35 @@ class Weights:
 
 @dataclass
 class Match:
-    """How the names and shapes of a state dict fit a model; tied parameters count once."""
+    """Result of matching a state dict to a model by name and shape; tied parameters count once."""
 
     pairs: dict[str, Tensor] = field(default_factory=dict)
-    """The model's name -> the tensor of that name and shape in the file."""
+    """The model's name -> the file's tensor with that name and shape."""
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     mismatched: list[str] = field(default_factory=list)
     """Names with both shapes."""
     prefix: str = ""
-    """What had to be done to the file's names, in words."""
+    """The change made to the file's names, for display."""
 
 
 @dataclass
 class Start:
-    """What a model was started from, as args.json keeps it."""
+    """The weights that a model started from, as args.json stores them."""
 
     file: str
     sha256: str
     share: float
-    """Of the parameters, by elements."""
+    """Fraction of the parameters, by elements."""
     missing: list[str]
     kept: list[str]
-    """Not in the file either, but loaded by the recipe before."""
+    """Parameters that are not in the file, but that the recipe had loaded before."""
     unexpected: list[str]
     mismatched: list[str]
     prefix: str
 
     def lines(self) -> str:
-        """For the console."""
+        """Return lines for the console."""
         said = f"init   {self.file} (sha256 {self.sha256[:12]}): {self.share:.1%} of the parameters loaded"
         said += f"; {self.prefix}" if self.prefix else ""
         for what, names in (("left fresh, of another shape", self.mismatched), ("left fresh, not in the file", self.missing),
@@ -73,12 +74,12 @@ class Start:
 
 
 def few(names: list[str], n: int = 4) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names, and the number of further ones."""
     return ", ".join(names[:n]) + (f" and {len(names) - n} more" if len(names) > n else "")
 
 
 def locate(path: Path) -> Path:
-    """The file that `path` (a file, a run folder, a checkpoint, a hub snapshot) means."""
+    """Return the file of weights for `path` (a file, a run folder, a checkpoint, a hub snapshot)."""
     if not path.exists():
         raise UserError(f"--init-from {path}: no such file or folder",
                         needed="a .safetensors file, a run folder, or a folder with model.safetensors")  # fmt: skip
@@ -92,7 +93,7 @@ def locate(path: Path) -> Path:
 
 @functools.lru_cache(maxsize=1)
 def read_weights(path: Path, *, trust_pickle: bool) -> Weights:
-    """The tensors in `path`, read once per process."""
+    """Return the tensors in `path`, read once per process."""
     file = locate(path)
     parts = [file]
     try:
@@ -126,10 +127,10 @@ def _unpickle(file: Path, trusted: bool) -> dict[str, Tensor]:
             loaded = torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError:
             loaded = torch.load(file, map_location="cpu", weights_only=False)
-    except Exception as error:  # a foreign pickle raises whatever it likes
+    except Exception as error:  # a foreign pickle can raise anything
         raise ValueError(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
     tree = loaded.state_dict() if isinstance(loaded, nn.Module) else loaded
-    # Trainers put the weights beside optimiser and counters: the state dict is the largest dict of tensors.
+    # Trainers also store optimiser and counters: the state dict is the largest dict of tensors.
     dicts = [d for d in ([tree, *tree.values()] if isinstance(tree, dict) else []) if isinstance(d, dict)]
     found = [{k: v for k, v in d.items() if isinstance(v, Tensor)} for d in dicts]
     best = max(found, key=lambda d: sum(t.numel() for t in d.values()), default={})
@@ -139,9 +140,9 @@ def _unpickle(file: Path, trusted: bool) -> dict[str, Tensor]:
 
 
 def match(model: nn.Module, tensors: dict[str, Tensor]) -> Match:
-    """Pair the names; where most of them only differ by a prefix, that prefix is taken off (or put before them)."""
+    """Match the names. If most differ only by a prefix, the prefix is removed or added."""
     own, aliases = weights(model)
-    kept = {name: name for name in own} | aliases  # every name -> the one it is kept under
+    kept = {name: name for name in own} | aliases  # every name -> the name of its tied parameter
     strip, add = _prefix(list(tensors), set(kept))
     found = Match()
     if strip or add:
@@ -160,7 +161,8 @@ def match(model: nn.Module, tensors: dict[str, Tensor]) -> Match:
 
 
 def _prefix(names: list[str], known: set[str]) -> tuple[str, str]:
-    """(to take off, to put before): the one that makes most of the file's or the model's names match; mostly neither."""
+    """Return the prefixes (to remove, to add) with which most of the file's or the model's names match; usually
+    neither."""
     needed = min(len(names), len(known)) / 2
 
     def common(words: list[str]) -> list[str]:
@@ -180,10 +182,11 @@ def _prefix(names: list[str], known: set[str]) -> tuple[str, str]:
 
 
 def equal(model: nn.Module, pairs: dict[str, Tensor], *, fresh: tuple[str, ...] = ()) -> tuple[float, list[str]]:
-    """(share of the parameters, by elements, that are bitwise the file's; names that stand in the file and differ).
+    """Return (fraction of the parameters, by elements, that equal the file's bitwise; names in the file whose values
+    differ).
 
-    Buffers do not count: statistics may be the recipe's own. Nor do integers, which stand for other numbers (weights in four bits):
-    what those are is for the recipe to prove. `fresh` are prefixes of names that are new on purpose.
+    Buffers do not count, since statistics may be the recipe's own. Integers do not count either, since they encode
+    other numbers (4-bit weights); the recipe's own gate checks those. `fresh`: name prefixes that are new on purpose.
     """
     total = same = 0
     changed = []
@@ -200,17 +203,18 @@ def equal(model: nn.Module, pairs: dict[str, Tensor], *, fresh: tuple[str, ...] 
 
 
 def start_from(stage: Stage, path: Path, *, trust_pickle: bool) -> None:
-    """Copy what fits into the stage's model and note it in `stage.pretrained`; nothing fits: an error."""
+    """Copy the matching weights into the stage's model and store them in `stage.pretrained`. Raises if nothing
+    matches."""
     found = read_weights(path, trust_pickle=trust_pickle)
     fits = match(stage.model, found.tensors)
     own, _ = weights(stage.model)
-    trainable = {n: p.numel() for n, p in stage.model.named_parameters()}  # a shared buffer is no kinship
+    trainable = {n: p.numel() for n, p in stage.model.named_parameters()}  # buffers do not count
     if sum(trainable.get(n, 0) for n in fits.pairs) < NOTHING * sum(trainable.values()):
         raise _misfit(found, {n: own[n] for n in trainable})
     with torch.no_grad():
         for name, tensor in fits.pairs.items():
             own[name].copy_(tensor)
-    # Weights that the recipe loaded stay what they were where the file (an adapter's) says nothing of them.
+    # Weights that the recipe loaded stay unchanged if the file (an adapter's) does not contain them.
     stage.pretrained = found.tensors if stage.pretrained is None else {**stage.pretrained, **fits.pairs}
 
 
@@ -232,7 +236,7 @@ def _misfit(found: Weights, own: dict[str, Tensor]) -> UserError:
 
 
 def report(stage: Stage, path: Path, *, trust_pickle: bool) -> Start:
-    """What `start_from` did to a stage that was just built."""
+    """Return what `start_from` did to a stage that was just built."""
     found = read_weights(path, trust_pickle=trust_pickle)
     fits = match(stage.model, found.tensors)
     share, _ = equal(stage.model, fits.pairs)
@@ -244,8 +248,8 @@ def report(stage: Stage, path: Path, *, trust_pickle: bool) -> Start:
 
 
 def holds_state(optimizer: torch.optim.Optimizer) -> list[str]:
-    """Kinds of state (exp_avg, momentum_buffer, ...) that are not zero: what an optimiser has before its first step is
-    another run's."""
+    """Return the kinds of state (exp_avg, momentum_buffer, ...) with non-zero values. Before its first step, an
+    optimiser can have them only from another run."""
     kinds = {
         k for s in optimizer.state.values() for k, v in s.items() if isinstance(v, (Tensor, int, float)) and _any(v)
     }

@@ -1,6 +1,7 @@
-"""What a stage's updates and evaluations said: kept on the device, read back now and then in one transfer, judged and written.
+"""Collects the metrics of a stage's updates and evaluations. They stay on the device, are read back together, checked
+and written.
 
-A value that is read at every step makes the host wait for the device at every step.
+Reading a value at every step would make the host wait for the device at every step.
 """
 
 import math
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
     from trainworthy.core.loop.run import Run
 
 
-SECONDS = 5.0  # a run whose steps are slow is not left in the dark until `--run.log-every` of them are over
+SECONDS = 5.0  # a run with slow steps reports before `--run.log-every` steps are over
 
 
 class Halt(Stop):
-    """What was read stops the run. `keep`: are the weights as they are worth a checkpoint?"""
+    """A metric that was read stops the run. `keep`: whether the current weights are worth a checkpoint."""
 
     def __init__(self, what: str, *, keep: bool):
         super().__init__(what)
@@ -40,7 +41,7 @@ class Logged:
     step: int
     keys: list[list[loader.Key]]
     made: list[dict]
-    """The batches themselves, where the loop made them."""
+    """The batches themselves, if the loop made them."""
     names: list[str]
     values: Tensor
     rates: dict[str, float]
@@ -49,32 +50,32 @@ class Logged:
 
 
 class Journal:
-    """Of one stage of a run. What `state()` returns goes into its checkpoints."""
+    """Metrics of one stage of a run. Checkpoints store what `state()` returns."""
 
     def __init__(self, run: "Run"):
         self.run = run
         self.history: list[dict[str, float]] = []  # one row per evaluation
         self.best: list[tuple[float, int]] = []  # (value, step) of the best evaluations, best first
-        self.skipped: list[int] = []  # steps whose loss or gradient was not finite
+        self.skipped: list[int] = []  # steps with a NaN or infinite loss or gradient
         self.live: monitors.Live | None = None
         self.pending: list[Logged] = []
-        self.shown = ""  # beside the bar
+        self.shown = ""  # text next to the progress bar
         self._epoch_sums: dict[str, tuple[float, int]] = {}  # (sum, count) since the last evaluation
         self._bad_in_a_row = 0
         self._rates: dict[str, float] = {}
-        self._told: dict[int, dict[str, float | Tensor]] = {}  # by unit: what `tell` was given
+        self._told: dict[int, dict[str, float | Tensor]] = {}  # iteration -> values given to `tell`
         self.clock = time.monotonic()
         self.outside = ""  # what the newest evaluation says of the band of healthy runs, where it is worse beyond doubt
         self.healthy: Callable[[list[dict[str, float]]], str] | None = None
         """The history so far -> where it is clearly worse than the healthy runs of this recipe, or "" (`report/bands.py`)."""
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run goes on from."""
+        """The state from which a resumed run continues."""
         return {"best": self.best, "history": self.history, "epoch_sums": self._epoch_sums, "skipped": self.skipped,
                 "bad_in_a_row": self._bad_in_a_row, "live": self.live and asdict(self.live)}  # fmt: skip
 
     def restore(self, state: dict[str, Any]) -> None:
-        """From what a checkpoint holds."""
+        """Restore the state from a checkpoint."""
         self.best = [(value, step) for value, step in state["best"]]
         self.history, self._epoch_sums, self.skipped = state["history"], state["epoch_sums"], state["skipped"]
         self._bad_in_a_row = state["bad_in_a_row"]
@@ -83,16 +84,17 @@ class Journal:
     # ---------------------------------------------------------------- updates
 
     def tell(self, unit: int, group: str, values: dict[str, float | Tensor]) -> None:
-        """More about a unit than its losses."""
+        """Log more values of an iteration than its losses."""
         self._told.setdefault(unit, {}).update({f"{group}/{k}": v for k, v in values.items()})
 
     @property
     def late(self) -> bool:
-        """Is it long since something was read? One process's own clock: of several, each would read at another step."""
+        """Return whether the last read was long ago. For one process only: the clocks of several would make them read
+        at different steps."""
         return self.run.world == 1 and time.monotonic() - self.clock > SECONDS
 
     def read(self, stage: Stage) -> None:
-        """Read back the metrics of the steps since the last time, in one transfer; write and judge them, which may stop the run."""
+        """Read back the metrics since the last time in one transfer, write and check them. A check may stop the run."""
         if not self.pending:
             return
         pending, self.pending = self.pending, []
@@ -100,7 +102,7 @@ class Journal:
         now = time.monotonic()
         rate = len(rows) * self.run.cfg.train.batch_size / max(now - self.clock, 1e-9)
         self.clock = now
-        units: dict[int, dict[str, list[float]]] = {}  # several updates of a unit: one row with their means
+        units: dict[int, dict[str, list[float]]] = {}  # several updates in an iteration give one row with their means
         for logged, numbers in zip(pending, rows, strict=True):
             for k, v in zip(logged.names, numbers, strict=True):
                 units.setdefault(logged.step, {}).setdefault(k, []).append(v)
@@ -115,7 +117,7 @@ class Journal:
             self._judge_level(stage, logged, values["loss"])
 
     def _write_row(self, logged: Logged, row: dict[str, float], rate: float) -> None:
-        """The metrics of one unit: to the files, and to the means of its epoch."""
+        """Write the metrics of one iteration to the files, and add them to the epoch's means."""
         if self.run.tracker:
             self.run.tracker.log_step(logged.step, **row, **logged.rates, samples_per_sec=rate)
         for k, v in row.items():
@@ -125,14 +127,14 @@ class Journal:
         self.shown = f"loss {row['loss']:.4f}  {rate:.0f} samples/s"
 
     def _judge_finite(self, stage: Stage, logged: Logged, values: dict[str, float]) -> None:
-        """Count a step that was skipped, keep its batch, stop after too many in a row."""
+        """Count a skipped step, store its batch, and stop after too many in a row."""
         run = self.run
         if finite(values.values()):
             self._bad_in_a_row = 0
             return
         self._bad_in_a_row += 1
         if run.scaler.is_enabled() and math.isfinite(values["loss"]) and self._bad_in_a_row < 20:
-            return  # fp16 looks for its scale by overflowing; only a bad loss, or no end of it, is news
+            return  # fp16 finds its loss scale by overflowing; report only a bad loss or repeated overflow
         self.skipped.append(logged.step)
         where = self._keep_guilty(stage, logged, values["loss"]) if len(self.skipped) <= 20 else ""
         said = ", ".join(f"{k} {v:g}" for k, v in values.items())
@@ -147,7 +149,7 @@ class Journal:
             )
 
     def _judge_level(self, stage: Stage, logged: Logged, loss: float) -> None:
-        """Name a spike and keep its batch; stop where nothing is left of what was learnt."""
+        """Report a loss spike and store its batch; stop if the loss is back at its initial level."""
         run, seen = self.run, self.live.see(logged.step, loss) if self.live else ""
         if seen == "spike" and len(self.live.spikes) <= 3:
             where = self._keep_batch(stage, logged)
@@ -174,8 +176,8 @@ class Journal:
             )
 
     def _keep_guilty(self, stage: Stage, logged: Logged, loss: float) -> str:
-        """The batch of a non-finite step. Of several processes those whose own part of the loss is not finite keep theirs; where
-        only the gradient is not, which is exchanged, all do."""
+        """Store the batch of a non-finite step. With several processes, each one stores its batch if its own part of
+        the loss is not finite. If only the exchanged gradient is not finite, all do."""
         run = self.run
         if run.world == 1:
             return self._keep_batch(stage, logged)
@@ -187,7 +189,7 @@ class Journal:
         return f"; what was not finite is in {run.folder}/postmortem/step-{logged.step}-rank-*.safetensors"
 
     def _keep_batch(self, stage: Stage, logged: Logged) -> str:
-        """Write the samples of a bad step, read again (they are a function of their keys), and say where and which."""
+        """Write the samples of a bad step, read again from their keys, and report step and file."""
         run = self.run
         if not run.folder or not (logged.keys or logged.made):
             return ""
@@ -210,7 +212,8 @@ class Journal:
     # ---------------------------------------------------------------- evaluations
 
     def evaluated(self, stage: Stage, step: int, metrics: dict[str, float]) -> tuple[float, str]:
-        """An evaluation into history, files and the N best; returns (its epoch, what is said of it)."""
+        """Add an evaluation to the history, the files and the list of best ones; return (its epoch, a message about
+        it)."""
         run, name = self.run, stage.metric.name
         if name not in metrics:
             raise UserError("evaluate() does not return its stage's metric", got=", ".join(metrics), needed=name)
@@ -231,13 +234,14 @@ class Journal:
         return epoch, f"  epoch {epoch:>5g}  train loss {train.get('loss', math.nan):.4f}  {shown}{mark}"
 
     def judge(self, stage: Stage) -> None:
-        """Stop where the evaluations say that going on is no use: nothing is learnt, what was learnt is lost, or a monitor of the
-        domain asks for it (`stop` among its evidence). A function of the history, so every rank and a resumed run agree."""
+        """Stop if the evaluations show that continuing is useless: the model learns nothing, has lost what it had
+        learnt, or a monitor of the domain asks to stop (`stop` in its evidence). It depends on the history alone, so
+        all ranks and a resumed run agree."""
         run, metric = self.run, stage.metric
         self._hold_against_healthy()
         history = [(row["step"], row[f"val/{metric.name}"]) for row in self.history]
         if history[-1][0] >= run.total:
-            return  # nothing is left to save by stopping: the result says it in its first line
+            return  # stopping would save nothing; the result reports it in its first line
         off = "" if run.cfg.gates.enabled else "labels that do not belong to their inputs (the gates are off), or "
         if monitors.nothing_learnt(metric, [v for _, v in history], self.live):
             raise Halt(
@@ -281,7 +285,8 @@ class Journal:
             )
 
     def out_of_patience(self, stage: Stage) -> bool:
-        """Have `--train.patience` epochs passed since the best evaluation? A function of the history, so a resumed run agrees."""
+        """Return whether `--train.patience` epochs have passed since the best evaluation. It depends on the history
+        alone, so a resumed run agrees."""
         run, key = self.run, f"val/{stage.metric.name}"
         if not run.cfg.train.patience or run.plan or not self.history:
             return False
@@ -293,7 +298,7 @@ class Journal:
 
 
 def finite(numbers: Iterable[float]) -> bool:
-    """Is every one of them?"""
+    """Return whether every number is finite."""
     return all(map(math.isfinite, numbers))
 
 

@@ -1,5 +1,5 @@
-"""Which learning rate? The range test of Smith 2015 (arXiv 1506.01186), with the right to answer "none". Usable outside a
-recipe.
+"""Learning-rate range test of Smith 2015 (arXiv 1506.01186) that may also find no usable rate.
+It can be used outside a recipe:
 
     finder = LRFinder(model, optimizer, torch.nn.functional.cross_entropy, "cpu")
     finder.range_test(loader)
@@ -23,31 +23,31 @@ from torch.optim import Optimizer
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.loader import to_device
 
-CLEAR = 8.0  # standard deviations of the smoothed loss; pure noise falls as far in one or two of 1,000 tests
-BLOW_UP = 3.0  # a rise above the best by so many times its size, to 4 x best, ends the test (fast.ai's rule)
+CLEAR = 8.0  # standard deviations of the smoothed loss; pure noise falls this far in one or two of 1,000 tests
+BLOW_UP = 3.0  # a rise above the best loss by 3 times its value, to 4 x best, ends the test (fast.ai's rule)
 
 
 @dataclass
 class Band:
-    """Between which rates a range test saw the loss fall."""
+    """Learning rates between which a range test observed a falling loss."""
 
     low: float
-    """The rate at which the loss had first fallen clearly."""
+    """Rate at which the loss had first fallen clearly."""
     high: float
-    """The first rate after that at which the loss was back where it began, or none; else the last rate tried."""
+    """First rate after `low` at which the loss was back at its start or not finite; else the last rate tried."""
     blew_up: bool
-    """Was it?"""
+    """Whether the loss was back at its start or not finite."""
     spent: float
-    """Sum of the rates of all steps up to `low`: how far that first fall was."""
+    """Sum of the rates of all steps up to `low`: the distance that the first clear fall took."""
 
 
 class LRFinder:
-    """Trains with a rate that grows from step to step, watches the loss, and puts everything back as it was.
+    """Trains with an increasing learning rate, records the loss, and restores everything.
 
-    A batch that is a tuple or list of two is (inputs, targets) and its loss is `loss_fn(model(inputs), targets)`; for any
-    other batch (a dict, say) it is `loss_fn(model, batch)`. Either way a scalar, lower is better.
+    A batch that is a tuple or list of two is (inputs, targets), and its loss is `loss_fn(model(inputs), targets)`. For
+    any other batch (a dict, for example) the loss is `loss_fn(model, batch)`. The loss is a scalar; lower is better.
 
-    The optimizer's groups keep their ratios: the rate of the test is that of the group with the highest one.
+    The optimizer's groups keep their ratios: the tested rate is that of the group with the highest one.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LRFinder:
         self.losses: list[float] = []
         """Loss of its batch, before that step."""
         self.smoothed: list[float] = []
-        """Exponential mean of the losses, without the bias towards its start."""
+        """Bias-corrected exponential mean of the losses."""
         self.verdict = ""
         """Why there is a suggestion, or none."""
         self._window = 1
@@ -69,10 +69,12 @@ class LRFinder:
     def range_test(
         self, loader: Iterable, lr_start: float = 1e-7, lr_end: float = 1e-1, num_steps: int = 200
     ) -> "LRFinder":
-        """`num_steps` optimiser steps at rates from `lr_start` to `lr_end`, evenly spaced in log(rate); returns itself.
+        """Take `num_steps` optimiser steps at rates from `lr_start` to `lr_end`, evenly spaced in log(rate); return
+        self.
 
-        Batches are cycled if the loader is shorter. The test ends early when the smoothed loss exceeds 4 x its best or is not
-        finite. Afterwards weights, buffers, gradients, optimizer state, rates, modes and random generators are as before.
+        Batches are repeated if the loader is shorter. The test ends early when the smoothed loss exceeds 4 x its best
+        or is not finite. Afterwards weights, buffers, gradients, optimizer state, rates, modes and random generators
+        are as before.
         """
         if not 0 < lr_start < lr_end < math.inf:
             raise UserError("the range test needs a range of rates", got=f"lr_start={lr_start:g}, lr_end={lr_end:g}",
@@ -85,20 +87,21 @@ class LRFinder:
         self._steps, self._window = num_steps, max(2, num_steps // 20)
         with restored(self.model, self.optimizer):
             if not self.model.training:
-                self.model.train()  # a model in train mode keeps its frozen parts in eval mode
+                self.model.train()  # only then, since a model in train mode may hold frozen parts in eval mode
             self._sweep(_cycle(loader, num_steps), np.geomspace(lr_start, lr_end, num_steps).tolist())
         self._steepest()
         return self
 
     def suggested_lr(self) -> float | None:
-        """A third of the rate at which the loss falls fastest, or None where it never falls clearly."""
+        """Return a third of the rate at which the loss falls fastest, or None if it never falls clearly."""
         steepest = self._steepest()
         return None if steepest is None else self.rates[steepest] / 3
 
     def band(self) -> Band | None:
-        """The usable rates, or None where the loss never falls clearly.
+        """Return the usable rates, or None if the loss never falls clearly.
 
-        Clearly: by `CLEAR` standard deviations and 5% of the largest such fall; neither depends on the loss's scale.
+        Clearly means by `CLEAR` standard deviations and by 5% of the largest such fall. Neither depends on the loss's
+        scale.
         """
         found = self._fall()
         if found is None:
@@ -109,8 +112,8 @@ class LRFinder:
         return Band(self.rates[low], high, back < len(self.rates) or ended, sum(self.rates[: low + 1]))
 
     def plot(self, path: str | Path, *, configured: float | None = None) -> Path:
-        """The losses over the rates as a picture (its format is `path`'s ending), with the band and the suggestion or the reason
-        for none, and the rate that is `configured` where one is given."""
+        """Plot losses over rates (the ending of `path` sets the format), with the band and the suggestion, or the
+        reason for none. Also marks the `configured` rate, if given."""
         from matplotlib.figure import Figure
 
         steepest = self._steepest()
@@ -136,7 +139,7 @@ class LRFinder:
         title = "Learning-rate range test" + (f" ({self._ended})" if self._ended else "")
         axes.set(xlabel="learning rate", ylabel="loss")
         axes.set_title(title, fontsize=10)
-        if steepest is not None:  # a blow-up would flatten everything else
+        if steepest is not None:  # a diverged loss would flatten the rest of the curve
             low, start = min(self.losses), max(self.losses[: steepest + 1])
             axes.set_ylim(low - 0.1 * (start - low), start + 0.5 * (start - low))
         axes.legend(loc="lower left", fontsize=9)
@@ -147,7 +150,7 @@ class LRFinder:
 
     # ------------------------------------------------------------------------------------------------------- the test
     def _sweep(self, batches: Iterator, rates: list[float]) -> None:
-        """One optimiser step per rate, until the loss blows up."""
+        """Take one optimiser step per rate, until the loss diverges."""
         ratios = _ratios(self.optimizer)
         beta, mean, best = 1 - 1 / self._window, 0.0, math.inf
         for i, rate in enumerate(rates):
@@ -183,13 +186,14 @@ class LRFinder:
                             cause='reduction="none", or a dict of terms: sum them')  # fmt: skip
         return loss
 
-    # ---------------------------------------------------------------------------------------------------- its reading
+    # ---------------------------------------------------------------------------------------------------- its result
     def _fall(self) -> tuple[int, int] | None:
-        """(index of the first clear fall, first index after it where the loss is back where it began), or None; sets `verdict`.
+        """Return (index of the first clear fall, first index after it where the loss is back at its start), or None;
+        sets `verdict`.
 
-        At some step the loss must lie clearly below where it began. Clearly is `CLEAR` standard deviations of the smoothed
-        loss, estimated from the differences of neighbouring losses up to that step (where the trend hardly shows and a later
-        blow-up not at all): sd(smoothed) = sd(difference) / sqrt(2) * sqrt((1 - beta) / (1 + beta)).
+        At some step the loss must be clearly below its start, by `CLEAR` standard deviations of the smoothed loss.
+        These are estimated from differences of neighbouring losses up to that step, which exclude the trend and a later
+        divergence: sd(smoothed) = sd(difference) / sqrt(2) * sqrt((1 - beta) / (1 + beta)).
         """
         if not self._steps:
             raise UserError("no range test was run", needed="range_test(loader) first")
@@ -211,35 +215,37 @@ class LRFinder:
         return low, next((i for i in range(low, len(fall)) if fall[i] <= 0), len(fall))
 
     def _steepest(self) -> int | None:
-        """Index of the steepest descent of the smoothed loss over log(rate), before it is first back where it began."""
+        """Return the index of the steepest descent of the smoothed loss over log(rate), before it is first back at its
+        start."""
         found = self._fall()
         if found is None:
             return None
         start, span, smoothed = self._window, self._span, np.array(self.smoothed)
-        slope = np.full(len(smoothed), math.inf)  # rates are evenly spaced in log: differences are slopes
+        slope = np.full(len(smoothed), math.inf)  # rates are evenly spaced in log, so differences are slopes
         slope[span:-span] = smoothed[2 * span :] - smoothed[: -2 * span]
         lowest = start + int(smoothed[start : found[1]].argmin())
         return start + int(slope[start : lowest + 1].argmin())
 
     @property
     def _span(self) -> int:
-        """Steps on either side of a slope."""
+        """Steps on either side that a slope uses."""
         return max(1, self._window // 2)
 
     def _noise(self) -> np.ndarray:
-        """Standard deviation of the smoothed loss at each step, from the differences of neighbouring losses up to it."""
+        """Standard deviation of the smoothed loss at each step, from differences of neighbouring losses up to it."""
         squares = np.diff(self.losses) ** 2
-        seen = np.maximum(np.arange(len(self.losses)), min(2 * self._window, len(squares)))  # too few say nothing
+        seen = np.maximum(np.arange(len(self.losses)), min(2 * self._window, len(squares)))  # too few give no estimate
         return np.sqrt(np.cumsum(squares)[seen - 1] / seen / 2 / (2 * self._window - 1))
 
 
 @contextlib.contextmanager
 def restored(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
-    """Whatever training inside changes is put back, bit by bit: weights, buffers, gradients, modes, optimizer, randomness."""
+    """Restore everything that training inside changes, bit by bit: weights, buffers, gradients, modes, optimizer,
+    random state."""
     parameters = _parameters(model, optimizer)
-    tensors = [*parameters, *model.buffers()]  # buffers that state_dict() leaves out, too
+    tensors = [*parameters, *model.buffers()]  # includes buffers that state_dict() leaves out
     values = [t.detach().clone() for t in tensors]
-    gradients = [p.grad for p in parameters]  # the very tensors; inside, fresh ones are made
+    gradients = [p.grad for p in parameters]  # the same tensor objects; training inside makes new ones
     modes = [(m, m.training) for m in model.modules()]
     groups = [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     state = {p: copy.deepcopy(s) for p, s in optimizer.state.items()}
@@ -266,13 +272,13 @@ def restored(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
 
 
 def _parameters(model: nn.Module, optimizer: Optimizer) -> list[nn.Parameter]:
-    """Those of the model and those only the optimizer knows (a loss with weights of its own), each once."""
+    """Parameters of the model, and those in the optimizer alone (a loss with its own weights), each once."""
     both = [*model.parameters(), *(p for g in optimizer.param_groups for p in g["params"])]
     return list({id(p): p for p in both}.values())
 
 
 def _ratios(optimizer: Optimizer) -> list[float]:
-    """Each group's rate over the highest; the peak rate where a schedule has left its note of it."""
+    """Each group's rate over the highest one, using the peak rates if a schedule has stored them."""
     peaks = [float(g.get("peak_lr", g.get("initial_lr", g["lr"]))) for g in optimizer.param_groups]
     if max(peaks) <= 0:
         raise UserError("every group of the optimizer has rate 0", needed="rates whose ratios the test can keep, e.g. lr=1e-3",
@@ -281,14 +287,14 @@ def _ratios(optimizer: Optimizer) -> list[float]:
 
 
 def _set_rate(group: dict, rate: float) -> None:
-    if isinstance(group["lr"], Tensor):  # capturable optimizers keep theirs on the device
+    if isinstance(group["lr"], Tensor):  # capturable optimizers keep the rate on the device
         group["lr"] = torch.full_like(group["lr"], rate)
     else:
         group["lr"] = rate
 
 
 def _cycle(loader: Iterable, steps: int) -> Iterator:
-    """Batches without end; a loader that gives none, or only once and too few, is named."""
+    """Repeat the batches without end. Raises if the loader gives none, or too few and only once."""
     done = 0
     while True:
         before = done

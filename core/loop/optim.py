@@ -1,4 +1,4 @@
-"""Optimiser, groups and schedule. The schedule is a function of the step, so it has no state to lose and cannot tick twice."""
+"""Optimiser, parameter groups and schedule. The schedule is a function of the step, so it has no state to save."""
 
 import inspect
 import math
@@ -22,33 +22,34 @@ WEIGHED = (
     nn.MultiheadAttention,
     nn.RNNBase,
 )
-"""Modules whose matrices and kernels decay."""
+"""Modules whose matrices and kernels get weight decay."""
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 NAMED = re.compile(r"weight|proj|kernel|experts|^w\d*$|^original1$")
-"""What a module of another kind calls a matrix (GPT-2's Conv1D, experts, weight norm's direction), and not a table of positions,
-a class token, a layer's scale or a temperature, which have two axes or more as well."""
+"""Names of matrices in other modules (GPT-2's Conv1D, experts, weight norm's direction). Position embeddings, class
+tokens, layer scales and temperatures can also have two axes, but do not match."""
 
 
 def decays(name: str, owner: nn.Module | None, parameter: nn.Parameter) -> bool:
-    """Is the parameter `name`, held by the module `owner`, a matrix or a kernel?"""
+    """Return whether the parameter `name` of the module `owner` is a matrix or a kernel."""
     if isinstance(owner, NORMS):
         return False
     return parameter.ndim >= 2 and (isinstance(owner, WEIGHED) or bool(NAMED.search(name.rpartition(".")[2])))
 
 
 def decaying(model: nn.Module) -> set[int]:
-    """id() of the parameters of `model` that decay; of a tied one, if one of its modules makes it a weight."""
+    """Return id() of the parameters of `model` with weight decay; a tied parameter decays if one of its modules uses it
+    as a weight."""
     return {id(p) for m in model.modules() for n, p in m.named_parameters(recurse=False) if decays(n, m, p)}
 
 
 def decay_groups(
     parameters: dict[str, nn.Parameter], weight_decay: float, weights: set[int] | None = None
 ) -> list[dict]:
-    """Two parameter groups: matrices and kernels (`weights`, by id; by their names where nothing is said) decay; norms, biases,
-    scales, tokens, tables of positions and temperatures do not.
+    """Return two parameter groups. Matrices and kernels (`weights`, by id; without it, by name) decay; norms, biases,
+    scales, tokens, position embeddings and temperatures do not.
 
-    Decaying those pulls gains to zero for no gain in generalisation (Loshchilov & Hutter 2019; nanoGPT; ViT, Swin and ConvNeXt
-    leave out their tables, tokens and layer scales).
+    Decay would pull gains to zero without better generalisation (Loshchilov & Hutter 2019; nanoGPT; ViT, Swin and
+    ConvNeXt exclude tables, tokens and layer scales).
     """
     mine = lambda n, p: decays(n, None, p) if weights is None else id(p) in weights  # noqa: E731
     decay = {n: p for n, p in parameters.items() if mine(n, p)}
@@ -58,26 +59,28 @@ def decay_groups(
 
 
 def layer_rates(names: Iterable[str], decay: float) -> dict[str, float]:
-    """{layer: factor on the peak rate}, first layer first; the last learns at the full rate (ELECTRA, Clark 2020; BEiT, Bao 2022).
+    """Return {layer: factor on the peak rate}, first layer first. The last layer has the full rate (ELECTRA, Clark
+    2020; BEiT, Bao 2022).
 
-    A parameter's layer is its name up to the first part with a number in it, where models number their blocks (`layer1`,
-    `encoder.layers.encoder_layer_0`); a name without one is its module's.
+    A parameter's layer is its name up to the first part with a number, where models number their blocks (`layer1`,
+    `encoder.layers.encoder_layer_0`). Without a number it is the module's name.
     """
     layers = list(dict.fromkeys(map(layer_of, names)))
     return {layer: decay ** (len(layers) - 1 - i) for i, layer in enumerate(layers)}
 
 
 def layer_of(name: str) -> str:
-    """The layer a parameter belongs to, by its name."""
+    """Return the layer of a parameter, from its name."""
     numbered = re.match(r"[^\d]*\d[^.]*(?=\.)", name)
     return numbered.group() if numbered else name.rpartition(".")[0] or name
 
 
 def make_optimizer(model: nn.Module, settings: config.Optim, rates: Mapping[str, float] | None = None) -> Optimizer:
-    """The optimiser over every parameter of `model` that requires a gradient; freeze what must not train first. `rates`: peak rates
-    of parts of their own, {first word of their parameters' names: rate}; without it everything learns at `settings.lr`.
+    """Build the optimiser over every parameter of `model` that requires a gradient; freeze parameters first. `rates`:
+    {first word of parameter names: peak rate}; all other parameters use `settings.lr`.
 
-    Fused where torch has it: one kernel for all tensors, and a non-finite step is skipped on the device without a sync.
+    It is fused if torch supports that: one kernel for all tensors, and a non-finite step is skipped on the device
+    without a sync.
     """
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not trainable:
@@ -106,7 +109,7 @@ def make_optimizer(model: nn.Module, settings: config.Optim, rates: Mapping[str,
 
 
 def _groups(parameters: dict[str, nn.Parameter], settings: config.Optim, lr: float, weights: set[int]) -> list[dict]:
-    """Groups that decay and do not, of each layer where those have rates of their own."""
+    """Groups with and without decay, separate for each layer if layers have their own rates."""
     if settings.layer_decay == 1:
         return [{**g, "lr": lr} for g in decay_groups(parameters, settings.weight_decay, weights)]
     groups = []
@@ -118,7 +121,7 @@ def _groups(parameters: dict[str, nn.Parameter], settings: config.Optim, lr: flo
 
 
 def _apart(groups: list[dict], hidden: Callable[[nn.Parameter], object]) -> Iterator[dict]:
-    """The groups, each as what is `hidden` in it and what is not."""
+    """Split each group into the parameters for which `hidden` is true and the others."""
     for group in groups:
         for own, name in ((True, f"{group['name']}.muon"), (False, group["name"])):
             params = [p for p in group["params"] if bool(hidden(p)) == own]
@@ -129,11 +132,11 @@ def _apart(groups: list[dict], hidden: Callable[[nn.Parameter], object]) -> Iter
 TORCHS_STEP = Optimizer.profile_hook_step(torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step)))
 
 
-NO_DOUBLES = {"mps"}  # devices without double precision
+NO_DOUBLES = {"mps"}  # devices without float64
 
 
 def exact(tensor: Tensor) -> Tensor:
-    """In double precision, or as exact as its device can."""
+    """Return the tensor in double precision, or in the best precision of its device."""
     return tensor.float() if tensor.device.type in NO_DOUBLES else tensor.double()
 
 
@@ -141,12 +144,13 @@ ONE = torch.tensor(1.0)
 
 
 class AdamW(torch.optim.AdamW):
-    """torch's, bit for bit, whose fused step spends more on what surrounds its kernel than on a small net's tensors."""
+    """torch's AdamW with bitwise equal results and less overhead. In a small net, torch's fused step spends more time
+    around its kernel than in it."""
 
     def step(self, closure: Callable | None = None) -> Any:
-        """The kernel alone where all there is lies on the CPU as float32 and has a gradient and a state, and nobody asked to be
-        called around it; else torch's own step."""
-        alike: dict[tuple, list[nn.Parameter]] = {}  # one call for groups that differ in name alone
+        """Call the kernel directly if all tensors are float32 on the CPU with gradient and state, and no hook is
+        registered; else call torch's own step."""
+        alike: dict[tuple, list[nn.Parameter]] = {}  # one call for groups with equal settings
         for g in self.param_groups:
             alike.setdefault((g["lr"], *g["betas"], g["weight_decay"], g["eps"]), []).extend(g["params"])
         known = [(p.grad, self.state.get(p)) for some in alike.values() for p in some]
@@ -158,16 +162,16 @@ class AdamW(torch.optim.AdamW):
             state = [self.state[p] for p in some]
             average, square, steps = ([s[k] for s in state] for k in ("exp_avg", "exp_avg_sq", "step"))
             with torch.no_grad():
-                torch._foreach_add_(steps, ONE, alpha=1.0)  # a number would be made a tensor for each
+                torch._foreach_add_(steps, ONE, alpha=1.0)  # a number would become a tensor per counter
                 torch._fused_adamw_(some, [p.grad for p in some], average, square, [], steps, lr=lr, beta1=beta1, beta2=beta2,
                                     weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False)  # fmt: skip
         return None
 
-    step.hooked = True  # torch wraps what is not marked so, at a third of what the step takes in a small net
+    step.hooked = True  # without this mark torch wraps the step, which adds a third to its time in a small net
 
 
 def hooked(optimizer: Optimizer) -> bool:
-    """Is anything to be called before or after its step, or is a profiler to see it?"""
+    """Return whether the step has hooks or a profiler is active."""
     before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
     of_all = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
     return bool(before or after or of_all or torch.autograd._profiler_enabled())
@@ -175,20 +179,20 @@ def hooked(optimizer: Optimizer) -> bool:
 
 @torch.no_grad()
 def clip(grads: list[Tensor], most: float) -> Tensor:
-    """Scales the gradients such that their common norm is at most `most`; returns what it was, on their device."""
+    """Scale the gradients so that their common norm is at most `most`; return the norm before, on their device."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-    on_host = norm.device.type == "cpu"  # elsewhere to look at it would be to wait for it
+    on_host = norm.device.type == "cpu"  # on an accelerator, reading the norm would be a sync
     if math.isfinite(most) and not (on_host and norm.item() <= 0.99 * most):
         torch._foreach_mul_(grads, (most / (norm + 1e-6)).clamp_max(1.0))
     return norm
 
 
 class Muon(Optimizer):
-    """Muon (Jordan 2024) for the groups named so, AdamW for the others; to whoever steps, saves or loads it, one optimiser.
+    """Muon (Jordan 2024) for the groups marked for it, AdamW for the others, behind the interface of one optimiser.
 
-    torch's own two share its groups and its state. Muon's updates are scaled to the size of AdamW's (Liu 2025, arXiv 2502.16982),
-    so that one rate and one decay hold for both. It orthogonalises matrices of hidden layers; embeddings and heads, whose rows are
-    tokens or classes, stay with AdamW, as its authors have it.
+    torch's two optimisers share its groups and state. Muon's updates are scaled to the size of AdamW's (Liu 2025, arXiv
+    2502.16982), so that one learning rate and one decay fit both. Muon orthogonalises matrices of hidden layers.
+    Embeddings and heads, whose rows are tokens or classes, use AdamW, as its authors recommend.
     """
 
     def __init__(self, groups: list[dict], settings: config.Optim):
@@ -210,16 +214,16 @@ class Muon(Optimizer):
         self._share()
 
     def step(self, closure: None = None) -> None:
-        """One step of both."""
+        """Take one step of both."""
         for part in self.parts:
             part.step()
 
 
 def schedule(step: int, total: int, settings: config.Optim) -> float:
-    """Factor on the peak rate for 0-based optimiser `step` of `total`.
+    """Return the factor on the peak rate for 0-based optimiser `step` of `total`.
 
-    Linear warm-up ends just below 1 and never starts at 0 (a step at rate 0 trains nothing); cosine and linear
-    reach 0 one step after the last, so the last step still moves.
+    Linear warmup ends just below 1 and never starts at 0, since a step at rate 0 trains nothing. Cosine and linear
+    reach 0 one step after the last, so the last step still has an effect.
     """
     warmup = round(settings.warmup * total)
     if step < warmup:
@@ -237,7 +241,7 @@ def schedule(step: int, total: int, settings: config.Optim) -> float:
 
 
 def set_rates(optimizer: Optimizer, factor: float) -> None:
-    """Every group's rate is its own peak times `factor`."""
+    """Set every group's rate to its own peak times `factor`."""
     for group in optimizer.param_groups:
         group.setdefault("peak_lr", group["lr"])
         group["lr"] = group["peak_lr"] * factor

@@ -1,7 +1,8 @@
-"""Do all processes train one model? Each gets the same gradient, or each trains a model of its own and only rank 0's is kept.
+"""Checks that all processes train one model. Without gradient exchange, each process trains its own, and only rank 0's
+is saved.
 
-Compared are norms: of every gradient tensor as its optimiser gets it, and of every weight. Where gradients are exchanged they are
-equal to the last bit on machines of one kind; on others they differ by rounding.
+The check compares norms of every gradient tensor in the optimiser, and of every weight. With gradient exchange they are
+bitwise equal on identical machines; on different ones they differ by rounding.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,11 @@ from trainworthy.core.recipe.stage import Stage
 if TYPE_CHECKING:
     from trainworthy.core.loop.run import Run
 
-EARLY = 3  # steps after which they are compared each time; then as often as metrics are read
+EARLY = 3  # compare after each of the first steps, then whenever metrics are read
 GRADIENTS, WEIGHTS = (
     1e-3,
     1e-4,
-)  # relative differences that no rounding makes; of bf16 gradients, eight of its roundings
+)  # relative differences above rounding; for bf16 gradients, eight roundings
 CAUSES = {
     "gradient": "gradients are not exchanged\n"
     "  likely cause: the loop calls the bare model and not the wrapped one, or a library wraps another copy of it\n"
@@ -32,11 +33,11 @@ CAUSES = {
 
 
 class Ranks:
-    """Of one stage's loop: a context in which optimiser steps are watched."""
+    """Context of one stage's loop that watches optimiser steps."""
 
     def __init__(self, run: "Run", stage: Stage):
         self.run, self.stage = run, stage
-        self._world = run.accelerator.num_processes  # the real ones: a gate plays others
+        self._world = run.accelerator.num_processes  # the real number: a gate simulates others
         self._names = {id(o): name for name, o in stage.optimizers.items()}
         self._seen: dict[str, Tensor] = {}
         self._hook: Any = None
@@ -51,7 +52,7 @@ class Ranks:
             self._hook.remove()
 
     def due(self, step: int) -> bool:
-        """Are they compared after this step, counted from 1? The same on every rank."""
+        """Return whether to compare after this step, counted from 1. The same on every rank."""
         return self._world > 1 and (
             step - self.run.started <= EARLY or (self.run.plan is None and step % self.run.cfg.run.log_every == 0)
         )
@@ -62,8 +63,8 @@ class Ranks:
             self._seen[name] = _norms([p.grad for g in optimizer.param_groups for p in g["params"]])
 
     def drift(self, step: int) -> str:
-        """Empty if the weights, and the gradients of this step, are the same on all ranks; else what differs and why. A collective
-        where it is due: every rank calls it after every step."""
+        """Return what differs between ranks in the weights or in this step's gradients, and why; empty if nothing does.
+        It is a collective when due, so every rank calls it after every step."""
         if not self.due(step):
             return ""
         seen, self._seen = self._seen, {}
@@ -71,7 +72,7 @@ class Ranks:
             params = [p for g in optimizer.param_groups for p in g["params"]]
             if not params:
                 continue
-            # A rank whose optimiser did not step has nothing to show.
+            # A rank whose optimiser did not step has no norms.
             gradients = seen.get(name, torch.full((len(params),), torch.nan, device=self.run.device))
             eps = max(torch.finfo(p.dtype).eps for p in params)
             for kind, mine, limit in (("gradient", gradients, max(GRADIENTS, 8 * eps)),
@@ -86,7 +87,8 @@ class Ranks:
         return ""
 
     def _apart(self, mine: Tensor) -> tuple[int, float]:
-        """(the rank that is furthest from rank 0, how far relative to that); 0 where either has nothing to show."""
+        """Return (the rank with the largest difference from rank 0, that relative difference); 0 if either has no
+        norms."""
         every = [torch.empty_like(mine) for _ in range(self._world)]
         dist.all_gather(every, mine)
         first = every[0].double()
@@ -97,7 +99,7 @@ class Ranks:
 
 
 def _norms(tensors: list[Tensor | None]) -> Tensor:
-    """The norm of each (len(tensors),) fp32; 0 where there is none."""
+    """Return the norm of each tensor (len(tensors),) in fp32; 0 for None."""
     given = [t for t in tensors if t is not None]
     device = given[0].device if given else None
     found = iter(torch._foreach_norm([t.to_dense() if t.is_sparse else t for t in given]) if given else ())

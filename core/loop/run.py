@@ -1,7 +1,7 @@
-"""`Run` is what a recipe's `train()` talks to: it hands out steps, makes updates, evaluates, logs and saves.
+"""`Run` is the object that a recipe's `train()` uses: it yields steps, makes updates, evaluates, logs and saves.
 
-What has exactly one right answer lives here: the order of samples, the division of the loss over the global batch, clipping,
-the finite check, the rate of every step, what a checkpoint holds. The recipe shows the rest.
+Core owns what has exactly one right answer: sample order, division of the loss over the global batch, clipping, the
+finite check, the learning rate of every step, checkpoint contents. The recipe shows the rest.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from trainworthy.core.monitoring import monitors
 from trainworthy.core.monitoring.metrics import MetricsTracker
 from trainworthy.core.recipe.stage import Data, Stage, View, batch_size
 
-REHEARSED = 64  # validation samples that an evaluation inside a gate's rehearsal reads
+REHEARSED = 64  # validation samples per evaluation inside a gate's rehearsal
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -38,26 +38,26 @@ class Plan:
 
     steps: int
     samples: list[int] | None = None
-    """Only these training samples."""
+    """Use only these training samples."""
     blank: tuple[str, ...] = ()
-    """Input fields replaced by zeros."""
+    """Input fields to replace by zeros."""
     swap: list[int] | None = None
-    """Positions (into `samples`) whose inputs each of them gets instead of its own."""
+    """For each sample, the position (in `samples`) of the sample whose inputs it gets."""
     fixed: bool = False
-    """The same draws for a sample every time."""
+    """Use the same random draws for a sample every time."""
     batch_size: int | None = None
     sizes: list[int] | None = None
     """Sizes of each rank's micro-batches."""
     peak: bool = False
-    """Hold the schedule at the peak rate."""
+    """Keep the learning rate at its peak."""
     due: tuple[int, ...] = ()
-    """After these steps (counted from 1) `step.due` is true."""
+    """Steps (counted from 1) after which `step.due` is true."""
     stop_after: int | None = None
     """Save and stop after this many steps, as a signal would."""
     watch: Callable[[Stage, int], bool] | None = None
-    """Called after each step; true ends the rehearsal."""
+    """Called after each step; a true result ends the rehearsal."""
     keep_in: Path | None = None
-    """Folder for checkpoints, where the rehearsal saves."""
+    """Folder for checkpoints, if the rehearsal saves."""
     losses: list[float] = field(default_factory=list)
     """Filled by the run: the loss of every update."""
 
@@ -74,7 +74,7 @@ class Step:
     """(epoch, index) of the samples in each micro-batch."""
 
     def due(self, every: float) -> bool:
-        """Is this the last step of a stretch of `every` epochs, or of the whole run?"""
+        """Return whether this is the last step of a period of `every` epochs, or of the whole run."""
         return self._due(every)
 
 
@@ -93,33 +93,34 @@ class Run:
         console: Console | None = None,
     ):
         self.cfg, self.accelerator, self.folder, self.plan, self.tracker = cfg, accelerator, folder, plan, tracker
-        self.home = home or folder  # the run folder, where that of one of several stages lies in it
+        self.home = home or folder  # the run folder, if `folder` is a stage's subfolder
         self.console = console or Console(quiet=True)
         self.device, self.rank, self.world = accelerator.device, accelerator.process_index, accelerator.num_processes
         self.precision = precision(cfg, accelerator)
         self.signal: str | None = None  # set by the signal handler, read between steps
-        self.step = self.total = 0  # optimiser steps done in the present stage, and all it will make
-        self.started = 0  # steps that were already done when this process began
-        self.seconds = 0.0  # spent training, over all resumes
+        self.step = self.total = 0  # optimiser steps done in this stage, and their planned total
+        self.started = 0  # steps already done when this process started
+        self.seconds = 0.0  # seconds of training, over all resumes
         self.checkpoints: checkpoint.Checkpoints | None = None
-        self.identity: dict[str, Any] = {}  # of the run, in every checkpoint: its recipe and seed
+        self.identity: dict[str, Any] = {}  # recipe and seed, stored in every checkpoint
         self._wrapped: tuple[nn.Module, nn.Module] | None = None
         self.journal = Journal(self)
         self._frozen_hash: str | None = None
-        self.finished = False  # the last step was made: a resumed run of a later stage makes no more
-        self._saw_bad = False  # on CPU a bad step is known at once
+        self.finished = False  # the last step is done, so a run resumed in a later stage takes no more
+        self._saw_bad = False  # set on CPU, where a bad step is known at once
         self._since = self._saved_at = time.monotonic()
         self.current: Step | None = None
-        self.used_loss: Callable | None = None  # of the last update, where it was not the stage's own
+        self.used_loss: Callable | None = None  # loss of the last update, if not the stage's own
         self.used_batches: list[dict] = []  # of the last update
         self.after_eval: Callable[[int], None] | None = None
-        self.drift = ""  # of a rehearsal on several processes: what differs between them
-        self._flags: dist.ProcessGroup | None = None  # for what hosts agree on
+        self.drift = ""  # rehearsal on several processes: what differs between them
+        self._flags: dist.ProcessGroup | None = None  # host-side collectives
 
     # ---------------------------------------------------------------- data
 
     def batches(self, data: Data, size: int | None = None) -> Iterator[dict]:
-        """The evaluation path over `data`: every sample once, in order, no random draw; each rank gets one stretch."""
+        """Yield batches of `data` on the evaluation path: every sample once, in order, without random draws. Each rank
+        gets a contiguous part."""
         size = size or self.cfg.train.eval_batch_size
         n = len(data)
         mine = range(self.rank * n // self.world, (self.rank + 1) * n // self.world)
@@ -128,7 +129,7 @@ class Run:
         return loader.batches(data, keys, seed=0, settings=settings, device=self.device)
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Rows (n_rank, ...) of all ranks, in the order of the data set."""
+        """Collect rows (n_rank, ...) of all ranks, in the order of the data set."""
         if self.world == 1:
             return tensor
         sizes = self.accelerator.gather(torch.tensor([len(tensor)], device=self.device)).tolist()
@@ -138,7 +139,7 @@ class Run:
         return torch.cat([r[:n] for r, n in zip(rows, sizes, strict=True)])
 
     def train_data(self, stage: Stage) -> Data:
-        """The stage's training set, or what the plan leaves of it."""
+        """Return the stage's training set, as reduced by the plan."""
         data, plan = stage.data["train"], self.plan
         if plan and (plan.samples is not None or plan.blank):
             chosen = plan.samples if plan.samples is not None else range(len(data))
@@ -146,22 +147,23 @@ class Run:
         return data
 
     def epoch(self, stage: Stage) -> int:
-        """Samples of an epoch; where the loop makes its own, an epoch is a unit of it and counts as one batch."""
+        """Return the samples per epoch. If the loop makes its own samples, one iteration is an epoch and counts as one
+        batch."""
         return len(stage.data["train"]) if "train" in stage.data else self.cfg.train.batch_size
 
     def total_steps(self, stage: Stage) -> int:
-        """Units of the whole stage: optimiser steps, unless a unit has several."""
+        """Return the iterations of the whole stage: optimiser steps, unless an iteration has several."""
         if self.plan:
             return self.plan.steps
         t = self.cfg.train
         return max(1, math.ceil(t.epochs * self.epoch(stage) / t.batch_size))
 
     def progress(self, share: float) -> float:
-        """How far a ramp over the first `share` of the present stage has come in this step, (0, 1]; outside the loop it is over."""
+        """Return the progress (0, 1] of a ramp over the first `share` of this stage; 1 outside the loop."""
         return min(1.0, (self.current.index + 1) / max(1.0, share * self.total)) if self.current else 1.0
 
     def cut(self, batch: dict) -> list[dict]:
-        """This process's part of a batch that the loop made, in its micro-batches."""
+        """Return this process's part of a batch that the loop made, as micro-batches."""
         sizes = self.plan.sizes if self.plan and self.plan.sizes else [1] * self.cfg.train.accumulate
         n = batch_size(batch)
         ends = [n * sum(sizes[: i + 1]) // sum(sizes) for i in range(len(sizes))]
@@ -173,7 +175,8 @@ class Run:
     # ---------------------------------------------------------------- the loop
 
     def steps(self, stage: Stage) -> Iterator[Step]:
-        """Optimiser steps from where the last checkpoint ends: order, seeds, rates, bar, logging, saving, clean stop."""
+        """Yield the optimiser steps after the last checkpoint, with order, seeds, rates, progress bar, logging, saving
+        and clean stop."""
         cfg, plan = self.cfg, self.plan
         reads, total = "train" in stage.data, self.total_steps(stage)
         size = plan.batch_size if plan and plan.batch_size and reads else cfg.train.batch_size
@@ -206,7 +209,8 @@ class Run:
     def _each(
         self, stage: Stage, indices: range, fetched: Iterator, cut: Callable, n: int, size: int
     ) -> Iterator[Step]:
-        """A step for each index. `fetched`: micro-batches; `cut`: index -> their keys; `n` samples an epoch, `size` a step."""
+        """Yield a step for each index. `fetched`: micro-batches; `cut`: index -> their keys; `n` samples per epoch,
+        `size` per step."""
         plan, total, per_step = self.plan, self.total, len(cut(0))
         if self.finished or self.journal.out_of_patience(stage):
             return
@@ -241,13 +245,13 @@ class Run:
                 return
 
     def end(self, stage: Stage) -> None:
-        """After `train()`: a loop that was left early gets the log and the checkpoint of its last step."""
+        """Log and save the last step of a loop that `train()` left early."""
         if self.current and self.step <= self.current.index:
             self.step = self.current.index + 1
             self._after_step(stage, last=True, save=True)
 
     def _after_step(self, stage: Stage, *, last: bool, save: bool) -> None:
-        """Read metrics back, save, stop, where it is time to."""
+        """Read metrics back, save and stop, when due."""
         if drift := self._ranks.drift(self.step):
             self.close()
             raise Stop(drift)
@@ -261,13 +265,13 @@ class Run:
             self._save(stage)
         if stop:
             if save:
-                self.settle()  # until it is on disk, for all ranks: one that cannot write says so
+                self.settle()  # wait until it is on disk, so that all ranks learn of a write error
             self.close()
             raise Interrupted(f"{stop} at step {self.step}: saved\n  next:         trainworthy resume {self.home}")
 
     def _save_due(self) -> bool:
-        """Is it time to save by steps or by the clock? Rank 0's clock decides for all, which saving needs; they agree where metrics
-        are read back, so that no step waits for it."""
+        """Return whether a save by steps or by time is due. Saving is collective, so rank 0's clock decides. Ranks
+        agree when metrics are read back, so that no step waits for it."""
         settings = self.cfg.run
         if settings.save_steps and self.step % settings.save_steps == 0:
             return True
@@ -277,7 +281,7 @@ class Run:
         return bool(agreed(self.accelerator, due))
 
     def _rehearsed(self, stage: Stage) -> bool:
-        """Has the gate seen enough?"""
+        """Return whether the gate needs no more steps."""
         plan = self.plan
         self.drift = self.drift or self._ranks.drift(self.step)
         plan.losses += [float(p.values[0]) for p in self.journal.pending]
@@ -290,10 +294,12 @@ class Run:
     def update(
         self, stage: Stage, batches: list[dict], *, optimizer: str | None = None, loss: Callable | None = None
     ) -> dict[str, Tensor]:
-        """One optimiser step on this rank's micro-batches; returns the means over the GLOBAL batch, still on the device.
+        """Take one optimiser step on this rank's micro-batches; return the means over the GLOBAL batch, still on the
+        device.
 
-        Every term's sum is divided by its denominator over all micro-batches and all ranks, so that no cut of the batch
-        changes the gradient. The norm is measured before clipping; a non-finite step never reaches weights or moments.
+        Every term's sum is divided by its denominator over all micro-batches and ranks, so the division of the batch
+        does not change the gradient. The norm is measured before clipping. A non-finite step changes neither weights
+        nor moments.
         """
         name = optimizer or next(iter(stage.optimizers))
         opt = stage.optimizers[name]
@@ -301,23 +307,23 @@ class Run:
         for p in parameters:
             p.grad = None
 
-        self.used_loss, self.used_batches = loss, batches  # what a gate must compare the gradient with
+        self.used_loss, self.used_batches = loss, batches  # a gate compares the gradient with these
         counts = self._global(summed([stage.counts(b) for b in batches]))
         objective = self._objective(stage, loss)
-        wrapped = self.world if loss is None else 1  # DDP averages over ranks: undo it
+        wrapped = self.world if loss is None else 1  # undoes DDP's average over ranks
         sums: dict[str, Tensor] = {}
         for i, batch in enumerate(batches):
             last = i == len(batches) - 1
             with contextlib.nullcontext() if last or wrapped == 1 else objective.no_sync():
                 terms = objective(batch)
-                # d(mean)/d(sum) = 1 / denominator goes to autograd as it is: no operation in the graph
+                # d(mean)/d(sum) = 1 / denominator is passed to autograd directly, without an operation in the graph
                 learnt = {t: s for t, s in terms.items() if s.requires_grad}
                 shares = [_fill(s, wrapped / denominator(t, counts)) for t, s in learnt.items()]
                 torch.autograd.backward(list(learnt.values()), self.scaler.scale(shares))
             for term, value in terms.items():
                 sums[term] = sums[term] + value.detach() if term in sums else value.detach()
 
-        if wrapped < self.world:  # a loss of its own is not wrapped: its gradients are added here
+        if wrapped < self.world:  # DDP does not wrap a custom loss, so sum its gradients here
             for p in parameters:
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                 dist.all_reduce(p.grad)
@@ -343,8 +349,8 @@ class Run:
         *,
         own: Tensor | None = None,
     ) -> None:
-        """Keep the metrics (len(names),) of an update on `batches` for the log, still on the device; `update` does, and a loop that
-        makes its updates otherwise calls it. `own`: this process's part of the loss."""
+        """Store the metrics (len(names),) of an update on `batches` for the log, still on the device. `update` calls
+        it; a loop with its own updates calls it itself. `own`: this process's part of the loss."""
         rates = {g.get("name", str(i)): g["lr"] for i, g in enumerate(opt.param_groups)}
         rates = (
             {"lr": next(iter(rates.values()))}
@@ -355,16 +361,18 @@ class Run:
         self.journal.pending.append(Logged(self.step + 1, keys, [] if keys else batches, names, values, rates, own))
 
     def log(self, group: str, values: dict[str, float | Tensor]) -> None:
-        """More about the present unit than its losses: each value is tagged `step/<group>/<name>`, in the row of that unit."""
+        """Log more values of the current iteration than its losses. Each is tagged `step/<group>/<name>`, in the
+        iteration's row."""
         self.journal.tell(self.step + 1, group, values)
 
     def _guarded_step(self, opt: torch.optim.Optimizer, values: Tensor) -> None:
-        """Step if all `values` are finite. Zeroed gradients would still decay weights and move moments, so the step is skipped."""
+        """Step if all `values` are finite. Zeroed gradients would still decay weights and change moments, so the step
+        is skipped."""
         if self.scaler.is_enabled():
-            self.scaler.step(opt)  # skips by itself where a gradient overflowed
+            self.scaler.step(opt)  # the scaler skips a step with an overflowed gradient
             self.scaler.update()
         elif self.device.type == "cpu":
-            if finite(values.tolist()):  # no sync on CPU, and 40 us less than a kernel told to skip
+            if finite(values.tolist()):  # no sync on CPU, and 40 us faster than a kernel with found_inf
                 opt.step()
             else:
                 self._saw_bad = True
@@ -372,35 +380,36 @@ class Run:
             found_inf = ~torch.isfinite(values.sum())  # a fused kernel skips on the device, without a sync
             opt.grad_scale, opt.found_inf = None, found_inf.float()
             opt.step()
-        elif finite(values.tolist()):  # a sync on an accelerator, for optimisers that cannot skip by themselves
+        elif finite(values.tolist()):  # a sync on an accelerator, for optimisers without found_inf
             opt.step()
 
     # ---------------------------------------------------------------- evaluation
 
     def evaluate(self, stage: Stage) -> dict[str, float]:
-        """The recipe's own evaluation of the validation set, in eval mode and without gradients; logged, best kept."""
+        """Run the recipe's evaluation on the validation set, in eval mode and without gradients; log it and keep the
+        best."""
         if not self.plan:
-            self._flush(stage)  # before the clock runs on through the evaluation
+            self._flush(stage)  # before, so that step times exclude the evaluation
         val = stage.data["val"]
         shown = stage.expect.at_most(REHEARSED)
-        if self.plan and len(val) > shown:  # a rehearsal shows the path, not the number
+        if self.plan and len(val) > shown:  # a rehearsal tests the path, so a few samples suffice
             val = View(val, [i * len(val) // shown for i in range(shown)])
         metrics = self.measure(stage, val)
         self.log_eval(stage, metrics)
         return metrics
 
     def measure(self, stage: Stage, data: Data, *, probe: bool = False) -> dict[str, float]:
-        """`stage.evaluate` (or what stands for it in a `probe`) on `data` in eval mode, without gradients, every mode as it was
+        """Run `stage.evaluate` (with `probe`: the probe's) on `data` in eval mode, without gradients; restore all modes
         afterwards."""
         model = stage.eval_model
-        if self.world > 1:  # each rank's batch norm saw its own batches; what is saved and exported is rank 0's
+        if self.world > 1:  # batch norm statistics differ between ranks; rank 0's are saved and exported
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
         with evaluating(model), self.autocast():
             return (stage.gate_evaluator if probe else stage).evaluate(model, data)
 
     def log_eval(self, stage: Stage, metrics: dict[str, float]) -> None:
-        """Record an evaluation of the weights as they are: files, line, best and N best."""
+        """Record an evaluation of the current weights: files, console line, best and N best."""
         if self.plan:
             return
         step = self.current.index + 1 if self.current else self.step
@@ -418,11 +427,11 @@ class Run:
             self._on_rank_0(keep_best)
         if self.after_eval:
             self.after_eval(step)
-        self.journal.clock = time.monotonic()  # the evaluation is not part of the next step's rate
+        self.journal.clock = time.monotonic()  # the next step's rate excludes the evaluation
         self.console.say(told)
         try:
             self.journal.judge(stage)
-        except Halt:  # within a step: there is nothing to save but the best weights, which are
+        except Halt:  # within a step, only the best weights can be saved, and they are
             self.close()
             raise
 
@@ -430,20 +439,20 @@ class Run:
 
     @property
     def scaler(self) -> torch.amp.GradScaler:
-        """Loss scaling for fp16; does nothing in other precisions."""
+        """Loss scaling for fp16; inactive in other precisions."""
         if not hasattr(self, "_scaler"):
-            scale = 2.0**10 if self.plan else 2.0**16  # a rehearsal of one step has no time to look for its scale
+            scale = 2.0**10 if self.plan else 2.0**16  # a short rehearsal cannot search for its scale
             self._scaler = torch.amp.GradScaler(self.device.type, init_scale=scale, enabled=self.precision == "fp16")
         return self._scaler
 
     def autocast(self):
-        """The forward's precision."""
+        """Context with the forward's precision."""
         if self.precision not in AUTOCAST:
-            return contextlib.nullcontext()  # entering a disabled autocast costs 3 us
+            return contextlib.nullcontext()  # entering a disabled autocast takes 3 us
         return torch.autocast(self.device.type, dtype=AUTOCAST[self.precision])
 
     def _objective(self, stage: Stage, loss: Callable | None) -> nn.Module:
-        """One module whose forward IS the recipe's loss, wrapped once per stage for several processes."""
+        """Return one module whose forward IS the recipe's loss, wrapped once per stage for several processes."""
         if loss is not None:
             return _Objective(self, stage.model, loss)
         if self._wrapped is None or self._wrapped[0] is not stage.model:
@@ -456,7 +465,7 @@ class Run:
         return self._wrapped[1]
 
     def _global(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Values summed over ranks."""
+        """Sum values over ranks."""
         if self.world == 1:
             return values
         stacked = torch.stack([torch.as_tensor(v, dtype=torch.float64 if self.device.type == "cpu" else torch.float32,
@@ -467,7 +476,7 @@ class Run:
     # ---------------------------------------------------------------- saving
 
     def _flush(self, stage: Stage) -> None:
-        """Read back what was logged since the last time; what it says may stop the run."""
+        """Read back the metrics logged since the last time. They may stop the run."""
         try:
             self.journal.read(stage)
         except Halt as halt:
@@ -479,13 +488,14 @@ class Run:
         self._saw_bad = False
 
     def _save(self, stage: Stage) -> None:
-        """A complete state by rank 0. What is a pure function of seed and step (order, draws, rates) needs no saving."""
+        """Let rank 0 save a complete state. Order, draws and rates are functions of seed and step, so they need no
+        saving."""
         if self.checkpoints is None:
             return
 
         stateful = {
             k: s.state_dict() for k, s in stage.state.items()
-        }  # on every rank: it may gather what each has its part of
+        }  # called on every rank, because it may gather parts
 
         def save() -> None:
             state = {
@@ -501,23 +511,25 @@ class Run:
 
         self._on_rank_0(save)
         self._saved_at = time.monotonic()
-        if self.plan:  # a rehearsal reads it back at once, on every rank
+        if self.plan:  # every rank of a rehearsal reads it back at once
             self.checkpoints.wait()
             self.accelerator.wait_for_everyone()
 
     def settle(self) -> None:
-        """Until every checkpoint is on disk."""
+        """Wait until every checkpoint is on disk."""
         self._on_rank_0(self.checkpoints.wait)
 
     def _frozen(self, stage: Stage) -> str:
-        """Hash of the weights that a checkpoint leaves out, taken once: they do not change. Rehearsals build them anew anyway."""
+        """Return the hash of the weights that a checkpoint leaves out. It is computed once, since they do not change.
+        Rehearsals build them anew."""
         if self._frozen_hash is None:
             still = {} if self.plan else stage.frozen_tensors
             self._frozen_hash = checkpoint.digest(still) if still else ""
         return self._frozen_hash
 
     def _on_rank_0(self, job: Callable[[], None]) -> None:
-        """Do what only rank 0 does; what stops it (a full disk) stops every rank: alone it would leave them in a collective."""
+        """Run a job on rank 0. Its error (a full disk) stops every rank; otherwise the others would wait in a
+        collective."""
         problem = None
         if self.rank == 0:
             try:
@@ -528,7 +540,7 @@ class Run:
             raise problem
 
     def _restore(self, stage: Stage) -> int:
-        """Load the newest complete checkpoint of this stage, if there is one; returns the steps already done."""
+        """Load the newest complete checkpoint of this stage, if there is one; return the steps already done."""
         folder = self.plan.keep_in if self.plan else self.home
         if folder is None:
             return 0
@@ -563,10 +575,10 @@ class Run:
         return info["step"]
 
     def _stop_asked(self) -> str | None:
-        """The signal that asks for a stop, agreed on by all ranks (they may see it at different steps)."""
+        """Return the signal that asks for a stop, agreed on by all ranks (they may receive it at different steps)."""
         if self.world == 1:
             return self.signal
-        if self._flags is None:  # hosts agree without waiting for their devices
+        if self._flags is None:  # a CPU group, so that hosts do not wait for their devices
             self._flags = dist.new_group(backend="gloo")
         asked = torch.tensor(float(self.signal is not None))
         dist.all_reduce(asked, group=self._flags)
@@ -574,17 +586,17 @@ class Run:
 
     @contextlib.contextmanager
     def closed_on_error(self) -> Iterator[None]:
-        """What was saved and logged so far is on disk, whatever ends the loop."""
+        """Write everything saved and logged so far to disk, whatever ends the loop."""
         try:
             yield
         except BaseException:
             for close in (self.console.end_bar, *(x.close for x in (self.checkpoints, self.tracker) if x)):
-                with contextlib.suppress(Exception):  # a full disk must not hide why the run stopped
+                with contextlib.suppress(Exception):  # a full disk must not hide the first error
                     close()
             raise
 
     def close(self) -> None:
-        """End the bar, finish writing checkpoints and metrics."""
+        """End the progress bar, finish writing checkpoints and metrics."""
         self.console.end_bar()
         if self.checkpoints:
             self.checkpoints.close()
@@ -593,7 +605,7 @@ class Run:
 
 
 class _Objective(nn.Module):
-    """A module whose forward is the recipe's loss: what DDP wraps, in the run's precision."""
+    """A module whose forward is the recipe's loss in the run's precision; DDP wraps it."""
 
     def __init__(self, run: Run, model: nn.Module, loss: Callable):
         super().__init__()
@@ -605,7 +617,7 @@ class _Objective(nn.Module):
 
 
 def precision(cfg: config.Config, accelerator: Accelerator) -> str:
-    """fp32, bf16 or fp16: the setting, else what the launcher was told."""
+    """Return fp32, bf16 or fp16: the setting, else the launcher's value."""
     asked = cfg.train.precision
     if asked == "launcher":
         asked = {"no": "fp32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
@@ -613,14 +625,15 @@ def precision(cfg: config.Config, accelerator: Accelerator) -> str:
 
 
 def training_modes(stage: Stage) -> None:
-    """What trains is in train mode, what is frozen in eval mode (its dropout and batch norm must not move)."""
+    """Set trained modules to train mode and frozen ones to eval mode (their dropout and batch norm must not be
+    active)."""
     trained = {id(p) for p in stage.parameters().values()}
     for parameter in stage.model.parameters():
         parameter.requires_grad_(id(parameter) in trained)
 
     def walk(module: nn.Module, above: bool) -> None:
         own = list(module.parameters())
-        module.training = any(id(p) in trained for p in own) if own else above  # dropout follows what it stands in
+        module.training = any(id(p) in trained for p in own) if own else above  # dropout follows its parent
         for child in module.children():
             walk(child, module.training)
 
@@ -629,7 +642,7 @@ def training_modes(stage: Stage) -> None:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode and no gradients inside; every module's own mode restored after."""
+    """Set eval mode and disable gradients inside; restore every module's own mode after."""
     modes = [(m, m.training) for m in model.modules()]
     model.eval()
     try:
@@ -641,12 +654,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def crosses(step: int, size: int, stretch: float) -> bool:
-    """Does the `step`-th batch of `size` samples end or pass a multiple of `stretch` samples?"""
+    """Return whether the `step`-th batch of `size` samples reaches or passes a multiple of `stretch` samples."""
     return math.floor(step * size / stretch + 1e-9) > math.floor((step - 1) * size / stretch + 1e-9)
 
 
 def _fill(like: Tensor, value: float | Tensor) -> Tensor:
-    """`value` with the shape, type and device of `like`; no transfer from the host."""
+    """Return `value` with shape, type and device of `like`, without a transfer from the host."""
     return value.to(like).expand_as(like) if isinstance(value, Tensor) else like.new_full(like.shape, value)
 
 
@@ -655,7 +668,7 @@ def summed(counts: list[dict[str, float]]) -> dict[str, float]:
 
 
 def denominator(term: str, counts: dict[str, Any]) -> Any:
-    """What the sum of `term` is divided by; a batch without a single count contributes its sum of nothing, 0 / 1."""
+    """Return the denominator for the sum of `term`; a batch without any count contributes 0 / 1."""
     if term not in counts and "*" not in counts:
         raise UserError(f"the loss term '{term}' has no denominator", got=", ".join(counts),
                         needed=f"'{term}' or '*' in what the stage's counts return")  # fmt: skip

@@ -1,1 +1,1 @@
-"""Metrics on disk and in trackers, and the monitors that read them while a run trains."""
+"""Writes metrics to disk and to trackers; monitors read them during training."""

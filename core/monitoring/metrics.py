@@ -1,4 +1,4 @@
-"""Metrics on disk from the first step: the same tags in JSONL and TensorBoard. Usable outside a recipe."""
+"""Writes metrics to disk from the first step, with the same tags in JSONL and TensorBoard. Usable outside a recipe."""
 
 import atexit
 import json
@@ -9,16 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-# Written together: between two steps of training, with cold caches, a row costs three times as much.
+# Rows are written together: one by one between training steps, with cold caches, a row takes three times as long.
 ROWS, SECONDS = 50, 1.0
 
 
 class MetricsTracker:
     """Writes step_metrics.jsonl, epoch_metrics.jsonl and tb/ into `out_dir`.
 
-    Values are numbers (or 0-d tensors: reading one waits for the device). Rows reach the files after a second or 50 steps, at
-    every epoch, by `flush`, by `close` and at the end of the process. A non-finite value is written as the word ("nan", "inf"),
-    so that the files stay valid JSON. `also` gets every row with its step: another tracker.
+    Values are numbers (or 0-d tensors, but reading one waits for the device). Rows reach the files after one second or
+    50 steps, at every epoch, and on `flush`, `close` and process exit. A non-finite value is written as a word ("nan",
+    "inf"), so that the files stay valid JSON. `also` receives every row with its step, for another tracker.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class MetricsTracker:
         self.out_dir = Path(out_dir)
         self.out_dir.mkdir(parents=True, exist_ok=True)
         self._files = {name: self._open(name) for name in ("step", "epoch")}
-        self._rows: list[tuple[float, int, dict[str, Any]]] = []  # (time, step, values) of steps not written yet
+        self._rows: list[tuple[float, int, dict[str, Any]]] = []  # unwritten (time, step, values)
         self._flushed = time.time()
         atexit.register(self.close)
         self._tb, self._also = None, also
@@ -42,7 +42,7 @@ class MetricsTracker:
 
             folder = self.out_dir / "tb" / run_name
             folder.mkdir(parents=True, exist_ok=True)
-            # Not tensorboard's EventFileWriter: handing each row to its thread costs 200 us of CPU time a step.
+            # Not tensorboard's EventFileWriter: passing each row to its thread takes 200 us of CPU time per step.
             self._tb = RecordWriter((folder / f"events.out.tfevents.{time.time():.6f}.{os.getpid()}").open("wb"))
             self._Event, self._Summary, self._SessionLog = Event, Summary, SessionLog
             self._tb.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
@@ -51,7 +51,7 @@ class MetricsTracker:
         return open(self.out_dir / f"{name}_metrics.jsonl", "a")
 
     def log_step(self, step: int, **values: float) -> None:
-        """One row per optimiser step, tagged `step/<name>`."""
+        """Write one row per optimiser step, tagged `step/<name>`."""
         self._rows.append((time.time(), step, {k: _number(v) for k, v in values.items()}))
         if len(self._rows) >= ROWS or self._rows[-1][0] - self._flushed > SECONDS:
             self.flush()
@@ -64,7 +64,8 @@ class MetricsTracker:
     def log_epoch(
         self, *, epoch: float, train: dict[str, float], val: dict[str, float], extra: dict[str, Any] | None = None
     ) -> None:
-        """One row per evaluation, tagged `train/<name>` and `val/<name>`; `extra` keeps its own names (global_step, lr)."""
+        """Write one row per evaluation, tagged `train/<name>` and `val/<name>`; `extra` keeps its own names
+        (global_step, lr)."""
         extra = {k: _number(v) for k, v in (extra or {}).items()}
         row = {f"train/{k}": _number(v) for k, v in train.items()} | {f"val/{k}": _number(v) for k, v in val.items()}
         self._write_steps()
@@ -76,7 +77,7 @@ class MetricsTracker:
         self._files[name].write(json.dumps({"step": step, **words}) + "\n")
         if self._also:
             self._also(row, step)
-        if self._tb:  # one event with all values: five separate scalars cost 66 us a step
+        if self._tb:  # one event with all values, since five separate scalars take 66 us per step
             scalars = [
                 self._Summary.Value(tag=k, simple_value=v) for k, v in row.items() if isinstance(v, (int, float))
             ]
@@ -84,7 +85,7 @@ class MetricsTracker:
             self._tb.write(event.SerializeToString())
 
     def truncate(self, *, after_step: int) -> None:
-        """Forget rows later than `after_step`: a resumed run writes them again."""
+        """Remove rows after `after_step`: a resumed run writes them again."""
         self._write_steps()
         for name, file in self._files.items():
             file.flush()
@@ -93,15 +94,15 @@ class MetricsTracker:
             file.close()
             spare = path.with_suffix(".spare")
             spare.write_text("".join(r + "\n" for r in rows))
-            os.replace(spare, path)  # a kill in between loses nothing
+            os.replace(spare, path)  # atomic: a kill loses nothing
             self._files[name] = self._open(name)
-        if self._tb:  # TensorBoard forgets what an earlier process wrote from this step on
+        if self._tb:  # TensorBoard drops what an earlier process wrote from this step on
             start = self._SessionLog(status=self._SessionLog.START)
             event = self._Event(wall_time=time.time(), step=after_step + 1, session_log=start)
             self._tb.write(event.SerializeToString())
 
     def flush(self) -> None:
-        """All rows so far are in the files."""
+        """Write all rows so far to the files."""
         self._flushed = time.time()
         self._write_steps()
         for file in self._files.values():
@@ -121,7 +122,7 @@ class MetricsTracker:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of a JSONL file; a half-written line (a killed run), and one that is no row, is left out."""
+    """Return the rows of a JSONL file, without a half-written line (of a killed run) or a line that is no row."""
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()

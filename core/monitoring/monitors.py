@@ -1,5 +1,5 @@
-"""Monitors: what only shows while a run trains, read from its metrics. Pure functions from step rows, evaluation rows and settings
-to verdicts; `advice` never blocks. `Live` is the part that watches while it happens."""
+"""Monitors find faults that show only during training. They are pure functions from step rows, evaluation rows and
+settings to verdicts; `advice` never blocks. `Live` watches the loss while the run trains."""
 
 import contextlib
 import json
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from trainworthy.core.base.verdict import Finding, Verdict
     from trainworthy.core.loop.run import Run
 
-WINDOW = 50  # blocks of the trailing window that a spike is judged by
-SPIKE = 20.0  # robust standard deviations above that window's median (healthy runs: up to 10), and
-HEIGHT = 3.0  # times as high over the best level as the highest of that window (healthy runs: up to 2.1), and
-SIZE = 0.1  # of all that was learnt so far
-SAMPLES = 64  # per block: single small batches differ for healthy reasons
-LOST, STRETCH = 0.05, 0.05  # collapse: all but a twentieth of what was learnt is lost, for a twentieth of the run
+WINDOW = 50  # blocks in the trailing window of spike detection
+SPIKE = 20.0  # a spike is this many robust standard deviations above the window's median (healthy runs: up to 10), and
+HEIGHT = 3.0  # this many times as far above the best level as the window's maximum (healthy runs: up to 2.1), and
+SIZE = 0.1  # at least this fraction of all progress so far
+SAMPLES = 64  # per block, because single small batches vary in healthy runs
+LOST, STRETCH = 0.05, 0.05  # collapse: all but 5% of the progress is lost, for 5% of the run
 GAP = 0.1  # of the way from chance to the ceiling
-BLOWN = 5.0  # times the untrained loss, for the same stretch: diverged (healthy runs: below 1 but for spikes)
-CHANCE = 0.03  # of the range from chance to the ceiling: no better than knowing nothing
-LEARNT = 0.02  # of the untrained loss: what a run that learns has gained after a third of its steps
-KEPT, EVALUATIONS, SHARE = 0.1, 3, 0.1  # of what was reached, in how many evaluations, over which part of the run: lost
+BLOWN = 5.0  # diverged: this many times the untrained loss, for as long (healthy runs: below 1 except spikes)
+CHANCE = 0.03  # within this fraction of the range from chance to the ceiling: at chance level
+LEARNT = 0.02  # fraction of the untrained loss that a healthy run has gained after a third of its steps
+KEPT, EVALUATIONS, SHARE = 0.1, 3, 0.1  # lost: remaining progress, evaluations, fraction of the run
 
 
 # ------------------------------------------------------------------------------------------------------------------ live
 @dataclass
 class Live:
-    """Watches the loss as it comes, in blocks of `SAMPLES` samples: spikes, and a collapse that does not come back."""
+    """Watches the loss in blocks of `SAMPLES` samples, for spikes and for a lasting collapse."""
 
     batch_size: int
     total: int
     """Steps of the whole run."""
     steps: int = 0
-    """Seen so far."""
+    """Steps so far."""
     first: float = math.nan
     """Loss of the untrained model: the mean of the first block."""
     best: float = math.inf
@@ -50,11 +50,11 @@ class Live:
     spikes: list[int] = field(default_factory=list)
     """Step at which each spike began."""
     back: list[int] = field(default_factory=list)
-    """Step at which it was over, for those that are."""
+    """Step at which each spike ended, if it did."""
     lost_since: int = 0
-    """Step since which the loss is no better than untrained, 0 while it is."""
+    """Step since which the loss is no better than untrained; 0 while it is better."""
     blown_since: int = 0
-    """Step since which the loss is `BLOWN` times the untrained one, 0 while it is not."""
+    """Step since which the loss is `BLOWN` times the untrained one; 0 while it is lower."""
 
     @property
     def size(self) -> int:
@@ -63,14 +63,14 @@ class Live:
 
     @property
     def patience(self) -> int:
-        """Steps without anything learnt after which the run has collapsed."""
+        """Steps without progress after which the run counts as collapsed."""
         return max(100, round(STRETCH * self.total), WINDOW * self.size)
 
     def see(self, step: int, loss: float) -> str:
-        """Take one step's loss; returns "spike" where one begins, "collapse" where nothing is left of what was learnt, "diverged"
-        where the loss has been far above the untrained one for as long."""
+        """Process one step's loss. Returns "spike" if one begins, "collapse" if all progress is lost, "diverged" if the
+        loss has been far above the untrained one for as long."""
         self.steps += 1
-        if not math.isfinite(loss):  # the finite check has it
+        if not math.isfinite(loss):  # the finite check handles it
             return ""
         self.block.append(loss)
         if len(self.block) < self.size:
@@ -94,13 +94,14 @@ class Live:
 
     @property
     def learns(self) -> bool:
-        """Is the loss of the last blocks below the untrained one? True as long as too little was seen to say no."""
+        """Return whether the loss of the last blocks is below the untrained one. True until there are enough blocks to
+        decide."""
         if math.isnan(self.first) or self.steps < max(self.patience, self.total / 3):
             return True
         return sum(self.window) / len(self.window) < self.first - LEARNT * abs(self.first)
 
     def _spike(self, step: int, level: float) -> bool:
-        """Does one begin here? Ends it, too, once the loss is back among the window's."""
+        """Return whether a spike begins here. Also ends a spike once the loss is back in the window's range."""
         if len(self.window) < WINDOW:
             return False
         middle = float(np.median(self.window))
@@ -118,13 +119,13 @@ class Live:
 
 # ------------------------------------------------------------------------------------------------- the metric, as it comes
 def knows_nothing(metric: Metric, value: float) -> bool:
-    """Is `value` no better than chance, but for `CHANCE` of the range?"""
+    """Return whether `value` is at chance level, within the fraction `CHANCE` of the range."""
     margin = CHANCE * (metric.ceiling - metric.floor)
     return not metric.better(value, metric.floor + (margin if math.isfinite(margin) else 0.0))
 
 
 def nothing_learnt(metric: Metric, values: list[float], live: Live | None) -> bool:
-    """Are after a third of the run the metric at chance and the loss at its first value?"""
+    """Return whether, after a third of the run, the metric is at chance and the loss at its first value."""
     return bool(
         live
         and len(values) > 1
@@ -134,7 +135,8 @@ def nothing_learnt(metric: Metric, values: list[float], live: Live | None) -> bo
 
 
 def lost(metric: Metric, history: list[tuple[int, float]], total: int) -> str:
-    """What is left of the best evaluation of (step, value), where that is next to nothing for a tenth of the run."""
+    """From evaluations (step, value): describe what remains of the best one, if almost nothing has for a tenth of the
+    run."""
     values = [v if math.isfinite(v) else metric.floor for _, v in history]
     if len(values) <= EVALUATIONS or not math.isfinite(metric.floor):
         return ""
@@ -153,7 +155,8 @@ def lost(metric: Metric, history: list[tuple[int, float]], total: int) -> str:
 
 
 def worthless(metric: Metric, value: float, best: float, others: dict[str, float]) -> str:
-    """Why a result must not be read without a warning; empty: it may. `others`: what knows nothing, measured."""
+    """Return why a result needs a warning; empty if it needs none. `others`: measured baselines that ignore the
+    input."""
     if math.isnan(value) or knows_nothing(metric, value):
         return f"NO BETTER THAN CHANCE: {metric.name} {value:.4g}, chance {metric.floor:.4g}"
     for name, other in others.items():
@@ -169,7 +172,7 @@ def worthless(metric: Metric, value: float, best: float, others: dict[str, float
 def judge(steps: list[dict[str, Any]], settings: dict[str, Any], *, total: int, small_terms: tuple[str, ...] = (),
           loss_may_rise: str = "", gap: "Gap | None" = None,
           no_gap: str = "the run did not finish") -> "list[Verdict]":  # fmt: skip
-    """Every monitor, from the rows of step_metrics.jsonl and the settings of args.json."""
+    """Run every monitor on the rows of step_metrics.jsonl and the settings of args.json."""
     rows = [r for r in steps if math.isfinite(float(r["step/loss"]))]
     live = Live(settings["train"]["batch_size"], total)
     ends = [live.see(r["step"], r["step/loss"]) for r in rows]
@@ -197,13 +200,13 @@ def _skip(reason: str, *which: tuple[str, str, str]) -> "list[Verdict]":
 
 def verdict(which: tuple[str, str, str], kind: str, measured: str = "", needed: str = "", remedy: str = "", *,
              reason: str = "", **evidence: Any) -> "Verdict":  # fmt: skip
-    from trainworthy.core.base.verdict import Verdict  # which imports the run, which imports us
+    from trainworthy.core.base.verdict import Verdict  # avoids a circular import through the run
 
     return Verdict(*which, kind, measured, needed, remedy, 0.0, reason, evidence=evidence)
 
 
 def spikes(live: Live) -> "Verdict":
-    """How often the loss jumped, where, and whether it came back."""
+    """Report how often the loss spiked, at which steps, and whether it recovered."""
     if live.steps < WINDOW * live.size:
         return _skip(f"needs {WINDOW * live.size} steps", SPIKES)[0]
     n, open_ = len(live.spikes), len(live.spikes) > len(live.back)
@@ -218,7 +221,7 @@ def spikes(live: Live) -> "Verdict":
 
 
 def collapse(live: Live, collapsed: bool, diverged: bool = False) -> "Verdict":
-    """Did the loss go back to that of the untrained model, or far above it, to stay?"""
+    """Report whether the loss returned to the untrained level, or rose far above it, and stayed there."""
     if math.isnan(live.first):
         return _skip("no block of steps", COLLAPSE)[0]
     said = f"untrained {live.first:.3g}, best {live.best:.3g}"
@@ -234,8 +237,8 @@ def collapse(live: Live, collapsed: bool, diverged: bool = False) -> "Verdict":
 
 
 def plateau(rows: list[dict[str, Any]]) -> "Verdict":
-    """A peak rate too high shows as a loss that falls while the rate rises, stands or rises at the peak, and falls again when the
-    rate does. Without all of it nothing is said about the rate."""
+    """Detect a peak rate that is too high: the loss falls while the rate rises, stays or rises at the peak, and falls
+    again with the rate. Unless all three hold, it reports nothing."""
     loss = np.array([float(r["step/loss"]) for r in rows])
     rate = np.array([max(v for k, v in r.items() if k.split("/")[:2] == ["step", "lr"]) for r in rows])
     if len(rows) < 40:
@@ -245,12 +248,12 @@ def plateau(rows: list[dict[str, Any]]) -> "Verdict":
     if top < 20 or len(high) < 20:
         return _skip("fewer than 20 steps of warm-up or at the peak", PLATEAU)[0]
     block = max(5, top // 5)
-    error = float(np.std(np.diff(loss[: high[-1]]))) / math.sqrt(2 * block)  # of the mean of a block
+    error = float(np.std(np.diff(loss[: high[-1]]))) / math.sqrt(2 * block)  # standard error of a block's mean
     means = loss[: top // block * block].reshape(-1, block).mean(1)
     start, lowest = float(loss[:5].mean()), float(means.min())
     peak, end = float(loss[high[len(high) // 2 :]].mean()), float(loss[-block:].mean())
     fell, rose, again = start - lowest > 4 * error, peak - lowest > 4 * error, peak - end > 4 * error
-    most = peak - end > start - peak  # most of what is learnt, is learnt below the peak
+    most = peak - end > start - peak  # most of the progress is made below the peak
     bad = fell and ((rose and (again or end > lowest)) or (peak > lowest - 2 * error and again and most))
     shown = f"loss {start:.3g} untrained, {lowest:.3g} in the warm-up, {peak:.3g} at the peak, {end:.3g} at the end (±{error:.2g})"
     return verdict(
@@ -261,7 +264,7 @@ def plateau(rows: list[dict[str, Any]]) -> "Verdict":
 
 
 def clipped(rows: list[dict[str, Any]], settings: dict[str, Any], total: int) -> "Verdict":
-    """Share of the steps after the warm-up whose gradient was longer than the limit."""
+    """Report the fraction of steps after the warmup with a gradient norm above the limit."""
     limit = float(settings["clip"])
     norms = [
         float(r["step/grad_norm"]) for r in rows if r["step"] > settings["warmup"] * total and "step/grad_norm" in r
@@ -270,7 +273,7 @@ def clipped(rows: list[dict[str, Any]], settings: dict[str, Any], total: int) ->
         few = math.isfinite(limit)
         return _skip("fewer than 20 steps after the warm-up" if few else "clipping is off", CLIPPED)[0]
     share, high = float(np.mean(np.array(norms) > limit)), float(np.quantile(norms, 0.9))
-    odd = share > 0.8 or max(norms) < 0.1 * limit  # out of reach: a limit meant for another loss
+    odd = share > 0.8 or max(norms) < 0.1 * limit  # the limit was probably set for another loss
     return verdict(
         CLIPPED, "advice" if odd else "pass",
         f"{share:.0%} of the steps clipped at {limit:g}; 90th percentile of the norm {high:.2g}",
@@ -281,7 +284,7 @@ def clipped(rows: list[dict[str, Any]], settings: dict[str, Any], total: int) ->
 
 
 def terms(rows: list[dict[str, Any]], small: tuple[str, ...]) -> "Verdict":
-    """Each term's share of the loss over the last tenth of the run."""
+    """Report each term's fraction of the loss over the last tenth of the run."""
     own = {"loss", "grad_norm", "samples_per_sec", "lr"}
     names = [
         k
@@ -303,16 +306,17 @@ def terms(rows: list[dict[str, Any]], small: tuple[str, ...]) -> "Verdict":
 
 @dataclass
 class Gap:
-    """The metric on as many training samples, read through the evaluation path, as there are validation samples (1,000 at most)."""
+    """The metric on training samples read through the evaluation path, as many as there are validation samples (at most
+    1,000)."""
 
     metric: Metric
     train: float
     val: float
     because: str = ""
-    """What explains it, where another check has found that."""
+    """The explanation, if another check has found it."""
 
     def verdict(self) -> "Verdict":
-        """How far validation lies behind training, as a share of the way from chance to the ceiling."""
+        """Report how far validation is behind training, as a fraction of the range from chance to the ceiling."""
         return _apart(
             GAPS, self.metric, self.val, self.train,
             f"{self.metric.name} {self.train:.4g} on training samples, {self.val:.4g} on held-out ones",
@@ -323,14 +327,15 @@ class Gap:
 
 @dataclass
 class Norms:
-    """The metric on the same training samples, batch norm judging by what runs or by each batch itself."""
+    """The metric on the same training samples, with batch norm's running statistics and with batch statistics."""
 
     metric: Metric
     running: float
     by_batch: float
 
     def verdict(self) -> "Verdict":
-        """How far the evaluation lies behind what training sees, as a share of the way from chance to the ceiling."""
+        """Report how far the evaluation is behind training's batch statistics, as a fraction of the range from chance
+        to the ceiling."""
         return _apart(
             NORMS, self.metric, self.running, self.by_batch,
             f"{self.metric.name} {self.running:.4g} on training samples by running statistics, {self.by_batch:.4g} by each batch's",
@@ -341,7 +346,8 @@ class Norms:
 def _apart(
     which: tuple[str, str, str], metric: Metric, value: float, other: float, measured: str, remedy: str
 ) -> "Verdict":
-    """Advice where `value` lies behind `other` by more than `GAP` of the way from chance to the ceiling."""
+    """Give advice if `value` is behind `other` by more than the fraction `GAP` of the range from chance to the
+    ceiling."""
     way = abs(metric.ceiling - metric.floor)
     way = way if math.isfinite(way) and way else max(abs(value - metric.floor), 1e-12)
     behind = (other - value) * (1 if metric.higher_is_better else -1) / way
@@ -352,19 +358,19 @@ def _apart(
 
 @dataclass
 class Monitor:
-    """A domain's own judgement of a whole run."""
+    """A domain's own check of a whole run."""
 
     id: str
     rows: str
     title: str
     judge: "Callable[[list[dict[str, float]]], Finding]"
-    """Rows of epoch_metrics (`epoch`, `step`, `train/...`, `val/...`), at least one -> finding; advice where it is not ok. A rung
-    of the recipe named as evidence["rung"] is what the page advises first. A cause named as evidence["stop"] stops the run at
-    this evaluation (exit 4)."""
+    """Rows of epoch_metrics (`epoch`, `step`, `train/...`, `val/...`), at least one -> finding; advice if it is not ok.
+    The report recommends first the rung in evidence["rung"]. A cause in evidence["stop"] stops the run at this
+    evaluation (exit 4)."""
 
 
 def monitor(id: str, *, rows: str, title: str) -> "Callable[[Callable[[list[dict]], Finding]], Monitor]":
-    """Make a function of the evaluations so far a monitor."""
+    """Turn a function of the evaluations so far into a monitor."""
     return lambda judge: Monitor(id, rows, title, judge)
 
 
@@ -374,7 +380,7 @@ def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
         return _skip("no evaluation yet", which)[0]
     try:
         found = one.judge(history)
-    except Exception as error:  # a fork's own: what was trained must not be lost for it
+    except Exception as error:  # an error in a fork's monitor must not lose the trained weights
         return verdict(
             which,
             "advice",
@@ -387,7 +393,7 @@ def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
 
 
 def asks_to_stop(one: Monitor, history: list[dict[str, float]]) -> str:
-    """What the run is stopped with, where a domain's monitor asks for it: `stop` among its evidence."""
+    """Return the reason if a domain's monitor asks to stop the run: `stop` in its evidence."""
     verdict = _own(one, history)
     if verdict.verdict != "advice" or not (cause := verdict.evidence.get("stop")):
         return ""
@@ -396,7 +402,7 @@ def asks_to_stop(one: Monitor, history: list[dict[str, float]]) -> str:
 
 
 def of(run: "Run", stage: Stage, gap: Gap | None = None, norms: Norms | None = None) -> "list[Verdict]":
-    """Every monitor of a run as it stands, from its files."""
+    """Run every monitor on the current files of a run."""
     own = [_own(one, run.journal.history) for one in stage.monitors] + ([norms.verdict()] if norms else [])
     for v in own:
         if v.verdict == "advice" and (rung := v.evidence.get("rung")):
@@ -409,7 +415,7 @@ def of(run: "Run", stage: Stage, gap: Gap | None = None, norms: Norms | None = N
 
 
 def write(run: "Run", found: "list[Verdict]") -> None:
-    """monitors.json, and a line for each that is worth one."""
+    """Write monitors.json, and print a line for each monitor with advice."""
     (run.folder / "monitors.json").write_text(
         json.dumps({"monitors": [asdict(v) for v in found]}, indent=1, default=str)
     )
@@ -420,7 +426,7 @@ def write(run: "Run", found: "list[Verdict]") -> None:
 
 @contextlib.contextmanager
 def kept(run: "Run", stage: Stage) -> Iterator[None]:
-    """A run that stops leaves its monitors, too."""
+    """Write the monitors also if the run stops early."""
     try:
         yield
     except Stop:
@@ -429,6 +435,6 @@ def kept(run: "Run", stage: Stage) -> Iterator[None]:
         raise
     except Exception:
         if run.tracker:
-            with contextlib.suppress(Exception):  # nothing may hide why it ended
+            with contextlib.suppress(Exception):  # nothing may hide why the run ended
                 write(run, of(run, stage))
         raise

@@ -1,4 +1,4 @@
-"""`--track`: the same tags to wandb, mlflow or trackio as well, through Accelerate's trackers, beside our own files.
+"""`--track`: writes the same tags also to wandb, mlflow or trackio, through Accelerate's trackers.
 
 Keys and addresses come from the environment, as those tools document; none of them is a setting here.
 """
@@ -17,7 +17,7 @@ KNOWN = ("wandb", "mlflow", "trackio")
 
 
 def names(cfg: config.Config) -> list[str]:
-    """The trackers asked for; one that is unknown or not installed is an error before anything is spent."""
+    """Return the requested trackers. An unknown or missing one raises before anything is trained."""
     asked = cfg.track.replace(",", " ").split()
     for name in asked:
         if name not in KNOWN:
@@ -29,30 +29,31 @@ def names(cfg: config.Config) -> list[str]:
 
 @contextlib.contextmanager
 def tracked(accelerator: Accelerator, cfg: config.Config, folder: Path, *, project: str) -> Iterator[None]:
-    """A run in every tracker asked for, named after the run folder; ended however the run ends."""
+    """Open a run in every requested tracker, named after the run folder, and end it however the run ends."""
     asked = names(cfg)
     if not asked:
         yield
         return
     key = {"wandb": "name", "mlflow": "run_name", "trackio": "name"}
-    group = folder.absolute().parent.name  # of several seeds, or the recipe's own
+    group = folder.absolute().parent.name  # the group of seeds, or the recipe
     name = folder.name if group == project else f"{group}-{folder.name}"
     try:
         accelerator.init_trackers(project, config=_flat(masking.settings(config.to_dict(cfg))),
                                   init_kwargs={n: {key[n]: name} for n in asked})  # fmt: skip
-    except Exception as error:  # a service of others: no key, no network, a wrong address
+    except Exception as error:  # an external service: no key, no network, a wrong address
         raise UserError(f"--track {cfg.track}: a tracker cannot start", got=f"{type(error).__name__}: {error}",
                         next="set it up as its own pages say (wandb login, MLFLOW_TRACKING_URI), or leave --track out"
                         ) from None  # fmt: skip
     try:
         yield
     finally:
-        with contextlib.suppress(Exception):  # what they have not got by now is in our own files
+        with contextlib.suppress(Exception):  # our own files are complete in any case
             accelerator.end_training()
 
 
 def mirror(accelerator: Accelerator, console: Console) -> Callable[[dict, int], None] | None:
-    """(row, step) -> every tracker; None if there is none. A service that fails is told of and left: training goes on."""
+    """Return (row, step) -> every tracker; None if there is none. A failing service is reported and dropped; training
+    continues."""
     if not accelerator.trackers:
         return None
     failed = []
@@ -62,7 +63,7 @@ def mirror(accelerator: Accelerator, console: Console) -> Callable[[dict, int], 
             return
         try:
             accelerator.log(row, step=step)
-        except Exception as error:  # a service of others, in the middle of our run
+        except Exception as error:  # an external service must not end the run
             failed.append(error)
             console.say(f"  --track stopped at step {step} ({type(error).__name__}: {error}); our own files go on")
 

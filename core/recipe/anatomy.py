@@ -1,8 +1,9 @@
-"""What of a recipe's file belongs to which part of its stage: read from the source, by names, without running it.
+"""Assigns the code of a recipe's file to parts of its stage, by names in the source, without running it.
 
-A part is a field of `Stage` (`data`, `model`, `loss`, ...) or `train`, the loop. A piece (a class, a function, an assignment)
-belongs to the part from which it is reached over the fewest names: `Stage(data={"train": train_data})`, `train_data = Images(...)`,
-`class Images`. What the data are made of is theirs, although a model that is fitted to them reaches it, too.
+A part is a field of `Stage` (`data`, `model`, `loss`, ...) or `train`, the loop. A piece (a class, a function, an
+assignment) belongs to the part from which the fewest names lead to it: `Stage(data={"train": train_data})`, `train_data
+= Images(...)`, `class Images`. Pieces that build the data belong to the data, even if a model that is fitted to them
+also uses them.
 """
 
 import ast
@@ -12,11 +13,11 @@ from dataclasses import dataclass, field
 
 from trainworthy.core.recipe.stage import PARTS
 
-UPSTREAM = ("data", "model")  # what these are made of, others only use
-SETTINGS = ("Config", "tiny", "full")  # compared by their values
+UPSTREAM = ("data", "model")  # a piece shared with other parts belongs to these
+SETTINGS = ("Config", "tiny", "full")  # diff compares these by value
 OF_GROUP = {"train": ("train",), "optim": ("optimizers", "train"), "loader": ("data",), "run": (), "gates": (), "track": (),
             "init_from": ("model",), "trust_pickle": ()}  # fmt: skip
-"""Parts that read a setting which every recipe has, by the first name of the setting."""
+"""Parts that read a setting which every recipe has, by the setting's group."""
 
 
 @dataclass
@@ -25,25 +26,25 @@ class Piece:
 
     key: str
     scope: str
-    """The function it stands in, or ""."""
+    """Name of the enclosing function, or ""."""
     root: str
-    """The part that it is by itself, or ""."""
+    """The part that this piece itself is, or ""."""
     nodes: list[ast.AST] = field(default_factory=list)
-    """Several where a name is set several times."""
+    """Syntax nodes; several if a name is set several times."""
     text: str = ""
-    """As it stands in the file."""
+    """Its source text."""
     gives: set[str] = field(default_factory=set)
-    """Names it defines."""
+    """Names that it defines."""
     takes: set[str] = field(default_factory=set)
-    """Names it reads."""
+    """Names that it reads."""
     parts: tuple[str, ...] = PARTS
-    """Those it may change: the nearest and those one name further; every part if that cannot be told."""
+    """Parts that the piece may change: the nearest ones and those one name further away; every part if unknown."""
     home: tuple[str, ...] = ()
-    """Where it belongs: the nearest; what several share is upstream's. Empty if that cannot be told."""
+    """The nearest part. A piece that several parts share belongs to the one upstream. Empty if unknown."""
 
     @property
     def line(self) -> int:
-        """Where it begins."""
+        """Its first line."""
         return _first_line(self.nodes[0])
 
     @property
@@ -53,13 +54,13 @@ class Piece:
 
     @property
     def settings(self) -> set[str]:
-        """First names of the settings it reads: `widths` for `cfg.widths`."""
+        """First names of the settings that it reads: `widths` for `cfg.widths`."""
         inside = (n for node in self.nodes for n in ast.walk(node) if isinstance(n, ast.Attribute))
         return {n.attr for n in inside if isinstance(n.value, ast.Name) and n.value.id == "cfg"}
 
 
 def pieces(source: str) -> dict[str, Piece]:
-    """{key: piece} of a recipe's source, in its order. Raises SyntaxError."""
+    """Return {key: piece} of a recipe's source, in source order. Raises SyntaxError."""
     tree, lines, found = ast.parse(source), source.splitlines(), {}
     listed = {n.id for s in tree.body if "STAGES" in _targets(s) for n in ast.walk(s) if isinstance(n, ast.Name)}
 
@@ -82,7 +83,7 @@ def pieces(source: str) -> dict[str, Piece]:
 
     makers = [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and _stage_call(n)]
     for name in (n for s in tree.body if "STAGES" in _targets(s) for n in ast.walk(s) if isinstance(n, ast.Name)):
-        name.id = "stage" if name.id in makers[:1] else name.id  # a fork may call it otherwise
+        name.id = "stage" if name.id in makers[:1] else name.id  # a fork may use another name
     for node in _statements(tree.body):
         if isinstance(node, ast.FunctionDef) and node.name in (*listed, *makers):
             scope = "stage" if node.name in makers[:1] else node.name
@@ -90,7 +91,7 @@ def pieces(source: str) -> dict[str, Piece]:
                 call = None if _is_def(inner) else _stage_call(inner)
                 if call:
                     for word in call.keywords:
-                        arg = word.arg or ""  # **more: what it sets is not seen from here
+                        arg = word.arg or ""  # the keys of **more are unknown
                         add(word if arg else word.value, f"{scope}: {arg or '**'}=", scope, arg)
                 elif not (isinstance(inner, ast.Return) and isinstance(inner.value, ast.Name)):
                     set_field = re.match(r"\w+\.(\w+)", " ".join(_targets(inner)))  # stage.loss = ...
@@ -103,12 +104,12 @@ def pieces(source: str) -> dict[str, Piece]:
 
 
 def _place(every: list[Piece]) -> None:
-    """Fill `parts` and `home` by the number of names between each root and a piece."""
+    """Fill `parts` and `home` from the number of names between each part's root and a piece."""
     makers: dict[tuple[str, str], list[Piece]] = {}
     for piece in every:
         for name in piece.gives:
             makers.setdefault((piece.scope, name), []).append(piece)
-    for piece in every:  # nn.init.zeros_(model.head.weight), model.head = ...: what changes a thing belongs to it
+    for piece in every:  # nn.init.zeros_(model.head.weight): code that changes an object belongs to it
         if not piece.gives and not piece.root and not _is_return(piece):
             for name in piece.takes:
                 owners = makers.get((piece.scope, name), [])
@@ -133,7 +134,7 @@ def _place(every: list[Piece]) -> None:
 
 
 def expectations(every: dict[str, Piece]) -> dict[str, str]:
-    """{field of Expect: the expression it is set to}."""
+    """Return {field of Expect: the expression that sets it}."""
     found = {}
     for node in (n for piece in every.values() for top in piece.nodes for n in ast.walk(top)):
         if isinstance(node, ast.Call) and re.search(r"(^|\.)Expect$", ast.unparse(node.func)):
@@ -153,12 +154,12 @@ def _meaning(node: ast.AST) -> str:
 
 
 def _statements(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Without texts that stand alone."""
+    """Return the statements without bare strings."""
     return [s for s in body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
 
 
 def _stage_call(node: ast.AST) -> ast.Call | None:
-    """The call that makes a Stage, if there is one."""
+    """Return the call that makes a Stage, or None."""
     calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
     return next((c for c in calls if re.search(r"(^|\.)Stage$", ast.unparse(c.func))), None)
 
@@ -172,7 +173,7 @@ def _is_return(piece: Piece) -> bool:
 
 
 def _targets(node: ast.AST) -> list[str]:
-    """What an assignment assigns to, as written."""
+    """Return the targets of an assignment, as written."""
     if isinstance(node, ast.Assign):
         return [ast.unparse(t) for t in node.targets]
     return [ast.unparse(node.target)] if isinstance(node, (ast.AnnAssign, ast.AugAssign)) else []

@@ -1,4 +1,4 @@
-"""Loading a recipe file, ours or a fork by path, and telling two versions of it apart."""
+"""Loads a recipe file, ours or a fork by path, and identifies its version."""
 
 import ast
 import hashlib
@@ -24,14 +24,14 @@ PACKAGES = ("torch", "torchvision", "accelerate", "transformers", "trl", "peft",
 
 @dataclass
 class Recipe:
-    """A loaded recipe: its module and where it came from."""
+    """A loaded recipe: its module and its origin."""
 
     entry: Entry
     module: ModuleType
     rungs: tuple[str, ...] = ()
-    """Those climbed, the last of which is its one stage (`core/session/rungs.py`)."""
+    """Rungs so far; the last is this recipe's only stage (`core/session/rungs.py`)."""
     start: str = ""
-    """Hash of the weights that a rung stands on."""
+    """Hash of the weights from which a rung continues."""
 
     @property
     def id(self) -> str:
@@ -49,7 +49,7 @@ class Recipe:
 
 
 def load(name: str) -> Recipe:
-    """The recipe `name` (id or path), imported. A file that cannot be one gets one clear message."""
+    """Import the recipe `name` (id or path). A file that is no recipe raises one clear message."""
     entry = find(name)
     path = entry.path
     try:
@@ -61,7 +61,7 @@ def load(name: str) -> Recipe:
     ours = HOME in path.parents
     module_name = f"trainworthy.recipes.{path.parent.name}.{path.stem}" if ours else f"trainworthy_fork_{path.stem}"
     if not ours and str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # a fork may import its neighbours; last, so that it shadows nothing
+        sys.path.append(str(path.parent))  # a fork may import neighbouring files; last, so that they shadow nothing
     spec = importlib.util.spec_from_file_location(module_name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
@@ -83,7 +83,7 @@ def load(name: str) -> Recipe:
 
 
 def old_names(tree: ast.Module, path: Path) -> None:
-    """A fork of version 0.1 gets the new name of what it imports and of the fields it sets."""
+    """Tell the author of a version 0.1 fork the new names of its imports and fields."""
     fields = json.loads((HOME / "renamed.json").read_text())["fields"]
     for node in ast.walk(tree):
         now = ""
@@ -105,31 +105,31 @@ def old_names(tree: ast.Module, path: Path) -> None:
 
 
 def sources(recipe: Recipe) -> dict[str, str]:
-    """{file: hash} of the recipe, of what it imports from its own folder or from recipes/, and of the core."""
+    """Return {file: hash} of the recipe, of what it imports from its own folder or from recipes/, and of core."""
     files = {recipe.entry.path, *(Path(__file__).parent.rglob("*.py"))}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        named = file and file.endswith(".py") and os.path.isabs(file)  # torch.ops says "_ops.py"
+        named = file and file.endswith(".py") and os.path.isabs(file)  # torch.ops reports "_ops.py"
         if named and (folder := _near(os.path.dirname(file), recipe.entry.path.parent)):
             files.add(folder / os.path.basename(file))
     return {str(p): _hash(p) for p in sorted(files)}
 
 
 def late(recipe: Recipe, before: dict[str, str]) -> dict[str, str]:
-    """{file: hash} of the sources that were imported since `before` (what `sources` returned then), by their paths from the recipe:
-    a moved folder is the same recipe."""
+    """Return {file: hash} of sources imported since `before` (an earlier result of `sources`), by path relative to the
+    recipe, so that a moved folder is the same recipe."""
     home = recipe.entry.path.parent
     return {os.path.relpath(k, home): v for k, v in sources(recipe).items() if k not in before}
 
 
 def unchanged(recipe: Recipe, found: dict[str, str]) -> bool:
-    """Are the files that `late` returned what they were?"""
+    """Return whether the files in a result of `late` are unchanged."""
     return not changed({str(recipe.entry.path.parent / name): mark for name, mark in found.items()})
 
 
 def changed(before: dict[str, str]) -> list[str]:
-    """Paths of `before` that are not on disk as they were. Files are read, not looked up among what is imported: what a recipe
-    imports late is not imported yet."""
+    """Return paths of `before` whose content on disk differs. It reads files, since late imports may not be loaded
+    yet."""
     out = []
     for name, mark in before.items():
         try:
@@ -147,14 +147,14 @@ def _hash(path: Path) -> str:
 
 @cache
 def _near(folder: str, own: Path) -> Path | None:
-    """The folder, resolved, where what lies in it is part of a recipe in `own`."""
+    """Return the resolved folder if its files are part of a recipe in `own`."""
     path = Path(folder).resolve()
     beside = (path == own or own in path.parents) and "site-packages" not in path.parts
     return path if path == HOME or HOME in path.parents or beside else None
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of what decides results."""
+    """Return the installed versions of packages that affect results."""
     found = {"python": sys.version.split()[0]}
     for name in PACKAGES:
         try:
@@ -165,8 +165,8 @@ def versions() -> dict[str, str]:
 
 
 def fingerprint(recipe: Recipe, cfg: config.Config, data: str, **more: object) -> str:
-    """Hash of everything a gate's verdict depends on; equal fingerprints need no second proof."""
-    settings = masking.settings(config.to_dict(cfg))  # another key is no other training
+    """Hash everything that a gate's verdict depends on; equal fingerprints need no second run of the gates."""
+    settings = masking.settings(config.to_dict(cfg))  # a changed API key does not change the training
     settings.pop("gates")
     settings["run"] = {"seed": cfg.run.seed}
     files = {Path(k).name + v: "" for k, v in sources(recipe).items()}  # a moved folder is the same recipe

@@ -1,4 +1,4 @@
-"""Recipes found by their path. Reads files, imports nothing: `trainworthy list` must answer at once."""
+"""Finds recipes by path. It reads files and imports nothing, so that `trainworthy list` answers at once."""
 
 import ast
 import difflib
@@ -28,23 +28,23 @@ class Entry:
 
     @property
     def measured(self) -> dict:
-        """What `bench/results.py` measured, kept beside the recipe; empty if it never did."""
+        """Result measured by `bench/results.py`, stored next to the recipe; empty if there is none."""
         path = self.path.parent / "results" / f"{self.path.stem}.results.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
     @property
     def gates_off(self) -> bool:
-        """Was its result measured without its gates? Then whoever prints the result says so."""
+        """Whether its result was measured without gates, which must be shown with the result."""
         return self.measured.get("gates") == "off"
 
     @property
     def reference(self) -> Path:
-        """The band of its healthy runs, kept beside the recipe by `trainworthy reference`."""
+        """Band of its healthy runs, stored next to the recipe by `trainworthy reference`."""
         return self.path.parent / "results" / f"{self.path.stem}.band.json"
 
 
 def recipes() -> list[Entry]:
-    """Every recipe: ours, and those of packages in the entry-point group `trainworthy.recipes`."""
+    """Return every recipe: ours, and those of packages in the entry-point group `trainworthy.recipes`."""
     roots = [HOME]
     for point in importlib.metadata.entry_points(group="trainworthy.recipes"):
         spec = importlib.util.find_spec(point.value)
@@ -58,7 +58,7 @@ def recipes() -> list[Entry]:
 
 
 def is_recipe(path: Path) -> bool:
-    """Does the file assign STAGES at its top level?"""
+    """Return whether the file assigns STAGES at its top level."""
     tree = ast.parse(path.read_text())
     return any(
         isinstance(n, ast.Assign) and any(getattr(t, "id", "") == "STAGES" for t in n.targets) for n in tree.body
@@ -66,7 +66,7 @@ def is_recipe(path: Path) -> bool:
 
 
 def find(name: str) -> Entry:
-    """A recipe by id, or a file by path."""
+    """Return a recipe by id, or a file by path."""
     path = Path(name)
     if name.endswith(".py") or path.is_file():
         if not path.is_file():

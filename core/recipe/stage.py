@@ -1,4 +1,5 @@
-"""What core and its gates touch of a recipe: a `Stage` and the `Data` it reads. A recipe fills these and shows its loop."""
+"""What a recipe gives to core: a `Stage`, the `Data` that it reads, and an `Expect`. Gates and monitors use nothing
+else of it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,91 +16,101 @@ from trainworthy.core.base import seeds
 
 @dataclass
 class Field:
-    """What one entry of a sample is, so that data can be counted, checked for leaks and blanked without knowing the domain."""
+    """Describes one entry of a sample, so that core can count it, check it for leaks and blank it without knowing the
+    domain."""
 
     role: str
-    """`input` (what the model reads), `target` (what it must predict), `group` (ids that must not be on both sides of a split),
-    `source` (what inputs are drawn from, where they are: the clean picture under the noise, the whole text of a crop; splits are
-    compared by it instead of by their inputs)."""
+    """One of four:
+    - `input`: the model reads it.
+    - `target`: the model must predict it.
+    - `group`: an id (patient, document, video) that must not occur in two splits.
+    - `source`: what the input is made from (the clean image under the noise, the whole text of a crop). Where a sample
+      has one, the leakage gate compares sources instead of inputs."""
     classes: Sequence[str] | None = None
     """Names of a categorical target's values, by index."""
     low: float | None = None
     high: float | None = None
-    """Valid range of the values, both ends included."""
+    """Highest valid value, included; `low` is the lowest."""
     fabricated: Callable[[dict[str, Any]], float] | None = None
-    """sample -> share (0 to 1) of this entry that was not measured: interpolated, padded, resampled, synthetic. The sample is what
-    `get` returns, so a data set that knows it hands it along: `lambda s: s["padded"]`. It is counted, reported, and must not give
-    the target away."""
+    """sample -> fraction (0 to 1) of this entry that was not measured: interpolated, padded, resampled or synthetic.
+    The sample is what `get` returns, so a data set can add an entry that holds the fraction: `lambda s: s["padded"]`.
+    The fraction is reported. A gate checks that it does not predict the target."""
 
 
 class Data:
-    """A map-style data set whose every random draw comes from the generator it is handed.
+    """A map-style data set. Every random draw comes from the generator that the caller passes.
 
-    `fields` names the entries of a sample. Subclasses give `__len__` and `get`.
+    `fields` describes the entries of a sample. Subclasses implement `__len__` and `get`.
     """
 
     fields: dict[str, Field]
     notes: Mapping[str, str] = MappingProxyType({})
-    """What the data report and the card say of this set beyond its numbers: what was left out, what converted."""
+    """Lines for the data report and the card that the numbers do not show: samples left out, formats converted."""
 
     def __len__(self) -> int:
         raise NotImplementedError
 
     def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
-        """Sample `index`. With a generator: the training path, augmented by draws from it (or from torch's global generator,
-        which is seeded the same). With None: the evaluation path, no randomness at all."""
+        """Return sample `index`. With a generator: the training path; augmentation draws from it, or from torch's
+        global generator, which has the same seed. With None: the evaluation path, without any randomness."""
         raise NotImplementedError
 
     def read(self, index: int) -> Any:
-        """What sample `index` must wait for (its file), as `make` takes it. With `--loader.threads` it is called in threads, many
-        at once and ahead of time: nothing is drawn and nothing changed here. Default: nothing."""
+        """Fetch what sample `index` has to wait for (its file); `make` receives the result. With `--loader.threads`,
+        several threads call this ahead of time, so it must not draw random numbers or change anything. Default: nothing
+        to fetch."""
         return None
 
     def make(self, index: int, got: Any, generator: torch.Generator | None) -> dict[str, Any]:
-        """Sample `index` of what `read` returned. Whoever writes both writes `get` as `make(index, read(index), generator)`."""
+        """Build sample `index` from what `read` returned. A data set with `read` and `make` implements `get` as
+        `make(index, read(index), generator)`."""
         return self.get(index, generator)
 
     def peek(self, index: int, key: str) -> Any:
-        """One entry of a sample on the evaluation path; worth overriding where a target can be had without reading its input."""
+        """Return one entry of a sample on the evaluation path. Override it if a target can be had without decoding its
+        input."""
         return self.get(index, None)[key]
 
     def identity(self, index: int) -> bytes | str | None:
-        """What sample `index` is told apart by without decoding it: the raw record that its inputs are made from (the bytes of its
-        file), or a hash of that which is known already. With it exact duplicates are found over all samples, however many there
-        are; called in threads. None: the fields that `get` returns are hashed, of all samples where that takes seconds."""
+        """Return bytes or a hash that identify sample `index` without decoding it, for example its file's content. With
+        it, the leakage gate compares all samples exactly, however many there are. Threads call it. None: the gate
+        hashes the fields that `get` returns, over all samples if that takes seconds only."""
         return None
 
     def source_class(self, index: int) -> str | None:
-        """What the sample's source calls its class (the name of its folder), read without its label; None: it does not say."""
+        """Return the class that the source gives the sample (its folder's name), without reading the label. None:
+        unknown."""
         return None
 
     def order(self, *parts: int | str) -> Tensor:
-        """A permutation (n,) of the samples that depends on `parts` alone; worth overriding where far jumps are dear."""
+        """Return a permutation (n,) of the samples that depends on `parts` alone. Override it if random access is
+        slow."""
         return seeds.permutation(len(self), *parts)
 
     def representative(self, count: int) -> Sequence[int]:
-        """`count` samples that stand for all where not all are read, evenly spaced; worth overriding where far jumps are dear."""
+        """Return `count` evenly spaced indices, used where not all samples are read. Override it if random access is
+        slow."""
         return [i * len(self) // count for i in range(count)]
 
     def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Samples to a batch; tensors are stacked along a new first axis."""
+        """Combine samples into a batch. Tensors are stacked along a new first axis."""
         return default_collate(samples)
 
 
 @dataclass
 class View(Data):
-    """Some samples of another data set, or the same samples with one entry replaced; gates use it."""
+    """A subset of another data set, optionally with some entries replaced. Gates use it."""
 
     data: Data
     indices: Sequence[int]
     blank: tuple[str, ...] = ()
-    """Fields replaced by zeros, texts by nothing."""
+    """Fields to replace by zeros (texts by the empty string)."""
     swap: Sequence[int] | None = None
-    """Positions (into `indices`) whose input fields each sample gets instead of its own."""
+    """For each sample, the position (in `indices`) of the sample whose input fields it gets."""
     relabel: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-    """{categorical target: {class: the class it is called instead}}."""
+    """{categorical target: {class: class that replaces it}}."""
     draws: int | None = None
-    """Seed: the evaluation path then sees the training path's samples, with the draws of epoch 0."""
+    """If set, the evaluation path returns augmented training samples, with the draws of epoch 0 under this seed."""
 
     def __post_init__(self):
         self.fields = self.data.fields
@@ -133,7 +144,7 @@ class View(Data):
 
 
 def categorical(data: Data) -> str | None:
-    """Name of the first target that is a class, if there is one."""
+    """Return the name of the first target that has classes, or None."""
     return next((k for k, f in data.fields.items() if f.role == "target" and f.classes), None)
 
 
@@ -143,28 +154,28 @@ def _blank(value: Any) -> Any:
 
 @dataclass
 class Metric:
-    """What the best checkpoint is chosen by, and the question it answers."""
+    """The metric that selects the best checkpoint, and the question that it answers."""
 
     name: str
-    """Key in what `evaluate` returns."""
+    """Its key in the result of `evaluate`."""
     question: str
     floor: float
-    """What knowing nothing scores (chance)."""
+    """Chance level: the score of a model that ignores its input."""
     ceiling: float
-    """What a perfect model scores."""
+    """Score of a perfect model."""
     higher_is_better: bool = True
     best_known: str = ""
-    """The best result known for this task and data, with its source."""
+    """Best published result for this task and data, with its source."""
 
     def better(self, a: float, b: float) -> bool:
-        """Is `a` strictly better than `b`?"""
+        """Return whether `a` is strictly better than `b`."""
         return a > b if self.higher_is_better else a < b
 
 
 @dataclass
 class Probe:
-    """What gates judge by that train for seconds, where the stage's metric says something after a whole run only (the samples of a
-    generator): another metric, and its evaluation."""
+    """Another metric, with its evaluation, for gates that train for seconds. Set it if the stage's own metric needs a
+    whole run to show progress (sample quality of a generator, for example)."""
 
     metric: Metric
     evaluate: Callable[[nn.Module, Data], dict[str, float]]
@@ -172,61 +183,68 @@ class Probe:
 
 @dataclass
 class Expect:
-    """What a healthy recipe does, where theory or measurement says so. A gate without its expectation skips and says so."""
+    """What a healthy recipe does, from theory or measurement. A gate that misses its expectation skips and reports that
+    it skipped."""
 
     initial_loss: float | Callable[[dict], float] | None = None
-    """Loss per sample of the untrained model (softmax over N balanced classes: ln N); a function of the batch where draws decide it
-    (noise levels that weigh differently)."""
+    """Loss per sample of the untrained model (softmax over N balanced classes: ln N). A function of the batch if it
+    depends on random draws, such as noise levels with different weights."""
     loss_floor: float | Callable[[dict], float] = 0.0
-    """Lowest loss the objective allows on the overfit batch (label smoothing's entropy); a function of the batch where draws
-    decide it (mixup)."""
+    """Lowest loss that the objective allows on the overfit batch (with label smoothing: the smoothed targets' entropy).
+    A function of the batch if it depends on random draws (mixup)."""
     overfit_steps: int = 120
-    """Steps within which eight fixed samples must be learnt."""
+    """Optimiser steps within which the model must memorise eight fixed samples."""
     gate_batch_size: int = 0
-    """Where a sample costs a good part of a second: how many of them a gate's step has at most (twice as many are overfit,
-    cut and evaluated, four times as many read over and over). Below 8 the range test, and tiny-data always, are left to
-    `check --deep`. 0: the gates' own numbers."""
+    """Largest batch that a gate may use; set it if a sample takes a large part of a second. 0: no limit.
+    - The overfit, micro-batch and evaluation gates use up to twice, the data gates up to four times this many samples.
+    - Below 8, only `check --deep` runs the range test and tiny-data."""
     overfit_metric: float | Callable[[dict], float] | None = None
-    """Value of the metric that the overfit batch must reach through the real evaluation (default: its ceiling)."""
+    """Value of the metric that the overfit batch must reach through the real evaluation (default: the metric's
+    ceiling)."""
     frozen: tuple[str, ...] = ()
-    """Prefixes of parameter names of the stage's `model` that are frozen on purpose."""
+    """Name prefixes of parameters of `model` that are frozen on purpose."""
     no_gradient: tuple[str, ...] = ()
-    """Prefixes of trainable parameters that may stay without a gradient for a few steps (an unused head, an idle expert)."""
+    """Name prefixes of trainable parameters that may get no gradient for a few steps (an unused head, an idle
+    expert)."""
     new_parameters: tuple[str, ...] = ()
-    """Prefixes of parameters that are new on purpose when a stage starts from pretrained weights (another task's head)."""
+    """Name prefixes of parameters that the pretrained weights lack on purpose (the head of another task)."""
     couplings: str = ""
-    """Why samples of a batch legitimately influence each other (contrastive loss); empty: they must not."""
+    """Reason why samples of a batch influence each other (contrastive loss). Leave empty if they must not."""
     random_loss: str = ""
-    """Why two forwards of one batch under one seed may differ; empty: they must not."""
+    """Reason why two forwards of one batch under one seed may differ. Leave empty if they must not."""
     nondeterministic: str = ""
-    """Why two runs of one seed may differ (an environment that draws from a generator of its own); empty: they must not."""
+    """Reason why two runs with one seed may differ (an environment with its own generator). Leave empty if they must
+    not."""
     schedule: str = ""
-    """Why the rates are not those of `--optim.schedule` or an optimiser does not step once per unit (an own schedule, a rollout
-    with its epochs); empty: they are, and it does."""
+    """Reason why learning rates do not follow `--optim.schedule`, or why an optimiser does not step exactly once per
+    iteration (for example, PPO's update epochs). Leave empty if they do."""
     solvable_without_input: str = ""
-    """Why a few samples may be answered without their inputs (which of two given answers is preferred); empty: they may not."""
+    """Reason why the model can answer a few samples without their inputs (a choice between two given answers). Leave
+    empty if it must not."""
     range_test: str = ""
-    """Why no band of usable rates can be measured on one batch (DPO, reinforcement learning); empty: it can."""
+    """Reason why a range test on one batch finds no usable learning rates (DPO, reinforcement learning). Leave empty if
+    it does."""
     sampling: str = ""
-    """Why a sample may come twice in an epoch or the order stay the same (drawn with replacement, a curriculum, rollouts);
-    empty: every sample once an epoch, in another order each time."""
+    """Reason why a sample may occur twice in an epoch or the order may repeat (sampling with replacement, a curriculum,
+    rollouts). Leave empty if an epoch holds every sample once, in a new order."""
     small_terms: tuple[str, ...] = ()
-    """Loss terms that may carry next to nothing of the gradient (a regulariser near its optimum)."""
+    """Loss terms that may contribute almost nothing to the gradient (a regulariser near its optimum)."""
     loss_may_rise: str = ""
-    """Why the loss says nothing about progress (targets that move with the policy); empty: a lower one is better."""
+    """Reason why the loss does not measure progress (targets that move with the policy). Leave empty if lower is
+    better."""
 
     def at_most(self, n: int, *, times: int = 1) -> int:
-        """`n` samples, or as many as can be afforded."""
+        """Return `n`, reduced to `times * gate_batch_size` if that is set and smaller."""
         return min(n, times * self.gate_batch_size) if self.gate_batch_size else n
 
 
 @dataclass
 class Tile:
-    """One thing to look at: its caption, a picture, and for a prediction how good it is in [0, 1]."""
+    """An image for the report, with its caption and, for a prediction, a score in [0, 1]."""
 
     caption: str
     image: Tensor | None = None
-    """(H, W) or (H, W, 3) uint8; or as nets read pictures, (C, H, W) floats in [0, 1], which are then rounded to that."""
+    """(H, W) or (H, W, 3) uint8; or (C, H, W) floats in [0, 1], which are converted to uint8."""
     good: float | None = None
 
     def __post_init__(self):
@@ -238,7 +256,7 @@ class Tile:
 
 @dataclass
 class Matrix:
-    """A table of numbers to look at: (rows, columns), shaded by row."""
+    """A table of numbers for the report: (rows, columns), shaded by row."""
 
     values: Tensor
     rows: Sequence[str]
@@ -248,93 +266,101 @@ class Matrix:
 
 @dataclass
 class Points:
-    """Values over other values to look at, (N,) both: what no axis of steps or of classes holds."""
+    """A scatter or line plot for the report: y over x, both (N,), for data whose x axis is neither steps nor
+    classes."""
 
     x: Tensor
     y: Tensor
     axes: tuple[str, str]
     error: Tensor | None = None
-    """Half the length of a bar through each point, (N,)."""
+    """Half the length of each point's error bar, (N,)."""
     diagonal: bool = False
-    """Points belong on y = x."""
+    """Draw the line y = x, on which the points belong."""
     note: str = ""
     named: dict[str, Tensor] = field(default_factory=dict)
-    """Values (N,) to compare over the same x, by name: each a line, instead of the points."""
+    """{name: values (N,)}: curves to compare over the same x. They replace the points."""
 
 
 def batch_size(batch: dict[str, Any]) -> int:
-    """Samples in a batch: the length of its first tensor."""
+    """Return the number of samples in a batch: the length of its first tensor."""
     return next(v.shape[0] for v in batch.values() if isinstance(v, Tensor))
 
 
 @dataclass
 class Stage:
-    """One phase of training. Core wraps, counts, clips, saves and checks; the recipe says what and shows in which order."""
+    """One phase of training. The recipe defines model, data, loss and evaluation; core adds precision, processes,
+    clipping, checkpoints, logging and gates."""
 
     name: str
     model: nn.Module
-    """Bare. Parameters in no optimiser are frozen."""
+    """The bare module; core wraps it. Parameters that are in no optimiser are frozen."""
     optimizers: dict[str, Optimizer]
     data: dict[str, Data]
-    """`train`, `val`, and `test` where there is a part that no setting was chosen on: the reported weights are evaluated on it
-    once, at the end of the run, and every choice stays with `val`.
+    """`train`, `val`, and optionally `test`: a split on which no setting was chosen. Core evaluates the reported
+    weights on `test` once, at the end of the run; model selection uses `val` alone.
 
-    Without `train` the loop makes its own samples (a rollout in every unit of `run.steps`, say): an epoch is
-    then one unit, and `--train.batch-size` the samples of one update."""
+    Without `train` the loop makes its own samples (for example, a rollout in every iteration of `run.steps`). One
+    iteration then counts as an epoch, and `--train.batch-size` is the number of samples of one update."""
     loss: Callable[[nn.Module, dict], dict[str, Tensor]]
-    """(model, batch) -> {term: SUM over the batch}; pure given the batch: every draw is already in it."""
+    """(model, batch) -> {term: SUM over the batch}. It must depend on the batch alone, which already holds every random
+    draw."""
     evaluate: Callable[[nn.Module, Data], dict[str, float]]
-    """(model, data) -> metrics over all ranks, through the path the user's number comes from."""
+    """(model, data) -> metrics over all processes, computed the way users will use the model."""
     metric: Metric
     probe: Probe | None = None
-    """Stands for `metric` and `evaluate` where a gate trains on a few samples; default: those themselves."""
+    """Replaces `metric` and `evaluate` in gates that train on a few samples. Default: `metric` and `evaluate`."""
     counts: Callable[[dict], dict[str, float]] = lambda batch: {"*": batch_size(batch)}
-    """batch -> {term: denominator}, known BEFORE the forward; they are summed over the whole global batch. `"*"` stands for
-    every term not named. Default: samples."""
+    """batch -> {term: denominator}. Core calls it BEFORE the forward and sums the counts over the global batch. The key
+    `"*"` holds for every term without a key of its own. Default: the number of samples."""
     confusion: Callable[[nn.Module, Data], Tensor] | None = None
-    """(model, data) -> (n, n) counts over all ranks, truth in rows: held-out classes that are called by each other's names are
-    found by it."""
+    """(model, data) -> (n, n) counts over all processes, true classes in rows. Core uses it to find held-out classes
+    whose names are swapped."""
     ema_model: nn.Module | None = None
-    """What is evaluated, kept as best and exported instead of `model`, where that is not the same (its EMA)."""
+    """The weights to evaluate, keep as best and export instead of `model` (its EMA). None: `model`."""
     state: dict[str, Any] = field(default_factory=dict)
-    """Saved, not optimised: anything with state_dict() and load_state_dict() (EMA, normaliser, replay)."""
+    """What a checkpoint must also hold: objects with state_dict() and load_state_dict() (EMA, normaliser, replay
+    buffer)."""
     on_start: Callable[[], None] | None = None
-    """Called once `model` has the weights it starts from (`--init-from`) and before anything is learnt, to copy a reference."""
+    """Called once, after `--init-from` has loaded the weights and before the first step, for example to copy a
+    reference model."""
     frozen_modules: dict[str, nn.Module] = field(default_factory=dict)
-    """What the stage works with and never trains (teacher, reference, reward model, judge): core puts it on the device, freezes it,
-    sets it to eval mode; a gate sees it stay as it came, and a resumed run that it is the same. Not saved."""
+    """Modules that the stage uses and never trains (teacher, reference model, reward model, scoring model). Core moves
+    them to the device, freezes them and sets them to eval mode. A gate checks that training does not change them, and a
+    resumed run that they are the same. They are not saved."""
     expect: Expect = field(default_factory=Expect)
     baselines: Callable[[], dict[str, dict[str, float]]] = dict
-    """-> {baseline: metrics}, shown beside the result."""
+    """-> {baseline: metrics}, shown in the report next to the result."""
     upper_bounds: tuple[str, ...] = ()
-    """Names among the baselines that nobody is asked to beat (a teacher, real data)."""
+    """Names of baselines that the model need not beat (a teacher, real data)."""
     preview: Callable[[dict], list[Tile]] | None = None
-    """batch -> what its tensors say, decoded back: what the net sees just before the net."""
+    """batch -> images or texts decoded from its tensors: what the model reads."""
     predict: Callable[[nn.Module, dict], list[Tile]] | None = None
-    """(model, batch) -> the prediction for each sample."""
+    """(model, batch) -> one prediction for each sample."""
     figures: Callable[[nn.Module, Data], dict[str, Any]] | None = None
     """(model, data) -> {title: list of Tiles, a Matrix or Points} for the report."""
     pretrained: dict[str, Tensor] | None = None
-    """The state dict that `model` was started from, names as in the file; `--init-from` fills it, a recipe that loads by
-    itself says so here. A gate compares; it is dropped before the full run trains."""
+    """The state dict from which `model` started, with the names in the file. `--init-from` fills it; a recipe that
+    loads weights itself sets it. A gate compares it with the model. Core drops it before the full run trains."""
     export: Callable[[Path], None] | None = None
-    """Write what the ecosystem can load; default: model.safetensors."""
+    """Writes the export in a format that other libraries load. Default: model.safetensors."""
     exported: Any = None
-    """How users read it (an `exported.Exported`): a gate and the end of a run load it in a fresh process and compare answers."""
+    """How users load the export (an `exported.Exported`). A gate, and the end of each run, load it in a fresh process
+    and compare its answers with the model's."""
     gates: list = field(default_factory=list)
-    """The domain's own gates, beside the core's."""
+    """The domain's own gates, in addition to core's."""
     monitors: list = field(default_factory=list)
-    """The domain's own monitors, beside the core's: what only the evaluations of a whole run can show."""
+    """The domain's own monitors, in addition to core's, for faults that only the evaluations of a whole run can
+    show."""
 
     @property
     def eval_model(self) -> nn.Module:
-        """The module whose answers count: the average where there is one, else the model."""
+        """The module that is evaluated: the EMA if there is one, else the model."""
         return self.model if self.ema_model is None else self.ema_model
 
     @property
     def not_saved(self) -> set[str]:
-        """Names of the parameters that no optimiser holds, and of what a state dict keeps under such a name (the scales of packed
-        weights): they come from their own source again, and are not saved."""
+        """Names of parameters that are in no optimiser, and of state dict entries below them (for example, scales of
+        quantised weights). Checkpoints leave them out, because the recipe loads them from their own source again."""
         trained = {id(p) for p in self.parameters().values()}
         names = {n for n, p in self.model.named_parameters(remove_duplicate=False) if id(p) not in trained}
         under = (n for n in self.model.state_dict() if n not in names)
@@ -342,7 +368,8 @@ class Stage:
 
     @property
     def frozen_tensors(self) -> dict[str, Tensor]:
-        """What must stay as it came, by name: the parameters that no optimiser holds with what belongs to them, and `frozen_modules`."""
+        """Tensors that training must not change, by name: parameters in no optimiser with their buffers, and
+        `frozen_modules`."""
         rebuilt = self.not_saved
         own = {n: p for n, p in self.model.named_parameters() if n in rebuilt}
         under = rebuilt - {n for n, _ in self.model.named_parameters(remove_duplicate=False)}
@@ -351,11 +378,11 @@ class Stage:
 
     @property
     def gate_evaluator(self) -> "Stage | Probe":
-        """Whose metric and evaluation count after a short training."""
+        """The probe if there is one, else the stage: its metric and evaluation are used after a short training."""
         return self.probe or self
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Trained parameters by name: those in some optimiser."""
+        """Return the trained parameters by name: those in some optimiser."""
         inside = {id(p) for o in self.optimizers.values() for g in o.param_groups for p in g["params"]}
         return {n: p for n, p in self.model.named_parameters() if id(p) in inside}
 

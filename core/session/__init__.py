@@ -1,1 +1,1 @@
-"""The life of a run: its folder, stages in a row, remembered verdicts, results, several seeds."""
+"""One run from start to end: its folder, its stages in order, remembered verdicts, results, several seeds."""

@@ -1,6 +1,7 @@
-"""What of an Accelerate configuration trains here, and what is refused at once: read from its file, or from what its launcher set.
+"""Checks which parts of an Accelerate configuration are supported, from its file or from the launcher's environment,
+and refuses the others at once.
 
-No torch: the `trainworthy` command reads this before it starts a process.
+It does not import torch, because the `trainworthy` command uses it before it starts a process.
 """
 
 import os
@@ -22,7 +23,7 @@ PRECISIONS = ("no", "fp32", "fp16", "bf16")
 
 
 def refuse(kinds: list[str], precision: str, where: str) -> None:
-    """Raise what to do instead if one of `kinds` is no engine of ours, or the precision none that trains here."""
+    """Raise an error with an alternative if an engine in `kinds` or the precision is not supported."""
     for kind in kinds:
         if kind in ENGINES:
             raise UserError(
@@ -39,13 +40,13 @@ def refuse(kinds: list[str], precision: str, where: str) -> None:
 
 
 def from_environment(env: Mapping[str, str] = os.environ) -> None:
-    """Refuse what `accelerate launch` was told to use. Asked for on CPUs, Accelerate drops it and says nothing."""
+    """Refuse unsupported choices of `accelerate launch`. On CPUs, Accelerate drops them without a message."""
     kinds = [kind for kind in ENGINES if env.get(f"ACCELERATE_USE_{kind}", "false").lower() in ("true", "1")]
     refuse(kinds, env.get("ACCELERATE_MIXED_PRECISION", "no").lower(), "the settings of accelerate launch")
 
 
 class Setup:
-    """What a file of `accelerate config` says of processes and machines."""
+    """Processes and machines in a file of `accelerate config`."""
 
     def __init__(self, file: Path):
         if not file.is_file():

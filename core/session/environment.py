@@ -1,4 +1,5 @@
-"""Where a run happens: versions, devices, source state; and whether the launcher started what was asked for."""
+"""Records where a run happens (versions, devices, source state), and checks that the launcher started the requested
+processes."""
 
 import json
 import os
@@ -18,7 +19,7 @@ from trainworthy.core.recipe.loading import Recipe, changed, sources, versions
 
 
 def collect(recipe: Recipe, accelerator: Accelerator) -> dict[str, Any]:
-    """What environment.json holds; no environment variables, they hold secrets."""
+    """Return the content of environment.json. It has no environment variables, because they can hold secrets."""
     home = Path(__file__).resolve().parents[2]
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
@@ -37,14 +38,15 @@ def collect(recipe: Recipe, accelerator: Accelerator) -> dict[str, Any]:
 
 
 def changed_sources(folder: Path, recipe: Recipe) -> list[str]:
-    """Names of source files that are not what they were when the run in `folder` used them."""
+    """Return the source files that changed since the run in `folder` used them."""
     path = folder / "environment.json"
     before = json.loads(path.read_text())["sources"] if path.exists() else {}
     return sorted(Path(name).name for name in changed(before))
 
 
 def note_sources(folder: Path, recipe: Recipe, late: dict[str, str]) -> None:
-    """Add to environment.json what was imported since it was written, and `late`: what a remembered proof had imported."""
+    """Add to environment.json the sources imported since it was written, and `late`, those that a remembered verdict
+    had imported."""
     path = folder / "environment.json"
     found = json.loads(path.read_text())
     home = recipe.entry.path.parent
@@ -55,7 +57,8 @@ def note_sources(folder: Path, recipe: Recipe, late: dict[str, str]) -> None:
 
 
 def assert_shared(folder: Path, accelerator: Accelerator) -> None:
-    """Every process sees the run folder that rank 0 made: checkpoints are read by all, gates leave files there for each other."""
+    """Check that every process sees rank 0's run folder: all ranks read checkpoints and exchange files of gates
+    there."""
     if accelerator.num_processes == 1:
         return
     here = [folder.is_dir(), socket.gethostname(), str(folder.absolute())]
@@ -70,9 +73,9 @@ def assert_shared(folder: Path, accelerator: Accelerator) -> None:
 
 
 def assert_processes(got: int) -> None:
-    """The number of processes is the number asked for; some launchers quietly start one.
+    """Check that the number of processes is the requested one.
 
-    `accelerate launch --cpu --num_processes 2` and MULTI_CPU configs run one process without a word.
+    `accelerate launch --cpu --num_processes 2` and MULTI_CPU configs start one process without a warning.
     """
     asked = os.environ.get("TRAINWORTHY_PROCESSES") or _asked_of_accelerate()
     if asked and int(asked) != got:
@@ -84,9 +87,9 @@ def assert_processes(got: int) -> None:
 
 
 def _asked_of_accelerate() -> str | None:
-    """`--num_processes` on the command line of an `accelerate launch` that is our parent."""
+    """Return `--num_processes` from the command line of a parent `accelerate launch`."""
     if "LOCAL_RANK" in os.environ:
-        return None  # a real distributed start: torch's own launcher counts
+        return None  # a real distributed start: torch's launcher sets the number
     try:
         line = psutil.Process().parent().cmdline()
     except (psutil.Error, AttributeError):

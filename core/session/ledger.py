@@ -1,7 +1,7 @@
-"""Passes remembered under a fingerprint: an unchanged recipe starts at once, a changed one proves itself again.
+"""Remembers passed gates under a fingerprint: an unchanged recipe starts at once, a changed one runs its gates again.
 
-Under the fingerprint without the data it is kept how much of the data was read, so that the next run reads as much: what is read
-decides what the data are known by.
+A second fingerprint, without the data, stores how much of the data was read. The next run reads as much, because the
+data's identity depends on it.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def _read(name: str) -> dict[str, Any]:
 
 def _write(name: str, rows: dict[str, Any]) -> None:
     path = _path(name)
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs a second proof, not the run
+    with contextlib.suppress(OSError):  # an unwritable cache costs repeated gates, not the run
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps(rows, default=str))
@@ -37,22 +37,22 @@ def _write(name: str, rows: dict[str, Any]) -> None:
 
 
 def read(fingerprint: str) -> tuple[dict[str, dict], dict[str, str]]:
-    """({gate id: verdict} proved before for exactly this, {file: hash} of the sources that were imported while it was proved);
+    """Return ({gate id: verdict} for exactly this fingerprint, {file: hash} of the sources that the gates imported);
     empty if there is none or it cannot be read."""
     found = _read(fingerprint)
     return found.get("gates", {}), found.get("late", {})
 
 
 def write(fingerprint: str, verdicts: list, late: dict[str, str]) -> None:
-    """Remember passes and skips; a failure or a waiver is never remembered. `late`: sources that only the gates have imported, so
-    that the fingerprint does not cover them."""
+    """Remember passes and skips, never a failure or a waiver. `late`: sources that only the gates imported, which the
+    fingerprint does not cover."""
     stamp = time.strftime("%Y-%m-%d %H:%M")
     rows = {v.id: {**asdict(v), "remembered": v.remembered or stamp} for v in verdicts if v.verdict in ("pass", "skip")}
     _write(fingerprint, {"gates": rows, "late": late})
 
 
 def extent(fingerprint: str) -> dict[str, dict]:
-    """{split: how much of it was read} the last time under this fingerprint, which is one without data."""
+    """Return {split: how much of it was read} of the last time under this fingerprint, which excludes the data."""
     return _read(f"{fingerprint}-read")
 
 

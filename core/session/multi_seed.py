@@ -1,4 +1,4 @@
-"""One recipe under several seeds, side by side: `run --seeds`, `check --seeds`."""
+"""Runs one recipe under several seeds in parallel: `run --seeds`, `check --seeds`."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ from trainworthy.core.report.seeds import write
 
 @dataclass
 class Job:
-    """One seed: its run folder, its log, the command that starts it or goes on with it."""
+    """One seed: its run folder, its log, and the command that starts or resumes it."""
 
     seed: int
     folder: Path
@@ -37,7 +37,7 @@ class Job:
         return self.folder.with_suffix(".log")
 
     def last_line(self) -> str:
-        """The newest line of its log; of what ended it, what that was and not what to do next."""
+        """The newest line of its log; of an error, its cause and not its next step."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         for line in reversed(lines[-12:]):
             if line.startswith(("crashed: ", "stopped: ", "stopped before training: ", "error: ")):
@@ -46,7 +46,8 @@ class Job:
 
 
 def run(argv: list[str], asked: str) -> None:
-    """`trainworthy run RECIPE --seeds 5` (or 0,1,2): a group folder with a run folder for each; exits with the worst code."""
+    """Run `trainworthy run RECIPE --seeds 5` (or 0,1,2): a group folder with a run folder per seed. Exits with the
+    worst code."""
     plan, home = planned("run", argv, asked)
     folder = home / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     made(folder)
@@ -55,8 +56,8 @@ def run(argv: list[str], asked: str) -> None:
 
 
 def planned(verb: str, argv: list[str], asked: str, own: tuple[str, ...] = ()) -> tuple[dict[str, Any], Path]:
-    """What every seed is started with, and the folder of the recipe's runs; settings that cannot work are told here, once. `own`:
-    words of the command's that are no settings."""
+    """Return the common settings of all seeds, and the folder of the recipe's runs. Invalid settings raise here, once.
+    `own`: words of the command that are no settings."""
     import torch
     from trainworthy.core.recipe import loading
 
@@ -76,7 +77,7 @@ def planned(verb: str, argv: list[str], asked: str, own: tuple[str, ...] = ()) -
 
 
 def made(folder: Path) -> None:
-    """The folder, or a message."""
+    """Create the folder, or raise an error."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -85,25 +86,25 @@ def made(folder: Path) -> None:
 
 
 def job_of(verb: str, plan: dict[str, Any], seed: int, folder: Path) -> Job:
-    """One seed of a plan, into `folder`."""
+    """Return the job of one seed, in `folder`."""
     words = [verb, plan["recipe"], *plan["argv"], "--run.seed", str(seed)]
     return Job(seed, folder, [sys.executable, "-m", "trainworthy", *words])
 
 
 def title(plan: dict[str, Any], folder: Path) -> str:
-    """The line that a group begins with."""
+    """Return the first line of a group."""
     return (
         f"{plan['recipe']} · seeds {', '.join(map(str, plan['seeds']))} · {plan['at_once']} side by side, into {folder}"
     )
 
 
 def worst(jobs: list[Job]) -> int:
-    """The exit code of all."""
+    """Return the worst exit code of all jobs."""
     return max((j.code if j.code >= 0 else 128 - j.code for j in jobs), default=DONE)
 
 
 def resume(folder: Path, *, force: bool, given: dict[str, str]) -> None:
-    """Go on with every seed of a group that has not finished. `given`: secrets, whose values its files do not hold."""
+    """Continue every unfinished seed of a group. `given`: secrets, which its files do not hold."""
     plan = json.loads((folder / NAME).read_text())
     plan["argv"] = masking.filled(plan["argv"], given, where=str(folder / NAME), command=f"trainworthy resume {folder}")
     _run(folder, plan, force=force, more=[w for name, v in given.items() for w in (masking.flag(name), v)])
@@ -122,7 +123,7 @@ def _seeds(asked: str, first: int) -> list[int]:
 
 
 def _run(folder: Path, plan: dict[str, Any], *, force: bool, more: Sequence[str] = ()) -> None:
-    """Every seed that has not finished, as many side by side as planned; then the table, the card and the page."""
+    """Run every unfinished seed, as many in parallel as planned; then write table, card and report."""
     jobs = []
     for seed in plan["seeds"]:
         job = job_of("run", plan, seed, folder / f"seed-{seed}")
@@ -145,7 +146,7 @@ def _run(folder: Path, plan: dict[str, Any], *, force: bool, more: Sequence[str]
 
 
 def work(jobs: list[Job], side_by_side: int, asked: list[str], console: Console, ended: Callable[[Job], str]) -> None:
-    """Start, watch and reap; a seed that fails does not stop the others. `ended`: the line of one that has."""
+    """Start and watch the jobs; a failed seed does not stop the others. `ended`: the line of a finished job."""
     waiting, running = list(jobs), {}
     with contextlib.ExitStack() as stack:
         live = None
@@ -174,7 +175,7 @@ def work(jobs: list[Job], side_by_side: int, asked: list[str], console: Console,
 
 
 def _start(job: Job) -> subprocess.Popen:
-    """Its output goes to its log; a session of its own, so that Ctrl-C reaches it once, through us."""
+    """Start a job with its output in its log, in its own session, so that we forward Ctrl-C to it once."""
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     env = dict(os.environ, PYTHONSAFEPATH="1", TRAINWORTHY_FOLDER=str(job.folder))
     with open(job.log, "a") as log:
@@ -182,7 +183,7 @@ def _start(job: Job) -> subprocess.Popen:
 
 
 def _ended(job: Job) -> str:
-    """The line of a seed that has ended."""
+    """Return the line of a finished seed."""
     if job.code == DONE:
         s = json.loads((job.folder / "summary.json").read_text())
         return f"  seed {job.seed}  {s['metric']} {s['reported'][s['metric']]:.4f}  [{job.seconds:.0f} s]"
@@ -190,13 +191,13 @@ def _ended(job: Job) -> str:
 
 
 def stopped(job: Job) -> str:
-    """The line of a seed that did not end as it should, and where to look."""
+    """Return the line of a seed that failed, with the path of its log."""
     return f"  seed {job.seed}  exit {job.code}: {job.last_line()}\n           look at it: tail -n 30 {shlex.quote(str(job.log))}"
 
 
 @contextlib.contextmanager
 def signals() -> Iterator[list[str]]:
-    """The names of the signals that arrived; the loop above passes them on."""
+    """Collect the names of arriving signals; `work` forwards them."""
     asked: list[str] = []
     numbers = [n for n in SIGNALS if signal.getsignal(n) != signal.SIG_IGN]  # nohup
     before = {n: signal.signal(n, lambda number, _: asked.append(signal.Signals(number).name)) for n in numbers}

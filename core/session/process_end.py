@@ -1,4 +1,5 @@
-"""How a process ends: which of several processes speaks, what a crash leaves behind, and an exit that no thread can spoil."""
+"""How a process ends: which of several processes reports the reason, what a crash leaves on disk, and an exit that no
+thread can disturb."""
 
 import atexit
 import contextlib
@@ -16,17 +17,18 @@ import torch.distributed as dist
 from trainworthy.core.base.errors import DISK_FULL, DONE, INTERRUPTED, STOPPED_ITSELF, Stop
 from trainworthy.core.loop import checkpoint
 
-PATIENCE = 2.0  # seconds that another rank gives rank 0 to speak for all, where all stop for the same reason
+PATIENCE = 2.0  # seconds that other ranks wait for rank 0's message if all stop for the same reason
 LOST = re.compile(r"gloo|nccl|connection (was )?(closed|reset)|broken pipe|socket", re.IGNORECASE)
 KINDS = {2: "error", 3: "stopped before training", 4: "stopped", 5: "interrupted"}
 
 
 class Signalled(BaseException):
-    """A signal between steps. Like KeyboardInterrupt it is no Exception: code that catches errors of its own must not catch it."""
+    """A signal between steps. Like KeyboardInterrupt it is no Exception, so that code which catches errors does not
+    catch it."""
 
 
 class Crashed(Stop):
-    """An error that nobody planned for, with what is safe and how to go on. `trace`: Python's traceback, where code is wrong."""
+    """An unexpected error, with what is saved and how to continue. `trace`: Python's traceback, if code is wrong."""
 
     def __init__(self, message: str, *, code: int, trace: str = ""):
         super().__init__(message)
@@ -34,13 +36,14 @@ class Crashed(Stop):
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest complete checkpoint of the newest stage in a run folder."""
+    """Return the newest complete checkpoint of the newest stage in a run folder."""
     found = sorted(folder.glob("checkpoints/*/step-*/manifest.json"), key=lambda p: p.stat().st_mtime, reverse=True)
     return next((p.parent for p in found if not checkpoint.verify(p.parent)), None)
 
 
 def signalled(name: str, folder: Path, again: str) -> tuple[str, int]:
-    """(message, exit code) of a run that a signal ended between two steps. 5 only if something is saved, else as shells have it."""
+    """Return (message, exit code) of a run that a signal ended between two steps: 5 if something is saved, else the
+    shell's code."""
     saved = newest(folder)
     if saved is not None:
         return f"{name}: {saved.name} is saved\n  next:         trainworthy resume {folder}", INTERRUPTED
@@ -48,7 +51,7 @@ def signalled(name: str, folder: Path, again: str) -> tuple[str, int]:
 
 
 def crashed(error: Exception, folder: Path, again: str) -> Crashed:
-    """`error` as the planned end of the run in `folder`. `again`: the command that starts it anew."""
+    """Turn `error` into the planned end of the run in `folder`. `again`: the command that starts it anew."""
     saved = newest(folder)
     full = isinstance(error, OSError) and error.errno in DISK_FULL
     memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
@@ -90,13 +93,14 @@ def _line(error: BaseException) -> str:
 
 
 def rank() -> int:
-    """This process's number among all of the run."""
+    """Return this process's number among all of the run."""
     return int(os.environ.get("RANK", "0"))
 
 
 def speaks(code: int, *, planned: bool = True) -> bool:
-    """Is this the process that says why the run ended? `trainworthy -n` keeps a note of the first that ended otherwise than well;
-    what others run into afterwards (a connection that closed) is no news. Without such a note rank 0 and whoever crashed speak."""
+    """Return whether this process reports why the run ended. `trainworthy -n` keeps a note from the first process that
+    failed; later errors of others (a closed connection) are consequences. Without a note, rank 0 and each crashed
+    process report."""
     if "TRAINWORTHY_EXIT" not in os.environ:
         return rank() == 0 or not planned
     note, mine = Path(os.environ["TRAINWORTHY_EXIT"]), f"{code} {os.getpid()}"
@@ -104,19 +108,19 @@ def speaks(code: int, *, planned: bool = True) -> bool:
     while time.monotonic() < deadline and not note.exists():
         time.sleep(0.02)
     own = note.with_name(f"{note.name}-{os.getpid()}")
-    with contextlib.suppress(FileExistsError, FileNotFoundError):  # written whole, by the first alone
+    with contextlib.suppress(FileExistsError, FileNotFoundError):  # exclusive, so only the first process writes
         own.write_text(mine)
         os.link(own, note)
     try:
         first = note.read_text()
-    except OSError:  # the folder is gone with the supervisor
+    except OSError:  # the supervisor has ended and removed the folder
         return True
-    return first in ("", mine)  # empty: another ended well
+    return first in ("", mine)  # empty: another process ended well
 
 
 def leave(code: int, message: str = "", planned: bool = True) -> None:
-    """Say `message` if it is this process's to say, and exit. Of several processes each exits at once: the threads of collectives
-    that were cut off would abort it while Python takes itself down."""
+    """Print `message` if this process reports, and exit. With several processes, exit at once: the threads of
+    interrupted collectives would abort a normal shutdown of Python."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if code != DONE:
         if speaks(code, planned=planned) and message:
@@ -124,10 +128,10 @@ def leave(code: int, message: str = "", planned: bool = True) -> None:
     elif "TRAINWORTHY_EXIT" in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
         with contextlib.suppress(FileNotFoundError):
             Path(os.environ["TRAINWORTHY_EXIT"]).touch()  # empty: done
-    with contextlib.suppress(Exception):  # a peer that is gone
+    with contextlib.suppress(Exception):  # a peer may be gone
         if dist.is_initialized() and code == DONE:
             dist.destroy_process_group()
-    for worker in multiprocessing.active_children():  # a loader's ignore SIGTERM, and Python would wait for them
+    for worker in multiprocessing.active_children():  # loader workers ignore SIGTERM, and Python would wait for them
         worker.kill()
     if not several:
         sys.exit(code)
@@ -136,5 +140,5 @@ def leave(code: int, message: str = "", planned: bool = True) -> None:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Launchers report any other code with a traceback of their own: `trainworthy -n` has ours from the note.
+    # For any other code, launchers print a traceback; `trainworthy -n` reads ours from the note.
     os._exit(DONE if "TRAINWORTHY_EXIT" in os.environ else code)

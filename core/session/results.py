@@ -1,4 +1,4 @@
-"""What a run leaves to look at: inputs and predictions over time, the final evaluation against its baselines, the export."""
+"""Results of a run: inputs and predictions over time, the final evaluation with its baselines, the export."""
 
 import json
 import math
@@ -22,7 +22,7 @@ from trainworthy.core.session.session import Session
 
 
 class Watcher:
-    """Pictures of what the net sees, and its predictions on one fixed batch over time."""
+    """Images of the model's inputs, and its predictions on one fixed batch over time."""
 
     def __init__(self, run: Run, stage: Stage, n: int = 16):
         self.run, self.stage = run, stage
@@ -34,7 +34,7 @@ class Watcher:
         self.seen = train and gates.fetch(train, gates.pick(train, min(2 * n, len(train)), seed), seed, run.device)
 
     def before(self) -> None:
-        """What the net sees just before the net: training path and evaluation path."""
+        """Show the model's inputs on the training path and on the evaluation path."""
         if self.run.rank or not self.stage.preview:
             return
         for name, batch in (("train", self.seen), ("val", self.batch)) if self.seen else (("val", self.batch),):
@@ -48,7 +48,7 @@ class Watcher:
             (folder / "captions.json").write_text(json.dumps([t.caption for t in tiles]))
 
     def look(self, step: int) -> None:
-        """Predictions on the fixed batch, one row per evaluation; a resumed run writes its rows again."""
+        """Predict the fixed batch, one row per evaluation; a resumed run writes its rows again."""
         if self.run.rank or not self.stage.predict:
             return
         with evaluating(self.stage.eval_model), self.run.autocast():
@@ -63,8 +63,8 @@ class Watcher:
 
 
 class ClassWatch:
-    """Stops a run whose held-out classes are called by each other's names. It looks after the 1st, 2nd, 4th, 8th, ... evaluation:
-    that costs next to nothing, and a resumed run looks at the same places."""
+    """Stops a run whose held-out classes are predicted under each other's names. It checks after evaluation 1, 2, 4, 8,
+    ...: cheap, and a resumed run checks at the same ones."""
 
     def __init__(self, run: Run, stage: Stage):
         self.run, self.stage = run, stage
@@ -82,10 +82,10 @@ class ClassWatch:
 
 
 def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
-    """Final evaluation against the baselines, figures, export, summary.json and card.md."""
+    """Write the final evaluation with baselines, figures, export, summary.json and card.md."""
     metric, cfg = stage.metric, s.cfg
     if not run.journal.history or run.journal.history[-1]["step"] != run.step:
-        run.evaluate(stage)  # the loop ended without one
+        run.evaluate(stage)  # the loop ended without an evaluation
     best_value, best_step = run.journal.best[0]
     final = {k.removeprefix("val/"): v for k, v in run.journal.history[-1].items() if k.startswith("val/")}
     chosen_step = run.journal.history[-1]["step"]
@@ -99,7 +99,7 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         final, chosen_step = run.measure(stage, stage.data["val"]), best_step
     inputs = tuple(k for k, f in stage.data["val"].fields.items() if f.role == "input")
     val, test = stage.data["val"], stage.data.get("test")
-    tested = run.measure(stage, test) if test else None  # once, with the weights that are reported
+    tested = run.measure(stage, test) if test else None  # once, with the reported weights
     zeroed = run.measure(stage, View(val, range(len(val)), blank=inputs)) if inputs else None
     gap, norms, train = None, None, stage.data.get("train")
     if train:
@@ -118,7 +118,7 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         with evaluating(stage.eval_model), run.autocast():
             shown = stage.figures(stage.eval_model, val)
     with evaluating(stage.eval_model), run.autocast():
-        baselines = stage.baselines()  # on every rank: what is measured with a model is gathered over all of them
+        baselines = stage.baselines()  # on every rank, because a baseline's model may be evaluated on all of them
     if not s.main:
         return {}
     run.tracker.flush()
@@ -153,7 +153,7 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     }  # fmt: skip
     spare = s.folder / ".summary.json"
     spare.write_text(json.dumps(summary, indent=1, default=str))
-    os.replace(spare, s.folder / "summary.json")  # its presence says that the run has finished
+    os.replace(spare, s.folder / "summary.json")  # written last: this file marks the run as finished
     write_card(s.folder)
     return {
         "table": measured(summary),
@@ -164,12 +164,12 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
 
 
 def _ignorant(baseline: str) -> bool:
-    """Does this baseline know nothing of the task? Its result must be beaten by anything that was trained."""
+    """Return whether this baseline ignores the input, so that any trained model must beat it."""
     return any(word in baseline.lower() for word in ("input zeroed", "untrained", "random", "majority"))
 
 
 def _plain_figure(figure: Any) -> Any:
-    """What summary.json can hold of a figure."""
+    """Return the part of a figure that summary.json can hold."""
     if isinstance(figure, list):
         return [{**asdict(t), "image": None if t.image is None else t.image.tolist()} for t in figure]
     return _plain(asdict(figure))

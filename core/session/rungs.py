@@ -1,8 +1,8 @@
-"""Rungs: stages that a recipe offers for when its own were not enough, declared in `RUNGS` as others are in STAGES, each with a
-`Phase` of its name in Config. `trainworthy resume RUN --rung NAME` goes on from RUN's weights.
+"""Rungs: stages that a recipe offers to continue a finished run. `RUNGS` declares them as STAGES does the others, each
+with a `Phase` of its name in Config. `trainworthy resume RUN --rung NAME` continues from RUN's weights.
 
-What trains a rung is a run of its own, of that one stage: gates, folder and report as ever. `under/` in its folder holds the
-weights it stands on, those of the recipe's last stage and of each rung climbed before, so RUN may be deleted.
+A rung is trained in its own run with that one stage, with gates, folder and report. `under/` in its folder holds the
+weights that it continues from: those of the recipe's last stage and of each earlier rung. So RUN may be deleted.
 """
 
 import shutil
@@ -23,13 +23,13 @@ from trainworthy.core.session.session import Session
 
 
 def offered(recipe: Recipe) -> dict[str, stages.Maker]:
-    """{name on the command line: function of the stage}."""
+    """Return {name on the command line: function of the stage}."""
     return {make.__name__.replace("_", "-"): make for make in getattr(recipe.module, "RUNGS", ())}
 
 
 def on(recipe: Recipe, climbed: Sequence[str], under: list[Path]) -> Recipe:
-    """`recipe` with one stage: the last rung of `climbed`. `under`: files with the weights of the recipe's last stage, then of each
-    rung before. UserError: a rung it does not offer."""
+    """Return `recipe` with one stage: the last rung of `climbed`. `under`: files with the weights of the recipe's last
+    stage, then of each earlier rung. Raises UserError for a rung that the recipe does not offer."""
     known = offered(recipe)
     if not known:
         raise UserError(f"{recipe.id} has no rungs", got=f"--rung {climbed[-1]}", needed="`RUNGS` in the recipe's file")
@@ -48,7 +48,7 @@ def on(recipe: Recipe, climbed: Sequence[str], under: list[Path]) -> Recipe:
 
 
 def standing(recipe: Recipe, climbed: Sequence[str], under: list[Path], cfg: config.Config, run: Run) -> Stage:
-    """The stage of the last rung as it starts (without one the recipe's last stage, untrained)."""
+    """Build the stage of the last rung as it starts (without a rung: the recipe's last stage, untrained)."""
     if not climbed:
         stage = None
         for part in stages.parts(recipe, cfg):
@@ -61,8 +61,8 @@ def standing(recipe: Recipe, climbed: Sequence[str], under: list[Path], cfg: con
 
 
 def handed_on(folder: Path, recipe: Recipe, cfg: config.Config) -> Path:
-    """The file with the weights that the run in `folder` hands on: of its newest checkpoint, or of its best evaluation where its
-    Phase says so. Those of the model itself; an average begins anew."""
+    """Return the file with the weights that the run in `folder` passes on: its newest checkpoint, or its best
+    evaluation if its Phase sets that. They are the model's weights; an EMA starts anew."""
     last = stages.parts(recipe, cfg)[-1]
     home = folder / "checkpoints" / last.name
     if (phase := config.phases(cfg).get(last.name)) and phase.hand_on == "best":
@@ -77,12 +77,12 @@ def handed_on(folder: Path, recipe: Recipe, cfg: config.Config) -> Path:
 
 
 def kept(folder: Path) -> list[Path]:
-    """The files in `under/` of a run folder, lowest first."""
+    """Return the files in `under/` of a run folder, lowest first."""
     return sorted((folder / "under").glob("*.safetensors"), key=lambda p: int(p.stem))
 
 
 def keep(session: Session, under: list[Path]) -> None:
-    """Copy them there; from then on the run stands by itself."""
+    """Copy the weights there, so that the run no longer needs the original."""
     if session.main:
         (session.folder / "under").mkdir()
         for i, file in enumerate(under):

@@ -1,4 +1,4 @@
-"""One command in one process: devices, run folder, lock, signals, and what is written before anything is spent."""
+"""One command in one process: devices, run folder, lock, signals, and the files written before training."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ from trainworthy.core.session import engines, environment, process_end, stages
 
 try:
     import fcntl
-except ImportError:  # Windows has no such locks
+except ImportError:  # Windows has no fcntl
     fcntl = None
 
 
@@ -49,11 +49,11 @@ class Session:
     argv: list[str]
     start: init_from.Start | None = None
     resumes: Literal["", "as it was", "forced"] = ""
-    """Does it go on with a run that began before; `forced`: even where its data changed."""
+    """Whether it continues an earlier run; `forced`: even if its data changed."""
 
     @property
     def identity(self) -> dict[str, object]:
-        """What every checkpoint of this run carries."""
+        """Recipe and seed, which every checkpoint of this run stores."""
         return {"recipe": self.recipe.id, "seed": self.cfg.run.seed}
 
     @property
@@ -63,7 +63,7 @@ class Session:
 
 def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: list[str], *, kind: str = "",
                  only: tuple[str, ...] = (), folder: Path | None = None) -> Session:  # fmt: skip
-    """Devices, processes and the run folder; whatever can fail cheaply fails here."""
+    """Set up devices, processes and the run folder. Everything that can fail early fails here."""
     torch.set_num_threads(cfg.run.threads or torch.get_num_threads())
     engines.from_environment()
     accelerator = Accelerator(log_with=trackers.names(cfg) or None)
@@ -100,7 +100,7 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
 def check_settings(
     loaded: recipes.Recipe, cfg: config.Config, accelerator: Accelerator, names: tuple[str, ...]
 ) -> init_from.Start | None:
-    """Values that cannot work and gates that nobody knows, told before a folder is made; what --init-from loaded."""
+    """Raise for invalid values and unknown gates before a folder is made; report what --init-from loaded."""
     known, start = [g.id for g in order.ORDER], None
     for part in stages.parts(loaded, cfg):
         config.check_values(part.cfg, processes=accelerator.num_processes)
@@ -122,10 +122,10 @@ def check_settings(
 
 
 def assert_judgeable(stage: Stage, cfg: config.Config) -> None:
-    """UserError where the validation split cannot say anything: one sample, or fewer than there are classes."""
+    """Raise UserError if the validation split is too small: one sample, or fewer samples than classes."""
     val, needed = stage.data["val"], 2
     key = gates.categorical(val)
-    if key is not None and len(val) and hashed.plain(val.peek(0, key)) is not None:  # one class for a sample
+    if key is not None and len(val) and hashed.plain(val.peek(0, key)) is not None:  # samples have one class each
         judged = cfg.gates.enabled and "data" not in cfg.gates.waive
         needed = max(needed, len(val.fields[key].classes)) if judged else needed
     if len(val) < needed:
@@ -139,9 +139,9 @@ def assert_judgeable(stage: Stage, cfg: config.Config) -> None:
 
 @contextlib.contextmanager
 def told(loaded: recipes.Recipe, cfg: config.Config) -> Iterator[None]:
-    """Data that are not there, or not what they should be, are the user's to mend: an OSError or ValueError inside becomes one
-    message that names the recipe's line, and a connection that fails one that says how to do without. Anything else (TypeError,
-    KeyError, ...) is a bug and keeps its traceback."""
+    """Turn data errors into messages. An OSError or ValueError inside means missing or wrong data, and becomes one
+    message with the recipe's line. A failed connection becomes a message with the offline alternative. Other errors
+    (TypeError, KeyError, ...) are bugs and keep their traceback."""
     try:
         yield
     except Stop:
@@ -170,11 +170,11 @@ def together(accelerator: Accelerator, problem: Stop | None) -> None:
 
 @contextlib.contextmanager
 def session_lock(session: Session) -> Iterator[None]:
-    """One process group per run folder; a second one is refused."""
+    """Lock the run folder for one group of processes; refuse a second one."""
     with open(session.folder / ".lock", "a") as file:
         problem = None
         if session.main and fcntl is not None:
-            try:  # a record lock: it belongs to this process, not to the loader's workers that outlive a kill
+            try:  # a record lock belongs to this process, not to loader workers that outlive a kill
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 problem = UserError(f"{session.folder} is in use by another process", needed="one process at a time",
@@ -185,7 +185,7 @@ def session_lock(session: Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reported(session: Session) -> Iterator[None]:
-    """However it ends as planned, there is a page to look at."""
+    """Write a report page for every planned end."""
     again = shlex.join(["trainworthy", "check" if session.folder.parent.name == "checks" else "run", *session.argv])
     try:
         yield
@@ -201,22 +201,22 @@ def reported(session: Session) -> Iterator[None]:
             report.write(session.folder)
         return
     planned = not (isinstance(stop, process_end.Crashed) and stop.trace)
-    if process_end.speaks(stop.exit_code, planned=planned):  # of several processes, the first that ended
-        with contextlib.suppress(Exception):  # a full disk must not hide why the run stopped
+    if process_end.speaks(stop.exit_code, planned=planned):  # of several processes, only the one that reports
+        with contextlib.suppress(Exception):  # a full disk must not hide the first error
             report.write(session.folder)
     raise stop
 
 
 class Interrupts:
-    """SIGTERM, Ctrl-C, SIGHUP and SIGUSR1: while a run trains they ask it to save and stop after the step; before that they end
-    the process. A second Ctrl-C does not wait."""
+    """Handles SIGTERM, Ctrl-C, SIGHUP and SIGUSR1. During training they request a save and a stop after the step;
+    before it they end the process. A second Ctrl-C does not wait."""
 
     def __init__(self, folder: Path, *, next: str = ""):
         self.next = next or f"trainworthy resume {folder}"
         self.run: Run | None = None
 
     def __enter__(self) -> "Interrupts":
-        ours = "TRAINWORTHY_EXIT" in os.environ  # else a signal that is ignored was meant to be: nohup
+        ours = "TRAINWORTHY_EXIT" in os.environ  # else keep ignored signals ignored (nohup)
         numbers = [n for n in SIGNALS if ours or signal.getsignal(n) != signal.SIG_IGN]
         self._before = {n: signal.signal(n, self._ask) for n in numbers}
         return self
@@ -233,7 +233,8 @@ class Interrupts:
 
 
 def write_start(session: Session) -> None:
-    """args.json, environment.json and the recipe's source, before anything is spent; a stage's folder has its own settings."""
+    """Write args.json, environment.json and the recipe's source before training. A stage's folder gets the stage's own
+    settings."""
     s = session
     if not s.main:
         return
@@ -253,6 +254,6 @@ def _write_args(s: Session, folder: Path, **more: object) -> None:
     args = {"recipe": s.recipe.target, "preset": s.preset, "argv": masking.words(s.argv),
             "processes": s.accelerator.num_processes, "settings": masking.settings(config.to_dict(s.cfg)),
             "start": s.start and asdict(s.start), **more}  # fmt: skip
-    # What the launcher decided holds on resume.
+    # A resumed run uses the launcher's choices.
     args["settings"]["train"]["precision"] = precision(s.cfg, s.accelerator)
     (folder / "args.json").write_text(json.dumps(args, indent=1))

@@ -1,4 +1,5 @@
-"""The stages of a recipe in a row: each with its own settings, its own place in the run folder, and what it starts from."""
+"""The stages of a recipe in order, each with its settings, its place in the run folder, and the stage that it starts
+from."""
 
 import copy
 import functools
@@ -31,34 +32,34 @@ class Part:
     name: str
     make: Maker
     cfg: config.Config
-    """The recipe's settings with what this stage sets for itself."""
+    """The recipe's settings, overridden by this stage's own."""
     index: int
     of: int
 
     @property
     def last(self) -> bool:
-        """Is its result the recipe's?"""
+        """Whether its result is the recipe's result."""
         return self.index == self.of - 1
 
     def folder(self, run_folder: Path) -> Path:
-        """Where its files lie: a run folder of its own; the last stage's is the whole run's."""
+        """Return the folder of its files: a run folder of its own; the last stage uses the whole run's."""
         return run_folder if self.last else run_folder / "stages" / self.name
 
     def build(self, run: Run, previous: Stage | None) -> Stage:
-        """The stage as it starts."""
+        """Build the stage as it starts."""
         return gates.build(run, lambda run: self.make(self.cfg, run, previous))
 
     def untrained(self, accelerator: Accelerator, previous: Stage | None = None) -> Stage:
-        """The stage built once, to be looked at."""
+        """Build the stage once, for inspection."""
         return self.build(Run(self.cfg, accelerator, plan=Plan(steps=1)), previous)
 
     def maker(self, previous: Callable[[], Stage] | None) -> Callable[[Run], Stage]:
-        """What builds it again and again for the gates: each time from its own copy of the stage before."""
+        """Return the function that builds it for the gates, each time from a fresh copy of the stage before."""
         return lambda run: self.make(self.cfg, run, copied(previous()) if previous else None)
 
 
 def parts(recipe: Recipe, cfg: config.Config) -> list[Part]:
-    """The stages in order. With several, each is a function of the recipe named like the setting that holds its own; one of 0
+    """Return the stages in order. With several, each is a function named like its settings in Config. A stage with 0
     epochs is left out."""
     makers = recipe.module.STAGES
     if len(makers) == 1 and makers[0].__name__ not in config.phases(cfg):
@@ -73,7 +74,7 @@ def parts(recipe: Recipe, cfg: config.Config) -> list[Part]:
 
 
 def untrained(recipe: Recipe, cfg: config.Config, accelerator: Accelerator) -> list[tuple[Part, Stage]]:
-    """Every stage built once, each on the one before as it was built."""
+    """Build every stage once, each from the untrained stage before."""
     built: list[tuple[Part, Stage]] = []
     for part in parts(recipe, cfg):
         built.append((part, part.untrained(accelerator, built[-1][1] if built else None)))
@@ -81,8 +82,8 @@ def untrained(recipe: Recipe, cfg: config.Config, accelerator: Accelerator) -> l
 
 
 def proofs(session: "Session", *, deep: bool = False) -> Iterator[tuple[Part, gates.Proof]]:
-    """Every stage with what its gates work with; a later one starts from the one before as eight samples trained it, which is
-    done where it is asked for."""
+    """Yield every stage with the gates' input. A later stage starts from the one before, trained on eight samples when
+    first needed."""
     before: Callable[[], Stage] | None = None
     for part in parts(session.recipe, session.cfg):
         one = proof(session, part, before, follows="rehearsed" if before else "none", deep=deep)
@@ -93,12 +94,12 @@ def proofs(session: "Session", *, deep: bool = False) -> Iterator[tuple[Part, ga
 def proof(
     session: "Session", part: Part, before: Callable[[], Stage] | None, *, follows: str, deep: bool
 ) -> gates.Proof:
-    """What the gates of one stage work with."""
+    """Return the input of one stage's gates."""
     s = session
     half = os.environ.get("TRAINWORTHY_HALF")
-    argv = [s.recipe.target, *s.argv[1:]]  # a fork by its full path: a repro runs from anywhere
+    argv = [s.recipe.target, *s.argv[1:]]  # a fork's full path, so that a repro runs from any folder
     argv += ["--stage", part.name] if part.of > 1 else []
-    rung = ["-m", "trainworthy.launch", "resume", str(s.folder.absolute())]  # no `check` knows what it stands on
+    rung = ["-m", "trainworthy.launch", "resume", str(s.folder.absolute())]  # `check` lacks a rung's weights
     again = (
         (lambda gate: f"sys.exit(subprocess.run([sys.executable, *{rung!r}]).returncode)") if s.recipe.rungs else None
     )
@@ -107,7 +108,7 @@ def proof(
 
 
 def copied(stage: Stage) -> Stage:
-    """The same stage with weights of its own: what starts from it may train them."""
+    """Return the same stage with copied weights, which the next stage may train."""
     model = copy.deepcopy(stage.model)
     average = None if stage.ema_model is None else copy.deepcopy(stage.ema_model)
     return replace(stage, model=model, ema_model=average)
