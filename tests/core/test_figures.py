@@ -22,7 +22,6 @@ ROWS = {
 }
 NUMBER = re.compile(r"(?<![\w.@-])(-|−)?(\d[\d,]*(?:\.\d+)?)(%?)")
 ENDS = re.compile(r"(random|untrained) (-?[\d,.]+)")
-STALE = {"rl/dqn": "README says 13, the file 11.6", "rl/sac": "README says -1178, the file -1180.6"}
 
 
 def values(found: object) -> Iterator[float]:
@@ -71,11 +70,7 @@ def test_every_figure_of_readme_stands_in_a_results_file(recipe: str):
     assert set(loose) == set(BY_HAND.get(recipe, ())), "the results file, README and by-hand.json do not agree"
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [pytest.param(r, marks=[pytest.mark.xfail(strict=True, reason=STALE.get(r, ""))] * (r in STALE))
-     for r in sorted(ROWS) if ENDS.search(ROWS[r])],
-)  # fmt: skip
+@pytest.mark.parametrize("recipe", [r for r in sorted(ROWS) if ENDS.search(ROWS[r])])
 def test_what_readme_says_of_the_untrained_model_is_in_the_file(recipe: str):
     for _, text in ENDS.findall(ROWS[recipe]):
         _, value, decimals, _ = next(numbers(text.lstrip("-").rstrip(".,")))
