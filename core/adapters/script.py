@@ -7,6 +7,7 @@ data sets, loss and metric, and optionally its own loop and checkpoint functions
 import contextlib
 import copy
 import inspect
+import json
 import random
 import sys
 import tempfile
@@ -177,7 +178,7 @@ def _prove(
             verdicts += gates.run_gates([_adapted(gate, subject)], proof, known={}, console=console)
     if written:
         gates.write(folder / "gates.json", verdicts, enabled=True)
-        (folder / "data.json").write_text(gates.json.dumps(report, indent=1))
+        (folder / "data.json").write_text(json.dumps(report, indent=1))
     counted = {kind: sum(v.verdict == kind for v in verdicts) for kind in ("pass", "fail", "skip", "waived")}
     told = ", ".join(f"{n} {kind}" for kind, n in counted.items() if n)
     console.say(f"       {told} of {len(verdicts)} gates, {sum(v.seconds for v in verdicts):.1f} s")

@@ -209,11 +209,11 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         return {"ce": F.cross_entropy(logits, target, label_smoothing=cfg.label_smoothing, reduction="sum")}
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        confusion, nll = confusion_matrix(model, data)
-        recall = confusion.diag() / confusion.sum(1).clamp_min(1)
-        seen = confusion.sum(1) > 0
+        table, nll = confusion_matrix(model, data)
+        recall = table.diag() / table.sum(1).clamp_min(1)
+        seen = table.sum(1) > 0
         return {
-            "accuracy": (confusion.diag().sum() / confusion.sum()).item(),
+            "accuracy": (table.diag().sum() / table.sum()).item(),
             "macro_recall": recall[seen].mean().item(),
             "nll": nll,
             **{f"recall/{c}": recall[i].item() for i, c in enumerate(classes) if seen[i]},
@@ -247,9 +247,11 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         right = p.gather(1, batch["label"][:, None])[:, 0].tolist()
         return [core.Tile(classes[i], good=r) for i, r in zip(p.argmax(1).tolist(), right, strict=True)]
 
+    def confusion(model: nn.Module, data: core.Data) -> Tensor:
+        return confusion_matrix(model, data)[0]
+
     def figures(model: nn.Module, data: core.Data) -> dict:
-        confusion, _ = confusion_matrix(model, data)
-        matrix = core.Matrix(confusion.long(), rows=classes, columns=classes, axes=("truth", "prediction"))
+        matrix = core.Matrix(confusion(model, data).long(), rows=classes, columns=classes, axes=("truth", "prediction"))
         return {"Confusion matrix": matrix}
 
     def export(folder: Path) -> None:
@@ -289,7 +291,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         predict=predict,
         figures=figures,
         export=export,
-        confusion=lambda model, data: confusion_matrix(model, data)[0],
+        confusion=confusion,
         exported=exporting.of_classes(run),
         gates=[gates.scale, *[gates.balance] * (cfg.balance.by in ("weights", "sampler"))],
         monitors=[gates.forgotten_class],

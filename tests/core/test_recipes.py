@@ -142,7 +142,7 @@ def test_no_gate_fails_a_healthy_recipe(entry: Entry, seed: int, launch):
 def test_it_is_told_about(entry: Entry):
     """A page with its result; one file of a length that can be read."""
     assert (ROOT / "docs" / "recipes" / f"{entry.id.replace('/', '-')}.md").is_file()
-    assert 100 <= len(entry.path.read_text().splitlines()) <= 310
+    assert 100 <= len(entry.path.read_text().splitlines()) <= 320
     assert entry.summary
 
 
