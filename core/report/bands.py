@@ -12,9 +12,7 @@ from trainworthy.core.report.html import num
 POINTS = 1500  # per curve
 KEPT = 100  # points of a band
 PATIENCE = 0.1  # fraction of the band's points in a row outside it that counts as having left it
-OUTSIDE = (
-    5.0  # half widths from the middle of a band of five: 5.8 standard deviations, or one healthy run in 170 at one point
-)
+OUTSIDE = 5.0  # half widths from the middle of a band of five: 5.8 standard deviations, or one healthy run in 170 at one point
 EVALUATIONS, DOUBT = 3, 0.1  # clearly worse: evaluations in a row, and fraction of the range from chance to the band
 OVERFIT = "gates/overfit"
 
