@@ -274,7 +274,7 @@ def weights(f: Folder) -> str:
 def total_steps(f: Folder) -> int:
     """Planned steps; 0 if unknown."""
     train, splits = f.settings.get("train", {}), f.data.get("splits", {})
-    made = train.get("batch_size", 0) if splits else 0  # no training set: an epoch is an iteration that makes its own samples
+    made = train.get("batch_size", 0) if splits else 0  # no training set: own samples
     n = splits.get("train", {}).get("samples", made)
     return max(1, math.ceil(train["epochs"] * n / train["batch_size"])) if n and train.get("batch_size") else 0
 
@@ -461,7 +461,7 @@ def environment_section(f: Folder) -> str:
 def markdown(text: str) -> str:
     """Convert the Markdown that a card uses: headings, bold, tables, lists, paragraphs."""
     out = []
-    for block in re.split(r"\n\s*\n", esc(unescape(text))):  # the card's text is escaped for Markdown, so unescape it first
+    for block in re.split(r"\n\s*\n", esc(unescape(text))):  # a card is escaped for Markdown
         lines = [re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", x) for x in block.strip().splitlines()]
         if lines and lines[0].startswith("#"):
             out.append(tag("h4", lines.pop(0).lstrip("# ")))
