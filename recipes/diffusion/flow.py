@@ -1,16 +1,15 @@
-"""Generate pictures of a class: a small rectified flow in pixel space with classifier-free guidance, judged on its samples.
+"""Generate images of a class: a small rectified flow in pixel space with classifier-free guidance, evaluated on its samples.
 
-tiny  real handwritten digits (MNIST-5k: 4,000 to learn from) at 16x16, one CPU core, six minutes of it with all gates.
-full  64x64 pictures of your own classes, `--data.path FOLDER` or `hub:owner/name`; an accelerator. The same code path.
+tiny  real handwritten digits (MNIST-5k: 4,000 for training) at 16x16, one CPU core, six minutes with all gates.
+full  64x64 images of your own classes, `--data.path FOLDER` or `hub:owner/name`; an accelerator. The same code path.
 
-A straight line leads from each picture to noise, x_t = (1 - s) picture + s noise with s = t / 1000; the net learns its direction,
-noise - picture (Liu 2022), and a sampler walks back along what it says. `diff` with diffusion/pixel shows all that this takes.
+A straight line leads from each image to noise, x_t = (1 - s) image + s noise with s = t / 1000. The net predicts its direction,
+noise - image (Liu 2022), and a sampler integrates it backwards. `diff` with diffusion/pixel shows all changes.
 
-What this recipe gets right without being asked: the result is measured on samples, by a judge that never saw the generator, not
-on the loss; an average of the weights is what is sampled and exported; the condition is dropped for one sample in ten, so that
-guidance has something to push away from; noise levels drawn logit-normal (Esser 2024), so that the middle of the line, where the
-error is, is learnt most; a net that is told the timesteps its samplers will tell it, whole or not; noise, timestep and drop drawn
-per sample, so that every cut of a batch sees the same.
+A scoring model that was not trained on the generator's images evaluates the samples; the loss is not the result. Samples and
+export use the EMA. The condition is dropped for one sample in ten, which guidance needs. Noise levels are logit-normal (Esser
+2024), so that training concentrates on the middle of the line, where the error is largest. The net accepts the timesteps of its
+samplers, integer or not. Noise, timestep and drop are drawn per sample, so that the division of a batch does not matter.
 """
 
 from dataclasses import dataclass, field
