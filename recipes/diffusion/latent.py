@@ -1,18 +1,17 @@
-"""Generate pictures of a class in the latents of an autoencoder trained here, with classifier-free guidance, judged on samples.
+"""Generate images of a class in the latents of an autoencoder trained here, with classifier-free guidance, evaluated on samples.
 
-tiny  real handwritten digits (MNIST-5k: 4,000 to learn from) at 32x32, latents of 4x8x8; one CPU core, about five minutes.
-full  256x256 pictures of your own classes, `--data.path FOLDER` or `hub:owner/name`; an accelerator. The same code path.
+tiny  real handwritten digits (MNIST-5k: 4,000 for training) at 32x32, latents of 4x8x8; one CPU core, about five minutes.
+full  256x256 images of your own classes, `--data.path FOLDER` or `hub:owner/name`; an accelerator. The same code path.
 
-Latent diffusion (Rombach 2022): stage `autoencoder` learns to write a picture as a small latent and to read it back; stage `latent`
-is diffusion/pixel on those latents: `diff` shows all that this takes.
+Latent diffusion (Rombach 2022): stage `autoencoder` learns to encode an image as a small latent and to decode it. Stage `latent`
+is diffusion/pixel on those latents; `diff` shows all changes.
 
-What this recipe gets right without being asked: the factors that bring latents to mean 0 and deviation 1 are measured once the
-autoencoder is trained, never before (they drift), and stand in its config; each picture is encoded once, without a draw; an
-autoencoder whose pictures cannot be read is refused; guidance, sampling and export as in diffusion/pixel, and samples are judged
-as pictures.
+The factors that normalise latents to mean 0 and deviation 1 are measured after the autoencoder's training, because they drift
+during it, and stored in its config. Each image is encoded once, without sampling. An autoencoder with unreadable reconstructions
+is refused. Guidance, sampling and export are those of diffusion/pixel. Samples are evaluated as images.
 
-Measured on digits, min-SNR weights cost agreement without guidance (83% against 91% with `--noise.snr-gamma inf`, 3 seeds), the
-average was worth nothing, and a factor of 0.18215 did no harm to agreement and some to the distance.
+On digits, min-SNR weights reduced agreement without guidance (83% against 91% with `--noise.snr-gamma inf`, 3 seeds). The EMA had
+no effect. A factor of 0.18215 left agreement unchanged and raised the distance slightly.
 """
 
 import math
