@@ -1,15 +1,15 @@
-"""Generate pictures of a class: a small diffusion model in pixel space with classifier-free guidance, judged on its samples.
+"""Generate images of a class: a small diffusion model in pixel space with classifier-free guidance, evaluated on its samples.
 
-tiny  real handwritten digits (MNIST-5k: 4,000 to learn from) at 16x16, one CPU core, about five minutes.
-full  64x64 pictures of your own classes, `--data.path FOLDER` or `hub:owner/name`; an accelerator. The same code path.
+tiny  real handwritten digits (MNIST-5k: 4,000 for training) at 16x16, one CPU core, about five minutes.
+full  64x64 images of your own classes, `--data.path FOLDER` or `hub:owner/name`; an accelerator. The same code path.
 
-What this recipe gets right without being asked: the result is measured on samples, by a judge that never saw the generator, not
-on the loss; an average of the weights is what is sampled and exported; the condition is dropped for one sample in ten, so that
-guidance has something to push away from; min-SNR weighting in the form that belongs to what the net predicts; sampling with the
-schedule of training, without clipping; noise, timestep and drop drawn per sample, so that every cut of a batch sees the same.
+A scoring model that was not trained on the generator's images evaluates the samples; the loss is not the result. Samples and
+export use the EMA. The condition is dropped for one sample in ten, which guidance needs. Min-SNR weights match the prediction
+type. Sampling uses the training schedule, without clipping. Noise, timestep and drop are drawn per sample, so that the division
+of a batch does not matter.
 
-Two of these measured no gain on digits (docs/recipes/diffusion-pixel.md): the average is worth nothing at the end of a cosine to
-zero, and `--noise.snr-gamma inf`, all levels of one weight, was better than min-SNR without guidance.
+On digits, two of these gave no gain (docs/recipes/diffusion-pixel.md). The EMA adds nothing at the end of a cosine schedule to
+zero. Equal weights (`--noise.snr-gamma inf`) were better than min-SNR without guidance.
 """
 
 from dataclasses import dataclass, field
