@@ -1,12 +1,13 @@
-"""Generate pictures of a caption, read by a frozen text encoder, in the latents of a frozen autoencoder; or LoRA of a hub model.
+"""Generate images from captions, with a frozen text encoder and autoencoder; or train a LoRA of a hub model.
 
-tiny  real handwritten digits (MNIST-5k) asked for in words, read by SmolLM2's first layers; held-out digits in words that no
-      picture was learnt with. One CPU core, minutes.
-full  LoRA of Stable Diffusion (`--model`) on pictures of your own classes, or with captions of your own beside them.
+tiny  real handwritten digits (MNIST-5k) with captions, encoded by SmolLM2's first layers; held-out digits use wordings that
+training
+      lacks. One CPU core, minutes.
+full  LoRA of Stable Diffusion (`--model`) on images of your own classes, or with your own captions.
 
-What this recipe gets right without being asked: captions are read by the very pipeline that is exported, the empty one stands for
-none; a model keeps its own autoencoder, factor, noise schedule and prediction type; a caption that is missing, or cut, is told;
-the export is diffusers' own StableDiffusionPipeline, and makes of a caption what was measured.
+The exported pipeline itself encodes the captions; the empty caption is the unconditional one. A model keeps its own autoencoder,
+scaling factor, noise schedule and prediction type. Missing and truncated captions are reported. The export is diffusers' own
+StableDiffusionPipeline, and generates from a caption what was measured.
 """
 
 from dataclasses import dataclass, field
