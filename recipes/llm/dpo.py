@@ -1,12 +1,11 @@
-"""Direct preference optimisation (Rafailov 2023): teach a chat model which of two answers is preferred, with TRL's DPOTrainer.
+"""Direct preference optimisation (Rafailov 2023): train a chat model on preferences between two answers, with TRL's DPOTrainer.
 
 tiny  SmolLM2-135M learns which docstring belongs to a function's name; LoRA, two CPU cores, minutes. Constructed preferences.
 full  SmolLM2-360M on `--data.path FILE` or `hub:owner/name`; an accelerator. The same code path.
 
-What this recipe gets right without being asked: the reference is a frozen copy of the very weights that training starts from, made
-in memory and never loaded again by name; the chat template is applied once; only the answers and the tokens that end them count,
-summed and not averaged; two equal answers prefer nothing and are left out; margins are judged on held-out pairs, beside the
-log-probabilities of both answers, so that a collapse shows.
+The reference is a frozen copy of the initial weights, made in memory and never loaded again by name. The chat template is applied
+once. Only answers and their end tokens count, summed and not averaged. Pairs of equal answers are left out. Margins are evaluated
+on held-out pairs, next to the log-probabilities of both answers, which show a collapse.
 """
 
 import contextlib
