@@ -1,4 +1,4 @@
-"""What must be proved of a chat model's examples and answers: the template, what is scored, what generation is asked, padding."""
+"""Gates of chat models: the chat template, which tokens are scored, generation prompts, padding."""
 
 import contextlib
 from collections.abc import Iterator
