@@ -1,4 +1,4 @@
-"""What must be proved of a loss over preferences: that it is the declared one, against the weights training began with (L9)."""
+"""Gate on a preference loss: it equals the declared one, relative to the initial weights (L9)."""
 
 import math
 from collections.abc import Callable
