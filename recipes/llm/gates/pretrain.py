@@ -1,4 +1,4 @@
-"""What must be proved of packed pretraining: what is asked for, isolation on every backend, z-loss, perplexity, the export."""
+"""Gates of packed pretraining: targets, isolation of documents on every backend, z-loss, perplexity, the export."""
 
 import math
 import tempfile
