@@ -1,5 +1,5 @@
-"""What must be proved of a reward: that it is read where the answer ends, that its loss is Bradley and Terry's, that what is
-exported is what was trained, and that it is not the number of tokens."""
+"""Gates of reward models: the reward is read at the answer's end, the loss is Bradley-Terry's, the export equals the trained
+model, and the reward is not the number of tokens."""
 
 import copy
 import math
