@@ -1,12 +1,12 @@
-"""Pretrain a language model on documents: a small Llama from scratch on real prose, or any architecture on texts of yours, proved.
+"""Pretrain a language model on documents: a small Llama from scratch on real prose, or any architecture on your own texts.
 
 tiny  the manual and the docstrings of the running Python (1.7 MB), four layers, two CPU cores, minutes.
 full  a Llama of 100 M parameters on `--data.path FOLDER`, a table or `hub:owner/name`; an accelerator. The same code path.
 
-What this recipe gets right without being asked: documents are packed into rows best-fit, each begins at position 0 and sees only
-itself, on every attention backend; every token but a document's first is asked for once, the one that ends it too; a loss over
-tokens, not over rows; the first loss is that of the tokens' frequencies; z-loss logged apart, with log Z; bits per byte of held-out
-documents, beside what counting and xz reach.
+Documents are packed into rows by best fit. Each starts at position 0 and attends only to itself, on every attention backend.
+Every token except a document's first is predicted once, including the end token. The loss is a mean over tokens, not over rows.
+The output layer starts at the token frequencies. The z-loss is logged separately, with log Z. The result is bits per byte of
+held-out documents, next to n-gram models and xz.
 """
 
 import math
