@@ -1,13 +1,13 @@
-"""A reward model (Bradley & Terry 1952; Ouyang 2022): a number for an answer, higher if preferred, with TRL's RewardTrainer.
+"""A reward model (Bradley & Terry 1952; Ouyang 2022): score answers so that preferred ones score higher, with TRL's
+RewardTrainer.
 
 tiny  SmolLM2-135M learns which docstring belongs to a function's name; LoRA, two CPU cores, minutes. Constructed preferences.
 full  SmolLM2-360M on `--data.path FILE` or `hub:owner/name`; an accelerator. The same code path.
 
-What this recipe gets right without being asked: the number is read at the token that ends the answer (a pad that is also the end of
-a turn moves it to another one), whichever side is padded; the head starts at zero, so every answer is worth the same and the first
-loss is ln 2; it is trained beside the adapters and exported with them, its pad in the configuration; two equal answers prefer
-nothing and are left out; what counting tokens alone would reach stands beside the result, and how far the rewards follow the
-number of tokens; held-out margins are judged as probabilities, too.
+The reward is read at the token that ends the answer, on either padding side (a pad that also ends a turn would move it). The head
+starts at zero, so all rewards are equal and the first loss is ln 2. It is trained with the adapters and exported with them, with
+the pad token in the config. Pairs of equal answers are left out. The report shows a baseline that counts tokens, the correlation
+of rewards with length, and the calibration of held-out margins.
 """
 
 import tempfile
