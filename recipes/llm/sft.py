@@ -3,11 +3,10 @@
 tiny  SmolLM2-135M learns to name Python functions from the first sentence of their docstring; LoRA, two CPU cores, minutes.
 full  SmolLM2-360M on `--data.path FILE` or `hub:owner/name`; an accelerator. The same code path.
 
-What this recipe gets right without being asked: the chat template is applied once, by the tokenizer itself; only the completion and
-the token that ends its turn are scored, though that token is also the pad (in a conversation, those of every turn); batches are
-padded right for training and left for generation, or packed without padding, each pair on its own; what is too long is left out
-and counted, never cut, and so is what validation asks about; the number that counts is taken from generated text, beside the
-untrained model and its 4-shot prompt.
+The tokenizer applies the chat template once. Only the completion and the token that ends its turn are scored, even if that token
+is also the pad (in a conversation: those of every turn). Batches are padded right for training and left for generation, or packed
+without padding and without attention between pairs. Samples that are too long, or that validation contains, are left out and
+counted, never cut. The metric is computed on generated text, next to the untrained model and its 4-shot prompt.
 """
 
 import contextlib
