@@ -1,9 +1,9 @@
-"""Gates of reinforcement learning: environments whose answer is known by hand, learnt through the recipe's own code; what stands
-just before the loss; environments that can be saved.
+"""Gates of reinforcement learning: environments with analytically known answers, learnt by the recipe's own code; the inputs of
+the loss; environments that can be saved.
 
-A recipe hands them its stage function, and settings under which it learns a probe. They ask of it: settings `env`, `stack`,
-`envs`, `rollout` and `gamma`; a model with `value(observations)` in units of the reward and `near(observations, best)`, 1 where
-it does what is best; batches with `observation` and `return`; its environments in `stage.state`.
+A recipe passes its stage function, and settings under which it learns a probe. Required: settings `env`, `stack`, `envs`,
+`rollout` and `gamma`; a model with `value(observations)` in units of the reward and `near(observations, best)`, 1 where it acts
+best; batches with `observation` and `return`; its environments in `stage.state`.
 """
 
 import copy
