@@ -1,4 +1,5 @@
-"""What only a whole run of a control recipe shows: read from its evaluations and from what it logs of each unit as `policy/...`."""
+"""Monitors of control recipes for faults that show only in a whole run, from evaluations and from values logged per iteration as
+`policy/...`."""
 
 import math
 from typing import TYPE_CHECKING
