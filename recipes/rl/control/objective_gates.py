@@ -1,7 +1,7 @@
-"""Gates of the control recipes that judge the configured run, not a probe: the loss against its formula, what is learnt from
-against its definition, entries of a batch that nothing depends on, how often the target network is renewed.
+"""Gates of control recipes on the configured run: the loss against its formula, training targets against their definition, batch
+entries that the loss ignores, and the update rate of the target network.
 
-They ask of a recipe what recipes/rl/control/gates.py asks, and a `Subject` with `formula`, `targets` and `lag`.
+They require what recipes/rl/control/gates.py requires, and a `Subject` with `formula`, `targets` and `lag`.
 """
 
 import copy
