@@ -1,13 +1,13 @@
-"""Deep Q-learning (Mnih 2015): learn what each action is worth in a gymnasium environment with discrete actions, proved first.
+"""Deep Q-learning (Mnih 2015): learn the value of each action in a gymnasium environment with discrete actions.
 
 tiny  CartPole-v1, two CPU cores, about a minute of training.
 full  LunarLander-v3 (needs gymnasium[box2d]), or any id by `--env`; more steps, three-step returns. The same code path.
 
-What this recipe gets right without being asked: a time limit is no end of the world (the value of the last observation is
-bootstrapped where an episode is truncated, never where it terminated); targets come from a copy of the net that stands still for
-many updates, the action in them from the net itself (double, van Hasselt 2016); no return reaches over the end of an episode;
-observations and returns are brought to scale by statistics that lie in the model, move once per unit and never in an evaluation;
-replay, target and environments are in the checkpoint; the result is the return of episodes not trained on, by actions worth most.
+A truncated episode is bootstrapped with the value of its last observation; a terminated one is not. Targets use a target network
+that is updated rarely, at the action that the online network selects (double DQN, van Hasselt 2016). No n-step return crosses the
+end of an episode. Observations and returns are normalised with statistics stored in the model, which are updated once per
+iteration and never in an evaluation. Replay buffer, target network and environments are in the checkpoint. The result is the
+return of evaluation episodes with greedy actions.
 """
 
 import copy
