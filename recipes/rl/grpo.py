@@ -1,12 +1,12 @@
-"""Group relative policy optimisation (Shao 2024): a language model learns from rewards that can be checked, with TRL's GRPOTrainer.
+"""Group relative policy optimisation (Shao 2024): train a language model on rewards that can be checked, with TRL's GRPOTrainer.
 
-tiny  SmolLM2-135M learns to add two two-digit numbers from nothing but right or wrong; LoRA, two CPU cores, minutes.
+tiny  SmolLM2-135M learns to add two two-digit numbers from right-or-wrong rewards; LoRA, two CPU cores, minutes.
 full  SmolLM2-360M-Instruct on `--data.path FILE` (`prompt`, `answer`); an accelerator. The same code path.
 
-What this recipe gets right without being asked: the reward function is tested before anything is trained; groups whose answers all
-earn the same teach nothing, and are counted; an answer ends with its end token, which is scored, and nothing after it is; questions
-that are held out are answered greedily and judged by their last number, for the training reward also rises where answers only
-become surer; with `--beta` the reference is what training begins with, `--init-from` included. `--shuffle-rewards` is the control.
+The reward function is tested before training. Groups with equal rewards give no gradient and are counted. An answer ends with its
+end token, which is scored; nothing after it is. Held-out questions are answered greedily and scored by the last number, because
+the training reward also rises if answers only become more certain. With `--beta`, the reference is the initial model, also with
+`--init-from`. `--shuffle-rewards` is the control experiment.
 """
 
 import tempfile
