@@ -1,4 +1,4 @@
-"""What must be proved of a language model that learns from rewards: the reward, the answers, what is scored, the loss."""
+"""Gates of GRPO: the reward function, the answers, which tokens are scored, the loss."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
