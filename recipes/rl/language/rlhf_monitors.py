@@ -1,4 +1,4 @@
-"""What only a whole run shows of a language model that learns from a reward: its distance, its texts, its values."""
+"""Monitors of RLHF for faults that show only in a whole run: KL divergence, texts, values."""
 
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.monitoring.monitors import Monitor, monitor
