@@ -1,13 +1,12 @@
-"""Proximal policy optimisation (Schulman 2017): learn to act in a gymnasium environment, proved first.
+"""Proximal policy optimisation (Schulman 2017): learn to act in a gymnasium environment.
 
 tiny  CartPole-v1, two CPU cores, less than a minute of training.
 full  LunarLander-v3 (needs gymnasium[box2d]), or any id by `--env`; more environments, more steps. The same code path.
 
-What this recipe gets right without being asked: a time limit is no end of the world (the value of the last observation is
-bootstrapped where an episode is truncated, never where it terminated); advantages have mean 0 and standard deviation 1 in every
-minibatch; observations and returns are brought to scale by statistics that lie in the model, move once per rollout and never in an
-evaluation; the result is the return of episodes that were not trained on, every action the likeliest one. Actions are one of
-several, or numbers: the environment decides which of `HEADS` acts.
+A truncated episode is bootstrapped with the value of its last observation; a terminated one is not. Advantages are normalised in
+every minibatch. Observations and returns are normalised with statistics stored in the model, which are updated once per rollout
+and never in an evaluation. The result is the return of evaluation episodes with the most likely actions. Actions are discrete or
+continuous: the environment selects one of `HEADS`.
 """
 
 import copy
