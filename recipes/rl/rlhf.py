@@ -1,12 +1,13 @@
-"""Proximal policy optimisation of a language model (Ziegler 2019, Ouyang 2022): write what a reward wants, and stay near the start.
+"""Proximal policy optimisation of a language model (Ziegler 2019, Ouyang 2022): maximise a reward, close to a reference model.
 
-tiny  a small Llama that llm/pretrain makes of Python's prose (built once), a reward for sentences that end; two CPU cores, minutes.
+tiny  a small Llama that llm/pretrain trains on Python's documentation (built once), a reward for sentences that end; two CPU
+cores, minutes.
 full  SmolLM2-135M, or any causal language model by `--model`, and your reward: `module:function` or a reward model's folder.
 
-What this recipe gets right without being asked: the reference is a frozen copy of what training starts from, `--init-from` too,
-never a model loaded again by name; the price of the distance to it is adapted, and lies in the checkpoint; nothing but the answer,
-its end token included, is scored, priced or whitened over; policy and values come of one forward; the reward is tested before
-anything is learnt, and a run that falls into a hole of it stops itself.
+The reference is a frozen copy of the initial weights, also with `--init-from`, and is never loaded again by name. The KL
+coefficient is adapted and stored in the checkpoint. Only answer tokens, including the end token, enter the loss, the KL penalty
+and the normalisation of advantages. Policy and values come from one forward. The reward is tested before training, and a run that
+exploits a weakness of it stops itself.
 """
 
 import copy
