@@ -1,14 +1,14 @@
-"""Soft actor-critic (Haarnoja 2018): learn to act in a gymnasium environment with continuous actions, proved first.
+"""Soft actor-critic (Haarnoja 2018): learn to act in a gymnasium environment with continuous actions.
 
 tiny  Pendulum-v1, two CPU cores, a few minutes of training.
 full  HalfCheetah-v5 (needs gymnasium[mujoco]), or any id by `--env`; more steps, wider nets. The same code path.
 
-What this recipe gets right without being asked: the probability of an action counts what tanh does to it; targets come from slow
-copies of two critics, the lower of the two, at an action drawn anew; a time limit is no end of the world (the value of the last
-observation is bootstrapped where an episode is truncated, never where it terminated); the policy's term moves no critic, the
-temperature's no policy; the temperature is learnt; actions are scaled to the environment's range, observations and rewards by
-statistics that lie in the model, move once per unit and never in an evaluation; replay, targets and environments are in the
-checkpoint; the result is the return of episodes that were not trained on, every action the policy's middle one.
+The log-probability of an action includes tanh's correction. Targets use slow copies of two critics, the lower of the two, at a
+newly drawn action. A truncated episode is bootstrapped with the value of its last observation; a terminated one is not. The
+policy loss updates no critic, and the temperature loss no policy. The temperature is learnt. Actions are scaled to the
+environment's range. Observations and rewards are normalised with statistics stored in the model, which are updated once per
+iteration and never in an evaluation. Replay buffer, targets and environments are in the checkpoint. The result is the return of
+evaluation episodes with mean actions.
 """
 
 import copy
