@@ -1,11 +1,11 @@
-"""Classify images: a small GroupNorm ResNet from scratch, or any of torchvision's nets on your own pictures, proved first.
+"""Classify images: a small GroupNorm ResNet from scratch, or any torchvision classifier on your own images.
 
-tiny  real handwritten digits (MNIST-5k: 4,000 to learn from, 1,000 held out), two CPU cores, about a minute.
+tiny  real handwritten digits (MNIST-5k: 4,000 for training, 1,000 held out), two CPU cores, about a minute.
 full  ResNet-50 from its ImageNet weights on `--data.path FOLDER` or `hub:owner/name`; an accelerator. The same code path.
 
-What this recipe gets right without being asked: one normalisation, inside the model, fitted on the training images alone;
-augmentation on the training path only; an output layer that starts at "I do not know" (loss ln N); GroupNorm, so that no
-sample's prediction depends on its neighbours; per-class recall beside accuracy, so that a forgotten class is seen.
+This recipe normalises once, inside the model, with statistics of the training images. It augments on the training path only. The
+output layer starts at equal scores (loss ln N). GroupNorm makes a prediction independent of the other samples in the batch.
+Recall per class is reported next to accuracy, so that a class that is never predicted is visible.
 """
 
 from dataclasses import dataclass, field
