@@ -1,11 +1,11 @@
-"""Find objects: torchvision's FCOS, RetinaNet or Faster R-CNN, on a small backbone from scratch or from COCO weights, proved first.
+"""Find objects: torchvision's FCOS, RetinaNet or Faster R-CNN, on a small backbone from scratch or from COCO weights.
 
 tiny  real handwritten digits pasted on real photos, exact boxes; other digits and other photos held out; two CPU cores.
-full  FCOS on ResNet-50 from its COCO weights on `--data.path FOLDER` (COCO's JSON, its pictures); an accelerator. Same code.
+full  FCOS on ResNet-50 from its COCO weights on `--data.path FOLDER` (COCO's JSON, its images); an accelerator. Same code.
 
-What this recipe gets right without being asked: one kind of box (xyxy, pixels) from the file on; picture and boxes moved by one
-transform; average precision in the pictures' own pixels, whatever the net saw; every loss term a sum with its own denominator,
-counted before the forward; anchors fitted to the boxes where the head has any; one normalisation, inside the model.
+Boxes are xyxy in pixels everywhere after reading. One transform moves image and boxes. Average precision is computed in the
+original image's pixels. Each loss term is a sum with its own denominator, counted before the forward. Anchors, if any, are fitted
+to the boxes. Normalisation happens once, inside the model.
 """
 
 import json
