@@ -1,7 +1,7 @@
-"""Gates of detection: that boxes lie on what they box (V3), what the evaluation scores (V3), that a picture read by other hands is
-found right in its own pixels (V3), what score threshold and NMS leave (V4), that every object has a place that learns it (V4).
+"""Gates of detection: boxes match their objects (V3), the evaluation's score (V3), detections in an image's own pixels (V3),
+score threshold and NMS (V4), an anchor or location for every object (V4).
 
-They ask of a recipe: data of boxes.Boxed (`data`, `rows`, `side`, `augment`), a detectors.Detector, `stage.evaluate` over it.
+They require: data of boxes.Boxed (`data`, `rows`, `side`, `augment`), a detectors.Detector, `stage.evaluate` over it.
 """
 
 import copy
