@@ -1,7 +1,7 @@
-"""What the net really sees (V1) and a monitor of classes that are never found (V6), for every recipe of pictures; and gates of
-semantic segmentation: what a mask holds (V5), what loss and metric score (V5), that picture and mask move as one (V2, V5).
+"""Gates on images: what the net really reads (V1), and a monitor of classes that are never predicted (V6). For semantic
+segmentation: the content of masks (V5), which pixels loss and metric score (V5), one transform for image and mask (V2, V5).
 
-The latter ask of a recipe: data of masks.Windows (`pairs`, `places`), samples of `image` and `mask`, answers (B, n, H, W).
+The latter require: data of masks.Windows (`pairs`, `places`), samples with `image` and `mask`, answers (B, n, H, W).
 """
 
 import copy
