@@ -1,12 +1,12 @@
-"""Segment images: a class for every pixel, by a small U-Net from scratch, a net of torchvision or of the hub, proved first.
+"""Segment images: a class for every pixel, by a small U-Net from scratch, or a net of torchvision or the hub.
 
-tiny  the nuclei of one real microscope picture: its left two thirds to learn from, the right third held out; two CPU cores.
-      `--data.path digits`: real handwritten digits pasted on real photos, their blended edges void.
+tiny  the nuclei of one real microscope image: the left two thirds for training, the right third held out; two CPU cores.
+      `--data.path digits`: real handwritten digits pasted on real photos, with void blended edges.
 full  DeepLabV3 from its COCO weights on `--data.path FOLDER` (images/, masks/, classes.txt); an accelerator. The same code path.
 
-What this recipe gets right without being asked: one `IGNORE` for loss, metric, padding and augmentation; picture and mask moved by
-one transform, ids by nearest neighbour; sums over pixels and over (picture, class), never means of means; IoU of each class from
-counts over the whole set; every held-out pixel scored once, with its surroundings; one normalisation, inside the model.
+Loss, metric, padding and augmentation share one `IGNORE` id. One transform moves image and mask, with nearest neighbour for ids.
+Losses are sums over pixels and over (image, class), never means of means. IoU per class comes from counts over the whole set.
+Every held-out pixel is scored once, with its surroundings. Normalisation happens once, inside the model.
 """
 
 import math
