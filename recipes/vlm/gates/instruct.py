@@ -1,7 +1,7 @@
-"""Gates of vision-language models: who learns in which stage and how fast (X1, X3), what the language model is handed (X2), whether
-every feature has its place and answers alone are scored (X4), whether answers come from the picture (X5).
+"""Gates of vision-language models: which parts learn in which stage and at what rate (X1, X3), the language model's inputs (X2),
+a position for every feature and scores for answers only (X4), answers that depend on the image (X5).
 
-They ask of a recipe: a model of three towers `encoder`, `projector` and `language`; data of questions.Questions.
+They require: a model with three parts `encoder`, `projector` and `language`; data of questions.Questions.
 """
 
 from dataclasses import dataclass, field
