@@ -1,13 +1,14 @@
-"""Answer questions about pictures: a frozen vision encoder, a projector and a language model (LLaVA, Liu 2023), proved first.
+"""Answer questions about images: a frozen vision encoder, a projector and a language model (LLaVA, Liu 2023).
 
-tiny  composites of one to three tinted digits, four balanced questions each, two CPU cores, minutes. Encoder and language model are
-      small ones, trained here once and kept.
-full  CLIP and SmolLM2 with LoRA, or with `--model` one of the hub as it is, on `--data.path FOLDER` of pictures with questions or
+tiny  composites of one to three tinted digits, four balanced questions each, two CPU cores, minutes. Encoder and language model
+are
+      small ones, trained here once and cached.
+full  CLIP and SmolLM2 with LoRA, or with `--model` a model of the hub, on `--data.path FOLDER` of images with questions or
       conversations; an accelerator. The same code path.
 
-What this recipe gets right without being asked: `align` trains the projector alone, so that nothing is spoilt while it is random;
-`instruct` trains projector and language model, each at its own rate; the encoder is frozen and in eval mode, but in `unfreeze`
-(off by default); no sample is ever cut; every picture stands beside its counterfactual, so that no question answers itself.
+Stage `align` trains only the projector, because a random projector would damage the language model. Stage `instruct` trains
+projector and language model, each at its own learning rate. The encoder is frozen and in eval mode, except in stage `unfreeze`
+(off by default). No sample is ever cut. Every image has a counterfactual, so that no question reveals its answer.
 """
 
 import copy
