@@ -32,14 +32,14 @@ from trainworthy import core
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
 class Sampling:
-    """How pictures are made when they are judged, and what the export starts with."""
+    """How images are sampled in evaluations, and the defaults of the export."""
 
     guidance_scale: float = 2.0
-    """1: the conditional prediction alone; above: away from the unconditional one (Ho & Salimans 2022)."""
+    """Classifier-free guidance scale; 1: no guidance (Ho & Salimans 2022)."""
     steps: int = 25
     """Steps of DDIM (Song 2021)."""
     every: int = 5
-    """An evaluation makes a picture for one of so many held-out ones: of its class, from its noise."""
+    """An evaluation samples an image for every n-th held-out one, with its class and its noise."""
     scales: tuple[float, ...] = (1.0, 1.5, 2.0, 4.0)
     """Guidance scales of the table at the end."""
 
@@ -52,10 +52,9 @@ class Config(core.Config):
     noise: Noise = field(default_factory=Noise)
     sampling: Sampling = field(default_factory=Sampling)
     drop: float = 0.1
-    """Share of samples whose class is hidden, so that one net learns both predictions that guidance needs; 0: no guidance."""
+    """Fraction of samples without a class, so that one net learns both predictions of guidance; 0: no guidance."""
     ema: float = 0.999
-    """Decay of the average of the weights that is sampled and exported; 0 keeps none. After a schedule that ends at zero it
-    measured no gain."""
+    """Decay of the EMA that is sampled and exported; 0: none. It gave no gain with a schedule that ends at zero."""
     widths: tuple[int, ...] = (16, 32)
     """Channels at each resolution; every one after the first halves it. Multiples of 8."""
     layers: int = 1
@@ -74,7 +73,7 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """Pictures of your own classes at 64x64 on an accelerator; guidance is judged by your own classifier's export."""
+    """Images of your own classes at 64x64 on an accelerator; your own classifier's export evaluates guidance."""
     return Config(
         data=pictures.Source(path="hub:ethz/food101", image_size=64, judge="runs/vision-classify/export"),
         sampling=Sampling(steps=50),
