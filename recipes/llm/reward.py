@@ -39,16 +39,16 @@ class Config(core.Config):
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
     chat_template: str = ""
-    """A file with the chat template to use in place of the model's own, or `trl:NAME` for one that TRL ships."""
+    """File with a chat template that replaces the model's own, or `trl:NAME` for one that TRL ships."""
     eos_token: str = ""
-    """The token that ends an answer, where the tokenizer's own eos is another one and the template does not tell."""
+    """Token that ends an answer, if it differs from the tokenizer's eos and the template does not show it."""
     lora_rank: int = 8
-    """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32. The head is trained either way."""
+    """Rank of the LoRA adapters (alpha is twice that); 0 trains all weights, in fp32. The head is always trained."""
     center_rewards_coefficient: float = 0.0
-    """Weight of the squared sum of a pair's rewards in the loss, which keeps them around zero (Eisenstein 2023); 0.01 is usual."""
+    """Coefficient of the squared sum of a pair's rewards, which centres rewards at zero (Eisenstein 2023; usually 0.01)."""
     merge_adapters: bool = True
-    """Export the whole model, the adapters merged into it, fp32. Otherwise adapters and head alone: whoever loads those must say
-    `num_labels=1` and which token the pad is, or gets other numbers."""
+    """Export the full model with merged adapters, fp32. Otherwise only adapters and head are exported: users must then set
+    `num_labels=1` and the pad token, or get other rewards."""
 
 
 def tiny() -> Config:
@@ -62,7 +62,7 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """Preferences of people between two summaries."""
+    """Human preferences between two summaries."""
     return Config(
         data=preferences.Source(
             path="hub:trl-lib/tldr-preference", system="", max_length=1024, max_bad=0.1, held_out=1000
