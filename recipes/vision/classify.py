@@ -35,23 +35,24 @@ class Config(core.Config):
     model: str = "small"
     """`small` (the net below), or any classifier of torchvision by name (resnet50, vit_b_16, convnext_tiny, ...)."""
     weights: str = "none"
-    """What a torchvision net starts from: DEFAULT or a name of its weights (fetched and cached), or `none`."""
+    """Pretrained weights of a torchvision net: DEFAULT or a name (downloaded and cached), or `none`."""
     norm: zoo.Norm = "own"
-    """GroupNorm for `small`, batch norm for most others; `batch` or `group` from scratch, `frozen`: the weights' own, fixed."""
+    """GroupNorm for `small`, batch norm for most others; `batch` or `group` from scratch, `frozen`: the pretrained statistics,
+    fixed."""
     image_size: int = 0
-    """Pixels of a side just before the net; 0 takes what the weights were trained with (small: 64; the digits have 28)."""
+    """Side in pixels of the net's input; 0: the size that the weights were trained with (small: 64; the digits have 28)."""
     ema: float = 0.0
-    """Decay of an average of the weights that is then evaluated and exported (0.999 or so); 0 keeps none."""
+    """Decay of an EMA of the weights that is evaluated and exported (about 0.999); 0: none."""
     widths: tuple[int, ...] = (16, 32, 64)
     """Channels of each stage of the net; every stage after the first halves the resolution."""
     label_smoothing: float = 0.1
-    """Share of the target spread over all classes (Szegedy 2016); its loss floor is known to the gates."""
+    """Fraction of the target spread over all classes (Szegedy 2016). The gates account for its loss floor."""
     augment: bool = True
-    """Digits: random rotation, shift, scale and shear; other pictures: random crop, flip and TrivialAugment. Training only."""
+    """Digits: random rotation, shift, scale and shear; other images: random crop, flip and TrivialAugment. Training only."""
 
 
 def tiny() -> Config:
-    """MNIST-5k on two CPU cores: one thread for the net, one worker for the pictures."""
+    """MNIST-5k on two CPU cores: one thread for the net, one worker for the images."""
     return Config(
         train=Train(epochs=30, batch_size=64),
         optim=Optim(lr=3e-3, warmup=0.1),
@@ -61,7 +62,7 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """Fine-tune a larger net on pictures of your own; bf16, all of the usual regularisation. No early stopping."""
+    """Fine-tune a larger net on your own images, with bf16 and the usual regularisation. No early stopping."""
     return Config(
         data=pictures.Source(path="hub:ethz/food101"),
         mix=mixing.Mix(mixup=0.2, cutmix=1.0),
