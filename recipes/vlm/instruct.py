@@ -1,8 +1,7 @@
 """Answer questions about images: a frozen vision encoder, a projector and a language model (LLaVA, Liu 2023).
 
-tiny  composites of one to three tinted digits, four balanced questions each, two CPU cores, minutes. Encoder and language model
-are
-      small ones, trained here once and cached.
+tiny  composites of one to three tinted digits, four balanced questions each, two CPU cores, minutes. Small encoder and
+      language model, trained here once and cached.
 full  CLIP and SmolLM2 with LoRA, or with `--model` a model of the hub, on `--data.path FOLDER` of images with questions or
       conversations; an accelerator. The same code path.
 
@@ -43,17 +42,19 @@ class Config(core.Config):
     instruct: Phase = field(default_factory=Phase)
     unfreeze: Phase = field(default_factory=Phase)
     encoder: str = "cells"
-    """`cells` (a small CNN trained here), or a vision transformer of the hub by name or folder. Never trained but by --unfreeze."""
+    """`cells` (a small CNN trained here), or a vision transformer of the hub by name or folder. Trained by --unfreeze only."""
     language: str = "words"
-    """`words` (a small one trained here on scenes told in words), or a causal language model of the hub by name or folder."""
+    """`words` (a small model trained here on text descriptions of scenes), or a causal language model of the hub by name or
+    folder."""
     model: str = ""
-    """A vision-language model of the hub, by name or folder, instead of these two: its own projector, template and processor."""
+    """A vision-language model of the hub, by name or folder, instead of these two, with its own projector, template and
+    processor."""
     lora_rank: int = 0
     """Rank of LoRA adapters on every linear layer of the language model; 0 trains all of it."""
     projector_width: int = 256
     """Units between the projector's two layers."""
     language_lr: float = 5e-4
-    """Peak rate of the language model in `instruct`; the projector's is --instruct.lr."""
+    """Peak learning rate of the language model in `instruct`; the projector's is --instruct.lr."""
 
 
 def tiny() -> Config:
