@@ -124,7 +124,7 @@ def place(chat: Chat) -> Gate:
 
 
 def bradley_terry(chat: Chat, cfg: Any) -> Gate:
-    title = "the loss is Bradley and Terry's, of the rewards that each answer has alone"
+    title = "the loss is Bradley and Terry's, with the rewards of each answer alone"
 
     def formula(rewards: Tensor) -> float:
         """Loss of (N, 2) rewards of chosen and rejected (TRL's centering, Eisenstein 2023, with it)."""
