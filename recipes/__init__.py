@@ -1,4 +1,4 @@
-"""The recipes: `recipes/<domain>/<name>.py`. What the recipes of a domain share is in folders beside them."""
+"""The recipes: `recipes/<domain>/<name>.py`. Code that the recipes of a domain share is in subfolders."""
 
 if __name__ == "recipes":  # imported by its name in a checkout
     from trainworthy import checkout

@@ -7,14 +7,7 @@ from typing import Any
 
 from trainworthy.core.base.errors import UserError
 
-CLIENTS = (
-    "httpx",
-    "httpcore",
-    "requests",
-    "urllib3",
-    "aiohttp",
-    "fsspec",
-)  # packages whose exceptions are connection errors
+CLIENTS = ("httpx", "httpcore", "requests", "urllib3", "aiohttp", "fsspec")  # their exceptions: connection errors
 NAMES = {
     "OfflineModeIsEnabled",
     "LocalEntryNotFoundError",

@@ -1,6 +1,6 @@
-"""report.html: one self-contained page about a run folder, whatever state it is in, and its curves as plots/*.png.
+"""report.html: one self-contained page about a run folder in any state, with its curves also as plots/*.png.
 
-Nothing on the page is fetched from anywhere: pictures are data URIs, curves inline SVG.
+The page loads nothing: images are data URIs, curves are inline SVG.
 """
 
 import re
@@ -32,7 +32,7 @@ STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
 
 
 def write(folder: Path) -> Path:
-    """Write `folder`/report.html and plots/*.png from whatever is in the folder."""
+    """Write `folder`/report.html and plots/*.png from the files that exist."""
     f = read(Path(folder))
     for stage in f.stages:
         write(stage.path)

@@ -1,4 +1,4 @@
-"""What to do next, from the curves, each with its evidence in numbers."""
+"""Recommends next steps from the curves, each with its evidence in numbers."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ WINDOW = 5  # evaluations in the trend
 
 @dataclass
 class Advice:
-    """One recommendation and the numbers it stands on."""
+    """One recommendation and the numbers that support it."""
 
     title: str
     evidence: str
@@ -23,8 +23,8 @@ class Advice:
 
 @dataclass
 class Trend:
-    """The newest evaluations of the metric, and the straight line through the last WINDOW of them. Gains are signed so
-    that more is better."""
+    """The newest evaluations of the metric, and a straight line through the last WINDOW of them. A positive gain is an
+    improvement."""
 
     rows: list[dict[str, Any]]
     name: str
@@ -33,9 +33,9 @@ class Trend:
     epochs: np.ndarray
     slope: float
     end: float
-    """Where the line stands at the newest epoch."""
+    """Value of the line at the newest epoch."""
     gain: float
-    """What the line moved within the window, in the metric's own direction."""
+    """Change of the line within the window, in the metric's own direction."""
     error: float
     how: str
 
@@ -48,7 +48,7 @@ class Trend:
         return int(np.argmax(self.sign * self.values))
 
     def words(self) -> str:
-        """What was seen: newest, the one before, the line, the noise."""
+        """Describe the newest evaluation, the one before, the line and the noise."""
         last, n = self.values[-1] - self.values[-2], min(WINDOW, len(self.values))
         step = f"{num(last, '+')} against" if last else "the same as in"
         span = self.epochs[-1] - self.epochs[-n]
@@ -59,10 +59,10 @@ class Trend:
 
 
 def trend(rows: list[dict[str, Any]], summary: dict[str, Any], n_val: int) -> Trend:
-    """The line through the last evaluations, and one standard error of an evaluation.
+    """Fit the line through the last evaluations, and estimate the standard error of one evaluation.
 
-    A share of right answers (in [0, 1], higher is better) has the binomial error; anything else gets the scatter of its last
-    evaluations around their line, which is what can be known without more seeds.
+    A fraction of right answers (in [0, 1], higher is better) has the binomial error. Any other metric gets the scatter
+    of its last evaluations around their line, the only estimate without more seeds.
     """
     name, higher = summary["metric"], summary.get("higher_is_better", True)
     values, epochs = np.array([[number(r[f"val/{name}"]), _epoch(r)] for r in rows]).T
@@ -70,7 +70,7 @@ def trend(rows: list[dict[str, Any]], summary: dict[str, Any], n_val: int) -> Tr
     slope, start = (float(c) for c in np.polyfit(e, v, 1))
     ends = [summary[k] for k in ("floor", "ceiling") if summary.get(k) is not None]
     if n_val and higher and all(0 <= x <= 1 for x in [*values, *ends]):
-        p = (v[-1] * n_val + 1) / (n_val + 2)  # Laplace: 100% right on n samples is not known without error
+        p = (v[-1] * n_val + 1) / (n_val + 2)  # Laplace's rule: 100% right on n samples still has an error
         error, how = math.sqrt(p * (1 - p) / n_val), f"binomial, {n_val:,} validation samples"
     else:
         error, how = math.sqrt(float(((v - start - slope * e) ** 2).sum()) / (len(v) - 2)), "scatter around the line"
@@ -79,7 +79,8 @@ def trend(rows: list[dict[str, Any]], summary: dict[str, Any], n_val: int) -> Tr
 
 
 def advise(rows: list[dict], summary: dict[str, Any], settings: dict[str, Any], n_val: int) -> list[Advice]:
-    """What to do next, most urgent first. Pure: from epoch rows, summary.json (or what is known of it) and settings."""
+    """Return recommendations, most urgent first. A pure function of epoch rows, summary.json (or what is known of it)
+    and settings."""
     key = f"val/{summary.get('metric')}"
     evaluated = [r for r in rows if key in r]
     rows = [r for r in evaluated if math.isfinite(number(r[key]))]
@@ -95,7 +96,7 @@ def advise(rows: list[dict], summary: dict[str, Any], settings: dict[str, Any], 
 
 
 def _not_finite(evaluated: list[dict], rows: list[dict], key: str) -> list[Advice]:
-    """The newest evaluations are no numbers."""
+    """Advice if the newest evaluations are NaN or infinite."""
     last = (
         f"the last that is one: {num(number(rows[-1][key]))} at epoch {_epoch(rows[-1]):.4g}" if rows else "none is one"
     )
@@ -107,7 +108,7 @@ def _not_finite(evaluated: list[dict], rows: list[dict], key: str) -> list[Advic
 
 
 def _broken(t: Trend, summary: dict[str, Any]) -> Advice | None:
-    """What no more epochs will mend: most of what was learnt is lost, or nothing ever was."""
+    """Advice if more epochs cannot help: most progress is lost, or there never was any."""
     floor, loss = summary.get("floor"), np.array([number(r.get("train/loss")) for r in t.rows])
     start = float(t.values[0]) if floor is None else float(floor)
     top, now = float(t.values[t.best]), float(np.median(t.values[-2:]))
@@ -135,12 +136,12 @@ def _broken(t: Trend, summary: dict[str, Any]) -> Advice | None:
 
 
 def _epoch(row: dict[str, Any]) -> float:
-    """Of an evaluation; its step where it has none (rows of another tool)."""
+    """Return the epoch of an evaluation; its step if it has none (rows of another tool)."""
     return number(row.get("epoch", row["step"]))
 
 
 def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any]) -> Advice:
-    """Continue, stop, or change the schedule."""
+    """Advice to continue, to stop, or to change the schedule."""
     epoch, seen, improved = float(t.epochs[-1]), t.words(), t.sign * t.gain
     planned = float(settings.get("train", {}).get("epochs", epoch))
     kind = settings.get("optim", {}).get("schedule", "constant")
@@ -178,14 +179,14 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any]) -> Advice
 
 
 def landing(t: Trend, summary: dict[str, Any], ahead: float) -> float:
-    """Where the line leads after `ahead` more epochs, within what the metric can be."""
+    """Extrapolate the line by `ahead` epochs, within the metric's range."""
     ends = [summary[k] for k in ("floor", "ceiling") if summary.get(k) is not None]
     ends = ends if len(ends) == 2 else [0.0, 1.0] if t.how.startswith("binomial") else [-math.inf, math.inf]
     return min(max(t.end + t.slope * ahead, min(ends)), max(ends))
 
 
 def _against_baselines(t: Trend, summary: dict[str, Any]) -> Advice:
-    """Is the model clearly better than something simple?"""
+    """Advice if the model is not clearly better than a simple baseline."""
     bounds = summary.get("bounds", ())
     known = {k: float(m[t.name]) for k, m in summary.get("baselines", {}).items() if t.name in m and k not in bounds}
     if not known and summary.get("unfinished"):
@@ -209,7 +210,8 @@ def _against_baselines(t: Trend, summary: dict[str, Any]) -> Advice:
 
 
 def against_healthy(f: Folder) -> Advice | None:
-    """Is this run worse than the healthy runs of its recipe, and since when? Urgent if its newest metric is."""
+    """Advice if this run is worse than its recipe's healthy runs, with the step since when. Urgent if the newest metric
+    is."""
     known = healthy(f)
     worse = [d for d in known.departures(f) if d.worse] if known else []
     if not worse:
@@ -225,7 +227,8 @@ def against_healthy(f: Folder) -> Advice | None:
 
 
 def _which_weights(t: Trend) -> Advice:
-    """Final or best? The best of many noisy evaluations flatters, so it must lead by more than noise."""
+    """Advise on final or best weights. The best of many noisy evaluations is biased upwards, so it must lead by more
+    than the noise."""
     top, row = float(t.values[t.best]), t.rows[t.best]
     lead, error = t.sign * (top - t.value), f"two standard errors (±{num(t.error)})"
     text = (

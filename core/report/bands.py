@@ -12,25 +12,24 @@ from trainworthy.core.recipe.stage import Metric
 from trainworthy.core.report.folder import Folder, read, series
 from trainworthy.core.report.html import num
 
-POINTS = 1500  # kept per line
+POINTS = 1500  # per curve
 KEPT = 100  # points of a band
-PATIENCE = 0.1  # of a band's places: outside for so long counts as having left it
-OUTSIDE = (
-    5.0  # half widths from the middle of a band of five: 5.8 standard deviations, one healthy run in 170 at one place
-)
-EVALUATIONS, DOUBT = 3, 0.1  # evaluations in a row, share of the way from chance to the band: worse beyond doubt
+PATIENCE = 0.1  # fraction of the band's points in a row outside it that counts as having left it
+OUTSIDE = 5.0  # half widths from the middle of a band of five: 5.8 standard deviations, or one healthy run in 170 at one point
+EVALUATIONS, DOUBT = 3, 0.1  # clearly worse: evaluations in a row, and fraction of the range from chance to the band
 OVERFIT = "gates/overfit"
 
 
 def thin(x: np.ndarray, y: np.ndarray, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """At most `points` points, the last one among them."""
+    """Return at most `points` points, including the last."""
     keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), points)).round().astype(int)) if len(x) else []
     return x[keep], y[keep]
 
 
 def smooth(x: np.ndarray, y: np.ndarray, total: float = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Centred (so without lag) Gaussian mean over about 2% of the `total` steps of the run (default: those there are); a step
-    that is not finite does not enter. Long runs are averaged in POINTS blocks first: a million steps must not take a minute."""
+    """Return the centred (lag-free) Gaussian mean over about 2% of the run's `total` steps (default: the steps so far),
+    without non-finite steps. Long runs are first averaged in POINTS blocks, since a million steps would take a
+    minute."""
     done = len(y) / max(total, len(y), 1)
     blocks = math.ceil(min(len(y), POINTS * done))
     starts = np.unique(np.linspace(0, len(y), blocks, endpoint=False).astype(int))
@@ -55,7 +54,7 @@ class Band:
 
     @classmethod
     def of(cls, lines: list[tuple[np.ndarray, np.ndarray]]) -> "Band":
-        """Of one (x, y) per run, at KEPT places at most; a run that ended early stays at its last value."""
+        """Build the band of one (x, y) per run, at up to KEPT points. A run that ended early keeps its last value."""
         longest = max((x for x, _ in lines), key=lambda x: x[-1])
         x = thin(longest, longest, KEPT)[0]
         y = np.array([np.interp(x, *line) for line in lines])
@@ -66,12 +65,12 @@ class Band:
         return cls(**{k: np.array(v, float) for k, v in kept.items()})
 
     def kept(self) -> dict[str, list[float]]:
-        """What the file holds: five digits."""
+        """Content of the file, with five digits."""
         return {k: [float(f"{v:.5g}") for v in values] for k, values in vars(self).items()}
 
     def place(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(steps, where the line (x, y) runs there: -1 at the band's lower edge, 1 at its upper one). The band's width is its
-        mean over a tenth of the run: at one place five runs may meet by chance."""
+        """Return (steps, position of the line (x, y) there: -1 at the band's lower edge, 1 at its upper one). The
+        band's width is its mean over a tenth of the run, because five runs may coincide at a single point."""
         at = self.x[self.x <= x[-1]]
         width, reach = self.high - self.low, max(1, len(self.x) // 20)
         half = np.array([width[max(0, i - reach) : i + reach + 1].mean() / 2 for i in range(len(at))])
@@ -79,10 +78,11 @@ class Band:
         return at, (np.interp(at, x, y) - middle) / np.maximum(half, 1e-4 * np.abs(middle) + 1e-12)
 
     def left(self, x: np.ndarray, y: np.ndarray) -> tuple[float, float, int] | None:
-        """(first step outside, last step outside or inf if it did not come back, +1 above or -1 below) of the line (x, y).
+        """Return (first step outside, last step outside or inf if it did not return, +1 above or -1 below) of the line
+        (x, y).
 
-        Outside is beyond OUTSIDE for PATIENCE of the band's places in a row: a sixth healthy run is out of the range of five
-        for 25-80% of its length (measured).
+        Outside means beyond OUTSIDE for the fraction PATIENCE of the band's points in a row. A sixth healthy run is out
+        of the range of five for 25-80% of its length (measured).
         """
         at, place = self.place(x, y)
         side = np.where(np.abs(place) > OUTSIDE, np.sign(place), 0)
@@ -95,7 +95,7 @@ class Band:
 
 
 def lines(f: Folder, total: float = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """{tag: (steps, values)} of what a band is made of; steps smoothed as of a run of `total` steps."""
+    """{tag: (steps, values)} of the curves that have a band; steps are smoothed as in a run of `total` steps."""
     found = {k: series(f.steps, k) for k in ("step/loss", "step/grad_norm")}
     found = {k: smooth(*v, total) for k, v in found.items() if len(v[0]) > 1}
     found |= {k: series(f.rows, k) for k in (f"val/{f.summary.get('metric')}", f.val_loss)}
@@ -117,27 +117,28 @@ class Departure:
 
 @dataclass
 class Healthy:
-    """The band of a recipe's healthy runs as one run folder sees it."""
+    """The band of a recipe's healthy runs, as applied to one run folder."""
 
     bands: dict[str, Band]
     seeds: int
     date: str
     unlike: str
-    """Why the band is not drawn; empty: it is."""
+    """Why the band is not drawn; empty if it is."""
     differs: str
-    """Settings that are not the band's, but for those that `unlike` names."""
+    """Settings that differ from the band's, except those named by `unlike`."""
     parent: str = ""
-    """The recipe whose runs they were, where this run's is a fork of it."""
+    """The recipe of the band's runs, if this run's recipe is a fork of it."""
 
     @property
     def name(self) -> str:
-        """What the band is called."""
+        """Display name of the band."""
         of = f" of {self.parent}, which this was forked from" * bool(self.parent)
         return f"the band of healthy runs{of} ({self.seeds} seeds, {self.date})"
 
     def behind(self, tag: str, steps: np.ndarray, values: np.ndarray, *, higher: bool, floor: float) -> str:
-        """Where a metric is beyond doubt worse than every healthy run, and since when: in its last EVALUATIONS by OUTSIDE half
-        widths of the band and by DOUBT of the way from chance to it. Empty: it is not."""
+        """Report if a metric is clearly worse than every healthy run, and since when: in its last EVALUATIONS by
+        OUTSIDE half widths of the band, and by the fraction DOUBT of the range from chance to it. Empty if it is
+        not."""
         if tag not in self.bands or len(steps) < EVALUATIONS:
             return ""
         band, sign = self.bands[tag], 1 if higher else -1
@@ -156,7 +157,7 @@ class Healthy:
         )
 
     def words(self, f: Folder) -> str:
-        """In one line, whether this run left the band, where first and in which direction."""
+        """Describe in one line whether this run left the band, where first and in which direction."""
         name = self.name
         if self.unlike:
             return f"{name[0].upper()}{name[1:]} is not drawn: {self.unlike}.{self.otherwise}"
@@ -166,7 +167,7 @@ class Healthy:
 
     @property
     def otherwise(self) -> str:
-        """The sentence that names those settings."""
+        """The sentence that names the differing settings."""
         return f" Set otherwise than there: {self.differs}." if self.differs else ""
 
     @property
@@ -175,7 +176,7 @@ class Healthy:
         return self.bands["step/loss"].x[-1] if self.bands else 0
 
     def departures(self, f: Folder) -> list[Departure]:
-        """Every curve that left its band, worst kinds first."""
+        """Return every curve that left its band, worst kinds first."""
         found = []
         for tag, line in lines(f, self.total).items():
             if tag in self.bands and (left := self.bands[tag].left(*line)):
@@ -184,7 +185,7 @@ class Healthy:
 
 
 def name_of(f: Folder, tag: str) -> str:
-    """What a person calls the curve."""
+    """Return the display name of a curve."""
     names = {"step/loss": "training loss", "step/grad_norm": "gradient norm", OVERFIT: "loss of the overfit gate"}
     return names.get(tag, tag if tag == f.val_loss else tag.removeprefix("val/"))
 
@@ -192,7 +193,7 @@ def name_of(f: Folder, tag: str) -> str:
 def _departure(f: Folder, tag: str, first: float, last: float, side: int) -> Departure:
     metric = f"val/{f.summary.get('metric')}"
     unit, place = "step", num
-    if tag.startswith("val/"):  # evaluations are spoken of by their epoch
+    if tag.startswith("val/"):  # evaluations are reported by epoch
         x, epochs = series(f.rows, "epoch")
         unit, place = "epoch", lambda step: f"{np.interp(step, x, epochs):.4g}"
     good = 1 if tag == metric and f.summary.get("higher_is_better", True) else -1
@@ -202,8 +203,8 @@ def _departure(f: Folder, tag: str, first: float, last: float, side: int) -> Dep
 
 
 def healthy(f: Folder) -> Healthy | None:
-    """The band beside the recipe of this run; None if it has none. Drawn where the steps mean the same: as many epochs and
-    samples per step, of the same data."""
+    """Return the band stored next to this run's recipe; None if there is none. It is drawn only if steps are
+    comparable: same epochs, same samples per step, same data."""
     r = f.reference
     if not r:
         return None
@@ -232,7 +233,7 @@ def watch(folder: Path, metric: Metric) -> Callable[[list[dict[str, float]]], st
 
 
 def outside(f: Folder) -> str:
-    """What the newest evaluations of a run, finished or not, say of the band, where they are worse beyond doubt."""
+    """Report if the newest evaluations of a run, finished or not, are clearly below the band."""
     known, name = healthy(f), f.summary.get("metric")
     floor = f.summary.get("floor")
     if not known or not name:
@@ -242,7 +243,7 @@ def outside(f: Folder) -> str:
 
 
 def flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """{"optim.lr": 0.003, ...} of the settings that change what is learnt, and not only where or how fast."""
+    """{"optim.lr": 0.003, ...} of settings that change what is learnt, not only where or how fast."""
     found = {}
     for group, value in settings.items():
         if isinstance(value, dict) and group not in ("run", "gates", "loader"):
@@ -253,7 +254,8 @@ def flat(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def reference(folders: list[Folder]) -> dict[str, Any]:
-    """What NAME.reference.json holds, from the folders of healthy runs of one recipe with one group of settings."""
+    """Return the content of NAME.reference.json, from folders of healthy runs of one recipe with one group of
+    settings."""
     first = folders[0]
     each = [lines(f) for f in folders]
     tags = [tag for tag in each[0] if all(tag in found for found in each)]

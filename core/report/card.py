@@ -1,4 +1,4 @@
-"""card.md: what this model is, which weights these are, against which baseline, over how many seeds."""
+"""card.md: what this model is, which weights these are, the baselines, the number of seeds."""
 
 import json
 import re
@@ -17,7 +17,7 @@ CHOSEN = {
 
 
 def measured(summary: dict) -> list[tuple[str, ...]]:
-    """The result beside what it is measured against, under a line of names: the metric, then whatever else a baseline has of it."""
+    """The result next to its baselines, with a header: the metric, then other numbers that a baseline has of it."""
     name, own, against = summary["metric"], summary["metrics"], summary["baselines"]
     columns = list(dict.fromkeys([name, *(k for m in against.values() for k in m if k in own)]))
     model = f"{summary['recipe']}, step {summary['reported']['step']}"
@@ -78,7 +78,7 @@ def write_card(folder: Path) -> Path:
 
 
 def tested(summary: dict) -> list[str]:
-    """The number on the test split, or the note that there is none."""
+    """The number on the test split, or a note that there is none."""
     metric, test = summary["metric"], summary.get("test")
     if not test:
         return ["There is no test split: settings may have been chosen on the same held-out samples."]
@@ -88,13 +88,14 @@ def tested(summary: dict) -> list[str]:
 
 
 def one_seed(recipe: str, summary: dict, name: str) -> str:
-    """What a difference to another single seed is worth: a number only where several seeds of this very length were run."""
+    """State how large a difference to another single seed is due to chance. It gives a number only if several seeds of
+    this length were run."""
     off = ""
     try:
         entry = find(recipe)
         known = entry.measured
         off = ", with gates off" if entry.gates_off else ""
-    except UserError:  # the fork has moved
+    except UserError:  # the fork was moved
         known = {}
     values = [r[name] for r in known.get("per_seed", []) if name in r]
     if len(values) < 2 or known["steps"] != summary["steps"]:
@@ -104,7 +105,7 @@ def one_seed(recipe: str, summary: dict, name: str) -> str:
 
 
 def _weights(summary: dict, name: str) -> list[str]:
-    """A row for each set of weights there is, and what was done with it."""
+    """A row for each set of weights, with its use."""
     chosen, final, stage = summary["reported"]["weights"], summary["final"], summary["stage"]
     mine, home = f"exported and reported ({CHOSEN[chosen]}): export/", f"checkpoints/{stage}"
     last = mine if chosen == "final" else ""
@@ -118,7 +119,7 @@ def _weights(summary: dict, name: str) -> list[str]:
 
 
 def _origin(args: dict, summary: dict) -> list[str]:
-    """What the run started from, and whether it came to its planned end."""
+    """State what the run started from, and whether it finished as planned."""
     found = []
     if start := args.get("start"):
         fresh = len(start["missing"]) + len(start["mismatched"])
@@ -131,7 +132,7 @@ def _origin(args: dict, summary: dict) -> list[str]:
 
 
 def against(summary: dict) -> list[str]:
-    """`measured` as Markdown, with chance."""
+    """`measured` as Markdown, with chance level."""
     head, model, *rows = measured(summary)
     chance = ("chance", f"{summary['floor']:.4f}", *[""] * (len(head) - 2))
     own = [("this model", *model[1:])] * (len(head) > 2)
@@ -140,10 +141,10 @@ def against(summary: dict) -> list[str]:
 
 
 def plain(text: object) -> str:
-    """Text from data, settings or a metric's name on one line, and in one cell of a table."""
+    """Return text from data, settings or metric names for one line or table cell."""
     return re.sub(r"\s*\n\s*", " ", str(text)).replace("|", "\\|")
 
 
 def page(lines: list[str]) -> str:
-    """The text of a card: no line of it is markup for who shows Markdown, and no secret stands in it."""
+    """Return the card's text without secrets, and without lines that Markdown would take as markup."""
     return escape(masking.hide("\n".join(lines)), quote=False) + "\n"

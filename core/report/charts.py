@@ -1,4 +1,4 @@
-"""Curves: inline SVG in the colours of the page (they follow light and dark), and PNG files in plots/."""
+"""Curves: inline SVG in the page's colours (light and dark), and PNG files in plots/."""
 
 import io
 import math
@@ -19,12 +19,12 @@ SMALL = (3.4, 2.0)  # inches: a third of the page
 LIGHT = {
     "line": "#3451b2", "second": "#b45309", "good": "#0f766e", "ink": "#1d2127", "muted": "#5f6670", "grid": "#e3e4e1",
 }  # fmt: skip
-SENTINEL = {k: f"#f1e2d{i}" for i, k in enumerate(LIGHT)}  # colours that occur nowhere else, replaced by var(--...)
+SENTINEL = {k: f"#f1e2d{i}" for i, k in enumerate(LIGHT)}  # unique placeholder colours, replaced by var(--...)
 
 
 @dataclass
 class Chart:
-    """One plot: `draw(axes, colours)` draws it, for the page and for the file alike."""
+    """One plot: `draw(axes, colours)` draws it for the page and for the file."""
 
     name: str
     title: str
@@ -37,14 +37,14 @@ class Chart:
 
 
 def file_name(name: str) -> str:
-    """`name` as the name of a file and the prefix of ids in the page: letters, digits, dots and dashes. What was replaced is told
-    apart by a hash: two metrics never share a file."""
+    """Return `name` as a file name and id prefix: letters, digits, dots and dashes. A hash keeps replaced names unique,
+    so that two metrics never share a file."""
     plain = re.sub(r"[^\w.-]+", "-", name)[:80].strip(".")
     return plain if plain == name else f"{plain}-{zlib.crc32(name.encode()):08x}"
 
 
 def render(chart: Chart, colours: dict[str, str], kind: str) -> bytes:
-    """The chart as SVG or PNG, with settings of its own: a user's matplotlib style must not change the page."""
+    """Render the chart as SVG or PNG with fixed settings, independent of the user's matplotlib style."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -75,8 +75,8 @@ def render(chart: Chart, colours: dict[str, str], kind: str) -> bytes:
 
 
 def inline(svg: str, name: str, alt: str) -> str:
-    """matplotlib's SVG as a part of the page: no prolog, no metadata, own ids, coordinates to a tenth, the page's fonts
-    and colours."""
+    """Adapt matplotlib's SVG to the page: no prolog or metadata, own ids, coordinates with one decimal, the page's
+    fonts and colours."""
     noise = r"<metadata>.*?</metadata>|<!--.*?-->|\s+xmlns(:\w+)?=\"[^\"]*\""
     svg = re.sub(noise, "", svg[svg.index("<svg") :], flags=re.S)
     used = set(re.findall(r"#([\w-]+)[\")]", svg))
@@ -91,7 +91,7 @@ def inline(svg: str, name: str, alt: str) -> str:
 
 
 def shade(axes: Any, c: dict[str, str], band: tuple[Band, int] | None) -> None:
-    """The band of so many healthy runs, behind the curve."""
+    """Draw the band of the healthy runs behind the curve."""
     if band:
         b, seeds = band
         label = f"healthy runs, {seeds} seeds"
@@ -99,7 +99,7 @@ def shade(axes: Any, c: dict[str, str], band: tuple[Band, int] | None) -> None:
 
 
 def charts(f: Folder, known: Healthy | None) -> list[Chart]:
-    """The curves this folder has numbers for."""
+    """Return the curves for which this folder has numbers."""
     bands = {k: (b, known.seeds) for k, b in known.bands.items()} if known else {}
     made = [_loss_chart(f, bands), _metric_chart(f, bands), _rate_chart(f), _norm_chart(f, bands)]
     x, y = series(f.steps, "step/samples_per_sec")
@@ -108,7 +108,7 @@ def charts(f: Folder, known: Healthy | None) -> list[Chart]:
         top = 1.3 * float(np.nanpercentile(smooth(x, y)[1], 98))
         made.append(Chart("speed", "Samples per second", lambda a, c: (a.plot(*smooth(x, y), color=c["line"]),
                           a.set_ylim(0, top)), f"Median {rate:,.0f}.", SMALL))  # fmt: skip
-    for key in f.steps[-1] if f.steps else {}:  # what the loop logs beside its losses: step/<group>/<name>
+    for key in f.steps[-1] if f.steps else {}:  # values that the loop logs besides its losses: step/<group>/<name>
         if key.count("/") == 2 and not key.startswith("step/lr/"):
             made.append(_more(f, key))
     figures = f.summary.get("figures", {}).items()
@@ -127,7 +127,7 @@ def _more(f: Folder, key: str) -> Chart:
 def _points(title: str, figure: dict[str, Any]) -> Chart:
     x, y, error = (np.array(figure[k], float) if figure[k] is not None else None for k in ("x", "y", "error"))
     name = re.sub(r"\W+", "-", title.lower()).strip("-")
-    named = figure.get("named", {})  # folders of before have none
+    named = figure.get("named", {})  # older folders have none
 
     def draw(axes: Any, c: dict[str, str]) -> None:
         if figure["diagonal"]:
@@ -185,7 +185,7 @@ def _metric_chart(f: Folder, bands: Bands) -> Chart | None:
     levels = [v for _, v in known] + [float(np.nanmin(y)), float(np.nanmax(y))]
     levels += [float(band[0].low.min()), float(band[0].high.max())] if band else []
     near = 0.07 * (max(levels) - min(levels))
-    groups: list[list[tuple[str, float]]] = []  # lines too close for a label each share one
+    groups: list[list[tuple[str, float]]] = []  # lines too close together share a label
     for label, v in known:
         if groups and groups[-1][0][1] - v <= near:
             groups[-1].append((label, v))
@@ -216,13 +216,14 @@ def _metric_chart(f: Folder, bands: Bands) -> Chart | None:
 
 
 def plain_powers(axis: Any) -> None:
-    """Ticks of a logarithmic axis as numbers: matplotlib writes powers as mathematics, which the page's style shows as source."""
+    """Show ticks of a logarithmic axis as plain numbers: matplotlib writes powers in math mode, which the page's style
+    shows as source."""
     axis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.set_minor_formatter(lambda value, _: "")
 
 
 def _stretch(axes: Any, low: float, high: float) -> None:
-    """A scale on which 0.98 and 0.99 are as far apart as they matter, for shares that come near one."""
+    """Use a scale that stretches values near 1, so that 0.98 and 0.99 are visibly apart."""
     axes.set_yscale("logit")
     ticks = [t for t in (0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999) if low / 2 < t < (1 + high) / 2]
     axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
@@ -264,7 +265,7 @@ def _norm_chart(f: Folder, bands: Bands) -> Chart | None:
 
 
 def _against_chart(f: Folder, known: Healthy) -> Chart:
-    """Where every curve runs in its band: a band is seldom wide enough to be seen at the scale of its curve."""
+    """Plot every curve relative to its band, which is seldom wide enough to be visible at the curve's own scale."""
     found = {name_of(f, k): known.bands[k].place(*line) for k, line in lines(f, known.total).items()
              if k in known.bands and k != OVERFIT}  # fmt: skip
     styles = (("line", "-"), ("muted", ":"), ("good", "-"), ("second", "-"))
@@ -286,7 +287,7 @@ def _against_chart(f: Folder, known: Healthy) -> Chart:
 
 
 def curves(f: Folder) -> str:
-    """Every chart inline, and as a PNG under plots/ for those who want files."""
+    """Write every chart inline, and as a PNG under plots/."""
     known = healthy(f)
     parts = []
     for chart in charts(f, known):
@@ -301,7 +302,7 @@ def curves(f: Folder) -> str:
 
 
 def _both(f: Folder, chart: Chart) -> str:
-    """The chart as a file under plots/ and as a part of the page."""
+    """Write the chart to plots/ and return it for the page."""
     plots = f.path / "plots"
     plots.mkdir(exist_ok=True)
     (plots / f"{chart.name}.png").write_bytes(render(chart, LIGHT, "png"))

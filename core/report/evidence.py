@@ -1,4 +1,4 @@
-"""Gates and monitors on the page: a table of verdicts, and what each was judged on, drawn where a picture helps."""
+"""Gates and monitors on the page: a table of verdicts and their evidence, with plots where useful."""
 
 import json
 import math
@@ -14,7 +14,7 @@ KIND = {"pass": "good", "fail": "bad"}
 
 
 def verdict_table(f: Folder, verdicts: list[dict[str, Any]], *, of: str = "Gate") -> str:
-    """One row per verdict; below one that is no pass, over the whole width, its causes and evidence."""
+    """One row per verdict. Causes and evidence of a verdict that is no pass follow at full width."""
     head = "".join(tag("th", h, scope="col") for h in ("Verdict", of, "Measured", "Needed", "Cost"))
     rows, several = [], len({v.get("stage") for v in verdicts}) > 1
     for v in verdicts:
@@ -37,7 +37,7 @@ def verdict_table(f: Folder, verdicts: list[dict[str, Any]], *, of: str = "Gate"
 
 
 def evidence(f: Folder, v: dict[str, Any]) -> str:
-    """What a gate saw: its picture, its curves, its numbers."""
+    """A gate's evidence: image, curves, numbers."""
     parts = []
     stage = f.path / "stages" / (v.get("stage") or "")
     image = (stage if stage.is_dir() and v.get("stage") else f.path) / "gates" / v["id"] / "batch.png"
@@ -57,18 +57,19 @@ def evidence(f: Folder, v: dict[str, Any]) -> str:
 
 
 def drawn(chart: Chart, words: str) -> str:
-    """A chart among the evidence, with a sentence that says what it shows."""
+    """A chart with a sentence that explains it."""
     svg = inline(render(chart, SENTINEL, "svg").decode(), chart.name, words)
     return tag("figure", svg + tag("figcaption", esc(words)))
 
 
 def finite(values: list[Any]) -> np.ndarray:
-    """Numbers as floats; whatever is none becomes nan."""
+    """Numbers as floats; anything else becomes nan."""
     return np.array([v if isinstance(v, (int, float)) else math.nan for v in values], float)
 
 
 def _curve(f: Folder, v: dict[str, Any], curve: list[Any]) -> str:
-    """The probe over its steps, [(step, value, ...)] or [value]; the overfit gate's over the band of healthy runs."""
+    """The probe over its steps, [(step, value, ...)] or [value]; for the overfit gate, with the band of healthy
+    runs."""
     pairs = [c[:2] if isinstance(c, (list, tuple)) else (i + 1, c) for i, c in enumerate(curve)]
     x, y = finite([p[0] for p in pairs]), finite([p[1] for p in pairs])
     if len(x) < 2:
@@ -88,7 +89,7 @@ def _curve(f: Folder, v: dict[str, Any], curve: list[Any]) -> str:
 
 
 def _range_test(f: Folder, v: dict[str, Any], rates: list[float], losses: list[float]) -> str:
-    """Loss against the rate it was met at, what is usable, and the rate this run is set to."""
+    """Loss over learning rate, the usable range, and this run's rate."""
     x, y = finite(rates), finite(losses)
     if np.isfinite(y).sum() < 2:
         return ""
@@ -120,7 +121,7 @@ def _range_test(f: Folder, v: dict[str, Any], rates: list[float], losses: list[f
 
 
 def _schedule(f: Folder, v: dict[str, Any], steps: list[list[Any]], planned: list[float]) -> str:
-    """The rate of every optimiser step of the rehearsal, over the rate its schedule says."""
+    """Rate of every optimiser step of the rehearsal, and the scheduled rate."""
     x, y = finite([s[0] + 1 for s in steps]), finite([max(s[2]) for s in steps])
     if not len(x):
         return ""
@@ -134,7 +135,7 @@ def _schedule(f: Folder, v: dict[str, Any], steps: list[list[Any]], planned: lis
 
 
 def _shares(f: Folder, v: dict[str, Any], *shares: dict[str, float]) -> str:
-    """Each term's part, as bars."""
+    """Each term's fraction, as bars."""
     titles = ("Share of the gradient", "Share of the loss")[-len(shares) :]
     return "".join(
         bars([(k, x, "other") for k, x in s.items()], high=1.0, caption=t) for t, s in zip(titles, shares, strict=True)

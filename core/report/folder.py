@@ -1,4 +1,4 @@
-"""A run folder as the report reads it, in whatever state it is."""
+"""Reads a run folder in any state for the report."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from trainworthy.core.recipe.registry import find
 
 @dataclass
 class Folder:
-    """What a run folder holds; whatever is missing or half-written is empty."""
+    """Content of a run folder; missing or half-written parts are empty."""
 
     path: Path
     args: dict[str, Any]
@@ -26,11 +26,11 @@ class Folder:
     rows: list[dict[str, Any]]
     monitors: list[dict[str, Any]]
     reference: dict[str, Any]
-    """What the recipe's own NAME.reference.json holds: the band of its healthy runs."""
+    """Content of the recipe's NAME.reference.json: the band of its healthy runs."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those of the stage whose curves these are."""
+        """Settings of the stage whose curves these are."""
         own, last = (self.args.get(k) for k in ("settings", "last_stage"))
         return {**(own if isinstance(own, dict) else {}), **(last if isinstance(last, dict) else {})}
 
@@ -49,7 +49,7 @@ class Folder:
 
     @property
     def verdicts(self) -> list[dict[str, Any]]:
-        """Failures first, then in the order they were proved."""
+        """Failures first, then in the order of the run."""
         return worst_first(self.gates.get("gates", []))
 
     @property
@@ -74,7 +74,7 @@ def worst_first(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """What the file holds; an empty `kind` where it is not there, half-written, or of another kind."""
+    """Return the file's content; an empty `kind` if it is missing, half-written, or of another kind."""
     try:
         found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError):
@@ -83,7 +83,7 @@ def read_json(path: Path, kind: type = dict) -> Any:
 
 
 def number(value: Any) -> float:
-    """A value of a metrics row; "nan" and "inf" are numbers again, what is none is nan."""
+    """Return a value of a metrics row as a number; "nan" and "inf" become floats, anything else nan."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -103,17 +103,17 @@ VERDICT = {
     "seconds": 0.0,
 }
 FINISHED = ("metric", "steps", "epochs", "train_seconds", "reported", "metrics", "final")
-"""What every summary.json has. A file without them is another tool's, and the run counts as unfinished."""
+"""Keys of every summary.json. A file without them is another tool's, and the run counts as unfinished."""
 
 
 def verdicts(found: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """Those of gates.json or monitors.json, what one lacks filled in."""
+    """Return the verdicts of gates.json or monitors.json, with missing fields filled in."""
     rows = found.get(key)
     return [{**VERDICT, **row} for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def summary(found: dict[str, Any]) -> dict[str, Any]:
-    """summary.json if it is one of ours."""
+    """Return summary.json if it is ours."""
     name = found.get("metric")
     inner = [found.get(k) for k in ("reported", "metrics", "final")]
     ours = all(k in found for k in FINISHED) and isinstance(name, str) and all(isinstance(x, dict) for x in inner)
@@ -123,7 +123,7 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def splits(found: dict[str, Any]) -> dict[str, Any]:
-    """data.json without splits that are not counted."""
+    """Return data.json without splits that are not counted."""
     every = found.get("splits")
     whole = (
         {k: s for k, s in every.items() if isinstance(s, dict) and isinstance(s.get("samples"), int)}
@@ -134,13 +134,13 @@ def splits(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(path: Path) -> Folder:
-    """Read what exists. Without a summary.json the metric's name and direction come from the best checkpoint."""
+    """Read what exists. Without a summary.json, the metric's name and direction come from the best checkpoint."""
     names = ("args", "environment", "data", "gates", "summary")
     steps, rows = (read_rows(path / f"{n}_metrics.jsonl") for n in ("step", "epoch"))
     args, environment, data, gates, end = (read_json(path / f"{n}.json") for n in names)
     monitors = worst_first(verdicts(read_json(path / "monitors.json"), "monitors"))
     gates = {**gates, "gates": verdicts(gates, "gates")} if gates else gates
-    band = {} if "stage" in args else beside_recipe(str(args.get("recipe", "")))  # the band is that of the last stage
+    band = {} if "stage" in args else beside_recipe(str(args.get("recipe", "")))  # the band belongs to the last stage
     found = Folder(path, args, environment, splits(data), gates, summary(end), steps, rows, monitors, band)
     if not found.summary:
         best = [read_json(p) for p in path.glob("checkpoints/*/best_val_*/info.json")]
@@ -154,8 +154,8 @@ def read(path: Path) -> Folder:
 
 
 def beside_recipe(target: str) -> dict[str, Any]:
-    """The reference beside the recipe that was run or, if it has none, beside the one it was forked from; none if there is no such
-    recipe here."""
+    """Return the reference next to the recipe or, if it has none, next to the recipe it was forked from; none if that
+    recipe is not here."""
     try:
         entry = find(target)
         own = read_json(entry.reference)
@@ -166,7 +166,7 @@ def beside_recipe(target: str) -> dict[str, Any]:
 
 
 def forked_from(source: str) -> str:
-    """The recipe that the note at the end of a fork names."""
+    """Return the recipe named in the last line of a fork."""
     from trainworthy.core.recipe.forks import NOTE
 
     found = NOTE.search(source)
@@ -174,12 +174,12 @@ def forked_from(source: str) -> str:
 
 
 def series(rows: list[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, values) of the rows that have `key`; "nan" and "inf" are numbers again."""
+    """Return (steps, values) of the rows with `key`; "nan" and "inf" become floats."""
     kept = [(r["step"], number(r[key])) for r in rows if key in r]
     return (np.array([k[0] for k in kept], float), np.array([k[1] for k in kept], float))
 
 
 def references(s: dict[str, Any]) -> list[tuple[str, float]]:
-    """What the result is measured against: every baseline that has the metric, and chance."""
+    """Return the values to compare the result with: every baseline with the metric, and chance level."""
     found = [(k, float(m[s["metric"]])) for k, m in s.get("baselines", {}).items() if s["metric"] in m]
     return [*found, *([("chance", float(s["floor"]))] if s.get("floor") is not None else [])]

@@ -1,4 +1,4 @@
-"""What the runs of several seeds say together: their mean with its interval, and how two groups differ."""
+"""Statistics over several seeds: the mean with its interval, and the difference between two groups."""
 
 import json
 import statistics
@@ -13,12 +13,12 @@ from trainworthy.core.report import intervals
 from trainworthy.core.report.card import CHOSEN, page, plain
 
 NAME = "seeds.json"
-QUARTERS = 4  # seeds from which on a quarter can be cut off at either end
+QUARTERS = 4  # fewest seeds for an interquartile mean
 LUCK = "a difference between single seeds is mostly luck: it has no interval"
 
 
 def collect(folder: Path) -> dict[str, Any]:
-    """What the finished seeds of a group say together; `values` is empty if none has finished."""
+    """Summarise the finished seeds of a group; `values` is empty if none has finished."""
     plan = json.loads((folder / NAME).read_text())
     found: dict[str, Any] = {k: plan[k] for k in ("recipe", "argv", "seeds", "at_once")}
     summaries = {}
@@ -54,7 +54,7 @@ def collect(folder: Path) -> dict[str, Any]:
 
 
 def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """(what, number) of a group: each seed, then all together."""
+    """(label, number) of a group: each seed, then the summary."""
     shown = [(f"seed {s}", f"{v:.4f}") for s, v in found["values"].items()]
     shown.append(("mean", f"{found['mean']:.4f}"))
     if "test" in found:
@@ -72,7 +72,7 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def sentence(found: dict[str, Any]) -> str:
-    """What the spread means for anyone who compares."""
+    """Explain the spread to readers who compare results."""
     n = len(found["values"])
     said = off(found)
     if found["missing"]:
@@ -89,13 +89,13 @@ def sentence(found: dict[str, Any]) -> str:
 
 
 def _gates_off(folder: Path) -> bool:
-    """Was this seed run without its gates?"""
+    """Return whether this seed ran without gates."""
     path = folder / "gates.json"
     return path.is_file() and not json.loads(path.read_text()).get("enabled", True)
 
 
 def off(found: dict[str, Any]) -> str:
-    """A sentence on seeds that ran without gates; empty where none did."""
+    """A sentence on seeds that ran without gates; empty if there are none."""
     seeds = found.get("gates_off")
     if not seeds:
         return ""
@@ -142,7 +142,7 @@ class Comparison:
     difference: intervals.Difference
 
     def words(self) -> str:
-        """What may be said of it."""
+        """State the conclusion."""
         d = self.difference
         if not d.real:
             return "The interval holds 0: these seeds do not show a difference."
@@ -151,7 +151,7 @@ class Comparison:
 
 
 def compare(a: Path, b: Path) -> Comparison:
-    """Difference of two groups of seeds with its 95% interval (Welch); single seeds are refused."""
+    """Return the difference of two groups of seeds with its 95% interval (Welch); raises for single seeds."""
     groups = []
     for folder in (Path(a), Path(b)):
         if not (folder / NAME).is_file():

@@ -1,4 +1,4 @@
-"""Small pieces of a page; everything that comes from a file goes through `esc`."""
+"""HTML helpers. Everything that comes from a file goes through `esc`."""
 
 import base64
 import io
@@ -14,12 +14,12 @@ from trainworthy.core.report.folder import Folder
 
 
 def esc(value: Any) -> str:
-    """Text for the page: escaped, and anything that looks like an access token masked."""
+    """Escape text for the page, and mask anything that looks like an access token."""
     return escape(masking.SECRET.sub(masking.HIDDEN, str(value)))
 
 
 def num(value: Any, sign: str = "") -> str:
-    """A number as people read it: four decimals near one, thousands separated, powers of ten far away."""
+    """Format a number: four decimals near one, thousands separated, powers of ten for very large or small values."""
     if not isinstance(value, (int, float, np.number)) or isinstance(value, bool):
         return str(value)
     v = float(value)
@@ -33,7 +33,7 @@ def num(value: Any, sign: str = "") -> str:
 
 
 def tag(name: str, inner: str = "", **attrs: Any) -> str:
-    """One element; `inner` is HTML, attributes are escaped; class_ and data_x as in every Python builder."""
+    """Return one element. `inner` is HTML, attributes are escaped; class_ and data_x as in other Python builders."""
     words = "".join(f' {k.rstrip("_").replace("_", "-")}="{esc(v)}"' for k, v in attrs.items() if v is not None)
     return f"<{name}{words}>" if name in ("img", "br", "meta") else f"<{name}{words}>{inner}</{name}>"
 
@@ -49,7 +49,7 @@ def table(head: Iterable[str], rows: Iterable[list[str]], *, class_: str = "", c
 
 
 def bars(rows: list[tuple[str, float, str]], *, low: float = 0.0, high: float | None = None, caption: str = "") -> str:
-    """Horizontal bars (label, value, class) with their numbers; a bar starts at zero, also for negative values."""
+    """Horizontal bars (label, value, class) with numbers; a bar starts at zero, also for negative values."""
     finite = [v for _, v, _ in rows if math.isfinite(v)]
     lo, hi = min([low, 0.0, *finite]), max([0.0, *([high] if high is not None else []), *finite])
     span = (hi - lo) or 1.0
@@ -62,7 +62,7 @@ def bars(rows: list[tuple[str, float, str]], *, low: float = 0.0, high: float | 
 
 
 def picture(source: bytes | np.ndarray, alt: str, *, side: int = 192) -> str:
-    """An image as a data URI, large ones averaged down so that the page stays light; small ones keep their pixels."""
+    """An image as a data URI. Large ones are averaged down to keep the page small; small ones keep their pixels."""
     from matplotlib import image
 
     if isinstance(source, bytes) and len(source) < 24_000:
@@ -77,12 +77,12 @@ def picture(source: bytes | np.ndarray, alt: str, *, side: int = 192) -> str:
 
 
 def details(summary: str, inner: str, *, is_open: bool = False) -> str:
-    """A fold; works without script."""
+    """A collapsible block that works without scripts."""
     return f"<details{' open' if is_open else ''}>{tag('summary', summary)}{inner}</details>"
 
 
 def section(title: str, inner: str, lead: str = "") -> str:
-    """A numbered part of the page, or nothing if there is nothing to show."""
+    """A section of the page, or nothing if it has no content."""
     anchor = re.sub(r"\W+", "-", title.lower()).strip("-")
     return tag("section", tag("h2", esc(title)) + (note(lead) if lead else "") + inner, id=anchor) if inner else ""
 
@@ -96,7 +96,7 @@ def note(text: str) -> str:
 
 
 def said(f: Folder) -> list[str]:
-    """The command line's words after the verb, secrets hidden."""
+    """The command line after the verb, without secrets."""
     return masking.words(f.args.get("argv", []))
 
 

@@ -1,5 +1,5 @@
-"""What several seeds say about one number: mean and interquartile mean, their intervals, how far apart two single runs are by
-chance, and how many runs get beyond a score."""
+"""Statistics of one number over several seeds: mean and interquartile mean with intervals, the difference of two single
+runs due to chance, and the fraction of runs above a score."""
 
 import math
 import statistics
@@ -27,20 +27,20 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 
 def noise(values: list[float]) -> float:
-    """How far apart two more single runs are in 95 of 100 cases, from two or more runs that differ in the seed alone."""
+    """Largest difference of two single runs in 95 of 100 cases, from two or more runs that differ only in the seed."""
     return student(len(values) - 1) * statistics.stdev(values) * math.sqrt(2)
 
 
 def iqm(values: np.ndarray) -> np.ndarray:
-    """Interquartile mean over the last axis: a quarter of the values is cut off at either end (as rliable does, Agarwal 2021)."""
+    """Interquartile mean over the last axis, without the lowest and the highest quarter (as rliable, Agarwal 2021)."""
     ordered = np.sort(values, -1)
     cut = int(0.25 * ordered.shape[-1])
     return ordered[..., cut : ordered.shape[-1] - cut].mean(-1)
 
 
 def iqm_interval(values: list[float], *, draws: int = 20_000) -> tuple[float, float]:
-    """95% percentile-bootstrap interval of the interquartile mean: runs are drawn again with replacement (Agarwal 2021; one task is
-    one stratum). The same values give the same interval."""
+    """95% percentile-bootstrap interval of the interquartile mean. Runs are resampled with replacement (Agarwal 2021;
+    one task is one stratum). The same values give the same interval."""
     rng = np.random.default_rng(0)
     again = rng.choice(np.asarray(values, float), (draws, len(values)))
     low, high = np.quantile(iqm(again), (0.025, 0.975))
@@ -48,7 +48,8 @@ def iqm_interval(values: list[float], *, draws: int = 20_000) -> tuple[float, fl
 
 
 def profile(values: list[float]) -> tuple[list[float], list[float]]:
-    """Performance profile (Dolan 2002): (scores, share of the runs that reach each of them), as corners of a falling staircase."""
+    """Performance profile (Dolan 2002): (scores, fraction of the runs that reach each), as corners of a falling step
+    function."""
     ordered = sorted(values)
     return ordered, [sum(v >= score for v in values) / len(values) for score in ordered]
 
@@ -64,15 +65,15 @@ class Difference:
 
     @property
     def real(self) -> bool:
-        """Does the interval leave zero out?"""
+        """Return whether the interval excludes zero."""
         return self.low > 0 or self.high < 0
 
 
 def welch(a: list[float], b: list[float]) -> Difference:
-    """Difference of two means without the assumption of equal variances (Welch 1947), two or more values each."""
+    """Difference of two means without assuming equal variances (Welch 1947), two or more values each."""
     va, vb = statistics.variance(a) / len(a), statistics.variance(b) / len(b)
     value, error = statistics.fmean(b) - statistics.fmean(a), math.sqrt(va + vb)
-    if error == 0:  # every seed gave the same number
+    if error == 0:  # all seeds gave the same number
         return Difference(value, value, value, math.inf)
     freedom = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
     half = student(freedom) * error

@@ -1,4 +1,4 @@
-"""The sections of the page, each from the run folder alone."""
+"""The sections of the page, each made from the run folder alone."""
 
 import math
 import re
@@ -22,19 +22,19 @@ from trainworthy.core.report.folder import Folder, forked_from, read_json, refer
 from trainworthy.core.report.folder import number as as_number
 from trainworthy.core.report.html import bars, card, code, details, esc, note, num, picture, said, table, tag
 
-COLUMNS = 12  # evaluations shown side by side
-SHOWN = 40  # rows and columns of a table of classes: 1,000 of each are a page of 52 MB
+COLUMNS = 12  # evaluations shown next to each other
+SHOWN = 40  # rows and columns of a class table: 1,000 of each would make a page of 52 MB
 CHOSEN = {"best": "chosen on the same validation set, so it flatters", "final": "not chosen on the validation set"}
 
 
 def name_of(f: Folder) -> str:
-    """The recipe's id; a fork's file name without its folders, which are nobody's business."""
+    """The recipe's id; for a fork, its file name without folders, which are private."""
     target = f.summary.get("recipe") or f.args.get("recipe") or f.path.parent.name
     return Path(target).stem if target.endswith(".py") else target
 
 
 def verdict(f: Folder) -> tuple[str, str]:
-    """(good, warn or bad; what the gates said in plain words)."""
+    """(good, warn or bad; the gates' result in words)."""
     gates = f.gates.get("gates", [])
     if not f.gates:
         return "warn", "No verdicts: the gates did not finish"
@@ -57,7 +57,7 @@ def verdict(f: Folder) -> tuple[str, str]:
 
 
 def touched(f: Folder) -> set[str] | None:
-    """Parts of the recipe that a fork changed; None if this is no fork, or its parent cannot be had."""
+    """Parts of the recipe that a fork changed; None if this is no fork, or its parent is unavailable."""
     path = f.path / "recipe.py"
     source = path.read_text(encoding="utf-8") if path.is_file() else ""
     if not forked_from(source):
@@ -73,7 +73,7 @@ def touched(f: Folder) -> set[str] | None:
 
 
 def state(f: Folder) -> str:
-    """How far this run came, in a sentence."""
+    """Describe in a sentence how far this run came."""
     step = max([r["step"] for r in (*f.steps[-1:], *f.rows[-1:])], default=0)
     if f.only_checked:
         return "Gates only: nothing was trained, as asked."
@@ -89,7 +89,7 @@ def state(f: Folder) -> str:
 
 
 def hero(f: Folder) -> str:
-    """Verdict, result, and the result against its baselines."""
+    """Verdict, result, and the result next to its baselines."""
     (kind, words), recipe, question = verdict(f), name_of(f), f.summary.get("question") or ""
     seed, stamp = f.settings.get("run", {}).get("seed", "?"), " ".join(f.path.absolute().name.split("-")[:2])
     facts = [recipe, f.args.get("preset", ""), f"seed {seed}", stamp]
@@ -115,7 +115,7 @@ def hero(f: Folder) -> str:
 
 
 def result(f: Folder) -> tuple[str, str]:
-    """The number with what it is worth, and bars of it beside what it is measured against."""
+    """The number with its uncertainty, and bars next to its baselines."""
     s, name, newest = f.summary, f.summary["metric"], (f.rows or [{}])[-1]
     shown = s.get("reported") or {
         "weights": "newest",
@@ -182,7 +182,7 @@ def next_steps(f: Folder) -> str:
 
 
 def earlier(f: Folder) -> str:
-    """The stages before this one: how far each came, and its number."""
+    """Earlier stages: how far each came, and its number."""
     cards = []
     for stage in f.stages:
         number = result(stage)[0] if "metric" in stage.summary and (stage.rows or "reported" in stage.summary) else ""
@@ -199,12 +199,12 @@ def gate_section(f: Folder) -> str:
 
 
 def monitor_section(f: Folder) -> str:
-    """What was watched while training, with the same verdicts; advice never blocks."""
+    """Monitors, with the same verdicts; advice never blocks."""
     return verdict_table(f, f.monitors, of="Monitor") if f.monitors else ""
 
 
 def tiles(f: Folder, split: str) -> list[tuple[bytes | None, str]]:
-    """(PNG, caption) of each tile that was saved for `split`."""
+    """(PNG, caption) of each tile saved for `split`."""
     folder = f.path / "previews" / split
     captions = read_json(folder / "captions.json", list) or [""] * len(list(folder.glob("*.png")))
     paths = [folder / f"{i:02d}.png" for i in range(len(captions))]
@@ -212,7 +212,7 @@ def tiles(f: Folder, split: str) -> list[tuple[bytes | None, str]]:
 
 
 def gallery(items: list[tuple[Any, str]], what: str) -> str:
-    """Pictures with captions."""
+    """Images with captions."""
     shown = [("" if p is None else picture(p, f"{what}: {c}"), c) for p, c in items]
     cells = [tag("figure", image + tag("figcaption", esc(c))) for image, c in shown]
     roomy = any(len(c) > 12 or (isinstance(p, bytes) and len(p) > 6000) for p, c in items)
@@ -220,13 +220,13 @@ def gallery(items: list[tuple[Any, str]], what: str) -> str:
 
 
 def inputs(f: Folder) -> str:
-    """Training and validation path, decoded back from the tensors."""
+    """Training and validation path, decoded from the tensors."""
     names = (("train", "Training path, with its augmentation"), ("val", "Validation path"))
     return "".join(tag("h3", title) + gallery(tiles(f, k), title) for k, title in names if tiles(f, k))
 
 
 def predictions(f: Folder) -> str:
-    """One row per sample, one column per evaluation; what was predicted, and how much of it was right."""
+    """One row per sample, one column per evaluation: the prediction and its score."""
     rows = read_rows(f.path / "previews" / "predictions.jsonl")
     if not rows:
         return ""
@@ -247,7 +247,7 @@ def predictions(f: Folder) -> str:
 
 
 def weights(f: Folder) -> str:
-    """Every set of weights this run kept, which of them was exported and why; what it started from, where it ended."""
+    """Every set of weights of this run: which was exported and why, where it started, where it ended."""
     if not f.finished:
         return ""
     s, name = f.summary, f.summary["metric"]
@@ -271,15 +271,15 @@ def weights(f: Folder) -> str:
 
 
 def total_steps(f: Folder) -> int:
-    """Planned steps; 0 if the folder does not say."""
+    """Planned steps; 0 if unknown."""
     train, splits = f.settings.get("train", {}), f.data.get("splits", {})
-    made = train.get("batch_size", 0) if splits else 0  # no training set: an epoch is a unit that makes its own samples
+    made = train.get("batch_size", 0) if splits else 0  # no training set: own samples
     n = splits.get("train", {}).get("samples", made)
     return max(1, math.ceil(train["epochs"] * n / train["batch_size"])) if n and train.get("batch_size") else 0
 
 
 def figures(f: Folder) -> str:
-    """Which weights there are, figures of the recipe, and its per-class metrics."""
+    """Figures of the recipe, with the weights that they show, and its per-class metrics."""
     parts = [weights(f)]
     for title, figure in f.summary.get("figures", {}).items():
         if "x" in figure:
@@ -310,11 +310,11 @@ def figures(f: Folder) -> str:
 
 
 def matrix(figure: dict[str, Any]) -> str:
-    """A heat table: shaded by its share of the row, the diagonal framed, zeros faint."""
+    """A heat table: shaded by the fraction of its row, the diagonal framed, zeros faint."""
     values, (down, across) = np.array(figure["values"], float), figure.get("axes") or ("", "")
     rows, columns, more = figure["rows"], figure["columns"], ""
     if len(rows) > SHOWN or len(columns) > SHOWN:
-        if values.shape[0] == values.shape[1]:  # those with the most off the diagonal, in their order
+        if values.shape[0] == values.shape[1]:  # the classes with the most confusions, in their order
             off = np.abs(values) * (1 - np.eye(len(values)))
             down_to = across_to = np.sort(np.argsort(-(off.sum(0) + off.sum(1)), kind="stable")[:SHOWN])
             which = f"The {SHOWN} of {len(rows):,} with the most off the diagonal"
@@ -340,7 +340,7 @@ def matrix(figure: dict[str, Any]) -> str:
 
 
 def data_section(f: Folder) -> str:
-    """What was in the data, counted."""
+    """Counts of the data."""
     splits, o = f.data.get("splits", {}), f.data.get("overlap", {})
     if not splits:
         return ""
@@ -362,7 +362,7 @@ def data_section(f: Folder) -> str:
 
 
 def shared(of: str, o: dict[str, Any]) -> str:
-    """Samples of one split that stand in another."""
+    """Samples of one split that are also in another."""
     near = "near ones not comparable"
     if o.get("near") is not None:
         near = f"{o['near']:,} near (closest pair {num(o.get('largest_similarity'))})"
@@ -373,7 +373,7 @@ def shared(of: str, o: dict[str, Any]) -> str:
 
 
 def fabricated(fields: list[tuple[str, dict[str, Any]]]) -> str:
-    """How much of each field was made up (padded, interpolated, synthetic), where the recipe says."""
+    """Fabricated fraction of each field (padded, interpolated, synthetic), if the recipe declares it."""
     told = [(k, x["fabricated"]) for k, x in fields if x.get("fabricated")]
     if not told:
         return ""
@@ -383,7 +383,7 @@ def fabricated(fields: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def lengths(fields: list[tuple[str, dict[str, Any]]]) -> str:
-    """Percentiles of whatever differs in length."""
+    """Percentiles of all varying lengths."""
     rows = [[esc(f"{k}, {unit}"), *(esc(num(n)) for n in spread.values())]
             for k, x in fields for unit, spread in x.get("lengths", {}).items()]  # fmt: skip
     head = next((list(spread) for _, x in fields for spread in x.get("lengths", {}).values()), [])
@@ -391,13 +391,13 @@ def lengths(fields: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def texts(found: dict[str, Any]) -> str:
-    """What the texts of validation share with training: the longest runs of words."""
+    """Texts that validation shares with training: the longest runs of words."""
     rows = [[esc(key), esc(chunk)] for key, t in found.items() for chunk in t["longest_chunks"][:10]]
     return card("Longest shared chunks", table((), rows, class_="plain")) if rows else ""
 
 
 def field_row(name: str, x: dict[str, Any]) -> list[str]:
-    """One entry of a sample: its shape (smallest, median, largest where they differ), range and moments."""
+    """One entry of a sample: its shape (smallest, median, largest if they differ), range and moments."""
     shapes = [str(tuple(x["shape"][k])) for k in ("min", "median", "max") if k in x.get("shape", {})]
     shape = " · ".join(shapes[:1] if len(set(shapes)) == 1 else shapes)
     limits = f"{x['min']:g} to {x['max']:g}" if "min" in x else ""
@@ -423,7 +423,7 @@ def histograms(splits: dict[str, Any]) -> list[str]:
 
 
 def settings_section(f: Folder) -> str:
-    """Settings in groups; those of the command line are marked."""
+    """Settings in groups; those from the command line are marked."""
     given = {w[2:].split("=")[0].replace("-", "_") for w in said(f) if w.startswith("--")}
     given |= {re.sub(r"(^|\.)no_(\w+)$", r"\1\2", w) for w in given}
     groups: dict[str, list[list[str]]] = {}
@@ -439,7 +439,7 @@ def settings_section(f: Folder) -> str:
 
 
 def environment_section(f: Folder) -> str:
-    """Where it ran, on which sources."""
+    """Machine, versions and sources."""
     e = f.environment
     if not e:
         return ""
@@ -458,9 +458,9 @@ def environment_section(f: Folder) -> str:
 
 
 def markdown(text: str) -> str:
-    """The few forms a card uses: headings, bold, tables, lists, paragraphs."""
+    """Convert the Markdown that a card uses: headings, bold, tables, lists, paragraphs."""
     out = []
-    for block in re.split(r"\n\s*\n", esc(unescape(text))):  # a card is escaped for whoever shows it as Markdown
+    for block in re.split(r"\n\s*\n", esc(unescape(text))):  # a card is escaped for Markdown
         lines = [re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", x) for x in block.strip().splitlines()]
         if lines and lines[0].startswith("#"):
             out.append(tag("h4", lines.pop(0).lstrip("# ")))
@@ -488,7 +488,7 @@ FILES = {
 
 
 def files_section(f: Folder) -> str:
-    """What lies where, and the commands that go on from here."""
+    """Paths of the files, and the next commands."""
     rows = [[tag("code", k), v] for k, v in FILES.items() if k == "report.html" or (f.path / k).exists()]
     commands = [["run", *said(f)], ["check", *said(f)], ["report", str(f.path)]] if said(f) else []
     if any(f.path.glob("checkpoints/*/step-*")) and (not f.summary or f.summary.get("unfinished")):

@@ -1,4 +1,4 @@
-"""The page of a group of seeds: the numbers, and the curves of all of them over each other."""
+"""The page of a group of seeds: the numbers, and all their curves in common plots."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from trainworthy.core.report.html import bars, esc, note, num, section, table, t
 
 
 def write(folder: Path) -> dict[str, Any]:
-    """seeds.json, and where a seed has finished card.md and report.html, from the run folders of a group."""
+    """Write seeds.json, and if a seed has finished card.md and report.html, from the run folders of a group."""
     found = collect(folder)
     spare = folder / ".seeds.json"
     spare.write_text(json.dumps(found, indent=1))
@@ -72,7 +72,7 @@ def _charts(runs: list[tuple[str, Folder]], name: str) -> list[Chart]:
 
 
 def _profile(found: dict[str, Any]) -> Chart:
-    """Share of the seeds that end at a score or better."""
+    """Fraction of the seeds that reach a score or better."""
     sign = 1 if found["higher_is_better"] else -1
     scores, share = intervals.profile([sign * v for v in found["values"].values()])
 

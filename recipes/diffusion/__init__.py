@@ -1,1 +1,1 @@
-"""Recipes that generate pictures."""
+"""Recipes that generate images."""

@@ -1,15 +1,15 @@
-"""Generate pictures of a class: a small diffusion model in pixel space with classifier-free guidance, judged on its samples.
+"""Generate images of a class: a small diffusion model in pixel space with classifier-free guidance, evaluated on its samples.
 
-tiny  real handwritten digits (MNIST-5k: 4,000 to learn from) at 16x16, one CPU core, about five minutes.
-full  64x64 pictures of your own classes, `--data.path FOLDER` or `hub:owner/name`; an accelerator. The same code path.
+tiny  real handwritten digits (MNIST-5k: 4,000 for training) at 16x16, one CPU core, about five minutes.
+full  64x64 images of your own classes, `--data.path FOLDER` or `hub:owner/name`; an accelerator. The same code path.
 
-What this recipe gets right without being asked: the result is measured on samples, by a judge that never saw the generator, not
-on the loss; an average of the weights is what is sampled and exported; the condition is dropped for one sample in ten, so that
-guidance has something to push away from; min-SNR weighting in the form that belongs to what the net predicts; sampling with the
-schedule of training, without clipping; noise, timestep and drop drawn per sample, so that every cut of a batch sees the same.
+A scoring model that was not trained on the generator's images evaluates the samples; the loss is not the result. Samples and
+export use the EMA. The condition is dropped for one sample in ten, which guidance needs. Min-SNR weights match the prediction
+type. Sampling uses the training schedule, without clipping. Noise, timestep and drop are drawn per sample, so that the division
+of a batch does not matter.
 
-Two of these measured no gain on digits (docs/recipes/diffusion-pixel.md): the average is worth nothing at the end of a cosine to
-zero, and `--noise.snr-gamma inf`, all levels of one weight, was better than min-SNR without guidance.
+On digits, two of these gave no gain (docs/recipes/diffusion-pixel.md). The EMA adds nothing at the end of a cosine schedule to
+zero. Equal weights (`--noise.snr-gamma inf`) were better than min-SNR without guidance.
 """
 
 from dataclasses import dataclass, field
@@ -32,14 +32,14 @@ from trainworthy import core
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
 class Sampling:
-    """How pictures are made when they are judged, and what the export starts with."""
+    """How images are sampled in evaluations, and the defaults of the export."""
 
     guidance_scale: float = 2.0
-    """1: the conditional prediction alone; above: away from the unconditional one (Ho & Salimans 2022)."""
+    """Classifier-free guidance scale; 1: no guidance (Ho & Salimans 2022)."""
     steps: int = 25
     """Steps of DDIM (Song 2021)."""
     every: int = 5
-    """An evaluation makes a picture for one of so many held-out ones: of its class, from its noise."""
+    """An evaluation samples an image for every n-th held-out one, with its class and its noise."""
     scales: tuple[float, ...] = (1.0, 1.5, 2.0, 4.0)
     """Guidance scales of the table at the end."""
 
@@ -52,10 +52,9 @@ class Config(core.Config):
     noise: Noise = field(default_factory=Noise)
     sampling: Sampling = field(default_factory=Sampling)
     drop: float = 0.1
-    """Share of samples whose class is hidden, so that one net learns both predictions that guidance needs; 0: no guidance."""
+    """Fraction of samples without a class, so that one net learns both predictions of guidance; 0: no guidance."""
     ema: float = 0.999
-    """Decay of the average of the weights that is sampled and exported; 0 keeps none. After a schedule that ends at zero it
-    measured no gain."""
+    """Decay of the EMA that is sampled and exported; 0: none. It gave no gain with a schedule that ends at zero."""
     widths: tuple[int, ...] = (16, 32)
     """Channels at each resolution; every one after the first halves it. Multiples of 8."""
     layers: int = 1
@@ -74,7 +73,7 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """Pictures of your own classes at 64x64 on an accelerator; guidance is judged by your own classifier's export."""
+    """Images of your own classes at 64x64 on an accelerator; your own classifier's export evaluates guidance."""
     return Config(
         data=pictures.Source(path="hub:ethz/food101", image_size=64, judge="runs/vision-classify/export"),
         sampling=Sampling(steps=50),

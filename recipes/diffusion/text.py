@@ -1,12 +1,12 @@
-"""Generate pictures of a caption, read by a frozen text encoder, in the latents of a frozen autoencoder; or LoRA of a hub model.
+"""Generate images from captions, with a frozen text encoder and autoencoder; or train a LoRA of a hub model.
 
-tiny  real handwritten digits (MNIST-5k) asked for in words, read by SmolLM2's first layers; held-out digits in words that no
-      picture was learnt with. One CPU core, minutes.
-full  LoRA of Stable Diffusion (`--model`) on pictures of your own classes, or with captions of your own beside them.
+tiny  real handwritten digits (MNIST-5k) with captions, encoded by SmolLM2's first layers; held-out digits use other
+      wordings than training. One CPU core, minutes.
+full  LoRA of Stable Diffusion (`--model`) on images of your own classes, or with your own captions.
 
-What this recipe gets right without being asked: captions are read by the very pipeline that is exported, the empty one stands for
-none; a model keeps its own autoencoder, factor, noise schedule and prediction type; a caption that is missing, or cut, is told;
-the export is diffusers' own StableDiffusionPipeline, and makes of a caption what was measured.
+The exported pipeline itself encodes the captions; the empty caption is the unconditional one. A model keeps its own autoencoder,
+scaling factor, noise schedule and prediction type. Missing and truncated captions are reported. The export is diffusers' own
+StableDiffusionPipeline, and generates from a caption what was measured.
 """
 
 from dataclasses import dataclass, field
@@ -29,14 +29,14 @@ from trainworthy import core
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
 class Sampling:
-    """How pictures are made when they are judged, and what the export starts with."""
+    """How images are sampled in evaluations, and the defaults of the export."""
 
     guidance_scale: float = 2.0
-    """1: the conditional prediction alone; above: away from the unconditional one (Ho & Salimans 2022)."""
+    """Classifier-free guidance scale; 1: no guidance (Ho & Salimans 2022)."""
     steps: int = 25
     """Steps of DDIM (Song 2021)."""
     every: int = 5
-    """An evaluation makes a picture for one of so many held-out ones: of its caption, from its noise."""
+    """An evaluation samples an image for every n-th held-out one, with its caption and its noise."""
     scales: tuple[float, ...] = (1.0, 1.5, 2.0, 4.0)
     """Guidance scales of the table at the end."""
 
@@ -49,16 +49,16 @@ class Config(core.Config):
     model: str = ""
     """Folder or hub name of a StableDiffusionPipeline to fine-tune; empty: a new net (--new.*)."""
     lora_rank: int = 0
-    """Rank of adapters on every attention's projections, of a --model; 0 trains all of its net."""
+    """Rank of LoRA adapters on the attention projections of --model; 0 trains the whole net."""
     new: stable.New = field(default_factory=stable.New)
     noise: Noise = field(default_factory=Noise)
     sampling: Sampling = field(default_factory=Sampling)
     drop: float = 0.1
-    """Share of samples whose caption is replaced by the empty one, so that one net learns both predictions that guidance needs."""
+    """Fraction of samples with the empty caption, so that one net learns both predictions of guidance."""
     ema: float = 0.999
-    """Decay of the average of the weights that is sampled and exported; 0 keeps none."""
+    """Decay of the EMA that is sampled and exported; 0: none."""
     needed: float = 20.0
-    """dB (PSNR) that held-out pictures must have after the way through the autoencoder and back."""
+    """Minimum PSNR in dB of held-out images after encoding and decoding by the autoencoder."""
 
     def __post_init__(self):
         self.model = stable.resolved(self.model)
@@ -79,7 +79,7 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """LoRA of Stable Diffusion on pictures of your own classes, judged by your own classifier's export."""
+    """LoRA of Stable Diffusion on images of your own classes, evaluated by your own classifier's export."""
     return Config(
         data=captions.Source(path="hub:ethz/food101", image_size=512, judge="runs/vision-classify/export"),
         model="stable-diffusion-v1-5/stable-diffusion-v1-5",

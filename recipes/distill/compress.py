@@ -1,12 +1,13 @@
-"""Compress Whisper into fewer layers on a shorter canvas (Distil-Whisper, Gandhi 2023, arXiv:2311.00430); proved first.
+"""Compress Whisper to fewer layers and a shorter input window (Distil-Whisper, Gandhi 2023, arXiv:2311.00430).
 
-tiny  Whisper tiny.en, two of its four encoder and of its four decoder layers, sentences that espeak-ng speaks; two CPU cores.
-full  Distil-Whisper's recipe: medium.en's whole encoder, frozen, 2 of 24 decoder layers; `--data.path FOLDER`. The same code path.
+tiny  Whisper tiny.en, two of its four encoder and of its four decoder layers, synthesised sentences; two CPU cores.
+full  Distil-Whisper's recipe: medium.en's whole encoder, frozen, 2 of 24 decoder layers; `--data.path FOLDER`. The same code
+path.
 
-What this recipe gets right without being asked: the layers kept are the teacher's own, evenly spaced; labels are the teacher's
-words, and only where it hears well; cross-entropy and divergence count text and its end alone; the divergence is a sum over the
-vocabulary, times T squared; the teacher is frozen, in eval mode, and hears the very sound the student hears; what is held out is
-scored by what was said, not by what the teacher wrote, and speed and size stand beside the word error rate.
+The student starts from evenly spaced layers of the teacher. Labels are the teacher's transcripts, only where they are accurate.
+Cross-entropy and KL divergence count text and end token only. The divergence is a sum over the vocabulary, times T squared. The
+teacher is frozen, in eval mode, and gets the student's input. Held-out recordings are scored by the true words, not by the
+teacher's. The report shows speed and size next to the word error rate.
 """
 
 import copy
@@ -41,11 +42,11 @@ class Config(core.Config):
     decoder: int = 2
     """Decoder layers of the student."""
     temperature: float = 2.0
-    """Both distributions are softened by it in the divergence."""
+    """Temperature that softens both distributions in the KL divergence."""
     ce: float = 1.0
-    """Weight of the cross-entropy of the teacher's words."""
+    """Coefficient of the cross-entropy with the teacher's words."""
     kl: float = 0.8
-    """Weight of the divergence of the student's distribution from the teacher's."""
+    """Coefficient of the KL divergence between student and teacher."""
 
 
 def tiny() -> Config:
@@ -57,7 +58,7 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """Distil-Whisper's own recipe on recordings of your own, on the whole canvas; an accelerator, bf16."""
+    """Distil-Whisper's own recipe on your own recordings, with the full window; an accelerator, bf16."""
     return Config(
         data=transcripts.Source(path="recordings", teacher="openai/whisper-medium.en", seconds=30),
         encoder=0,

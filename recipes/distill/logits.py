@@ -1,12 +1,12 @@
-"""Distil a classifier into a smaller one through its logits (Hinton 2015) where few pictures have a label, beside the same student
+"""Distil a classifier into a smaller one through its logits (Hinton 2015), with few labels, and compare with the same student
 without a teacher.
 
-tiny  MNIST-5k, 200 of its 4,000 training pictures labelled; the teacher is the digit classifier of this project; two CPU cores.
+tiny  MNIST-5k, 200 of its 4,000 training images labelled; the teacher is this project's digit classifier; two CPU cores.
 full  MobileNetV3 from a vision/classify run on `--data.path FOLDER` or `hub:owner/name`; an accelerator. The same code path.
 
-What this recipe gets right without being asked: the control is a stage of its own, so that what a teacher adds is never guessed;
-the teacher is frozen, in eval mode, and sees the very picture that the student sees, in its own scale and size; the divergence is a
-sum over classes, times T squared, so that its gradient does not shrink with the temperature; the first loss is known from theory.
+The control without a teacher is its own stage, so the teacher's effect is measured. The teacher is frozen, in eval mode, and gets
+the student's image at its own scale and size. The divergence is a sum over classes, times T squared, so that its gradient does
+not shrink with the temperature. Theory gives the first loss.
 """
 
 import copy
@@ -38,23 +38,23 @@ class Config(core.Config):
     alone: Phase = field(default_factory=Phase)
     distilled: Phase = field(default_factory=Phase)
     labelled: float = 0.05
-    """Share of the training pictures whose label is known; the teacher is asked about all of them."""
+    """Fraction of the training images with a known label; the teacher labels all of them."""
     teacher: str = "digits"
     """`digits` (trained on first use, by vision/classify), or the export folder of a vision/classify run on the same classes."""
     temperature: float = 2.0
-    """Both distributions are softened by it: above 1, classes that are unlikely count, too."""
+    """Temperature that softens both distributions; above 1, unlikely classes count more."""
     weight: float = 0.9
-    """Weight of what the teacher says; 1 - weight is that of the labels."""
+    """Weight of the teacher's loss; the labels' loss has 1 - weight."""
     model: str = "small"
     """The student: `small` (the ResNet of vision/classify with the widths below), or any classifier of torchvision by name."""
     weights: str = "none"
-    """What a torchvision student starts from: DEFAULT or a name of its weights, or `none`."""
+    """Pretrained weights of a torchvision student: DEFAULT or a name, or `none`."""
     image_size: int = 0
-    """Pixels of a side just before a torchvision student; 0 takes what its weights were trained with."""
+    """Side in pixels of a torchvision student's input; 0: the size that its weights were trained with."""
     widths: tuple[int, ...] = (8, 16, 32)
     """Channels of each stage of the small student; multiples of 8."""
     augment: bool = True
-    """As in vision/classify, on the training path only; student and teacher see the same picture."""
+    """As in vision/classify, on the training path only; student and teacher get the same image."""
 
 
 def tiny() -> Config:
@@ -70,7 +70,7 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """A larger student on pictures of your own, its teacher from a run of vision/classify."""
+    """A larger student on your own images, with a teacher from a run of vision/classify."""
     return Config(
         data=pictures.Source(path="hub:ethz/food101"),
         alone=Phase(epochs=100),

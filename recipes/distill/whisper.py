@@ -1,11 +1,11 @@
-"""Distil Whisper's ears into a net that reads a cheap sensor: 16 energies, 20 times a second; proved first.
+"""Distil Whisper's encoder into a net that reads a low-cost sensor: 16 band energies, 20 times per second.
 
-tiny  Whisper tiny.en and 440 sentences that espeak-ng speaks; two CPU cores, about two minutes (lessons made once: one more).
+tiny  Whisper tiny.en and 440 synthesised sentences; two CPU cores, about two minutes (teacher features made once: one more).
 full  any Whisper by its hub name, on `--data.path FOLDER` of your own recordings with transcripts. The same code path.
 
-What this recipe gets right without being asked: features first, then words through the frozen decoder (W1); magnitude and
-direction in the loss, no pad in either (W2); an output that starts at the teacher's own mean and scale (W3); learnt upsampling
-20 -> 50 frames a second (W4); one vocabulary (W5); lessons only where the teacher hears the true words (W6).
+The student learns features first, then words through the frozen decoder (W1). The loss has magnitude and direction, without
+padding (W2). The output starts at the teacher's mean and scale (W3). Upsampling from 20 to 50 frames per second is learnt (W4).
+Student and teacher share one vocabulary (W5). Only recordings that the teacher transcribes correctly are used (W6).
 """
 
 import copy
@@ -41,17 +41,19 @@ class Config(core.Config):
     depth: int = 4
     """Blocks of the student, each a convolution, attention and a two-layer net."""
     mse: float = 1.0
-    """Weight of the mean squared error: how large."""
+    """Coefficient of the mean squared error (magnitude)."""
     cosine: float = 1.0
-    """Weight of 1 - cosine: in which direction."""
+    """Coefficient of 1 - cosine similarity (direction)."""
     cross_attention: Phase = field(default_factory=Phase)
     head: Phase = field(default_factory=Phase)
     ramp: float = 0.0
-    """Share (0 to 1) of the second stage in which the words come in, beside the terms of the first; 0: the words alone."""
+    """Fraction (0 to 1) of the second stage over which the word loss is phased in, next to the first stage's terms; 0: only the
+    word loss."""
     words: Literal["decoder", "ctc"] = "decoder"
-    """What makes words of the features in the second stage: Whisper's frozen decoder, or letters that learn with the student."""
+    """What turns features into words in the second stage: Whisper's frozen decoder, or a letter head (CTC) trained with the
+    student."""
     no_repeat: int = 0
-    """So many ids never follow one another twice in what the decoder writes of the student's features; 0: no limit."""
+    """Length of n-grams that the decoder must not repeat; 0: no limit."""
 
 
 def tiny() -> Config:
@@ -67,7 +69,7 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """Whisper base.en on recordings of your own, on its whole canvas; an accelerator, bf16."""
+    """Whisper base.en on your own recordings, with its full window; an accelerator, bf16."""
     return Config(
         data=lessons.Source(path="recordings", teacher="openai/whisper-base.en", seconds=30),
         width=384,

@@ -1,12 +1,11 @@
-"""Direct preference optimisation (Rafailov 2023): teach a chat model which of two answers is preferred, with TRL's DPOTrainer.
+"""Direct preference optimisation (Rafailov 2023): train a chat model on preferences between two answers, with TRL's DPOTrainer.
 
 tiny  SmolLM2-135M learns which docstring belongs to a function's name; LoRA, two CPU cores, minutes. Constructed preferences.
 full  SmolLM2-360M on `--data.path FILE` or `hub:owner/name`; an accelerator. The same code path.
 
-What this recipe gets right without being asked: the reference is a frozen copy of the very weights that training starts from, made
-in memory and never loaded again by name; the chat template is applied once; only the answers and the tokens that end them count,
-summed and not averaged; two equal answers prefer nothing and are left out; margins are judged on held-out pairs, beside the
-log-probabilities of both answers, so that a collapse shows.
+The reference is a frozen copy of the initial weights, made in memory and never loaded again by name. The chat template is applied
+once. Only answers and their end tokens count, summed and not averaged. Pairs of equal answers are left out. Margins are evaluated
+on held-out pairs, next to the log-probabilities of both answers, which show a collapse.
 """
 
 import contextlib
@@ -41,20 +40,22 @@ class Config(core.Config):
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
     chat_template: str = ""
-    """A file with the chat template to use in place of the model's own, or `trl:NAME` for one that TRL ships."""
+    """File with a chat template that replaces the model's own, or `trl:NAME` for one that TRL ships."""
     eos_token: str = ""
-    """The token that ends an answer, where the tokenizer's own eos is another one and the template does not tell."""
+    """Token that ends an answer, if it differs from the tokenizer's eos and the template does not show it."""
     lora_rank: int = 8
-    """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32: at a fiftieth of the rate (--optim.lr 1e-5)."""
+    """Rank of the LoRA adapters (alpha is twice that); 0 trains all weights, in fp32, which needs a fiftieth of the rate
+    (--optim.lr 1e-5)."""
     beta: float = 0.1
-    """How dear it is to leave the reference: the loss sees beta times the log-probabilities' difference to it."""
+    """DPO's beta: strength of the penalty for leaving the reference. It scales the difference of log-probabilities to the
+    reference."""
     loss: Literal["sigmoid", "sigmoid_norm", "hinge", "ipo", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard",
                   "apo_zero", "apo_down", "discopop"] = "sigmoid"  # fmt: skip
-    """DPO's own, or another as TRL names it (`preference_gates.LOSSES` has their formulas and sources)."""
+    """DPO's own loss, or another one by TRL's name (`preference_gates.LOSSES` has formulas and sources)."""
     label_smoothing: float = 1e-3
-    """Share of the pairs that are held to be exchanged: `robust` (0.1 is usual) and `exo_pair` (1e-3); others do not ask."""
+    """Assumed fraction of swapped pairs, for `robust` (usually 0.1) and `exo_pair` (1e-3) only."""
     merge_adapters: bool = False
-    """Also export the whole model with the adapters merged into it."""
+    """Also export the full model with merged adapters."""
 
 
 def tiny() -> Config:
@@ -67,7 +68,7 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """Preferences of people between two summaries."""
+    """Human preferences between two summaries."""
     return Config(
         data=preferences.Source(
             path="hub:trl-lib/tldr-preference", system="", max_length=1024, max_bad=0.1, held_out=1000

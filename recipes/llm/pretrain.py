@@ -1,12 +1,12 @@
-"""Pretrain a language model on documents: a small Llama from scratch on real prose, or any architecture on texts of yours, proved.
+"""Pretrain a language model on documents: a small Llama from scratch on real prose, or any architecture on your own texts.
 
 tiny  the manual and the docstrings of the running Python (1.7 MB), four layers, two CPU cores, minutes.
 full  a Llama of 100 M parameters on `--data.path FOLDER`, a table or `hub:owner/name`; an accelerator. The same code path.
 
-What this recipe gets right without being asked: documents are packed into rows best-fit, each begins at position 0 and sees only
-itself, on every attention backend; every token but a document's first is asked for once, the one that ends it too; a loss over
-tokens, not over rows; the first loss is that of the tokens' frequencies; z-loss logged apart, with log Z; bits per byte of held-out
-documents, beside what counting and xz reach.
+Documents are packed into rows by best fit. Each starts at position 0 and attends only to itself, on every attention backend.
+Every token except a document's first is predicted once, including the end token. The loss is a mean over tokens, not over rows.
+The output layer starts at the token frequencies. The z-loss is logged separately, with log Z. The result is bits per byte of
+held-out documents, next to n-gram models and xz.
 """
 
 import math
@@ -41,24 +41,28 @@ class Config(core.Config):
 
     data: documents.Source = field(default_factory=documents.Source)
     model: str = "llama"
-    """`llama` of the sizes below, or a folder or `owner/name` whose config.json any causal language model is made from."""
+    """`llama` with the sizes below, or a folder or `owner/name` whose config.json describes any causal language model."""
     hidden_size: int = 128
-    """Size of the residual stream; the feed-forward layers have three times as many units."""
+    """Size of the residual stream; the feed-forward layers are three times as wide."""
     num_hidden_layers: int = 4
-    """Blocks."""
+    """Transformer blocks."""
     num_attention_heads: int = 4
-    """Attention heads; the width over this is even (rotary positions)."""
+    """Attention heads; hidden_size divided by this must be even (rotary positions)."""
     qk_norm: bool = False
-    """Normalise queries and keys (Henry 2020), so that attention does not saturate; the net is Qwen3's, a Llama with just that."""
+    """Normalise queries and keys (Henry 2020), so that attention does not saturate. The net is Qwen3's: a Llama with this
+    change."""
     attention: Literal["sdpa", "eager", "flex_attention", "flash_attention_2"] = "sdpa"
-    """Implementation; the last two need an accelerator. Whichever it is, `isolation` asks whether documents stay apart."""
+    """Attention implementation; the last two need an accelerator. The gate `isolation` checks each one for attention across
+    documents."""
     rope: Literal["default", "linear", "dynamic", "yarn"] = "default"
-    """How positions beyond `rope_from` are made ones that the model knows: interpolated (Chen 2023), by a base that grows with the
-    row (dynamic NTK), or each frequency by its own measure (YaRN, Peng 2023). `--init-from` brings the model that is extended."""
+    """Scaling of rotary positions beyond `original_context`: linear interpolation (Chen 2023), a base that grows with the length
+    (dynamic NTK), or per frequency (YaRN, Peng 2023). `--init-from` gives the model to extend."""
     original_context: int = 0
-    """Context that the model of `--init-from` was trained with; what lies beyond is measured apart. 0: nothing is extended."""
+    """Context length that the model of `--init-from` was trained with; longer positions are evaluated separately. 0: no
+    extension."""
     z_loss: float = 1e-4
-    """Weight of log^2 Z (PaLM, Chowdhery 2022): it keeps the logits from drifting, which a softmax does not feel; 0: none."""
+    """Coefficient of log^2 Z (PaLM, Chowdhery 2022). It prevents a drift of the logits, to which softmax is invariant; 0:
+    none."""
 
 
 def tiny() -> Config:
@@ -71,7 +75,7 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """A Llama of about 100 M parameters on stories from the hub; warm-up, a stable rate, decay, so that it can be trained on."""
+    """A Llama of about 100 M parameters on stories from the hub; warmup, stable rate, decay, so that training can continue."""
     return Config(
         data=documents.Source(path="hub:roneneldan/TinyStories", vocabulary=16384, context=1024, stride=512),
         hidden_size=768,

@@ -1,13 +1,13 @@
-"""A reward model (Bradley & Terry 1952; Ouyang 2022): a number for an answer, higher if preferred, with TRL's RewardTrainer.
+"""A reward model (Bradley & Terry 1952; Ouyang 2022): score answers so that preferred ones score higher, with TRL's
+RewardTrainer.
 
 tiny  SmolLM2-135M learns which docstring belongs to a function's name; LoRA, two CPU cores, minutes. Constructed preferences.
 full  SmolLM2-360M on `--data.path FILE` or `hub:owner/name`; an accelerator. The same code path.
 
-What this recipe gets right without being asked: the number is read at the token that ends the answer (a pad that is also the end of
-a turn moves it to another one), whichever side is padded; the head starts at zero, so every answer is worth the same and the first
-loss is ln 2; it is trained beside the adapters and exported with them, its pad in the configuration; two equal answers prefer
-nothing and are left out; what counting tokens alone would reach stands beside the result, and how far the rewards follow the
-number of tokens; held-out margins are judged as probabilities, too.
+The reward is read at the token that ends the answer, on either padding side (a pad that also ends a turn would move it). The head
+starts at zero, so all rewards are equal and the first loss is ln 2. It is trained with the adapters and exported with them, with
+the pad token in the config. Pairs of equal answers are left out. The report shows a baseline that counts tokens, the correlation
+of rewards with length, and the calibration of held-out margins.
 """
 
 import tempfile
@@ -39,16 +39,16 @@ class Config(core.Config):
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
     chat_template: str = ""
-    """A file with the chat template to use in place of the model's own, or `trl:NAME` for one that TRL ships."""
+    """File with a chat template that replaces the model's own, or `trl:NAME` for one that TRL ships."""
     eos_token: str = ""
-    """The token that ends an answer, where the tokenizer's own eos is another one and the template does not tell."""
+    """Token that ends an answer, if it differs from the tokenizer's eos and the template does not show it."""
     lora_rank: int = 8
-    """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32. The head is trained either way."""
+    """Rank of the LoRA adapters (alpha is twice that); 0 trains all weights, in fp32. The head is always trained."""
     center_rewards_coefficient: float = 0.0
-    """Weight of the squared sum of a pair's rewards in the loss, which keeps them around zero (Eisenstein 2023); 0.01 is usual."""
+    """Coefficient of the squared sum of a pair's rewards, which centres rewards at zero (Eisenstein 2023; usually 0.01)."""
     merge_adapters: bool = True
-    """Export the whole model, the adapters merged into it, fp32. Otherwise adapters and head alone: whoever loads those must say
-    `num_labels=1` and which token the pad is, or gets other numbers."""
+    """Export the full model with merged adapters, fp32. Otherwise only adapters and head are exported: users must then set
+    `num_labels=1` and the pad token, or get other rewards."""
 
 
 def tiny() -> Config:
@@ -62,7 +62,7 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """Preferences of people between two summaries."""
+    """Human preferences between two summaries."""
     return Config(
         data=preferences.Source(
             path="hub:trl-lib/tldr-preference", system="", max_length=1024, max_bad=0.1, held_out=1000

@@ -3,11 +3,10 @@
 tiny  SmolLM2-135M learns to name Python functions from the first sentence of their docstring; LoRA, two CPU cores, minutes.
 full  SmolLM2-360M on `--data.path FILE` or `hub:owner/name`; an accelerator. The same code path.
 
-What this recipe gets right without being asked: the chat template is applied once, by the tokenizer itself; only the completion and
-the token that ends its turn are scored, though that token is also the pad (in a conversation, those of every turn); batches are
-padded right for training and left for generation, or packed without padding, each pair on its own; what is too long is left out
-and counted, never cut, and so is what validation asks about; the number that counts is taken from generated text, beside the
-untrained model and its 4-shot prompt.
+The tokenizer applies the chat template once. Only the completion and the token that ends its turn are scored, even if that token
+is also the pad (in a conversation: those of every turn). Batches are padded right for training and left for generation, or packed
+without padding and without attention between pairs. Samples that are too long, or that validation contains, are left out and
+counted, never cut. The metric is computed on generated text, next to the untrained model and its 4-shot prompt.
 """
 
 import contextlib
@@ -42,25 +41,25 @@ class Config(core.Config):
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
     chat_template: str = ""
-    """A file with the chat template to use in place of the model's own, or `trl:NAME` for one that TRL ships."""
+    """File with a chat template that replaces the model's own, or `trl:NAME` for one that TRL ships."""
     eos_token: str = ""
-    """The token that ends an answer, where the tokenizer's own eos is another one and the template does not tell."""
+    """Token that ends an answer, if it differs from the tokenizer's eos and the template does not show it."""
     lora_rank: int = 8
-    """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32."""
+    """Rank of the LoRA adapters (alpha is twice that); 0 trains all weights, in fp32."""
     load_in_4bit: bool = False
-    """QLoRA (Dettmers 2023): the frozen weights under the adapters in four bits (NF4), for an accelerator's memory."""
+    """QLoRA (Dettmers 2023): the frozen base model in 4 bits (NF4), which saves accelerator memory."""
     max_new_tokens: int = 0
-    """Longest answer when generating; what has not ended by then has not stopped by itself. 0: the longest held-out answer
-    (docstrings: 10 tokens)."""
+    """Maximum number of generated tokens; an answer without an end token by then counts as unfinished. 0: the length of the
+    longest held-out answer (docstrings: 10 tokens)."""
     metric: str = "f1"
-    """What answers are judged by, names with commas between them; the first chooses the best checkpoint: exact, f1, rouge, bleu,
-    chrf, perplexity, or `module:function` of your own, called with what was said and what was wanted (1 is the best)."""
+    """Metrics of generated answers, separated by commas; the first selects the best checkpoint: exact, f1, rouge, bleu, chrf,
+    perplexity, or your own `module:function`, called with the generated and the wanted text (1 is best)."""
     packing: bool = False
-    """Train on the pairs of a micro-batch one behind the other, without padding; each sees itself alone."""
+    """Concatenate the pairs of a micro-batch without padding; each pair attends only to itself."""
     neftune_noise_alpha: float = 0.0
-    """Noise on the embeddings while training (NEFTune, Jain 2023: 5 to 15); 0: none."""
+    """Noise on the embeddings in training (NEFTune, Jain 2023: 5 to 15); 0: none."""
     merge_adapters: bool = False
-    """Also export the whole model with the adapters merged into it."""
+    """Also export the full model with merged adapters."""
 
 
 def tiny() -> Config:
@@ -73,7 +72,7 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """Fine-tune a larger model on pairs of your own."""
+    """Fine-tune a larger model on your own pairs."""
     return Config(
         data=pairs.Source(path="hub:trl-lib/tldr", system="", max_length=1024, max_bad=0.05),
         model="HuggingFaceTB/SmolLM2-360M-Instruct",

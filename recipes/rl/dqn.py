@@ -1,13 +1,13 @@
-"""Deep Q-learning (Mnih 2015): learn what each action is worth in a gymnasium environment with discrete actions, proved first.
+"""Deep Q-learning (Mnih 2015): learn the value of each action in a gymnasium environment with discrete actions.
 
 tiny  CartPole-v1, two CPU cores, about a minute of training.
 full  LunarLander-v3 (needs gymnasium[box2d]), or any id by `--env`; more steps, three-step returns. The same code path.
 
-What this recipe gets right without being asked: a time limit is no end of the world (the value of the last observation is
-bootstrapped where an episode is truncated, never where it terminated); targets come from a copy of the net that stands still for
-many updates, the action in them from the net itself (double, van Hasselt 2016); no return reaches over the end of an episode;
-observations and returns are brought to scale by statistics that lie in the model, move once per unit and never in an evaluation;
-replay, target and environments are in the checkpoint; the result is the return of episodes not trained on, by actions worth most.
+A truncated episode is bootstrapped with the value of its last observation; a terminated one is not. Targets use a target network
+that is updated rarely, at the action that the online network selects (double DQN, van Hasselt 2016). No n-step return crosses the
+end of an episode. Observations and returns are normalised with statistics stored in the model, which are updated once per
+iteration and never in an evaluation. Replay buffer, target network and environments are in the checkpoint. The result is the
+return of evaluation episodes with greedy actions.
 """
 
 import copy
@@ -32,47 +32,48 @@ from trainworthy import core
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
 class Config(core.Config):
-    """Settings of rl/dqn. A unit of training, and an epoch, is a stretch of steps and the updates after it: --train.epochs counts
-    units, --train.batch-size the samples of one update, --train.eval-batch-size the episodes that are evaluated side by side."""
+    """Settings of rl/dqn. An iteration, which counts as an epoch, is some environment steps and the updates after them:
+    --train.epochs counts iterations, --train.batch-size the samples per update, --train.eval-batch-size the parallel evaluation
+    episodes."""
 
     env: str = "CartPole-v1"
     """Id of a gymnasium environment with discrete actions (`module:Name-v0` imports the module first)."""
     frame_stack: int = 1
-    """How many of an episode's last observations the policy sees at once: more than 1 where the newest does not say it all."""
+    """Number of recent observations that the policy reads; more than 1 if the newest is not sufficient."""
     num_envs: int = 8
-    """Environments side by side, over all processes."""
+    """Parallel environments, over all processes."""
     num_steps: int = 16
-    """Steps of every environment in a unit."""
+    """Steps of every environment per iteration."""
     gradient_steps: int = 32
-    """Updates in a unit."""
+    """Updates per iteration."""
     gamma: float = 0.99
-    """Discount of a reward one step later."""
+    """Discount factor."""
     n_step: int = 1
-    """Rewards that a return adds up before it trusts the target network (Sutton 1988); at most `rollout`."""
+    """Rewards in an n-step return before it bootstraps from the target network (Sutton 1988); at most `num_steps`."""
     double: bool = True
-    """The net chooses the action whose worth the target network tells (van Hasselt 2016)."""
+    """Double DQN: the online network selects the action that the target network evaluates (van Hasselt 2016)."""
     dueling: bool = True
-    """The worth of an action is that of the state and the action's advantage over the others (Wang 2016)."""
+    """Dueling network: Q is the state's value plus the action's advantage (Wang 2016)."""
     prioritized_replay_alpha: float = 0.0
-    """How much likelier surprising transitions are drawn: 0 not at all, 0.6 as in Schaul 2016."""
+    """Exponent of prioritised replay: 0 draws uniformly; Schaul 2016 uses 0.6."""
     prioritized_replay_beta: float = 0.4
-    """How much of that likelihood is taken out of the loss at first; all of it at the end."""
+    """Initial exponent of the importance weights that correct prioritised replay; it rises to 1."""
     buffer_size: int = 100_000
-    """Transitions that are kept, of all environments."""
+    """Transitions in the replay buffer, over all environments."""
     learning_starts: int = 1000
     """Transitions before the first update."""
     exploration_fraction: float = 0.2
-    """Share of the run in which the chance of a random action falls to `epsilon`."""
+    """Fraction of the run in which the probability of a random action falls to `exploration_final_eps`."""
     exploration_final_eps: float = 0.04
-    """Chance of a random action after that."""
+    """Probability of a random action after that."""
     target_update_interval: int = 32
-    """Updates after which the target network is the net again."""
+    """Updates between two copies of the network to the target network."""
     hidden_sizes: tuple[int, ...] = (128, 128)
     """Hidden units."""
     eval_episodes: int = 100
-    """Episodes of an evaluation."""
+    """Episodes per evaluation."""
     stop_lost: bool = True
-    """End a run whose policy is lost beyond doubt: nearly all that it earned is gone, or its updates go nowhere."""
+    """End a run that clearly failed: it lost nearly all of its return, or its updates have no effect."""
 
 
 def tiny() -> Config:

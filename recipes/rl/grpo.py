@@ -1,12 +1,12 @@
-"""Group relative policy optimisation (Shao 2024): a language model learns from rewards that can be checked, with TRL's GRPOTrainer.
+"""Group relative policy optimisation (Shao 2024): train a language model on rewards that can be checked, with TRL's GRPOTrainer.
 
-tiny  SmolLM2-135M learns to add two two-digit numbers from nothing but right or wrong; LoRA, two CPU cores, minutes.
+tiny  SmolLM2-135M learns to add two two-digit numbers from right-or-wrong rewards; LoRA, two CPU cores, minutes.
 full  SmolLM2-360M-Instruct on `--data.path FILE` (`prompt`, `answer`); an accelerator. The same code path.
 
-What this recipe gets right without being asked: the reward function is tested before anything is trained; groups whose answers all
-earn the same teach nothing, and are counted; an answer ends with its end token, which is scored, and nothing after it is; questions
-that are held out are answered greedily and judged by their last number, for the training reward also rises where answers only
-become surer; with `--beta` the reference is what training begins with, `--init-from` included. `--shuffle-rewards` is the control.
+The reward function is tested before training. Groups with equal rewards give no gradient and are counted. An answer ends with its
+end token, which is scored; nothing after it is. Held-out questions are answered greedily and scored by the last number, because
+the training reward also rises if answers only become more certain. With `--beta`, the reference is the initial model, also with
+`--init-from`. `--shuffle-rewards` is the control experiment.
 """
 
 import tempfile
@@ -32,39 +32,40 @@ from trainworthy import core
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
 class Config(core.Config):
-    """Settings of rl/grpo. A unit of training, and an epoch, is a batch of answers and what is learnt from it: --train.epochs
-    counts those, --train.batch-size the answers of one."""
+    """Settings of rl/grpo. An iteration, which counts as an epoch, is a batch of answers and the updates on it: --train.epochs
+    counts iterations, --train.batch-size the answers of one."""
 
     data: problems.Source = field(default_factory=problems.Source)
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
     lora_rank: int = 8
-    """Rank of the adapters (alpha is twice that); 0 trains every weight, in fp32."""
+    """Rank of the LoRA adapters (alpha is twice that); 0 trains all weights, in fp32."""
     chat_template: str = ""
-    """A file with the chat template to use in place of the model's own, or `trl:NAME` for one that TRL ships."""
+    """File with a chat template that replaces the model's own, or `trl:NAME` for one that TRL ships."""
     eos_token: str = ""
-    """The token that ends an answer, where the tokenizer's own eos is another one and the template does not tell."""
+    """Token that ends an answer, if it differs from the tokenizer's eos and the template does not show it."""
     reward: str = "exact"
-    """`exact` (1 for the right last number, else 0), or a function of your own as `file.py:function` or `module:function`: called
-    with lists of texts as `prompts`, `completions` and `answer`, it returns a list of numbers."""
+    """`exact` (1 for the right last number, else 0), or your own function as `file.py:function` or `module:function`. It is
+    called with lists of texts as `prompts`, `completions` and `answer`, and returns a list of numbers."""
     num_generations: int = 8
-    """Answers to each question; what an answer is worth is measured against the others of its group."""
+    """Answers per question (the group size). An answer's advantage is relative to its group."""
     num_iterations: int = 1
-    """Updates that are made from a unit's answers. With one nothing can be clipped."""
+    """Updates on each batch of answers. With one, the ratio is 1 and clipping has no effect."""
     epsilon: float = 0.2
-    """How far the probability of a token may move, as a ratio, before a unit's answers have no more to say about it."""
+    """Clipping range of the probability ratio of a token."""
     beta: float = 0.0
-    """How dear it is to leave the reference (KL, nats a token); 0: there is none."""
+    """KL coefficient towards the reference (per nat and token); 0: no reference."""
     temperature: float = 1.0
-    """Of the answers that are learnt from. Held-out questions are answered greedily."""
+    """Sampling temperature of training answers. Held-out questions are answered greedily."""
     max_new_tokens: int = 6
-    """Tokens of an answer, with the one that ends it."""
+    """Maximum number of tokens in an answer, including the end token."""
     shuffle_rewards: bool = False
-    """A control: each answer gets the reward of another one. What is learnt then, no reward has taught; the gates refuse it."""
+    """Control experiment: each answer gets another answer's reward, so no reward can teach anything. The gates refuse it."""
     rehearsed: int = 2
-    """Questions of a unit while gates rehearse; more where few answers are right: a group without a difference has no gradient."""
+    """Questions per iteration in a gate's rehearsal. Use more if few answers are right: a group with equal rewards gives no
+    gradient."""
     merge_adapters: bool = False
-    """Also export the whole model with the adapters merged into it."""
+    """Also export the full model with merged adapters."""
 
 
 def tiny() -> Config:
@@ -77,7 +78,7 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """Grade-school mathematics in a file of one's own, or any questions with one right answer."""
+    """Grade-school mathematics from your own file, or any questions with one right answer."""
     return Config(
         data=problems.Source(path="gsm8k.jsonl", style="chat", shots=0, max_prompt=512, held_out=500),
         model="HuggingFaceTB/SmolLM2-360M-Instruct",

@@ -1,13 +1,12 @@
-"""Proximal policy optimisation (Schulman 2017): learn to act in a gymnasium environment, proved first.
+"""Proximal policy optimisation (Schulman 2017): learn to act in a gymnasium environment.
 
 tiny  CartPole-v1, two CPU cores, less than a minute of training.
 full  LunarLander-v3 (needs gymnasium[box2d]), or any id by `--env`; more environments, more steps. The same code path.
 
-What this recipe gets right without being asked: a time limit is no end of the world (the value of the last observation is
-bootstrapped where an episode is truncated, never where it terminated); advantages have mean 0 and standard deviation 1 in every
-minibatch; observations and returns are brought to scale by statistics that lie in the model, move once per rollout and never in an
-evaluation; the result is the return of episodes that were not trained on, every action the likeliest one. Actions are one of
-several, or numbers: the environment decides which of `HEADS` acts.
+A truncated episode is bootstrapped with the value of its last observation; a terminated one is not. Advantages are normalised in
+every minibatch. Observations and returns are normalised with statistics stored in the model, which are updated once per rollout
+and never in an evaluation. The result is the return of evaluation episodes with the most likely actions. Actions are discrete or
+continuous: the environment selects one of `HEADS`.
 """
 
 import copy
@@ -34,44 +33,44 @@ from trainworthy import core
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
 class Config(core.Config):
-    """Settings of rl/ppo. A unit of training, and an epoch, is one rollout and what is learnt from it: --train.epochs counts
-    rollouts, --train.batch-size the samples of one update, --train.eval-batch-size the episodes that are evaluated side by side."""
+    """Settings of rl/ppo. An iteration, which counts as an epoch, is one rollout and the updates on it: --train.epochs counts
+    rollouts, --train.batch-size the samples per update, --train.eval-batch-size the parallel evaluation episodes."""
 
     env: str = "CartPole-v1"
-    """Id of a gymnasium environment with actions to choose from, or of numbers in a finite range (`module:Name-v0` imports the
+    """Id of a gymnasium environment with discrete actions, or with continuous ones of finite range (`module:Name-v0` imports the
     module first)."""
     frame_stack: int = 1
-    """How many of an episode's last observations the policy sees at once: more than 1 where the newest does not say it all."""
+    """Number of recent observations that the policy reads; more than 1 if the newest is not sufficient."""
     rnn_hidden_size: int = 0
-    """Numbers that it remembers of an episode instead, in a recurrent net; minibatches are then whole environments."""
+    """Size of a recurrent net's hidden state; 0: no recurrent net. Minibatches then hold whole environments."""
     num_envs: int = 16
-    """Environments side by side, over all processes."""
+    """Parallel environments, over all processes."""
     num_steps: int = 128
-    """Steps of every environment in a rollout."""
+    """Steps of every environment per rollout."""
     update_epochs: int = 4
-    """How often each rollout is learnt from."""
+    """Passes over each rollout."""
     gamma: float = 0.99
-    """Discount of a reward one step later."""
+    """Discount factor."""
     gae_lambda: float = 0.95
-    """Advantages: 0 trusts the value function, 1 the rewards alone (Schulman 2016)."""
+    """GAE parameter: 0 uses the value function alone, 1 the rewards alone (Schulman 2016)."""
     clip_range: float = 0.2
-    """How far the probability of an action may move, as a ratio, before a rollout has no more to say about it."""
+    """Clipping range of the probability ratio of an action."""
     clip_range_vf: float = 0.2
-    """The same for the value, in units of the returns' size; `inf` switches it off."""
+    """Clipping range of the value, relative to the return scale; `inf` disables it."""
     vf_coef: float = 0.5
-    """Weight of the value's squared error beside the policy's term."""
+    """Coefficient of the value loss."""
     ent_coef: float = 0.01
-    """Bonus for undecided policies."""
+    """Coefficient of the entropy bonus."""
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Hidden units of the policy's net and of the value's."""
+    """Hidden units of the policy net and of the value net."""
     eval_episodes: int = 100
-    """Episodes of an evaluation."""
+    """Episodes per evaluation."""
     stop_lost: bool = True
-    """End a run whose policy is lost beyond doubt: nearly all that it earned is gone, or its updates go nowhere."""
+    """End a run that clearly failed: it lost nearly all of its return, or its updates have no effect."""
 
 
 def tiny() -> Config:
-    """CartPole-v1 on two CPU cores. The discount sees 333 steps ahead: a cart that drifts off its track takes 250."""
+    """CartPole-v1 on two CPU cores. The discount covers 333 steps: a drifting cart takes 250 to leave its track."""
     return Config(
         gamma=0.997,
         train=Train(epochs=80, batch_size=256, eval_every=10),
@@ -97,7 +96,8 @@ def full() -> Config:
 # ------------------------------------------------------------------------------------------------------------- rollouts
 @torch.no_grad()
 def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, unit: int) -> dict[str, Tensor]:
-    """One rollout of the policy as it is: (rollout, envs of this process, ...) each. Its draws depend on (seed, unit) alone."""
+    """Collect one rollout of the current policy: (num_steps, envs of this process, ...) each. Draws depend on (seed, iteration)
+    alone."""
     draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", unit))
     noise = policy.head.noise(cfg.num_steps, envs.n, generator=draws)[:, envs.mine.start : envs.mine.stop].to(
         run.device
@@ -118,8 +118,8 @@ def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, un
 def gae(
     reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, done: Tensor, gamma: float, lam: float
 ) -> Tensor:
-    """Generalised advantage estimates (Schulman 2016), everything (steps, envs). What follows is worth nothing after a termination,
-    and its value after a truncation; no estimate reaches from one episode into the next."""
+    """Generalised advantage estimates (Schulman 2016), all (steps, envs). The value after a termination is zero, after a
+    truncation the critic's. No estimate crosses an episode's end."""
     delta, goes_on = reward + gamma * next_value * ~terminated - value, gamma * lam * ~done
     advantage, later = torch.zeros_like(delta), torch.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
@@ -131,7 +131,8 @@ def gae(
 def minibatches(
     cfg: Config, run: core.Run, policy: "Policy", envs: Environments, rollout: dict, unit: int
 ) -> Iterator[dict]:
-    """The rollout in minibatches, in another order each pass; advantages whitened in each, values in units of the returns' size."""
+    """Yield the rollout in minibatches, in a new order each pass. Advantages are normalised in each; values are relative to the
+    return scale."""
     size, whole = policy.returns.rms, cfg.num_steps if cfg.rnn_hidden_size else 1  # steps that stay together
     rows = {k: rollout[k].flatten(0, 1) for k in ("observation", "action", "log_prob", "advantage")}
     rows |= {k: rollout[k].flatten() / size for k in ("return", "value")}
@@ -147,8 +148,8 @@ def minibatches(
 
 # ---------------------------------------------------------------------------------------------------------------- model
 class Policy(nn.Module):
-    """Two nets of tanh layers: observations (B, n_obs) as they come -> what `head` makes actions of, value (B,) in units of
-    the returns' size. It owns the statistics that bring observations and returns to scale; only `observe` moves them."""
+    """Two tanh nets: raw observations (B, n_obs) -> inputs of `head`, which makes actions; value (B,), relative to the return
+    scale. It owns the normalisation statistics of observations and returns; only `observe` updates them."""
 
     def __init__(self, n_obs: int, head: nn.Module, widths: tuple[int, ...], memory: int = 0):
         super().__init__()
@@ -169,13 +170,13 @@ class Policy(nn.Module):
         return self.head(self.actor(self.memory(observation, self.scaled)))
 
     def sample(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """(the actions that `noise` stands for, their log-probability (B,))."""
+        """Return (the actions for `noise`, their log-probability (B,))."""
         outputs = self.outputs(observation)
         action = self.head.draw(outputs, noise)
         return action, self.head.log_prob(outputs, action)
 
     def act(self, observation: Tensor) -> Tensor:
-        """The likeliest actions."""
+        """Return the most likely actions."""
         return self.head.best(self.outputs(observation))
 
     def value(self, observation: Tensor) -> Tensor:
@@ -183,11 +184,11 @@ class Policy(nn.Module):
         return self.critic(self.memory(observation, self.scaled)).squeeze(-1) * self.returns.rms
 
     def near(self, observation: Tensor, best: Tensor) -> Tensor:
-        """1 where it does what is best."""
+        """1 where the policy takes the best action."""
         return self.head.near(self.outputs(observation), best)
 
     def observe(self, observation: Tensor, returned: Tensor) -> None:
-        """Take in what one rollout saw and earned, over all processes: (n, n_obs) and (n,)."""
+        """Update the statistics with one rollout's observations and returns, over all processes: (n, n_obs) and (n,)."""
         self.observations.update(observation[:, : self.memory.n_obs])
         self.returns.update(returned[:, None])
 
@@ -269,7 +270,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
 
 def unread(cfg: Config) -> dict[str, str]:
-    """Entries of a batch that the loss does not depend on, and why."""
+    """Entries of a batch that the loss ignores, with reasons."""
     return {"value": "--clip-range-vf inf"} if math.isinf(cfg.clip_range_vf) else {}
 
 
@@ -297,7 +298,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
 
 @torch.no_grad()
 def moved(cfg: Config, run: core.Run, policy: Policy, rollout: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What a rollout's updates did to the policy, and what the rollout earned."""
+    """Statistics of a rollout's updates and returns."""
     outputs = policy.outputs(rollout["observation"])
     log_ratio = policy.head.log_prob(outputs, rollout["action"]) - rollout["log_prob"]
     ratio, finished = log_ratio.exp(), run.gather(rollout["finished"].flatten())

@@ -1,12 +1,12 @@
-"""Proximal policy optimisation of a language model (Ziegler 2019, Ouyang 2022): write what a reward wants, and stay near the start.
+"""Proximal policy optimisation of a language model (Ziegler 2019, Ouyang 2022): maximise a reward, close to a reference model.
 
-tiny  a small Llama that llm/pretrain makes of Python's prose (built once), a reward for sentences that end; two CPU cores, minutes.
+tiny  a small Llama that llm/pretrain trains on Python's documentation (built once), a reward for complete sentences; minutes.
 full  SmolLM2-135M, or any causal language model by `--model`, and your reward: `module:function` or a reward model's folder.
 
-What this recipe gets right without being asked: the reference is a frozen copy of what training starts from, `--init-from` too,
-never a model loaded again by name; the price of the distance to it is adapted, and lies in the checkpoint; nothing but the answer,
-its end token included, is scored, priced or whitened over; policy and values come of one forward; the reward is tested before
-anything is learnt, and a run that falls into a hole of it stops itself.
+The reference is a frozen copy of the initial weights, also with `--init-from`, and is never loaded again by name. The KL
+coefficient is adapted and stored in the checkpoint. Only answer tokens, including the end token, enter the loss, the KL penalty
+and the normalisation of advantages. Policy and values come from one forward. The reward is tested before training, and a run that
+exploits a weakness of it stops itself.
 """
 
 import copy
@@ -33,46 +33,46 @@ from trainworthy import core
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
 class Config(core.Config):
-    """Settings of rl/rlhf. A unit of training, and an epoch, is one rollout and what is learnt from it: --train.epochs counts
-    rollouts, --train.batch-size the completions of one update."""
+    """Settings of rl/rlhf. An iteration, which counts as an epoch, is one rollout and the updates on it: --train.epochs counts
+    rollouts, --train.batch-size the completions per update."""
 
     data: Source = field(default_factory=Source)
     model: str = "prose"
-    """`prose` (a small Llama that llm/pretrain makes, once), `smollm2`, or a folder or `owner/name` with a causal model."""
+    """`prose` (a small Llama that llm/pretrain trains once), `smollm2`, or a folder or `owner/name` with a causal model."""
     pretrained: float = 1.0
-    """Of `prose`: passes over the texts of the running Python that it has made."""
+    """For `prose`: its pretraining epochs on the texts of the running Python."""
     reward: str = "trainworthy.recipes.rl.language.rewards:sentence"
-    """`module:function` that answers (prompts, completions) with a number for each, or the folder of a reward model."""
+    """`module:function` that takes (prompts, completions) and returns a number for each, or the folder of a reward model."""
     max_new_tokens: int = 24
-    """Tokens of a completion, at most."""
+    """Maximum number of tokens in a completion."""
     temperature: float = 1.0
-    """Of what is drawn, and of what is scored."""
+    """Sampling temperature, also used for log-probabilities."""
     rollout_batch_size: int = 64
-    """Completions of a rollout, over all processes."""
+    """Completions per rollout, over all processes."""
     update_epochs: int = 4
-    """How often each rollout is learnt from, at most."""
+    """Maximum number of passes over each rollout."""
     gamma: float = 1.0
-    """Discount of a reward one token later."""
+    """Discount factor per token."""
     gae_lambda: float = 0.95
-    """Advantages: 0 trusts the value function, 1 the rewards alone (Schulman 2016)."""
+    """GAE parameter: 0 uses the value function alone, 1 the rewards alone (Schulman 2016)."""
     clip_range: float = 0.2
-    """How far the probability of a token may move, as a ratio, before a rollout has no more to say about it."""
+    """Clipping range of the probability ratio of a token."""
     clip_range_vf: float = 0.2
-    """The same for the value, in units of the returns' size; `inf` switches it off."""
+    """Clipping range of the value, relative to the return scale; `inf` disables it."""
     vf_coef: float = 0.1
-    """Weight of the value's squared error beside the policy's term: they share a net."""
+    """Coefficient of the value loss; policy and value share a net."""
     value_head_lr: float = 2e-3
-    """Peak rate of the head for values, which begins at nothing; --optim.lr is the language model's."""
+    """Peak learning rate of the value head, which starts at zero; --optim.lr is the language model's."""
     init_kl_coef: float = 0.2
-    """Price of a nat between policy and reference, in units of the reward, to begin with; 0: none, for ever."""
+    """Initial KL coefficient (reward per nat of KL to the reference); 0: no KL penalty."""
     target_kl: float = 6.0
-    """Nats of a completion that the price is adapted to."""
+    """Target KL per completion, in nats, to which the coefficient adapts."""
     kl_coef_rate: float = 0.1
-    """By how much of itself it changes after a rollout, at most."""
+    """Maximum relative change of the KL coefficient per rollout."""
     far: float = 0.05
-    """Nats a token between the policy and what wrote the rollout, at which no further pass is made."""
+    """KL in nats per token between the policy and the rollout's policy above which no further pass is made."""
     stop_hacked: bool = True
-    """Stop a run whose reward rises while its completions fall apart."""
+    """Stop a run whose reward rises while its completions degenerate."""
 
 
 def tiny() -> Config:
@@ -85,7 +85,7 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """SmolLM2-135M and sentences that end; take `--model`, `--reward` and `--data.path` of your own."""
+    """SmolLM2-135M and complete sentences; set `--model`, `--reward` and `--data.path` for your own task."""
     return Config(
         model="smollm2",
         max_new_tokens=64,
@@ -100,7 +100,8 @@ def full() -> Config:
 # ------------------------------------------------------------------------------------------------------------- rollouts
 @torch.no_grad()
 def collect(cfg: Config, run: core.Run, stage: core.Stage, unit: int) -> dict[str, Tensor]:
-    """One rollout of the policy as it is, of all processes: (rollout, ...) each. Its draws depend on (seed, unit, prompt) alone."""
+    """Collect one rollout of the current policy over all processes: (rollout, ...) each. Draws depend on (seed, iteration,
+    prompt) alone."""
     policy, reference, prompts = stage.model, stage.frozen_modules["reference"], stage.data["prompts"]
     stream = loader.Stream(len(prompts), cfg.run.seed, order=prompts.order)
     keys = stream.keys(unit * cfg.rollout_batch_size, (unit + 1) * cfg.rollout_batch_size)
@@ -124,13 +125,14 @@ def collect(cfg: Config, run: core.Run, stage: core.Stage, unit: int) -> dict[st
 
 
 def earnings(reward: Tensor, kl: Tensor, valid: Tensor, price: float) -> Tensor:
-    """(B, T): what each token costs, `price` for a nat of `kl` (B, T), and at the last one of a completion its `reward` (B,)."""
+    """(B, T): reward per token. Each token costs `price` per nat of `kl` (B, T); a completion's last token adds its `reward`
+    (B,)."""
     last = valid.sum(1) - 1
     return (-price * kl * valid).scatter_add(1, last[:, None], reward[:, None].to(kl))
 
 
 def gae(reward: Tensor, value: Tensor, valid: Tensor, gamma: float, lam: float) -> Tensor:
-    """Generalised advantage estimates (Schulman 2016), everything (B, T). After its last token a completion is worth nothing."""
+    """Generalised advantage estimates (Schulman 2016), all (B, T). The value after a completion's last token is zero."""
     advantage, later, following = (
         torch.zeros_like(reward),
         torch.zeros_like(reward[:, 0]),
@@ -145,13 +147,13 @@ def gae(reward: Tensor, value: Tensor, valid: Tensor, gamma: float, lam: float) 
 
 
 def whitened(x: Tensor, valid: Tensor) -> Tensor:
-    """Mean 0 and standard deviation 1 over the tokens of answers; 0 elsewhere."""
+    """Normalise to mean 0 and standard deviation 1 over answer tokens; 0 elsewhere."""
     some = x[valid]
     return (x - some.mean()) / (some.std() + 1e-8) * valid
 
 
 def minibatches(cfg: Config, run: core.Run, policy: Writer, rollout: dict, unit: int, i: int) -> Iterator[dict]:
-    """The rollout in minibatches, in another order each pass; values in units of the returns' size."""
+    """Yield the rollout in minibatches, in a new order each pass; values are relative to the return scale."""
     rows = {k: rollout[k] for k in ("input_ids", "mask", "said", "valid", "log_prob", "advantage")}
     rows |= {k: rollout[k] / policy.returns.rms for k in ("return", "value")}
     order = seeds.permutation(cfg.rollout_batch_size, cfg.run.seed, "minibatches", unit, i).to(run.device)
@@ -219,7 +221,7 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         return {title: [t for batch in run.batches(some) for t in predict(net, batch)] for title, net in nets.items()}
 
     def export(folder: Path) -> None:
-        """The language model as `from_pretrained` reads it, and its tokenizer; the value head has done its work."""
+        """Write the language model and its tokenizer for `from_pretrained`; the value head is not exported."""
         policy.lm.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
@@ -277,7 +279,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
 
 @torch.no_grad()
 def moved(cfg: Config, policy: Writer, rollout: dict[str, Tensor]) -> dict[str, float]:
-    """What a rollout's updates did to the policy, and what the rollout was; of all processes, the same on each."""
+    """Statistics of a rollout and of its updates, over all processes and equal on each."""
     valid = rollout["valid"]
     log_p, _ = policy(rollout["input_ids"], rollout["mask"], rollout["said"])
     log_ratio = (own(log_p, rollout["said"]) - rollout["log_prob"])[valid]

@@ -1,14 +1,14 @@
-"""Soft actor-critic (Haarnoja 2018): learn to act in a gymnasium environment with continuous actions, proved first.
+"""Soft actor-critic (Haarnoja 2018): learn to act in a gymnasium environment with continuous actions.
 
 tiny  Pendulum-v1, two CPU cores, a few minutes of training.
 full  HalfCheetah-v5 (needs gymnasium[mujoco]), or any id by `--env`; more steps, wider nets. The same code path.
 
-What this recipe gets right without being asked: the probability of an action counts what tanh does to it; targets come from slow
-copies of two critics, the lower of the two, at an action drawn anew; a time limit is no end of the world (the value of the last
-observation is bootstrapped where an episode is truncated, never where it terminated); the policy's term moves no critic, the
-temperature's no policy; the temperature is learnt; actions are scaled to the environment's range, observations and rewards by
-statistics that lie in the model, move once per unit and never in an evaluation; replay, targets and environments are in the
-checkpoint; the result is the return of episodes that were not trained on, every action the policy's middle one.
+The log-probability of an action includes tanh's correction. Targets use slow copies of two critics, the lower of the two, at a
+newly drawn action. A truncated episode is bootstrapped with the value of its last observation; a terminated one is not. The
+policy loss updates no critic, and the temperature loss no policy. The temperature is learnt. Actions are scaled to the
+environment's range. Observations and rewards are normalised with statistics stored in the model, which are updated once per
+iteration and never in an evaluation. Replay buffer, targets and environments are in the checkpoint. The result is the return of
+evaluation episodes with mean actions.
 """
 
 import copy
@@ -35,37 +35,38 @@ from trainworthy import core
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
 class Config(core.Config):
-    """Settings of rl/sac. A unit of training, and an epoch, is a stretch of steps and the updates after it: --train.epochs counts
-    units, --train.batch-size the samples of one update, --train.eval-batch-size the episodes that are evaluated side by side."""
+    """Settings of rl/sac. An iteration, which counts as an epoch, is some environment steps and the updates after them:
+    --train.epochs counts iterations, --train.batch-size the samples per update, --train.eval-batch-size the parallel evaluation
+    episodes."""
 
     env: str = "Pendulum-v1"
     """Id of a gymnasium environment with continuous actions of finite range (`module:Name-v0` imports the module first)."""
     frame_stack: int = 1
-    """How many of an episode's last observations the policy sees at once: more than 1 where the newest does not say it all."""
+    """Number of recent observations that the policy reads; more than 1 if the newest is not sufficient."""
     num_envs: int = 4
-    """Environments side by side, over all processes."""
+    """Parallel environments, over all processes."""
     num_steps: int = 16
-    """Steps of every environment in a unit."""
+    """Steps of every environment per iteration."""
     gradient_steps: int = 32
-    """Updates in a unit."""
+    """Updates per iteration."""
     gamma: float = 0.99
-    """Discount of a reward one step later."""
+    """Discount factor."""
     tau: float = 0.01
-    """How far the target critics go towards the critics after every update."""
+    """Rate at which the target critics follow the critics after every update."""
     init_temperature: float = 0.2
-    """Worth of a unit of entropy at first, in units of the rewards' size; then it is learnt."""
+    """Initial entropy coefficient, relative to the reward scale; it is learnt from there."""
     target_entropy: float = -1.0
-    """Entropy of the policy that the temperature is learnt for, in nats per number of an action (Haarnoja 2018: -1)."""
+    """Target entropy of the policy in nats per action dimension (Haarnoja 2018: -1); the temperature adapts to it."""
     buffer_size: int = 100_000
-    """Transitions that are kept, of all environments."""
+    """Transitions in the replay buffer, over all environments."""
     learning_starts: int = 1000
-    """Transitions before the first update, their actions drawn evenly from the whole range."""
+    """Transitions before the first update, with actions drawn uniformly from the whole range."""
     hidden_sizes: tuple[int, ...] = (128, 128)
-    """Hidden units of the policy's net and of each critic."""
+    """Hidden units of the policy net and of each critic."""
     eval_episodes: int = 100
-    """Episodes of an evaluation."""
+    """Episodes per evaluation."""
     stop_lost: bool = True
-    """End a run whose policy is lost beyond doubt: nearly all that it earned is gone, or its updates go nowhere."""
+    """End a run that clearly failed: it lost nearly all of its return, or its updates have no effect."""
 
 
 def tiny() -> Config:

@@ -1,1 +1,1 @@
-"""What recipes of several domains use: data sets, teachers, models and data sets of the hub."""
+"""Parts used by recipes of several domains: data sets, teachers, models and data sets of the hub."""

@@ -1,7 +1,7 @@
-"""Composites: tinted MNIST digits on made backgrounds, 64x64. What stands where, and in which colour, is known exactly.
+"""Composites: tinted MNIST digits on generated backgrounds, 64x64, with exactly known positions and colours.
 
-The backgrounds are gradients with noise, not photos. Digits of the two splits are different people's, parted before anything is
-composed. A scene and its picture are functions of the generator they are drawn with.
+Backgrounds are gradients with noise, not photos. The digits are split between training and validation before
+composition. A scene and its image are functions of their generator.
 """
 
 from functools import cache
@@ -13,7 +13,7 @@ from trainworthy.core.base import seeds
 from trainworthy.recipes.shared import digits
 
 SIDE, TILE = 64, 28  # pixels; a digit fills about 20 of its tile's 28
-# Of centres: from the border; from each other along one axis; along x, so that left is left.
+# Least distance of centres: from the border; from each other on one axis; on x, so that "left of" is unambiguous.
 MARGIN, APART, ASIDE = 12, 20, 6
 COLOURS = {"red": (225, 45, 45), "green": (60, 200, 70), "blue": (70, 110, 240), "yellow": (235, 215, 60)}
 TINTS = np.array(list(COLOURS.values()), dtype=np.float32)
@@ -24,14 +24,14 @@ class Item(NamedTuple):
 
     digit: int
     colour: int
-    """Place in COLOURS."""
+    """Index in COLOURS."""
     x: int
     y: int
     """Centre, in pixels from the upper left corner."""
     tile: int
-    """Which picture of the pool it is."""
+    """Index of its image in the pool."""
     shade: tuple[float, float, float]
-    """Added to the colour: no two reds are the same."""
+    """Added to the colour, so that shades of one colour vary."""
 
 
 class Pool(NamedTuple):
@@ -40,17 +40,17 @@ class Pool(NamedTuple):
     tiles: np.ndarray
     """(n, 28, 28) uint8."""
     of: tuple[np.ndarray, ...]
-    """For each digit, the indices of its pictures."""
+    """For each digit, the indices of its images."""
 
 
 def generator(*parts: int | str) -> Generator:
-    """A generator that depends on `parts` alone."""
+    """Return a generator that depends on `parts` alone."""
     return np.random.default_rng(seeds.derive("composites", *parts))
 
 
 @cache
 def pool(split: str) -> Pool:
-    """`train`: 4,000 digits, 400 of each; `val`: 1,000 others."""
+    """Return the digits of `train` (4,000, 400 of each) or of `val` (1,000 others)."""
     images, labels = digits.load()
     learn, held_out = digits.split(labels)
     mine = learn if split == "train" else held_out
@@ -59,7 +59,7 @@ def pool(split: str) -> Pool:
 
 
 def places(rng: Generator, n: int, *, aside: int = ASIDE) -> list[tuple[int, int]]:
-    """`n` centres that leave each other room, `aside` pixels of it along x."""
+    """Return `n` centres with room between them, at least `aside` pixels along x."""
     while True:
         found: list[tuple[int, int]] = []
         for x, y in rng.integers(MARGIN, SIDE - MARGIN + 1, (40, 2)).tolist():
@@ -70,7 +70,7 @@ def places(rng: Generator, n: int, *, aside: int = ASIDE) -> list[tuple[int, int
 
 
 def item(rng: Generator, split: str, place: tuple[int, int], *, digit: int, colour: int) -> Item:
-    """A digit of that class in that colour, whoever wrote it."""
+    """Return a random sample of that digit, in that colour."""
     tile = int(rng.choice(pool(split).of[digit]))
     return Item(digit, colour, *place, tile, tuple(rng.normal(0, 15, 3).tolist()))
 
@@ -84,7 +84,7 @@ def _corners() -> np.ndarray:
 
 
 def render(rng: Generator, items: list[Item], tiles: np.ndarray) -> np.ndarray:
-    """(64, 64, 3) uint8: the items on a background of their own."""
+    """(64, 64, 3) uint8: the items on a fresh background."""
     canvas = (_corners() @ rng.uniform(20, 110, (4, 3)).astype(np.float32)).reshape(SIDE, SIDE, 3)
     canvas += 6 * rng.standard_normal((SIDE, SIDE, 1), dtype=np.float32)
     for one in items:

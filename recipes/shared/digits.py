@@ -29,7 +29,8 @@ def load() -> tuple[Tensor, Tensor]:
 
 
 def split(labels: Tensor, *, held_out: int = 100) -> tuple[Tensor, Tensor]:
-    """Indices (train, val), `held_out` of each class in val; the same whatever the run's seed, so that results compare."""
+    """Indices (train, val), with `held_out` of each class in val. They do not depend on the run's seed, so that results
+    are comparable."""
     train, val = [], []
     for label in labels.unique().tolist():
         mine = (labels == label).nonzero().flatten()

@@ -1,4 +1,4 @@
-"""Assets that are the export of another recipe of ours: made by the real command, behind its own gates."""
+"""Assets that another of our recipes exports. The real command makes them, behind the recipe's own gates."""
 
 import os
 import subprocess
@@ -21,8 +21,8 @@ LAUNCHER = (
 
 
 def made(recipe: str, settings: list[str], out: str, *, what: str) -> Path:
-    """`trainworthy run RECIPE` in a process of its own, whoever launched this one; its run folder, under `out`. `what` it is for is
-    said where it fails."""
+    """Run `trainworthy run RECIPE` in its own process, whichever launcher started this one; return its run folder,
+    under `out`. Errors name `what` it is for."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER)}
     command = [sys.executable, "-m", "trainworthy.launch", "run", recipe, *settings, "--run.out", out]
     done = subprocess.run(command, env={**env, "PYTHONSAFEPATH": "1"}, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Models and data sets by folder or hub id: what can fail is told by the setting that named them, before anything is built."""
+"""Models and data sets by folder or hub id. Errors come before anything is built and name the setting of the value."""
 
 import json
 from functools import cache
@@ -14,8 +14,9 @@ TOKENIZER = "tokenizer.json or tokenizer.model or vocab.json"
 def locate(
     name: str, setting: str, *, packaged: str, needs: tuple[str, ...] = (TOKENIZER,), weights: bool = True
 ) -> str:
-    """A folder that lacks no file, or a hub id that may be read, as `from_pretrained` takes it. `packaged`: the name that is
-    neither; `needs`: files beside config.json and the weights, alternatives joined by "or"; without `weights` they are all."""
+    """Return a complete folder or a readable hub id, as `from_pretrained` takes it. `packaged`: the name that is
+    neither; `needs`: files next to config.json and the weights, alternatives joined by "or"; without `weights` they are
+    the only files needed."""
     if Path(name).is_dir():
         return complete(Path(name), setting, needs, weights=weights)
     if name.count("/") != 1 or name.startswith((".", "/")):
@@ -25,7 +26,7 @@ def locate(
 
 
 def complete(folder: Path, setting: str, needs: tuple[str, ...], *, weights: bool = True) -> str:
-    """The folder, if those in `needs`, and with `weights` configuration and every file of them, are in it."""
+    """Return the folder if it has the files in `needs` and, with `weights`, the configuration and every weight file."""
     index = folder / "model.safetensors.index.json"
     parts = ["model.safetensors"]
     if index.is_file():
@@ -42,7 +43,8 @@ def complete(folder: Path, setting: str, needs: tuple[str, ...], *, weights: boo
 
 @cache
 def allowed(name: str, setting: str) -> str:
-    """The hub id, if this machine may read it: asked once, before minutes of set-up. The token itself is never shown."""
+    """Return the hub id if this machine may read it. This is checked once, before minutes of set-up. The token is never
+    shown."""
     from huggingface_hub import auth_check, get_token, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -57,7 +59,7 @@ def allowed(name: str, setting: str) -> str:
         raise UserError(f"{setting} {name} is gated", got=token, needed=needed, next=how) from None
     except RepositoryNotFoundError:
         raise UserError(f"{setting} {name} does not exist, or is private", got=token, next=how) from None
-    except Exception as error:  # httpx's own kinds are no OSError
+    except Exception as error:  # httpx's own exceptions are no OSError
         if not isinstance(error, OSError) and not network.unreachable(error):
             raise
         raise UserError(
@@ -69,7 +71,8 @@ def allowed(name: str, setting: str) -> str:
 
 
 def absolute(path: str) -> str:
-    """A file, or `hub:` and a folder, by its whole name, so that a run is resumed from anywhere; anything else as it is."""
+    """Return a file, or `hub:` and a folder, with its absolute path, so that a run can be resumed from any folder;
+    anything else unchanged."""
     if not path.startswith("hub:"):
         return str(Path(path).resolve()) if Path(path).is_file() else path
     folder, configuration = named(path)
@@ -78,14 +81,15 @@ def absolute(path: str) -> str:
 
 
 def named(path: str) -> tuple[str, str | None]:
-    """`hub:owner/name:configuration` as what `load_dataset` takes; a set with one configuration needs no name of it."""
+    """Return `hub:owner/name:configuration` as arguments of `load_dataset`; a set with one configuration needs no
+    name."""
     name, _, configuration = path.removeprefix("hub:").partition(":")
     return name, configuration or None
 
 
 def tables(path: str) -> Any:
-    """Splits of the data set `hub:owner/name` (or `hub:` and a folder in the hub's layout; behind another colon its configuration)
-    as `datasets` reads them, one of them to learn from."""
+    """Read the splits of the data set `hub:owner/name` (or `hub:` and a folder in the hub's layout; after another colon
+    its configuration) with `datasets`, including one for training."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -108,7 +112,7 @@ def tables(path: str) -> Any:
 
 
 def unreadable(file: Path, error: Exception) -> UserError:
-    """What to say of a table that `datasets` stumbled over."""
+    """Build the message for a table that `datasets` cannot read."""
     error = error.__cause__ or error
     encoding = isinstance(error, UnicodeDecodeError)
     return UserError(f"--data.path {file} cannot be read", got=str(error).splitlines()[0], needed=f"a {file.suffix} file in UTF-8",

@@ -1,6 +1,7 @@
-"""A judge of generated digits that never saw the generator: the export of vision/classify, trained to read small pictures, too.
+"""A scoring model for generated digits, trained on real digits only: the export of vision/classify, trained also on
+small images.
 
-It is a built asset: made by the real recipe behind its own gates on first use, then cached under what it depends on.
+The real recipe makes it on first use, behind its own gates. It is cached under a hash of what it depends on.
 """
 
 import json
@@ -21,12 +22,12 @@ from trainworthy.recipes.shared import digits, exports
 from trainworthy.recipes.vision.classify import ResNet
 
 EPOCHS = 24
-NEEDED = 0.98  # a judge that is wrong more often cannot tell 99% from 97%
+NEEDED = 0.98  # a less accurate model cannot distinguish 99% from 97%
 
 
 @dataclass
 class Judge:
-    """Says which class pictures (B, C, H, W) in [-1, 1], of any size, show."""
+    """Classifies images (B, C, H, W) in [-1, 1] of any size."""
 
     body: nn.Module
     """Images (B, C, side, side) in [0, 1] -> features (B, D)."""
@@ -35,11 +36,11 @@ class Judge:
     shape: tuple[int, int]
     """Channels and side that `body` reads."""
     told: str
-    """Where it comes from and how good it is itself."""
+    """Its origin and its own accuracy, for display."""
 
     @property
     def frozen_modules(self) -> dict[str, nn.Module]:
-        """What core can hold still of it; an exported program is a constant by itself."""
+        """Its modules that core must keep frozen; an exported program is constant anyway."""
         return {"judge": nn.Sequential(self.body, self.head)} if isinstance(self.body, ResNet) else {}
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,17 +59,18 @@ class Judge:
         channels, side = self.shape
         images = F.interpolate((images.float().clamp(-1, 1) + 1) / 2, size=side, mode="bilinear", align_corners=False)
         if channels == 1:
-            images = images.mean(1, keepdim=True)  # digits of a generator that makes colours
+            images = images.mean(1, keepdim=True)  # a generator may produce colour images
         return self.body.to(images.device)(images.expand(-1, channels, -1, -1))
 
 
 @cache
 def load(side: int) -> Judge:
-    """The judge of digits of `side` pixels; its features are what its last layer reads. From 16 on it is one and the same net."""
-    # Core is left out: a change of it that changed what vision/classify trains to would fail that recipe's own tests, and the judge
+    """Load the scoring model for digits of `side` pixels; its features are the input of its last layer. From 16 pixels
+    on, it is the same net."""
+    # The hash excludes core: a change of core that alters the result of vision/classify fails that recipe's tests, and the scoring model
     # is measured at every use.
     recipe = find("vision/classify").path
-    through = min(side, 16)  # a net that reads digits both whole and through 16 pixels reads those between
+    through = min(side, 16)  # a net trained on full and on 16-pixel digits also handles sizes between
     key = {"settings": _settings(through), "torch": torch.__version__}
     folder = assets.built(f"judge-{through}", key, lambda folder: _build(folder, through),
                           sources=[recipe, recipe.with_name("pictures.py"), digits.__file__])  # fmt: skip
@@ -92,7 +94,7 @@ def load(side: int) -> Judge:
 
 @cache
 def of(export: Path) -> Judge:
-    """The judge in the export folder of a vision/classify run; its features are its logits."""
+    """Load the scoring model from the export folder of a vision/classify run; its features are its logits."""
     try:
         config = json.loads((export / "config.json").read_text())
         program = torch.export.load(export / "model.pt2").module()
@@ -108,7 +110,7 @@ def _settings(through: int) -> list[str]:
 
 
 def _build(folder: Path, through: int) -> None:
-    """The export of vision/classify is kept."""
+    """Run vision/classify and keep its export."""
     with tempfile.TemporaryDirectory() as out:
         run = exports.made("vision/classify", _settings(through), out, what="the judge of generated digits")
         for file in ("config.json", "model.safetensors"):

@@ -11,7 +11,7 @@ from trainworthy.core.data.assets import fetch_member
 
 CLASSES = ("background", "nucleus")
 LEARN = 342
-"""Columns from the left to learn from; the other 170, the right third, are held out."""
+"""Columns from the left for training; the other 170, the right third, are held out."""
 HASHES = {
     "img2d.tif": "f9ccc1571b92c861ff87e28463068b43f61bd47357ed0503f711e5cd1eb97750",
     "mask2d.tif": "59ad5e820b7982ca9d13e946fa6e7f64e2714899e00a2ae6c69aa79aad53d46f",

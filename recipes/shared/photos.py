@@ -1,5 +1,5 @@
-"""Six real photos to put things on, parted into those to learn from and those held out (public domain or CC0, as the package
-scikit-image ships them)."""
+"""Six real photos as backgrounds, split into training and held-out ones (public domain or CC0, as shipped with the
+package scikit-image)."""
 
 from functools import cache
 
@@ -15,12 +15,12 @@ HASHES = {
     "rocket.jpg": "c2dd0de7c538df8d111e479619b129464d0269d0ae5fd18ca91d33a7fdfea95c",
     "brick.png": "7966caf324f6ba843118d98f7a07746d22f6a343430add0233eca5f6eaaa8fcf",
 }
-HELD_OUT = ("coffee.png", "brick.png")  # together about as bright and colourful as the four others
+HELD_OUT = ("coffee.png", "brick.png")  # on average as bright and colourful as the other four
 
 
 @cache
 def load(split: str) -> tuple[np.ndarray, ...]:
-    """Photos (H, W, 3) uint8, 300 to 640 pixels a side: of `train` four, of `val` two others."""
+    """Photos (H, W, 3) uint8, 300 to 640 pixels a side: four for `train`, two others for `val`."""
     names = HELD_OUT if split == "val" else [n for n in HASHES if n not in HELD_OUT]
     return tuple(np.asarray(Image.open(_file(name)).convert("RGB")) for name in names)
 

@@ -1,7 +1,8 @@
-"""Speech made on this machine by espeak-ng (package espeakng-loader), of sentences whose words are drawn from slots.
+"""Speech synthesised by espeak-ng (package espeakng-loader) from sentences with randomly drawn words.
 
-The words below are those of a list twice as long that Whisper tiny.en heard rightly in at least ten of twelve sentences (voice
-en-us, 120 words a minute, 2026-11-21): of the whole list it heard 40% of the sentences, of these words 86%.
+The words are those of a twice as long list that Whisper tiny.en recognised in at least ten of twelve sentences (voice
+en-us, 120 words a minute, 2026-11-21). It recognised 40% of the sentences from the whole list, and 86% from these
+words.
 """
 
 import ctypes
@@ -13,7 +14,7 @@ import numpy as np
 from trainworthy.core.base.errors import UserError
 
 RATE = 22_050
-"""Samples a second that espeak-ng gives."""
+"""Samples per second of espeak-ng."""
 LICENCE = "espeak-ng 1.52 by espeakng-loader, GPL-3.0, installed and not copied"
 RETRIEVAL, CHARS_UTF8, WORDS_PER_MINUTE = 1, 1, 1  # AUDIO_OUTPUT_RETRIEVAL, espeakCHARS_UTF8, espeakRATE of speak_lib.h
 
@@ -41,8 +42,8 @@ SLOTS = (SUBJECTS, VERBS, OBJECTS, TAILS)
 
 
 def sentences(n: int, seed: int = 0) -> list[str]:
-    """`n` sentences such as `My brother saw the red car in the garden.`: every word about equally often, and no two share three of
-    their four parts, so that what was heard of one does not give another away."""
+    """Return `n` sentences such as `My brother saw the red car in the garden.` Every word is about equally frequent. No
+    two sentences share three of their four parts, so that one does not reveal another."""
     parts = range(len(TAILS))
     places = list(itertools.product(parts, repeat=len(SLOTS) - 1))
     if n > len(places):
@@ -55,7 +56,7 @@ def sentences(n: int, seed: int = 0) -> list[str]:
 
 @cache
 def _engine() -> ctypes.CDLL:
-    """espeak-ng, initialised once a process."""
+    """Return espeak-ng, initialised once per process."""
     try:
         import espeakng_loader
 
@@ -75,15 +76,15 @@ def _engine() -> ctypes.CDLL:
 
 
 def say(text: str, *, voice: str = "en-us", words_per_minute: int = 120) -> np.ndarray:
-    """`text` spoken: (samples,) float32 in [-1, 1] at `RATE`. Pitch and pace waver on from call to call, as a voice does: the same
-    sentences in the same order, from the start of a process, are the same samples; one alone is not."""
+    """Speak `text`: (samples,) float32 in [-1, 1] at `RATE`. Pitch and pace vary from call to call, as in a voice. The
+    same sentences in the same order from the start of a process give the same samples; a single one does not."""
     lib, parts = _engine(), []
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
     def take(samples, n, _events) -> int:
         if n > 0:
             parts.append(np.ctypeslib.as_array(samples, (n,)).copy())
-        return 0  # go on
+        return 0  # continue
 
     lib.espeak_SetSynthCallback(take)
     if lib.espeak_SetVoiceByName(voice.encode()):

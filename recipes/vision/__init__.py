@@ -1,1 +1,1 @@
-"""Recipes that read pictures."""
+"""Recipes that read images."""

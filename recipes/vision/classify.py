@@ -1,11 +1,11 @@
-"""Classify images: a small GroupNorm ResNet from scratch, or any of torchvision's nets on your own pictures, proved first.
+"""Classify images: a small GroupNorm ResNet from scratch, or any torchvision classifier on your own images.
 
-tiny  real handwritten digits (MNIST-5k: 4,000 to learn from, 1,000 held out), two CPU cores, about a minute.
+tiny  real handwritten digits (MNIST-5k: 4,000 for training, 1,000 held out), two CPU cores, about a minute.
 full  ResNet-50 from its ImageNet weights on `--data.path FOLDER` or `hub:owner/name`; an accelerator. The same code path.
 
-What this recipe gets right without being asked: one normalisation, inside the model, fitted on the training images alone;
-augmentation on the training path only; an output layer that starts at "I do not know" (loss ln N); GroupNorm, so that no
-sample's prediction depends on its neighbours; per-class recall beside accuracy, so that a forgotten class is seen.
+This recipe normalises once, inside the model, with statistics of the training images. It augments on the training path only. The
+output layer starts at equal scores (loss ln N). GroupNorm makes a prediction independent of the other samples in the batch.
+Recall per class is reported next to accuracy, so that a class that is never predicted is visible.
 """
 
 from dataclasses import dataclass, field
@@ -35,23 +35,24 @@ class Config(core.Config):
     model: str = "small"
     """`small` (the net below), or any classifier of torchvision by name (resnet50, vit_b_16, convnext_tiny, ...)."""
     weights: str = "none"
-    """What a torchvision net starts from: DEFAULT or a name of its weights (fetched and cached), or `none`."""
+    """Pretrained weights of a torchvision net: DEFAULT or a name (downloaded and cached), or `none`."""
     norm: zoo.Norm = "own"
-    """GroupNorm for `small`, batch norm for most others; `batch` or `group` from scratch, `frozen`: the weights' own, fixed."""
+    """GroupNorm for `small`, batch norm for most others; `batch` or `group` from scratch, `frozen`: the pretrained statistics,
+    fixed."""
     image_size: int = 0
-    """Pixels of a side just before the net; 0 takes what the weights were trained with (small: 64; the digits have 28)."""
+    """Side in pixels of the net's input; 0: the size that the weights were trained with (small: 64; the digits have 28)."""
     ema: float = 0.0
-    """Decay of an average of the weights that is then evaluated and exported (0.999 or so); 0 keeps none."""
+    """Decay of an EMA of the weights that is evaluated and exported (about 0.999); 0: none."""
     widths: tuple[int, ...] = (16, 32, 64)
     """Channels of each stage of the net; every stage after the first halves the resolution."""
     label_smoothing: float = 0.1
-    """Share of the target spread over all classes (Szegedy 2016); its loss floor is known to the gates."""
+    """Fraction of the target spread over all classes (Szegedy 2016). The gates account for its loss floor."""
     augment: bool = True
-    """Digits: random rotation, shift, scale and shear; other pictures: random crop, flip and TrivialAugment. Training only."""
+    """Digits: random rotation, shift, scale and shear; other images: random crop, flip and TrivialAugment. Training only."""
 
 
 def tiny() -> Config:
-    """MNIST-5k on two CPU cores: one thread for the net, one worker for the pictures."""
+    """MNIST-5k on two CPU cores: one thread for the net, one worker for the images."""
     return Config(
         train=Train(epochs=30, batch_size=64),
         optim=Optim(lr=3e-3, warmup=0.1),
@@ -61,7 +62,7 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """Fine-tune a larger net on pictures of your own; bf16, all of the usual regularisation. No early stopping."""
+    """Fine-tune a larger net on your own images, with bf16 and the usual regularisation. No early stopping."""
     return Config(
         data=pictures.Source(path="hub:ethz/food101"),
         mix=mixing.Mix(mixup=0.2, cutmix=1.0),

@@ -1,11 +1,11 @@
-"""Find objects: torchvision's FCOS, RetinaNet or Faster R-CNN, on a small backbone from scratch or from COCO weights, proved first.
+"""Find objects: torchvision's FCOS, RetinaNet or Faster R-CNN, on a small backbone from scratch or from COCO weights.
 
 tiny  real handwritten digits pasted on real photos, exact boxes; other digits and other photos held out; two CPU cores.
-full  FCOS on ResNet-50 from its COCO weights on `--data.path FOLDER` (COCO's JSON, its pictures); an accelerator. Same code.
+full  FCOS on ResNet-50 from its COCO weights on `--data.path FOLDER` (COCO's JSON, its images); an accelerator. Same code.
 
-What this recipe gets right without being asked: one kind of box (xyxy, pixels) from the file on; picture and boxes moved by one
-transform; average precision in the pictures' own pixels, whatever the net saw; every loss term a sum with its own denominator,
-counted before the forward; anchors fitted to the boxes where the head has any; one normalisation, inside the model.
+Boxes are xyxy in pixels everywhere after reading. One transform moves image and boxes. Average precision is computed in the
+original image's pixels. Each loss term is a sum with its own denominator, counted before the forward. Anchors, if any, are fitted
+to the boxes. Normalisation happens once, inside the model.
 """
 
 import json
@@ -42,28 +42,28 @@ class Config(core.Config):
     backbone: str = "small"
     """`small` (the one below), or torchvision's for this model: resnet50_fpn, resnet50_fpn_v2, mobilenet_v3_large_fpn, ..."""
     weights: str = "none"
-    """What a torchvision net starts from: DEFAULT or a name of its weights (fetched and cached), or `none`."""
+    """Pretrained weights of a torchvision net: DEFAULT or a name (downloaded and cached), or `none`."""
     image_size: int = 96
-    """Pixels of a side of the square that the net sees; a picture's longer side fills it, or is smaller with --shorter."""
+    """Side in pixels of the net's square input. An image's longer side fills it, or is smaller with --shorter."""
     shorter: int = 0
-    """Pixels of a picture's shorter side, where its longer one fits into the square (800 in torchvision's own transform, which COCO
-    weights were trained behind); 0: the longer side fills the square."""
+    """Length in pixels of an image's shorter side, if the longer one fits into the square (800 in torchvision's transform, with
+    which COCO weights were trained); 0: the longer side fills the square."""
     widths: tuple[int, ...] = (32, 64, 64)
     """Channels of each stage of the small backbone; each halves the resolution."""
     anchors: int = 4
     """Anchors at every location of the small RetinaNet and Faster R-CNN, fitted to the training boxes (k-means)."""
     min_score: float | None = None
-    """Boxes of a lower score are dropped; unset: torchvision's own, 0.2 for FCOS, 0.05 for RetinaNet and Faster R-CNN."""
+    """Minimum score of a box; unset: torchvision's default, 0.2 for FCOS, 0.05 for RetinaNet and Faster R-CNN."""
     nms: float = 0.6
-    """Of two boxes of one class that overlap by more (IoU), the better one stays."""
+    """IoU above which NMS drops the lower-scored of two boxes of one class."""
     most: int = 100
-    """Boxes of a picture that are kept at most; COCO scores 100."""
+    """Maximum number of boxes per image; COCO scores 100."""
     augment: bool = True
-    """Other brightness, contrast and colours; with --mirror and --crop as they say. Training only."""
+    """Random brightness, contrast and colours, with --mirror and --crop if set. Training only."""
     mirror: bool = False
-    """Left and right are mirrored in half of the pictures; a mirrored digit is none."""
+    """Mirror half of the images horizontally; unsuitable for digits."""
     crop: bool = False
-    """Parts of pictures that keep some of their objects, and pictures shrunk into a larger frame (SSD; Liu 2016)."""
+    """Random crops that keep some objects, and images shrunk into a larger frame (SSD; Liu 2016)."""
 
 
 def tiny() -> Config:
@@ -76,7 +76,7 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """Fine-tune from COCO weights on pictures of your own; bf16."""
+    """Fine-tune from COCO weights on your own images; bf16."""
     return Config(
         data=boxes.Source(path="coco"),
         backbone="resnet50_fpn",

@@ -1,12 +1,12 @@
-"""Segment images: a class for every pixel, by a small U-Net from scratch, a net of torchvision or of the hub, proved first.
+"""Segment images: a class for every pixel, by a small U-Net from scratch, or a net of torchvision or the hub.
 
-tiny  the nuclei of one real microscope picture: its left two thirds to learn from, the right third held out; two CPU cores.
-      `--data.path digits`: real handwritten digits pasted on real photos, their blended edges void.
+tiny  the nuclei of one real microscope image: the left two thirds for training, the right third held out; two CPU cores.
+      `--data.path digits`: real handwritten digits pasted on real photos, with void blended edges.
 full  DeepLabV3 from its COCO weights on `--data.path FOLDER` (images/, masks/, classes.txt); an accelerator. The same code path.
 
-What this recipe gets right without being asked: one `IGNORE` for loss, metric, padding and augmentation; picture and mask moved by
-one transform, ids by nearest neighbour; sums over pixels and over (picture, class), never means of means; IoU of each class from
-counts over the whole set; every held-out pixel scored once, with its surroundings; one normalisation, inside the model.
+Loss, metric, padding and augmentation share one `IGNORE` id. One transform moves image and mask, with nearest neighbour for ids.
+Losses are sums over pixels and over (image, class), never means of means. IoU per class comes from counts over the whole set.
+Every held-out pixel is scored once, with its surroundings. Normalisation happens once, inside the model.
 """
 
 import math
@@ -37,29 +37,30 @@ class Config(core.Config):
     """`small` (the U-Net below), a segmentation net of torchvision (deeplabv3_resnet50, fcn_resnet50, lraspp_...), or one of
     transformers by folder or owner/name (SegFormer, Mask2Former, ...)."""
     weights: str = "none"
-    """What such a net starts from: DEFAULT or a name of its weights (fetched and cached), or `none`."""
+    """Pretrained weights of such a net: DEFAULT or a name (downloaded and cached), or `none`."""
     norm: zoo.Norm = "own"
-    """GroupNorm for `small`, batch norm for most others; `batch` or `group` from scratch, `frozen`: the weights' own, fixed."""
+    """GroupNorm for `small`, batch norm for most others; `batch` or `group` from scratch, `frozen`: the pretrained statistics,
+    fixed."""
     window: int = 64
-    """Pixels of a side that the net sees at once; smaller pictures are padded, the padding is void."""
+    """Side in pixels of the net's input window; smaller images are padded with void."""
     step: int = 32
-    """Pixels from one window of the evaluation to the next, at most; an epoch has a random one for each."""
+    """Maximum distance in pixels between evaluation windows; a training epoch draws one random window for each."""
     resize: int = 0
-    """Pictures are resized to so many pixels on the shorter side; 0: not at all."""
+    """Resize images to this length of the shorter side, in pixels; 0: no resizing."""
     widths: tuple[int, ...] = (8, 16, 32)
     """Channels of each stage of the U-Net; every stage after the first halves the resolution."""
     fold: int = 1
-    """Squares of so many pixels a side become channels for the U-Net, and pixels again behind it: at 2 a quarter of the work."""
+    """The U-Net folds squares of this side into channels, and unfolds its output; at 2, a quarter of the computation."""
     dice: float = 1.0
-    """Weight of the Dice loss (Milletari 2016) beside the cross-entropy; 0: none."""
+    """Coefficient of the Dice loss (Milletari 2016), added to the cross-entropy; 0: none."""
     focal: float = 0.0
-    """Gamma of the focal loss (Lin 2017): pixels that are sure already count less; 0: plain cross-entropy."""
+    """Gamma of the focal loss (Lin 2017), which gives confident pixels less weight; 0: plain cross-entropy."""
     augment: bool = True
-    """A window anywhere in the picture, mirrored; with --scale and --upright as they say. Training only."""
+    """Random windows and mirroring, with --scale and --upright if set. Training only."""
     scale: float = 1.0
-    """Pictures are shrunk and enlarged by up to this factor, from --resize; 1: not at all."""
+    """Largest factor of random shrinking and enlarging, relative to --resize; 1: none."""
     upright: bool = False
-    """Top and bottom are not mirrored (streets, people); where up means nothing (cells, maps) they may be."""
+    """Do not mirror vertically (streets, people); switch off where up has no meaning (cells, maps)."""
 
 
 def tiny() -> Config:
@@ -72,7 +73,7 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """Fine-tune a larger net on pictures of your own; bf16."""
+    """Fine-tune a larger net on your own images; bf16."""
     return Config(
         data=masks.Source(path="photos"),
         model="deeplabv3_resnet50",

@@ -1,1 +1,1 @@
-"""Recipes that answer questions about pictures."""
+"""Recipes that answer questions about images."""

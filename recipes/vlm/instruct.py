@@ -1,13 +1,13 @@
-"""Answer questions about pictures: a frozen vision encoder, a projector and a language model (LLaVA, Liu 2023), proved first.
+"""Answer questions about images: a frozen vision encoder, a projector and a language model (LLaVA, Liu 2023).
 
-tiny  composites of one to three tinted digits, four balanced questions each, two CPU cores, minutes. Encoder and language model are
-      small ones, trained here once and kept.
-full  CLIP and SmolLM2 with LoRA, or with `--model` one of the hub as it is, on `--data.path FOLDER` of pictures with questions or
+tiny  composites of one to three tinted digits, four balanced questions each, two CPU cores, minutes. Small encoder and
+      language model, trained here once and cached.
+full  CLIP and SmolLM2 with LoRA, or with `--model` a model of the hub, on `--data.path FOLDER` of images with questions or
       conversations; an accelerator. The same code path.
 
-What this recipe gets right without being asked: `align` trains the projector alone, so that nothing is spoilt while it is random;
-`instruct` trains projector and language model, each at its own rate; the encoder is frozen and in eval mode, but in `unfreeze`
-(off by default); no sample is ever cut; every picture stands beside its counterfactual, so that no question answers itself.
+Stage `align` trains only the projector, because a random projector would damage the language model. Stage `instruct` trains
+projector and language model, each at its own learning rate. The encoder is frozen and in eval mode, except in stage `unfreeze`
+(off by default). No sample is ever cut. Every image has a counterfactual, so that no question reveals its answer.
 """
 
 import copy
@@ -42,17 +42,19 @@ class Config(core.Config):
     instruct: Phase = field(default_factory=Phase)
     unfreeze: Phase = field(default_factory=Phase)
     encoder: str = "cells"
-    """`cells` (a small CNN trained here), or a vision transformer of the hub by name or folder. Never trained but by --unfreeze."""
+    """`cells` (a small CNN trained here), or a vision transformer of the hub by name or folder. Trained by --unfreeze only."""
     language: str = "words"
-    """`words` (a small one trained here on scenes told in words), or a causal language model of the hub by name or folder."""
+    """`words` (a small model trained here on text descriptions of scenes), or a causal language model of the hub by name or
+    folder."""
     model: str = ""
-    """A vision-language model of the hub, by name or folder, instead of these two: its own projector, template and processor."""
+    """A vision-language model of the hub, by name or folder, instead of these two, with its own projector, template and
+    processor."""
     lora_rank: int = 0
     """Rank of LoRA adapters on every linear layer of the language model; 0 trains all of it."""
     projector_width: int = 256
     """Units between the projector's two layers."""
     language_lr: float = 5e-4
-    """Peak rate of the language model in `instruct`; the projector's is --instruct.lr."""
+    """Peak learning rate of the language model in `instruct`; the projector's is --instruct.lr."""
 
 
 def tiny() -> Config:

@@ -1,7 +1,7 @@
-"""Gates of diffusion in latents (DF3): their scale where the net gets them, cached against fresh ones, the way back to pictures.
+"""Gates of diffusion in latents (DF3): the scale of the net's latents, cached against fresh latents, decoding back to images.
 
-The autoencoder is asked itself, without its factors: what it makes of a picture, and what it makes of that. Latents, samples and
-the export are compared with it.
+The gates call the autoencoder itself, without its scaling factors, to encode and decode an image. Latents, samples and the export
+are compared with the result.
 """
 
 import math
@@ -38,7 +38,7 @@ READ = 0.95  # share of what the judge reads of real pictures that it must still
 @gate(
     "latent-scale",
     rows="DF3",
-    title="the latents that the net gets have mean 0 and deviation 1, and are the autoencoder's own",
+    title="the net's latents have mean 0 and standard deviation 1, and come from this autoencoder",
     reads="data model loss counts frozen_modules",
 )
 def latent_scale(proof: Proof) -> Finding:
@@ -91,7 +91,7 @@ def round_trip(judge: Judge | None, needed: float, ask: walks.Ask = walks.by_cla
     @gate(
         "round-trip",
         rows="DF3",
-        title="pictures come back from their latents, by the evaluation's path and by the export's",
+        title="latents decode back to their images, in the evaluation and in the export",
         reads="data model loss counts frozen_modules predict export",
     )
     def prove(proof: Proof) -> Finding:

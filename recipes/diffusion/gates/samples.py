@@ -207,7 +207,7 @@ def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: 
     @gate(
         "noise-process",
         rows="DF4",
-        title="what training asks for, sampling turns back into the picture at every noise level",
+        title="sampling inverts the training target at every noise level",
         reads="data model loss counts evaluate export train",
     )
     def prove(proof: Proof) -> Finding:
@@ -368,7 +368,7 @@ def trained(proof: Proof) -> tuple[Run, Stage, Seen]:
 @gate(
     "hidden-class",
     rows="DF5",
-    title="the class is hidden now and then, and the net denoises without it",
+    title="the class is dropped at the declared rate, and the net denoises without it",
     reads="data model loss counts optimizers train",
 )
 def hidden_class(proof: Proof) -> Finding:
@@ -426,7 +426,7 @@ def _raw(proof: Proof, run: Run, stage: Stage) -> Finding:
 @gate(
     "average",
     rows="DF2",
-    title="what is sampled and exported is an average of the weights that lags as its decay says",
+    title="samples and export use an EMA of the weights with the declared decay",
     reads="model evaluate optimizers average state export train",
 )
 def average(proof: Proof) -> Finding:
@@ -534,7 +534,7 @@ def _by_formula(proof: Proof, asked: Objective, weight: Tensor) -> tuple[float, 
 @gate(
     "weighting",
     rows="DF7",
-    title="each timestep weighs, and is drawn as often, as declared",
+    title="each timestep has the declared weight and frequency",
     reads="data model loss counts train",
 )
 def weighting(proof: Proof) -> Finding:
@@ -588,7 +588,7 @@ def judged(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
     @gate(
         "judge",
         rows="DF1 DF3",
-        title="the judge of the samples knows real pictures as the recipe holds them",
+        title="the scoring model classifies the recipe's real images correctly",
         reads="data",
     )
     def prove(proof: Proof) -> Finding:
@@ -615,7 +615,7 @@ def of(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Gate]:
 
 
 # ------------------------------------------------------------------------------------------------------------- monitors
-@monitor("samples", rows="DF1", title="the samples are as good as the loss is low")
+@monitor("samples", rows="DF1", title="sample quality follows the loss")
 def samples(history: list[dict[str, float]]) -> Finding:
     """One-step error and samples side by side, first and last evaluation."""
     first, last = history[0], history[-1]
@@ -630,7 +630,7 @@ def samples(history: list[dict[str, float]]) -> Finding:
     )  # fmt: skip
 
 
-@monitor("light", rows="DF1", title="samples are as bright and as rich in contrast as the data")
+@monitor("light", rows="DF1", title="samples have the brightness and contrast of the data")
 def light(history: list[dict[str, float]]) -> Finding:
     """Mean and standard deviation of the samples' pixels against those of held-out pictures, last evaluation."""
     brighter, richer = history[-1]["val/brighter"], history[-1]["val/richer"]

@@ -1,6 +1,6 @@
-"""Gates of text-conditional diffusion: what the exported pipeline makes of a caption is what was measured (DF3, DF4, DF5).
+"""Gates of text-conditional diffusion: the exported pipeline generates from a caption what was evaluated (DF3, DF4, DF5).
 
-The net's other gates are those of classes and of latents: a caption is asked for by its number.
+The net's other gates are those of classes and of latents: a caption is selected by its number.
 """
 
 import tempfile
@@ -25,7 +25,7 @@ ALIKE = 0.01  # rms of pictures in [-1, 1]
 @gate(
     "prompt",
     rows="DF5",
-    title="the exported pipeline reads a caption, and makes of it, what was learnt and measured",
+    title="the exported pipeline encodes captions and generates images as in training and evaluation",
     reads="data model predict export train",
 )
 def prompt(proof: Proof) -> Finding:
@@ -105,7 +105,7 @@ def of(judge: Judge | None, vae: nn.Module, needed: float, captions: tuple[str, 
     return [*own, samples.two_samplers, prompt]
 
 
-@monitor("captions", rows="DF5", title="the net tells whose caption it is told")
+@monitor("captions", rows="DF5", title="the net's prediction depends on the caption")
 def told_apart(history: list[dict[str, float]]) -> Finding:
     """Share of held-out pictures that are seen better through their noise with their own caption than with another's."""
     share = history[-1]["val/matched"]

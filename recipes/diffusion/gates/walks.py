@@ -1,7 +1,6 @@
-"""The way of an exported pipeline from noise to a picture, watched while its net is replaced by one that knows the picture.
+"""Follows an exported pipeline from noise to an image, with its net replaced by one that knows the image.
 
-This is the end-to-end test of a noise process: it does not matter by which names, signs or direction of time a recipe and its
-pipeline speak with the net, as long as they agree.
+This is an end-to-end test of a noise process. It works with any names, signs and direction of time, if recipe and pipeline agree.
 """
 
 import functools

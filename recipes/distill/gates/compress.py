@@ -67,7 +67,12 @@ def _equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------------- the labels
-@gate("labels", rows="W6", title="labels are the teacher's words, and only where it heard well", reads="data")
+@gate(
+    "labels",
+    rows="W6",
+    title="labels are the teacher's transcripts, only of recordings that it transcribed well",
+    reads="data",
+)
 def labels(proof: Proof) -> Finding:
     """Word error rate of every label to learn from against what was said; some are written again from the samples' own sound."""
     run, stage = proof.build(Plan(steps=1))
@@ -98,7 +103,7 @@ def labels(proof: Proof) -> Finding:
 @gate(
     "divergence",
     rows="C1 W2 C4",
-    title="both terms are what their formulas say, text and its end alone",
+    title="both loss terms equal their formulas, over text and end token only",
     reads="loss counts",
 )
 def divergence(proof: Proof) -> Finding:
@@ -151,7 +156,7 @@ def _by_hand(stage: Stage, batch: dict, teacher: whisper.Whisper, cfg) -> dict[s
 @gate(
     "teacher",
     rows="V1 C12",
-    title="the teacher hears the same sound, undisturbed, and wrote the labels",
+    title="the teacher gets the same input without augmentation, and wrote the labels",
     reads="data loss",
 )
 def teacher(proof: Proof) -> Finding:

@@ -18,7 +18,7 @@ MOVED = 1e-5  # relative: what rounding may do to one loss computed twice
 def teacher(judge: Judge) -> Gate:
     """The gate on `judge` as the loss asks it."""
 
-    title = "the teacher is as good through the loss as by itself, and does not waver"
+    title = "the teacher is as accurate inside the loss as alone, and repeatable"
 
     @gate("teacher", rows="V1 C12", title=title, reads="data loss")
     def prove(proof: Proof) -> Finding:

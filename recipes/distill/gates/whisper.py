@@ -44,7 +44,12 @@ def read(run: Run, stage: Stage, batch: dict, canvas: Callable[[Tensor], Tensor]
 
 
 # ------------------------------------------------------------------------------------------------------------ the lessons
-@gate("lessons", rows="W6", title="the teacher hears what was said, and there is something to hear", reads="data model")
+@gate(
+    "lessons",
+    rows="W6",
+    title="the teacher transcribes the recordings correctly, and none is silent",
+    reads="data model",
+)
 def agreement(proof: Proof) -> Finding:
     """The teacher's stored features, decoded once more on the canvas the student will fill; energy of every recording."""
     run, stage = proof.build(Plan(steps=1))
@@ -75,7 +80,7 @@ def _loudness(envelope: Tensor) -> float:
     return (level.max() - level.min()).item() if len(level) else 0.0
 
 
-@gate("vocabulary", rows="W5", title="words become ids and ids words, in the model's own vocabulary", reads="data")
+@gate("vocabulary", rows="W5", title="texts and ids convert both ways, in the model's own vocabulary", reads="data")
 def vocabulary(proof: Proof) -> Finding:
     """Every transcript of both splits there and back; prompt and end where they belong; no id the model has not got."""
     _, stage = proof.build(Plan(steps=1))
@@ -107,7 +112,12 @@ def vocabulary(proof: Proof) -> Finding:
 
 
 # --------------------------------------------------------------------------------------------------------------- the loss
-@gate("terms-hold", rows="W2", title="pads count in no term; size and direction count in all", reads="data loss counts")
+@gate(
+    "terms-hold",
+    rows="W2",
+    title="padding counts in no loss term; magnitude and direction both count",
+    reads="data loss counts",
+)
 def counted(proof: Proof) -> Finding:
     """The loss with noise where nobody speaks, with longer padding, and of canvases that stand for a student: the teacher's own,
     half as large again, a tenth as large, a tenth as large in other directions."""
@@ -148,7 +158,7 @@ def counted(proof: Proof) -> Finding:
 @gate(
     "magnitude",
     rows="W3 W2",
-    title="the student's features are as large as the teacher's, from the start",
+    title="the student's features have the teacher's scale from the start",
     reads="model data",
 )
 def magnitude(proof: Proof) -> Finding:
@@ -187,7 +197,7 @@ def _sizes(run: Run, stage: Stage, proof: Proof) -> tuple[float, float]:
 @gate(
     "alignment",
     rows="W4",
-    title="what happens in the input at one time moves the features at that time",
+    title="input at one time changes the features at that time",
     reads="model data train",
 )
 def alignment(proof: Proof) -> Finding:
@@ -245,7 +255,7 @@ def head(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-@gate("collapse", rows="W1", title="the features say enough for a frozen decoder to listen to, and it does",
+@gate("collapse", rows="W1", title="the features carry enough for a frozen decoder, which attends to them",
       reads="model data")  # fmt: skip
 def collapse(proof: Proof) -> Finding:
     """Centred cosine to the teacher of the student this stage starts from (raw cosine says nothing: the teacher's mean alone has
@@ -278,7 +288,7 @@ def _eight(data: Data) -> dict:
 
 
 # -------------------------------------------------------------------------------------------------------------- the words
-@monitor("repetition", rows="W8", title="transcripts end, and do not repeat themselves")
+@monitor("repetition", rows="W8", title="transcripts end, and do not repeat")
 def repetition(history: list[dict[str, float]]) -> Finding:
     """Share of held-out transcripts that have the same four ids twice or do not end, at the last evaluation."""
     share = history[-1]["val/repetition"]
@@ -294,7 +304,7 @@ def repetition(history: list[dict[str, float]]) -> Finding:
 def ladder(rung: str) -> Monitor:
     """The monitor that names `rung` where the decoder stays deaf to features that are like the teacher's."""
 
-    @monitor("ladder", rows="W7", title="words become right, or the decoder has to learn to read the student")
+    @monitor("ladder", rows="W7", title="the word error rate falls; otherwise the decoder must be trained too")
     def judge(history: list[dict[str, float]]) -> Finding:
         """Word error rate in the last third of the evaluations against the third before; at the end: does the student say
         something, and is anything left to learn?"""

@@ -187,7 +187,7 @@ def export(folder: Path, model: Speller, data: Spelt, cfg: core.Config) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- what must be proved
-@gate("spelling", rows="W5", title="words become letters and letters words", reads="data")
+@gate("spelling", rows="W5", title="words and letters convert both ways", reads="data")
 def spelling(proof: Proof) -> Finding:
     """Every transcript of both splits there and back, each letter a frame long, a blank between two equal ones."""
     _, stage = proof.look()
@@ -207,7 +207,10 @@ def spelling(proof: Proof) -> Finding:
 
 
 @gate(
-    "blanks", rows="W1", title="eight recordings are spelt, not left blank", reads="model data loss counts optimizers"
+    "blanks",
+    rows="W1",
+    title="eight recordings are transcribed, not left blank",
+    reads="model data loss counts optimizers",
 )
 def blanks(proof: Proof) -> Finding:
     """Share of blank frames of the student that learnt eight recordings, and what is read of them."""
@@ -230,7 +233,7 @@ def blanks(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-@monitor("blanks-stay", rows="W1", title="held-out recordings are spelt, not left blank")
+@monitor("blanks-stay", rows="W1", title="held-out recordings are transcribed, not left blank")
 def silent(history: list[dict[str, float]]) -> Finding:
     """Share of transcripts without a letter, and of blank frames, at the last evaluation."""
     empty, blank = history[-1]["val/empty"], history[-1]["val/blank"]

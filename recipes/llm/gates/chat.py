@@ -1,4 +1,4 @@
-"""What must be proved of a chat model's examples and answers: the template, what is scored, what generation is asked, padding."""
+"""Gates of chat models: the chat template, which tokens are scored, generation prompts, padding."""
 
 import contextlib
 from collections.abc import Iterator
@@ -137,7 +137,7 @@ def rows(samples: dict[str, dict[str, str]], answers: tuple[str, ...]) -> list[t
 
 
 def template(chat: Chat, answers: tuple[str, ...]) -> Gate:
-    @gate("template", rows="L8", title="the chat template is applied once, and nothing is added to it", reads="data")
+    @gate("template", rows="L8", title="the chat template is applied exactly once, without extra tokens", reads="data")
     def prove(proof: Proof) -> Finding:
         """The ids that reach the model against the tokenizer's own rendering of the same turns."""
         run, stage = proof.look()
@@ -227,7 +227,7 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
 @gate(
     "isolation",
     rows="L4",
-    title="a packed sample has the states that it has alone, on every attention backend",
+    title="a packed sample has the same hidden states as alone, on every attention backend",
     reads="data model loss train",
 )
 def isolation(proof: Proof) -> Finding:
@@ -299,7 +299,7 @@ def heard(model: nn.Module, *, once: bool = False) -> Iterator[list[Tensor]]:
 
 
 def asked(chat: Chat) -> Gate:
-    title = "an evaluation asks with the very prompt that is trained on"
+    title = "evaluations use the same prompts as training"
 
     @gate("prompts", rows="L8 L1", title=title, reads="data model loss evaluate")
     def prove(proof: Proof) -> Finding:
@@ -336,7 +336,7 @@ def asked(chat: Chat) -> Gate:
 
 
 def padding() -> Gate:
-    title = "in a batch the answers and the losses are those of each sample alone"
+    title = "answers and losses in a batch equal those of each sample alone"
 
     @gate("padding", rows="L1", title=title, reads="data model loss evaluate")
     def prove(proof: Proof) -> Finding:

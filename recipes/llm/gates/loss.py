@@ -1,4 +1,4 @@
-"""What must be proved of a fine-tuned model as a whole: the number that its loss is, and what is exported; how its answers end."""
+"""Gates of fine-tuned language models: the value of the loss, the export, and how answers end."""
 
 import tempfile
 from collections.abc import Callable

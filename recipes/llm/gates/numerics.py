@@ -1,4 +1,5 @@
-"""Numerics of positions: rotary phases at the longest position in use, asked by a shift that must change nothing."""
+"""Gate on positions: rotary phases at the longest position in use, tested with a shift that must not change the
+result."""
 
 from collections.abc import Callable
 

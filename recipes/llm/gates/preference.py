@@ -1,4 +1,4 @@
-"""What must be proved of a loss over preferences: that it is the declared one, against the weights training began with (L9)."""
+"""Gate on a preference loss: it equals the declared one, relative to the initial weights (L9)."""
 
 import math
 from collections.abc import Callable
@@ -71,7 +71,7 @@ def first_loss(loss: str, beta: float, flipped: float = 0.0) -> float:
 
 
 def preference(chat: Chat, cfg: Any) -> Gate:
-    title = "the loss is the declared one, against the weights that training began with"
+    title = "the loss is the declared one, with the initial weights as reference"
 
     def one(model: nn.Module, prompt: str, answer: str, device: torch.device) -> tuple[float, int]:
         """(log-probability of an answer in nats, its tokens), read alone, without padding, from plain logits."""
@@ -134,7 +134,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
     return prove
 
 
-@monitor("likelihood", rows="L9", title="what is preferred does not become unlikely, too")
+@monitor("likelihood", rows="L9", title="preferred answers do not become less likely")
 def likelihood(history: list[dict[str, float]]) -> Finding:
     """That both answers lose is normal; that the chosen ones lose much, and nearly as much as the rejected, is not."""
     last = history[-1]
@@ -149,7 +149,7 @@ def likelihood(history: list[dict[str, float]]) -> Finding:
     )
 
 
-@monitor("reference", rows="L9", title="the reference says the same early and late")
+@monitor("reference", rows="L9", title="the reference does not change during the run")
 def moved_reference(history: list[dict[str, float]]) -> Finding:
     """Its log-probabilities of the same held-out answers at the first evaluation and at the last."""
     first, last = ({k: row[f"val/reference/{k}"] for k in ("chosen", "rejected")} for row in (history[0], history[-1]))

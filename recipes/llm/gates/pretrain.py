@@ -1,4 +1,4 @@
-"""What must be proved of packed pretraining: what is asked for, isolation on every backend, z-loss, perplexity, the export."""
+"""Gates of packed pretraining: targets, isolation of documents on every backend, z-loss, perplexity, the export."""
 
 import math
 import tempfile
@@ -123,7 +123,7 @@ def beginning(proof: Proof) -> tuple[Run, Stage, Tensor, int]:
 @gate(
     "asked",
     rows="L2 L3",
-    title="each token but a document's first is asked for once, after the token before it",
+    title="each token except a document's first is a target exactly once, after its predecessor",
     reads="data model loss",
 )
 def asked(proof: Proof) -> Finding:
@@ -175,7 +175,7 @@ def asked(proof: Proof) -> Finding:
 @gate(
     "isolation",
     rows="L4",
-    title="a document in a row has the logits that it has alone, on every attention backend",
+    title="a packed document has the same logits as alone, on every attention backend",
     reads="data model loss train",
 )
 def isolation(proof: Proof) -> Finding:
@@ -241,7 +241,7 @@ def _place(row: Tensor, document: np.ndarray) -> int:
 
 
 def z(weight: float) -> Gate:
-    title = "z-loss is weight x log^2 Z of the logits as they are, in value and gradient"
+    title = "z-loss is weight x log^2 Z of the raw logits, in value and gradient"
 
     @gate("z-loss", rows="L6", title=title, reads="data model loss")
     def prove(proof: Proof) -> Finding:
@@ -280,7 +280,7 @@ def z(weight: float) -> Gate:
 @gate(
     "perplexity",
     rows="L7",
-    title="bits per byte and perplexity are those of one token after the other",
+    title="bits per byte and perplexity equal a computation token by token",
     reads="data model evaluate train",
 )
 def perplexity(proof: Proof) -> Finding:
@@ -326,7 +326,7 @@ def perplexity(proof: Proof) -> Finding:
 @gate(
     "export",
     rows="L5 L3",
-    title="what is exported is the model that was trained, with its tokenizer",
+    title="the export is the trained model with its tokenizer",
     reads="data model export train",
 )
 def export(proof: Proof) -> Finding:

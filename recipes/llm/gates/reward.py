@@ -1,5 +1,5 @@
-"""What must be proved of a reward: that it is read where the answer ends, that its loss is Bradley and Terry's, that what is
-exported is what was trained, and that it is not the number of tokens."""
+"""Gates of reward models: the reward is read at the answer's end, the loss is Bradley-Terry's, the export equals the trained
+model, and the reward is not the number of tokens."""
 
 import copy
 import math
@@ -124,7 +124,7 @@ def place(chat: Chat) -> Gate:
 
 
 def bradley_terry(chat: Chat, cfg: Any) -> Gate:
-    title = "the loss is Bradley and Terry's, of the rewards that each answer has alone"
+    title = "the loss is Bradley and Terry's, with the rewards of each answer alone"
 
     def formula(rewards: Tensor) -> float:
         """Loss of (N, 2) rewards of chosen and rejected (TRL's centering, Eisenstein 2023, with it)."""

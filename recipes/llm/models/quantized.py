@@ -75,7 +75,7 @@ def whole(path: str, model: nn.Module) -> nn.Module:
 @gate(
     "four-bit",
     rows="C14",
-    title="the base in four bits stands for the weights of its file, and all of it is in four bits",
+    title="the 4-bit base approximates the weights of its file, and all of it is quantised",
     reads="data model optimizers expect pretrained train",
 )
 def four_bit(proof: Proof) -> Finding:

@@ -1,1 +1,1 @@
-"""What the control recipes (ppo, dqn, sac) share."""
+"""Code shared by the control recipes (ppo, dqn, sac)."""

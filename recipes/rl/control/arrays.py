@@ -1,4 +1,4 @@
-"""CartPole, all copies in one array: gymnasium's own arithmetic for it, with the beginnings and ends that ordinary copies have."""
+"""CartPole with all copies in one array: gymnasium's own arithmetic, with the starts and ends of ordinary copies."""
 
 from typing import Any
 

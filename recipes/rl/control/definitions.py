@@ -1,5 +1,5 @@
-"""What PPO, DQN and SAC learn from, worked out from its definition for single steps that were played; the gate `returns` compares.
-Each function returns {what is compared: (largest difference as a share of the largest, the likely cause)}."""
+"""Training targets of PPO, DQN and SAC, computed from their definitions for single played steps; the gate `returns` compares
+them. Each function returns {compared quantity: (largest relative difference, the likely cause)}."""
 
 from typing import TYPE_CHECKING, Any
 

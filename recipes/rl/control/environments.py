@@ -1,8 +1,8 @@
-"""Copies of one gymnasium environment side by side, such that every episode is a function of its seed and its actions.
+"""Several copies of one gymnasium environment, in which every episode is a function of its seed and its actions.
 
-Autoreset is off: `step` hands over the true last observation of an episode, and the next one begins from a seed of ours. So there
-is no observation of a reset to be masked, a value may be bootstrapped where a time limit cuts, and environments that keep their
-state to themselves (box2d, MuJoCo) are saved as what they are made of: the seed of the running episode and the actions since.
+Autoreset is off: `step` returns the true last observation of an episode, and the next episode starts from our own seed. So no
+reset observation needs a mask, and a truncated episode can be bootstrapped. Environments whose state is hidden (box2d, MuJoCo)
+are saved as the seed of the current episode and its actions so far.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
-"""Gates of reinforcement learning: environments whose answer is known by hand, learnt through the recipe's own code; what stands
-just before the loss; environments that can be saved.
+"""Gates of reinforcement learning: environments with analytically known answers, learnt by the recipe's own code; the inputs of
+the loss; environments that can be saved.
 
-A recipe hands them its stage function, and settings under which it learns a probe. They ask of it: settings `env`, `stack`,
-`envs`, `rollout` and `gamma`; a model with `value(observations)` in units of the reward and `near(observations, best)`, 1 where
-it does what is best; batches with `observation` and `return`; its environments in `stage.state`.
+A recipe passes its stage function, and settings under which it learns a probe. Required: settings `env`, `stack`, `envs`,
+`rollout` and `gamma`; a model with `value(observations)` in units of the reward and `near(observations, best)`, 1 where it acts
+best; batches with `observation` and `return`; its environments in `stage.state`.
 """
 
 import copy
@@ -235,7 +235,7 @@ def few(values: Any) -> str:
 def targets_gate(subject: Subject) -> Gate:
     """Do the first rollout's value targets equal the returns that follow from the rules?"""
 
-    @gate("targets", rows="R5", title="the value targets of a first rollout are the returns known by hand")
+    @gate("targets", rows="R5", title="the value targets of a first rollout equal the analytic returns")
     def prove(proof: Proof) -> Finding:
         wrong, shown, under = [], [], ", ".join(f"{k} {v:g}" for k, v in subject.exact.items())
         for name in ("constant", "delay") if subject.exact else ("constant",):
@@ -272,7 +272,7 @@ def targets_gate(subject: Subject) -> Gate:
 def lag_gate(subject: Subject) -> Gate:
     """Do targets stand still, or move slowly, while the net that learns from them moves?"""
 
-    @gate("target", rows="R5", title="targets do not move with every update of the net that learns from them")
+    @gate("target", rows="R5", title="targets do not change with every update of the online network")
     def prove(proof: Proof) -> Finding:
         result = learnt(proof, subject, "delay", units=1, **subject.estimated)
         # Its target is the value of the second step, listed before it.
@@ -295,7 +295,7 @@ def lag_gate(subject: Subject) -> Gate:
 def exploration_gate(subject: Subject) -> Gate:
     """Rewards of the steps taken while training: at first from trying, at last from what was learnt."""
 
-    @gate("exploration", rows="R4", title="what is done while training goes from trying everything to what was learnt")
+    @gate("exploration", rows="R4", title="actions in training move from exploration to the learnt policy")
     def prove(proof: Proof) -> Finding:
         rewards = learnt(proof, subject, "action", units=20).rewards
         share = {unit: (torch.cat(some) > 0).double().mean().item() for unit, some in rewards.items()}
@@ -315,7 +315,7 @@ def exploration_gate(subject: Subject) -> Gate:
 def next_action_gate(subject: Subject) -> Gate:
     """Two steps, of which the second's action alone is rewarded: what the first is worth does not depend on its own action."""
 
-    @gate("next-action", rows="R5", title="the value in a target is that of the action that comes next")
+    @gate("next-action", rows="R5", title="a target uses the value of the next action")
     def prove(proof: Proof) -> Finding:
         batches = learnt(proof, subject, "later", units=12, noted=11, **subject.estimated).batches
         rows = {k: torch.cat([b[k] for b in batches]).cpu().double() for k in ("observation", "action", "return")}
@@ -336,7 +336,7 @@ def next_action_gate(subject: Subject) -> Gate:
 def lower_gate(subject: Subject) -> Gate:
     """One critic at a time says far less than it did: by as much fall the targets, and what the policy gains."""
 
-    @gate("lower-critic", rows="R5", title="of several critics the lowest is believed, in targets and by the policy")
+    @gate("lower-critic", rows="R5", title="targets and policy use the lowest of several critics")
     def prove(proof: Proof) -> Finding:
         def fall(critics: Any, i: int) -> None:
             with torch.no_grad():
@@ -371,7 +371,7 @@ def lower_gate(subject: Subject) -> Gate:
     return prove
 
 
-@gate("density", rows="R5", title="the probability of an action counts what was done to the number that was drawn")
+@gate("density", rows="R5", title="an action's log-probability includes the transforms of the drawn number")
 def density(proof: Proof) -> Finding:
     """`sample(observations, noise)` of the rehearsed model: the log-density of its actions against that of the noise, divided by
     the volume that noise is stretched to (the determinant of the Jacobian), in double precision."""
@@ -399,7 +399,7 @@ def density(proof: Proof) -> Finding:
 def entropy_gate(subject: Subject) -> Gate:
     """Where every action earns the same, a policy that is paid for its entropy stays wide."""
 
-    @gate("entropy", rows="R5", title="a policy that is rewarded for nothing stays undecided")
+    @gate("entropy", rows="R5", title="a policy without rewards keeps its entropy")
     def prove(proof: Proof) -> Finding:
         result = learnt(proof, subject, "constant", units=20)
         observations = known(subject, result.stage.model, "constant", 1)[0].expand(512, -1).to(result.run.device)
@@ -419,9 +419,7 @@ def whitening_gate(subject: Subject) -> Gate:
     """Mean and spread of the advantages in every minibatch; and the gradient of the policy's term on one rollout whose rewards are
     a thousand times those of another, the same in all else."""
 
-    @gate(
-        "whitening", rows="R3", title="advantages are whitened just before the loss, whatever the size of the rewards"
-    )
+    @gate("whitening", rows="R3", title="advantages are whitened just before the loss, at any reward scale")
     def prove(proof: Proof) -> Finding:
         loud, louder = (learnt(proof, subject, name, units=1, batch=64) for name in ("loud", "louder"))
         if not loud.gradient or "advantage" not in loud.batches[0]:
@@ -455,7 +453,7 @@ def memory_gate(subject: Subject) -> Gate:
     @gate(
         "memory",
         rows="R4 R5",
-        title="what is remembered ends with its episode, and is learnt from in the order of time",
+        title="recurrent state is reset between episodes, and sequences keep their order in time",
     )
     def prove(proof: Proof) -> Finding:
         if not getattr(proof.cfg, "memory", 0):
@@ -491,7 +489,7 @@ def memory_gate(subject: Subject) -> Gate:
 @gate(
     "environments",
     rows="R4 C15",
-    title="environments differ from one another, and go on from a checkpoint as if never stopped",
+    title="environments have different seeds, and continue from a checkpoint exactly",
 )
 def replay(proof: Proof) -> Finding:
     """Random actions, the state saved half-way; fresh environments that load it must see the very same observations after."""

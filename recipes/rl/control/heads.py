@@ -1,4 +1,5 @@
-"""How a policy acts: what the outputs of its net mean, and what is drawn from them. One class for each kind of action space."""
+"""Action distributions: what a policy net's outputs mean, and how actions are drawn. One class per kind of action
+space."""
 
 import math
 

@@ -1,8 +1,8 @@
-"""What a policy remembers of the running episode: the state of a recurrent net, carried from step to step beside the observation.
+"""Memory of recurrent policies: the hidden state, carried from step to step with the observation.
 
-A row that such a policy reads is (observation, 1 where an episode begins and 0 elsewhere, the state before it: zeros where one
-begins). So a row says by itself what follows from it, wherever it is stored. What gradients flow through are stretches of rows that
-followed one another: there each state is made anew from the one before, and only the stretch's first is the stored one.
+A row that such a policy reads is (observation, 1 at the start of an episode and 0 elsewhere, the state before it: zeros at a
+start). So a stored row is complete by itself. Gradients flow through sequences of consecutive rows: only the first row's state is
+the stored one, and the others are computed again.
 """
 
 from collections.abc import Callable

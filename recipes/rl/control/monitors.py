@@ -1,4 +1,5 @@
-"""What only a whole run of a control recipe shows: read from its evaluations and from what it logs of each unit as `policy/...`."""
+"""Monitors of control recipes for faults that show only in a whole run, from evaluations and from values logged per iteration as
+`policy/...`."""
 
 import math
 from typing import TYPE_CHECKING
@@ -106,7 +107,7 @@ def reached(history: Rows, floor: float, ceiling: float) -> bool:
 def kept(floor: float) -> Monitor:
     """The return after its peak."""
 
-    @monitor("return", rows="R6", title="what the policy earned, it still earns")
+    @monitor("return", rows="R6", title="the policy keeps its best return")
     def judge(history: Rows) -> Finding:
         best = max(history, key=lambda row: row["val/return"])
         peak, last = best["val/return"], history[-1]["val/return"]
@@ -126,7 +127,7 @@ def values(floor: float, ceiling: float) -> Monitor:
     """A value function that says nothing, whatever its loss: judged by what it explains of the returns, never by a loss that must
     go to zero, for its targets move."""
 
-    @monitor("values", rows="R5", title="the value function explains what is earned")
+    @monitor("values", rows="R5", title="the value function explains the returns")
     def judge(history: Rows) -> Finding:
         seen = curve(history, "explained_variance")
         late = seen[len(seen) // 2 :] or [0.0]
@@ -144,7 +145,7 @@ def values(floor: float, ceiling: float) -> Monitor:
 def undecided(floor: float, ceiling: float, actions: int) -> Monitor:
     """Entropy that is gone long before the policy is good: nothing new is tried any more."""
 
-    @monitor("entropy", rows="R1", title="the policy tries things until it knows")
+    @monitor("entropy", rows="R1", title="the policy keeps exploring until it has learnt")
     def judge(history: Rows) -> Finding:
         rows = [r for r in history if "train/policy/entropy" in r]
         share = [r["train/policy/entropy"] / math.log(actions) for r in rows]
@@ -168,7 +169,7 @@ def undecided(floor: float, ceiling: float, actions: int) -> Monitor:
 def far() -> Monitor:
     """How far the updates of one unit take the policy from what made its samples (mean over the units of an evaluation)."""
 
-    @monitor("policy-steps", rows="R3", title="a unit's updates move the policy, and not too far")
+    @monitor("policy-steps", rows="R3", title="an iteration's updates change the policy, and not too far")
     def judge(history: Rows) -> Finding:
         kl, clipped = curve(history, "approx_kl"), curve(history, "clip_fraction")
         most, share = max(kl, default=0.0), sum(clipped) / max(len(clipped), 1)
@@ -190,7 +191,7 @@ def far() -> Monitor:
 def fresh(capacity: int) -> Monitor:
     """The mean age of what the replay holds: a ring that no longer takes in what is played grows old without a bound."""
 
-    @monitor("replay", rows="R4", title="the replay holds what was played last")
+    @monitor("replay", rows="R4", title="the replay buffer holds the newest transitions")
     def judge(history: Rows) -> Finding:
         age = curve(history, "replay_age")
         oldest = max(age, default=0.0)

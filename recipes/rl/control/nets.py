@@ -1,4 +1,5 @@
-"""Parts of policies: plain nets, and statistics that go on for a whole run and are saved with the weights."""
+"""Parts of policies: plain nets, and normalisation statistics that are updated during a run and saved with the
+weights."""
 
 from itertools import pairwise
 

@@ -1,7 +1,7 @@
-"""Gates of the control recipes that judge the configured run, not a probe: the loss against its formula, what is learnt from
-against its definition, entries of a batch that nothing depends on, how often the target network is renewed.
+"""Gates of control recipes on the configured run: the loss against its formula, training targets against their definition, batch
+entries that the loss ignores, and the update rate of the target network.
 
-They ask of a recipe what recipes/rl/control/gates.py asks, and a `Subject` with `formula`, `targets` and `lag`.
+They require what recipes/rl/control/gates.py requires, and a `Subject` with `formula`, `targets` and `lag`.
 """
 
 import copy
@@ -405,7 +405,7 @@ def _other(value: Tensor, draws: torch.Generator) -> Tensor:
 
 # --------------------------------------------------------------------------------------------------------------- returns
 def returns_gate(targets: Callable | None) -> Gate:
-    title = "what is learnt from is its definition, worked out step by step from what was played"
+    title = "training targets equal their definition, computed step by step from the played transitions"
 
     @gate("returns", rows="R4 R5", title=title)
     def prove(proof: Proof) -> Finding:
@@ -435,7 +435,7 @@ SHORT = 1000  # updates: a shorter run is a trial, of which nobody expects a pol
 
 
 def target_rate_gate(lag: Callable[[Any], float] | None) -> Gate:
-    title = "the target network is renewed more than once in the run, and less than with every update"
+    title = "the target network is updated more than once in the run, and less often than the online network"
 
     @gate("target-rate", rows="R5", title=title)
     def prove(proof: Proof) -> Finding:

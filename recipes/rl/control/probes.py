@@ -1,7 +1,6 @@
-"""Environments so small that their values and best actions are known by hand (after Andy Jones, "Debugging RL, without the
-agonizing pain", 2021). Each needs one more piece of an agent than the one before, so the first that fails names the piece.
-And one that is not small, whose newest observation does not say it all.
-"""
+"""Environments so small that their values and best actions are known analytically (after Andy Jones, "Debugging RL, without the
+agonizing pain", 2021). Each needs one more part of an agent than the one before, so the first failure names the part. The last
+one is larger: its newest observation is not sufficient."""
 
 from typing import Any
 

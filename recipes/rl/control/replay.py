@@ -1,4 +1,4 @@
-"""What off-policy recipes learn from: transitions in a ring, and a copy of the net that lags behind."""
+"""Replay buffer (a ring of transitions) and target network of off-policy recipes."""
 
 import copy
 import math

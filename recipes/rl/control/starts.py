@@ -1,4 +1,5 @@
-"""Do environments begin from seeds of their own? Judged by how many start states there are: of few, some begin alike by chance."""
+"""Checks that environments start from different seeds, given the number of start states: with few, some coincide by
+chance."""
 
 import math
 import time

@@ -1,1 +1,1 @@
-"""What the recipes that train language models from rewards (grpo, rlhf) share."""
+"""Code shared by the recipes that train language models on rewards (grpo, rlhf)."""

@@ -1,4 +1,4 @@
-"""What must be proved of a language model that learns from rewards: the reward, the answers, what is scored, the loss."""
+"""Gates of GRPO: the reward function, the answers, which tokens are scored, the loss."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,7 +100,7 @@ def alone(u: Unit, temperature: float) -> list[Tensor]:
 
 # --------------------------------------------------------------------------------------------------------------- reward
 def rewards(s: Subject) -> Gate:
-    title = "the reward prefers right answers, and for what they say"
+    title = "the reward prefers right answers, and for their content"
 
     @gate("rewards", rows="R1", title=title, reads="data")
     def prove(proof: Proof) -> Finding:
@@ -174,7 +174,7 @@ def rewards(s: Subject) -> Gate:
 
 
 def questions(s: Subject) -> Gate:
-    title = "no held-out question is learnt from or shown as solved"
+    title = "no held-out question is in the training set or in the prompt's examples"
 
     @gate("questions", rows="C6", title=title, reads="data")
     def prove(proof: Proof) -> Finding:
@@ -204,7 +204,7 @@ def questions(s: Subject) -> Gate:
 
 # -------------------------------------------------------------------------------------------------------------- samples
 def samples(s: Subject) -> Gate:
-    title = "what is learnt from are the policy's own answers, up to their end"
+    title = "training uses the policy's own answers, up to their end token"
 
     @gate("samples", rows="L1 L3", title=title, reads="data model loss train")
     def prove(proof: Proof) -> Finding:
@@ -245,7 +245,7 @@ def samples(s: Subject) -> Gate:
 
 
 def advantages(s: Subject) -> Gate:
-    title = "an answer's advantage is its own reward against its group's"
+    title = "an answer's advantage is its reward relative to its group"
 
     @gate("advantages", rows="R1", title=title, reads="data model loss train")
     def prove(proof: Proof) -> Finding:
@@ -327,7 +327,7 @@ def scored(s: Subject) -> Gate:
 
 
 def objective(s: Subject) -> Gate:
-    title = "the loss is the declared one, of each answer read alone"
+    title = "the loss is the declared one, with each answer computed alone"
 
     @gate("objective", rows="R1 L1", title=title, reads="data model loss train")
     def prove(proof: Proof) -> Finding:
@@ -376,7 +376,7 @@ def objective(s: Subject) -> Gate:
 
 # ----------------------------------------------------------------------------------------------------------- evaluation
 def prompts(s: Subject) -> Gate:
-    title = "an evaluation asks as training does, and in a batch as alone"
+    title = "evaluation prompts equal training prompts, in a batch and alone"
 
     @gate("prompts", rows="L1 L8", title=title, reads="data model loss evaluate")
     def prove(proof: Proof) -> Finding:
@@ -412,7 +412,7 @@ def prompts(s: Subject) -> Gate:
 
 
 def judge(s: Subject) -> Gate:
-    title = "known answers get the accuracy they deserve"
+    title = "known answers get the right accuracy"
 
     @gate("judge", rows="R1", title=title, reads="data evaluate metric")
     def prove(proof: Proof) -> Finding:
@@ -473,7 +473,7 @@ def hacked(held_out: int) -> Monitor:
     """The training reward also rises where answers only become surer: held-out answers, given greedily, must follow."""
     noise = 2 * (0.5 / held_out) ** 0.5  # two standard errors of a difference at one half
 
-    @monitor("reward", rows="R1", title="what earns more is also right more often")
+    @monitor("reward", rows="R1", title="answers with higher reward are right more often")
     def judged(history: History) -> Finding:
         earned, right = logged(history, "reward"), [row["val/accuracy"] for row in history]
         fell = max(right) - right[-1] > noise
@@ -487,7 +487,7 @@ def hacked(held_out: int) -> Monitor:
     return judged
 
 
-@monitor("groups", rows="R1", title="groups differ in what they earn")
+@monitor("groups", rows="R1", title="rewards differ within groups")
 def still_groups(history: History) -> Finding:
     """Groups whose answers all earn the same: counted, for they teach nothing."""
     share = logged(history, "frac_reward_zero_std")
@@ -509,7 +509,7 @@ def lengths(history: History) -> Finding:
     )  # fmt: skip
 
 
-@monitor("entropy", rows="R1", title="the policy tries things while it learns")
+@monitor("entropy", rows="R1", title="the policy keeps exploring while it learns")
 def decided(history: History) -> Finding:
     """Entropy of a token (nats). Gone early, nothing new is tried."""
     seen, share = logged(history, "entropy"), logged(history, "frac_reward_zero_std")
@@ -520,7 +520,7 @@ def decided(history: History) -> Finding:
     )  # fmt: skip
 
 
-@monitor("clip", rows="R1", title="a unit's updates stay where its answers can tell")
+@monitor("clip", rows="R1", title="an iteration's updates stay within the clipping range")
 def clipped(history: History) -> Finding:
     """Share of the tokens at the clip."""
     share = logged(history, "clip_ratio/region_mean")
@@ -528,7 +528,7 @@ def clipped(history: History) -> Finding:
                    "a lower --optim.lr, fewer --num-iterations", evidence={"share": share})  # fmt: skip
 
 
-@monitor("kl", rows="R2", title="the policy stays within sight of its reference")
+@monitor("kl", rows="R2", title="the policy stays near its reference")
 def drift(history: History) -> Finding:
     """KL to the reference, nats a token."""
     seen = logged(history, "kl")

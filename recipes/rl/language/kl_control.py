@@ -1,4 +1,4 @@
-"""What holds a policy near to where it began: the price of the distance, and a watch that stops a run which falls into a hole."""
+"""Keeps a policy near its reference: the KL coefficient, and a check that stops a run whose policy drifts away."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A language model that acts: it draws tokens, and says how likely they were and what it expects to earn from there on."""
+"""A language model as a policy: it samples tokens and returns their log-probabilities and values."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Questions with one right answer: where they come from, how one is put to a language model, what an answer says, what it earns."""
+"""Questions with one right answer: their sources, prompts, the parsing of answers, and rewards."""
 
 import importlib
 import importlib.util

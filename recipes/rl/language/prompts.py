@@ -1,4 +1,4 @@
-"""What a language model is asked to go on with: the beginnings of prose, or prompts of one's own, as tokens padded on the left."""
+"""Prompts that a language model continues: beginnings of prose or your own, as left-padded tokens."""
 
 from dataclasses import astuple, dataclass
 from functools import cache

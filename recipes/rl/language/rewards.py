@@ -1,7 +1,7 @@
-"""Rewards of texts: where one comes from, what it must answer, and probes that find one that can teach nothing, or the wrong thing.
+"""Rewards of texts: their sources, required outputs, and probes that find a useless or misleading one.
 
-A reward is a function `reward(prompts, completions) -> list of numbers`, one for each completion. `PROBES` look at one before
-anything is trained: they ask it about texts of different lengths, the empty one and texts turned to nonsense.
+A reward is a function `reward(prompts, completions) -> list of numbers`, one per completion. `PROBES` test it before training
+with texts of different lengths, the empty text, and scrambled texts.
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""What must be proved of a language model that learns from rewards: the reward, what is drawn, scored and earned, the loss.
+"""Gates of RLHF: the reward, sampling, which tokens are scored, returns, the loss.
 
-They ask of a recipe: a `Writer` for its model, its reference in `stage.frozen_modules`, its prompts in `stage.data`, its price in
-`stage.state["controller"]`; batches with `input_ids`, `mask`, `said`, `valid`, `log_prob`, `value`, `advantage` and `return`.
+They require: a `Writer` for the model, its reference in `stage.frozen_modules`, its prompts in `stage.data`, its KL coefficient
+in `stage.state["controller"]`; batches with `input_ids`, `mask`, `said`, `valid`, `log_prob`, `value`, `advantage` and `return`.
 """
 
 import copy
@@ -105,7 +105,7 @@ def alone(model: Writer, prompt: Tensor, answer: Tensor) -> tuple[Tensor, Tensor
 
 # ---------------------------------------------------------------------------------------------------------------- gates
 def reward_gate(reward: Reward) -> Gate:
-    title = "the reward answers any text, tells texts apart, and asks for more than length"
+    title = "the reward accepts any text, distinguishes texts, and depends on more than length"
 
     @gate("reward", rows="R1", title=title, reads="data model")
     def prove(proof: Proof) -> Finding:
@@ -137,7 +137,7 @@ def reward_gate(reward: Reward) -> Gate:
 @gate(
     "generation",
     rows="L1 L3",
-    title="in a batch is written what would be written alone, up to the end token",
+    title="completions in a batch equal those of each prompt alone, up to the end token",
     reads="data model train",
 )
 def generation(proof: Proof) -> Finding:
@@ -185,7 +185,7 @@ def generation(proof: Proof) -> Finding:
 @gate(
     "score",
     rows="L1 L2 L3 R3",
-    title="log-probabilities and values of a rollout are those of each answer read alone",
+    title="log-probabilities and values of a rollout equal those of each answer alone",
     reads="data model loss train",
 )
 def score(proof: Proof) -> Finding:
@@ -241,7 +241,7 @@ def estimates(reward: list[float], value: list[float], gamma: float, lam: float)
 
 
 def returns_gate(reward: Reward) -> Gate:
-    title = "a token earns the reward at the end, less the price of its distance; advantages are whitened over answers"
+    title = "token rewards are the final reward minus the KL penalty; advantages are whitened over answers"
 
     @gate("returns", rows="L2 R2 R3", title=title, reads="data model loss state train")
     def prove(proof: Proof) -> Finding:
@@ -295,7 +295,12 @@ def returns_gate(reward: Reward) -> Gate:
     return prove
 
 
-@gate("formula", rows="R3", title="the loss is PPO's: ratio and value clipped, answers alone", reads="model loss train")
+@gate(
+    "formula",
+    rows="R3",
+    title="the loss is PPO's, with clipped ratio and value, over answer tokens only",
+    reads="model loss train",
+)
 def formula(proof: Proof) -> Finding:
     """The recipe's own loss against the formula, token by token in double precision, of one and the same logits: on a batch whose
     old log-probabilities and values are moved so that both clips act, with rubbish where there is no answer."""
@@ -335,7 +340,7 @@ def formula(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-@gate("controller", rows="R2", title="the price of the distance follows it, within bounds", reads="state train")
+@gate("controller", rows="R2", title="the KL coefficient adapts to the KL, within bounds", reads="state train")
 def controller(proof: Proof) -> Finding:
     """The stage's own controller, told distances that are far too large, far too small and right."""
     _, stage = proof.build(Plan(steps=1))

@@ -1,4 +1,4 @@
-"""What only a whole run shows of a language model that learns from a reward: its distance, its texts, its values."""
+"""Monitors of RLHF for faults that show only in a whole run: KL divergence, texts, values."""
 
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.monitoring.monitors import Monitor, monitor
@@ -31,7 +31,7 @@ def late(history: Rows, key: str, share: int) -> float:
 def held(target: float) -> Monitor:
     """The distance to the reference, where it settles."""
 
-    @monitor("kl", rows="R2", title="the policy stays as near to its reference as was asked")
+    @monitor("kl", rows="R2", title="the policy's KL to its reference stays near the target")
     def judge(history: Rows) -> Finding:
         last, most = late(history, "kl", 3), max(curve(history, "kl"), default=0.0)
         return Finding(
@@ -47,7 +47,7 @@ def held(target: float) -> Monitor:
 def texts(watch: Watch) -> Monitor:
     """Repetition and length, while the reward rises."""
 
-    @monitor("hacking", rows="R1", title="what earns more is still a text")
+    @monitor("hacking", rows="R1", title="completions with higher reward are still meaningful text")
     def judge(history: Rows) -> Finding:
         reward, distinct, tokens = watch.first.tolist()
         now = {k: late(history, k, 5) for k in ("reward", "distinct", "tokens")}
@@ -64,7 +64,7 @@ def texts(watch: Watch) -> Monitor:
     return judge
 
 
-@monitor("entropy", rows="R1", title="the policy tries things until the end")
+@monitor("entropy", rows="R1", title="the policy keeps exploring until the end")
 def undecided(history: Rows) -> Finding:
     """Of the next token, against the first evaluation's."""
     seen = curve(history, "entropy") or [0.0]
@@ -74,7 +74,7 @@ def undecided(history: Rows) -> Finding:
     )  # fmt: skip
 
 
-@monitor("values", rows="R3", title="the values explain what is earned")
+@monitor("values", rows="R3", title="the value function explains the returns")
 def values(history: Rows) -> Finding:
     """Explained variance; never a loss that must go to zero, for its targets move."""
     share = late(history, "explained_variance", 2)

@@ -1,4 +1,4 @@
-"""Classes of unequal size: each gets the same say by its weight or by repetition, or hard samples get more of it (focal loss)."""
+"""Class imbalance: class weights, repetition of samples, or focal loss, which gives hard samples more weight."""
 
 import math
 from collections.abc import Callable

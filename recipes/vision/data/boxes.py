@@ -1,8 +1,7 @@
-"""Pictures with boxes: COCO's JSON beside a folder of pictures, or digits pasted on photos; and how boxes found are scored.
+"""Images with boxes: COCO's JSON next to a folder of images, or digits pasted on photos; and the scoring of detections.
 
-A box is xyxy in pixels, x to the right, y down, edges at pixel edges (torchvision's `BoundingBoxes`). Files are converted where
-they are read (COCO has xywh), and every box is kept in its picture's own pixels; what the net sees is a canvas, and `to_own` leads
-back.
+A box is xyxy in pixels, x to the right, y down, edges at pixel edges (torchvision's `BoundingBoxes`). Files are converted when
+read (COCO has xywh). Every box is stored in its image's own pixels. The net reads a canvas, and `to_own` converts back.
 """
 
 import hashlib

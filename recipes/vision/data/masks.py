@@ -1,7 +1,7 @@
-"""Pictures with a mask of class ids each: from a folder, or the embedded nuclei; read in windows of one size.
+"""Images with a mask of class ids, from a folder or the packaged nuclei, read in windows of one size.
 
-A mask is a PNG as large as its picture whose values are class ids (grey or palette, 8 or 16 bits); `IGNORE` is void: no class,
-never learnt, never scored. Padding and what another window answers for are void, too.
+A mask is a PNG of the image's size whose values are class ids (grey or palette, 8 or 16 bits). `IGNORE` is void: no class, never
+learnt, never scored. Padding, and pixels that another window scores, are void too.
 """
 
 import hashlib

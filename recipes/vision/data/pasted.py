@@ -1,5 +1,5 @@
-"""Digits pasted on photos, 96x96: two to four real handwritten digits of 22 to 40 pixels on a crop of a real photo, each with its
-exact box. Digits and photos are parted into train and val before anything is composed; a scene is a function of its number."""
+"""Digits pasted on photos, 96x96: two to four real handwritten digits of 22 to 40 pixels on a crop of a real photo, with exact
+boxes. Digits and photos are split into train and val before composition; a scene is a function of its number."""
 
 from collections.abc import Sequence
 from functools import cache

@@ -1,9 +1,8 @@
-"""Pictures with a class each: from a folder of class folders, or from a data set in the hub's layout (parquet files).
+"""Images with a class, from a folder of class folders or from a data set in the hub's layout (parquet files).
 
-A picture is read as (3, H, W) of 0-255 whatever it was: grey, palette, alpha (laid on white), CMYK, 16 bits (kept as fractions),
-turned by its EXIF tag. Every file is read to its end once, in threads, when the set is built; those that cannot be read are left
-out, counted and named, so that which samples there are never changes while a run trains or resumes. What was found is cached by
-size and time of change.
+Every image is read as (3, H, W) of 0-255: grey, palette, alpha (on white), CMYK, 16 bits (kept as fractions), rotated by its EXIF
+tag. When the set is built, threads read every file once to its end. Unreadable ones are left out, counted and named, so that the
+samples never change during a run or a resume. The result is cached by size and modification time.
 """
 
 import hashlib

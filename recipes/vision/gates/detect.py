@@ -1,7 +1,7 @@
-"""Gates of detection: that boxes lie on what they box (V3), what the evaluation scores (V3), that a picture read by other hands is
-found right in its own pixels (V3), what score threshold and NMS leave (V4), that every object has a place that learns it (V4).
+"""Gates of detection: boxes match their objects (V3), the evaluation's score (V3), detections in an image's own pixels (V3),
+score threshold and NMS (V4), an anchor or location for every object (V4).
 
-They ask of a recipe: data of boxes.Boxed (`data`, `rows`, `side`, `augment`), a detectors.Detector, `stage.evaluate` over it.
+They require: data of boxes.Boxed (`data`, `rows`, `side`, `augment`), a detectors.Detector, `stage.evaluate` over it.
 """
 
 import copy
@@ -115,7 +115,7 @@ def iou(a: Tensor, b: Tensor) -> float:
     return box_iou(a[None].float(), b[None].float()).item() if (a[2:] > a[:2]).all() else 0.0
 
 
-@gate("boxes", rows="V3", title="boxes lie on what they box, on both paths", reads="data")
+@gate("boxes", rows="V3", title="boxes match their objects, on both paths", reads="data")
 def lie_on(proof: Proof) -> Finding:
     """Pictures of many sizes with one bright rectangle each go through both paths: the box must come out where the rectangle does.
     If it does not, what it means instead is tried out: another format, another scale, mirrored apart."""
@@ -228,7 +228,10 @@ READ_AS: dict[str, Change] = {
 
 
 @gate(
-    "precision", rows="V3", title="the truth as prediction scores 1, anything else less", reads="data evaluate metric"
+    "precision",
+    rows="V3",
+    title="ground truth as prediction scores 1, anything else less",
+    reads="data evaluate metric",
 )
 def precision(proof: Proof) -> Finding:
     """Detectors that know the stored boxes are evaluated, on held-out pictures and on painted ones of many sizes: theirs must be an
@@ -321,7 +324,7 @@ class Altered(nn.Module):
         return [self.change(said) for said in self.net(images)]
 
 
-@gate("own-pixels", rows="V3", title="what was learnt is found in the pictures themselves, in their own pixels",
+@gate("own-pixels", rows="V3", title="memorised objects are found in the original images, in their own pixels",
       reads="data model loss counts evaluate metric optimizers train")  # fmt: skip
 def own_pixels(proof: Proof) -> Finding:
     """The overfit model on the eight pictures it knows, read without the recipe's data code, through the recipe's evaluation.
@@ -430,7 +433,7 @@ def _doubles(said: dict) -> int:
 
 
 # ----------------------------------------------------------------------------------------------------------------- reached
-@gate("reached", rows="V4", title="every object has an anchor or a location that learns it", reads="data model")
+@gate("reached", rows="V4", title="every object is assigned an anchor or a location", reads="data model")
 def reached(proof: Proof) -> Finding:
     """Of up to 2,000 training boxes on the canvas: the best IoU with any anchor, which must reach what the head calls a match; of
     FCOS, which has no anchors, whether a location answers for the box."""

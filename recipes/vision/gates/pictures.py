@@ -1,7 +1,7 @@
-"""What the net really sees (V1) and a monitor of classes that are never found (V6), for every recipe of pictures; and gates of
-semantic segmentation: what a mask holds (V5), what loss and metric score (V5), that picture and mask move as one (V2, V5).
+"""Gates on images: what the net really reads (V1), and a monitor of classes that are never predicted (V6). For semantic
+segmentation: the content of masks (V5), which pixels loss and metric score (V5), one transform for image and mask (V2, V5).
 
-The latter ask of a recipe: data of masks.Windows (`pairs`, `places`), samples of `image` and `mask`, answers (B, n, H, W).
+The latter require: data of masks.Windows (`pairs`, `places`), samples with `image` and `mask`, answers (B, n, H, W).
 """
 
 import copy
@@ -37,9 +37,7 @@ def outputs(proof: Proof) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------------------- classes
-@gate(
-    "balance", rows="V6", title="every class has the same say where that is asked for", reads="data model loss counts"
-)
+@gate("balance", rows="V6", title="classes have equal weight if balancing is set", reads="data model loss counts")
 def balance(proof: Proof) -> Finding:
     """How often a class comes in an epoch, times what a sample of it weighs in the loss and in what the loss is divided by."""
     (run, stage), smoothing = proof.look(), proof.cfg.label_smoothing
@@ -77,7 +75,7 @@ def balance(proof: Proof) -> Finding:
 
 
 # ----------------------------------------------------------------------------------------------------------------- labels
-@gate("labels", rows="V5", title="masks hold class ids or void, those that were stored", reads="data model")
+@gate("labels", rows="V5", title="masks hold the stored class ids or void", reads="data model")
 def labels(proof: Proof) -> Finding:
     """Values of masks on both paths; and over whole pictures, the pixels of each class on the evaluation path against the masks as
     they are stored: none lost, none twice, no id shifted."""
@@ -187,7 +185,7 @@ def _barred(mask: Tensor) -> Tensor:
 @gate(
     "scored",
     rows="V5",
-    title="loss and metric score the same pixels, as the class they are",
+    title="loss and metric score the same pixels with the same classes",
     reads="data model loss evaluate metric",
 )
 def scored(proof: Proof) -> Finding:
@@ -289,7 +287,7 @@ class Painted(Sequence):
         return bright.expand_as(picture).contiguous(), ids.contiguous()
 
 
-@gate("together", rows="V2 V5", title="picture and mask are cut, mirrored and resized as one", reads="data model")
+@gate("together", rows="V2 V5", title="image and mask get the same crop, mirroring and resizing", reads="data model")
 def together(proof: Proof) -> Finding:
     """Pictures that show their own masks go through both paths: picture and mask must still agree, window for window, and no id may
     appear that was not painted."""
@@ -335,7 +333,7 @@ def _agree(image: Tensor, mask: Tensor, n: int) -> float | None:
 
 
 # ------------------------------------------------------------------------------------------------------------------ scale
-@gate("scale", rows="V1", title="what reaches the first layer is normalised, once, on both paths", reads="data model")
+@gate("scale", rows="V1", title="the first layer's input is normalised exactly once, on both paths", reads="data model")
 def scale(proof: Proof) -> Finding:
     """Mean and standard deviation of each channel just before the first layer with weights."""
     (run, stage), seed = proof.look(), proof.cfg.run.seed
@@ -383,7 +381,7 @@ SEGMENTING = [labels, scored, together, scale]
 def _every_class(remedy: str) -> Monitor:
     """Recall of each class at the last evaluation."""
 
-    @monitor("forgotten", rows="V6", title="every class is found")
+    @monitor("forgotten", rows="V6", title="every class is predicted")
     def judge(history: list[dict[str, float]]) -> Finding:
         recall = {k.removeprefix("val/recall/"): v for k, v in history[-1].items() if k.startswith("val/recall/")}
         never = [c for c, r in recall.items() if r < 0.01]

@@ -1,8 +1,7 @@
-"""Torchvision's FCOS, RetinaNet and Faster R-CNN as one kind of module: pictures in, boxes or loss sums out.
+"""Torchvision's FCOS, RetinaNet and Faster R-CNN behind one interface: images in, boxes or loss sums out.
 
-What differs between the three ends here. Pictures (B, 3, S, S) come in as [0, 1] and are normalised inside; boxes are xyxy in their
-pixels; labels are 0 to n - 1 (Faster R-CNN's background is put in front of them and taken away again). Nothing is resized here:
-torchvision's own transform is not used.
+Images (B, 3, S, S) come in as [0, 1] and are normalised inside. Boxes are xyxy in their pixels. Labels are 0 to n - 1 (Faster
+R-CNN's background class is added and removed here). Nothing is resized here: torchvision's own transform is not used.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
-"""How users read the exports of classify, segment and detect (`read_export.py`), and what the recipes answer to the same pictures.
+"""How users read the exports of classify, segment and detect (`read_export.py`), and the recipes' answers to the same images.
 
-Pictures are taken from what is stored, not from `Data.get`: what `get` does to them on the evaluation path is what is compared.
+Images come from the stored files, not from `Data.get`, because the evaluation path's own processing is what is compared.
 """
 
 from collections.abc import Callable, Sequence

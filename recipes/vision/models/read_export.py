@@ -1,7 +1,8 @@
-"""What classify, segment and detect export, read as a user reads it: json, torch and torchvision, nothing of this project.
+"""Reads the exports of classify, segment and detect as a user would: json, torch and torchvision, nothing of this project.
 
-`model.pt2` is a program that torch alone runs. Where config.json says `"library": "torchvision"`, `model.safetensors` is also a
-state dict of torchvision's own classifier."""
+`model.pt2` is a program that needs only torch. If config.json has `"library": "torchvision"`, `model.safetensors` is also a state
+dict of torchvision's own classifier.
+"""
 
 import json
 from pathlib import Path

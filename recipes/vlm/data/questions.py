@@ -1,4 +1,4 @@
-"""Pictures with questions as a data set, and how answers are judged."""
+"""Images with questions as a data set, and the scoring of answers."""
 
 import dataclasses
 import functools

@@ -1,7 +1,7 @@
-"""Rows of tokens: every question of a picture in one row, hidden from one another, nothing ever cut.
+"""Rows of tokens: all questions of an image in one row, masked from one another, never truncated.
 
-A row is a prefix (a place for each feature of the picture) and then each question with its answer. A question sees the prefix and
-itself: attention is masked in blocks and positions start again, so each answer is what it would be if its question stood alone.
+A row is a prefix (a position for each image feature) and then each question with its answer. A question attends to the prefix and
+to itself: attention is masked in blocks and positions restart, so each answer is the same as if its question were alone.
 """
 
 from collections.abc import Sequence

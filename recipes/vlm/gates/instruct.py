@@ -1,7 +1,7 @@
-"""Gates of vision-language models: who learns in which stage and how fast (X1, X3), what the language model is handed (X2), whether
-every feature has its place and answers alone are scored (X4), whether answers come from the picture (X5).
+"""Gates of vision-language models: which parts learn in which stage and at what rate (X1, X3), the language model's inputs (X2),
+a position for every feature and scores for answers only (X4), answers that depend on the image (X5).
 
-They ask of a recipe: a model of three towers `encoder`, `projector` and `language`; data of questions.Questions.
+They require: a model with three parts `encoder`, `projector` and `language`; data of questions.Questions.
 """
 
 from dataclasses import dataclass, field
@@ -106,7 +106,7 @@ def towers_gate(learn: tuple[str, ...]) -> Gate:
     @gate(
         "towers",
         rows="X1",
-        title="the towers that this stage is for learn, the others do not",
+        title="only the parts that this stage trains learn",
         reads="model optimizers train",
     )
     def towers(proof: Proof) -> Finding:
@@ -139,7 +139,7 @@ def towers_gate(learn: tuple[str, ...]) -> Gate:
 @gate(
     "rates",
     rows="X3",
-    title="each tower learns at a rate of its own, none of them hot",
+    title="each part has its own learning rate, none too high",
     reads="model optimizers expect train",
 )
 def rates(proof: Proof) -> Finding:
@@ -172,7 +172,7 @@ def rates(proof: Proof) -> Finding:
 @gate(
     "aligned",
     rows="X2",
-    title="the projector that this stage starts from was trained",
+    title="this stage starts from a trained projector",
     reads="data model evaluate metric",
 )
 def aligned(proof: Proof) -> Finding:
@@ -216,7 +216,7 @@ def _through(stage: Stage, run: Run, batch: dict, module: nn.Module) -> Tensor:
 @gate(
     "places",
     rows="X4",
-    title="every feature of every picture has its place, every question its answer",
+    title="every image feature has its position, every question its answer",
     reads="data model loss",
 )
 def places(proof: Proof) -> Finding:
@@ -299,7 +299,7 @@ def answers_alone(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-@gate("spoken", rows="C12 X5", title="what counts as right is what the model says by itself")
+@gate("spoken", rows="C12 X5", title="accuracy is measured on the model's own generated answers")
 def spoken(proof: Proof) -> Finding:
     """Evaluation judges every token behind the right ones before it. Here the model that has learnt eight samples is given their
     questions alone, and `generate` of transformers says what it answers: each verdict must be the same."""
@@ -332,7 +332,7 @@ def spoken(proof: Proof) -> Finding:
 
 
 # ----------------------------------------------------------------------------------------------------- from the picture
-@gate("prior", rows="X5", title="the questions alone do not give the answers", reads="data")
+@gate("prior", rows="X5", title="questions alone do not predict the answers", reads="data")
 def prior(proof: Proof) -> Finding:
     """Who says the commonest answer to each question of the training set, asked about the held-out pictures."""
     _, stage = proof.build(Plan(steps=1))
@@ -346,7 +346,7 @@ def prior(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-@gate("pairs", rows="X5", title="counterfactual pairs are learnt, and answers change with the picture")
+@gate("pairs", rows="X5", title="the model learns counterfactual pairs, and its answers depend on the image")
 def pairs(proof: Proof) -> Finding:
     """Four pairs, each one scene with and without a change, learnt through the recipe's own `train()`: that can only close through
     the picture. Then each is shown its counterfactual instead: no answer of a pair may stay."""

@@ -1,6 +1,6 @@
-"""The small vision encoder: a CNN trained to say which digit stands in which of 16 cells of a composite, and in which colour.
+"""The small vision encoder: a CNN that predicts which digit, in which colour, is in each of 16 cells of a composite.
 
-A built asset: trained on first use, kept under a hash of what it depends on, never on a held-out digit.
+A built asset: trained on first use, without held-out digits, and cached under a hash of what it depends on.
 """
 
 import json
