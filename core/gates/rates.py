@@ -292,7 +292,7 @@ def range_test(proof: Proof) -> Finding:
     if expect.range_test:
         raise Skip(f"declared: {expect.range_test}")
     if 0 < expect.gate_batch_size < BATCH[0] and not proof.deep:
-        raise Skip("a sample is declared dear: `check --deep --only range-test` has the time")
+        raise Skip("a sample is declared expensive (gate_batch_size): `check --deep --only range-test` has the time")
     if len(proof.look()[1].optimizers) > 1:
         raise Skip("several optimisers: no single rate to test")
     run, stage = proof.build(Plan(steps=1))

@@ -136,11 +136,11 @@ def test_a_wrong_number_of_rewards_in_the_middle_of_a_run(net: Path, launch):
         "40",
         "--data.max-bad",
         "1",
-        "--rollout",
+        "--rollout-batch-size",
         "16",
         "--train.batch-size",
         "8",
-        "--new-tokens",
+        "--max-new-tokens",
         "4",
     )
     asked = ("run", "rl/rlhf", "--model", str(net), *more, "--gates.no-enabled", "--run.no-tensorboard")

@@ -31,9 +31,9 @@ SMALL = (
     "256",
     "--train.batch-size",
     "4",
-    "--width",
+    "--hidden-size",
     "32",
-    "--layers",
+    "--num-hidden-layers",
     "2",
 )
 

@@ -80,7 +80,7 @@ def test_pretrain_sft_and_dpo_by_init_from(folder: Path, tmp_path: Path):
         return next((tmp_path / "runs" / recipe.replace("/", "-")).glob("2*"))
 
     begun = stage("llm/pretrain", "--data.path", str(folder), *SMALL, "--data.context", "96", "--train.epochs", "0.1")
-    model = ("--model", str(begun / "export"), "--lora", "0", "--data.path", str(data), "--data.system", "")
+    model = ("--model", str(begun / "export"), "--lora-rank", "0", "--data.path", str(data), "--data.system", "")
     more = {
         "llm/sft": ("--train.epochs", "1", "--data.near", "0"),
         "llm/dpo": ("--train.epochs", "0.2", "--optim.lr", "1e-4"),

@@ -44,12 +44,12 @@ def test_a_ratio_that_is_always_one_is_stopped_by_its_name(launch, fork):
 def test_an_objective_that_was_changed_on_purpose_is_quiet(launch, fork):
     """A bound for each side, a KL term, values that are not clipped, an entropy bonus that falls: all published, none a bug."""
     fork(
-        ("ratio.clamp(1 - cfg.clip, 1 + cfg.clip)", "ratio.clamp(1 - cfg.clip, 1.28)"),
+        ("ratio.clamp(1 - cfg.clip_range, 1 + cfg.clip_range)", "ratio.clamp(1 - cfg.clip_range, 1.28)"),
         ('        return {\n            "policy": -gain.sum(),',
          '        return {\n            "kl": 0.1 * (ratio - 1 - ratio.log()).sum(),\n            "policy": -gain.sum(),'),
         ('error = torch.max((value - batch["return"]).square(), (near - batch["return"]).square())',
          'error = (value - batch["return"]).square()'),
-        ("-cfg.entropy * policy.head", "-cfg.entropy * (1 - 0.5 * run.step / max(run.total, 1)) * policy.head"),
+        ("-cfg.ent_coef * policy.head", "-cfg.ent_coef * (1 - 0.5 * run.step / max(run.total, 1)) * policy.head"),
         recipe="rl/ppo",
     )  # fmt: skip
     done = launch("check", "mine.py", "--only", OBJECTIVE)
@@ -75,7 +75,7 @@ def test_another_loss_that_is_published_is_quiet_and_a_declared_one_skips(launch
 @pytest.mark.parametrize(
     ("recipe", "argv", "words"),
     [
-        ("rl/dqn", ("--target-every", "10240"), ("renewed 1 times in the whole run", "10,240 updates")),
+        ("rl/dqn", ("--target-update-interval", "10240"), ("renewed 1 times in the whole run", "10,240 updates")),
         ("rl/sac", ("--tau", "0.995"), ("the net itself after every update", "not the share kept")),
     ],
 )
