@@ -167,7 +167,7 @@ def resume(argv: list[str]) -> None:
     changed = environment.changed_sources(folder, plain)
     if changed and not force:
         raise UserError("the recipe is not the one this run was started with", got="changed: " + ", ".join(changed),
-                        needed="the same sources, or your word that it does not matter",
+                        needed="the same sources, or --force if the change does not matter",
                         next=f"{command} --force")  # fmt: skip
     loaded, words = rungs.on(plain, climbed, rungs.kept(folder)) if climbed else plain, saved["argv"]
     if rung is not None:
@@ -242,7 +242,7 @@ def prove_stage(session: Session, part: stages.Part, proof: gates.Proof, only: t
     title = f"\nstage  {part.name}, {part.index + 1} of {part.of}\n" if part.of > 1 else ""
     chosen = [g for g in order.of_stage(stage) if not only or g.id in only]
     if not cfg.gates.enabled and not only:
-        s.console.say(f"{title}data   {counts}\ngates  OFF (--gates.no-enabled): nothing is proved", style="yellow")
+        s.console.say(f"{title}data   {counts}\ngates  OFF (--gates.no-enabled): nothing is checked", style="yellow")
         if copies := proof.data_report.get("overlap", {}).get("exact"):
             s.console.say(f"       {copies:,} validation samples are copies of training samples", style="yellow")
         if s.main:
@@ -306,9 +306,7 @@ def report_data(s: Session, proof: gates.Proof, stage: Stage, base: str) -> None
         next=f"trainworthy resume {s.folder} --force")  # fmt: skip
     together(s.accelerator, refused)
     if changed:
-        s.console.say(
-            f"data changed since the run began, and it goes on (--force): {'; '.join(changed)}", style="yellow"
-        )
+        s.console.say(f"data changed since the run began; it continues (--force): {'; '.join(changed)}", style="yellow")
     proof.data_report = inventory.report(proof.scans)
     if s.main:
         path.write_text(json.dumps(proof.data_report | {"identity": before | {proof.follows: now}}, indent=1))

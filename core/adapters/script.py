@@ -553,15 +553,15 @@ REMEDIES = {
     "range-test": "the rate was carried over from another optimiser, batch size or data set",
     "dependency": "statistics over the batch axis (own normalisation, x.mean(0)), or a reshape that mixes samples\n"
     "a (B, 1) against (B,) broadcast in the loss\n"
-    "the loss is a sum, or a mean over something else than samples (tokens, weights): say count=",
+    "the loss is a sum, or a mean over something else than samples (tokens, weights): set count=",
     "overfit": "wrong formula or target: softmax before cross-entropy, labels that do not belong to their inputs\n"
     "gradients do not arrive (see wiring), or the rate is far too low or too high for 8 samples\n"
     "metric() reads other labels or inputs than loss()\n"
-    "a floor of the loss that is not told (loss_floor=; label smoothing eps over K classes: -p ln p - (K - 1) q ln q,\n"
+    "loss_floor= is not set (label smoothing eps over K classes: -p ln p - (K - 1) q ln q,\n"
     "  where q = eps/K and p = 1 - eps + q), or too few steps (overfit_steps=)",
     "evaluation": "metric() does not call model.eval(), or dropout ignores the mode\nthe validation set draws at random\n"
     "model.eval() in metric() without model.train() at the start of train_loop()\na mean over batch means",
-    "accumulation": "the loss is a mean over something else than samples (tokens): say what with count=\n"
+    "accumulation": "the loss is a mean over something else than samples (tokens): set count=\n"
     "samples of a batch influence each other (see dependency)",
     "loader": "the data set keeps a generator of its own: every loader worker has a copy and repeats its draws\n"
     "the data set seeds a generator by itself (manual_seed in __getitem__), or keeps what it has once augmented\n"
@@ -573,7 +573,7 @@ REMEDIES = {
 
 def _skips(script: Script) -> dict[str, str]:
     """Return the gates that do not apply to a script."""
-    own_loop = "train_loop is the script's own: what its optimiser gets is judged by wiring"
+    own_loop = "train_loop is the script's own: wiring checks what its optimiser gets"
     return {
         "initial-loss": "no initial_loss given" if script.initial_loss is None else "",
         "init": "whether weights are loaded is the factory's own affair",

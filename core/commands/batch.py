@@ -100,9 +100,7 @@ def _share(asked: str | None) -> float:
     except ValueError:
         share = math.nan
     if not 0 < share <= 0.9:
-        raise UserError(
-            "--memory is the share of the free memory that may be taken", got=asked, needed="above 0, up to 0.9"
-        )
+        raise UserError("--memory is the share of the free memory to use", got=asked, needed="above 0, up to 0.9")
     return share
 
 
@@ -237,7 +235,7 @@ def measure(session: Session, stage: Stage, largest: int | None, share: float) -
         if short := trial.size < size:
             ended = f"{size:,} run out of the device's memory"
         elif size == most:
-            ended = "the whole training set" if size == samples else "as asked for by --largest"
+            ended = "the whole training set" if size == samples else "set by --largest"
         elif trial.seconds > SLOW:
             ended = f"a step takes {trial.seconds:.0f} s"
         size = min(2 * size, most)

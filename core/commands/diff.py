@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
     found = NOTE.search(source)
     if not found and not args.against:
         ours = HOME in fork.path.parents
-        raise UserError(f"{args.fork} is {'a recipe' if ours else 'not a fork'}: it does not say what it was made from",
+        raise UserError(f"{args.fork} is {'a recipe' if ours else 'not a fork'}: it does not name its original",
                         got="no note at its end", needed="a file that `trainworthy fork` made",
                         next=f"trainworthy diff {args.fork} --against RECIPE")  # fmt: skip
     called = args.against or found["recipe"]

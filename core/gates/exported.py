@@ -136,7 +136,7 @@ def compared(
             because = f"the export holds {likely}: its answers differ from those by {close[likely]:.1e} only\n"
     return Finding(
         not wrong, "; ".join([*wrong, told] if wrong else [told]), needed,
-        because + "export() writes another net than the one that is scored: freshly built, or the raw weights beside an average\n"
+        because + "export() writes another net than the evaluated one: freshly built, or the raw weights instead of the EMA\n"
         "config.json names another preprocessing than get() does, or get(index, None) reads otherwise than what is stored\n"
         "the exported program keeps what belongs to training (dropout, statistics of a batch)",
         evidence={"differences": apart, "scores": {k: [v.ours, v.theirs] for k, v in scores.items()}},

@@ -28,7 +28,7 @@ def init(proof: Proof) -> Finding:
     missing = [n for n in fits.missing if not n.startswith(fresh or ("\0",))]
     wrong, remedy = [], []
     if changed:
-        wrong.append(f"{len(changed)} tensors stand in the file and differ from it, e.g. {few(changed)}")
+        wrong.append(f"{len(changed)} tensors are in the file and differ from it, e.g. {few(changed)}")
         remedy.append(f"the names only fit with their {fits.prefix}: strict=False loaded nothing" if fits.prefix
                       else "initialised again after loading (a new head: declare expect.new_parameters), or never loaded")  # fmt: skip
     if share < NEEDED:
@@ -41,13 +41,13 @@ def init(proof: Proof) -> Finding:
     if old:
         wrong.append(f"the optimiser holds {', '.join(old)} before its first step")
         remedy.append(
-            "the old run's optimiser was loaded too: fine-tuning takes weights only; to go on, use trainworthy resume"
+            "the old run's optimiser was loaded too: fine-tuning takes weights only; to continue, use trainworthy resume"
         )
     packed = sum(not p.is_floating_point() for p in stage.model.parameters())
-    aside = f", {packed} tensors of integers aside (the recipe's own gates know what they stand for)" * bool(packed)
+    aside = f", without {packed} integer tensors (the recipe's own gates check those)" * bool(packed)
     return Finding(
         not wrong, "; ".join([f"{share:.1%} of the parameters are the file's{aside}", *wrong]),
-        f"{NEEDED:.0%} of those not declared fresh, every one that stands in the file, an optimiser without a past",
+        f"{NEEDED:.0%} of those not declared new, every one that is in the file, an optimiser without state",
         "\n".join(remedy),
         evidence={"share": share, "changed": changed, "missing": missing, "unexpected": fits.unexpected,
                   "mismatched": fits.mismatched, "prefix": fits.prefix, "optimiser": old},

@@ -71,12 +71,14 @@ def batch_norm(proof: Proof) -> Finding:
     still = fixed(probe.model)
     empty = [n for n, m in still.items() if new(m)]
     if empty:
-        return Finding(False, f"{len(empty)} of {len(still)} layers judge by fixed statistics of no data (mean 0, variance 1)",
+        return Finding(False, f"{len(empty)} of {len(still)} layers normalise with fixed statistics of no data (mean 0, variance 1)",
                        "statistics of trained weights, or layers that take their own",
                        "frozen before the weights were loaded, or a net from scratch: it has nothing to freeze")  # fmt: skip
     if not layers(probe.model) and still:
         return Finding(
-            True, f"{len(still)} layers judge by fixed statistics, none takes its own", "statistics of some data"
+            True,
+            f"{len(still)} layers normalise with fixed statistics, none computes its own",
+            "statistics of some data",
         )
     if not layers(probe.model):
         raise Skip("no batch norm")

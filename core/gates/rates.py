@@ -108,20 +108,20 @@ def schedule(proof: Proof) -> Finding:
     wrong = _own_faults(seen) if own else _faults(seen, settings) + _length_faults(total, settings)
     loose = math.isfinite(settings.clip) and seen.longest > 1.05 * CLIP
     if loose:
-        wrong.append(f"told to clip at {CLIP:g}, the optimiser steps with a gradient of norm {seen.longest:.3g}")
+        wrong.append(f"with clipping at {CLIP:g}, the optimiser got a gradient of norm {seen.longest:.3g}")
     warmup = round(settings.warmup * total)
     shown = f"peak {seen.peak:.3g}, declared: {own}" if own and not wrong else (
         f"{len(seen.steps)} steps as scheduled; in the full run {warmup:,} of {total:,} steps of warm-up to {_peak(seen):.3g}, "
         f"{settings.schedule} to {optim.schedule(total - 1, total, settings) * _peak(seen):.1e}")  # fmt: skip
     return Finding(
         not wrong, "; ".join(wrong) if wrong else shown,
-        "finite rates around the configured peak, gradients clipped as --optim.clip says" if own else
-        "one optimiser step per unit, each at peak x schedule(step), the gradient clipped as --optim.clip says; a peak that is "
+        "finite rates around the configured peak, gradients clipped at --optim.clip" if own else
+        "one optimiser step per iteration, each at peak x schedule(step), the gradient clipped at --optim.clip; a peak that is "
         "reached, an end near zero",
         "clipping before the backward, after the step, or of the loss (no clipping on purpose: --optim.clip inf)\n" * loose
         + "a scheduler of your own ticks more than once per step (once per process, per micro-batch), or in epochs\n"
-        "the rate is set in train() although run.steps() sets it\nan optimiser steps twice per unit, or never\n"
-        "on purpose: say why in expect.schedule",
+        "the rate is set in train() although run.steps() sets it\nan optimiser steps twice per iteration, or never\n"
+        "on purpose: give the reason in expect.schedule",
         evidence={"steps": seen.steps, "peaks": seen.peaks},
     )  # fmt: skip
 
@@ -214,8 +214,8 @@ def terms(proof: Proof) -> Finding:
     if not any(gradient.values()):
         return Finding(
             False, f"no term has a gradient: {', '.join(gradient)}", f"every term has at least {SMALL:.1%} of the gradient",
-            "the loss is the same whatever the net says: a reward or a target that is constant, an input that is detached, a mask "
-            "that leaves nothing\nthe net is at rest already: it has nothing to learn from these batches",
+            "the loss does not depend on the net's output: a reward or a target that is constant, an input that is detached, a mask "
+            "that leaves nothing\nthe net has converged: it has nothing to learn from these batches",
             evidence={"gradient": gradient, "loss": share},
         )  # fmt: skip
     declared = stage.expect.small_terms
@@ -225,7 +225,7 @@ def terms(proof: Proof) -> Finding:
     return Finding(
         not small, f"{top} swamps {', '.join(small)}: {shown}" if small else shown,
         f"every term has at least {SMALL:.1%} of the gradient",
-        "a mean over classes, pixels or positions where a sum is meant: the term is 1/N of what its weight says\n"
+        "a mean over classes, pixels or positions where a sum is meant: the term is 1/N of its weight\n"
         "a sum where a mean is meant, or a weight meant for another scale\na detach() in the term\n"
         "small on purpose: name it in expect.small_terms",
         evidence={"gradient": gradient, "loss": share},
@@ -292,7 +292,7 @@ def range_test(proof: Proof) -> Finding:
     if expect.range_test:
         raise Skip(f"declared: {expect.range_test}")
     if 0 < expect.gate_batch_size < BATCH[0] and not proof.deep:
-        raise Skip("a sample is declared expensive (gate_batch_size): `check --deep --only range-test` has the time")
+        raise Skip("a sample is declared expensive (gate_batch_size): run `check --deep --only range-test`")
     if len(proof.look()[1].optimizers) > 1:
         raise Skip("several optimisers: no single rate to test")
     run, stage = proof.build(Plan(steps=1))
@@ -333,7 +333,7 @@ def range_test(proof: Proof) -> Finding:
     if proof.accelerator.is_main_process:
         finder.plot(proof.folder / "plots" / "range_test.png", configured=peak)
     if band is None:
-        raise Skip(f"no usable rate to judge by: {verdict}")
+        raise Skip(f"no usable rate to compare with: {verdict}")
     lowest, highest = allowed(band)
     top = f"blows up at {band.high:.2g}" if band.blew_up else f"still falls at {band.high:.2g}"
     return Finding(

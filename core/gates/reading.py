@@ -134,8 +134,7 @@ def _judged(proof: Proof, folder: Path) -> Finding:
     n, wrong = len(indices), []
     if not torch.equal(whole, data.order(seed, "read")):
         wrong.append(
-            "the order of an epoch is another one whenever it is asked for: after a stop some samples come "
-            "twice, others never"
+            "the order of an epoch changes whenever it is asked for: after a stop some samples come twice, others never"
         )
 
     watched = Watched(data, indices, log=str(folder / "rehearsal"))
@@ -181,7 +180,7 @@ def _judged(proof: Proof, folder: Path) -> Finding:
         "order() draws from a generator that its arguments do not seed\n"
         "order() ignores the epoch (set_epoch), or the loop reads by itself: one batch again and again, every process the same\n"
         "the data set is split by process, and core splits it again\n"
-        "meant so (drawn with replacement, a curriculum): say why in expect.sampling",
+        "on purpose (drawn with replacement, a curriculum): give the reason in expect.sampling",
         evidence={"order": order[: 2 * n], "drawn_anew": fresh, "read_twice": len(twice), "differ": differ, "reread": total},
     )  # fmt: skip
 

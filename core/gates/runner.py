@@ -60,8 +60,8 @@ def run_gates(gates: list[Gate], proof: Proof, *, known: dict[str, dict], consol
         stamp = next(v.remembered for v in verdicts if v.remembered)
         again = ", ".join(one.id for one in gates if not one.lasting)
         console.say(
-            f"  all {len(gates)} verdicts stand as proved {stamp}: the same recipe, data and environment"
-            + (f" ({again} judged again)" if again else ""),
+            f"  all {len(gates)} verdicts stand, remembered from {stamp}: the same recipe, data and environment"
+            + (f" ({again} run again)" if again else ""),
             style="green",
         )
     return verdicts

@@ -201,7 +201,7 @@ def tiny_data(proof: Proof) -> Finding:
     probe_run, probe = proof.look()
     train_set(probe)
     if probe.expect.gate_batch_size and not proof.deep:
-        raise Skip("a sample is declared expensive (gate_batch_size): `check --deep --only tiny-data` has the time")
+        raise Skip("a sample is declared expensive (gate_batch_size): run `check --deep --only tiny-data`")
     metric, cfg = probe.gate_evaluator.metric, proof.cfg
     span = abs(metric.ceiling - metric.floor)
     if not 0 < span < math.inf:

@@ -17,9 +17,7 @@ class Ema:
 
     def __init__(self, model: nn.Module, decay: float):
         if not 0 <= decay < 1:
-            raise UserError(
-                "the decay of a weight average lies between 0 and 1", got=decay, needed="[0, 1), 0.999 or so"
-            )
+            raise UserError("the decay of a weight average is between 0 and 1", got=decay, needed="[0, 1), 0.999 or so")
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
         self.decay, self.updates = decay, 0
 

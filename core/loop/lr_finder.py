@@ -207,7 +207,7 @@ class LRFinder:
         clear = [i for i in range(start, len(fall)) if fall[i] > needed[i]]
         if not clear:
             lowest = start + int(fall[start:].argmax())
-            self.verdict = f"the loss falls by {fall[lowest]:.2g}; {needed[lowest]:.2g} would stand out from its noise"
+            self.verdict = f"the loss falls by {fall[lowest]:.2g}; {needed[lowest]:.2g} would be clear of its noise"
             return None
         best = clear[int(fall[clear].argmax())]
         self.verdict = f"the loss falls by {fall[best]:.2g}, {fall[best] / max(noise[best], 1e-12):.0f} times its noise"

@@ -185,7 +185,7 @@ def judge(steps: list[dict[str, Any]], settings: dict[str, Any], *, total: int, 
     ]  # fmt: skip
 
 
-SPIKES = ("spike", "C17", "no step's loss stands far above those before it")
+SPIKES = ("spike", "C17", "no step's loss is far above those before it")
 COLLAPSE = ("collapse", "C17", "what was learnt is not lost again")
 PLATEAU = ("plateau", "C11", "the loss falls at the peak rate, too")
 CLIPPED = ("clipped", "C9", "gradients are clipped now and then")

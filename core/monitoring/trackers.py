@@ -65,7 +65,7 @@ def mirror(accelerator: Accelerator, console: Console) -> Callable[[dict, int], 
             accelerator.log(row, step=step)
         except Exception as error:  # an external service must not end the run
             failed.append(error)
-            console.say(f"  --track stopped at step {step} ({type(error).__name__}: {error}); our own files go on")
+            console.say(f"  --track stopped at step {step} ({type(error).__name__}: {error}); our own files continue")
 
     return log
 

@@ -46,7 +46,7 @@ def write(folder: Path) -> Path:
         ("Earlier stages", earlier(f), "What this stage started from; each has a page of its own."),
         ("Curves", curves(f), band.words(f) if band and band.unlike and f.steps else ""),
         ("Monitors", monitor_section(f), "What was watched while it trained."),
-        ("Gates", gate_section(f), f"What had to be proved before the budget was spent. Together {seconds:.1f} s."),
+        ("Gates", gate_section(f), f"Checks that had to pass before the full run. Together {seconds:.1f} s."),
         ("What the net saw", inputs(f), "Decoded back from the tensors just before the net."),
         ("Predictions on a fixed batch over time", predictions(f), best),
         ("Results in detail", figures(f), ""),

@@ -42,7 +42,7 @@ def write_card(folder: Path) -> Path:
         "",
         f"**{name} {reported[metric]:.4f}** on {data['splits']['val']['samples']:,} held-out samples: the {reported['weights']} "
         f"weights, step {reported['step']:,}, seed {args['settings']['run']['seed']}."
-        + ("" if gates["enabled"] else " **Gates were off: nothing about this run was proved.**"),
+        + ("" if gates["enabled"] else " **Gates were off: nothing about this run was checked.**"),
         *tested(summary),
         "",
         one_seed(args["recipe"], summary, metric),
@@ -67,7 +67,7 @@ def write_card(folder: Path) -> Path:
         "",
     ]  # fmt: skip
     if not gates["enabled"]:
-        lines.append("**Switched off: nothing about this run was proved.**")
+        lines.append("**Switched off: nothing about this run was checked.**")
     for v in gates["gates"]:
         line = f"{v['verdict']}: {v['id']} ({v['rows']}): {v['measured'] or v['reason']}"
         line += f"; waived: {v['reason']}" if v["verdict"] == "waived" else ""

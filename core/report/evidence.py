@@ -43,7 +43,7 @@ def evidence(f: Folder, v: dict[str, Any]) -> str:
     image = (stage if stage.is_dir() and v.get("stage") else f.path) / "gates" / v["id"] / "batch.png"
     if image.is_file():
         shown = picture(image.read_bytes(), f"the batch that {v['id']} was judged on", side=900)
-        parts.append(tag("figure", shown + tag("figcaption", "The batch it was judged on")))
+        parts.append(tag("figure", shown + tag("figcaption", "The batch that it used")))
     found = dict(v.get("evidence") or {})
     for keys, draw in DRAWN:
         if all(k in found for k in keys):

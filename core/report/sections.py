@@ -39,7 +39,7 @@ def verdict(f: Folder) -> tuple[str, str]:
     if not f.gates:
         return "warn", "No verdicts: the gates did not finish"
     if not f.gates.get("enabled", True):
-        return "bad", "Gates were OFF: nothing was proved"
+        return "bad", "Gates were OFF: nothing was checked"
     if f.failed:
         more = f" and {len(f.failed) - 2} more" if len(f.failed) > 2 else ""
         failed = (", " if more else " and ").join(f.failed[:2]) + more
@@ -76,7 +76,7 @@ def state(f: Folder) -> str:
     """Describe in a sentence how far this run came."""
     step = max([r["step"] for r in (*f.steps[-1:], *f.rows[-1:])], default=0)
     if f.only_checked:
-        return "Gates only: nothing was trained, as asked."
+        return "Gates only: nothing was trained, as requested."
     if f.summary and not f.summary.get("unfinished"):
         s = f.summary
         return f"Finished: {s['steps']:,} steps, {s['epochs']:g} epochs, {s['train_seconds']:.0f} s of training."
@@ -157,7 +157,7 @@ def next_steps(f: Folder) -> str:
         check = ["trainworthy", "check", *said(f), "--only", ",".join(f.failed)]
         tail = code(shlex.join(["trainworthy", "resume", str(f.path)] if "rungs" in f.args else check))
         where = "Likely causes and evidence are below, under Gates. To try again:"
-        todo = [Advice("Fix what failed, then prove it again in seconds", where)]
+        todo = [Advice("Fix what failed, then run the gates again", where)]
     elif f.rows:
         todo, tail = advise(f.rows, f.summary, f.settings, f.n_val), ""
         if skipped := f.summary.get("skipped_steps"):

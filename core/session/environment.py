@@ -80,7 +80,7 @@ def assert_processes(got: int) -> None:
     asked = os.environ.get("TRAINWORTHY_PROCESSES") or _asked_of_accelerate()
     if asked and int(asked) != got:
         raise UserError(
-            "the launcher did not start as many processes as asked for", got=f"{got} process(es)", needed=f"{asked}",
+            "the launcher did not start as many processes as requested", got=f"{got} process(es)", needed=f"{asked}",
             cause="accelerate's --cpu and MULTI_CPU run one process; --multi_gpu on CPU needs ACCELERATE_USE_CPU=true",
             next=f"trainworthy run RECIPE -n {asked}",
         )  # fmt: skip
