@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 from trainworthy.core.report.charts import LIGHT, Chart, render
+from trainworthy.core.report.groups import QUARTERS
 from trainworthy.core.report.intervals import iqm
-from trainworthy.core.session.multi_seed import QUARTERS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs" / "recipes"

@@ -5,7 +5,7 @@
     python bench/results.py rl/grpo --seeds 0 --runs /tmp/grpo           # one seed at a time, whenever there is time:
     python bench/results.py rl/grpo --seeds 0 1 2 --runs /tmp/grpo       # those that ended there are not run again
 
-Every run is `python -m core.launch run RECIPE --run.seed S`, gates proved afresh, in a process of its own and one at a time:
+Every run is `python -m trainworthy.launch run RECIPE --run.seed S`, gates proved afresh, in a process of its own and one at a time:
 its time is a result too (on a machine that others kept busy, its CPU time).
 What follows `--` goes to the recipe and is kept under "settings". `trainworthy list` shows "result" and "time". Three seeds or more
 also give the band that reports draw curves over (as `trainworthy reference` does).
@@ -29,8 +29,8 @@ from trainworthy.core.commands import reference
 from trainworthy.core.commands.reference import run_seed
 from trainworthy.core.recipe.registry import find
 from trainworthy.core.report import bands, folder
+from trainworthy.core.report.groups import QUARTERS
 from trainworthy.core.report.intervals import iqm, iqm_interval
-from trainworthy.core.session.multi_seed import QUARTERS
 
 # Two-sided 95% quantile of Student's t, for 1, 2, ... degrees of freedom; 1.96 beyond.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)

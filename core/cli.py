@@ -120,7 +120,7 @@ def fork(argv: list[str]) -> None:
     parser.add_argument("recipe")
     parser.add_argument("file", type=Path)
     args = parser.parse_args(argv[1:])
-    from trainworthy.core.commands.diff import note, without_note
+    from trainworthy.core.recipe.forks import note, without_note
     from trainworthy.core.recipe.registry import find
 
     entry, target = find(args.recipe), args.file

@@ -19,6 +19,7 @@ from trainworthy.core import gates
 from trainworthy.core.base import config, masking
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import DISK_FULL, DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
+from trainworthy.core.base.processes import agreed
 from trainworthy.core.commands.check import seeds
 from trainworthy.core.data import contents, inventory
 from trainworthy.core.gates import order
@@ -30,6 +31,7 @@ from trainworthy.core.monitoring.metrics import MetricsTracker
 from trainworthy.core.monitoring.trackers import mirror, tracked
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Stage
+from trainworthy.core.report import bands
 from trainworthy.core.session import environment, ledger, multi_seed, process_end, rungs, stages
 from trainworthy.core.session.results import ClassWatch, Watcher, finish
 from trainworthy.core.session.session import (
@@ -249,7 +251,7 @@ def prove_stage(session: Session, part: stages.Part, proof: gates.Proof, only: t
     use_ledger = cfg.gates.remember and s.folder.parent.name != "checks"
     known, late = ledger.read(mark) if use_ledger else ({}, {})
     known = known if recipes.unchanged(s.recipe, late) else {}
-    mark, known = gates.agreed(s.accelerator, (mark, known))
+    mark, known = agreed(s.accelerator, (mark, known))
     from_it = {"none": "", "rehearsed": ", from the stage before as eight samples trained it"}
     s.console.say(
         f"{title}data   {counts}\ngates  before the budget is spent"
@@ -290,7 +292,7 @@ def report_data(s: Session, proof: gates.Proof, stage: Stage, base: str) -> None
     with contextlib.suppress(OSError, ValueError, KeyError):
         before = json.loads(path.read_text())["identity"]
     then = before.get(proof.follows, {}) if s.resumes else {}
-    extent = {} if proof.deep else gates.agreed(s.accelerator, then or ledger.extent(base))
+    extent = {} if proof.deep else agreed(s.accelerator, then or ledger.extent(base))
     with told(s.recipe, s.cfg):
         proof.scans = inventory.read_all(stage.data, everything=proof.deep, before=extent)
     now = inventory.identity(proof.scans)
@@ -350,6 +352,8 @@ def train_stage(
     classes = ClassWatch(one, stage)
     one.after_eval = lambda step: (watcher.look(step), classes.look())
     watcher.before()
+    if folder == session.folder:
+        one.journal.healthy = bands.watch(folder, stage.metric)
     interrupts.run = one
     try:
         with one.closed_on_error(), monitors.kept(one, stage):
@@ -362,7 +366,7 @@ def train_stage(
     one.console.end_bar()
     one.settle()
     ended = part.last or not (folder / "summary.json").exists()  # a resumed run has looked back at its earlier stages
-    result = finish(s, one, stage) if gates.agreed(s.accelerator, ended) else {}
+    result = finish(s, one, stage) if agreed(s.accelerator, ended) else {}
     if not part.last and config.phases(cfg)[part.name].hand_on == "best":
         best = one.checkpoints.folder / f"best_val_{stage.metric.name}"
         load_into(stage.eval_model, load_weights(best / "model.safetensors"), where=str(best), without=stage.not_saved)
@@ -381,7 +385,7 @@ def train_stage(
         s.console.say(
             f"\nreport {s.folder / 'report.html'}\ncard   {s.folder / 'card.md'}\nexport {s.folder / 'export'}"
         )
-    if wrong := gates.agreed(s.accelerator, result.get("wrong")):
+    if wrong := agreed(s.accelerator, result.get("wrong")):
         raise WrongExport(f"the export in {s.folder / 'export'} is not what was scored: {wrong[0].measured}\n"
                           f"  needed:       {wrong[0].needed}\n  likely cause: {wrong[0].remedy.splitlines()[0]}\n"
                           f"  next:         mend export(), then start a new run; weights: {s.folder / 'checkpoints'}")  # fmt: skip

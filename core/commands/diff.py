@@ -8,9 +8,6 @@ time is taken from git where it can be had. --against compares with another reci
 
 import argparse
 import difflib
-import hashlib
-import re
-import subprocess
 import tempfile
 import textwrap
 from pathlib import Path
@@ -18,28 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.recipe.forks import NOTE, origin, without_note
 from trainworthy.core.recipe.registry import HOME, Entry, find
 
 if TYPE_CHECKING:
     from trainworthy.core.recipe.loading import Recipe
-
-NOTE = re.compile(r"\n*^# forked from (?P<recipe>.+), source (?P<blob>[0-9a-f]{40}), (?P<when>.+)\n*", re.M)
-
-
-def note(entry: Entry, source: str, when: str) -> str:
-    """The line at the end of a fork: its recipe, and git's name for the source it had."""
-    recipe = entry.id if HOME in entry.path.parents else entry.path
-    return f"\n# forked from {recipe}, source {blob(source)}, {when}\n"
-
-
-def blob(source: str) -> str:
-    """Git's name for a file's content: the content can be asked for by it."""
-    data = source.encode()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-
-
-def without_note(source: str) -> str:
-    return NOTE.sub("\n", source)
 
 
 def main(argv: list[str]) -> None:
@@ -73,24 +53,11 @@ def main(argv: list[str]) -> None:
     compare(loaded, args.fork, source, base, old)
 
 
-def origin(base: Entry, found: re.Match | None, again: str) -> tuple[str, str]:
-    """(source to compare with, what to say where the recipe is no longer what was forked)."""
-    today = base.path.read_text()
-    if found is None or blob(today) == found["blob"]:
-        return today, ""
-    said = "the recipe has changed since this fork was made; this compares with "
-    git = ["git", "-C", str(base.path.parent), "cat-file", "blob", found["blob"]]
-    done = subprocess.run(git, capture_output=True, text=True)
-    if done.returncode:
-        return today, said + "today's, as the version of that time cannot be had: what changed there shows, too"
-    return done.stdout, said + f"the version of that time. With today's: {again}"
-
-
 def compare(loaded: "Recipe", name: str, source: str, base: Entry, old: str) -> None:
     """Print what differs, the gates concerned, the next command."""
     from trainworthy.core import gates
-    from trainworthy.core.commands.anatomy import OF_GROUP, expectations, pieces
     from trainworthy.core.gates import order
+    from trainworthy.core.recipe.anatomy import OF_GROUP, expectations, pieces
 
     after = presets(loaded.module)
     before = values(base, old)

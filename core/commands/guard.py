@@ -15,16 +15,13 @@
 The script runs in child processes that stop by themselves. What it writes goes to a scratch folder, trackers are off.
 Exit codes: 0 passed, 2 the script cannot be rehearsed, 3 a check failed."""
 
-import json
-import os
 import secrets
 import shutil
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import GATE_FAILED, UserError
@@ -111,15 +108,3 @@ def main(argv: list[str]) -> None:
     if any(v.blocks for v in verdicts):
         sys.stdout.flush()
         sys.exit(GATE_FAILED)
-
-
-def write(out: Path, verdicts: list[Any], **more: Any) -> Path:
-    """gates.json, args.json and the page."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "gates.json").write_text(json.dumps({"gates": [asdict(v) for v in verdicts], **more}, indent=1, default=str))
-    (out / "args.json").write_text(json.dumps({"argv": sys.argv[1:], "cwd": os.getcwd(), "kind": "guard"}, indent=1))
-    from trainworthy.core.guard.page import page
-
-    path = out / "report.html"
-    path.write_text(page(out, [asdict(v) for v in verdicts], more), encoding="utf-8")
-    return path

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from trainworthy.core.base.errors import Stop
+from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, agreed, pick
+from trainworthy.core.gates.gate import Proof, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Data, Metric, Stage, View

@@ -1,12 +1,11 @@
 """What a gate is: a function from `Proof` to `Finding`, with a name. It builds its own stage and throws it away."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.verdict import Finding, Skip
@@ -14,13 +13,8 @@ from trainworthy.core.data import inventory
 from trainworthy.core.data.loader import Keyed, to_device
 from trainworthy.core.loop.init_from import read_weights, start_from
 from trainworthy.core.loop.run import Plan, Run, denominator
-from trainworthy.core.recipe.stage import Data, Expect, Stage
+from trainworthy.core.recipe.stage import PARTS, Data, Expect, Stage
 from trainworthy.core.recipe.stage import categorical as categorical
-
-PARTS = (*(f.name for f in fields(Stage)), "train")
-
-
-"""Parts of a recipe: what it gives its stage, and its loop."""
 
 
 @dataclass
@@ -136,15 +130,6 @@ def pick(data: Data, n: int, seed: int, *, only: Collection[int] | None = None) 
         if not any(queues.values()):
             break
     return found
-
-
-def agreed(accelerator: Accelerator, value: Any) -> Any:
-    """Rank 0's `value` on every rank: what decides whether a collective is entered must be the same everywhere."""
-    if accelerator.num_processes == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
 
 
 def fetch(data: Data, indices: list[int], generator_seed: int | None, device: torch.device) -> dict:

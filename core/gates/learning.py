@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 from torch import nn
+from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, agreed, fetch, pick, total_loss, train_set
+from trainworthy.core.gates.gate import Proof, fetch, pick, total_loss, train_set
 from trainworthy.core.gates.mixture import dependency as dependency
 from trainworthy.core.gates.norms import layers
 from trainworthy.core.gates.shuffled import reaches

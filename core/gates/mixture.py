@@ -18,6 +18,7 @@ from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage
 
 SMALL = 8  # samples: batches of no more are seen by the other gates, too
+NEXT_TO_NOTHING = 1e-3  # of the largest gradient: a difference in less is no mixture
 
 
 @gate("dependency", rows="C2", title="samples of a batch do not see each other", reads="data model loss counts expect")
@@ -146,10 +147,12 @@ def _rows(alone: list[Tensor], whole: Tensor) -> Tensor:
 
 
 def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """Largest relative difference of two sets of gradients. Relative to the larger: `x - x.mean(0)` has none for a batch of one."""
+    """Largest relative difference of two sets of gradients. Relative to the larger: `x - x.mean(0)` has none for a batch of one.
+    What is next to nothing beside the others is rounding (the bias of an attention's keys has no gradient in theory)."""
     gaps = [0.0]
+    least = NEXT_TO_NOTHING * max((g.norm().item() for g in a.values()), default=0.0)
     for key, one in a.items():
-        size = max(one.norm().item(), b[key].norm().item())
+        size = max(one.norm().item(), b[key].norm().item(), least)
         if one.shape == b[key].shape and size > 0:
             gaps.append((one - b[key]).norm().item() / size)
     return max(gaps)

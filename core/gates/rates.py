@@ -8,10 +8,11 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from trainworthy.core.base import config, seeds
+from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import loader
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, agreed, build, fetch, pick, total_loss, train_set
+from trainworthy.core.gates.gate import Proof, build, fetch, pick, total_loss, train_set
 from trainworthy.core.gates.recorder import learnt_from, rehearsed
 from trainworthy.core.loop import optim
 from trainworthy.core.loop.lr_finder import Band, LRFinder

@@ -8,9 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 from trainworthy.core.base import seeds
+from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate, paths
-from trainworthy.core.gates.gate import Proof, agreed, categorical, fetch, pick, total_loss, train_set
+from trainworthy.core.gates.gate import Proof, categorical, fetch, pick, total_loss, train_set
 from trainworthy.core.gates.shuffled import CLEAR, FASTER, MANY, Retrained, distinct, reaches
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Data, Metric, Stage, View

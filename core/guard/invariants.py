@@ -4,7 +4,6 @@ Each judge returns a dict with `id`, `ok`, `measured`, `cause` (empty if ok) or 
 """
 
 import gc
-import time
 from typing import Any
 
 import torch
@@ -38,42 +37,6 @@ def finding(id: str, measured: str, cause: str = "", **evidence: Any) -> dict:
 def skip(id: str, why: str) -> dict:
     """A judge that has nothing to judge."""
     return {"id": id, "skip": why}
-
-
-def judge(seen: Observer, plan: Any, folder: Any) -> dict[str, Any]:
-    """Every judge's answer on one run; on a run with changed data only the facts that `interventions` compares."""
-    from trainworthy.core.guard import behaviour, facts, graph, samples
-
-    if plan.name != "watch":
-        return {"facts": facts.of(seen)}
-    judges = (
-        finite,
-        graph.wiring,
-        graph.gradients,
-        graph.clipping,
-        behaviour.schedule,
-        behaviour.frozen,
-        behaviour.modes,
-        behaviour.evaluated,
-        facts.targets,
-        facts.loss_input,
-        samples.samples,
-        samples.passes,
-        behaviour.state,
-        facts.learning,
-    )
-    found = []
-    for one in judges:
-        began = time.monotonic()
-        try:
-            with torch.no_grad():
-                found.append(one(seen))
-        except Exception as error:
-            found.append(
-                skip(one.__name__.replace("_", "-"), f"could not be judged: {type(error).__name__}: {error}"[:300])
-            )
-        found[-1]["seconds"] = time.monotonic() - began
-    return {"findings": found, "facts": facts.of(seen)}
 
 
 def stepped(seen: Observer) -> list[Group]:

@@ -1,5 +1,9 @@
 """The page of a guard: verdicts with their causes, the losses that the rehearsals saw."""
 
+import json
+import os
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +32,13 @@ def page(folder: Path, verdicts: list[dict[str, Any]], more: dict[str, Any]) -> 
     words = f"{len(held)} files went to a scratch folder." + (f" Not held back: {', '.join(lost[:10])}" if lost else "")
     body += section("Files", note(words))
     return PAGE.format(title=esc(title), style=STYLE, hero=hero, nav="", body=body, name=esc(folder.name))
+
+
+def write(out: Path, verdicts: list[Any], **more: Any) -> Path:
+    """gates.json, args.json and the page."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "gates.json").write_text(json.dumps({"gates": [asdict(v) for v in verdicts], **more}, indent=1, default=str))
+    (out / "args.json").write_text(json.dumps({"argv": sys.argv[1:], "cwd": os.getcwd(), "kind": "guard"}, indent=1))
+    path = out / "report.html"
+    path.write_text(page(out, [asdict(v) for v in verdicts], more), encoding="utf-8")
+    return path

@@ -153,7 +153,7 @@ def _child(target: Target, plan: Any, folder: Path, below: Path | None) -> int:
 
     import numpy as np
     import torch
-    from trainworthy.core.guard import events, invariants
+    from trainworthy.core.guard import events, judging
     from trainworthy.core.guard.control import Control
     from trainworthy.core.guard.observer import Observer
     from trainworthy.core.guard.sandbox import TRACKERS, Sandbox, hold_uploads
@@ -181,7 +181,7 @@ def _child(target: Target, plan: Any, folder: Path, below: Path | None) -> int:
         done = True
         events.remove()
         try:
-            found = invariants.judge(seen, plan, folder)
+            found = judging.judge(seen, plan, folder)
         except Exception:
             found = {"error": traceback.format_exc()}
         held = {"written": sorted(set(sandbox.written))[:200], "escaped": sandbox.escaped}

@@ -53,7 +53,7 @@ class Guard:
 
     def run(self) -> list[Verdict]:
         """All rehearsals, all verdicts; writes the evidence."""
-        from trainworthy.core.commands.guard import write
+        from trainworthy.core.guard.page import write
 
         began = time.monotonic()
         before = sandbox.snapshot(Path.cwd())

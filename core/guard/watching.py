@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.errors import Stop
 from trainworthy.core.base.verdict import Verdict
-from trainworthy.core.guard import events, invariants
+from trainworthy.core.guard import events, invariants, judging
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import Pass
 from trainworthy.core.monitoring.metrics import MetricsTracker
@@ -143,7 +143,7 @@ def watch(folder: str | Path | None = None, *, stop: bool = False, say: Any = pr
             tracker.close()
         seen.verdicts = verdicts(seen, say) if seen.steps else []
         if out is not None:
-            from trainworthy.core.commands.guard import write
+            from trainworthy.core.guard.page import write
 
             write(
                 out,
@@ -164,7 +164,7 @@ def verdicts(seen: Light, say: Any) -> list[Verdict]:
     from trainworthy.core.guard.control import Plan
     from trainworthy.core.guard.verdicts import TITLES
 
-    found = invariants.judge(seen, Plan("watch"), None)["findings"]
+    found = judging.judge(seen, Plan("watch"), None)["findings"]
     out = []
     for one in found:
         if "skip" in one:

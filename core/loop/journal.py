@@ -5,7 +5,7 @@ A value that is read at every step makes the host wait for the device at every s
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from trainworthy.core.base.errors import Stop, UserError
+from trainworthy.core.base.processes import agreed
 from trainworthy.core.data import loader
 from trainworthy.core.monitoring import monitors
 from trainworthy.core.recipe.stage import Stage
@@ -64,7 +65,8 @@ class Journal:
         self._told: dict[int, dict[str, float | Tensor]] = {}  # by unit: what `tell` was given
         self.clock = time.monotonic()
         self.outside = ""  # what the newest evaluation says of the band of healthy runs, where it is worse beyond doubt
-        self._healthy: Any = None  # that band, once it was looked for; False: there is none
+        self.healthy: Callable[[list[dict[str, float]]], str] | None = None
+        """The history so far -> where it is clearly worse than the healthy runs of this recipe, or "" (`report/bands.py`)."""
 
     def state(self) -> dict[str, Any]:
         """What a resumed run goes on from."""
@@ -232,7 +234,7 @@ class Journal:
         """Stop where the evaluations say that going on is no use: nothing is learnt, what was learnt is lost, or a monitor of the
         domain asks for it (`stop` among its evidence). A function of the history, so every rank and a resumed run agree."""
         run, metric = self.run, stage.metric
-        self._hold_against_healthy(stage)
+        self._hold_against_healthy()
         history = [(row["step"], row[f"val/{metric.name}"]) for row in self.history]
         if history[-1][0] >= run.total:
             return  # nothing is left to save by stopping: the result says it in its first line
@@ -259,24 +261,17 @@ class Journal:
             if asked := monitors.asks_to_stop(one, self.history):
                 raise Halt(f"{one.id} ({one.rows}): {asked}", keep=False)
 
-    def _hold_against_healthy(self, stage: Stage) -> None:
+    def _hold_against_healthy(self) -> None:
         """The metric so far against the healthy runs of this recipe or of its parent, on the same data and budget."""
-        from trainworthy.core import gates  # which imports the run, which imports us
-
-        run, metric = self.run, stage.metric
-        if run.rank == 0 and run.folder and run.folder == run.home:
-            from trainworthy.core.report import bands, folder
-
-            if self._healthy is None:
-                self._healthy = bands.healthy(folder.read(run.folder)) or False
-            tag = f"val/{metric.name}"
-            steps, values = folder.series(self.history, tag)
-            how = {"higher": metric.higher_is_better, "floor": metric.floor}
-            found = self._healthy.behind(tag, steps, values, **how) if self._healthy else ""
+        run = self.run
+        if self.healthy is None:
+            return
+        if run.rank == 0:
+            found = self.healthy(self.history)
             if found and not self.outside:
                 run.console.say(f"  OUTSIDE the healthy band: {found}", style="bold red")
             self.outside = found
-        self.outside = gates.agreed(run.accelerator, self.outside)
+        self.outside = agreed(run.accelerator, self.outside)
         if self.outside and run.cfg.run.stop_outside_band:
             raise Halt(
                 f"outside the band of healthy runs (--run.stop-outside-band): {self.outside}\n"

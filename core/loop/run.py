@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import Interrupted, Stop, UserError
+from trainworthy.core.base.processes import agreed
 from trainworthy.core.data import loader
 from trainworthy.core.loop import checkpoint, optim, ranks
 from trainworthy.core.loop.journal import Halt, Journal, Logged, finite
@@ -273,7 +274,7 @@ class Run:
         if not settings.save_minutes or (self.world > 1 and self.step % settings.log_every):
             return False
         due = time.monotonic() - self._saved_at >= 60 * settings.save_minutes
-        return bool(agreed(due, self.world))
+        return bool(agreed(self.accelerator, due))
 
     def _rehearsed(self, stage: Stage) -> bool:
         """Has the gate seen enough?"""
@@ -523,7 +524,7 @@ class Run:
                 job()
             except Stop as stop:
                 problem = stop
-        if problem := agreed(problem, self.world):
+        if problem := agreed(self.accelerator, problem):
             raise problem
 
     def _restore(self, stage: Stage) -> int:
@@ -601,15 +602,6 @@ class _Objective(nn.Module):
     def forward(self, batch: dict) -> dict[str, Tensor]:
         with self._run.autocast():
             return self._loss(self.model, batch)
-
-
-def agreed(value: Any, world: int) -> Any:
-    """Rank 0's `value` on every rank."""
-    if world == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
 
 
 def precision(cfg: config.Config, accelerator: Accelerator) -> str:

@@ -1,7 +1,7 @@
 """What core and its gates touch of a recipe: a `Stage` and the `Data` it reads. A recipe fills these and shows its loop."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -358,3 +358,9 @@ class Stage:
         """Trained parameters by name: those in some optimiser."""
         inside = {id(p) for o in self.optimizers.values() for g in o.param_groups for p in g["params"]}
         return {n: p for n, p in self.model.named_parameters() if id(p) in inside}
+
+
+PARTS = (*(f.name for f in fields(Stage)), "train")
+
+
+"""Parts of a recipe: what it gives its stage, and its loop."""

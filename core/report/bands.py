@@ -2,11 +2,14 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from trainworthy.core.report.folder import Folder, series
+from trainworthy.core.recipe.stage import Metric
+from trainworthy.core.report.folder import Folder, read, series
 from trainworthy.core.report.html import num
 
 POINTS = 1500  # kept per line
@@ -211,6 +214,21 @@ def healthy(f: Folder) -> Healthy | None:
         unlike.append("other data")
     bands = {} if unlike else {k: Band.read(v) for k, v in r["bands"].items()}
     return Healthy(bands, len(r["seeds"]), r["date"], ", ".join(unlike), ", ".join(other.values()), r.get("of", ""))
+
+
+def watch(folder: Path, metric: Metric) -> Callable[[list[dict[str, float]]], str]:
+    """A function of a running run's evaluations: where they are clearly worse than the healthy runs of its recipe, or ""."""
+    found: list[Healthy | None] = []
+
+    def behind(history: list[dict[str, float]]) -> str:
+        if not found:
+            found.append(healthy(read(folder)))
+        band, tag = found[0], f"val/{metric.name}"
+        if band is None:
+            return ""
+        return band.behind(tag, *series(history, tag), higher=metric.higher_is_better, floor=metric.floor)
+
+    return behind
 
 
 def outside(f: Folder) -> str:

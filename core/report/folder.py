@@ -167,7 +167,7 @@ def beside_recipe(target: str) -> dict[str, Any]:
 
 def forked_from(source: str) -> str:
     """The recipe that the note at the end of a fork names."""
-    from trainworthy.core.commands.diff import NOTE
+    from trainworthy.core.recipe.forks import NOTE
 
     found = NOTE.search(source)
     return found["recipe"] if found else ""

@@ -11,6 +11,8 @@ import numpy as np
 from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.monitoring.metrics import read_rows
+from trainworthy.core.recipe.anatomy import pieces
+from trainworthy.core.recipe.forks import NOTE, origin, without_note
 from trainworthy.core.recipe.registry import find
 from trainworthy.core.report.advice import Advice, advise, against_healthy
 from trainworthy.core.report.bands import outside
@@ -60,9 +62,6 @@ def touched(f: Folder) -> set[str] | None:
     source = path.read_text(encoding="utf-8") if path.is_file() else ""
     if not forked_from(source):
         return None
-    from trainworthy.core.commands.anatomy import pieces
-    from trainworthy.core.commands.diff import NOTE, origin, without_note
-
     try:
         found = NOTE.search(source)
         old = pieces(without_note(origin(find(found["recipe"]), found, "")[0]))

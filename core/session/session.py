@@ -20,6 +20,7 @@ from trainworthy.core import gates, report
 from trainworthy.core.base import config, masking, network
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import SIGNALS, Interrupted, Stop, UserError
+from trainworthy.core.base.processes import agreed
 from trainworthy.core.data import contents as hashed
 from trainworthy.core.gates import order
 from trainworthy.core.loop import init_from
@@ -73,7 +74,7 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     if folder is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         folder = cfg.run.out / loaded.slug / kind / f"{stamp}-{secrets.token_hex(2)}"
-        folder = gates.agreed(accelerator, folder)
+        folder = agreed(accelerator, folder)
     problem = None
     if accelerator.is_main_process:
         try:
@@ -162,7 +163,7 @@ def told(loaded: recipes.Recipe, cfg: config.Config) -> Iterator[None]:
 
 def together(accelerator: Accelerator, problem: Stop | None) -> None:
     """Raise rank 0's problem on every rank: one that stops alone leaves the others waiting."""
-    problem = gates.agreed(accelerator, problem)
+    problem = agreed(accelerator, problem)
     if problem is not None:
         raise problem
 

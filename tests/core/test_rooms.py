@@ -19,6 +19,7 @@ ROOMS = [
     "report",
     "session",
     "adapters",
+    "guard",
     "commands",
     "cli",
     "launch",

@@ -10,7 +10,7 @@ import re
 from collections import deque
 from dataclasses import dataclass, field
 
-from trainworthy.core.gates.gate import PARTS
+from trainworthy.core.recipe.stage import PARTS
 
 UPSTREAM = ("data", "model")  # what these are made of, others only use
 SETTINGS = ("Config", "tiny", "full")  # compared by their values

@@ -1,0 +1,15 @@
+"""What several processes of one run must agree on."""
+
+from typing import Any
+
+import torch.distributed as dist
+from accelerate import Accelerator
+
+
+def agreed(accelerator: Accelerator, value: Any) -> Any:
+    """Rank 0's `value` on every rank: what decides whether a collective is entered must be the same everywhere."""
+    if accelerator.num_processes == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]

@@ -1,0 +1,44 @@
+"""Every check of a watched run, in order."""
+
+import time
+from typing import Any
+
+import torch
+from trainworthy.core.guard import behaviour, facts, graph, invariants, samples
+from trainworthy.core.guard.observer import Observer
+
+
+def judge(seen: Observer, plan: Any, folder: Any) -> dict[str, Any]:
+    """Every judge's answer on one run; on a run with changed data only the facts that `interventions` compares."""
+    if plan.name != "watch":
+        return {"facts": facts.of(seen)}
+    judges = (
+        invariants.finite,
+        graph.wiring,
+        graph.gradients,
+        graph.clipping,
+        behaviour.schedule,
+        behaviour.frozen,
+        behaviour.modes,
+        behaviour.evaluated,
+        facts.targets,
+        facts.loss_input,
+        samples.samples,
+        samples.passes,
+        behaviour.state,
+        facts.learning,
+    )
+    found = []
+    for one in judges:
+        began = time.monotonic()
+        try:
+            with torch.no_grad():
+                found.append(one(seen))
+        except Exception as error:
+            found.append(
+                invariants.skip(
+                    one.__name__.replace("_", "-"), f"could not be judged: {type(error).__name__}: {error}"[:300]
+                )
+            )
+        found[-1]["seconds"] = time.monotonic() - began
+    return {"findings": found, "facts": facts.of(seen)}
