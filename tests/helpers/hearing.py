@@ -64,7 +64,10 @@ def write(home: Path, n: int = 30) -> Path:
     waves = [soundfile.read(path, dtype="float32")[0] for path in sorted(folder.glob("*.wav"))]
     heard = teacher.write(teacher.hear(waves))
     with (folder / "metadata.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("file_name", "transcription"), *((f"{i:02}.wav", t) for i, t in enumerate(heard))])
+        rows = [
+            (f"{i:02}.wav", f"{text} [{i}]") for i, text in enumerate(heard)
+        ]  # brackets are no words; no two texts are equal
+        csv.writer(file).writerows([("file_name", "transcription"), *rows])
     return home
 
 
