@@ -18,6 +18,7 @@ Commands use the accelerator if there is one; CUDA_VISIBLE_DEVICES decides, as f
 """
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -144,10 +145,13 @@ STAND_INS: dict[str, Callable[[Path], tuple[str, ...]]] = {
 
 
 def once(folder: Path, write: Callable[[Path], Any]) -> Path:
-    """A folder that is written by the first who needs it."""
-    if not folder.exists():
+    """A folder that is written by the first who needs it; anew if that failed."""
+    made = folder / ".made"
+    if not made.exists():
+        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         write(folder)
+        made.touch()
     return folder
 
 
