@@ -34,7 +34,7 @@ from tests.helpers.settings import SHORT
 
 WHOLE = ("rl/ppo", "vision/classify")
 TELLING = "schema,data,leakage,wiring,schedule,dependency,evaluation,resume"
-IN_MAKE_TEST = ("diffusion/pixel", "distill/logits", "llm/reward", "rl/ppo", "vision/classify", "vlm/instruct")
+IN_MAKE_TEST = ("diffusion/pixel", "distill/whisper", "llm/reward", "rl/dqn", "vision/segment", "vlm/instruct")
 """One of each domain: these are also run by `make test`, the others by `make smoke` and `make verify`."""
 PLAIN = ("--run.no-tensorboard", "--run.keep-checkpoints", "1000")
 STOPPED, DONE = 5, 0
