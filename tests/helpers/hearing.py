@@ -1,4 +1,4 @@
-"""A Whisper of 150,000 parameters with random weights, and recordings of which it hears every word as their table says."""
+"""A Whisper of 0.3 million parameters with random weights, and recordings of which it hears every word as their table says."""
 
 import csv
 from pathlib import Path
