@@ -86,3 +86,9 @@ def fork(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of small models that smoke tests share (tests/helpers/smoke.py)."""
+    return tmp_path_factory.mktemp("stand-ins")

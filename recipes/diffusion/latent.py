@@ -145,7 +145,7 @@ class Noised(core.Data):
 def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """First: pictures to latents and back."""
     found, side = pictures.read(cfg.data), cfg.data.image_size
-    images, labels, classes, learn, held_out, notes = found
+    images, labels, classes, learn, held_out, notes, *_ = found
     model = latents.make(cfg.vae, images.shape[1], side)
     shape = latents.shape(model, side, len(cfg.widths) - 1)
     data = {n: latents.Pictures(images[i], labels[i], classes, shape) for n, i in (("train", learn), ("val", held_out))}
@@ -193,7 +193,7 @@ def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) 
 def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """Then: diffusion of latents, which the autoencoder, frozen, has made once."""
     found = pictures.read(cfg.data)
-    images, labels, classes, learn, held_out, notes = found
+    images, labels, classes, learn, held_out, notes, *_ = found
     process, n, asked = Process(cfg.noise, "latent", math.inf), len(classes), cfg.sampling
     vae = previous.eval_model.to(run.device).eval()
     middles = latents.cached(vae, images)

@@ -138,7 +138,7 @@ def make_model(cfg: Config, channels: int, n_classes: int) -> nn.Module:
 def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
     found = pictures.read(cfg.data)
-    images, labels, classes, learn, held_out, notes = found
+    images, labels, classes, learn, held_out, notes, *_ = found
     process, n, asked = Process(cfg.noise), len(classes), cfg.sampling
     train_data = Noised(images[learn], labels[learn], classes, process, cfg.drop)
     val_data = Noised(images[held_out], labels[held_out], classes, process, cfg.drop)

@@ -110,7 +110,7 @@ def some(labels: Tensor, share: float) -> Tensor:
 
 def read(cfg: Config) -> tuple[Pictures, Pictures]:
     """Both splits."""
-    images, labels, classes, learn, held_out, notes = classify.read(cfg)
+    images, labels, classes, learn, held_out, notes, *_ = classify.read(cfg)
     fit, augment = classify.preprocessing(cfg)
     train_data = Pictures(images[learn], labels[learn], classes, augment if cfg.augment else None)
     val_data = Pictures(images[held_out], labels[held_out], classes)

@@ -105,7 +105,7 @@ def test_draws_are_in_the_sample():
 def test_pictures_of_your_own_are_fitted(tmp_path: Path):
     """Folders by class, of many sizes and kinds, as vision/classify reads them: one size, three channels, [-1, 1]."""
     folder = write_folder(tmp_path / "pictures")
-    images, labels, classes, learn, held_out, _ = pictures.read(pictures.Source(path=str(folder), image_size=16))
+    images, labels, classes, learn, held_out, *_ = pictures.read(pictures.Source(path=str(folder), image_size=16))
     assert images.shape == (len(labels), 3, 16, 16)
     assert images.dtype == torch.float32
     assert -1 <= images.min() < -0.9 < 0.9 < images.max() <= 1

@@ -29,10 +29,13 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": THREADS, **more}
 
 
-def trainworthy(*argv: object, cwd: Path, timeout: float = 600, **env: str) -> subprocess.CompletedProcess:
-    """`trainworthy ...` in `cwd`, output captured; forked from a process that has done the imports (tests/helpers/server.py)."""
+def trainworthy(
+    *argv: object, cwd: Path, timeout: float = 600, once: str = "", **env: str
+) -> subprocess.CompletedProcess:
+    """`trainworthy ...` in `cwd`, output captured; forked from a process that has done the imports (tests/helpers/server.py).
+    `once`: it is sent SIGTERM as soon as a complete checkpoint matches."""
     settings = environment(**env)
-    return server(settings).run([str(a) for a in argv], cwd=cwd, env=settings, timeout=timeout)
+    return server(settings).run([str(a) for a in argv], cwd=cwd, env=settings, timeout=timeout, once=once)
 
 
 def killed(*argv: object, cwd: Path, lives: float) -> None:
@@ -55,9 +58,11 @@ def start(*argv: object, cwd: Path, **env: str) -> subprocess.Popen:
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
 
 
-def stop(*argv: object, cwd: Path, once: str, how: int = signal.SIGTERM, seconds: float = 240) -> tuple[int, str]:
+def stop(
+    *argv: object, cwd: Path, once: str, how: int = signal.SIGTERM, seconds: float = 240, **env: str
+) -> tuple[int, str]:
     """Start a run, send a signal to all of its processes once a complete checkpoint matches `once`: (exit code, output)."""
-    child = start(*argv, cwd=cwd)
+    child = start(*argv, cwd=cwd, **env)
     deadline = time.monotonic() + seconds
     while not list(cwd.glob(f"{once}/manifest.json")):
         assert child.poll() is None, child.stdout.read()

@@ -31,9 +31,17 @@ class Server:
         )
 
     def run(
-        self, argv: list[str], *, cwd: Path, env: dict[str, str], timeout: float, lives: float | None = None
+        self,
+        argv: list[str],
+        *,
+        cwd: Path,
+        env: dict[str, str],
+        timeout: float,
+        lives: float | None = None,
+        once: str = "",
     ) -> subprocess.CompletedProcess:
-        """`trainworthy ARGV` in `cwd`, output captured. `lives`: it is killed so many seconds after it began to train."""
+        """`trainworthy ARGV` in `cwd`, output captured. `lives`: it is killed so many seconds after it began to train. `once`: it
+        is sent SIGTERM once a complete checkpoint matches. The result's `cpu`: seconds of CPU time of all its processes."""
         with tempfile.TemporaryDirectory() as name:
             out, err = Path(name) / "out", Path(name) / "err"
             request = {
@@ -42,15 +50,18 @@ class Server:
                 "env": env,
                 "timeout": timeout,
                 "lives": lives,
+                "once": once,
                 "out": str(out),
                 "err": str(err),
             }
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-            code = int(self._process.stdout.readline())
-            if code == TIMED_OUT:
+            code, cpu = self._process.stdout.readline().split()
+            if int(code) == TIMED_OUT:
                 raise subprocess.TimeoutExpired(argv, timeout)
-            return subprocess.CompletedProcess(argv, code, out.read_text(), err.read_text())
+            done = subprocess.CompletedProcess(argv, int(code), out.read_text(), err.read_text())
+            done.cpu = float(cpu)
+            return done
 
 
 TIMED_OUT = 1000
@@ -85,18 +96,22 @@ def serve() -> None:
         child = os.fork()
         if child == 0:
             end(obey, request)
-        deadline, lives = time.monotonic() + request["timeout"], request["lives"]
+        deadline, lives, once = time.monotonic() + request["timeout"], request["lives"], request["once"]
         while True:
             if lives is not None and training(Path(request["out"])):
                 deadline, lives = time.monotonic() + lives, None
-            done, status = os.waitpid(child, os.WNOHANG)
+            if once and any(Path(request["cwd"]).glob(f"{once}/manifest.json")):
+                with contextlib.suppress(ProcessLookupError):  # it has just ended, or has not yet a group of its own
+                    os.killpg(child, signal.SIGTERM)
+                    once = ""
+            done, status, used = os.wait4(child, os.WNOHANG)
             if done:
-                print(os.waitstatus_to_exitcode(status), flush=True)
+                print(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, flush=True)
                 break
             if time.monotonic() > deadline:
                 os.killpg(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-                print(TIMED_OUT, flush=True)
+                print(TIMED_OUT, 0, flush=True)
                 break
             time.sleep(0.01)
 

@@ -48,7 +48,8 @@ class Scores:
     def judged(self, model: nn.Module, data: Data, scale: float) -> dict[str, float]:
         """Agreement with the class asked for, distance from held-out pictures, and how much brighter and how much richer in
         contrast the samples are (`light`): a judge that reads digits does not see that."""
-        some = View(data, range(0, len(data), self.every))
+        # At least two: one sample has no covariance.
+        some = View(data, range(0, len(data), min(self.every, max(1, len(data) - 1))))
         made = ((b["label"], self.sample(model, b["condition"], b["noise"], scale)) for b in self.run.batches(some))
         rows = [(label, *self.judge(pictures), moments(pictures)) for label, pictures in made]
         truth, said, features, each = (self.run.gather(torch.cat(part)) for part in zip(*rows, strict=True))
