@@ -18,7 +18,7 @@ from trainworthy.core.base.errors import SIGNALS, USAGE, Stop, UserError
 HELP = """\
 trainworthy: training recipes that must pass their gates before they train
 
-  trainworthy list                          every recipe: what it trains, how long, what it reached
+  trainworthy list [--running] [--json]     every recipe: what it trains, how long, what it reached; or the live runs
   trainworthy run RECIPE [-n N] [settings]  prove RECIPE, train it, report; RECIPE is an id or a path to a fork
   trainworthy check RECIPE [--only ID,...] [--deep] [settings]    the gates alone
   trainworthy data RECIPE [--sample N] [settings]    what is in its data: uniques, classes, ranges, overlap of the splits
@@ -29,8 +29,10 @@ trainworthy: training recipes that must pass their gates before they train
   trainworthy diff FORK.py                  what a fork changed, and which gates look at that
   trainworthy resume RUN_FOLDER [--force]   go on where a run stopped
   trainworthy resume RUN_FOLDER --rung NAME [settings]    go on from its weights with a rung that its recipe offers
-  trainworthy report RUN_FOLDER             write report.html again
-  trainworthy compare RUNS_A RUNS_B         two groups of seeds: the difference and its interval
+  trainworthy report RUN_FOLDER [--json]    write report.html again; its verdicts and advice as JSON
+  trainworthy compare RUNS_A RUNS_B [--json]    two groups of seeds: the difference and its interval
+  trainworthy config RECIPE [settings]      all settings as a file, for --config FILE
+  trainworthy repro RUN_FOLDER              what a run was made of, and what differs here
   trainworthy guard SCRIPT.py [-- its arguments]    rehearse any training script, unchanged: are its loop and data sound?
   trainworthy watch SCRIPT.py [-- its arguments]    run it for real, observed: step metrics, and the same checks as advice
   trainworthy reference RECIPE [--seeds 5] [settings]    the band of RECIPE's healthy runs, drawn in every later report
@@ -71,6 +73,8 @@ def main() -> None:
             "guard": elsewhere,
             "watch": elsewhere,
             "diff": elsewhere,
+            "config": elsewhere,
+            "repro": elsewhere,
             "data": launch,
             "batch": launch,
         }
@@ -105,8 +109,17 @@ def list_recipes(argv: list[str]) -> None:
     from trainworthy.core.base.console import table
     from trainworthy.core.recipe.registry import recipes
 
-    if argv[1:]:
-        raise UserError("list takes no arguments", got=" ".join(argv[1:]))
+    as_json = "--json" in argv
+    if rest := [w for w in argv[1:] if w != "--json"]:
+        raise UserError("list takes no arguments", got=" ".join(rest), needed="nothing, or --json")
+    if as_json:
+        import json
+
+        found = [
+            {"id": e.id, "summary": e.summary, "path": str(e.path), "measured": e.measured or None} for e in recipes()
+        ]
+        print(json.dumps(found, indent=1))
+        return
     for entry in recipes():
         found = entry.measured
         result = f"{found['result']}; {found['time']}" if found else "not measured yet"
@@ -160,11 +173,15 @@ def elsewhere(argv: list[str]) -> None:
 
 def report(argv: list[str]) -> None:
     """Write report.html of a run folder, or of a group of seeds, again."""
+    as_json = "--json" in argv
+    argv = [w for w in argv if w != "--json"]
     if len(argv) == 2 and (Path(argv[1]) / "seeds.json").is_file():
         from trainworthy.core.report import seeds
 
-        seeds.write(Path(argv[1]))
-        print(Path(argv[1]) / "report.html")
+        group = seeds.write(Path(argv[1]))
+        if as_json:
+            import json
+        print(json.dumps(group, indent=1) if as_json else Path(argv[1]) / "report.html")
         return
     if len(argv) != 2 or not (Path(argv[1]) / "args.json").is_file():
         raise UserError("report needs a run folder", got=" ".join(argv[1:]) or "nothing", next="ls -d runs/*/*")
@@ -174,7 +191,13 @@ def report(argv: list[str]) -> None:
     if "recipe" not in read_json(Path(argv[1]) / "args.json"):
         raise UserError(f"{argv[1]} is no run folder of trainworthy", got="an args.json that names no recipe, or is cut off",
                         needed="the folder that a run printed", next="ls -d runs/*/*")  # fmt: skip
-    print(write(Path(argv[1])))
+    page = write(Path(argv[1]))
+    if as_json:
+        from trainworthy.core.report.plain import in_short
+
+        print(in_short(page))
+        return
+    print(page)
 
 
 def launch(argv: list[str]) -> None:
