@@ -346,10 +346,8 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str) -> tuple[Conf
             raise unknown(f"setting --{name}", name, known, next=f"{prog} --help")
     import tyro
 
-    help_text = (
-        module.__doc__ or ""
-    ).strip() + f"\n\nPresets: --preset {' | '.join(presets)} (default tiny). --config FILE reads settings: an args.json, or a file of "
-        "`trainworthy config` (YAML or JSON)."
+    presets_help = f"Presets: --preset {' | '.join(presets)} (default tiny). --config FILE reads settings: an args.json, or a file of "
+    help_text = f"{(module.__doc__ or '').strip()}\n\n{presets_help}`trainworthy config` (YAML or JSON)."
     cfg = tyro.cli(module.Config, default=default, args=argv, prog=prog, description=help_text)
     _idle(cfg, argv, [make.__name__ for make in module.STAGES])
     return complete(cfg, where=file or "the command line", command=prog), preset
