@@ -35,6 +35,7 @@ trainworthy: training recipes that must pass their gates before they train
   trainworthy repro RUN_FOLDER              what a run was made of, and what differs here
   trainworthy guard SCRIPT.py [-- its arguments]    rehearse any training script, unchanged: are its loop and data sound?
   trainworthy watch SCRIPT.py [-- its arguments]    run it for real, observed: step metrics, and the same checks as advice
+  trainworthy sweep RECIPE [settings]       search settings: scientific, nuisance or fixed; chosen on validation data
   trainworthy reference RECIPE [--seeds 5] [settings]    the band of RECIPE's healthy runs, drawn in every later report
 
   trainworthy COMMAND --help                more about a command
@@ -75,6 +76,7 @@ def main() -> None:
             "diff": elsewhere,
             "config": elsewhere,
             "repro": elsewhere,
+            "sweep": elsewhere,
             "data": launch,
             "batch": launch,
         }
