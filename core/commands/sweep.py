@@ -101,10 +101,13 @@ def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
     fixed = [w for w in words if w != "--bayes"]
     if file:
         read = spaces.read_file(Path(file))
-        own = spaces.words({k: v for k, v in (read.get("fixed") or {}).items()})
+        own = spaces.words(read.get("fixed") or {})
         scientific, nuisance = (read.get("scientific") or {}) | scientific, (read.get("nuisance") or {}) | nuisance
         fixed, trials, seeds = [*own, *fixed], trials or read.get("trials"), seeds or read.get("seeds")
         bayes = bayes or bool(read.get("bayes"))
+    if masking.words(fixed) != fixed:
+        raise UserError("a sweep keeps its settings in a file, and secrets are never written", got=shlex.join(masking.words(fixed)),
+                        needed="a fork that reads the secret from the environment")  # fmt: skip
     loaded = loading.load(target)
     cfg, _ = config.parse(loaded.module, fixed, prog=f"trainworthy sweep {target}")
     space = spaces.declare(cfg, scientific, nuisance)
@@ -119,7 +122,7 @@ def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
             point = spaces.words(chosen | {r.name: r.at(share) for r in space.nuisance})
             config.check_values(config.parse(loaded.module, [*fixed, *point], prog="trainworthy sweep")[0], processes=1)
     metric = stages.untrained(loaded, cfg, Accelerator(cpu=True))[-1][1].metric
-    declared = {"recipe": loaded.target, "fixed": masking.words(fixed), **space.plain(), "trials": int(trials or TRIALS),
+    declared = {"recipe": loaded.target, "fixed": fixed, **space.plain(), "trials": int(trials or TRIALS),
                 "seeds": int(seeds or 1), "bayes": bayes, "metric": metric.name, "higher_is_better": metric.higher_is_better}  # fmt: skip
     name = name or time.strftime("%Y%m%d-%H%M%S")
     if not all(c.isalnum() or c in "._-" for c in name):
@@ -129,7 +132,7 @@ def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
     home = cfg.run.out / loaded.slug / f"sweep-{name}"
     return home, {
         "declared": declared,
-        "storage": storage or str(home / "study.journal"),
+        "storage": storage or "",
         "name": f"{loaded.slug}-{name}",
     }
 
@@ -153,7 +156,7 @@ def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
     declared, console = plan["declared"], Console()
     space = space_of(declared)
     multi_seed.made(home)
-    study = studies.open_study(plan["storage"], plan["name"], declared, space)
+    study = studies.open_study(plan["storage"] or str(home / "study.journal"), plan["name"], declared, space)
     if not (home / PLAN).is_file():
         (home / PLAN).write_text(json.dumps(plan, indent=1))
     many = f", {declared['seeds']} seeds each" if declared["seeds"] > 1 else ""
@@ -187,7 +190,7 @@ def one(
     point = point_of(space, trial)
     fixed, seeds = declared["fixed"], list(range(declared["seeds"]))
     off = "--gates.no-enabled" in fixed
-    failed = "" if off else trials.gates_of(home, declared["recipe"], fixed, point, console)
+    failed = "" if off else trials.gates_of(home, declared["recipe"], fixed, space.structure(point), console)
     if failed:
         outcome = trials.Outcome(kind="gates", reason=f"gate failed: {failed}")
     else:

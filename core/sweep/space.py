@@ -85,6 +85,11 @@ class Space:
             for one, u in zip(self.nuisance, quasi(number // len(many), len(self.nuisance)), strict=True)
         }
 
+    def structure(self, point: dict[str, Any]) -> dict[str, Any]:
+        """What changes what is built or how it is computed, and not only a number in it: gates are proved once for each."""
+        numbers = {r.name for r in self.nuisance if not r.values}
+        return {k: v for k, v in point.items() if k not in numbers and not isinstance(v, float)}
+
     def plain(self) -> dict[str, Any]:
         """As it is kept in the study."""
         return {"scientific": {k: list(v) for k, v in self.scientific}, "nuisance": [asdict(r) for r in self.nuisance]}
@@ -205,8 +210,3 @@ def words(settings: dict[str, Any]) -> list[str]:
         else:
             found += [f"--{flag}", repr(value) if isinstance(value, float) else str(value)]
     return found
-
-
-def structure(settings: dict[str, Any]) -> dict[str, Any]:
-    """Those that change what is built or how it is computed, and not only a number in it: gates are proved once for each."""
-    return {k: v for k, v in settings.items() if not isinstance(v, float)}

@@ -37,10 +37,9 @@ class Outcome:
         return statistics.fmean(self.values)
 
 
-def gates_of(home: Path, recipe: str, fixed: list[str], point: dict[str, Any], console: Console) -> str:
+def gates_of(home: Path, recipe: str, fixed: list[str], built: dict[str, Any], console: Console) -> str:
     """The gate that this structure fails, or "". Proved once: the first process proves, others wait for its verdict. Numbers that
     are searched (rates, decays) stay at the preset's, so that no verdict depends on which trial came first."""
-    built = spaces.structure(point)
     key = "-".join(f"{k}={v}" for k, v in sorted(built.items())) or "as the preset"
     safe = "".join(c if c.isalnum() or c in "=.-" else "_" for c in key)[:100]
     path = home / "gates" / f"{safe}.json"
