@@ -24,6 +24,7 @@ trainworthy: training recipes that must pass their gates before they train
   trainworthy data RECIPE [--sample N] [settings]    what is in its data: uniques, classes, ranges, overlap of the splits
   trainworthy lr RECIPE [--steps 200] [settings]    which peak rate? a range test on the real data, with its plot
   trainworthy batch RECIPE [settings]       how many samples at once: what fits, throughput, the knee, the settings
+  trainworthy profile RECIPE [settings]     what limits the speed: input, compute, memory, overhead; what to try first
   trainworthy doctor [--json]               is this machine fit, for which domains, and who shares it
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy diff FORK.py                  what a fork changed, and which gates look at that
@@ -79,6 +80,7 @@ def main() -> None:
             "sweep": elsewhere,
             "data": launch,
             "batch": launch,
+            "profile": launch,
         }
         if argv[0] not in commands:
             from trainworthy.core.base.config import unknown
@@ -209,7 +211,8 @@ def launch(argv: list[str]) -> None:
     asked = argv
     argv, n = take(argv, "-n")
     argv, file = take(argv, "--accelerate-config")
-    if len(argv) > 1 and not argv[1].startswith("-") and argv[0] != "resume":
+    of_run = argv[0] == "profile" and len(argv) > 1 and Path(argv[1]).is_dir()
+    if len(argv) > 1 and not argv[1].startswith("-") and argv[0] != "resume" and not of_run:
         from trainworthy.core.recipe.registry import find
 
         find(argv[1])  # a typo costs no import of torch
