@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ class Range:
             return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
         if self.log:
             value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
+        elif self.whole:
+            value = int(self.low) + int(share * (int(self.high) - int(self.low) + 1))
         else:
             value = self.low + share * (self.high - self.low)
         value = float(f"{min(max(value, self.low), self.high):.4g}")
@@ -96,11 +99,30 @@ class Space:
 
 
 def quasi(index: int, dimensions: int) -> list[float]:
-    """Point `index` of the additive recurrence with the generalised golden ratio (Roberts 2018): evenly spread after any number."""
-    root = 2.0
-    for _ in range(60):
-        root = (1 + root) ** (1 / (dimensions + 1))
-    return [(0.5 + (index + 1) * root ** -(j + 1)) % 1.0 for j in range(dimensions)]
+    """Point `index` of the Halton sequence with permuted digits: evenly spread in every setting, after any number of points."""
+    return [_halton(index + 1, base) for base in _primes(dimensions)]
+
+
+def _halton(index: int, base: int) -> float:
+    """The digits of `index`, permuted (0 stays 0), as the digits behind the point."""
+    digits = [0, *random.Random(base).sample(range(1, base), base - 1)]
+    found, scale = 0.0, 1.0
+    while index:
+        index, digit = divmod(index, base)
+        scale /= base
+        found += digits[digit] * scale
+    return found
+
+
+def _primes(n: int) -> list[int]:
+    """The first n."""
+    found: list[int] = []
+    candidate = 2
+    while len(found) < n:
+        if all(candidate % p for p in found):
+            found.append(candidate)
+        candidate += 1
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------- reading

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base.console import Console
-from trainworthy.core.base.errors import DONE, GATE_FAILED, STOPPED_ITSELF, USAGE, UserError
+from trainworthy.core.base.errors import DONE, GATE_FAILED, STOPPED_ITSELF, UserError
 from trainworthy.core.report.advice import advise
 from trainworthy.core.report.folder import read, read_json
-from trainworthy.core.session import multi_seed, process_end
+from trainworthy.core.session import multi_seed
 from trainworthy.core.sweep import space as spaces
 from trainworthy.core.sweep.study import held, wait_until_free
 
@@ -63,6 +63,8 @@ def gates_of(home: Path, recipe: str, fixed: list[str], built: dict[str, Any], c
 
 def job(recipe: str, words: list[str], seed: int, folder: Path, given: tuple[str, ...] = ()) -> multi_seed.Job:
     """The run of one seed: started, or gone on with from its newest checkpoint, or begun anew where none was saved."""
+    from trainworthy.core.session import process_end
+
     command = [sys.executable, "-m", "trainworthy", "run", recipe, *words, "--run.seed", str(seed), *given]
     if (folder / "args.json").is_file():
         if process_end.newest(folder):
@@ -91,8 +93,6 @@ def run(
         first = failed[0]
         outcome.kind = {GATE_FAILED: "gates", STOPPED_ITSELF: "stopped"}.get(first.code, "broken")
         outcome.reason = f"seed {first.seed}, exit {first.code}: {first.last_line()}"
-        if first.code == USAGE:
-            outcome.kind = "broken"
         return outcome
     return measured(folder, seeds, outcome)
 

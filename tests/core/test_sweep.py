@@ -76,7 +76,7 @@ def test_points_are_spread_paired_and_a_function_of_the_number():
         assert (a.pop("optim.name"), b.pop("optim.name")) == ("adamw", "sgd")
         assert a == b
     exponents = sorted(math.log10(p["optim.lr"]) for p in points[::2])
-    assert max(b - a for a, b in pairwise(exponents)) < 0.45  # three decades, 20 points
+    assert max(b - a for a, b in pairwise(exponents)) < 0.6  # three decades, 20 points: 0.15 on average
     assert {p["k"] for p in points[::2]} == set(range(1, 9))
     assert len({p["optim.lr"] for p in points[::2]}) == 20
 
