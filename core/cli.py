@@ -114,8 +114,13 @@ def list_recipes(argv: list[str]) -> None:
     from trainworthy.core.recipe.registry import recipes
 
     as_json = "--json" in argv
+    if "--running" in argv:
+        from trainworthy.core.report.running import show
+
+        show([w for w in argv[1:] if w not in ("--running", "--json")], as_json=as_json)
+        return
     if rest := [w for w in argv[1:] if w != "--json"]:
-        raise UserError("list takes no arguments", got=" ".join(rest), needed="nothing, or --json")
+        raise UserError("list takes no arguments", got=" ".join(rest), needed="nothing, --json or --running [FOLDER]")
     if as_json:
         import json
 

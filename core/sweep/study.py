@@ -36,7 +36,6 @@ def optuna() -> Any:
 
 def storage(where: str) -> Any:
     """A URL as it is, a path ending in .db as SQLite, any other path as a journal file (made for several processes)."""
-    library = optuna()
     if "://" in where:
         return where
     if where.endswith((".db", ".sqlite", ".sqlite3")):
@@ -44,7 +43,30 @@ def storage(where: str) -> Any:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    return JournalStorage(JournalFileBackend(where)) if library else None
+    lock = JournalLock(where) if fcntl is not None else None
+    return JournalStorage(JournalFileBackend(str(Path(where).absolute()), lock_obj=lock))
+
+
+class JournalLock:
+    """The lock on a journal file, one that ends with its process. Optuna's own are files that a killed process leaves behind: others
+    wait 30 seconds, or for ever where the path is relative (seen with Optuna 5.0)."""
+
+    def __init__(self, where: str):
+        self.journal = Path(where).absolute()
+
+    def acquire(self) -> bool:
+        self.journal.parent.mkdir(parents=True, exist_ok=True)
+        self.file = open(self.journal.with_name(self.journal.name + ".lock"), "a")  # noqa: SIM115
+        fcntl.lockf(self.file, fcntl.LOCK_EX)
+        with open(self.journal, "r+b") as file:  # a line that a killed process wrote half is no record
+            whole = file.read()
+            end, record = whole.rfind(b"\n") + 1, b'{"op_code"'
+            if len(whole) > end and (whole[end:].startswith(record) or record.startswith(whole[end:])):
+                file.truncate(end)
+        return True
+
+    def release(self) -> None:
+        self.file.close()
 
 
 def distributions(space: Space) -> dict[str, Any]:

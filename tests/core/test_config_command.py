@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -138,3 +140,41 @@ def test_repro_of_a_run_that_was_killed_early_says_what_is_missing(run: Path, tm
     assert done.returncode == 0, done.stderr
     assert "environment.json is missing or cut off" in done.stdout
     assert "data.json is missing" in done.stdout
+
+
+# ------------------------------------------------------------------------------------------------------- list --running
+def test_live_runs_are_listed_with_step_speed_and_time_left(tmp_path: Path):
+    """A folder whose lock a process holds is live; one that has ended, or is half written, is none or says less."""
+    for name in ("live", "ended", "early"):
+        home = tmp_path / "runs" / "x" / name
+        home.mkdir(parents=True)
+        (home / ".lock").touch()
+        train = {"epochs": 2.0, "batch_size": 10, "max_steps": 0}
+        (home / "args.json").write_text(json.dumps({"recipe": "x", "argv": ["x"], "settings": {"train": train}}))
+    (tmp_path / "runs" / "x" / "early" / "args.json").write_text('{"recipe": "x", "sett')
+    home = tmp_path / "runs" / "x" / "live"
+    (home / "data.json").write_text(json.dumps({"splits": {"train": {"samples": 100}}}))
+    (home / "gates.json").write_text(json.dumps({"enabled": True, "gates": [{"id": "overfit", "verdict": "pass"}]}))
+    rows = [{"step": n, "step/loss": 1.0, "step/samples_per_sec": 50.0} for n in range(1, 6)]
+    (home / "step_metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows) + '{"step": 6, "st')
+    hold = (
+        "import fcntl, sys; f = [open(p, 'a') for p in sys.argv[1:]]; [fcntl.lockf(x, fcntl.LOCK_EX) for x in f]; "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    locks = [str(tmp_path / "runs" / "x" / name / ".lock") for name in ("live", "early")]
+    holder = subprocess.Popen(
+        [sys.executable, "-c", hold, *locks], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline().strip() == "held"
+        done = trainworthy("list", "--running", "--json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        early, running = json.loads(done.stdout)
+        assert (early["step"], early["seconds_left"], early["gates"]) == (0, None, "at its gates")
+        assert (running["step"], running["steps"], running["gates"]) == (5, 20, "1 passed")
+        assert running["seconds_left"] == pytest.approx(15 * 10 / 50)
+        assert "5 of 20" in trainworthy("list", "--running", cwd=tmp_path).stdout
+    finally:
+        holder.communicate("")
+    assert "is running" in trainworthy("list", "--running", cwd=tmp_path).stdout
+    assert trainworthy("list", "--running", "none", cwd=tmp_path).returncode == 2
