@@ -24,15 +24,19 @@ trainworthy: training recipes that must pass their gates before they train
   trainworthy data RECIPE [--sample N] [settings]    describe its data: duplicates, classes, ranges, overlap of the splits
   trainworthy lr RECIPE [--steps 200] [settings]    learning-rate range test on the real data, with plot and suggestion
   trainworthy batch RECIPE [settings]       largest micro-batch that fits, throughput per size, recommended settings
+  trainworthy profile RECIPE [settings]     what limits the speed: input, compute, memory, overhead; what to try first
   trainworthy doctor [--json]               check this machine: packages, devices, memory, who else uses it
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy diff FORK.py                  show what a fork changed, and which gates check those parts
   trainworthy resume RUN_FOLDER [--force]   continue a stopped run
   trainworthy resume RUN_FOLDER --rung NAME [settings]    continue from its weights with a rung that its recipe offers
-  trainworthy report RUN_FOLDER             write report.html again
-  trainworthy compare RUNS_A RUNS_B         compare two groups of seeds: difference and confidence interval
+  trainworthy report RUN_FOLDER [--json]    write report.html again; its verdicts and advice as JSON
+  trainworthy compare RUNS_A RUNS_B [--json]    two groups of seeds: the difference and its interval
+  trainworthy config RECIPE [settings]      all settings as a file, for --config FILE
+  trainworthy repro RUN_FOLDER              what a run was made of, and what differs here
   trainworthy guard SCRIPT.py [-- its arguments]    rehearse any training script, unchanged, and check its loop and data
   trainworthy watch SCRIPT.py [-- its arguments]    run it in full, log step metrics, and report the same checks as advice
+  trainworthy sweep RECIPE [settings]       search settings: scientific, nuisance or fixed; chosen on validation data
   trainworthy reference RECIPE [--seeds 5] [settings]    measure the band of RECIPE's healthy runs for later reports
 
   trainworthy COMMAND --help                help of one command
@@ -71,8 +75,12 @@ def main() -> None:
             "guard": elsewhere,
             "watch": elsewhere,
             "diff": elsewhere,
+            "config": elsewhere,
+            "repro": elsewhere,
+            "sweep": elsewhere,
             "data": launch,
             "batch": launch,
+            "profile": launch,
         }
         if argv[0] not in commands:
             from trainworthy.core.base.config import unknown
@@ -105,8 +113,22 @@ def list_recipes(argv: list[str]) -> None:
     from trainworthy.core.base.console import table
     from trainworthy.core.recipe.registry import recipes
 
-    if argv[1:]:
-        raise UserError("list takes no arguments", got=" ".join(argv[1:]))
+    as_json = "--json" in argv
+    if "--running" in argv:
+        from trainworthy.core.report.running import show
+
+        show([w for w in argv[1:] if w not in ("--running", "--json")], as_json=as_json)
+        return
+    if rest := [w for w in argv[1:] if w != "--json"]:
+        raise UserError("list takes no arguments", got=" ".join(rest), needed="nothing, --json or --running [FOLDER]")
+    if as_json:
+        import json
+
+        found = [
+            {"id": e.id, "summary": e.summary, "path": str(e.path), "measured": e.measured or None} for e in recipes()
+        ]
+        print(json.dumps(found, indent=1))
+        return
     for entry in recipes():
         found = entry.measured
         result = f"{found['result']}; {found['time']}" if found else "not measured yet"
@@ -160,11 +182,15 @@ def elsewhere(argv: list[str]) -> None:
 
 def report(argv: list[str]) -> None:
     """Write report.html of a run folder, or of a group of seeds, again."""
+    as_json = "--json" in argv
+    argv = [w for w in argv if w != "--json"]
     if len(argv) == 2 and (Path(argv[1]) / "seeds.json").is_file():
         from trainworthy.core.report import seeds
 
-        seeds.write(Path(argv[1]))
-        print(Path(argv[1]) / "report.html")
+        group = seeds.write(Path(argv[1]))
+        if as_json:
+            import json
+        print(json.dumps(group, indent=1) if as_json else Path(argv[1]) / "report.html")
         return
     if len(argv) != 2 or not (Path(argv[1]) / "args.json").is_file():
         raise UserError("report needs a run folder", got=" ".join(argv[1:]) or "nothing", next="ls -d runs/*/*")
@@ -174,7 +200,13 @@ def report(argv: list[str]) -> None:
     if "recipe" not in read_json(Path(argv[1]) / "args.json"):
         raise UserError(f"{argv[1]} is no run folder of trainworthy", got="an args.json that names no recipe, or is cut off",
                         needed="the folder that a run printed", next="ls -d runs/*/*")  # fmt: skip
-    print(write(Path(argv[1])))
+    page = write(Path(argv[1]))
+    if as_json:
+        from trainworthy.core.report.plain import in_short
+
+        print(in_short(page))
+        return
+    print(page)
 
 
 def launch(argv: list[str]) -> None:
@@ -184,7 +216,8 @@ def launch(argv: list[str]) -> None:
     asked = argv
     argv, n = take(argv, "-n")
     argv, file = take(argv, "--accelerate-config")
-    if len(argv) > 1 and not argv[1].startswith("-") and argv[0] != "resume":
+    of_run = argv[0] == "profile" and len(argv) > 1 and Path(argv[1]).is_dir()
+    if len(argv) > 1 and not argv[1].startswith("-") and argv[0] != "resume" and not of_run:
         from trainworthy.core.recipe.registry import find
 
         find(argv[1])  # reports a typo before the slow import of torch

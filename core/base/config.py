@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 import types
 import typing
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ class Train:
     """Passes over the training set; fractions are fine."""
     batch_size: int = 64
     """Samples per optimiser step, over ALL processes and micro-batches. The result does not depend on the division."""
+    max_steps: int = 0
+    """Train at most this many steps in each stage; the schedule fits them. 0: no limit. `--max-steps` is short for it."""
     accumulate: int = 1
     """Micro-batches into which each process divides its part of the batch (less memory, same gradient)."""
     eval_every: float = 1.0
@@ -319,10 +322,14 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str) -> tuple[Conf
     argv, file = take(argv, "--config")
     if preset and file:
         raise UserError("--preset and --config were both given", needed="one of them", next=f"{prog} --help")
-    preset = preset or "tiny"
+    values = read_settings(Path(file)) if file else {}
+    named = values.get("preset")
+    preset = preset or (named if isinstance(named, str) and named in presets else "tiny")
     if preset not in presets:
         raise unknown(f"preset '{preset}'", preset, presets)
-    default = read_args(Path(file), module.Config) if file else presets[preset]()
+    default = presets[preset]()
+    if file:  # a file may name some settings only: the others are the preset's
+        default = from_dict(module.Config, laid_over(to_dict(default), values.get("settings", values)), where=file)
     argv, start = take([w.replace("--init_from", "--init-from", 1) for w in argv], "--init-from")
     if start is not None:
         default.init_from = str(Path(start).absolute())  # a resume may run from another folder
@@ -330,6 +337,8 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str) -> tuple[Conf
             default.optim.lr, default.optim.warmup = float(f"{default.optim.lr / 7:.2g}"), 0.03
 
     known = flags(module.Config)
+    if "max-steps" not in known:
+        argv = [re.sub(r"^--max[-_]steps(?==|$)", "--train.max-steps", w) for w in argv]
     for word in argv:
         name = word[2:].split("=")[0].replace("_", "-")
         if word.startswith("--") and name != "help" and name not in known:
@@ -341,9 +350,8 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str) -> tuple[Conf
             raise unknown(f"setting --{name}", name, known, next=f"{prog} --help")
     import tyro
 
-    help_text = (
-        module.__doc__ or ""
-    ).strip() + f"\n\nPresets: --preset {' | '.join(presets)} (default tiny). --config FILE reads an args.json."
+    presets_help = f"Presets: --preset {' | '.join(presets)} (default tiny). --config FILE reads settings: an args.json, or a file of "
+    help_text = f"{(module.__doc__ or '').strip()}\n\n{presets_help}`trainworthy config` (YAML or JSON)."
     cfg = tyro.cli(module.Config, default=default, args=argv, prog=prog, description=help_text)
     _idle(cfg, argv, [make.__name__ for make in module.STAGES])
     return complete(cfg, where=file or "the command line", command=prog), preset
@@ -369,15 +377,42 @@ def complete(cfg: Config, *, where: str, command: str, secrets: dict[str, str] |
 
 def read_args(path: Path, cls: type) -> Any:
     """Read the settings from an earlier run's args.json, or from a file with settings alone."""
-    try:
-        values = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise UserError(
-            f"cannot read the settings in {path}", got=error, needed="an args.json of an earlier run"
-        ) from None
-    if not isinstance(values, dict):
-        raise UserError(f"cannot read the settings in {path}", got=type(values).__name__, needed="a JSON object")
+    values = read_settings(path)
     return from_dict(cls, values.get("settings", values), where=str(path))
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """What a file of settings holds: YAML by its ending (.yaml, .yml), else JSON."""
+    is_yaml = path.suffix.lower() in (".yaml", ".yml")
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = read_yaml(text) if is_yaml else json.loads(text)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the settings in {path}", got=error,
+                        needed="an args.json of an earlier run, or a file of `trainworthy config RECIPE`") from None  # fmt: skip
+    if not isinstance(values, dict) or not isinstance(values.get("settings", {}), dict):
+        got = type(values if not isinstance(values, dict) else values["settings"]).__name__
+        raise UserError(f"cannot read the settings in {path}", got=got, needed="a JSON object or a YAML mapping")
+    return values
+
+
+def read_yaml(text: str) -> Any:
+    """YAML without its constructors. ValueError: it is none."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def laid_over(under: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Nested `values` over the nested plain settings `under`; names that `under` lacks stay, for `from_dict` to refuse."""
+    both = dict(under)
+    for name, value in values.items():
+        below = under.get(name)
+        both[name] = laid_over(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return both
 
 
 def check_values(cfg: Config, *, processes: int) -> None:
@@ -404,6 +439,8 @@ def check_values(cfg: Config, *, processes: int) -> None:
     if cfg.run.save_steps < 0 or not 0 <= cfg.run.save_minutes < math.inf:
         raise UserError("--run.save-steps and --run.save-minutes must not be negative",
                         got=(cfg.run.save_steps, cfg.run.save_minutes), needed="0 (off) or more")  # fmt: skip
+    if t.max_steps < 0:
+        raise UserError("--train.max-steps must not be negative", got=t.max_steps, needed="0 (off) or more")
     if t.patience < 0:
         raise UserError("--train.patience must not be negative", got=t.patience, needed="0 (off) or epochs")
     if not 0 < cfg.optim.layer_decay <= 1:

@@ -1,6 +1,12 @@
-"""`trainworthy compare RUNS_A RUNS_B`: whether the second group of runs is better than the first by more than the
-spread of seeds."""
+"""trainworthy compare RUNS_A RUNS_B [--json]: is the second group better than the first by more than chance?
 
+  trainworthy compare runs/vision-classify/seeds-A runs/mine/seeds-B    two groups that `run --seeds 5` made
+
+Both means, and the difference (second minus first) with its 95% interval (Welch). Single runs are refused: a difference between
+single seeds is mostly luck. `--json` prints the same as JSON. Exit codes: 0, or 2 where the two cannot be compared."""
+
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 from trainworthy.core.base.console import table
@@ -10,11 +16,21 @@ from trainworthy.core.report.groups import compare, off
 
 def main(argv: list[str]) -> None:
     """Print both means and the difference with its interval."""
+    as_json = "--json" in argv
+    argv = [w for w in argv if w != "--json"]
     if len(argv) != 3:
         raise UserError("compare needs two groups of seeds", got=" ".join(argv[1:]) or "nothing",
                         needed="trainworthy compare RUNS_A RUNS_B", next="ls -d runs/*/seeds-*")  # fmt: skip
     found = compare(Path(argv[1]), Path(argv[2]))
     d = found.difference
+    if as_json:
+        print(
+            json.dumps(
+                {"a": found.a, "b": found.b, "difference": {**asdict(d), "real": d.real}, "words": found.words()},
+                indent=1,
+            )
+        )
+        return
     each = [
         (name, f"{len(g['values'])} seeds", f"{g['mean']:.4f}", f"sd {g['sd']:.4f}")
         for name, g in zip(argv[1:], (found.a, found.b), strict=True)

@@ -156,7 +156,8 @@ class Run:
         if self.plan:
             return self.plan.steps
         t = self.cfg.train
-        return max(1, math.ceil(t.epochs * self.epoch(stage) / t.batch_size))
+        planned = max(1, math.ceil(t.epochs * self.epoch(stage) / t.batch_size))
+        return min(planned, t.max_steps) if t.max_steps else planned
 
     def progress(self, share: float) -> float:
         """Return the progress (0, 1] of a ramp over the first `share` of this stage; 1 outside the loop."""

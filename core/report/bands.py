@@ -211,6 +211,8 @@ def healthy(f: Folder) -> Healthy | None:
     mine = flat(f.settings)
     other = {k: f"{k} {mine[k]} (band: {v})" for k, v in r["settings"].items() if k in mine and mine[k] != v}
     unlike = [other.pop(k) for k in ("train.epochs", "train.batch_size") if k in other]
+    if mine.get("train.max_steps"):
+        unlike.append(f"train.max_steps {mine['train.max_steps']}")
     if f.data.get("fingerprint") != r["data"]:
         unlike.append("other data")
     bands = {} if unlike else {k: Band.read(v) for k, v in r["bands"].items()}

@@ -275,7 +275,8 @@ def total_steps(f: Folder) -> int:
     train, splits = f.settings.get("train", {}), f.data.get("splits", {})
     made = train.get("batch_size", 0) if splits else 0  # no training set: own samples
     n = splits.get("train", {}).get("samples", made)
-    return max(1, math.ceil(train["epochs"] * n / train["batch_size"])) if n and train.get("batch_size") else 0
+    planned = max(1, math.ceil(train["epochs"] * n / train["batch_size"])) if n and train.get("batch_size") else 0
+    return min(planned, train.get("max_steps") or planned)
 
 
 def figures(f: Folder) -> str:

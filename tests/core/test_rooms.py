@@ -18,6 +18,7 @@ ROOMS = [
     "gates",
     "report",
     "session",
+    "sweep",
     "adapters",
     "guard",
     "commands",

@@ -1,0 +1,289 @@
+"""trainworthy profile RECIPE|RUN_FOLDER [--steps 10] [--json] [settings]: what limits the speed of training, in words.
+
+  trainworthy profile vision/classify                       warm-up, timed steps, profiled steps; then a verdict
+  trainworthy profile ./mine.py --train.precision bf16      with settings as `trainworthy run` takes them
+  trainworthy profile runs/vision-classify/20260101-120000-ab12    with the recipe and the settings of a run
+
+The recipe's own train() makes real steps on real data: 5 to warm up, N that are only timed, N under torch's profiler. The time of a
+step is split into waiting for data, large products and convolutions (compute), other large operations (memory traffic), exchange
+between processes, and the rest: many small operations, Python and an idle device (overhead). The largest share is the verdict, with
+what to try first and the most that it could give. Nothing is trained or evaluated that would be kept.
+
+Kept in runs/<recipe>/checks/<time>/: profile.json, and trace.json.gz for https://ui.perfetto.dev. Exit codes: 0, or 2 for bad usage."""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainworthy.core.base import config
+from trainworthy.core.base.console import Console, bar, table
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.commands import take_number
+from trainworthy.core.data import loader
+from trainworthy.core.loop.run import Plan
+from trainworthy.core.recipe import loading as recipes
+from trainworthy.core.session import stages
+from trainworthy.core.session.session import Session, open_session, session_lock, write_start
+
+WARM, STEPS = 5, 10
+SMALL = 20e-6
+"""Seconds below which the mean call of an operation is mostly its own overhead."""
+PRODUCTS = ("mm", "conv", "attention", "linear", "gemm", "cutlass", "flash", "einsum", "_lstm", "_gru")
+EXCHANGE = ("c10d", "nccl", "gloo", "all_reduce", "allreduce", "all_gather", "allgather", "broadcast_")
+
+
+@dataclass
+class Operation:
+    """All calls of one operation in the profiled steps."""
+
+    name: str
+    calls: int
+    seconds: float
+    """On the device that computes, without the operations inside it."""
+
+    @property
+    def kind(self) -> str:
+        name = self.name.lower()
+        if any(w in name for w in EXCHANGE):
+            return "communication"
+        if self.seconds / max(1, self.calls) < SMALL:
+            return "overhead"
+        return "compute" if any(w in name for w in PRODUCTS) else "memory"
+
+
+@dataclass
+class Measured:
+    """What the steps took."""
+
+    step: float
+    """Seconds of one step, without the profiler."""
+    waited: float
+    """Of them: until its data were there."""
+    operations: list[Operation]
+    steps: int
+    """Profiled ones, that `operations` is of."""
+    device: str = "cpu"
+    flops: float = 0.0
+    """Of the products of one step that the profiler knows a formula for."""
+    peak_memory: int | None = None
+    idle: float | None = None
+    """Share of a step in which an accelerator computes nothing."""
+    shares: dict[str, float] = field(default_factory=dict)
+    profiled: float = 0.0
+    """Seconds of one step under the profiler, which slows small operations down."""
+
+    def split(self) -> dict[str, float]:
+        """Shares of a step by what limits it; together 1. Times under the profiler are shares of the profiled step."""
+        step = max(self.profiled or self.step, 1e-12)
+        found = dict.fromkeys(("input", "compute", "memory", "communication"), 0.0)
+        for one in self.operations:
+            if one.kind != "overhead":
+                found[one.kind] += one.seconds / max(1, self.steps) / step
+        found["input"] = min(1.0, self.waited / max(self.step, 1e-12))
+        busy = sum(v for k, v in found.items() if k != "input")
+        room = 1.0 - found["input"]
+        if busy > room:  # data that are made in this process are operations, too
+            for k in ("compute", "memory", "communication"):
+                found[k] *= room / busy
+        found["overhead"] = max(0.0, 1.0 - sum(found.values()))
+        self.shares = found
+        return found
+
+
+TRY = {
+    "input": "--loader.workers 2 or more (samples that are expensive to make), --loader.threads 8 (files on a slow disk), smaller or "
+             "already decoded files",
+    "compute": "--train.precision bf16 on an accelerator, --train.compile, a smaller model; the device works as it should",
+    "memory": "--train.compile (fuses neighbouring operations), --train.precision bf16 (half the traffic), a larger --train.batch-size",
+    "overhead": "a larger --train.batch-size (or a smaller --train.accumulate), --train.compile; trainworthy batch RECIPE shows where "
+                "speed stops growing",
+    "communication": "a larger --train.batch-size for each process, fewer processes, a faster connection between them",
+}  # fmt: skip
+
+
+def judge(m: Measured) -> dict[str, Any]:
+    """The verdict: the largest share, what to try first, and the most that it could give (all of that share gone)."""
+    shares = m.split()
+    kind = max(shares, key=shares.get)
+    share = shares[kind]
+    words = {"input": "waiting for data", "compute": "large products and convolutions", "memory": "moving data in memory",
+             "overhead": "starting small operations, Python, and an idle device", "communication": "exchange between processes"}  # fmt: skip
+    most = f"at most {1 / (1 - share):.1f} times as fast" if share < 0.99 else "many times as fast"
+    return {
+        "verdict": f"{kind}-bound",
+        "share": share,
+        "words": f"{share:.0%} of a step is {words[kind]}",
+        "try": TRY[kind],
+        "most": most,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------ measuring
+class Watch:
+    """Called after each step of train(): warm-up, then timed steps, then profiled ones."""
+
+    def __init__(self, steps: int, device: Any, trace: Path | None):
+        self.steps, self.device, self.trace = steps, device, trace
+        self.waited, self.since, self.step, self.profiled = 0.0, 0.0, 0.0, 0.0
+        self.wait_timed = 0.0
+        self.profiler: Any = None
+
+    def __call__(self, _stage: Any, step: int) -> bool:
+        import torch
+
+        if step == WARM:
+            self.sync()
+            if self.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            self.since, self.waited = time.perf_counter(), 0.0
+        elif step == WARM + self.steps:
+            self.sync()
+            self.step, self.wait_timed = (time.perf_counter() - self.since) / self.steps, self.waited / self.steps
+            kinds = [torch.profiler.ProfilerActivity.CPU]
+            kinds += [torch.profiler.ProfilerActivity.CUDA] if self.device.type == "cuda" else []
+            self.profiler = torch.profiler.profile(activities=kinds, with_flops=True, profile_memory=True)
+            self.profiler.start()
+            self.since = time.perf_counter()
+        elif step == WARM + 2 * self.steps:
+            self.sync()
+            self.profiled = (time.perf_counter() - self.since) / self.steps
+            self.profiler.stop()
+            return True
+        return False
+
+    def sync(self) -> None:
+        import torch
+
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    @contextlib.contextmanager
+    def timed_data(self) -> Iterator[None]:
+        """Every wait for a batch is counted, and is a bar in the trace."""
+        import torch
+
+        plain = loader.batches
+
+        def batches(*args: Any, **kw: Any) -> Iterator[dict]:
+            source = iter(plain(*args, **kw))
+            while True:
+                before = time.perf_counter()
+                with torch.profiler.record_function("trainworthy::wait_for_data"):
+                    batch = next(source, None)
+                self.waited += time.perf_counter() - before
+                if batch is None:
+                    return
+                yield batch
+
+        loader.batches = batches
+        try:
+            yield
+        finally:
+            loader.batches = plain
+
+    def measured(self) -> Measured:
+        """What the profiler saw. On an accelerator the times are those of its kernels."""
+        import torch
+
+        on_device = self.device.type == "cuda"
+        rows = self.profiler.key_averages()
+        ours = [r for r in rows if not r.key.startswith(("trainworthy::", "ProfilerStep", "cuda", "Optimizer."))]
+        found = [
+            Operation(r.key, r.count, (r.self_device_time_total if on_device else r.self_cpu_time_total) / 1e6)
+            for r in ours
+        ]
+        found = sorted((o for o in found if o.seconds > 0), key=lambda o: -o.seconds)
+        m = Measured(self.step, self.wait_timed, found, self.steps, self.device.type, sum(r.flops or 0 for r in rows) / self.steps,
+                     profiled=self.profiled)  # fmt: skip
+        if on_device:
+            m.peak_memory = torch.cuda.max_memory_allocated()
+            m.idle = max(0.0, 1 - sum(o.seconds for o in found) / self.steps / self.profiled)
+        if self.trace is not None:
+            self.profiler.export_chrome_trace(str(self.trace))
+        return m
+
+
+def main(argv: list[str]) -> None:
+    """`profile RECIPE|RUN ...`, in the process that core.launch started."""
+    rest, steps = take_number(argv[1:], "--steps")
+    as_json = "--json" in rest
+    rest = [a for a in rest if a != "--json"]
+    if not rest:
+        raise UserError("profile what?", needed="a recipe or a run folder", next="trainworthy profile vision/classify")
+    rest = of_run(rest)
+    loaded = recipes.load(rest[0])
+    cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy profile {rest[0]}")
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        s = open_session(loaded, cfg, preset, rest, kind="checks")
+        with session_lock(s):
+            write_start(s)
+            found = [one(s, part, proof, steps or STEPS) for part, proof in stages.proofs(s)]
+        if s.main:
+            (s.folder / "profile.json").write_text(json.dumps(found, indent=1))
+            s.console.say(
+                f"\nkept   {s.folder / 'profile.json'}\n       {s.folder}/trace*.json.gz (open in https://ui.perfetto.dev)"
+            )
+    if as_json and s.main:
+        print(json.dumps(found, indent=1))
+
+
+def of_run(rest: list[str]) -> list[str]:
+    """A run folder is its recipe with its settings."""
+    folder = Path(rest[0])
+    if not folder.is_dir():
+        return rest
+    from trainworthy.core.report.folder import read_json
+
+    recipe = read_json(folder / "args.json").get("recipe")
+    if not isinstance(recipe, str):
+        raise UserError(f"{folder} is no run folder of trainworthy", got="no args.json that names its recipe",
+                        needed="a recipe, or the folder that a run printed", next="ls -d runs/*/*")  # fmt: skip
+    return [recipe, "--config", str(folder / "args.json"), *rest[1:]]
+
+
+def one(s: Session, part: stages.Part, proof: Any, steps: int) -> dict[str, Any]:
+    """Profile one stage and say what was found."""
+    name = f"-{part.name}" if part.of > 1 else ""
+    watch = Watch(steps, s.accelerator.device, s.folder / f"trace{name}.json.gz" if s.main else None)
+    with watch.timed_data():
+        run, stage = proof.build(Plan(steps=WARM + 2 * steps, watch=watch))
+        s.recipe.module.train(part.cfg, run, stage)
+    if not watch.profiled:
+        raise UserError(
+            f"{part.name} ended before the profiled steps", needed=f"{WARM + 2 * steps} steps of its train()"
+        )
+    m = watch.measured()
+    verdict = judge(m)
+    if s.main:
+        show(s.console, part.name, m, verdict, part.cfg.train.batch_size)
+    total = sum(o.seconds for o in m.operations) or 1.0
+    top = [{**asdict(o), "kind": o.kind, "share": o.seconds / total} for o in m.operations[:20]]
+    return {
+        "stage": part.name,
+        **verdict,
+        **{k: v for k, v in asdict(m).items() if k != "operations"},
+        "operations": top,
+    }
+
+
+def show(console: Console, name: str, m: Measured, verdict: dict[str, Any], samples: int) -> None:
+    """The verdict first, then the shares and the largest operations."""
+    per = f"{m.step * 1e3:.1f} ms a step, {samples / m.step:,.0f} samples a second on {m.device}"
+    console.say(f"\nprofile {name}: {verdict['verdict']}: {verdict['words']}\n  {per}")
+    if m.flops:
+        console.say(f"  {m.flops / m.step / 1e9:,.1f} GFLOP/s in products and convolutions")
+    if m.idle is not None:
+        console.say(f"  device idle {m.idle:.0%} of a profiled step, peak memory {m.peak_memory / 2**30:.2f} GiB")
+    shares = sorted(m.shares.items(), key=lambda kv: -kv[1])
+    console.say(table([(k, f"{v:.0%}", bar(v, 30).ljust(30)) for k, v in shares], indent=4))
+    total = sum(o.seconds for o in m.operations) or 1.0
+    rows = [("largest operations", "share", "calls a step", "mean")]
+    rows += [(o.name[:48], f"{o.seconds / total:.0%}", f"{o.calls / m.steps:,.0f}", f"{o.seconds / o.calls * 1e6:,.0f} us")
+             for o in m.operations[:8]]  # fmt: skip
+    console.say(table(rows, indent=4))
+    console.say(f"  try first     {verdict['try']}\n  could give    {verdict['most']}")

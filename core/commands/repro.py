@@ -1,0 +1,251 @@
+"""trainworthy repro RUN_FOLDER [--no-data] [--diff] [--json]: what a run was made of, and what differs here.
+
+  trainworthy repro runs/vision-classify/20260101-120000-ab12          the command, and everything that differs here
+  trainworthy repro runs/vision-classify/20260101-120000-ab12 --diff > its.patch    the changes it had over its commit
+  trainworthy repro runs/vision-classify/20260101-120000-ab12 --no-data    without reading the data again
+
+Compared are: versions of Python and libraries, devices, processes, the commit and its uncommitted changes, every source file of the
+recipe and of the core, the settings, and the content of the data (read as far as the run did). Then the command that starts the run
+again, from its args.json, and what to do first. Nothing is changed. Exit codes: 0, whatever differs; 2 if the folder is no run
+folder."""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainworthy.core.base.errors import Stop, UserError
+
+CUT = 50_000
+"""Characters of a diff that environment.json keeps."""
+
+
+@dataclass
+class Compared:
+    """One thing of a run against the same thing here."""
+
+    what: str
+    then: str
+    differs: list[str] = field(default_factory=list)
+    unknown: str = ""
+    """Why it could not be compared."""
+
+
+def main(argv: list[str]) -> None:
+    """`trainworthy repro RUN [--no-data] [--diff] [--json]`."""
+    flags = {w for w in argv[1:] if w.startswith("-")}
+    names = [w for w in argv[1:] if not w.startswith("-")]
+    if unknown := sorted(flags - {"--no-data", "--diff", "--json"}):
+        raise UserError(
+            f"repro has no {unknown[0]}", needed="--no-data, --diff or --json", next="trainworthy repro --help"
+        )
+    if len(names) != 1:
+        raise UserError("repro needs one run folder", got=" ".join(names) or "nothing", next="ls -d runs/*/*")
+    folder = Path(names[0])
+    args, environment, data = kept(folder)
+    if "--diff" in flags:
+        show_diff(folder, environment)
+        return
+    found = [*environment_of(environment, args), sources_of(environment), settings_of(folder, args)]
+    found.append(data_of(folder, args, data, read="--no-data" not in flags))
+    command = again(folder, args)
+    if "--json" in flags:
+        print(json.dumps({"run": str(folder), "command": command, "commit": environment.get("commit", ""),
+                          "compared": [vars(c) for c in found]}, indent=1))  # fmt: skip
+        return
+    show(folder, args, environment, found, command)
+
+
+def kept(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """args.json, environment.json and data.json. UserError: it is no run folder of ours; later files may be missing."""
+    from trainworthy.core.report.folder import read_json
+
+    args, environment, data = (read_json(folder / f"{n}.json") for n in ("args", "environment", "data"))
+    if (folder / "seeds.json").is_file():
+        raise UserError(
+            f"{folder} is a group of seeds", needed="the folder of one of them", next=f"ls -d {folder}/seed-*"
+        )
+    if not all(isinstance(args.get(k), kind) for k, kind in (("recipe", str), ("argv", list), ("settings", dict))):
+        raise UserError(f"{folder} is no run folder of trainworthy", got="no args.json that names its recipe and settings",
+                        needed="the folder that a run printed", next="ls -d runs/*/*")  # fmt: skip
+    return args, environment, data
+
+
+def show_diff(folder: Path, environment: dict[str, Any]) -> None:
+    """The uncommitted changes that the run had, as a patch."""
+    diff = str(environment.get("diff", ""))
+    if not environment.get("commit"):
+        raise UserError(
+            f"{folder} names no commit", cause="it did not run from a checkout: its versions say what it was made of"
+        )
+    if len(diff) >= CUT:
+        print(f"cut off at {CUT:,} characters: this patch is not whole", file=sys.stderr)
+    print(diff)
+
+
+# ------------------------------------------------------------------------------------------------------------ comparing
+def environment_of(then: dict[str, Any], args: dict[str, Any]) -> list[Compared]:
+    """Versions, machine and commit."""
+    if not then:
+        return [Compared("environment", "", unknown="environment.json is missing or cut off")]
+    import torch
+    from trainworthy.core.recipe.loading import versions
+
+    now, before = versions(), dict(then.get("versions") or {})
+    names = sorted(before.keys() | now.keys())
+    other = [
+        f"{n} {now.get(n, 'not installed')} instead of {before.get(n, 'none')}"
+        for n in names
+        if now.get(n) != before.get(n)
+    ]
+    found = [Compared("versions", ", ".join(f"{k} {v}" for k, v in before.items()), other)]
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["cpu"]
+    here = {"devices": devices, "platform": platform.platform(), "threads": torch.get_num_threads()}
+    other = [f"{k}: {here[k]} instead of {then[k]}" for k in here if k in then and here[k] != then[k]]
+    shown = f"{then.get('devices')}, {then.get('platform')}, {args.get('processes', 1)} process(es), {then.get('threads')} threads"
+    found.append(Compared("machine", shown, other))
+    home, commit = Path(__file__).resolve().parents[2], str(then.get("commit", ""))
+    own = git(home, "rev-parse", "HEAD")
+    if not commit or not own:
+        found.append(Compared("commit", commit, unknown=f"no commit {'in the run folder' if not commit else 'here'}"))
+        return found
+    other = [f"commit {own[:12]} here"] if own != commit else []
+    if (then.get("diff") or "") != masked(git(home, "diff", "HEAD", "--", "core", "recipes")):
+        other.append("other uncommitted changes than the run had (--diff shows those of the run)")
+    changed = f" with {then['diff'].count(chr(10) + 'diff --git') + 1} changed file(s)" if then.get("diff") else ""
+    found.append(Compared("commit", f"{commit[:12]}{changed}", other))
+    return found
+
+
+def masked(diff: str) -> str:
+    from trainworthy.core.base import masking
+
+    return masking.source(diff)[:CUT]
+
+
+def git(home: Path, *words: str) -> str:
+    """What git says about the checkout that this runs from; empty where it is none."""
+    try:
+        done = subprocess.run(["git", "-C", str(home), *words], capture_output=True, text=True)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def sources_of(then: dict[str, Any]) -> Compared:
+    """The files that the run imported, by their content."""
+    from trainworthy.core.recipe.loading import changed
+
+    before = then.get("sources") or {}
+    if not before:
+        return Compared("sources", "", unknown="environment.json holds none")
+    lost = changed(before)
+    words = [f"{name}: {'changed' if os.path.exists(name) else 'not there'}" for name in lost]
+    return Compared(
+        "sources", f"{len(before)} files", words[:8] + ([f"... and {len(words) - 8} more"] if len(words) > 8 else [])
+    )
+
+
+def settings_of(folder: Path, args: dict[str, Any]) -> Compared:
+    """Does the recipe that is here take these settings, and are the preset's still the same?"""
+    from trainworthy.core.base import config
+    from trainworthy.core.recipe import loading
+
+    words = [str(w) for w in args["argv"][1:]]
+    try:
+        loaded = loading.load(args["recipe"])
+        config.read_args(folder / "args.json", loaded.module.Config)
+    except Stop as stop:
+        first, *more = str(stop).splitlines()
+        return Compared(
+            "settings", " ".join(words) or "the preset's", [" ".join([first, *(m.strip() for m in more[:2])])]
+        )
+    try:
+        plain, _ = config.parse(loaded.module, words, prog="repro")
+    except (Stop, SystemExit):  # a secret, a file that is gone: args.json has what it came to
+        return Compared("settings", " ".join(words) or "the preset's", unknown="its command line cannot be read here")
+    now, then = flat(config.to_dict(plain)), flat(args["settings"])
+    own = ("run.out", "train.precision")  # where it is written; what the launcher decided
+    other = [f"{k} is {now[k]} today, was {then[k]}" for k in then if k in now and now[k] != then[k] and k not in own]
+    return Compared("settings", " ".join(words) or "the preset's", other)
+
+
+def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"optim.lr": 0.003, ...}"""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
+
+
+def data_of(folder: Path, args: dict[str, Any], data: dict[str, Any], *, read: bool) -> Compared:
+    """The data of its first stage, read again as far as the run read them."""
+    before = data.get("identity")
+    before = before.get("none") if isinstance(before, dict) else None
+    if not before:
+        return Compared("data", "", unknown="data.json is missing, or of a version that kept no fingerprint")
+    shown = "; ".join(
+        f"{name}: {one.get('samples', 0):,} samples, {str(one.get('content', ''))[:12]}" for name, one in before.items()
+    )
+    if not read:
+        return Compared("data", shown, unknown="not read (--no-data)")
+    from accelerate import Accelerator
+    from trainworthy.core.base import config
+    from trainworthy.core.data import contents, inventory
+    from trainworthy.core.recipe import loading
+    from trainworthy.core.session import stages
+
+    try:
+        loaded = loading.load(args["recipe"])
+        cfg = config.read_args(folder / "args.json", loaded.module.Config)
+        stage = stages.parts(loaded, cfg)[0].untrained(Accelerator(cpu=True))
+        return Compared(
+            "data", shown, contents.changes(before, inventory.identity(inventory.read_all(stage.data, before=before)))
+        )
+    except (Stop, OSError, ValueError, KeyError, TypeError) as error:
+        return Compared(
+            "data", shown, unknown=f"cannot be read here: {str(error).splitlines()[0] if str(error) else error!r}"
+        )
+
+
+# -------------------------------------------------------------------------------------------------------------- telling
+def again(folder: Path, args: dict[str, Any]) -> str:
+    """The command that starts it anew. A fork that is gone is started from the copy in the run folder."""
+    recipe = args["recipe"]
+    if recipe.endswith(".py") and not Path(recipe).is_file() and (folder / "recipe.py").is_file():
+        recipe = str(folder / "recipe.py")
+    words = ["trainworthy", "run", recipe, "--config", str(folder / "args.json")]
+    several = args.get("processes", 1)
+    return shlex.join(words + (["-n", str(several)] if isinstance(several, int) and several > 1 else []))
+
+
+def show(folder: Path, args: dict[str, Any], environment: dict[str, Any], found: list[Compared], command: str) -> None:
+    """What it was, what differs, what to do."""
+    print(f"{folder}\n  started by   {shlex.join(['trainworthy', 'run', *map(str, args['argv'])])}")
+    for one in found:
+        print(f"  {one.what:<12} {one.then or '-'}")
+        print(
+            f"               {'not compared: ' + one.unknown if one.unknown else 'the same here' if not one.differs else 'DIFFERS'}"
+        )
+        for line in one.differs:
+            print(f"                 {line}")
+    differ = [c.what for c in found if c.differs]
+    unknown = [c.what for c in found if c.unknown]
+    print(f"\nresult {'nothing that was compared differs' if not differ else ', '.join(differ) + ' differ here'}"
+          + (f"; not compared: {', '.join(unknown)}" if unknown else ""))  # fmt: skip
+    if "commit" in differ:
+        patch = (
+            f" && trainworthy repro {shlex.quote(str(folder))} --diff | git apply" if environment.get("diff") else ""
+        )
+        print(f"first  git checkout {environment['commit'][:12]}{patch}")
+    if "versions" in differ:
+        lines = next(c.differs for c in found if c.what == "versions")
+        before = {k: v for k, v in environment["versions"].items() if k != "python"}
+        wanted = [f"{k}=={v}" for k, v in before.items() if any(line.startswith(f"{k} ") for line in lines)]
+        print(f"first  pip install {' '.join(shlex.quote(w) for w in wanted)}" if wanted else "first  another Python")
+    print(f"next   {command}")

@@ -1,0 +1,267 @@
+"""trainworthy sweep RECIPE [--scientific NAME=A,B] [--nuisance NAME=LOW:HIGH] [--trials 20] [settings]: a search with gates.
+
+  trainworthy sweep vision/classify                             the peak rate, a factor of 30 to either side of the preset's
+  trainworthy sweep vision/classify --scientific optim.name=adamw,sgd --nuisance optim.lr=1e-4:1e-1 --trials 24
+  trainworthy sweep ./mine.py --space sweep.yaml --seeds 3      declared in a file; three seeds for each trial
+  trainworthy sweep runs/vision-classify/sweep-20260101-1200    go on with it, or join it from another process
+
+Scientific settings are compared; nuisance settings are tuned for each of them, on a log scale where they are rates or the range spans
+a factor of 100 (NAME=LOW:HIGH:linear says otherwise); every other setting is fixed, given as to `trainworthy run`. Trials are
+quasi-random; `--bayes` lets a Bayesian sampler choose after the first third. Gates are proved once for each structure: a trial whose
+gates fail, or that stops itself, is infeasible and has no score. The best is chosen on validation data; its score on the test split,
+if there is one, is told once, at the end. No trial is pruned: early curves favour high rates and short warm-ups.
+
+  --name NAME        of the study; the same name and settings join it again
+  --storage WHERE    a URL, a .db file (SQLite) or a journal file; default: a journal file in the study's folder
+  --json             what was found, as JSON
+
+Exit codes: 0 done, 2 bad usage or a study that was made with other settings, 3 no structure passed its gates, 5 interrupted: the
+same command goes on."""
+
+import contextlib
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from trainworthy.core.base import config, masking
+from trainworthy.core.base.console import Console
+from trainworthy.core.base.errors import GateFailed, Interrupted, UserError
+from trainworthy.core.commands import take_number
+
+PLAN = "sweep.json"
+TRIALS = 20
+
+
+def main(argv: list[str]) -> None:
+    """Make a study or join it, work on its trials, write the page."""
+    from trainworthy.core.sweep import study as studies
+
+    as_json = "--json" in argv
+    words = [w for w in argv[1:] if w != "--json"]
+    if not words or words[0].startswith("-"):
+        raise UserError(
+            "sweep what?", needed="a recipe, or the folder of a sweep", next="trainworthy sweep vision/classify"
+        )
+    studies.optuna()
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        if Path(words[0]).is_dir():
+            home, plan = kept(Path(words[0]), words[1:])
+        else:
+            home, plan = planned(words)
+        found = work(home, plan)
+    if as_json:
+        print(json.dumps(found, indent=1, default=str))
+
+
+def kept(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:
+    """The plan of a sweep that was begun."""
+    from trainworthy.core.report.folder import read_json
+
+    plan = read_json(home / PLAN)
+    if not {"declared", "storage", "name"} <= plan.keys() or not isinstance(plan["declared"], dict):
+        raise UserError(f"{home} is no folder of a sweep", got=f"no whole {PLAN} in it", needed="the folder that a sweep printed",
+                        next="ls -d runs/*/sweep-*")  # fmt: skip
+    if more:
+        raise UserError("a sweep that goes on takes no settings", got=" ".join(more), needed="its folder alone")
+    return home, plan
+
+
+def taken(words: list[str], flag: str) -> tuple[list[str], dict[str, str]]:
+    """`words` without every `flag NAME=VALUE`, and those."""
+    found: dict[str, str] = {}
+    while True:
+        words, given = config.take(words, flag)
+        if given is None:
+            return words, found
+        name, equals, value = given.partition("=")
+        if not equals or not value:
+            raise UserError(f"{flag} needs a setting and its values", got=given, needed=f"{flag} optim.lr=1e-4:1e-1")
+        found[name.removeprefix("--").replace("-", "_")] = value
+
+
+def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
+    """A new sweep from the command line; what cannot work is told before anything is made."""
+    from accelerate import Accelerator
+    from trainworthy.core.recipe import loading
+    from trainworthy.core.session import stages
+    from trainworthy.core.sweep import space as spaces
+
+    target, words = words[0], words[1:]
+    words, scientific = taken(words, "--scientific")
+    words, nuisance = taken(words, "--nuisance")
+    words, file = config.take(words, "--space")
+    words, trials = take_number(words, "--trials")
+    words, seeds = take_number(words, "--seeds")
+    words, name = config.take(words, "--name")
+    words, storage = config.take(words, "--storage")
+    bayes = "--bayes" in words
+    fixed = [w for w in words if w != "--bayes"]
+    if file:
+        read = spaces.read_file(Path(file))
+        own = spaces.words(read.get("fixed") or {})
+        scientific, nuisance = (read.get("scientific") or {}) | scientific, (read.get("nuisance") or {}) | nuisance
+        fixed, trials, seeds = [*own, *fixed], trials or read.get("trials"), seeds or read.get("seeds")
+        bayes = bayes or bool(read.get("bayes"))
+    if masking.words(fixed) != fixed:
+        raise UserError("a sweep keeps its settings in a file, and secrets are never written", got=shlex.join(masking.words(fixed)),
+                        needed="a fork that reads the secret from the environment")  # fmt: skip
+    loaded = loading.load(target)
+    cfg, _ = config.parse(loaded.module, fixed, prog=f"trainworthy sweep {target}")
+    space = spaces.declare(cfg, scientific, nuisance)
+    swept = [n for n, _ in space.scientific] + [r.name for r in space.nuisance]
+    given = {w[2:].split("=")[0].replace("-", "_") for w in fixed if w.startswith("--")}
+    if both := sorted(given & set(swept) | ({"run.seed"} & set(swept))):
+        raise UserError(
+            f"{both[0]} is fixed and searched", needed="one of them" if both[0] != "run.seed" else "--seeds N"
+        )
+    for share in (0.0, 1.0):  # both ends of every range, every scientific value
+        for chosen in space.compared:
+            point = spaces.words(chosen | {r.name: r.at(share) for r in space.nuisance})
+            config.check_values(config.parse(loaded.module, [*fixed, *point], prog="trainworthy sweep")[0], processes=1)
+    metric = stages.untrained(loaded, cfg, Accelerator(cpu=True))[-1][1].metric
+    declared = {"recipe": loaded.target, "fixed": fixed, **space.plain(), "trials": int(trials or TRIALS),
+                "seeds": int(seeds or 1), "bayes": bayes, "metric": metric.name, "higher_is_better": metric.higher_is_better}  # fmt: skip
+    name = name or time.strftime("%Y%m%d-%H%M%S")
+    if not all(c.isalnum() or c in "._-" for c in name):
+        raise UserError(
+            "the name of a study is the name of a folder", got=name, needed="letters, digits, dots and dashes"
+        )
+    home = cfg.run.out / loaded.slug / f"sweep-{name}"
+    return home, {
+        "declared": declared,
+        "storage": storage or "",
+        "name": f"{loaded.slug}-{name}",
+    }
+
+
+def space_of(declared: dict[str, Any]) -> Any:
+    """The space as it was declared."""
+    from trainworthy.core.sweep.space import Range, Space
+
+    def hashable(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, "values": tuple(row["values"])}
+
+    scientific = tuple((k, tuple(v)) for k, v in declared["scientific"].items())
+    return Space(scientific, tuple(Range(**hashable(r)) for r in declared["nuisance"]))
+
+
+def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    """Trials until there is none left for this process; then what was found."""
+    from trainworthy.core.session import multi_seed
+    from trainworthy.core.sweep import study as studies
+
+    declared, console = plan["declared"], Console()
+    space = space_of(declared)
+    multi_seed.made(home)
+    study = studies.open_study(plan["storage"] or str(home / "study.journal"), plan["name"], declared, space)
+    if not (home / PLAN).is_file():
+        (home / PLAN).write_text(json.dumps(plan, indent=1))
+    many = f", {declared['seeds']} seeds each" if declared["seeds"] > 1 else ""
+    console.say(f"{declared['recipe']} · {declared['trials']} trials{many}, into {home}")
+    with multi_seed.signals() as asked:
+        while not asked:
+            with studies.next_trial(study, home, declared["trials"]) as trial:
+                if trial is None:
+                    break
+                one(home, declared, study, space, trial, console, asked)
+    found = tell(home, plan, study, space, console)
+    if asked:
+        raise Interrupted(
+            f"{asked[0]}: the trial that was running goes on later\n  next:         trainworthy sweep {home}"
+        )
+    if not found["best"] and all(t["state"] == "infeasible" for t in found["trials"]):
+        raise GateFailed(f"no trial of {len(found['trials'])} is feasible, first: {found['trials'][0]['reason']}\n"
+                         f"  evidence:     {home / 'report.html'}")  # fmt: skip
+    return found
+
+
+def one(
+    home: Path, declared: dict[str, Any], study: Any, space: Any, trial: Any, console: Console, asked: list[str]
+) -> None:
+    """One trial from its settings to its score."""
+    from optuna.trial import TrialState
+    from trainworthy.core.sweep import findings, trials
+    from trainworthy.core.sweep.space import words
+    from trainworthy.core.sweep.study import folder_of
+
+    point = point_of(space, trial)
+    fixed, seeds = declared["fixed"], list(range(declared["seeds"]))
+    off = "--gates.no-enabled" in fixed
+    failed = "" if off else trials.gates_of(home, declared["recipe"], fixed, space.structure(point), console)
+    if failed:
+        outcome = trials.Outcome(kind="gates", reason=f"gate failed: {failed}")
+    else:
+        own = [*fixed, *words(point), *([] if off else ["--gates.no-enabled"])]
+        outcome = trials.run(
+            declared["recipe"], own, seeds, folder_of(home, trial.number), at_once=1, console=console, asked=asked
+        )
+    if outcome.interrupted:
+        if not asked:
+            asked.append("a run was ended from outside")
+        return
+    for name in ("values", "reason", "kind", "diagnosis", "evidence", "seconds"):
+        trial.set_user_attr(name, getattr(outcome, name))
+    if outcome.values:
+        study.tell(trial, outcome.mean)
+        console.say(
+            f"  trial {trial.number:<4} {declared['metric']} {outcome.mean:.4f}  {findings.said(point)}  [{outcome.diagnosis}]"
+        )
+        return
+    study.tell(trial, state=TrialState.FAIL)
+    console.say(f"  trial {trial.number:<4} infeasible  {findings.said(point)}  [{outcome.reason}]")
+    rows = findings.rows_of(study)
+    if outcome.kind == "broken" and len(rows) >= 3 and all(r.state == "infeasible" for r in rows):
+        raise UserError(f"none of the first {len(rows)} trials could run", got=outcome.reason,
+                        next=shlex.join(["trainworthy", "run", declared["recipe"], *fixed, *words(point)]))  # fmt: skip
+
+
+def point_of(space: Any, trial: Any) -> dict[str, Any]:
+    """The settings of a trial; those that a killed worker did not write down are asked for again, and are the same."""
+    for name, values in space.scientific:
+        trial.suggest_categorical(name, values)
+    for r in space.nuisance:
+        if r.values:
+            trial.suggest_categorical(r.name, r.values)
+        elif r.whole:
+            trial.suggest_int(r.name, int(r.low), int(r.high), log=r.log)
+        else:
+            trial.suggest_float(r.name, r.low, r.high, log=r.log)
+    return {name: trial.params[name] for name in [*(n for n, _ in space.scientific), *(r.name for r in space.nuisance)]}
+
+
+def tell(home: Path, plan: dict[str, Any], study: Any, space: Any, console: Console) -> dict[str, Any]:
+    """The last lines and the page. The test score is read of one trial only, once every trial has ended."""
+    from trainworthy.core.sweep import findings, page, trials
+    from trainworthy.core.sweep.space import words
+    from trainworthy.core.sweep.study import folder_of
+
+    d = plan["declared"]
+    f = findings.find(study, space, d["metric"], d["higher_is_better"])
+    ended = sum(r.state != "running" for r in f.rows)
+    lines, command = (
+        [f"{ended} of {d['trials']} trials have ended, {sum(r.state == 'infeasible' for r in f.rows)} infeasible."],
+        "",
+    )
+    if f.best is not None:
+        lines.append(
+            f"Best on validation data: trial {f.best.number}, {d['metric']} {f.best.value:.4f} with {findings.said(f.best.point)}."
+        )
+        home_of = folder_of(home, f.best.number)
+        test = (
+            trials.test_score(home_of, list(range(d["seeds"]))) if ended == d["trials"] and home_of.is_dir() else None
+        )
+        if test:
+            lines.append(f"On the test split ({test[1]:,} samples), told once and of this trial alone: {test[0]:.4f}.")
+        elif ended == d["trials"]:
+            lines.append(
+                "No test split: the best of many validation scores flatters. Confirm it with new seeds or fresh data."
+            )
+        command = shlex.join(["trainworthy", "run", d["recipe"], *d["fixed"], *words(f.best.point), "--seeds", "5"])
+    where = page.write(home, d["recipe"], f, lines, command)
+    for text in ("", *lines, *(e.words() for e in f.edges), *findings.comparison(f)):
+        console.say(text)
+    console.say(f"\nreport {where}" + (f"\nnext   {command}" if command else ""))
+    return page.plain(f, lines, command)

@@ -1,0 +1,134 @@
+"""What a study found: the best trial of each scientific combination, whether a range was too short, and what may be said of it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainworthy.core.report import intervals
+from trainworthy.core.sweep.space import EDGE, Range, Space
+
+FEW = 4
+"""Finished trials of a combination from which on a best at the edge of a range is said."""
+
+
+@dataclass
+class Row:
+    """A trial as the page shows it."""
+
+    number: int
+    point: dict[str, Any]
+    state: str
+    """done, infeasible or running."""
+    value: float | None = None
+    values: list[float] = field(default_factory=list)
+    reason: str = ""
+    diagnosis: str = ""
+    seconds: float = 0.0
+
+
+@dataclass
+class Edge:
+    """The best trial is at the end of a range: the best value may be beyond it."""
+
+    name: str
+    value: float
+    up: bool
+    wider: str
+    of: str = ""
+    """The scientific combination."""
+
+    def words(self) -> str:
+        of = f" of {self.of}" if self.of else ""
+        return (f"The best trial{of} has {self.name} {self.value:.3g}, at the {'upper' if self.up else 'lower'} end of its range: "
+                f"the best value may be beyond it. Wider: --nuisance {self.wider}")  # fmt: skip
+
+
+@dataclass
+class Findings:
+    """All that the page and the last lines say."""
+
+    metric: str
+    higher: bool
+    space: Space
+    rows: list[Row]
+    best: Row | None = None
+    each: list[tuple[dict[str, Any], Row | None, int]] = field(default_factory=list)
+    """(scientific combination, its best trial, its finished trials), in the order they were declared."""
+    edges: list[Edge] = field(default_factory=list)
+
+
+def rows_of(study: Any) -> list[Row]:
+    """Every trial that has been begun, by number."""
+    found = []
+    for t in study.get_trials(deepcopy=False):
+        a = t.user_attrs
+        state = {"COMPLETE": "done", "RUNNING": "running"}.get(t.state.name, "infeasible")
+        value = t.value if state == "done" else None
+        found.append(Row(t.number, dict(t.params), state, value, a.get("values", []), a.get("reason", ""), a.get("diagnosis", ""),
+                         a.get("seconds", 0.0)))  # fmt: skip
+    return found
+
+
+def find(study: Any, space: Space, metric: str, higher: bool) -> Findings:
+    """Judge the finished trials."""
+    f = Findings(metric, higher, space, rows_of(study))
+    done = [r for r in f.rows if r.state == "done"]
+    for chosen in space.compared:
+        mine = [r for r in done if all(r.point.get(k) == v for k, v in chosen.items())]
+        f.each.append((chosen, best_of(mine, higher), len(mine)))
+    f.best = best_of(done, higher)
+    for chosen, best, n in f.each:
+        tried = [r for r in f.rows if r.state != "running" and all(r.point.get(k) == v for k, v in chosen.items())]
+        if best is not None and n >= FEW:
+            edges = [e for one in space.nuisance if (e := at_edge(one, best, tried))]
+            for edge in edges:
+                edge.of = said(chosen)
+            f.edges += edges
+    return f
+
+
+def best_of(rows: list[Row], higher: bool) -> Row | None:
+    """The first of the best."""
+    return max(rows, key=lambda r: (r.value if higher else -r.value, -r.number), default=None)
+
+
+def at_edge(one: Range, best: Row, tried: list[Row]) -> Edge | None:
+    """Is the best within a tenth of the end of a range, or beyond every other that was tried, those that failed among them?"""
+    if one.values:
+        return None
+    x, others = one.share(best.point[one.name]), [one.share(r.point[one.name]) for r in tried if r is not best]
+    for up, near, last in (
+        (True, x > 1 - EDGE, all(x > o for o in others)),
+        (False, x < EDGE, all(x < o for o in others)),
+    ):
+        if near or last:
+            beyond = [o for o in others if (o > x if up else o < x)]
+            if near and beyond and len(beyond) >= 3:  # worse ones lie beyond: the best is inside
+                continue
+            return Edge(one.name, best.point[one.name], up, one.wider(up=up))
+    return None
+
+
+def said(point: dict[str, Any]) -> str:
+    """optim.name adamw, model small"""
+    return ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in point.items())
+
+
+def comparison(f: Findings) -> list[str]:
+    """What may be said of the scientific settings: best against best, with intervals where there are seeds."""
+    known = [(chosen, best) for chosen, best, _ in f.each if best is not None]
+    if len(f.each) < 2:
+        return []
+    if len(known) < 2:
+        return ["Fewer than two of the compared settings have a finished trial: nothing is compared yet."]
+    known.sort(key=lambda pair: pair[1].value, reverse=f.higher)
+    (a, first), (b, second) = known[0], known[1]
+    text = f"{said(a)} is ahead of {said(b)} by {abs(first.value - second.value):.4f} {f.metric}, each at its own best nuisance settings."
+    if min(len(first.values), len(second.values)) < 2:
+        return [
+            text
+            + " One seed for each trial: this has no interval. Run both with `trainworthy run --seeds 5`, then compare them."
+        ]
+    d = intervals.welch(second.values, first.values)
+    verdict = "leaves 0 out" if d.real else "holds 0: these seeds do not show a difference"
+    return [f"{text} 95% interval of the difference {d.low:+.4f} to {d.high:+.4f} (Welch over seeds): it {verdict}. Both are the best of "
+            "several trials, so the interval is too narrow: confirm with new seeds."]  # fmt: skip

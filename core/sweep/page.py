@@ -1,0 +1,115 @@
+"""One page about a study: the winner, isolation plots, ranges that were too short, every trial."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from trainworthy.core.report import PAGE, STYLE, intervals
+from trainworthy.core.report.charts import SENTINEL, Chart, inline, render
+from trainworthy.core.report.html import code, esc, note, num, section, table, tag
+from trainworthy.core.sweep.findings import Findings, Row, comparison, said
+from trainworthy.core.sweep.space import Range
+
+
+def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) -> Path:
+    """report.html of the study. `lines`: what the command says of its winner; `command`: that trains it again."""
+    best = f.best
+    title = f"Sweep of {recipe}: {len(f.rows)} trials"
+    hero = tag("p", esc(home.name), class_="eyebrow") + tag("h1", esc(title))
+    if best is not None:
+        hero += tag("p", f"<strong>{esc(num(best.value))}</strong> <span>{esc(f.metric)}, best trial ({best.number})</span>",
+                    class_="number")  # fmt: skip
+    hero += "".join(note(line) for line in lines)
+    hero += code(command) if command else ""
+    header = tag("header", tag("div", hero), class_="hero")
+    body = section(
+        "Isolation plots", _plots(f), "Best over the nuisance settings for each compared value; below, every trial."
+    )
+    said_ = [*(e.words() for e in f.edges), *comparison(f)]
+    body += section(
+        "What may be said", tag("ul", "".join(tag("li", esc(s)) for s in said_), class_="card") if said_ else ""
+    )
+    body += section(
+        "Trials",
+        tag("div", _trials(f), class_="card"),
+        "Infeasible: a gate failed or the run stopped itself; no score.",
+    )
+    page = PAGE.format(title=esc(title), style=STYLE, hero=header, nav="", body=body, name=esc(home.name))
+    spare, path = home / f".report-{os.getpid()}.html", home / "report.html"
+    spare.write_text(page, encoding="utf-8")
+    os.replace(spare, path)  # several processes write it
+    spare = home / f".result-{os.getpid()}.json"
+    spare.write_text(json.dumps(plain(f, lines, command), indent=1, default=str))
+    os.replace(spare, home / "result.json")
+    return path
+
+
+def plain(f: Findings, lines: list[str], command: str) -> dict[str, Any]:
+    """The same as JSON."""
+    return {"metric": f.metric, "higher_is_better": f.higher, "best": f.best and vars(f.best), "said": lines, "command": command,
+            "each": [{"settings": c, "best": b and b.number, "value": b and b.value, "finished": n} for c, b, n in f.each],
+            "edges": [{**vars(e), "words": e.words()} for e in f.edges], "compared": comparison(f),
+            "trials": [vars(r) for r in f.rows]}  # fmt: skip
+
+
+def _trials(f: Findings) -> str:
+    names = list(dict.fromkeys(k for r in f.rows for k in r.point))
+    order = sorted(f.rows, key=lambda r: (r.value is None, -(r.value or 0) if f.higher else (r.value or 0), r.number))
+    cells = []
+    for r in order:
+        score = esc(num(r.value)) if r.value is not None else esc(r.state)
+        cells.append([f"trial {r.number}", score, *(esc(num(r.point.get(k, ""))) for k in names), esc(r.reason or r.diagnosis),
+                      esc(f"{r.seconds:.0f} s")])  # fmt: skip
+    return table(
+        ("", esc(f.metric), *map(esc, names), "its curves, or why it is infeasible", "time"), cells, class_="plain"
+    )
+
+
+def _plots(f: Findings) -> str:
+    charts = [_isolation(f)] if len(f.each) > 1 else []
+    charts += [_scatter(f, one) for one in f.space.nuisance if not one.values]
+    drawn = [
+        tag(
+            "figure",
+            tag("h3", esc(c.title)) + inline(render(c, SENTINEL, "svg").decode(), c.name, c.title),
+            class_="card",
+        )
+        for c in charts
+    ]
+    return tag("div", "".join(drawn), class_="charts") if f.best and drawn else ""
+
+
+def _isolation(f: Findings) -> Chart:
+    """Best value of each combination with its interval over seeds."""
+    known = [(said(c), b) for c, b, _ in f.each if b is not None]
+
+    def draw(axes: Any, c: dict[str, str]) -> None:
+        for y, (_, best) in enumerate(known):
+            if len(best.values) > 1:
+                axes.plot(intervals.interval(best.values), [y, y], "-", color=c["line"])
+            axes.plot([best.value], [y], "o", color=c["line"], markersize=4)
+        axes.set_yticks(range(len(known)), [name for name, _ in known])
+        axes.set_xlabel(f.metric, color=c["muted"])
+
+    return Chart("isolation", "Each compared setting at its best", draw)
+
+
+def _scatter(f: Findings, one: Range) -> Chart:
+    """Every trial over one nuisance setting; infeasible ones as crosses at the bottom."""
+    done = [r for r in f.rows if r.value is not None]
+    lost: list[Row] = [r for r in f.rows if r.state == "infeasible" and one.name in r.point]
+
+    def draw(axes: Any, c: dict[str, str]) -> None:
+        axes.plot([r.point[one.name] for r in done], [r.value for r in done], "o", color=c["line"], markersize=3)
+        if lost and done:
+            worst = min(r.value for r in done) if f.higher else max(r.value for r in done)
+            axes.plot(
+                [r.point[one.name] for r in lost], [worst] * len(lost), "x", color=c["second"], label="infeasible"
+            )
+        if one.log:
+            axes.set_xscale("log")
+        axes.set_xlim(one.low, one.high)
+        axes.set_xlabel(one.name, color=c["muted"])
+
+    return Chart(f"over-{one.name}", f"{f.metric} over {one.name}", draw)

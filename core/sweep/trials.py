@@ -1,0 +1,122 @@
+"""One trial: its runs, one for each seed, and what they came to. Gates are proved once for each structure, before its first trial."""
+
+import json
+import math
+import shutil
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainworthy.core.base.console import Console
+from trainworthy.core.base.errors import DONE, GATE_FAILED, STOPPED_ITSELF, UserError
+from trainworthy.core.report.advice import advise
+from trainworthy.core.report.folder import read, read_json
+from trainworthy.core.session import multi_seed
+from trainworthy.core.sweep import space as spaces
+from trainworthy.core.sweep.study import held, wait_until_free
+
+
+@dataclass
+class Outcome:
+    """What a trial came to. Without values it is infeasible, for `reason`."""
+
+    values: list[float] = field(default_factory=list)
+    reason: str = ""
+    kind: str = ""
+    """gates, stopped or broken, of an infeasible trial."""
+    diagnosis: str = ""
+    evidence: str = ""
+    seconds: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+
+def gates_of(home: Path, recipe: str, fixed: list[str], built: dict[str, Any], console: Console) -> str:
+    """The gate that this structure fails, or "". Proved once: the first process proves, others wait for its verdict. Numbers that
+    are searched (rates, decays) stay at the preset's, so that no verdict depends on which trial came first."""
+    key = "-".join(f"{k}={v}" for k, v in sorted(built.items())) or "as the preset"
+    safe = "".join(c if c.isalnum() or c in "=.-" else "_" for c in key)[:100]
+    path = home / "gates" / f"{safe}.json"
+    with held(home / "gates" / f"{safe}.lock"):
+        if (known := read_json(path)).get("structure") == built:
+            return known["failed"]
+        console.say(f"  gates for {key}: once for this structure")
+        words = ["check", recipe, *fixed, *spaces.words(built), "--run.out", str(home / "gates")]
+        done = subprocess.run([sys.executable, "-m", "trainworthy", *words], capture_output=True, text=True)
+        last = next((w for w in reversed((done.stdout + done.stderr).splitlines()) if w.strip()), "")
+        if done.returncode not in (DONE, GATE_FAILED):
+            raise UserError(f"the gates for {key} did not get to a verdict", got=f"exit {done.returncode}: {last}",
+                            next=f"trainworthy {' '.join(words)}")  # fmt: skip
+        failed = ""
+        if done.returncode == GATE_FAILED:
+            named = [w for w in (done.stdout + done.stderr).splitlines() if "gates failed, first:" in w]
+            failed = named[-1].split("first: ")[-1].strip() if named else "a gate"
+        path.write_text(json.dumps({"structure": built, "failed": failed}))
+        return failed
+
+
+def job(recipe: str, words: list[str], seed: int, folder: Path, given: tuple[str, ...] = ()) -> multi_seed.Job:
+    """The run of one seed: started, or gone on with from its newest checkpoint, or begun anew where none was saved."""
+    from trainworthy.core.session import process_end
+
+    command = [sys.executable, "-m", "trainworthy", "run", recipe, *words, "--run.seed", str(seed), *given]
+    if (folder / "args.json").is_file():
+        if process_end.newest(folder):
+            command[3:] = ["resume", str(folder)]
+        else:
+            shutil.rmtree(folder)
+    return multi_seed.Job(seed, folder, command)
+
+
+def run(
+    recipe: str, words: list[str], seeds: list[int], folder: Path, *, at_once: int, console: Console, asked: list[str]
+) -> Outcome:
+    """Every seed that has not finished, then what they came to."""
+    jobs = []
+    for seed in seeds:
+        home = folder / f"seed-{seed}"
+        wait_until_free(home, asked)
+        if not (home / "summary.json").is_file() and not asked:
+            jobs.append(job(recipe, words, seed, home))
+    multi_seed.work(jobs, at_once, asked, Console(quiet=True), lambda job: "")
+    failed = [j for j in jobs if j.code != DONE]
+    outcome = Outcome(seconds=sum(j.seconds for j in jobs))
+    if asked or any((j.code or 0) < 0 or (j.code or 0) > STOPPED_ITSELF for j in failed):
+        return Outcome(interrupted=True)
+    if failed:
+        first = failed[0]
+        outcome.kind = {GATE_FAILED: "gates", STOPPED_ITSELF: "stopped"}.get(first.code, "broken")
+        outcome.reason = f"seed {first.seed}, exit {first.code}: {first.last_line()}"
+        return outcome
+    return measured(folder, seeds, outcome)
+
+
+def measured(folder: Path, seeds: list[int], outcome: Outcome) -> Outcome:
+    """The reported validation score of each seed, and what the curves of the first say."""
+    for seed in seeds:
+        summary = read_json(folder / f"seed-{seed}" / "summary.json")
+        value = float(summary["reported"][summary["metric"]])
+        if not math.isfinite(value):
+            return Outcome(
+                kind="stopped", reason=f"seed {seed}: {summary['metric']} is {value}", seconds=outcome.seconds
+            )
+        outcome.values.append(value)
+    f = read(folder / f"seed-{seeds[0]}")
+    first = advise(f.rows, f.summary, f.settings, f.n_val)[0]
+    outcome.diagnosis, outcome.evidence = first.title, first.evidence
+    return outcome
+
+
+def test_score(folder: Path, seeds: list[int]) -> tuple[float, int] | None:
+    """(mean over the seeds of the score on the test split, its samples) of the trial that was chosen; no other trial's is read."""
+    found = [read_json(folder / f"seed-{seed}" / "summary.json") for seed in seeds]
+    tested = [s["test"] for s in found if s.get("test")]
+    if len(tested) < len(seeds):
+        return None
+    return statistics.fmean(t["metrics"][s["metric"]] for t, s in zip(tested, found, strict=True)), tested[0]["samples"]

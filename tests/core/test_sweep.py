@@ -1,0 +1,196 @@
+"""A search over settings: what it declares, what it finds, and that several processes lose and repeat nothing."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.sweep import space as spaces
+from trainworthy.core.sweep.space import Range, Space
+
+from tests.helpers.commands import environment, read, trainworthy
+
+pytest.importorskip("optuna")
+TINY = ("--train.epochs", "0.05", "--train.batch-size", "16", "--gates.no-enabled", "--run.no-tensorboard")
+WORKER = """\
+import json, math, os, sys, time
+from pathlib import Path
+from trainworthy.core.commands import sweep
+from trainworthy.core.sweep import trials
+
+def run(recipe, words, seeds, folder, **_):
+    with open("begun", "a") as log:
+        log.write(f"{folder.name} {words[words.index('--optim.lr') + 1]}\\n")
+    time.sleep(float(os.environ.get("TRIAL_SECONDS", "0")))
+    lr, best = float(words[words.index("--optim.lr") + 1]), float(os.environ.get("BEST", "1e-2"))
+    if lr > float(os.environ.get("DIVERGES", "inf")):
+        return trials.Outcome(kind="stopped", reason="seed 0, exit 4: 10 non-finite steps in a row")
+    worse = 0.2 if "sgd" in words else 0.0
+    noise = [0.001 * i for i in seeds]
+    return trials.Outcome(values=[1 - worse - 0.1 * (math.log10(lr) - math.log10(best)) ** 2 + n for n in noise], diagnosis="Continue")
+
+trials.run = run
+plan = json.loads(Path("plan.json").read_text())
+found = sweep.work(Path("sweep"), plan)
+Path("found.json").write_text(json.dumps(found, default=str))
+"""
+
+
+def plan(
+    home: Path, *, low: float = 1e-4, high: float = 1.0, trials: int = 12, scientific: Any = None, seeds: int = 1
+) -> None:
+    """What `planned` would write, for a recipe whose runs are a formula."""
+    space = Space(tuple((scientific or {}).items()), (Range("optim.lr", low, high, log=True),))
+    declared = {"recipe": "vision/classify", "fixed": ["--gates.no-enabled"], **space.plain(), "trials": trials, "seeds": seeds,
+                "bayes": False, "metric": "accuracy", "higher_is_better": True}  # fmt: skip
+    (home / "plan.json").write_text(json.dumps({"declared": declared, "storage": "", "name": "test"}))
+
+
+def worker(home: Path, **env: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", WORKER], cwd=home, env=environment(**env), stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True)  # fmt: skip
+
+
+def searched(home: Path, **env: str) -> dict[str, Any]:
+    child = worker(home, **env)
+    out = child.communicate(timeout=120)[0]
+    assert child.returncode == 0, out
+    return read(home / "found.json") | {"out": out}
+
+
+# --------------------------------------------------------------------------------------------------------- declarations
+def test_points_are_spread_paired_and_a_function_of_the_number():
+    space = Space(
+        (("optim.name", ("adamw", "sgd")),), (Range("optim.lr", 1e-4, 1e-1, log=True), Range("k", 1, 8, whole=True))
+    )
+    points = [space.point(n) for n in range(40)]
+    assert points == [space.point(n) for n in range(40)]
+    for a, b in zip(points[::2], points[1::2], strict=True):  # the same conditions for both compared values
+        assert (a.pop("optim.name"), b.pop("optim.name")) == ("adamw", "sgd")
+        assert a == b
+    exponents = sorted(math.log10(p["optim.lr"]) for p in points[::2])
+    assert max(b - a for a, b in pairwise(exponents)) < 0.6  # three decades, 20 points: 0.15 on average
+    assert {p["k"] for p in points[::2]} == set(range(1, 9))
+    assert len({p["optim.lr"] for p in points[::2]}) == 20
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--nuisance", "optim.lrr=1:2"), "unknown setting optim.lrr"),
+        (("--nuisance", "optim.lr=1e-1:1e-4"), "is empty"),
+        (("--nuisance", "optim.lr=0:1"), "low > 0 on a log scale"),
+        (("--nuisance", "optim.lr"), "needs a setting and its values"),
+        (("--nuisance", "optim.lr=a:b"), "the range of optim.lr is not one"),
+        (("--scientific", "optim.name=adamw"), "is compared with nothing"),
+        (("--scientific", "optim.lr=1,2", "--nuisance", "optim.lr=1:2"), "declared twice"),
+        (("--optim.lr", "1", "--nuisance", "optim.lr=1:2"), "is fixed and searched"),
+        (("--trials", "none"), "--trials needs a number"),
+        (("--space", "none.yaml"), "cannot read the settings in none.yaml"),
+        (("--nuisance", "optim.clip=-2:-1"), "--optim.clip must be positive"),
+    ],
+)
+def test_bad_declarations_get_one_message(words: tuple[str, ...], message: str, tmp_path: Path):
+    done = trainworthy("sweep", "vision/classify", *words, cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert message in done.stderr
+    assert not list(tmp_path.rglob("sweep-*"))
+
+
+def test_a_file_declares_roles(tmp_path: Path):
+    (tmp_path / "s.yaml").write_text("scientific: {optim.name: [adamw, sgd]}\nnuisance:\n  optim.lr: {low: 1e-4, high: 1e-1}\n"
+                                     "fixed: {train.epochs: 0.1}\ntrials: 6\n")  # fmt: skip
+    found = spaces.read_file(tmp_path / "s.yaml")
+    assert spaces.words(found["fixed"]) == ["--train.epochs", "0.1"]
+    (tmp_path / "s.yaml").write_text("nuisances: {}\n")
+    with pytest.raises(UserError, match="unknown entry nuisances"):
+        spaces.read_file(tmp_path / "s.yaml")
+
+
+# ------------------------------------------------------------------------------------------------------------- findings
+@pytest.mark.slow
+def test_a_planted_best_rate_is_found_and_infeasible_trials_have_no_score(tmp_path: Path):
+    plan(tmp_path, scientific={"optim.name": ("adamw", "sgd")}, trials=24, seeds=2)
+    found = searched(tmp_path, BEST="1e-2", DIVERGES="0.2")
+    best = found["best"]
+    assert best["point"]["optim.name"] == "adamw"
+    assert abs(math.log10(best["point"]["optim.lr"]) + 2) < 0.4  # four decades, twelve points each
+    assert not found["edges"], found["edges"]
+    lost = [t for t in found["trials"] if t["state"] == "infeasible"]
+    assert lost
+    assert all(t["value"] is None and t["point"]["optim.lr"] > 0.2 for t in lost)
+    assert "optim.name adamw is ahead of optim.name sgd" in found["compared"][0]
+    assert "leaves 0 out" in found["compared"][0]
+    page = (tmp_path / "sweep" / "report.html").read_text()
+    for words in ("Isolation plots", "non-finite steps", "trial 23"):
+        assert words in page
+
+
+@pytest.mark.slow
+def test_a_range_that_was_cut_too_short_is_said(tmp_path: Path):
+    plan(tmp_path, low=1e-5, high=1e-3)
+    found = searched(tmp_path, BEST="1e-1")
+    (edge,) = found["edges"]
+    assert edge["up"]
+    assert edge["wider"].startswith("optim.lr=1e-05:0.01")
+    assert "the best value may be beyond it" in found["out"]
+
+
+# ---------------------------------------------------------------------------------------------------- several processes
+@pytest.mark.slow
+def test_three_processes_killed_and_resumed_lose_no_trial_and_repeat_none(tmp_path: Path):
+    plan(tmp_path, trials=12)
+    workers = [worker(tmp_path, TRIAL_SECONDS="0.5") for _ in range(3)]
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        begun = (tmp_path / "begun").read_text().splitlines() if (tmp_path / "begun").exists() else []
+        if len(begun) >= 4:
+            break
+        time.sleep(0.05)
+    workers[0].send_signal(signal.SIGKILL)
+    workers[1].send_signal(signal.SIGKILL)
+    out = workers[2].communicate(timeout=120)[0]
+    for one in workers[:2]:
+        one.communicate()
+    assert workers[2].returncode == 0, out
+    found = searched(tmp_path)  # resumed: whatever is left
+    assert [t["number"] for t in found["trials"]] == list(range(12))
+    assert {t["state"] for t in found["trials"]} == {"done"}
+    rates = [t["point"]["optim.lr"] for t in found["trials"]]
+    assert len(set(rates)) == 12
+    begun = [line.split() for line in (tmp_path / "begun").read_text().splitlines()]
+    assert len(begun) <= 12 + 2  # those that were killed in the middle began twice, with the settings they had
+    for number, rate in begun:
+        assert float(rate) == rates[int(number)]
+
+
+@pytest.mark.slow
+def test_a_real_sweep_its_page_and_a_study_with_changed_settings(tmp_path: Path):
+    command = ("sweep", "vision/classify", *TINY, "--nuisance", "optim.lr=1e-4:1e-1", "--name", "mine", "--trials")
+    done = trainworthy(*command, 2, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert [t["state"] for t in found["trials"]] == ["done", "done"]
+    home = tmp_path / "runs" / "vision-classify" / "sweep-mine"
+    scores = [read(home / "trials" / f"{n:04d}" / "seed-0" / "summary.json")["reported"]["accuracy"] for n in (0, 1)]
+    assert found["best"]["value"] == max(scores)
+    assert "No test split" in " ".join(found["said"])
+    assert (home / "report.html").is_file()
+    changed = trainworthy(*command, 3, cwd=tmp_path)
+    assert (changed.returncode, "trials: 3 instead of 2" in changed.stderr) == (2, True), changed.stderr
+    again = trainworthy("sweep", home, "--json", cwd=tmp_path)  # nothing is left to do
+    assert json.loads(again.stdout)["trials"] == found["trials"]
+    (home / "study.journal").write_text("not a journal\n")
+    broken = trainworthy("sweep", home, cwd=tmp_path)
+    assert (broken.returncode, "Traceback" in broken.stderr) == (2, False), broken.stderr
+    assert "cannot be opened" in broken.stderr
+    (home / "sweep.json").write_text('{"declared": {"rec')
+    partial = trainworthy("sweep", home, cwd=tmp_path)
+    assert (partial.returncode, "is no folder of a sweep" in partial.stderr) == (2, True), partial.stderr
