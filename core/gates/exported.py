@@ -214,7 +214,7 @@ def export_gate(proof: Proof) -> Finding:
 def suspects(proof: Proof, stage: Stage) -> dict[str, nn.Module]:
     """What may have been exported instead of the model that is scored."""
     fresh = proof.build(Plan(steps=1))[1]
-    found = {"a net that was never trained": fresh.judged}
+    found = {"a net that was never trained": fresh.eval_model}
     return found | ({} if stage.ema_model is None else {"the raw weights instead of their average": stage.model})
 
 

@@ -4,6 +4,7 @@ Compared are norms: of every gradient tensor as its optimiser gets it, and of ev
 equal to the last bit on machines of one kind; on others they differ by rounding.
 """
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,11 +36,21 @@ class Ranks:
     """Of one stage's loop: a context in which optimiser steps are watched."""
 
     def __init__(self, run: "Run", stage: Stage):
-        self.run, self.stage = run, stage
+        self._run, self._stage = weakref.ref(run), weakref.ref(stage)  # the run holds this, and outlives its loop
         self._world = run.accelerator.num_processes  # the real ones: a gate plays others
         self._names = {id(o): name for name, o in stage.optimizers.items()}
         self._seen: dict[str, Tensor] = {}
         self._hook: Any = None
+
+    @property
+    def run(self) -> "Run":
+        """The run whose loop this watches."""
+        return self._run()
+
+    @property
+    def stage(self) -> Stage:
+        """What that loop trains."""
+        return self._stage()
 
     def __enter__(self) -> "Ranks":
         if self._world > 1:

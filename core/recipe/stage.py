@@ -326,6 +326,9 @@ class Stage:
     monitors: list = field(default_factory=list)
     """The domain's own monitors, beside the core's: what only the evaluations of a whole run can show."""
 
+    wrapped = None
+    """(model, the module whose forward is its loss), once it is trained; no field: a copy of the stage wraps its own model."""
+
     @property
     def eval_model(self) -> nn.Module:
         """The module whose answers count: the average where there is one, else the model."""
