@@ -6,6 +6,7 @@ Reading a value at every step would make the host wait for the device at every s
 
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,7 @@ class Journal:
     """Metrics of one stage of a run. Checkpoints store what `state()` returns."""
 
     def __init__(self, run: "Run"):
-        self.run = run
+        self._run = weakref.ref(run)  # which holds this: no circle that waits for the collector, weights and all
         self.history: list[dict[str, float]] = []  # one row per evaluation
         self.best: list[tuple[float, int]] = []  # (value, step) of the best evaluations, best first
         self.skipped: list[int] = []  # steps with a NaN or infinite loss or gradient
@@ -68,6 +69,11 @@ class Journal:
         self.outside = ""  # what the newest evaluation says of the band of healthy runs, where it is worse beyond doubt
         self.healthy: Callable[[list[dict[str, float]]], str] | None = None
         """The history so far -> where it is clearly worse than the healthy runs of this recipe, or "" (`report/bands.py`)."""
+
+    @property
+    def run(self) -> "Run":
+        """The run it belongs to, which holds it."""
+        return self._run()
 
     def state(self) -> dict[str, Any]:
         """The state from which a resumed run continues."""

@@ -5,6 +5,7 @@ The check compares norms of every gradient tensor in the optimiser, and of every
 bitwise equal on identical machines; on different ones they differ by rounding.
 """
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,11 +37,21 @@ class Ranks:
     """Context of one stage's loop that watches optimiser steps."""
 
     def __init__(self, run: "Run", stage: Stage):
-        self.run, self.stage = run, stage
+        self._run, self._stage = weakref.ref(run), weakref.ref(stage)  # the run holds this object and outlives its loop
         self._world = run.accelerator.num_processes  # the real number: a gate simulates others
         self._names = {id(o): name for name, o in stage.optimizers.items()}
         self._seen: dict[str, Tensor] = {}
         self._hook: Any = None
+
+    @property
+    def run(self) -> "Run":
+        """The run whose loop this watches."""
+        return self._run()
+
+    @property
+    def stage(self) -> Stage:
+        """What that loop trains."""
+        return self._stage()
 
     def __enter__(self) -> "Ranks":
         if self._world > 1:

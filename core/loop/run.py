@@ -103,7 +103,6 @@ class Run:
         self.seconds = 0.0  # seconds of training, over all resumes
         self.checkpoints: checkpoint.Checkpoints | None = None
         self.identity: dict[str, Any] = {}  # recipe and seed, stored in every checkpoint
-        self._wrapped: tuple[nn.Module, nn.Module] | None = None
         self.journal = Journal(self)
         self._frozen_hash: str | None = None
         self.finished = False  # the last step is done, so a run resumed in a later stage takes no more
@@ -448,22 +447,20 @@ class Run:
 
     def autocast(self):
         """Context with the forward's precision."""
-        if self.precision not in AUTOCAST:
-            return contextlib.nullcontext()  # entering a disabled autocast takes 3 us
-        return torch.autocast(self.device.type, dtype=AUTOCAST[self.precision])
+        return autocast(self.device, self.precision)
 
     def _objective(self, stage: Stage, loss: Callable | None) -> nn.Module:
         """Return one module whose forward IS the recipe's loss, wrapped once per stage for several processes."""
         if loss is not None:
             return _Objective(self, stage.model, loss)
-        if self._wrapped is None or self._wrapped[0] is not stage.model:
+        if stage.wrapped is None or stage.wrapped[0] is not stage.model:
             module: nn.Module = _Objective(self, stage.model, stage.loss)
             if self.world > 1:
                 module = self.accelerator.prepare_model(module)
             if self.cfg.train.compile and not self.plan:
                 module.compile()
-            self._wrapped = (stage.model, module)
-        return self._wrapped[1]
+            stage.wrapped = (stage.model, module)  # not here: a loss that knows its run would close a circle
+        return stage.wrapped[1]
 
     def _global(self, values: dict[str, Any]) -> dict[str, Any]:
         """Sum values over ranks."""
@@ -610,11 +607,19 @@ class _Objective(nn.Module):
 
     def __init__(self, run: Run, model: nn.Module, loss: Callable):
         super().__init__()
-        self.model, self._run, self._loss = model, run, loss
+        self.model, self._loss = model, loss
+        self._device, self._precision = run.device, run.precision
 
     def forward(self, batch: dict) -> dict[str, Tensor]:
-        with self._run.autocast():
+        with autocast(self._device, self._precision):
             return self._loss(self.model, batch)
+
+
+def autocast(device: torch.device, precision: str):
+    """The forward's precision."""
+    if precision not in AUTOCAST:
+        return contextlib.nullcontext()  # entering a disabled autocast costs 3 us
+    return torch.autocast(device.type, dtype=AUTOCAST[precision])
 
 
 def precision(cfg: config.Config, accelerator: Accelerator) -> str:

@@ -352,6 +352,9 @@ class Stage:
     """The domain's own monitors, in addition to core's, for faults that only the evaluations of a whole run can
     show."""
 
+    wrapped = None
+    """(model, the module whose forward is its loss), once it is trained; no field: a copy of the stage wraps its own model."""
+
     @property
     def eval_model(self) -> nn.Module:
         """The module that is evaluated: the EMA if there is one, else the model."""
