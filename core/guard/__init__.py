@@ -1,1 +1,1 @@
-"""Guards for any training script: watched from below, in rehearsals, without a line changed."""
+"""Guards for any training script: hooks in torch observe rehearsals of it, without a changed line."""

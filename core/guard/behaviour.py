@@ -1,4 +1,4 @@
-"""Judges of what changes over time: the schedule's pace, freezing, modes, the model that is evaluated, kept weights."""
+"""Checks of what changes over time: the schedule's pace, freezing, modes, the evaluated model, saved weights."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from trainworthy.core.guard.records import DROPS, NORMS
 
 
 def schedule(seen: Observer) -> dict:
-    """Pace of every scheduler, foreseen to the end of the first epoch by stepping it on."""
+    """Check the pace of every scheduler, and predict it to the end of the first epoch by stepping it on."""
     if not seen.schedulers:
         return skip("schedule", "no scheduler of torch.optim")
     train = [p for p in seen.passes if p.training]
@@ -61,12 +61,13 @@ def schedule(seen: Observer) -> dict:
 
 
 def inner(optimizer: Any) -> Any:
-    """The torch optimiser in a library's wrapper (Accelerate's)."""
+    """Return the torch optimiser inside a library's wrapper (Accelerate's)."""
     return getattr(optimizer, "optimizer", None)
 
 
 def foresee(one: Any, steps: int, pace: float) -> list[float]:
-    """Rates of the next `steps` optimiser steps, `pace` scheduler steps each. The script has ended: nothing is put back."""
+    """Return the rates of the next `steps` optimiser steps, with `pace` scheduler steps each. The script has ended, so
+    nothing is restored."""
     import warnings
 
     it, optimizer, done = one.it, one.optimizer, 0.0
@@ -81,14 +82,14 @@ def foresee(one: Any, steps: int, pace: float) -> list[float]:
                 while done >= 1:
                     it.step()
                     done -= 1
-            except ValueError:  # its total is reached
+            except ValueError:  # its total number of steps is reached
                 break
             rates.append(max(float(g["lr"]) for g in optimizer.param_groups))
     return rates
 
 
 def frozen(seen: Observer) -> dict:
-    """Both directions of freezing, and ways to freeze that do nothing."""
+    """Check that frozen parameters stay and others train, and find ways of freezing that have no effect."""
     modules = tops()
     called, wrong, causes = names(modules), [], []
     for m in modules:
@@ -132,7 +133,7 @@ def frozen(seen: Observer) -> dict:
 
 
 def evaluations(seen: Observer) -> list[tuple[str, list[tuple[int, bool, int, int]]]]:
-    """Model calls of each evaluation: of passes without a gradient, and of gaps with more calls than usual."""
+    """Return the model calls of each evaluation: passes without gradients, and gaps with more calls than usual."""
     found = []
     for i, p in enumerate(seen.passes):
         if p.modes and not p.backwards and p.started and not p.refreshing:
@@ -144,7 +145,7 @@ def evaluations(seen: Observer) -> list[tuple[str, list[tuple[int, bool, int, in
 
 
 def modes(seen: Observer) -> dict:
-    """Train and eval mode where they belong; judged where it makes a difference."""
+    """Check for train mode in training and eval mode in evaluation, if the mode makes a difference."""
     wrong, causes = [], []
     evals = evaluations(seen)
     for name, calls in evals:
@@ -189,19 +190,20 @@ def modes(seen: Observer) -> dict:
 
 
 def drops(module: nn.Module) -> bool:
-    """Has it dropout?"""
+    """Return whether it has dropout."""
     return any((isinstance(m, DROPS) and m.p > 0) for m in module.modules())
 
 
 def matters(module: nn.Module) -> bool:
-    """Does its mode make a difference?"""
+    """Return whether its mode makes a difference."""
     return any(
         (isinstance(m, DROPS) and m.p > 0) or (isinstance(m, NORMS) and m.track_running_stats) for m in module.modules()
     )
 
 
 def evaluated(seen: Observer) -> dict:
-    """The evaluated model moved since training began, its running statistics too; its inputs have the scale of training's."""
+    """Check that the evaluated model, including running statistics, has changed since training began, and that its
+    inputs have the scale of training's."""
     trained = {i for _, i, _ in seen.grad_modes}
     rows = {c[0] for _, calls in evaluations(seen) for c in calls}
     if not rows:
@@ -246,7 +248,7 @@ def evaluated(seen: Observer) -> dict:
 
 
 def scales(seen: Observer, both: set[int]) -> dict:
-    """Mean and standard deviation of a model's inputs in training and in evaluation."""
+    """Return mean and standard deviation of a model's inputs in training and in evaluation."""
     for i in both:
         a, b = ([(m, s) for k, _, m, s in seen.inputs[kind] if k == i and s == s] for kind in ("train", "eval"))
         pictures = any(dim == 4 for k, dim, _, _ in seen.inputs["train"] if k == i)
@@ -257,7 +259,7 @@ def scales(seen: Observer, both: set[int]) -> dict:
         told = (
             f"inputs: mean {mean_a:.3g}, std {std_a:.3g} in training; mean {mean_b:.3g}, std {std_b:.3g} in evaluation"
         )
-        ratio = 1.9 if pictures else 3.0  # pictures of one kind have one scale; a series may drift
+        ratio = 1.9 if pictures else 3.0  # images of one kind have one scale; a time series may drift
         if spread > ratio * min(std_a, std_b) or abs(mean_a - mean_b) > 2 * spread:
             return finding(
                 "evaluated", told, "training and validation are normalised differently, or one is normalised twice"
@@ -267,7 +269,7 @@ def scales(seen: Observer, both: set[int]) -> dict:
 
 
 def state(seen: Observer) -> dict:
-    """state_dicts that are kept while training goes on and share the weights' memory; loads that load nothing."""
+    """Find state_dicts that share memory with the weights while training continues, and loads that load nothing."""
     if seen.self_loads:
         return finding(
             "state",

@@ -1,4 +1,5 @@
-"""How a rehearsal is steered: which batches the script gets, when a pass over a loader ends early, when it has seen enough."""
+"""Controls a rehearsal: which batches the script gets, when a pass over a loader ends early, when the rehearsal
+ends."""
 
 import time
 from collections.abc import Callable
@@ -20,23 +21,23 @@ class Plan:
     """One rehearsal."""
 
     name: str = "watch"
-    """`watch`: the script's own data; `eight`: the same eight samples in every batch; `others`: these eight, each time with each
-    other's inputs; `blank`: these eight with inputs of zero."""
+    """`watch`: the script's own data; `eight`: the same eight samples in every batch; `others`: these eight with each
+    other's inputs; `blank`: these eight with zero inputs."""
     steps: int = 40
     """Optimiser steps after which a training pass is cut (not before `seconds`)."""
     seconds: float = 6.0
     most: int = 400
     eval_batches: int = 60
     limit: float = 60.0
-    """Seconds from the first optimiser step on after which the rehearsal ends by itself."""
+    """Seconds after the first optimiser step at which the rehearsal ends."""
     evaluate: bool = True
     seed: int | None = None
     target: int | None = None
-    """Which entry of a batch is the target (its place among the tensors); None: the only row of class numbers."""
+    """Index of the target among the batch's tensors; None: the only row of class numbers."""
 
 
 class Control:
-    """Decides for one plan. `stop` never returns: it writes the record and leaves the process."""
+    """Decisions for one plan. `stop` never returns: it writes the record and exits the process."""
 
     def __init__(self, plan: Plan, stop: Callable[[str], None]):
         self.plan, self.stop = plan, stop
@@ -51,7 +52,7 @@ class Control:
     # --- length
 
     def enough(self, seen: Observer) -> bool:
-        """Is the training part of this rehearsal done?"""
+        """Return whether the training part of this rehearsal is done."""
         units = seen.steps or seen.backwards
         lasted = time.monotonic() - self.first
         return (
@@ -60,18 +61,18 @@ class Control:
 
     def cut(self, one: Pass, seen: Observer) -> bool:
         if one.training:
-            # every loader that feeds the same loop ends with it; the second epoch shows its order and mode, no more
+            # all loaders of the loop end together; the second epoch only shows its order and mode
             return self.enough(seen) and (one.steps >= 4 or one.got >= 12)
         if one.calls and seen.steps and one.got >= self.plan.eval_batches and not one.refreshing:
             return one.no_grad_calls > 0 or not self._training_soon(one)
         return False
 
     def _training_soon(self, one: Pass) -> bool:
-        """Calls with a gradient and no evaluation mode: an accumulation window that has not ended."""
+        """Return whether calls with gradients in train mode are pending: an unfinished accumulation window."""
         return any(mode for _, mode, _, _ in one.modes)
 
     def tick(self, seen: Observer) -> None:
-        """At every model call: is it over?"""
+        """Check at every model call whether the rehearsal is over."""
         if seen.steps and time.monotonic() - self.first > self.plan.limit:
             self.stop("its time is over")
 
@@ -83,7 +84,7 @@ class Control:
         self._closed(seen)
 
     def _closed(self, seen: Observer) -> None:
-        """On eight samples: has the loop memorised them?"""
+        """Return whether the loop has memorised the eight samples."""
         if self.plan.name != "eight" or len(seen.losses) < 12:
             return
         recent = [abs(x) for x in seen.losses[-4:]]
@@ -109,7 +110,8 @@ class Control:
             self.stop("no evaluation yet")
 
     def evaluations(self, seen: Observer) -> list[int]:
-        """Optimiser steps before each evaluation: a pass without a gradient, or several model calls without one between steps."""
+        """Return the optimiser steps before each evaluation: a pass without gradients, or several model calls without
+        one between steps."""
         found = [p.started for p in seen.passes if p.calls and not p.backwards and p.started and p.ended]
         usual = sorted(len(g) for g in seen.gaps)[len(seen.gaps) // 2]
         found += [i for i, g in enumerate(seen.gaps) if i and len(g) >= usual + 2]
@@ -123,11 +125,11 @@ class Control:
         return self.intervene(id(one.loader), batch)
 
     def intervene(self, source: int, batch: Any) -> Any:
-        """The batch this plan gives in place of `batch`."""
+        """Return the plan's batch in place of `batch`."""
         if self.plan.name == "watch":
             return batch
         first = self.kept.setdefault("train", batch)
-        if signature(first) != signature(batch):  # a loader of other things
+        if signature(first) != signature(batch):  # a loader with other data
             first = self.kept.setdefault(source, batch)
         out = same_eight(first, size_of(batch))
         if self.plan.name in ("others", "blank"):
@@ -150,19 +152,19 @@ class Control:
 
 
 def signature(batch: Any) -> tuple:
-    """Structure, kinds and shapes of a batch, whatever its size."""
+    """Return structure, types and shapes of a batch, without its size."""
     leaves, spec = tree_flatten(batch)
     return str(spec), tuple((x.dtype, tuple(x.shape[1:])) if isinstance(x, Tensor) else type(x) for x in leaves)
 
 
 def size_of(batch: Any) -> int:
-    """How many samples a batch holds: the first length of most of its tensors."""
+    """Return the number of samples in a batch: the first dimension of most of its tensors."""
     lengths = [len(x) for x in tree_flatten(batch)[0] if isinstance(x, Tensor) and x.dim()]
     return max(set(lengths), key=lengths.count) if lengths else 0
 
 
 def same_eight(batch: Any, size: int) -> Any:
-    """The first eight samples of `batch`, repeated until there are `size`."""
+    """Return the first eight samples of `batch`, repeated up to `size`."""
     leaves, spec = tree_flatten(batch)
     n = size_of(batch)
     for i, x in enumerate(leaves):
@@ -174,7 +176,7 @@ def same_eight(batch: Any, size: int) -> Any:
 
 
 def target_of(batch: Any, leaves: list, told: int | None) -> int | None:
-    """Place of the target among a batch's tensors: where the loss got it from, else the only row of class numbers."""
+    """Return the index of the target among a batch's tensors: the loss's target, else the only row of class numbers."""
     if told is not None:
         return told
     found = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 1]

@@ -1,9 +1,9 @@
-"""Hooks into torch below a training script: what it does reaches an observer as calls.
+"""Hooks in torch that report a training script's actions to an observer.
 
-Nothing of the script is changed. Patched are the places every loop goes through, whatever library drives it:
-`DataLoader.__iter__`, `nn.Module.__call__`, `torch.autograd.backward`, `Optimizer`, gradient clipping, `GradScaler`, the
-schedulers, the loss and dropout functions, `state_dict` and its way back. Patch before the script is imported:
-`from torch.nn.functional import cross_entropy` must find the patched function.
+The script itself is not changed. The patches cover what every loop uses, with any library: `DataLoader.__iter__`,
+`nn.Module.__call__`, `torch.autograd.backward`, `Optimizer`, gradient clipping, `GradScaler`, the schedulers, the loss
+and dropout functions, `state_dict` and `load_state_dict`. Patch before the script is imported: `from
+torch.nn.functional import cross_entropy` must import the patched function.
 """
 
 import functools
@@ -37,7 +37,7 @@ def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None
 
 
 def remove() -> None:
-    """Take every patch back."""
+    """Undo all patches."""
     while _undo:
         _undo.pop()()
 

@@ -1,4 +1,4 @@
-"""Judges of losses and targets, and the facts of a run that `interventions` compares."""
+"""Checks of losses and targets, and the facts of a run that `interventions` compares."""
 
 from collections import Counter
 from typing import Any
@@ -23,7 +23,8 @@ SHIFTS = {
 
 
 def targets(seen: Observer) -> dict:
-    """Class targets: constant, ignored, shifted; batches of one class each; predictions paired with every target."""
+    """Find class targets that are constant, ignored or shifted, batches of one class, and predictions paired with every
+    target."""
     if len(seen.pairs) >= 3:
         return finding(
             "targets", seen.pairs[0], "a squeeze() or unsqueeze() is missing: every prediction meets every target"
@@ -75,7 +76,7 @@ def targets(seen: Observer) -> dict:
 
 
 def loss_input(seen: Observer) -> dict:
-    """Probabilities where a loss wants logits or logarithms."""
+    """Find probabilities as input of a loss that needs logits or log-probabilities."""
     if not seen.calls:
         return skip("loss-input", "none of the losses that can be fed wrongly is used")
     for name in sorted({r["loss"] for r in seen.calls}):
@@ -94,14 +95,14 @@ def loss_input(seen: Observer) -> dict:
 
 
 def epochs(seen: Observer) -> float:
-    """Passes over the training data, the last one counted by its share."""
+    """Count passes over the training data, with the last one as a fraction."""
     train = [p for p in seen.passes if p.training and p.length]
     return sum(p.got / p.length for p in train)
 
 
 def learning(seen: Observer) -> dict:
-    """After a whole pass: is the loss of new samples below the entropy of their targets, the best that is possible without inputs?
-    And is the evaluation as good as training was on samples that it saw for the first time?"""
+    """After a whole pass: check that the loss of new samples is below the entropy of their targets, the best without
+    inputs. Check that the evaluation is as good as training was on samples seen for the first time."""
     rows = [r for r in seen.calls if r.get("scored") and r["loss"] in ("cross_entropy", "nll_loss")]
     first = next((p for p in seen.passes if p.training), None)
     if first is None or not rows or max(r["classes"] for r in rows) > 1000:
@@ -130,7 +131,7 @@ def learning(seen: Observer) -> dict:
 
 
 def of(seen: Observer) -> dict[str, Any]:
-    """Plain facts of one run."""
+    """Return plain facts of one run."""
     rows = [r for r in seen.calls if r.get("scored")]
     acc = [r["right"] / r["scored"] for r in rows]
     evals = [p for p in seen.passes if p.seen and not p.backwards]
@@ -158,7 +159,7 @@ def of(seen: Observer) -> dict[str, Any]:
 
 
 def majority(rows: list[dict]) -> float:
-    """Share of the most frequent class among the targets; 1 where there are too many classes to count."""
+    """Return the fraction of the most frequent class among the targets; 1 if there are too many classes to count."""
     counted = [r["counts"] for r in rows if r.get("counts")]
     if not counted or len({len(c) for c in counted}) > 1:
         return 1.0
@@ -167,7 +168,7 @@ def majority(rows: list[dict]) -> float:
 
 
 def trend(losses: list[float]) -> list[float]:
-    """Mean loss of the first and of the last eighth."""
+    """Return the mean loss of the first and of the last eighth."""
     if len(losses) < 8:
         return []
     k = max(2, len(losses) // 8)

@@ -1,4 +1,5 @@
-"""Judges of the graph and its optimisers: who gets a gradient, who moves, and whether each step uses its own gradients, once."""
+"""Checks of the graph and its optimisers: which parameters get gradients, which change, and whether each step uses its
+own gradients, once."""
 
 import torch
 from torch import nn
@@ -8,7 +9,8 @@ from trainworthy.core.guard.records import CLOSE, Group
 
 
 def wiring(seen: Observer) -> dict:
-    """Leaves of the graph against optimisers, both ways; what never gets a gradient although its module ran; lost updates."""
+    """Compare the graph's leaves with the optimisers, both ways. Find parameters without gradients although their
+    module ran, and lost updates."""
     groups = stepped(seen)
     if not groups:
         return skip("wiring", "no optimiser of torch.optim made a step")
@@ -57,8 +59,9 @@ def wiring(seen: Observer) -> dict:
 
 
 def fault(seen: Observer, i: int, modules: list[nn.Module], owned: set[int]) -> bool:
-    """Is it a mistake that this parameter is in no optimiser? Yes if it was frozen when an optimiser of its model was built and is
-    not now, or if it was drawn at random in a model of which other parts train. Pretrained parts may stay as they are."""
+    """Return whether it is a mistake that this parameter is in no optimiser. It is one if the parameter was frozen when
+    an optimiser of its model was built and is not now, or if it is randomly initialised in a model with other trained
+    parts. Pretrained parts may stay untrained."""
     if any(i in g.asleep for g in seen.groups.values()):
         return True
     home = next((m for m in modules if any(id(p) == i for p in m.parameters())), None)
@@ -75,14 +78,15 @@ def fault(seen: Observer, i: int, modules: list[nn.Module], owned: set[int]) -> 
 
 
 def pretrained(module: nn.Module | None) -> bool:
-    """Does a library say that this model's weights were loaded?"""
+    """Return whether a library reports that this model's weights were loaded."""
     config = getattr(module, "config", None)
     return bool(getattr(config, "_name_or_path", ""))
 
 
 def unreached(seen: Observer, groups: list[Group], called: dict[int, str]) -> tuple[list[str], float, bool]:
-    """Parameters in an optimiser that never got a gradient: names, their share, and whether a cut graph explains it."""
-    received = {i for g in groups for i in g.received} | seen.leaves.keys()  # zeroed is not unreached: see gradients
+    """Return parameters in an optimiser that never got a gradient: names, their fraction, and whether a cut graph
+    explains it."""
+    received = {i for g in groups for i in g.received} | seen.leaves.keys()  # zeroed counts as reached: see gradients
     trained = [p for g in groups if g.steps >= 3 for p in g.parameters if p.requires_grad]
     dead = [p for p in trained if id(p) not in received]
     share = sum(p.numel() for p in dead) / max(1, sum(p.numel() for p in trained))
@@ -98,14 +102,15 @@ def _share_of(dead: list, ran: dict[int, int], trained: list) -> float:
 
 
 def unmoved(group: Group, rows: list[float]) -> bool:
-    """Less than half of the entries with the largest gradients moved, at every step with a rate that is not still rising."""
+    """Return whether less than half of the entries with the largest gradients changed, at every step whose rate is no
+    longer rising."""
     rates = group.rates[: len(rows)]
     usable = [r for r, rate in zip(rows, rates, strict=False) if rate > 0.5 * max(group.rates)]
     return len(usable) >= 3 and max(usable) < 0.5
 
 
 def drawn_constants(seen: Observer, modules: list[nn.Module]) -> list[str]:
-    """Plain tensor attributes of a trained model that look drawn from a normal distribution and stayed the same object."""
+    """Find plain tensor attributes of a trained model that look normally distributed and stay the same object."""
     found = []
     inside = {id(m): (top, name) for top in modules for name, m in top.named_modules()}
     for (i, name), value in seen.plain.items():
@@ -125,7 +130,7 @@ def drawn_constants(seen: Observer, modules: list[nn.Module]) -> list[str]:
 
 
 def gradients(seen: Observer) -> dict:
-    """Stale, thrown away, missing or doubled gradients, and a short first window of an accumulation."""
+    """Find stale, discarded, missing or doubled gradients, and a short first accumulation window."""
     groups = stepped(seen)
     if not groups:
         return skip("gradients", "no optimiser of torch.optim made a step")
@@ -160,7 +165,7 @@ def gradients(seen: Observer) -> dict:
 
 
 def short_window(windows: list[int]) -> str:
-    """The first window of an accumulation holds fewer batches than all others."""
+    """Return whether the first accumulation window has fewer batches than all others."""
     later = windows[1:4]
     if len(later) < 3 or len(set(later)) != 1 or later[0] < 2 or windows[0] >= later[0]:
         return ""
@@ -168,7 +173,7 @@ def short_window(windows: list[int]) -> str:
 
 
 def clipping(seen: Observer) -> dict:
-    """Clipping at the right moment."""
+    """Check that clipping happens between backward and step."""
     calls = [c for g in stepped(seen) for c in g.clipped]
     if not calls:
         return skip("clipping", "nothing is clipped")

@@ -1,4 +1,5 @@
-"""What a script's own loop makes of changed data: eight samples again and again, these with each other's inputs, without inputs."""
+"""Checks what a script's own loop does with changed data: eight samples repeatedly, these with each other's inputs, and
+without inputs."""
 
 import re
 
@@ -30,7 +31,7 @@ def judge(watch: dict, eight: dict, others: dict, output: str = "") -> list[dict
 
 
 def unsuitable(facts: dict) -> str:
-    """Why the three cannot be compared; empty if they can."""
+    """Return why the three cannot be compared; empty if they can."""
     if not facts.get("loss_calls"):
         return "no loss over class targets was seen: the data's role in the loss is unknown"
     if facts.get("optimizers", 0) != 1:
@@ -49,7 +50,7 @@ def tail(rows: list[float]) -> float:
 
 
 def overfit(own: dict, others: dict) -> dict:
-    """The same eight samples against these with each other's inputs."""
+    """Compare training on eight samples with training on the same eight with each other's inputs."""
     a, b = own["nll"], others["nll"]
     n = min(len(a), len(b))
     if n < 12:
@@ -83,7 +84,8 @@ def overfit(own: dict, others: dict) -> dict:
 
 
 def signal(watch: dict, eight: dict) -> dict:
-    """The script memorises eight samples within fewer steps than it trained on its own data: are new samples above chance?"""
+    """If the script memorises eight samples in fewer steps than it trained on its own data, new samples must score
+    above chance."""
     memorised = tail(eight["train_accuracy"]) > 0.9 and tail(eight["nll"]) < 0.3 * eight["nll"][0]
     enough = watch["epochs"] >= 2 and watch["steps"] >= max(60, 0.8 * eight["steps"])
     if not memorised or not enough or not watch["eval_seen"] or watch["majority"] > 0.5:
@@ -111,7 +113,8 @@ def signal(watch: dict, eight: dict) -> dict:
 
 
 def metric(own: dict, output: str) -> dict:
-    """The evaluation of eight memorised samples: by the model's own outputs, and as the script prints it."""
+    """Check the evaluation of eight memorised samples, by the model's own outputs and by the script's printed
+    metric."""
     seen = own["eval_seen"]
     if not seen or tail(own["train_accuracy"]) < 0.99 or tail(own["nll"]) > 0.2 * own["nll"][0]:
         return {"id": "metric", "skip": "the eight samples were not memorised, or not evaluated"}
@@ -141,7 +144,7 @@ def metric(own: dict, output: str) -> dict:
 
 
 def printed(output: str) -> float | None:
-    """The last accuracy in what was printed, from 0 to 1."""
+    """Return the last printed accuracy, from 0 to 1."""
     found = re.findall(r"(?i)\bacc\w*\b[^\d\n]{0,16}(?:(\d+)\s*/\s*(\d+)|(\d+(?:\.\d+)?)\s*(%)?)", output)
     if not found:
         return None

@@ -1,6 +1,7 @@
-"""What must hold in any training loop, judged on one watched run: wiring, gradients, modes, schedule, frozen, evaluated model.
+"""Checks that hold for any training loop, on one observed run: wiring, gradients, modes, schedule, frozen, evaluated
+model.
 
-Each judge returns a dict with `id`, `ok`, `measured`, `cause` (empty if ok) or `skip`; what it needs is in `NEEDED`.
+Each check returns a dict with `id`, `ok`, `measured`, `cause` (empty if ok) or `skip`; `NEEDED` holds what it needs.
 """
 
 import gc
@@ -30,22 +31,22 @@ NEEDED = {
 
 
 def finding(id: str, measured: str, cause: str = "", **evidence: Any) -> dict:
-    """A judge's answer; `cause` makes it a failure."""
+    """Return a check's result; `cause` makes it a failure."""
     return {"id": id, "ok": not cause, "measured": measured, "cause": cause, "evidence": evidence}
 
 
 def skip(id: str, why: str) -> dict:
-    """A judge that has nothing to judge."""
+    """Return the result of a check that does not apply."""
     return {"id": id, "skip": why}
 
 
 def stepped(seen: Observer) -> list[Group]:
-    """Optimisers that made a step and still exist."""
+    """Return optimisers that made a step and still exist."""
     return [g for g in seen.groups.values() if g.steps and g.ref() is not None]
 
 
 def tops() -> list[nn.Module]:
-    """Modules that are no part of another, largest first."""
+    """Return modules that are not part of another, largest first."""
     everything = [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
     children = {id(c) for m in everything for c in m._modules.values() if c is not None}
     found = [m for m in everything if id(m) not in children and next(m.parameters(), None) is not None]
@@ -53,7 +54,7 @@ def tops() -> list[nn.Module]:
 
 
 def names(modules: list[nn.Module]) -> dict[int, str]:
-    """Names of parameters, each by the largest module that holds it."""
+    """Return parameter names, each relative to the largest module that holds it."""
     found: dict[int, str] = {}
     for m in modules:
         for name, p in m.named_parameters():
@@ -62,12 +63,12 @@ def names(modules: list[nn.Module]) -> dict[int, str]:
 
 
 def listed(what: list[str], n: int = 3) -> str:
-    """A few names."""
+    """Format a few names."""
     return ", ".join(what[:n]) + (f" and {len(what) - n} more" if len(what) > n else "")
 
 
 def finite(seen: Observer) -> dict:
-    """Non-finite losses or gradients in the first steps."""
+    """Find non-finite losses or gradients in the first steps."""
     bad = seen.nonfinite
     grads = sum(g.nonfinite for g in stepped(seen))
     scaler = seen._scaler is not None
@@ -82,5 +83,5 @@ def finite(seen: Observer) -> dict:
 
 
 def moved_now(seen: Observer, p: torch.Tensor) -> bool:
-    """Has it changed since before training?"""
+    """Return whether it has changed since before training."""
     return id(p) in seen.snap and not torch.equal(p.detach().flatten()[:256], seen.snap[id(p)][1])

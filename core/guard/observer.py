@@ -1,4 +1,4 @@
-"""What happened below one training script, as the judges read it: passes over loaders, model calls, gradients, steps.
+"""Records what happens in a training script for the checks: passes over loaders, model calls, gradients, steps.
 
 The observer keeps counts and references, and measures only during the first steps of a phase.
 """
@@ -32,7 +32,7 @@ class Observer:
     """Receives the events of `events.install`."""
 
     def __init__(self, control: Any = None):
-        self.control = control  # decides about batches and when to stop; None: only look
+        self.control = control  # decides about batches and the end; None: only observe
         self.busy = self.scheduling = self.refreshing = False
         self.drops = 0
         self.passes: list[Pass] = []
@@ -173,7 +173,8 @@ class Observer:
             self._score(one, module, args, kwargs, out)
 
     def _score(self, one: Pass, module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:
-        """How many of an evaluation's samples the model classifies right; with batch statistics, too, where it has batch norm."""
+        """Count the samples of an evaluation that the model classifies correctly; with batch norm, also with batch
+        statistics."""
         target = class_target(used(one.recent, (*args, *kwargs.values())), out)
         if target is None:
             return
@@ -223,7 +224,7 @@ class Observer:
             self._walk(roots)
 
     def _walk(self, roots: list[Tensor]) -> None:
-        """Note every leaf of the graph that requires a gradient."""
+        """Record every leaf of the graph that requires a gradient."""
         stack, done = [t.grad_fn for t in roots if t.grad_fn is not None], set()
         while stack:
             node = stack.pop()
@@ -260,7 +261,7 @@ class Observer:
     since_step = True
 
     def _live(self, group: Group, n: int = 3) -> list[Tensor]:
-        """Up to three parameters with a gradient that is not zero; few are looked at."""
+        """Return up to three parameters with a non-zero gradient, from a few candidates."""
         found: list[Tensor] = []
         for p in group.parameters[:40]:
             if alive(p):
@@ -335,7 +336,7 @@ class Observer:
         group.probe = self._live(group)
 
     def _lossy(self) -> bool:
-        """Is there anything to learn? A hinge that is satisfied has no gradient."""
+        """Return whether there is anything to learn: a satisfied hinge loss has no gradient."""
         return not self.losses or self.losses[-1] != 0
 
     def step(self, it: torch.optim.Optimizer) -> None:
@@ -362,7 +363,7 @@ class Observer:
             self.control.step(self)
 
     def _snapshot(self) -> None:
-        """Every parameter's values before training, to see later what moved (large ones by their first entries)."""
+        """Copy every parameter before training (large ones in part), to detect changes later."""
         for module in [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]:
             for p in module._parameters.values():
                 if p is None:
@@ -410,7 +411,7 @@ class Observer:
                     return
 
     def difference(self, a: Tensor, b: Tensor) -> None:
-        """(N, 1) minus (N,) of a prediction and a target is (N, N): every one against every other."""
+        """Detect (N, 1) minus (N,) of a prediction and a target, which broadcasts to (N, N)."""
         if a.dim() < b.dim():
             a, b = b, a
         if (

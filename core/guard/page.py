@@ -1,4 +1,4 @@
-"""The page of a guard: verdicts with their causes, the losses that the rehearsals saw."""
+"""The guard's report page: verdicts with causes, and the losses of the rehearsals."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Plain records of passes, optimisers and schedulers, and small measurements on tensors that `observer` takes."""
+"""Plain records of passes, optimisers and schedulers, and small measurements on tensors for `observer`."""
 
 import time
 from collections import deque
@@ -32,14 +32,14 @@ class Pass:
     was_cut: bool = False
     order: list[int] = field(default_factory=list)
     modes: list[tuple[int, bool, int, int]] = field(default_factory=list)
-    """Per model call: id of the module, was it in train mode, active dropouts during it, batch norms in train mode."""
+    """Per model call: id of the module, whether it was in train mode, active dropouts, batch norms in train mode."""
     refreshing: bool = False
     right: int = 0
     right_batch: int = 0
     seen: int = 0
     prints: list[int] = field(default_factory=list)
     recent: deque = field(default_factory=lambda: deque(maxlen=4))
-    """The last batches: some loops fetch ahead of what they use."""
+    """The last batches, because some loops fetch batches ahead."""
     source: Any = None
     clock: float = field(default_factory=time.monotonic)
 
@@ -54,9 +54,9 @@ class Group:
 
     ref: Any
     frozen: set[int]
-    """ids of its parameters that did not require a gradient when it was built."""
+    """Ids of its parameters that did not require a gradient when it was built."""
     asleep: set[int]
-    """The same of all modules that existed then."""
+    """The same for all modules that existed then."""
     steps: int = 0
     closure: bool = False
     consumed: bool = False
@@ -90,17 +90,17 @@ class Sched:
     it: Any
     optimizer: Any
     at: list[tuple[int, int]] = field(default_factory=list)
-    """Per step of it: optimiser steps and training passes so far."""
+    """For each of its steps: optimiser steps and training passes so far."""
 
 
 def values(p: Tensor) -> Tensor | None:
-    """The entries of a gradient, dense or sparse."""
+    """Return the entries of a gradient, dense or sparse."""
     g = p.grad
     return None if g is None else g.coalesce().values() if g.is_sparse else g
 
 
 def alive(p: Tensor) -> bool:
-    """Has it a gradient that is not zero?"""
+    """Return whether it has a non-zero gradient."""
     g = values(p)
     return g is not None and bool(g.any())
 
@@ -113,13 +113,13 @@ def spots(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def fingerprint(batch: Any) -> int:
-    """A number that two equal batches share."""
+    """Return a number that is equal for equal batches."""
     first = next((x for x in tree_leaves(batch) if isinstance(x, Tensor) and x.numel()), None)
     return 0 if first is None else hash((tuple(first.shape), first.detach().cpu().numpy().tobytes()[:65536]))
 
 
 def logits_of(out: Any) -> Tensor | None:
-    """The (N, C) scores among a model's outputs."""
+    """Return the (N, C) scores among a model's outputs."""
     for x in (out, getattr(out, "logits", None), *(out[:1] if isinstance(out, (tuple, list)) else ())):
         if isinstance(x, Tensor) and x.dim() == 2 and x.shape[1] > 1 and x.is_floating_point():
             return x
@@ -127,7 +127,7 @@ def logits_of(out: Any) -> Tensor | None:
 
 
 def class_target(batch: Any, out: Any) -> Tensor | None:
-    """The class targets of a batch that fit a model's (N, C) output."""
+    """Return the class targets of a batch that fit a model's (N, C) output."""
     logits = logits_of(out)
     if logits is None:
         return None
@@ -141,7 +141,7 @@ def class_target(batch: Any, out: Any) -> Tensor | None:
 
 
 def used(batches: deque, given: tuple) -> Any:
-    """The batch whose tensors a model was called with; None if it was none of them as they came."""
+    """Return the batch whose tensors a model was called with; None if it used none of them unchanged."""
     tensors = [x for x in tree_leaves(given) if isinstance(x, Tensor)]
     homes = {x.untyped_storage().data_ptr() for x in tensors}
     for batch in reversed(batches):

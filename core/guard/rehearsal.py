@@ -1,6 +1,7 @@
-"""One rehearsal of a script in a child process: sandbox, observers, a plan; what it saw comes back as JSON.
+"""One rehearsal of a script in a child process with sandbox, observers and a plan. The record comes back as JSON.
 
-Children are forked from a process that has imported torch and run nothing: a rehearsal then costs what the script costs.
+Children are forked from a process that has imported torch and run nothing, so a rehearsal takes only the script's own
+time.
 """
 
 import ast
@@ -22,12 +23,12 @@ from typing import Any
 from trainworthy.core.base.errors import UserError
 
 BATCHES = ("get_batch", "next_batch", "get_minibatch")
-"""Functions of a script whose results count as batches without being told."""
+"""Functions of a script whose results count as batches by default."""
 
 
 @dataclass
 class Target:
-    """What the user wants guarded."""
+    """The script or module to guard."""
 
     path: Path
     argv: list[str]
@@ -37,7 +38,7 @@ class Target:
 
 @dataclass
 class Outcome:
-    """What came back of one rehearsal."""
+    """Result of one rehearsal."""
 
     record: dict[str, Any] = field(default_factory=dict)
     code: int | None = None
@@ -85,8 +86,8 @@ def rest(words: list[str]) -> list[str]:
 
 
 def start(target: Target, plan: Any, folder: Path, below: Path | None = None) -> int:
-    """Fork a child that rehearses `target`; returns its process id. `below`: what an earlier rehearsal wrote before its first
-    step."""
+    """Fork a child that rehearses `target`; return its process id. `below`: files that an earlier rehearsal wrote
+    before its first step."""
     folder.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -111,7 +112,8 @@ def start(target: Target, plan: Any, folder: Path, below: Path | None = None) ->
 
 
 def wait(pid: int, folder: Path, *, load: float, limit: float, say: Any = None) -> Outcome:
-    """Wait for a child; kill its whole group at its limit: `load` seconds until its first step, `limit` from then on."""
+    """Wait for a child. Kill its process group after `load` seconds without a first step, or `limit` seconds after
+    it."""
     began, told = time.monotonic(), 0.0
     out, late = Outcome(folder=folder), False
     mark = folder / "first-step"
@@ -141,7 +143,7 @@ def wait(pid: int, folder: Path, *, load: float, limit: float, say: Any = None) 
 
 
 def kill(pid: int) -> None:
-    """End a child's process group: workers that ignore SIGTERM die with it."""
+    """Kill a child's process group, including workers that ignore SIGTERM."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -174,7 +176,7 @@ def _child(target: Target, plan: Any, folder: Path, below: Path | None) -> int:
     main = os.getpid()
 
     def finish(why: str, **more: Any) -> None:
-        """Judge, write, leave: nothing of the script runs after this."""
+        """Check, write, exit: nothing of the script runs after this."""
         nonlocal done
         if done or os.getpid() != main:
             return
@@ -249,7 +251,7 @@ def _child(target: Target, plan: Any, folder: Path, below: Path | None) -> int:
 
 
 def _keep_preparation(scratch: Path, prepared: Path) -> None:
-    """What was written before the first step (downloads, prepared data) is there for the next rehearsals, too."""
+    """Keep files written before the first step (downloads, prepared data) for the next rehearsals."""
     import shutil
 
     if sum(f.stat().st_size for f in scratch.rglob("*") if f.is_file()) < 2 * 10**9:
@@ -257,7 +259,7 @@ def _keep_preparation(scratch: Path, prepared: Path) -> None:
 
 
 def _uncompiled(seen: Any) -> Any:
-    """torch.compile gives the model back as it is: a rehearsal is shorter than a compilation."""
+    """Make torch.compile return the model unchanged, since compiling takes longer than a rehearsal."""
 
     def compile(model: Any = None, **kwargs: Any) -> Any:
         seen.notes.append("torch.compile is left out in rehearsals")
@@ -267,7 +269,8 @@ def _uncompiled(seen: Any) -> Any:
 
 
 def run(target: Target, seen: Any, control: Any) -> None:
-    """The script as `python train.py ARGS` or `python -m pkg.train ARGS` would run it, its batch functions wrapped."""
+    """Run the script as `python train.py ARGS` or `python -m pkg.train ARGS` would, with its batch functions
+    wrapped."""
     builtins.__trainworthy_batches__ = lambda function: batches(function, seen, control)
     code = marked(target.path.read_bytes(), str(target.path), target.batches)
     own, get_code = str(target.path.parent), SourceFileLoader.get_code
@@ -296,7 +299,7 @@ def run(target: Target, seen: Any, control: Any) -> None:
 
 
 def marked(source: bytes, path: str, names: tuple[str, ...]) -> types.CodeType:
-    """The code of a file, its batch functions decorated."""
+    """Return the code of a file with its batch functions decorated."""
     tree = ast.parse(source, path)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name in names:

@@ -1,4 +1,4 @@
-"""Judges of the data's way into the loop: order, coverage, samples in both splits, batches that teach nothing."""
+"""Checks of the data's path into the loop: order, coverage, samples in both splits, unused batches."""
 
 import time
 from typing import Any
@@ -19,7 +19,8 @@ STOCK = ("RandomSampler", "SequentialSampler", "SubsetRandomSampler", "WeightedR
 
 
 def samples(seen: Observer) -> dict:
-    """Order of two epochs, indices that no epoch draws, samples in both splits, workers that yield the same."""
+    """Check the order of two epochs, indices that no epoch draws, samples in both splits, and workers that yield the
+    same."""
     train = [p for p in seen.passes if p.training]
     if not train:
         return skip("samples", "no DataLoader feeds the loop")
@@ -36,7 +37,7 @@ def samples(seen: Observer) -> dict:
 
 
 def same_order(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
-    """A shuffled order that is the same in two epochs."""
+    """Find a shuffled order that is the same in two epochs."""
     mine = [p for p in train if p.loader is train[0].loader and len(p.order) >= 16]
     if len(mine) < 2:
         return None
@@ -54,7 +55,7 @@ def same_order(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
 
 
 def never(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
-    """Indices that a whole epoch, and a second one, do not draw."""
+    """Return indices that neither of two whole epochs draws."""
     loader = train[0].loader
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None or train[0].source is None:
         return None
@@ -84,12 +85,13 @@ def never(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
 
 
 def _others_draw(seen: Observer, loader: DataLoader) -> bool:
-    """Is the same data set read by another loader (a split by samplers)?"""
+    """Return whether another loader reads the same data set (a split by samplers)."""
     return any(p.loader is not loader and p.loader.dataset is loader.dataset for p in seen.passes)
 
 
 def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
-    """Validation samples that are training samples, by index where both are parts of one data set, else by content."""
+    """Find validation samples that are training samples, by index if both are parts of one data set, else by
+    content."""
     evals: dict[int, DataLoader] = {}
     for p in seen.passes:
         if p.calls and not p.backwards and p.loader is not train[0].loader and not p.refreshing:
@@ -125,7 +127,7 @@ def indices(loader: DataLoader) -> tuple[int, set[int]] | None:
 
 
 def shared(train: DataLoader, val: DataLoader, mine: dict[int, int], limit: float) -> float | None:
-    """Share of the validation samples that are training samples; None: cannot be said."""
+    """Return the fraction of validation samples that are training samples; None if unknown."""
     a, b = indices(train), indices(val)
     if a and b and a[0] == b[0] and b[1]:
         return len(a[1] & b[1]) / len(b[1])
@@ -141,7 +143,7 @@ def shared(train: DataLoader, val: DataLoader, mine: dict[int, int], limit: floa
 
 
 def content(loader: DataLoader, most: int, limit: float) -> dict[int, int]:
-    """Hashes of the inputs of up to `most` samples, spread over the data set."""
+    """Hash the inputs of up to `most` evenly spaced samples."""
     data, found = loader.dataset, {}
     if isinstance(data, IterableDataset):
         return {}
@@ -170,7 +172,7 @@ def _key(sample: Any) -> int | None:
 
 
 def workers(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
-    """Several workers that yield the same batches."""
+    """Find workers that yield the same batches."""
     for p in train:
         n, prints = p.loader.num_workers, p.prints
         if n > 1 and len(prints) >= 2 * n:
@@ -184,7 +186,7 @@ def workers(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
 
 
 def passes(seen: Observer) -> dict:
-    """Batches that are drawn and not learnt from, epochs that stop after one batch."""
+    """Find batches that are drawn but not used, and epochs that stop after one batch."""
     train = [p for p in seen.passes if p.training]
     if not train:
         return skip("passes", "no DataLoader feeds the loop")

@@ -1,9 +1,9 @@
-"""What a rehearsed script writes goes to a scratch folder; its own files stay as they are.
+"""Redirects what a rehearsed script writes to a temporary folder, so that its own files stay unchanged.
 
-The guarded process sees one file system: a file that it wrote is found again under the name it wrote, everything else is the
-user's. Redirected are Python's own ways to write (`open`, `os`, `pathlib`, `shutil`) and the C++ writers of torch and safetensors.
-Libraries that open files in C by themselves (HDF5, LMDB, OpenCV) and other programs are not: `Sandbox.escaped` names what an audit
-hook saw, and `changed` compares the working directory before and after.
+The guarded process sees one file system: a file that it wrote is found under the name it used; all others are the
+user's. Redirected are Python's own ways to write (`open`, `os`, `pathlib`, `shutil`) and the C++ writers of torch and
+safetensors. Other programs, and libraries that open files in C (HDF5, LMDB, OpenCV), are not redirected.
+`Sandbox.escaped` lists what an audit hook saw, and `changed` compares the working directory before and after.
 """
 
 import builtins
@@ -29,7 +29,7 @@ TRACKERS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
 }
-"""Environment variables that switch experiment trackers and telemetry off."""
+"""Environment variables that disable experiment trackers and telemetry."""
 
 OUTSIDE = ("/dev/", "/proc/", "/sys/")
 UPLOADS = ("upload_file", "upload_folder", "upload_large_folder", "create_commit", "create_repo", "delete_repo")
@@ -42,13 +42,13 @@ CACHES = (
     "TRITON_CACHE_DIR",
     "MPLCONFIGDIR",
 )
-"""Variables that name folders of downloads: these are filled as ever, so that a rehearsal downloads what a run would once."""
+"""Variables with folders of downloads. These are written as usual, so that a rehearsal's downloads serve the run."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 LIMIT = 20_000  # files of a working directory that are compared
 
 
 class Sandbox:
-    """Redirects writes of this process (and of what it forks) into `scratch`."""
+    """Redirects writes of this process and its forks to `scratch`."""
 
     def __init__(self, scratch: Path):
         self.scratch = str(scratch.absolute())
@@ -62,7 +62,7 @@ class Sandbox:
         self._stat, self._open, self._mkdir = os.stat, io.open, os.mkdir
 
     def inside(self, path: Any) -> str | None:
-        """Where `path` would be in the scratch folder; None where it is not redirected."""
+        """Return the path in the scratch folder; None if `path` is not redirected."""
         if isinstance(path, int) or path is None or self.off:
             return None
         try:
@@ -77,11 +77,11 @@ class Sandbox:
         return self.scratch + full
 
     def virtual(self, path: Any) -> str:
-        """The path as the script knows it: it may stand in a folder that exists in the scratch folder alone."""
+        """Return the path as the script knows it; its folder may exist in the scratch folder only."""
         return os.path.abspath(os.fsdecode(os.fspath(path))).removeprefix(self.scratch) or "/"
 
     def there(self, path: str) -> bool:
-        """Is something at this real path? (Never through the redirected `os.stat`.)"""
+        """Return whether this real path exists (without the redirected `os.stat`)."""
         try:
             self._stat(path)
         except OSError:
@@ -89,7 +89,7 @@ class Sandbox:
         return True
 
     def reading(self, path: Any) -> Any:
-        """The path to read from: the scratch copy where the script wrote one."""
+        """Return the path to read from: the scratch copy if the script wrote one."""
         copy = self.inside(path)
         if copy is None:
             return path
@@ -98,7 +98,7 @@ class Sandbox:
         return copy if self.there(copy) else self.virtual(path) if self.moved else path
 
     def writing(self, path: Any, *, keep: bool = False) -> Any:
-        """The path to write to; with `keep` what is there already is copied first."""
+        """Return the path to write to; with `keep`, copy an existing file first."""
         copy = self.inside(path)
         if copy is None:
             return path
@@ -252,7 +252,7 @@ class Sandbox:
 
 
 def hold_uploads() -> None:
-    """The hub's uploads do nothing in a rehearsal; what only reads stays."""
+    """Disable the hub's uploads in a rehearsal; reads still work."""
     import importlib.util
 
     if importlib.util.find_spec("huggingface_hub") is None:
@@ -281,7 +281,7 @@ def hold_uploads() -> None:
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of every file below `folder` (the first 20,000), hidden folders and environments left out."""
+    """Return size and time of every file below `folder` (the first 20,000), without hidden folders and environments."""
     found: dict[str, tuple[int, int]] = {}
     for root, dirs, files in os.walk(folder):
         dirs[:] = [
@@ -300,5 +300,5 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def changed(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> list[str]:
-    """Files that are new, gone or different."""
+    """Return files that are new, deleted or different."""
     return sorted(p for p in before.keys() | after.keys() if before.get(p) != after.get(p))

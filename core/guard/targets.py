@@ -1,4 +1,5 @@
-"""What a loss function was given: probabilities in place of logits, how targets stand to the inputs, classes, accuracy."""
+"""Facts about a loss function's arguments: probabilities instead of logits, alignment of targets with inputs, classes,
+accuracy."""
 
 import inspect
 from typing import Any
@@ -10,7 +11,7 @@ GOALS = ("target", "targets", "label", "labels", "y", "tgt", "trg", "goal", "goa
 
 
 def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple | None) -> dict[str, Any]:
-    """Facts about one call of a loss function, as plain values."""
+    """Return facts about one call of a loss function, as plain values."""
     row: dict[str, Any] = {"loss": name, "prob": looks_like_probabilities(name, input)}
     if name in ("cross_entropy", "nll_loss") and not target.is_floating_point():
         flat = target.flatten()
@@ -40,7 +41,8 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
 
 
 def looks_like_probabilities(name: str, x: Tensor) -> bool | None:
-    """Are these values what a softmax or a sigmoid gives, where the loss wants logits (or their logarithms)? None: too few."""
+    """Return whether the values look like outputs of softmax or sigmoid, although the loss needs logits (or their
+    logarithms). None: too few values."""
     if not x.is_floating_point() or x.numel() < 8:
         return None
     low, high = float(x.min()), float(x.max())
@@ -57,7 +59,8 @@ def looks_like_probabilities(name: str, x: Tensor) -> bool | None:
 
 
 def shifts(flat: Tensor, ignore: int, root: tuple | None) -> list[int] | None:
-    """By how many positions the targets run ahead of the model's input tokens (every offset that fits); None: no tokens."""
+    """Return by how many positions the targets are ahead of the model's input tokens (every offset that fits); None: no
+    tokens."""
     if root is None:
         return None
     ids = tokens_of(*root)
@@ -75,7 +78,7 @@ def shifts(flat: Tensor, ignore: int, root: tuple | None) -> list[int] | None:
 
 
 def tokens_of(module: torch.nn.Module, args: tuple, kwargs: dict) -> Tensor | None:
-    """The token ids (B, T) that a model reads: its first such argument that is no target by its name."""
+    """Return the token ids (B, T) that a model reads: its first such argument whose name is not a target's."""
     try:
         given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
@@ -92,7 +95,7 @@ def tokens_of(module: torch.nn.Module, args: tuple, kwargs: dict) -> Tensor | No
 
 
 def fits(tokens: Tensor, target: Tensor, shift: int, ignore: int) -> bool:
-    """Is target[:, t] the token at t + shift, wherever both exist and count?"""
+    """Return whether target[:, t] is the token at t + shift, wherever both exist and count."""
     length, width = tokens.shape[1], target.shape[1]
     start, end = max(0, -shift), min(width, length - shift)
     if end - start < 2:

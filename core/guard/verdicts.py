@@ -1,4 +1,4 @@
-"""The rehearsals of one guard, in order, and the verdicts they come to."""
+"""Runs the rehearsals of one guard in order, and derives the verdicts."""
 
 import time
 from pathlib import Path
@@ -115,7 +115,7 @@ class Guard:
             raise
 
     def _usable(self, watch: Outcome) -> None:
-        """One clear message where there is nothing to judge."""
+        """Raise one clear message if there is nothing to check."""
         r, lines = watch.record, watch.output.strip().splitlines()
         said = "".join(f"\n    {line[:200]}" for line in lines[-LINES:])
         name = f"-m {self.target.module}" if self.target.module else self.target.path.name

@@ -1,7 +1,7 @@
-"""The observers through a whole real run: `trainworthy watch train.py` and `with trainworthy.watch():`.
+"""Observes a whole real run: `trainworthy watch train.py` and `with trainworthy.watch():`.
 
-Nothing is redirected, cut or restarted. The first steps are measured in full, later ones two in two hundred; every step's
-loss and rate go to step_metrics.jsonl. What it costs is measured by `tests/guard/test_guard.py`.
+Nothing is redirected, cut or restarted. The first steps are measured in full, later ones two in two hundred. Loss and
+rate of every step go to step_metrics.jsonl. `tests/guard/test_guard.py` measures the overhead.
 """
 
 import secrets
@@ -28,7 +28,7 @@ BAD = 3  # non-finite losses in a row
 
 
 class Light(Observer):
-    """An observer that looks closely only at some steps."""
+    """An observer that measures only some steps."""
 
     def __init__(self, tracker: MetricsTracker | None = None, *, stop: bool = False, say: Any = print):
         super().__init__()
@@ -107,7 +107,7 @@ class Light(Observer):
             del self.gaps[1:200]
 
     def flush(self) -> None:
-        """Read the losses of the last steps, write their rows, see whether they are finite."""
+        """Read the losses of the last steps, write their rows, check that they are finite."""
         rows, self.pending = self.pending, []
         for step, parts, rate in rows:
             loss = sum(float(x) for x in parts) if parts else None
