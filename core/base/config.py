@@ -22,10 +22,9 @@ class Train:
     epochs: float = 10.0
     """Passes over the training set; fractions are fine."""
     batch_size: int = 64
-    """Samples per optimiser step, over ALL processes and micro-batches: the result does not depend on how it is cut."""
+    """Samples per optimiser step, over ALL processes and micro-batches. The result does not depend on the division."""
     max_steps: int = 0
-    """At most this many steps (in each stage), and the schedule is laid over them; 0: as many as the epochs have. `--max-steps` is
-    short for it."""
+    """Train at most this many steps in each stage; the schedule fits them. 0: no limit. `--max-steps` is short for it."""
     accumulate: int = 1
     """Micro-batches each process cuts its share of the batch into (less memory, the same gradient)."""
     eval_every: float = 1.0
@@ -371,7 +370,7 @@ def complete(cfg: Config, *, where: str, command: str, secrets: dict[str, str] |
 
 
 def read_args(path: Path, cls: type) -> Any:
-    """The settings in an earlier run's args.json (or in a file of settings alone)."""
+    """Read the settings from an earlier run's args.json, or from a file with settings alone."""
     values = read_settings(path)
     return from_dict(cls, values.get("settings", values), where=str(path))
 
