@@ -18,21 +18,25 @@ from trainworthy.core.base.errors import SIGNALS, USAGE, Stop, UserError
 HELP = """\
 trainworthy: training recipes that must pass their gates before they train
 
-  trainworthy list                          every recipe: what it trains, how long, what it reached
+  trainworthy list [--running] [--json]     every recipe: what it trains, how long, what it reached; or the live runs
   trainworthy run RECIPE [-n N] [settings]  prove RECIPE, train it, report; RECIPE is an id or a path to a fork
   trainworthy check RECIPE [--only ID,...] [--deep] [settings]    the gates alone
   trainworthy data RECIPE [--sample N] [settings]    what is in its data: uniques, classes, ranges, overlap of the splits
   trainworthy lr RECIPE [--steps 200] [settings]    which peak rate? a range test on the real data, with its plot
   trainworthy batch RECIPE [settings]       how many samples at once: what fits, throughput, the knee, the settings
+  trainworthy profile RECIPE [settings]     what limits the speed: input, compute, memory, overhead; what to try first
   trainworthy doctor [--json]               is this machine fit, for which domains, and who shares it
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy diff FORK.py                  what a fork changed, and which gates look at that
   trainworthy resume RUN_FOLDER [--force]   go on where a run stopped
   trainworthy resume RUN_FOLDER --rung NAME [settings]    go on from its weights with a rung that its recipe offers
-  trainworthy report RUN_FOLDER             write report.html again
-  trainworthy compare RUNS_A RUNS_B         two groups of seeds: the difference and its interval
+  trainworthy report RUN_FOLDER [--json]    write report.html again; its verdicts and advice as JSON
+  trainworthy compare RUNS_A RUNS_B [--json]    two groups of seeds: the difference and its interval
+  trainworthy config RECIPE [settings]      all settings as a file, for --config FILE
+  trainworthy repro RUN_FOLDER              what a run was made of, and what differs here
   trainworthy guard SCRIPT.py [-- its arguments]    rehearse any training script, unchanged: are its loop and data sound?
   trainworthy watch SCRIPT.py [-- its arguments]    run it for real, observed: step metrics, and the same checks as advice
+  trainworthy sweep RECIPE [settings]       search settings: scientific, nuisance or fixed; chosen on validation data
   trainworthy reference RECIPE [--seeds 5] [settings]    the band of RECIPE's healthy runs, drawn in every later report
 
   trainworthy COMMAND --help                more about a command
@@ -41,14 +45,6 @@ trainworthy: training recipes that must pass their gates before they train
   --seeds 5, --seeds 0,1,2                  several seeds side by side: mean and interval (run), which gate failed at which (check)
   --init-from PATH                          fine-tune: start from these weights (run, check)
   -n N, --accelerate-config FILE            processes and accelerate's own config file (run, check, lr, resume)
-
-  trainworthy sweep RECIPE [settings]       search settings: scientific, nuisance or fixed; chosen on validation data
-  trainworthy profile RECIPE [settings]     what limits the speed of training, and what to try first
-  trainworthy config RECIPE [settings]      print all settings as a file for --config FILE (YAML or JSON)
-  trainworthy repro RUN_FOLDER              what a run was made of, and what differs here
-  trainworthy list --running [FOLDER]       live runs: step, speed, time left, newest score
-  --json                                    the result as JSON (list, report, compare, sweep, profile, config, repro, data, doctor)
-  --max-steps N                             at most N steps in each stage (all commands that take settings)
 
 exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the run stopped itself · 5 interrupted but saved"""
 

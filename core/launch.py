@@ -43,7 +43,7 @@ from trainworthy.core.session.session import (
     write_start,
 )
 
-BESIDE = ("data", "batch")  # verbs that need a stage and have a module of their own, core/commands/<verb>.py
+BESIDE = ("data", "batch", "profile")  # verbs that need a stage and have a module of their own, core/commands/<verb>.py
 USAGE = """usage: trainworthy run RECIPE [--seeds N] [settings]    train RECIPE (id, or path of a fork) behind its gates
        trainworthy check RECIPE [--seeds N] [--only ID,...] [--stage NAME] [--deep] [settings]    the gates alone
        trainworthy lr RECIPE [--steps 200] [settings]    which peak rate? a range test
@@ -88,7 +88,6 @@ def command(argv: list[str]) -> None:
     from trainworthy.core.commands.lr import lr
 
     own = {"run": run, "check": check, "resume": resume, "lr": lr}
-    own["profile"] = lambda rest: import_module("trainworthy.core.commands.profile").main(["profile", *rest])
     verb = argv[0] if argv[:1] and argv[0] in (*own, *BESIDE) else "run"
     rest = argv[1:] if argv[:1] == [verb] else argv
     if not rest:

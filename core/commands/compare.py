@@ -1,4 +1,9 @@
-"""`trainworthy compare RUNS_A RUNS_B`: is the second better than the first, or is it the luck of the seeds?"""
+"""trainworthy compare RUNS_A RUNS_B [--json]: is the second better than the first, or is it the luck of the seeds?
+
+  trainworthy compare runs/vision-classify/seeds-A runs/mine/seeds-B    two groups that `run --seeds 5` made
+
+Both means, and the difference (second minus first) with its 95% interval (Welch). Single runs are refused: a difference between
+single seeds is mostly luck. `--json` prints the same as JSON. Exit codes: 0, or 2 where the two cannot be compared."""
 
 import json
 from dataclasses import asdict
