@@ -213,7 +213,7 @@ def ranged(cfg: config.Config, name: str, given: Any) -> Range:
             f"the range of {name} is not one", got=given, needed="LOW:HIGH, LOW:HIGH:log or :linear of a number"
         )
     last = name.replace("-", "_").split(".")[-1]
-    log = scale == "log" or (not scale and low > 0 and (last in RATES or high / low >= DECADES))
+    log = scale == "log" or (not scale and (last in RATES or (low > 0 and high / low >= DECADES)))
     if not (math.isfinite(low) and math.isfinite(high) and low < high) or (log and low <= 0):
         raise UserError(f"the range of {name} is empty", got=given, needed="low < high, and low > 0 on a log scale")
     return Range(name, low, high, log, isinstance(now, int))
