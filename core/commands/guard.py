@@ -117,7 +117,9 @@ def write(out: Path, verdicts: list[Any], **more: Any) -> Path:
     """gates.json, args.json and the page."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "gates.json").write_text(json.dumps({"gates": [asdict(v) for v in verdicts], **more}, indent=1, default=str))
-    (out / "args.json").write_text(json.dumps({"argv": sys.argv[1:], "cwd": os.getcwd(), "kind": "guard"}, indent=1))
+    (out / "args.json").write_text(
+        json.dumps({"argv": sys.argv[1:], "cwd": os.getcwd(), "kind": "guard", "recipe": more["script"]}, indent=1)
+    )
     from trainworthy.core.guard.page import page
 
     path = out / "report.html"

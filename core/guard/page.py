@@ -22,9 +22,14 @@ def page(folder: Path, verdicts: list[dict[str, Any]], more: dict[str, Any]) -> 
     )
     rows = [[esc(k), esc(watched.get(k, ""))] for k in ("steps", "backwards", "evaluations", "passes", "why")]
     body = section("Checks", verdict_table(read(folder), verdicts, of="Check"), f"Together {more.get('seconds', 0)} s.")
+    shown = read(folder)
+    if shown.steps:  # a real run that was watched
+        from trainworthy.core.report.charts import curves
+
+        body += section("Curves", curves(shown))
     body += section("What was watched", tag("div", table(("", ""), rows), class_="card"))
     held = watched.get("written", [])
     lost = watched.get("escaped", [])
     words = f"{len(held)} files went to a scratch folder." + (f" Not held back: {', '.join(lost[:10])}" if lost else "")
-    body += section("Files", note(words))
+    body += section("Files", note(words)) if "written" in watched else ""
     return PAGE.format(title=esc(title), style=STYLE, hero=hero, nav="", body=body, name=esc(folder.name))
