@@ -29,7 +29,7 @@ def main(argv: list[str]) -> None:
         raise UserError(
             f"unknown option {words[0]}", needed="the script's own arguments after --", next="trainworthy watch --help"
         )
-    from trainworthy.core.guard import rehearsal
+    from trainworthy.core.guard import rehearsal, running
 
     target = rehearsal.locate(words)
     from trainworthy.core.guard.watching import folder_of, watch
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> None:
     code: object = 0
     with watch(out, stop=stop, say=tell) as seen:
         try:
-            rehearsal.run(target, seen, _Plain())
+            running.run(target, seen, _Plain())
         except SystemExit as leave:
             code = leave.code
     if not seen.steps:

@@ -141,6 +141,9 @@ def evaluations(seen: Observer) -> list[tuple[str, list[tuple[int, bool, int, in
     if not found:
         usual = sorted(len(g) for g in seen.gaps)[len(seen.gaps) // 2]
         found = [(f"after step {i}", g) for i, g in enumerate(seen.gaps) if i and len(g) >= usual + 2]
+    if not found:  # one call after every step: an evaluation where it is in eval mode
+        calm = [c for g in seen.gaps[1:] for c in g if not c[1]]
+        found = [("between the steps", calm)] if len(calm) >= 4 else []
     return found
 
 

@@ -1,6 +1,8 @@
 """Controls a rehearsal: which batches the script gets, when a pass over a loader ends early, when the rehearsal
 ends."""
 
+import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,6 +50,8 @@ class Control:
         self.after = 0
         self.closed = ""
         self.changed = 0
+        self.begin: Callable[[], None] = lambda: None  # called at the first backward()
+        self.said: list[int] = []
 
     # --- length
 
@@ -78,6 +82,7 @@ class Control:
 
     def backward(self, seen: Observer) -> None:
         if seen.backwards == 1:
+            self.begin()
             self.first = time.monotonic()
         if not seen.groups and seen.backwards >= self.plan.steps + 4:
             self.stop("there is no optimiser")
@@ -117,9 +122,16 @@ class Control:
         found += [i for i, g in enumerate(seen.gaps) if i and len(g) >= usual + 2]
         return sorted(found)
 
+    def ended(self, one: Pass) -> None:
+        """An evaluation's pass has ended: what is printed from here to the next batch is its result."""
+        if one.calls and not one.backwards and not one.was_cut:
+            self.said = [written(), -1]
+
     # --- data
 
     def batch(self, one: Pass, batch: Any, seen: Observer) -> Any:
+        if self.said and self.said[1] < 0:
+            self.said[1] = written()
         if self.plan.name == "watch":
             return batch
         return self.intervene(id(one.loader), batch)
@@ -149,6 +161,15 @@ class Control:
                 self.changed += 1
                 leaves[i] = torch.zeros_like(x) if self.plan.name == "blank" else x[where.to(x.device)]
         return tree_unflatten(leaves, spec)
+
+
+def written() -> int:
+    """How much has been printed so far; 0 where the output is no file."""
+    sys.stdout.flush()
+    try:
+        return os.lseek(1, 0, os.SEEK_CUR)
+    except OSError:
+        return 0
 
 
 def signature(batch: Any) -> tuple:

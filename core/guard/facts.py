@@ -101,8 +101,7 @@ def epochs(seen: Observer) -> float:
 
 
 def learning(seen: Observer) -> dict:
-    """After a whole pass: check that the loss of new samples is below the entropy of their targets, the best without
-    inputs. Check that the evaluation is as good as training was on samples seen for the first time."""
+    """After a whole pass: check that the evaluation is about as good as training was on samples seen for the first time."""
     rows = [r for r in seen.calls if r.get("scored") and r["loss"] in ("cross_entropy", "nll_loss")]
     first = next((p for p in seen.passes if p.training), None)
     if first is None or not rows or max(r["classes"] for r in rows) > 1000:
@@ -146,6 +145,7 @@ def of(seen: Observer) -> dict[str, Any]:
         "eval_right": [p.right for p in evals_after],
         "eval_right_batch": [p.right_batch for p in evals_after],
         "eval_seen": [p.seen for p in evals_after],
+        "before_eval": [before(rows, p.started) for p in evals_after],
         "majority": majority(rows),
         "steps": seen.steps,
         "epochs": epochs(seen),
@@ -155,7 +155,16 @@ def of(seen: Observer) -> dict[str, Any]:
         "changed": getattr(seen.control, "changed", 0),
         "token_shift": any(r.get("shift") for r in rows),
         "trend": trend(seen.losses),
+        "said": getattr(seen.control, "said", []),
     }
+
+
+def before(rows: list[dict], step: int) -> list[float]:
+    """Accuracy and loss of the five training steps before an evaluation."""
+    last = [r for r in rows if step - 5 <= r["step"] < step]
+    if not last:
+        return []
+    return [sum(r["right"] for r in last) / sum(r["scored"] for r in last), sum(r["nll"] for r in last) / len(last)]
 
 
 def majority(rows: list[dict]) -> float:

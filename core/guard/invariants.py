@@ -26,7 +26,7 @@ NEEDED = {
     "samples": "another order every epoch, every sample can be drawn, none of them in validation too",
     "passes": "batches that are drawn are learnt from",
     "state": "a kept state_dict is a copy",
-    "learning": "after a whole pass over the data the loss on new samples is below what is known without the inputs",
+    "learning": "the evaluation is about as good as training was on samples that it saw for the first time",
 }
 
 

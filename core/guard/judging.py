@@ -8,7 +8,7 @@ from trainworthy.core.guard import behaviour, facts, graph, invariants, samples
 from trainworthy.core.guard.observer import Observer
 
 
-def judge(seen: Observer, plan: Any, folder: Any) -> dict[str, Any]:
+def judge(seen: Observer, plan: Any) -> dict[str, Any]:
     """Every judge's answer on one run; on a run with changed data only the facts that `interventions` compares."""
     if plan.name != "watch":
         return {"facts": facts.of(seen)}

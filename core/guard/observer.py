@@ -97,6 +97,8 @@ class Observer:
 
     def exhausted(self, one: Pass) -> None:
         one.ended = True
+        if self.control is not None:
+            self.control.ended(one)
         if one.calls or one.was_cut or not one.got:  # else its batches were listed first, and the loop is still to come
             self.recent = [p for p in self.recent if p is not one]
 

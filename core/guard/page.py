@@ -26,11 +26,16 @@ def page(folder: Path, verdicts: list[dict[str, Any]], more: dict[str, Any]) -> 
     )
     rows = [[esc(k), esc(watched.get(k, ""))] for k in ("steps", "backwards", "evaluations", "passes", "why")]
     body = section("Checks", verdict_table(read(folder), verdicts, of="Check"), f"Together {more.get('seconds', 0)} s.")
+    shown = read(folder)
+    if shown.steps:  # a real run that was watched
+        from trainworthy.core.report.charts import curves
+
+        body += section("Curves", curves(shown))
     body += section("What was watched", tag("div", table(("", ""), rows), class_="card"))
     held = watched.get("written", [])
     lost = watched.get("escaped", [])
     words = f"{len(held)} files went to a scratch folder." + (f" Not held back: {', '.join(lost[:10])}" if lost else "")
-    body += section("Files", note(words))
+    body += section("Files", note(words)) if "written" in watched else ""
     return PAGE.format(title=esc(title), style=STYLE, hero=hero, nav="", body=body, name=esc(folder.name))
 
 
@@ -38,7 +43,9 @@ def write(out: Path, verdicts: list[Any], **more: Any) -> Path:
     """gates.json, args.json and the page."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "gates.json").write_text(json.dumps({"gates": [asdict(v) for v in verdicts], **more}, indent=1, default=str))
-    (out / "args.json").write_text(json.dumps({"argv": sys.argv[1:], "cwd": os.getcwd(), "kind": "guard"}, indent=1))
+    (out / "args.json").write_text(
+        json.dumps({"argv": sys.argv[1:], "cwd": os.getcwd(), "kind": "guard", "recipe": more["script"]}, indent=1)
+    )
     path = out / "report.html"
     path.write_text(page(out, [asdict(v) for v in verdicts], more), encoding="utf-8")
     return path

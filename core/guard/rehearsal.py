@@ -4,18 +4,13 @@ Children are forked from a process that has imported torch and run nothing, so a
 time.
 """
 
-import ast
-import builtins
 import json
 import os
 import signal
 import sys
-import tempfile
 import time
 import traceback
-import types
-from dataclasses import asdict, dataclass, field
-from importlib.machinery import SourceFileLoader
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -100,9 +95,13 @@ def start(target: Target, plan: Any, folder: Path, below: Path | None = None) ->
         out = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         quiet = os.open(os.devnull, os.O_RDONLY)
         os.dup2(out, 1), os.dup2(out, 2), os.dup2(quiet, 0)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  whatever the parent has put there
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        code = _child(target, plan, folder, below)
+        from trainworthy.core.guard.child import Rehearsal
+
+        code = Rehearsal(plan, folder).run(target, below)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -148,173 +147,3 @@ def kill(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return
-
-
-def _child(target: Target, plan: Any, folder: Path, below: Path | None) -> int:
-    import random
-
-    import numpy as np
-    import torch
-    from trainworthy.core.guard import events, judging
-    from trainworthy.core.guard.control import Control
-    from trainworthy.core.guard.observer import Observer
-    from trainworthy.core.guard.sandbox import TRACKERS, Sandbox, hold_uploads
-
-    scratch = folder / "scratch"
-    scratch.mkdir(exist_ok=True)
-    (folder / "t").mkdir(exist_ok=True)  # a short name: sockets of worker processes are opened in it
-    tempfile.tempdir = str(folder / "t")
-    os.environ.update(
-        TRACKERS, TMPDIR=str(folder / "t"), MLFLOW_TRACKING_URI=f"file:{scratch}/mlruns", TQDM_DISABLE="1"
-    )
-    if below is not None and below.is_dir():
-        import shutil
-
-        shutil.copytree(below, scratch, dirs_exist_ok=True, symlinks=True)
-    sys.dont_write_bytecode = True
-    done = False
-    main = os.getpid()
-
-    def finish(why: str, **more: Any) -> None:
-        """Check, write, exit: nothing of the script runs after this."""
-        nonlocal done
-        if done or os.getpid() != main:
-            return
-        done = True
-        events.remove()
-        try:
-            found = judging.judge(seen, plan, folder)
-        except Exception:
-            found = {"error": traceback.format_exc()}
-        held = {"written": sorted(set(sandbox.written))[:200], "escaped": sandbox.escaped}
-        facts = {
-            "why": why,
-            "plan": asdict(plan),
-            "steps": seen.steps,
-            "backwards": seen.backwards,
-            "evaluations": len(control.evaluations(seen)),
-            "passes": len(seen.passes),
-            "losses": seen.losses[:2000],
-            "notes": seen.notes,
-            **held,
-            **found,
-            **more,
-        }
-        spare = folder / "record.spare"
-        with sandbox_open(spare, "w") as file:
-            json.dump(facts, file, default=str)
-        real_replace(spare, folder / "record.json")
-
-    def stop(why: str) -> None:
-        finish(why)
-        sys.stdout.flush()
-        os._exit(0)
-
-    sandbox_open, real_replace = open, os.replace
-    sandbox = Sandbox(scratch)
-    control = Control(plan, stop)
-    seen = Observer(control)
-    mark = folder / "first-step"
-    first = control.backward
-
-    def backward(observer: Any) -> None:
-        if not mark.exists():
-            sandbox.off = True
-            mark.touch()
-            _keep_preparation(scratch, folder / "prepared")
-            sandbox.off = False
-        first(observer)
-
-    control.backward = backward
-    if plan.seed is not None:
-        torch.manual_seed(plan.seed), np.random.seed(plan.seed), random.seed(plan.seed)
-    events.install(seen)
-    torch.compile = _uncompiled(seen)
-    sandbox.install()
-    hold_uploads()
-    try:
-        run(target, seen, control)
-        finish("the script ended")
-        code = 0
-    except SystemExit as leave:
-        code = leave.code if isinstance(leave.code, int) else 0 if leave.code is None else 1
-        if isinstance(leave.code, str):
-            print(leave.code, file=sys.stderr)
-        finish("the script ended", exit=code)
-    except BaseException as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if "/core/guard/" not in f.filename]
-        traceback.print_exc()
-        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        finish("it raised", raised=f"{type(error).__name__}: {error}"[:2000], where=where)
-        code = 1
-    return code
-
-
-def _keep_preparation(scratch: Path, prepared: Path) -> None:
-    """Keep files written before the first step (downloads, prepared data) for the next rehearsals."""
-    import shutil
-
-    if sum(f.stat().st_size for f in scratch.rglob("*") if f.is_file()) < 2 * 10**9:
-        shutil.copytree(scratch, prepared, dirs_exist_ok=True, symlinks=True)
-
-
-def _uncompiled(seen: Any) -> Any:
-    """Make torch.compile return the model unchanged, since compiling takes longer than a rehearsal."""
-
-    def compile(model: Any = None, **kwargs: Any) -> Any:
-        seen.notes.append("torch.compile is left out in rehearsals")
-        return (lambda m: m) if model is None else model
-
-    return compile
-
-
-def run(target: Target, seen: Any, control: Any) -> None:
-    """Run the script as `python train.py ARGS` or `python -m pkg.train ARGS` would, with its batch functions
-    wrapped."""
-    builtins.__trainworthy_batches__ = lambda function: batches(function, seen, control)
-    code = marked(target.path.read_bytes(), str(target.path), target.batches)
-    own, get_code = str(target.path.parent), SourceFileLoader.get_code
-
-    def imported(self: SourceFileLoader, name: str) -> Any:
-        """Modules beside the script may hold its batch function; compiled files would not be marked."""
-        path = self.get_filename(name)
-        if path.startswith(own) and "site-packages" not in path:
-            return marked(self.get_data(path), path, target.batches)
-        return get_code(self, name)
-
-    if target.batches:
-        SourceFileLoader.get_code = imported
-    main = types.ModuleType("__main__")
-    main.__file__ = str(target.path)
-    main.__builtins__ = __builtins__
-    sys.argv = [str(target.path), *target.argv]
-    if target.module:
-        sys.path.insert(0, os.getcwd())
-        main.__spec__ = find_spec(target.module)
-        main.__package__ = target.module.rpartition(".")[0]
-    else:
-        sys.path[0:0] = [str(target.path.parent)]
-    sys.modules["__main__"] = main
-    exec(code, main.__dict__)
-
-
-def marked(source: bytes, path: str, names: tuple[str, ...]) -> types.CodeType:
-    """Return the code of a file with its batch functions decorated."""
-    tree = ast.parse(source, path)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name in names:
-            mark = ast.copy_location(ast.Name("__trainworthy_batches__", ast.Load()), node)
-            node.decorator_list.append(mark)
-    return compile(ast.fix_missing_locations(tree), path, "exec")
-
-
-def batches(function: Any, seen: Any, control: Any) -> Any:
-    """`function`, its results as batches of this rehearsal."""
-    import functools
-
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        seen.batch_calls += 1
-        return control.intervene(hash((function.__name__, str(args)[:200])), function(*args, **kwargs))
-
-    return wrapped

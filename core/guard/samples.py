@@ -25,10 +25,10 @@ def samples(seen: Observer) -> dict:
     if not train:
         return skip("samples", "no DataLoader feeds the loop")
     rehearsed = seen.control is not None  # after a real run nothing is drawn or read again
-    for check in (same_order, workers, never, both_splits)[: 4 if rehearsed else 2]:
-        found = check(seen, train)
-        if found:
-            return finding("samples", *found)
+    checks = (same_order, workers, never, both_splits)[: 4 if rehearsed else 2]
+    found = [x for x in (check(seen, train) for check in checks) if x]
+    if found:
+        return finding("samples", "; ".join(what for what, _ in found), "\n".join(cause for _, cause in found))
     loader = train[0].loader
     size = "a stream" if isinstance(loader.dataset, IterableDataset) else f"{len(loader.dataset):,} samples"
     again = [p for p in train if p.loader is loader and p.order]

@@ -27,7 +27,7 @@ TITLES = {
     "samples": "order, coverage and split of the samples",
     "passes": "batches are learnt from",
     "state": "kept weights are copies",
-    "learning": "something is learnt from new samples",
+    "learning": "training and evaluation agree on new samples",
     "signal": "the data teach something",
     "overfit": "eight samples can be memorised by their inputs",
     "metric": "memorised samples score perfectly",

@@ -57,6 +57,14 @@ class Light(Observer):
             old.recent.clear()
         return super().new_pass(loader, source)
 
+    def loss(self, name: str, input: Any, target: Any, out: Any, kwargs: dict) -> None:
+        if self.close or len(self.calls) + len(self.eval_calls) < FULL:
+            super().loss(name, input, target, out, kwargs)
+
+    def difference(self, a: Tensor, b: Tensor) -> None:
+        if self.close:
+            super().difference(a, b)
+
     def _score(self, *_: Any) -> None:
         """Nothing is computed again in a real run."""
 
@@ -164,7 +172,7 @@ def verdicts(seen: Light, say: Any) -> list[Verdict]:
     from trainworthy.core.guard.control import Plan
     from trainworthy.core.guard.verdicts import TITLES
 
-    found = judging.judge(seen, Plan("watch"), None)["findings"]
+    found = judging.judge(seen, Plan("watch"))["findings"]
     out = []
     for one in found:
         if "skip" in one:

@@ -155,4 +155,12 @@ BUGS = [
     bug("model-requires-data-mean", "input averaged over the batch", "vit", ("        x = self.patch(x)", "        x = x.mean(0, keepdim=True).expand_as(x)\n        x = self.patch(x)"), checks="overfit signal", words="does not reach|input"),
     bug("step-twice", "optimizer.step() in the loop and in a helper", "resnet", ("        optimizer.step()\n", "        optimizer.step()\n        optimizer.step()\n"), checks="gradients", words="twice"),
     bug("nan-log", "log of zero in a hand-written loss", "vae", ("F.binary_cross_entropy(recon_x, x.view(-1, 64), reduction=\"sum\")", "-(x.view(-1, 64) * recon_x.log() + (1 - x.view(-1, 64)) * (1 - recon_x.round()).log()).nan_to_num(0, 0, 0).sum() + (recon_x - recon_x).log().sum() * 0"), checks="finite", words="logarithm"),
+    bug("iterable-workers", "huggingface/datasets#3423: every worker yields the whole stream", "plain_sgd",
+        ("loader = DataLoader(TensorDataset(x[:1400], y[:1400]), 64, shuffle=True)",
+         "class Stream(torch.utils.data.IterableDataset):\n    def __iter__(self):\n        return iter(zip(x[:1400], y[:1400]))\n\n\nloader = DataLoader(Stream(), 64, num_workers=2)"),
+        checks="samples", words="get_worker_info"),
+    bug("end-token-alone", "OUTSIDE: a collator that scores the end token alone", "nanogpt",
+        ("    return x, y\n", "    return x, torch.where(y == 10, y, -1)\n"), checks="targets", words="one token"),
+    bug("gnn-dropout", "transformers-33844 family: dropout alive after every step", "gnn", ("p=0.5, training=self.training", "p=0.5"),
+        checks="modes", words="training=self.training"),
 ]  # fmt: skip

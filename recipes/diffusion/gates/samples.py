@@ -427,7 +427,7 @@ def _raw(proof: Proof, run: Run, stage: Stage) -> Finding:
     "average",
     rows="DF2",
     title="samples and export use an EMA of the weights with the declared decay",
-    reads="model evaluate optimizers average state export train",
+    reads="model evaluate optimizers ema_model state export train",
 )
 def average(proof: Proof) -> Finding:
     """Weights and average after each of six steps of train(): the decay that leads from one average to the next; a ramp must

@@ -1,0 +1,120 @@
+"""One rehearsal inside its process: sandbox, observers and plan around the script, and the record that the parent reads."""
+
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from trainworthy.core.guard import events
+from trainworthy.core.guard.control import Control, Plan
+from trainworthy.core.guard.observer import Observer
+from trainworthy.core.guard.rehearsal import Target
+from trainworthy.core.guard.running import run
+from trainworthy.core.guard.sandbox import TRACKERS, Sandbox, hold_uploads
+
+
+class Rehearsal:
+    """Runs a script under a plan and writes record.json, whichever way it ends."""
+
+    def __init__(self, plan: Plan, folder: Path):
+        self.plan, self.folder = plan, folder
+        self.scratch = folder / "scratch"
+        self.scratch.mkdir(exist_ok=True)
+        self.sandbox = Sandbox(self.scratch)
+        self.control = Control(plan, self.stop)
+        self.control.begin = self.begin
+        self.seen = Observer(self.control)
+        self.done, self.process = False, os.getpid()
+        self._open, self._replace = open, os.replace  # before they are redirected
+
+    def run(self, target: Target, below: Path | None) -> int:
+        """The script; returns the exit code of this process."""
+        self._prepare(below)
+        try:
+            run(target, self.seen, self.control)
+        except SystemExit as leave:
+            code = leave.code if isinstance(leave.code, int) else 0 if leave.code is None else 1
+            if isinstance(leave.code, str):
+                print(leave.code, file=sys.stderr)
+            self.finish("the script ended", exit=code)
+            return code
+        except BaseException as error:
+            frames = [f for f in traceback.extract_tb(error.__traceback__) if "/core/guard/" not in f.filename]
+            traceback.print_exc()
+            where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+            self.finish("it raised", raised=f"{type(error).__name__}: {error}"[:2000], where=where)
+            return 1
+        self.finish("the script ended")
+        return 0
+
+    def _prepare(self, below: Path | None) -> None:
+        short = self.folder / "t"  # sockets of worker processes are opened in it, and their names must be short
+        short.mkdir(exist_ok=True)
+        tempfile.tempdir = str(short)
+        os.environ.update(
+            TRACKERS, TMPDIR=str(short), MLFLOW_TRACKING_URI=f"file:{self.scratch}/mlruns", TQDM_DISABLE="1"
+        )
+        if below is not None and below.is_dir():
+            shutil.copytree(below, self.scratch, dirs_exist_ok=True, symlinks=True)
+        sys.dont_write_bytecode = True
+        seed = self.plan.seed
+        if seed is not None:
+            torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
+        events.install(self.seen)
+        torch.compile = uncompiled(self.seen)
+        self.sandbox.install()
+        hold_uploads()
+
+    def begin(self) -> None:
+        """The first backward(): the parent's clock starts, and what was written so far (downloads, prepared data) is kept for the
+        next rehearsals."""
+        self.sandbox.off = True
+        (self.folder / "first-step").touch()
+        if sum(f.stat().st_size for f in self.scratch.rglob("*") if f.is_file()) < 2 * 10**9:
+            shutil.copytree(self.scratch, self.folder / "prepared", dirs_exist_ok=True, symlinks=True)
+        self.sandbox.off = False
+
+    def stop(self, why: str) -> None:
+        """Leave the process: nothing of the script runs after this."""
+        self.finish(why)
+        sys.stdout.flush()
+        os._exit(0)
+
+    def finish(self, why: str, **more: Any) -> None:
+        """Judge what was seen and write the record, once."""
+        if self.done or os.getpid() != self.process:
+            return
+        self.done = True
+        events.remove()
+        seen = self.seen
+        try:
+            found = judging.judge(seen, self.plan)
+        except Exception:
+            found = {"error": traceback.format_exc()}
+        facts = {
+            "why": why, "plan": asdict(self.plan), "steps": seen.steps, "backwards": seen.backwards,
+            "evaluations": len(self.control.evaluations(seen)), "passes": len(seen.passes), "losses": seen.losses[:2000],
+            "notes": seen.notes, "written": sorted(set(self.sandbox.written))[:200], "escaped": self.sandbox.escaped,
+        }  # fmt: skip
+        spare = self.folder / "record.spare"
+        with self._open(spare, "w") as file:
+            json.dump({**facts, **found, **more}, file, default=str)
+        self._replace(spare, self.folder / "record.json")
+
+
+def uncompiled(seen: Observer) -> Any:
+    """torch.compile gives the model back as it is: a rehearsal is shorter than a compilation."""
+
+    def compile(model: Any = None, **kwargs: Any) -> Any:
+        seen.notes.append("torch.compile is left out in rehearsals")
+        return (lambda m: m) if model is None else model
+
+    return compile

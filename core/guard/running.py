@@ -1,0 +1,63 @@
+"""Runs a script's file as Python would, in this process; functions that return batches may be wrapped on the way."""
+
+import ast
+import builtins
+import os
+import sys
+import types
+from importlib.machinery import SourceFileLoader
+from importlib.util import find_spec
+from typing import Any
+
+from trainworthy.core.guard.rehearsal import Target
+
+
+def run(target: Target, seen: Any, control: Any) -> None:
+    """The script as `python train.py ARGS` or `python -m pkg.train ARGS` would run it, its batch functions wrapped."""
+    builtins.__trainworthy_batches__ = lambda function: batches(function, seen, control)
+    code = marked(target.path.read_bytes(), str(target.path), target.batches)
+    own, get_code = str(target.path.parent), SourceFileLoader.get_code
+
+    def imported(self: SourceFileLoader, name: str) -> Any:
+        """Modules beside the script may hold its batch function; compiled files would not be marked."""
+        path = self.get_filename(name)
+        if path.startswith(own) and "site-packages" not in path:
+            return marked(self.get_data(path), path, target.batches)
+        return get_code(self, name)
+
+    if target.batches:
+        SourceFileLoader.get_code = imported
+    main = types.ModuleType("__main__")
+    main.__file__ = str(target.path)
+    main.__builtins__ = __builtins__
+    sys.argv = [str(target.path), *target.argv]
+    if target.module:
+        sys.path.insert(0, os.getcwd())
+        main.__spec__ = find_spec(target.module)
+        main.__package__ = target.module.rpartition(".")[0]
+    else:
+        sys.path[0:0] = [str(target.path.parent)]
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)
+
+
+def marked(source: bytes, path: str, names: tuple[str, ...]) -> types.CodeType:
+    """The code of a file, its batch functions decorated."""
+    tree = ast.parse(source, path)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name in names:
+            mark = ast.copy_location(ast.Name("__trainworthy_batches__", ast.Load()), node)
+            node.decorator_list.append(mark)
+    return compile(ast.fix_missing_locations(tree), path, "exec")
+
+
+def batches(function: Any, seen: Any, control: Any) -> Any:
+    """`function`, its results as batches of this rehearsal."""
+    import functools
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        seen.batch_calls += 1
+        return control.intervene(hash((function.__name__, str(args)[:200])), function(*args, **kwargs))
+
+    return wrapped
