@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from trainworthy.core.guard import events
+from trainworthy.core.guard import events, judging
 from trainworthy.core.guard.control import Control, Plan
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.rehearsal import Target
