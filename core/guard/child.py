@@ -16,9 +16,9 @@ import torch
 from trainworthy.core.guard import events, judging
 from trainworthy.core.guard.control import Control, Plan
 from trainworthy.core.guard.observer import Observer
-from trainworthy.core.guard.rehearsal import Target
 from trainworthy.core.guard.running import run
 from trainworthy.core.guard.sandbox import TRACKERS, Sandbox, hold_uploads
+from trainworthy.core.guard.target import Target
 
 
 class Rehearsal:

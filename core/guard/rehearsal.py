@@ -16,19 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base.errors import UserError
-
-BATCHES = ("get_batch", "next_batch", "get_minibatch")
-"""Functions of a script whose results count as batches by default."""
-
-
-@dataclass
-class Target:
-    """The script or module to guard."""
-
-    path: Path
-    argv: list[str]
-    module: str = ""
-    batches: tuple[str, ...] = BATCHES
+from trainworthy.core.guard.target import Target
 
 
 @dataclass

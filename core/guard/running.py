@@ -9,7 +9,7 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
 from typing import Any
 
-from trainworthy.core.guard.rehearsal import Target
+from trainworthy.core.guard.target import Target
 
 
 def run(target: Target, seen: Any, control: Any) -> None:

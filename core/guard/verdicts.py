@@ -11,7 +11,8 @@ from trainworthy.core.base.verdict import Verdict
 from trainworthy.core.gates.runner import _show
 from trainworthy.core.guard import interventions, invariants, rehearsal, sandbox
 from trainworthy.core.guard.control import Plan
-from trainworthy.core.guard.rehearsal import Outcome, Target
+from trainworthy.core.guard.rehearsal import Outcome
+from trainworthy.core.guard.target import Target
 
 TITLES = {
     "finite": "numbers stay finite",

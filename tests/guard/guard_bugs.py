@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Real silent bugs, each as hunks on a healthy script of tests/scripts: what was reported where, which check may stop it, words of its cause."""
+"""Real silent bugs, each as hunks on a healthy script of tests/guard/scripts: what was reported where, which check may stop it, words of its cause."""
 
 from dataclasses import dataclass, field
 
