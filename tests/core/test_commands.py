@@ -140,7 +140,7 @@ def test_diff_groups_what_changed_and_names_the_gates_that_look_there(tmp_path: 
             set(),
         ),
         (CHANGES[4], "train", {"wiring", "accumulation", "resume"}, {"data", "leakage", "terms", "initial-loss"}),
-        (CHANGES[3], "evaluate, figures", {"evaluation", "schema"}, {"data", "leakage", "schedule", "wiring"}),
+        (CHANGES[3], "evaluate, confusion", {"evaluation", "schema"}, {"data", "leakage", "schedule", "wiring"}),
     ],
     ids=("data", "loop", "evaluation"),
 )
