@@ -99,8 +99,8 @@ def classifier(home: Path) -> Path:
 def captions(home: Path) -> tuple[str, ...]:
     from tests.helpers import stable
 
-    model = once(home / "sd", stable.write)
-    return (*scorer(home), "--model", str(model), "--lora-rank", "4", "--ema", "0", "--data.image-size", "16")
+    model = once(home / "sd", lambda folder: stable.write(folder, side=32))
+    return (*scorer(home), "--model", str(model), "--lora-rank", "4", "--ema", "0")
 
 
 def seeing(home: Path) -> tuple[str, ...]:
