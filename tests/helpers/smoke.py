@@ -71,9 +71,9 @@ def sums(home: Path) -> tuple[str, ...]:
             "--reward", f"{home / 'rewards.py'}:near")  # fmt: skip
 
 
-def small_words(home: Path) -> tuple[str, ...]:
-    return ("--data.vocabulary", "300", "--data.context", "32", "--data.stride", "31", "--hidden-size", "32",
-            "--num-hidden-layers", "2")  # fmt: skip
+def narrow(home: Path) -> tuple[str, ...]:
+    """Rows stay as long as they are: short ones are the same in both splits here and there, which `leakage` finds."""
+    return ("--hidden-size", "32", "--num-hidden-layers", "2")
 
 
 def scorer(home: Path) -> tuple[str, ...]:
@@ -99,8 +99,8 @@ def classifier(home: Path) -> Path:
 def captions(home: Path) -> tuple[str, ...]:
     from tests.helpers import stable
 
-    model = once(home / "sd", stable.write)
-    return (*scorer(home), "--model", str(model), "--lora-rank", "4", "--ema", "0", "--data.image-size", "16")
+    model = once(home / "sd", lambda folder: stable.write(folder, side=32))
+    return (*scorer(home), "--model", str(model), "--lora-rank", "4", "--ema", "0")
 
 
 def seeing(home: Path) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ STAND_INS: dict[str, Callable[[Path], tuple[str, ...]]] = {
     "distill/logits": digit_teacher,
     "distill/whisper": features,
     "llm/dpo": dialogue,
-    "llm/pretrain": small_words,
+    "llm/pretrain": narrow,
     "llm/reward": dialogue,
     "llm/sft": dialogue,
     "rl/grpo": sums,

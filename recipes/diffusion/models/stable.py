@@ -326,7 +326,7 @@ def expected(cfg, net: Captioned, process: Process, loss: Callable) -> Expect:
         return kept
 
     return Expect(loss_floor=lambda batch: 0.9 * before(batch)["loss"], overfit_metric=lambda batch: before(batch)["seen"],
-                  overfit_steps=200, frozen=("unet.",) if cfg.lora_rank else (), fresh=fresh)  # fmt: skip
+                  overfit_steps=200, frozen=("unet.",) if cfg.lora_rank else (), new_parameters=fresh)  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------------ export
