@@ -106,7 +106,7 @@ def old_names(tree: ast.Module, path: Path) -> None:
 
 def sources(recipe: Recipe) -> dict[str, str]:
     """Return {file: hash} of the recipe, of what it imports from its own folder or from recipes/, and of core."""
-    files = {recipe.entry.path, *(Path(__file__).parent.rglob("*.py"))}
+    files = {recipe.entry.path, *(Path(__file__).resolve().parents[1].rglob("*.py"))}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         named = file and file.endswith(".py") and os.path.isabs(file)  # torch.ops reports "_ops.py"

@@ -73,7 +73,7 @@ def load(side: int) -> Judge:
     through = min(side, 16)  # a net trained on full and on 16-pixel digits also handles sizes between
     key = {"settings": _settings(through), "torch": torch.__version__}
     folder = assets.built(f"judge-{through}", key, lambda folder: _build(folder, through),
-                          sources=[recipe, recipe.with_name("pictures.py"), digits.__file__])  # fmt: skip
+                          sources=[recipe, recipe.parent / "data" / "pictures.py", digits.__file__])  # fmt: skip
     config, state = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
     net = ResNet(state["mean"], state["std"], config["widths"], len(config["classes"])).eval().requires_grad_(False)
     net.load_state_dict(state)

@@ -209,8 +209,8 @@ def _loaded(path: str, channels: int, setting: str) -> AutoencoderKL:
 
 def _digits() -> Path:
     """The autoencoder of digits that diffusion/latent trains; it is judged at every use, by the gate `round-trip`."""
-    home = Path(__file__).parent
-    sources = [home / f"{name}.py" for name in ("latent", "latents", "nets")]
+    home = Path(__file__).parents[1]
+    sources = [home / f"{name}.py" for name in ("latent", "models/latents", "models/nets")]
     settings = ["--latent.epochs", "0.1", "--sampling.every", "50", "--sampling.steps", "4", "--gates.no-enabled"]
 
     def build(folder: Path) -> None:
