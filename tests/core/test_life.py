@@ -195,13 +195,13 @@ def test_two_processes_stop_and_resume(tmp_path: Path):
 
 
 # Runs of many seconds in short steps, a checkpoint every few of them; the replays of rl go round many times.
-CONTROL = ("--episodes", "4", "--envs", "4", "--train.batch-size", "32", "--run.save-every", "3", "--gates.no-enabled",
+CONTROL = ("--eval-episodes", "4", "--num-envs", "4", "--train.batch-size", "32", "--run.save-every", "3", "--gates.no-enabled",
            "--run.no-tensorboard")  # fmt: skip
-REPLAY = ("--rollout", "8", "--updates", "8", "--first", "64", "--capacity", "256", "--train.eval-every", "100")
+REPLAY = ("--num-steps", "8", "--gradient-steps", "8", "--learning-starts", "64", "--buffer-size", "256", "--train.eval-every", "100")
 KILLED = {
     "vision/classify": (*LONG, "--train.epochs", "8"),
-    "rl/ppo": (*CONTROL, "--rollout", "32", "--train.epochs", "250", "--train.eval-every", "100"),
-    "rl/dqn": (*CONTROL, *REPLAY, "--train.epochs", "300", "--prioritised", "0.6", "--n-step", "3"),
+    "rl/ppo": (*CONTROL, "--num-steps", "32", "--train.epochs", "250", "--train.eval-every", "100"),
+    "rl/dqn": (*CONTROL, *REPLAY, "--train.epochs", "300", "--prioritized-replay-alpha", "0.6", "--n-step", "3"),
     "rl/sac": (*CONTROL, *REPLAY, "--train.epochs", "200"),
 }
 

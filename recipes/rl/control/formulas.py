@@ -58,7 +58,7 @@ def ppo(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Stat
     near = before + (value - before).clamp(-cfg.clip_range_vf, cfg.clip_range_vf)
     plain, clipped = (value - back).square(), (near - back).square()
     weight = 0.5 * cfg.vf_coef
-    bonus = (cfg.target_entropy or LIKELY_BONUS) * entropy
+    bonus = (cfg.ent_coef or LIKELY_BONUS) * entropy
     own = value + (value - value.detach()).clamp(-cfg.clip_range_vf, cfg.clip_range_vf)
     return {
         "policy": policy,
@@ -69,7 +69,7 @@ def ppo(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Stat
              "the value is clipped against itself (the new one), not against the one of the rollout":
                  weight * torch.max(plain, (own - back).square())},
         ),
-        "entropy": Statement({"the entropy": -bonus}, optional=not cfg.target_entropy),
+        "entropy": Statement({"the entropy": -bonus}, optional=not cfg.ent_coef),
     }  # fmt: skip
 
 

@@ -199,7 +199,7 @@ def probe_gate(subject: Subject, name: str, rows: str, title: str, remedy: str) 
     @gate(f"probe-{name}", rows=rows, title=title)
     def prove(proof: Proof) -> Finding:
         stack = proof.cfg.frame_stack if name == "memory" else 1
-        if name == "memory" and stack == 1 and not getattr(proof.cfg, "memory", 0):
+        if name == "memory" and stack == 1 and not getattr(proof.cfg, "rnn_hidden_size", 0):
             raise Skip("the newest observation alone is seen (--frame-stack 1)")
         result = learnt(proof, subject, name, stack=stack)
         run, stage = result.run, result.stage
@@ -456,7 +456,7 @@ def memory_gate(subject: Subject) -> Gate:
         title="recurrent state is reset between episodes, and sequences keep their order in time",
     )
     def prove(proof: Proof) -> Finding:
-        if not getattr(proof.cfg, "memory", 0):
+        if not getattr(proof.cfg, "rnn_hidden_size", 0):
             raise Skip("nothing is remembered (--rnn-hidden-size 0)")
         ratios: list[Tensor] = []
 
