@@ -420,6 +420,7 @@ def _stage(factory: Callable[[], Trainer], run: Run, start: dict[str, float]) ->
             schedule="the trainer's own",
             frozen=frozen,
             overfit_steps=300,
+            overfit_longer=True,
             overfit_metric=floor + 0.95 * (ceiling - floor),
             loss_floor=_smoothed(trainer),
         ),

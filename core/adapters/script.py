@@ -428,7 +428,7 @@ def _stage(factory: Callable[[], Script], folder: Path, found: Objective, run: R
         name="script", model=script.model, optimizers={"main": script.optimizer}, data=data, loss=loss, evaluate=evaluate,
         metric=Metric(name, "", floor=floor, ceiling=ceiling, higher_is_better=script.higher_is_better), counts=counts,
         expect=Expect(initial_loss=script.initial_loss, loss_floor=script.loss_floor or found.floor,
-                      overfit_steps=script.overfit_steps,
+                      overfit_steps=script.overfit_steps, overfit_longer=True,
                       overfit_metric=floor + 0.95 * (ceiling - floor), frozen=tuple(script.frozen), couplings=script.couplings,
                       schedule="train_loop is the script's own" if script.train_loop else ""),
         state={"checkpoint": _OwnCheckpoint(script, folder)} if script.save else {}, script=script,

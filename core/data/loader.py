@@ -5,8 +5,10 @@ Epochs are concatenated and cut into global batches. Every epoch holds each samp
 smaller last batch gets more weight. Step s of a run with batch size G uses positions s*G .. (s+1)*G of that stream.
 """
 
+import os
 import signal
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +24,10 @@ from trainworthy.core.recipe.stage import Data
 
 Key = tuple[int, int]  # (epoch, index); epoch -1 is the evaluation path
 Item, Result = TypeVar("Item"), TypeVar("Result")
+
+
+SOCKET_PATH = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
+"""Longest path of the temporary folder, in bytes, below which multiprocessing can make its sockets."""
 
 
 @dataclass
@@ -165,6 +171,13 @@ def _by_workers(data: Data, keys: Iterable[list[Key]], seed: int, settings: conf
                 device: torch.device) -> DataLoader:  # fmt: skip
     """Read in worker processes, or in this one."""
     workers = settings.workers
+    if workers and len(os.fsencode(tempfile.gettempdir())) > SOCKET_PATH:
+        raise UserError(
+            "worker processes cannot hand over batches: the folder for temporary files has too long a path",
+            got=tempfile.gettempdir(),
+            needed=f"at most {SOCKET_PATH} bytes (torch puts sockets there, whose paths the system limits)",
+            next="TMPDIR=/tmp, or --loader.workers 0",
+        )
     return DataLoader(
         _Worker(data, seed),
         batch_sampler=_Batches(keys),

@@ -130,11 +130,12 @@ def _on(batch: dict, value: Any) -> Any:
 
 def overfitted(proof: Proof) -> tuple[Run, Stage, dict]:
     """Return the overfit model that several gates use. If its loss still falls at the last step (a pretrained model at
-    a small rate starts slowly), it gets four times as many steps."""
+    a small rate starts slowly), it may get four times as many (`Expect.overfit_longer`)."""
 
     def train() -> tuple[Run, Stage, dict]:
-        first = _train_on_eight(proof)
-        return _train_on_eight(proof, times=4) if not proof.expect.gate_batch_size and _falls(first[2]) else first
+        first, expect = _train_on_eight(proof), proof.expect
+        longer = expect.overfit_longer and not expect.gate_batch_size and _falls(first[2])
+        return _train_on_eight(proof, times=4) if longer else first
 
     return proof.once("overfit", train)
 

@@ -111,7 +111,7 @@ def wiring(proof: Proof) -> Finding:
         "the rate is too small for the weights' precision (bf16 weights without an fp32 copy)",
         evidence={"gradients": record.gradients, "moved": {n: record.moved.get(n, 0.0) for n in trained},
                   "groups": groups, "frozen_moved": record.frozen_moved[:20]},
-        cause=diagnosed(record.experiments) if fault else "",
+        cause=diagnosed(record.experiments) if fault and not causes else "",
     )  # fmt: skip
 
 

@@ -256,7 +256,7 @@ def flat(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def reference(folders: list[Folder]) -> dict[str, Any]:
-    """Return the content of NAME.reference.json, from folders of healthy runs of one recipe with one group of
+    """Return the content of results/NAME.band.json, from folders of healthy runs of one recipe with one group of
     settings."""
     first = folders[0]
     each = [lines(f) for f in folders]

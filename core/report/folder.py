@@ -26,7 +26,7 @@ class Folder:
     rows: list[dict[str, Any]]
     monitors: list[dict[str, Any]]
     reference: dict[str, Any]
-    """Content of the recipe's NAME.reference.json: the band of its healthy runs."""
+    """Content of the recipe's results/NAME.band.json: the band of its healthy runs."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -160,7 +160,10 @@ def beside_recipe(target: str) -> dict[str, Any]:
         entry = find(target)
         own = read_json(entry.reference)
         parent = forked_from(entry.path.read_text(encoding="utf-8"))
-        return own or ({**read_json(find(parent).reference), "of": parent} if parent else {})
+        if own or not parent:
+            return own
+        theirs = read_json(find(parent).reference)
+        return {**theirs, "of": parent} if theirs else {}
     except (UserError, OSError):
         return {}
 

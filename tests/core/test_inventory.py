@@ -8,12 +8,12 @@ import pytest
 import torch
 from trainworthy.core.data import inventory, texts
 
-from tests.conftest import patched
+from tests.conftest import ROOT, patched
 from tests.core.planted_fabricated import made_up
 from tests.vision.planted_classify import STAGES
 from trainworthy import core
 
-PROSE = (Path(__file__).parent / "fixtures" / "prose.py").read_text()
+PROSE = (ROOT / "tests" / "fixtures" / "prose.py").read_text()
 VAL = "val_data = Paragraphs(val_rows)\n"
 EDITED = """edited = [(" ".join("something" if i % 9 == 8 else w for i, w in enumerate(words(t))), y) for t, y in train_rows[::4]]
     val_data = Paragraphs(edited)

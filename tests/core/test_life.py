@@ -197,7 +197,18 @@ def test_two_processes_stop_and_resume(tmp_path: Path):
 # Runs of many seconds in short steps, a checkpoint every few of them; the replays of rl go round many times.
 CONTROL = ("--eval-episodes", "4", "--num-envs", "4", "--train.batch-size", "32", "--run.save-every", "3", "--gates.no-enabled",
            "--run.no-tensorboard")  # fmt: skip
-REPLAY = ("--num-steps", "8", "--gradient-steps", "8", "--learning-starts", "64", "--buffer-size", "256", "--train.eval-every", "100")
+REPLAY = (
+    "--num-steps",
+    "8",
+    "--gradient-steps",
+    "8",
+    "--learning-starts",
+    "64",
+    "--buffer-size",
+    "256",
+    "--train.eval-every",
+    "100",
+)
 KILLED = {
     "vision/classify": (*LONG, "--train.epochs", "8"),
     "rl/ppo": (*CONTROL, "--num-steps", "32", "--train.epochs", "250", "--train.eval-every", "100"),

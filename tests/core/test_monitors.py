@@ -171,7 +171,7 @@ def test_a_spike_is_named_and_the_run_goes_on(fork, launch):
 def test_patience_ends_the_run_and_survives_a_resume(tmp_path, fork):
     """A metric that stands still: half an epoch after its first value the run ends cleanly, resumed or not."""
     stop = 'run.signal = "SIGTERM" if __import__("os").environ.get("STOP") else None'
-    fork(('"accuracy": (confusion.diag().sum() / confusion.sum()).item()', '"accuracy": 0.5'),
+    fork(('"accuracy": (table.diag().sum() / table.sum()).item()', '"accuracy": 0.5'),
          (UPDATE, f"        if run.step == 20 and not run.started:\n            {stop}\n{UPDATE}"))  # fmt: skip
     words = "--train.epochs 3 --train.eval-every 0.2 --train.patience 0.55"
     settings = ("mine.py", *FAST, *words.split())

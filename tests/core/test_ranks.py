@@ -2,6 +2,7 @@
 
 import socket
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -124,14 +125,19 @@ def two_machines(cwd: Path, *argv: str) -> list[tuple[int, str]]:
     started = []
     for rank in (0, 1):
         own = cwd / f"machine-{rank}"
-        (own / "tmp").mkdir(parents=True, exist_ok=True)
+        own.mkdir(parents=True, exist_ok=True)
         (own / "machine.yaml").write_text(MACHINE.format(rank=rank, port=port))
-        env = environment(TMPDIR=str(own / "tmp"), ACCELERATE_USE_CPU="true", PYTHONUNBUFFERED="1")
+        private = tempfile.mkdtemp(prefix="tw-", dir="/tmp")  # a longer path has no room for the workers' sockets
+        env = environment(TMPDIR=private, ACCELERATE_USE_CPU="true", PYTHONUNBUFFERED="1")
         command = [str(BIN / "trainworthy"), *argv, "--accelerate-config", "machine.yaml"]
         started.append(
             subprocess.Popen(command, cwd=own, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
-    said = [child.communicate(timeout=250)[0] for child in started]
+    try:
+        said = [child.communicate(timeout=100)[0] for child in started]
+    finally:
+        for child in started:
+            child.kill()
     return [(child.returncode, words) for child, words in zip(started, said, strict=True)]
 
 

@@ -486,7 +486,13 @@ def trained(
     put(run / "environment.json", {"versions": {"torch": "2.14"}})
     settings = {"train": {"epochs": epochs, "batch_size": 8}, "run": {"seed": seed}, "optim": {"lr": 1e-3}}
     put(run / "args.json", {"recipe": str(recipe), "preset": "tiny", "settings": settings})
-    ends = {"reported": {"weights": "final", "step": 200, "accuracy": right[-1]}, "final": rows[-1]}
+    result = {"accuracy": right[-1]}
+    ends = {
+        "recipe": "toy",
+        "reported": {"weights": "final", "step": 200, **result},
+        "metrics": result,
+        "final": rows[-1],
+    }
     put(run / "summary.json", {**SUMMARY, **ends, "steps": 200, "epochs": 20, "train_seconds": 1.0})
     return run
 
@@ -502,7 +508,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_healthy_run_stays_within_the_band_and_is_drawn_over_it(recipe: Path, tmp_path: Path):
-    assert recipe.with_suffix(".reference.json").stat().st_size < 20_000
+    assert (recipe.parent / "results" / "toy.band.json").stat().st_size < 20_000
     for seed in range(10, 30):
         run = read(trained(tmp_path / "runs", recipe, seed))
         assert not bands.healthy(run).departures(run), seed
@@ -542,7 +548,7 @@ def test_the_band_is_drawn_only_over_runs_of_the_same_length_and_data(recipe: Pa
     args["settings"]["optim"]["lr"] = 1e-5
     put(other / "args.json", args)
     assert "is not drawn: other data. Set otherwise than there: optim.lr 1e-05 (band: 0.001)." in page(other)
-    recipe.with_suffix(".reference.json").unlink()
+    (recipe.parent / "results" / "toy.band.json").unlink()
     assert "the band" not in page(other)
 
 

@@ -120,7 +120,9 @@ def test_a_fork_is_held_against_the_band_of_its_parent(launch: Callable[..., Don
     assert done.returncode == 0, done.shown
     assert "OUTSIDE" not in done.stdout
     healthy_run = folder.read(done.folder())
-    (parent.with_suffix(".reference.json")).write_text(json.dumps(bands.reference([healthy_run])))
+    band = tmp_path / "results" / "parent.band.json"
+    band.parent.mkdir()
+    band.write_text(json.dumps(bands.reference([healthy_run])))
     mine = tmp_path / "mine.py"
     done = launch("fork", str(parent), str(mine))
     assert done.returncode == 0, done.shown

@@ -3,12 +3,11 @@
 Most are overrides of the trainer's or the collator's methods, as a user would write them.
 """
 
-from pathlib import Path
-
+from tests.conftest import ROOT
 from tests.helpers.plant import Plant
 
 SFT = "llm/sft"
-CONVERSATIONS = str(Path(__file__).parent / "fixtures" / "conversations.jsonl")
+CONVERSATIONS = str(ROOT / "tests" / "fixtures" / "conversations.jsonl")
 TRAINER = "    return SFTTrainer(model=model,"
 LOADED = "quantized.load(path, dtype, run.device) if cfg.load_in_4bit else loading.load(path, dtype)\n"
 MODEL = "    model = loading.adapted(model, cfg.lora_rank)\n"

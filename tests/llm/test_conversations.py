@@ -10,11 +10,12 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.llm.data import documents, mixture, pairs, streaming
 from trainworthy.recipes.shared import hub
 
+from tests.conftest import ROOT
 from tests.helpers import language
 from tests.helpers.commands import equal_but_rounding, losses, read, run_folder, trainworthy
 from tests.llm.test_llm import QUICK, SMALL, written
 
-CONVERSATIONS = Path(__file__).parent / "fixtures" / "conversations.jsonl"
+CONVERSATIONS = ROOT / "tests" / "fixtures" / "conversations.jsonl"
 # As Hermes and Qwen put tool calls; what the assistant says between the marks of `generation` is transformers' own account of it.
 TOOLS = """{% if tools %}<|im_start|>system
 {% for t in tools %}{{ t | tojson }}{% endfor %}<|im_end|>

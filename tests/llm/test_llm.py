@@ -74,11 +74,13 @@ def test_the_trainer_s_own_log_stands_beside_core_s(straight: Path):
     assert {"f1", "perplexity", "stops", "exact"} <= summary["metrics"].keys()
 
 
-@pytest.mark.parametrize("more", [{}, {"lora": 0}, {"pack": True}], ids=["lora", "whole", "packed"])
+@pytest.mark.parametrize("more", [{}, {"lora_rank": 0}, {"packing": True}], ids=["lora", "whole", "packed"])
 def test_the_loss_is_that_of_each_answer_alone(more: dict, net: Path):
     """Masked cross-entropy through the recipe's own function, to 1e-6 of plain logits of each pair by itself, without a pad: its
     answer and the token that ends it."""
-    cfg = sft.Config(**{"lora": 4, **more}, model=str(net), data=pairs.Source(max_length=256, held_out=8, max_bad=0.02))
+    cfg = sft.Config(
+        **{"lora_rank": 4, **more}, model=str(net), data=pairs.Source(max_length=256, held_out=8, max_bad=0.02)
+    )
     torch.manual_seed(0)
     stage = sft.sft(cfg, core.Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1)))
     with torch.no_grad():
@@ -101,7 +103,7 @@ def test_the_loss_is_that_of_each_answer_alone(more: dict, net: Path):
 def test_perplexity_of_the_four_shot_prompt_is_that_behind_its_examples(net: Path):
     """Each held-out answer alone, from plain logits, behind the same four answered prompts."""
     cfg = sft.Config(
-        lora=4, model=str(net), data=pairs.Source(max_length=256, held_out=4, max_bad=0.02), max_new_tokens=2
+        lora_rank=4, model=str(net), data=pairs.Source(max_length=256, held_out=4, max_bad=0.02), max_new_tokens=2
     )
     torch.manual_seed(0)
     stage = sft.sft(cfg, core.Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1)))

@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(folder: Path, **more) -> pretrain.Config:
     source = documents.Source(path=str(folder), vocabulary=300, context=32, stride=16)
     return pretrain.Config(
-        data=source, width=32, layers=2, train=Train(epochs=1, batch_size=4, eval_batch_size=8), **more
+        data=source, hidden_size=32, num_hidden_layers=2, train=Train(epochs=1, batch_size=4, eval_batch_size=8), **more
     )
 
 
@@ -247,7 +247,7 @@ def test_a_longer_context_by_scaled_positions(folder: Path, rope: str):
     """Within what was learnt and beyond it: the config is the export's, the positions are other ones, and each kind acts."""
     stages = {}
     for kind in ("default", rope):
-        cfg = settings(folder, rope=kind, rope_from=16)
+        cfg = settings(folder, rope=kind, original_context=16)
         stages[kind] = staged(cfg)
     ids = {"input_ids": torch.arange(3, 35)[None], "position_ids": torch.arange(32)[None]}
     with torch.no_grad():

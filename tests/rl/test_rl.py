@@ -269,7 +269,7 @@ def test_environments_that_cannot_be_used(name: str, words: tuple[str, ...]):
 def test_a_band_is_that_of_its_environment(name: str):
     """Episodes of another environment are other data, so reports do not judge them by the band that ships."""
     recipe = importlib.import_module(f"trainworthy.recipes.rl.{name}")
-    band, cfg = read(ROOT / "recipes" / "rl" / f"{name}.reference.json"), recipe.tiny()
+    band, cfg = read(ROOT / "recipes" / "rl" / "results" / f"{name}.band.json"), recipe.tiny()
     known = {
         env: scan("val", environments.Episodes(env, cfg.eval_episodes)).fingerprint for env in (cfg.env, "Acrobot-v1")
     }

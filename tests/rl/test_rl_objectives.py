@@ -127,9 +127,8 @@ def test_starts_that_meet_by_chance_are_no_fault(tmp_path: Path):
         import sys
         sys.path.insert(0, sys.argv[1])
         import grid
-        from core import seeds
-        from recipes.rl import starts
-        from recipes.rl.environments import Environments
+        from trainworthy.recipes.rl.control import starts
+        from trainworthy.recipes.rl.control.environments import Environments
         found = [starts.shared(Environments("Grid-v0", 16, seed=s)) for s in range(20)]
         assert not [fault for fault, _ in found if fault], found
         assert any("no fault" in remark for _, remark in found), found
@@ -197,6 +196,6 @@ def test_gates_of_ppo_pass_on_a_device_that_is_not_the_host():
 
 
 def test_the_stand_in_sees_a_host_tensor():
-    code = "import torch; from tests.stand_in import *\nwith stand_in(): torch.ones(3, device=DEVICE) + torch.ones(3)"
+    code = "import torch; from tests.helpers.stand_in import *\nwith stand_in(): torch.ones(3, device=DEVICE) + torch.ones(3)"
     done = on_the_stand_in("-c", code)
     assert "Expected all tensors to be on the same device" in done.stderr

@@ -31,7 +31,11 @@ def locate(name: str, passes: float) -> str:
 def built(passes: float) -> Path:
     """A folder with the small language model, its tokenizer and what it says of itself."""
     recipe = find("llm/pretrain").path
-    parts = [recipe, *(recipe.parent / f"{n}.py" for n in ("data/documents", "data/packing", "evaluation/ngrams")), prose.__file__]
+    parts = [
+        recipe,
+        *(recipe.parent / f"{n}.py" for n in ("data/documents", "data/packing", "evaluation/ngrams")),
+        prose.__file__,
+    ]
     key = {"passes": passes, "torch": torch.__version__, "python": sys.version_info[:3]}
     return assets.built("prose-llama", key, lambda folder: _build(folder, passes), sources=parts)
 
