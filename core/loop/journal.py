@@ -7,7 +7,7 @@ Reading a value at every step would make the host wait for the device at every s
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +89,7 @@ class Journal:
 
     # ---------------------------------------------------------------- updates
 
-    def tell(self, unit: int, group: str, values: dict[str, float | Tensor]) -> None:
+    def tell(self, unit: int, group: str, values: Mapping[str, float | Tensor]) -> None:
         """Log more values of an iteration than its losses."""
         self._told.setdefault(unit, {}).update({f"{group}/{k}": v for k, v in values.items()})
 
