@@ -56,7 +56,8 @@ _EXPORTS = {
     "launch": ("main",),
 }  # fmt: skip
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
-__all__ = sorted(_HOME)
+if not TYPE_CHECKING:  # type checkers cannot compute it, and would take it for empty
+    __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
@@ -66,4 +67,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(_HOME)

@@ -14,8 +14,8 @@ from trainworthy import core as _core
 
 if TYPE_CHECKING:
     from trainworthy.core import *  # noqa: F403
-
-__all__ = _core.__all__
+else:
+    __all__ = _core.__all__
 
 
 def __getattr__(name: str) -> Any:
@@ -23,4 +23,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return dir(_core)
