@@ -19,13 +19,13 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; tests/core/t
     from trainworthy.core.base.errors import GateFailed as GateFailed, TrainworthyWarning as TrainworthyWarning, UserError as UserError
     from trainworthy.core.base.verdict import Finding as Finding, Skip as Skip, Verdict as Verdict
     from trainworthy.core.data.assets import fetch_member as fetch_member
-    from trainworthy.core.data.texts import exclusions as exclusions
-    from trainworthy.core.data.validation_split import held_out as held_out
+    from trainworthy.core.data.texts import load_exclusions as load_exclusions
+    from trainworthy.core.data.validation_split import parse_val as parse_val
     from trainworthy.core.gates.gate import Gate as Gate, gate as gate
     from trainworthy.core.guard.watching import watch as watch
     from trainworthy.core.launch import main as main
     from trainworthy.core.loop.ema import Ema as Ema
-    from trainworthy.core.loop.export import program as program, save as save
+    from trainworthy.core.loop.export import export_program as export_program, save_export as save_export
     from trainworthy.core.loop.lr_finder import LRFinder as LRFinder
     from trainworthy.core.loop.optim import make_optimizer as make_optimizer
     from trainworthy.core.loop.run import Run as Run, Step as Step
@@ -41,15 +41,15 @@ _EXPORTS = {
     "base.errors": ("GateFailed", "UserError", "TrainworthyWarning"),
     "base.verdict": ("Finding", "Skip", "Verdict"),
     "recipe.stage": ("Data", "Expect", "Field", "Matrix", "Metric", "Points", "Probe", "Stage", "Tile", "View"),
-    "data.texts": ("exclusions",),
+    "data.texts": ("load_exclusions",),
     "data.assets": ("fetch_member",),
-    "data.validation_split": ("held_out",),
+    "data.validation_split": ("parse_val",),
     "monitoring.metrics": ("MetricsTracker",),
     "loop.run": ("Run", "Step"),
     "loop.optim": ("make_optimizer",),
     "loop.ema": ("Ema",),
     "loop.lr_finder": ("LRFinder",),
-    "loop.export": ("program", "save"),
+    "loop.export": ("export_program", "save_export"),
     "gates.gate": ("Gate", "gate"),
     "adapters.script": ("Script", "check"),
     "guard.watching": ("watch",),

@@ -374,7 +374,7 @@ def train_stage(
             environment.note_sources(session.folder, s.recipe, {})
     interrupts.run = None
     one.console.end_bar()
-    one.settle()
+    one.wait_for_checkpoints()
     ended = part.last or not (folder / "summary.json").exists()  # a resumed run has looked back at its earlier stages
     result = finish(s, one, stage) if agreed(s.accelerator, ended) else {}
     if not part.last and config.phases(cfg)[part.name].hand_on == "best":

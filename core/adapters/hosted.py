@@ -110,7 +110,7 @@ def _recut(run: Run, parts: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     each."""
     whole = {k: v for k, v in parts[0].items() if not v.dim()}
     rows = {k: torch.cat([part[k] for part in parts]) for k in parts[0] if k not in whole}
-    return [{**part, **whole} for part in run.cut(rows)]
+    return [{**part, **whole} for part in run.micro_batches(rows)]
 
 
 def train(run: Run, stage: Hosted, after: Callable[[Step], None]) -> None:
@@ -151,7 +151,7 @@ def train(run: Run, stage: Hosted, after: Callable[[Step], None]) -> None:
     def note(logs: dict[str, float]) -> None:
         values = {"loss": logs["loss"], "grad_norm": logs["grad_norm"]}
         batches = (run.current.batches if run.current else []) or run.used_batches
-        run.note(stage.optimizers["main"], batches, list(values), torch.tensor(list(values.values())))
+        run.log_update(stage.optimizers["main"], batches, list(values), torch.tensor(list(values.values())))
         more = {k: v for k, v in logs.items() if k not in OWN and isinstance(v, (int, float))}
         run.log("trainer", more)
 

@@ -11,7 +11,7 @@ training share:
   exclude_texts.json           identical texts
   exclude_chunks_min4.json     runs of four or more words that occur in at most three training texts
 
-A recipe applies them with `skip = core.exclusions(FOLDER)`: leave out the training texts for which `skip(text)` is true.
+A recipe applies them with `skip = core.load_exclusions(FOLDER)`: leave out the training texts for which `skip(text)` is true.
 
 This command only describes the data; `trainworthy check RECIPE --only data,leakage` decides whether they pass."""
 

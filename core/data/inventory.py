@@ -17,7 +17,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import contents as hashed
 from trainworthy.core.data import texts
 from trainworthy.core.data.contents import compared_fields
-from trainworthy.core.data.texts import exclusions as exclusions
+from trainworthy.core.data.texts import load_exclusions as load_exclusions
 from trainworthy.core.recipe.stage import Data
 
 SIDE = 32  # images are pooled to at most SIDE x SIDE before comparison

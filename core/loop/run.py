@@ -145,7 +145,7 @@ class Run:
             return View(data, chosen, blank=plan.blank, swap=plan.swap)
         return data
 
-    def epoch(self, stage: Stage) -> int:
+    def samples_per_epoch(self, stage: Stage) -> int:
         """Return the samples per epoch. If the loop makes its own samples, one iteration is an epoch and counts as one
         batch."""
         return len(stage.data["train"]) if "train" in stage.data else self.cfg.train.batch_size
@@ -155,14 +155,14 @@ class Run:
         if self.plan:
             return self.plan.steps
         t = self.cfg.train
-        planned = max(1, math.ceil(t.epochs * self.epoch(stage) / t.batch_size))
+        planned = max(1, math.ceil(t.epochs * self.samples_per_epoch(stage) / t.batch_size))
         return min(planned, t.max_steps) if t.max_steps else planned
 
     def progress(self, share: float) -> float:
         """Return the progress (0, 1] of a ramp over the first `share` of this stage; 1 outside the loop."""
         return min(1.0, (self.current.index + 1) / max(1.0, share * self.total)) if self.current else 1.0
 
-    def cut(self, batch: dict) -> list[dict]:
+    def micro_batches(self, batch: dict) -> list[dict]:
         """Return this process's part of a batch that the loop made, as micro-batches."""
         sizes = self.plan.sizes if self.plan and self.plan.sizes else [1] * self.cfg.train.accumulate
         n = batch_size(batch)
@@ -266,7 +266,7 @@ class Run:
             self._save(stage)
         if stop:
             if save:
-                self.settle()  # wait until it is on disk, so that all ranks learn of a write error
+                self.wait_for_checkpoints()  # wait until it is on disk, so that all ranks learn of a write error
             self.close()
             raise Interrupted(f"{stop} at step {self.step}: saved\n  next:         trainworthy resume {self.home}")
 
@@ -337,10 +337,10 @@ class Run:
         stacked = torch.stack([v.float() for v in values.values()])
         self._guarded_step(opt, stacked)
 
-        self.note(opt, batches, list(values), stacked, own=own)
+        self.log_update(opt, batches, list(values), stacked, own=own)
         return values
 
-    def note(
+    def log_update(
         self,
         opt: torch.optim.Optimizer,
         batches: list[dict],
@@ -480,7 +480,7 @@ class Run:
         except Halt as halt:
             if self.folder and halt.keep:
                 self._save(stage)
-                self.settle()
+                self.wait_for_checkpoints()
             self.close()
             raise
         self._saw_bad = False
@@ -513,7 +513,7 @@ class Run:
             checkpoints.wait()
             self.accelerator.wait_for_everyone()
 
-    def settle(self) -> None:
+    def wait_for_checkpoints(self) -> None:
         """Wait until every checkpoint is on disk."""
         if self.checkpoints:
             self._on_rank_0(self.checkpoints.wait)

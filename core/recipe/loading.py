@@ -85,8 +85,9 @@ def load(name: str) -> Recipe:
 
 
 def old_names(tree: ast.Module, path: Path) -> None:
-    """Tell the author of a version 0.1 fork the new names of its imports and fields."""
-    fields = json.loads((HOME / "renamed.json").read_text())["fields"]
+    """Tell the author of a version 0.1 fork the new names of its imports, fields and functions."""
+    renamed = json.loads((HOME / "renamed.json").read_text())
+    fields, names = renamed["fields"], renamed["names"]
     for node in ast.walk(tree):
         now = ""
         if isinstance(node, ast.Import) and "core" in (a.name for a in node.names) and "core.Stage" in path.read_text():
@@ -98,8 +99,10 @@ def old_names(tree: ast.Module, path: Path) -> None:
         ):
             if not any((folder / (node.module or "").split(".")[0]).exists() for folder in (path.parent, Path.cwd())):
                 now = f"`from {node.module}` is `from trainworthy.{node.module}`, and modules moved into rooms"
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("Stage", "Expect"):
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("Stage", "Expect", "Tile"):
             now = ", ".join(f"{k.arg}= is {fields[k.arg]}=" for k in node.keywords if k.arg in fields)
+        elif isinstance(node, ast.Attribute) and (old := ast.unparse(node)) in names:
+            now = f"`{old}` is `{names[old]}`"
         if now:
             raise UserError(
                 f"{path} is written for version 0.1",

@@ -248,7 +248,7 @@ class Tile:
     caption: str
     image: Tensor | None = None
     """(H, W) or (H, W, 3) uint8; or (C, H, W) floats in [0, 1], which are converted to uint8."""
-    good: float | None = None
+    score: float | None = None
 
     def __post_init__(self):
         if self.image is not None and self.image.is_floating_point():

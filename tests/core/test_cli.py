@@ -16,6 +16,12 @@ FORK_WITHOUT = {
     "no stages": ("STAGES = [classify]", "STAGES = []", "nothing in STAGES"),
     "no train": ("def train(cfg: Config", "def practise(cfg: Config", "no train"),
     "a crash on import": ("STAGES = [classify]", "STAGES = [clasify]", "cannot be imported"),
+    "an old function": (
+        "core.save_export(folder, net, config, ",
+        "core.save(folder, net, config, ",
+        "`core.save` is `core.save_export`",
+    ),
+    "an old field": ("core.Tile(classes[i], score=r)", "core.Tile(classes[i], good=r)", "good= is score="),
     "a missing package": ("import torch\n", "import torch\nimport a_package_nobody_has\n", "is not installed"),
 }
 
