@@ -166,7 +166,7 @@ def read_all(
 
 def _share(key: str, index: int, split: str, share: float) -> float:
     if not 0 <= float(share) <= 1:
-        raise UserError(f"the fabricated share of '{key}' is no share", got=f"{float(share):g} for sample {index} of {split}",
+        raise UserError(f"the fabricated share of '{key}' is not a share", got=f"{float(share):g} for sample {index} of {split}",
                         needed="a number from 0 to 1", cause="a count that was not divided by the size of the entry")  # fmt: skip
     return float(share)
 

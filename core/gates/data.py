@@ -119,7 +119,7 @@ def inventory_gate(proof: Proof) -> Finding:
                 if used < 0.1 and spec.role in ("input", "source"):
                     wrong.append(f"{name}: '{key}' uses {used:.1%} of its declared range {spec.low:g} to {spec.high:g}")
             if found.get("invalid"):
-                wrong.append(f"{name}: '{key}' has values that are no class: {found['invalid']}")
+                wrong.append(f"{name}: '{key}' has values that are not class ids: {found['invalid']}")
             empty = [c for c, n in found.get("classes", {}).items() if n == 0] if spec.classes else []
             if empty:
                 wrong.append(f"{name}: no sample of class {', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}")

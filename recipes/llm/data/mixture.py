@@ -37,7 +37,7 @@ def parts(paths: str) -> list[tuple[str, float]]:
     for one in paths.split(","):
         path, _, weight = one.strip().partition("*")
         if not path or not re.fullmatch(r"(\d+(\.\d+)?)?", weight) or (weight and not float(weight)):
-            raise core.UserError(f"--data.path {paths}: '{one}' is no data set", needed="PATH or PATH*WEIGHT, the weight above 0",
+            raise core.UserError(f"--data.path {paths}: '{one}' is not a data set", needed="PATH or PATH*WEIGHT, the weight above 0",
                                  next="--data.path a.jsonl,b.jsonl*2")  # fmt: skip
         found.append((path, float(weight or 1)))
     return found
@@ -57,7 +57,7 @@ def mixed(found: list[Part], near: float) -> tuple[Rows, Rows, Rows, list[str]]:
     weights come last: rows that are read twice because a weight says so are no duplicates."""
     val, test = ([row for part in found for row in getattr(part, split)] for split in ("val", "test"))
     rows, told = [(part, row) for part in found for row in part.train], []
-    for gone, why in ((lambda r: repeated(r, near), f"are said by an earlier one, or nearly (--data.near {near:g})"),
+    for gone, why in ((lambda r: repeated(r, near), f"repeat an earlier one exactly or nearly (--data.near {near:g})"),
                       (lambda r: asked_about(r, val + test), "are what validation asks about, or nearly")):  # fmt: skip
         out = gone([row for _, row in rows])
         if out:
