@@ -249,7 +249,7 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         name="dqn",
         model=policy,
         optimizers={"main": core.make_optimizer(policy, cfg.optim)},
-        data={"val": val_data},
+        data={"val": val_data, "test": Episodes(cfg.env, cfg.eval_episodes, "test")},
         loss=loss,
         evaluate=evaluate,
         metric=core.Metric("return", f"what does the policy earn in an episode of {cfg.env}?", floor=floor, ceiling=ceiling,

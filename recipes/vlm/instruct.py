@@ -91,12 +91,12 @@ def full() -> Config:
 @cache
 def read(split: str, where: tuple, model: str, words: str, reads: tuple) -> Questions:
     """Pictures with questions as rows of tokens; read once per process. `reads`: what the model says of itself."""
-    path, pairs, held_out, longest = where
+    path, pairs, held_out, val, longest = where
     if path == "scenes":
         source = Scenes(split, pairs if split == "train" else held_out)
         source.image = cache(source.image)  # 80 MB at most, and gates read the same pictures again and again
     else:
-        source = folders.load(path, split)
+        source = folders.load(path, split, val)
     if model:
         alone = source if isinstance(source, conversations.Talks) else conversations.Apart(source)
         return hub.Templated(alone, model, takes=reads, longest=longest)
@@ -200,7 +200,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         p.requires_grad_(key.split(".")[0] in rates and adapted)
     frozen = tuple(key for key, p in model.named_parameters() if not p.requires_grad)
     where = (astuple(cfg.data), cfg.model, cfg.language, model.reads)
-    data = {s: read(s, *where).copy() for s in ("train", "val")}
+    data = {s: read(s, *where).copy() for s in ("train", "val", *folders.tested(cfg.data.path))}
     train_data, val_data = data["train"], data["val"]
     if not cfg.model:
         train_data.notes |= {"vision encoder": vision.told(cfg.encoder), "language model": language.told(cfg.language)}
@@ -242,7 +242,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
     def figures(model: nn.Module, data: core.Data) -> dict:
         batch = fetch(data, list(range(min(16, len(data)))), None, run.device)
         tiles = zip(predict(model, batch), preview({k: v.cpu() for k, v in batch.items()}), strict=True)
-        return {"Pictures beside their counterfactuals: what the model answers": [
+        return {"Pictures and their counterfactuals: what the model answers": [
             core.Tile(said.caption, seen.image, score=said.score) for said, seen in tiles]}  # fmt: skip
 
     def export(folder: Path) -> None:

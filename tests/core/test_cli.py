@@ -182,6 +182,7 @@ def test_a_fork_runs_from_any_folder_and_imports_its_neighbours(tmp_path: Path):
     assert direct.returncode == 0, direct.stderr
 
 
+@pytest.mark.verify  # test_same_data has the memory of passes, test_gates the fault
 def test_passes_are_remembered_and_a_change_is_proved_again(tmp_path: Path):
     assert trainworthy("fork", "vision/classify", "mine.py", cwd=tmp_path).returncode == 0
     quick = [a for a in QUICK if a != "--gates.no-enabled"]
