@@ -114,10 +114,14 @@ BUGS = [
         "llm/reward",
         "recipes/llm/reward.py",
         'loading.adapted(model, cfg.lora_rank, head="score")',
-        "loading.adapted(model, cfg.lora_rank)",
+        (
+            'loading.adapted(model, cfg.lora_rank, head="score")\n'
+            "    for name, p in model.named_parameters():\n"
+            '        p.requires_grad_("lora_" in name)'
+        ),
         "model",
-        "huggingface/peft (modules_to_save left out)",
-        "the new score head stays frozen at its start: no reward can differ by what it would learn",
+        "common (everything but adapters frozen by name)",
+        "the new score head, zero at its start, is frozen with the base: every answer stays worth the same",
     ),
     RecipePatch(
         "sft-pads-attended",
