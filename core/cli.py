@@ -16,7 +16,7 @@ from pathlib import Path
 from trainworthy.core.base.errors import SIGNALS, USAGE, Stop, UserError
 
 HELP = """\
-trainworthy: training recipes that must pass their gates before they train
+usage: trainworthy COMMAND ...    training recipes that must pass their gates before they train
 
   trainworthy list                          list the recipes: task, training time, measured result
   trainworthy run RECIPE [-n N] [settings]  run the gates, train, write the report; RECIPE is an id or the path of a fork
@@ -86,7 +86,7 @@ def main() -> None:
             from trainworthy.core.base.config import unknown
 
             raise unknown(f"command '{argv[0]}'", argv[0], commands, next="trainworthy --help")
-        if argv[1:] in (["-h"], ["--help"]) and argv[0] not in ("fork", "reference"):  # these have their own parsers
+        if argv[1:] in (["-h"], ["--help"]):
             print(page(argv[0]))
             return
         commands[argv[0]](argv)
@@ -100,12 +100,13 @@ def main() -> None:
 
 
 def page(command: str) -> str:
-    """Return what `trainworthy COMMAND --help` prints: the docstring of its module, parsed without an import."""
+    """Return what `trainworthy COMMAND --help` prints. The docstring of a command's module is parsed without an import."""
+    from trainworthy.core.commands.help import PAGES
+
     path = Path(__file__).parent / "commands" / f"{command}.py"
-    if path.exists():
-        return ast.get_docstring(ast.parse(path.read_text()))
-    lines = [line.strip() for line in HELP.splitlines() if re.match(rf"  trainworthy {command}\b", line)]
-    return "\n".join(lines)
+    if command in PAGES or not path.exists():
+        return PAGES[command]
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
 
 
 def list_recipes(argv: list[str]) -> None:

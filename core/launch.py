@@ -21,6 +21,7 @@ from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import DISK_FULL, DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.commands.check import seeds
+from trainworthy.core.commands.help import RUN_OPTIONS
 from trainworthy.core.data import contents, inventory
 from trainworthy.core.gates import order
 from trainworthy.core.gates.exported import WrongExport
@@ -108,7 +109,7 @@ def run(argv: list[str]) -> None:
     if asked is not None:
         multi_seed.run(argv, asked)
     loaded = recipes.load(argv[0])
-    cfg, preset = config.parse(loaded.module, argv[1:], prog=f"trainworthy run {argv[0]}")
+    cfg, preset = config.parse(loaded.module, argv[1:], prog=f"trainworthy run {argv[0]}", options=RUN_OPTIONS)
     folder = os.environ.pop("TRAINWORTHY_FOLDER", None)  # set for one of several seeds
     session = open_session(loaded, cfg, preset, argv, folder=Path(folder) if folder else None)
     track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
@@ -325,9 +326,12 @@ def train(session: Session, interrupts: Interrupts) -> None:
     done = 0
     for part in stages.parts(session.recipe, session.cfg):
         if previous is not None:
-            trained = previous
-            proof = stages.proof(session, part, lambda trained=trained: trained, follows="trained", deep=False)
-            prove_stage(session, part, proof, (), mark=digest(trained.eval_model.state_dict()))
+
+            def trained(stage: Stage = previous) -> Stage:
+                return stage
+
+            proof = stages.proof(session, part, trained, follows="trained", deep=False)
+            prove_stage(session, part, proof, (), mark=digest(previous.eval_model.state_dict()))
         previous, done = train_stage(session, part, previous, done, interrupts)
 
 
@@ -339,7 +343,7 @@ def train_stage(
     cfg, folder = part.cfg, part.folder(session.folder)
     s = replace(session, cfg=cfg, folder=folder)
     log = mirror(s.accelerator, s.console)
-    also = log and (lambda row, step: log(row, done + step))  # one step axis over all stages
+    also = None if log is None else lambda row, step: log(row, done + step)  # one step axis over all stages
     tracker = MetricsTracker(folder, use_tensorboard=cfg.run.tensorboard, also=also) if s.main else None
     one = Run(cfg, s.accelerator, folder=folder, home=session.folder, tracker=tracker, console=s.console)
     one.identity = session.identity
@@ -351,7 +355,12 @@ def train_stage(
     s.console.say(f"train  {named}{steps:,} {what}, into {folder}")
     watcher = Watcher(one, stage)
     classes = ClassWatch(one, stage)
-    one.after_eval = lambda step: (watcher.look(step), classes.look())
+
+    def after_eval(step: int) -> None:
+        watcher.look(step)
+        classes.look()
+
+    one.after_eval = after_eval
     watcher.before()
     if folder == session.folder:
         one.journal.healthy = bands.watch(folder, stage.metric)
@@ -365,10 +374,11 @@ def train_stage(
             environment.note_sources(session.folder, s.recipe, {})
     interrupts.run = None
     one.console.end_bar()
-    one.settle()
+    one.wait_for_checkpoints()
     ended = part.last or not (folder / "summary.json").exists()  # a resumed run has looked back at its earlier stages
     result = finish(s, one, stage) if agreed(s.accelerator, ended) else {}
     if not part.last and config.phases(cfg)[part.name].hand_on == "best":
+        assert one.checkpoints  # its loop made them
         best = one.checkpoints.folder / f"best_val_{stage.metric.name}"
         load_into(stage.eval_model, load_weights(best / "model.safetensors"), where=str(best), without=stage.not_saved)
     one.close()

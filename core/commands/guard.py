@@ -1,4 +1,6 @@
-"""trainworthy guard SCRIPT.py [-- its arguments]: rehearse any training script, unchanged, before it runs.
+"""usage: trainworthy guard SCRIPT.py [-- its arguments]
+
+Rehearses any training script, unchanged, before it runs.
 
   trainworthy guard train.py -- --batch-size 64      everything after -- goes to the script
   trainworthy guard -m pkg.train -- --lr 0.1         a module, as python -m would start it

@@ -1,4 +1,6 @@
-"""trainworthy repro RUN_FOLDER [--no-data] [--diff] [--json]: what a run was made of, and what differs here.
+"""usage: trainworthy repro RUN_FOLDER [--no-data] [--diff] [--json]
+
+Shows what a run was made of, and what differs here.
 
   trainworthy repro runs/vision-classify/20260101-120000-ab12          the command, and everything that differs here
   trainworthy repro runs/vision-classify/20260101-120000-ab12 --diff > its.patch    the changes it had over its commit
@@ -6,8 +8,8 @@
 
 Compared are: versions of Python and libraries, devices, processes, the commit and its uncommitted changes, every source file of the
 recipe and of the core, the settings, and the content of the data (read as far as the run did). Then the command that starts the run
-again, from its args.json, and what to do first. Nothing is changed. Exit codes: 0, whatever differs; 2 if the folder is no run
-folder."""
+again, from its args.json, and what to do first. `--json` prints the same as JSON. Nothing is changed. Exit codes: 0, whatever
+differs; 2 if the folder is no run folder."""
 
 import json
 import os

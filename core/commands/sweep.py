@@ -1,4 +1,6 @@
-"""trainworthy sweep RECIPE [--scientific NAME=A,B] [--nuisance NAME=LOW:HIGH] [--trials 20] [settings]: a search with gates.
+"""usage: trainworthy sweep RECIPE [--scientific NAME=A,B] [--nuisance NAME=LOW:HIGH] [--trials 20] [settings]
+
+Searches settings, behind the gates.
 
   trainworthy sweep vision/classify                             the peak rate, a factor of 30 to either side of the preset's
   trainworthy sweep vision/classify --scientific optim.name=adamw,sgd --nuisance optim.lr=1e-4:1e-1 --trials 24

@@ -5,7 +5,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import contents as hashed
 from trainworthy.core.data import texts
 from trainworthy.core.data.contents import compared_fields
-from trainworthy.core.data.texts import exclusions as exclusions
+from trainworthy.core.data.texts import load_exclusions as load_exclusions
 from trainworthy.core.recipe.stage import Data
 
 SIDE = 32  # images are pooled to at most SIDE x SIDE before comparison
@@ -153,7 +153,7 @@ def identity(scans: dict[str, Scan]) -> dict[str, dict[str, Any]]:
 
 
 def read_all(
-    data: dict[str, Data], *, everything: bool = False, before: dict[str, dict] | None = None
+    data: Mapping[str, Data], *, everything: bool = False, before: dict[str, dict] | None = None
 ) -> dict[str, Scan]:
     """Scan every split. With the `identity` of an earlier scan, read exactly as much as it did."""
     before = {name: one for name, one in (before or {}).items() if name in data and one["samples"] == len(data[name])}

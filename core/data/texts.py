@@ -146,10 +146,10 @@ class Exclusions:
         )
 
 
-def exclusions(folder: str | Path) -> Exclusions:
+def load_exclusions(folder: str | Path) -> Exclusions:
     """Load the lists in `folder`, each a JSON list of strings; a missing list excludes nothing.
 
-    In a recipe: `skip = core.exclusions(folder)`, then keep the training texts for which `skip(text)` is false.
+    In a recipe: `skip = core.load_exclusions(folder)`, then keep the training texts for which `skip(text)` is false.
     """
     if not Path(folder).is_dir():
         raise UserError(f"no folder {folder} with exclusion lists", next="trainworthy data RECIPE  (writes them)")

@@ -5,7 +5,7 @@ from pathlib import Path
 from trainworthy.core.base.errors import UserError
 
 
-def held_out(value: str) -> float | Path | None:
+def parse_val(value: str) -> float | Path | None:
     """Return a fraction between 0 and 1, an existing path, or None if nothing was given (then the data's own split is
     used, else the recipe's)."""
     if not value:

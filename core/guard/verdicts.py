@@ -7,7 +7,7 @@ from typing import Any
 import torch  # before any fork: a rehearsal then starts with it
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.base.verdict import Verdict
+from trainworthy.core.base.verdict import Kind, Verdict
 from trainworthy.core.gates.runner import _show
 from trainworthy.core.guard import interventions, invariants, rehearsal, sandbox
 from trainworthy.core.guard.control import Plan
@@ -158,7 +158,7 @@ class Guard:
         if "skip" in found:
             verdict = Verdict(id, "", TITLES[id], "skip", "", "", "", round(seconds, 2), reason=found["skip"])
         else:
-            kind = "pass" if found["ok"] else "waived" if id in self.waived else "fail"
+            kind: Kind = "pass" if found["ok"] else "waived" if id in self.waived else "fail"
             verdict = Verdict(
                 id,
                 "",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -248,7 +248,7 @@ class Tile:
     caption: str
     image: Tensor | None = None
     """(H, W) or (H, W, 3) uint8; or (C, H, W) floats in [0, 1], which are converted to uint8."""
-    good: float | None = None
+    score: float | None = None
 
     def __post_init__(self):
         if self.image is not None and self.image.is_floating_point():
@@ -297,8 +297,8 @@ class Stage:
     name: str
     model: nn.Module
     """The bare module; core wraps it. Parameters that are in no optimiser are frozen."""
-    optimizers: dict[str, Optimizer]
-    data: dict[str, Data]
+    optimizers: Mapping[str, Optimizer]
+    data: Mapping[str, Data]
     """`train`, `val`, and optionally `test`: a split on which no setting was chosen. Core evaluates the reported
     weights on `test` once, at the end of the run; model selection uses `val` alone.
 
@@ -312,7 +312,7 @@ class Stage:
     metric: Metric
     probe: Probe | None = None
     """Replaces `metric` and `evaluate` in gates that train on a few samples. Default: `metric` and `evaluate`."""
-    counts: Callable[[dict], dict[str, float]] = lambda batch: {"*": batch_size(batch)}
+    counts: Callable[[dict], Mapping[str, float | Tensor]] = lambda batch: {"*": batch_size(batch)}
     """batch -> {term: denominator}. Core calls it BEFORE the forward and sums the counts over the global batch. The key
     `"*"` holds for every term without a key of its own. Default: the number of samples."""
     confusion: Callable[[nn.Module, Data], Tensor] | None = None
@@ -326,7 +326,7 @@ class Stage:
     on_start: Callable[[], None] | None = None
     """Called once, after `--init-from` has loaded the weights and before the first step, for example to copy a
     reference model."""
-    frozen_modules: dict[str, nn.Module] = field(default_factory=dict)
+    frozen_modules: Mapping[str, nn.Module] = field(default_factory=dict)
     """Modules that the stage uses and never trains (teacher, reference model, reward model, scoring model). Core moves
     them to the device, freezes them and sets them to eval mode. A gate checks that training does not change them, and a
     resumed run that they are the same. They are not saved."""
@@ -355,7 +355,7 @@ class Stage:
     """The domain's own monitors, in addition to core's, for faults that only the evaluations of a whole run can
     show."""
 
-    wrapped = None
+    wrapped = cast("tuple[nn.Module, nn.Module] | None", None)
     """(model, the module whose forward is its loss), once it is trained; no field: a copy of the stage wraps its own model."""
 
     @property

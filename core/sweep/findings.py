@@ -24,6 +24,12 @@ class Row:
     diagnosis: str = ""
     seconds: float = 0.0
 
+    @property
+    def score(self) -> float:
+        """The value of a trial that is done."""
+        assert self.value is not None, self.state
+        return self.value
+
 
 @dataclass
 class Edge:
@@ -88,7 +94,7 @@ def find(study: Any, space: Space, metric: str, higher: bool) -> Findings:
 
 def best_of(rows: list[Row], higher: bool) -> Row | None:
     """The first of the best."""
-    return max(rows, key=lambda r: (r.value if higher else -r.value, -r.number), default=None)
+    return max(rows, key=lambda r: (r.score if higher else -r.score, -r.number), default=None)
 
 
 def at_edge(one: Range, best: Row, tried: list[Row]) -> Edge | None:
@@ -120,9 +126,9 @@ def comparison(f: Findings) -> list[str]:
         return []
     if len(known) < 2:
         return ["Fewer than two of the compared settings have a finished trial: there is no comparison yet."]
-    known.sort(key=lambda pair: pair[1].value, reverse=f.higher)
+    known.sort(key=lambda pair: pair[1].score, reverse=f.higher)
     (a, first), (b, second) = known[0], known[1]
-    text = f"{said(a)} is ahead of {said(b)} by {abs(first.value - second.value):.4f} {f.metric}, each at its own best nuisance settings."
+    text = f"{said(a)} is ahead of {said(b)} by {abs(first.score - second.score):.4f} {f.metric}, each at its own best nuisance settings."
     if min(len(first.values), len(second.values)) < 2:
         return [
             text

@@ -101,7 +101,7 @@ def _scatter(f: Findings, one: Range) -> Chart:
     def draw(axes: Any, c: dict[str, str]) -> None:
         axes.plot([r.point[one.name] for r in done], [r.value for r in done], "o", color=c["line"], markersize=3)
         if lost and done:
-            worst = min(r.value for r in done) if f.higher else max(r.value for r in done)
+            worst = (min if f.higher else max)(r.score for r in done)
             axes.plot(
                 [r.point[one.name] for r in lost], [worst] * len(lost), "x", color=c["second"], label="infeasible"
             )

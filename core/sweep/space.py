@@ -199,7 +199,7 @@ def ranged(cfg: config.Config, name: str, given: Any) -> Range:
                 f"the range of {name} is not one", got=given, needed="low and high, and log if it is to be said"
             )
         ends = [given["low"], given["high"]]
-        scale = {True: "log", False: "linear"}.get(given.get("log"), "")
+        scale = "" if given.get("log") is None else "log" if given["log"] else "linear"
     elif isinstance(given, str) and ":" in given:
         *ends, scale = given.split(":") if given.count(":") == 2 else [*given.split(":"), ""]
     else:

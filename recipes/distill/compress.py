@@ -209,7 +209,7 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         own = replace(student, model=model)
-        return [core.Tile(h, good=max(0.0, 1 - whisper.word_error_rate([t], [h])))
+        return [core.Tile(h, score=max(0.0, 1 - whisper.word_error_rate([t], [h])))
                 for t, h in zip(batch["truth"], own.write(own.encode(batch["mel"])), strict=True)]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict[str, core.Matrix]:

@@ -221,7 +221,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         told = zip(scores(model, batch)[:, 0].tolist(), *(batch[k] for k in preferences.COLUMNS), strict=True)
-        return [core.Tile(f"{m:+.1f} {prompt}: {chosen} | {rejected}", good=preferred(torch.tensor([m])))
+        return [core.Tile(f"{m:+.1f} {prompt}: {chosen} | {rejected}", score=preferred(torch.tensor([m])))
                 for m, prompt, chosen, rejected in told]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:

@@ -231,7 +231,7 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
                               max_new_tokens=24, do_sample=False)  # fmt: skip
         nll, _, asked = scores(model, batch)
         sure = ((-nll).exp() * asked).sum(1) / asked.sum(1).clamp_min(1)
-        return [core.Tile(f"{tokenizer.decode(ids[:8])} -> {tokenizer.decode(ids[8:])}", good=p)
+        return [core.Tile(f"{tokenizer.decode(ids[:8])} -> {tokenizer.decode(ids[8:])}", score=p)
                 for ids, p in zip(said, sure.tolist(), strict=True)]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:

@@ -188,7 +188,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         found = scores(model, batch)
         told = zip(found[:, :2].tolist(), *(batch[k] for k in preferences.COLUMNS), strict=True)
-        return [core.Tile(f"{prompt}: {a:+.1f} {chosen} | {b:+.1f} {rejected}", good=preferred(torch.tensor([a - b])))
+        return [core.Tile(f"{prompt}: {a:+.1f} {chosen} | {b:+.1f} {rejected}", score=preferred(torch.tensor([a - b])))
                 for (a, b), prompt, chosen, rejected in told]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:

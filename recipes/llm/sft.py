@@ -225,7 +225,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         answers, due = generate(model, batch["prompt"]), map(chat.said, batch["completion"])
-        return [core.Tile(f"{chat.shown(p)} -> {text}{'' if stopped else ' ...'} ({wanted})", good=metrics.f1(text, wanted))
+        return [core.Tile(f"{chat.shown(p)} -> {text}{'' if stopped else ' ...'} ({wanted})", score=metrics.f1(text, wanted))
                 for (text, stopped), p, wanted in zip(answers, batch["prompt"], due, strict=True)]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:

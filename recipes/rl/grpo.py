@@ -250,7 +250,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         answers = zip(batch["prompt"], generate(model, batch["prompt"]), batch["answer"], strict=True)
-        return [core.Tile(f"{p} -> {said.strip()}{'' if ended else ' ...'} ({due})", good=float(problems.right(said, due)))
+        return [core.Tile(f"{p} -> {said.strip()}{'' if ended else ' ...'} ({due})", score=float(problems.right(said, due)))
                 for p, (said, _, ended), due in answers]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:

@@ -263,7 +263,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
             rollout = collect(cfg, run, stage, step.index)
         for i in range(cfg.update_epochs):
             for minibatch in minibatches(cfg, run, policy, rollout, step.index, i):
-                run.update(stage, run.cut(minibatch))
+                run.update(stage, run.micro_batches(minibatch))
             with run.autocast():
                 told = moved(cfg, policy, rollout)
             if told["approx_kl"] > cfg.far:

@@ -237,13 +237,13 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         said = logits[:, :-1].argmax(-1).masked_fill(batch["labels"][:, 1:] < 0, -1)
         share = (rows.right(logits, batch) & (batch["kind"] >= 0)).sum(1) / (batch["kind"] >= 0).sum(1)
         texts = [words.decode(row[row >= 0].tolist(), skip_special_tokens=True) for row in said]
-        return [core.Tile(text, good=s) for text, s in zip(texts, share.tolist(), strict=True)]
+        return [core.Tile(text, score=s) for text, s in zip(texts, share.tolist(), strict=True)]
 
     def figures(model: nn.Module, data: core.Data) -> dict:
         batch = fetch(data, list(range(min(16, len(data)))), None, run.device)
         tiles = zip(predict(model, batch), preview({k: v.cpu() for k, v in batch.items()}), strict=True)
         return {"Pictures and their counterfactuals: what the model answers": [
-            core.Tile(said.caption, seen.image, good=said.good) for said, seen in tiles]}  # fmt: skip
+            core.Tile(said.caption, seen.image, score=said.score) for said, seen in tiles]}  # fmt: skip
 
     def export(folder: Path) -> None:
         """language/ for from_pretrained; vision.pt2 (torch.export): pictures -> embeddings that stand before the question. Of a
@@ -256,7 +256,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         words.save_pretrained(folder / "language")
         eyes = nn.Sequential(net.encoder, net.projector)
         save_file(net.projector.state_dict(), folder / "projector.safetensors")
-        core.program(eyes, torch.zeros(2, 3, net.encoder.side, net.encoder.side), folder / "vision.pt2")
+        core.export_program(eyes, torch.zeros(2, 3, net.encoder.side, net.encoder.side), folder / "vision.pt2")
         config = {"encoder": cfg.encoder, "language": cfg.language, "features": net.features, "side": net.encoder.side,
                   "row": "embeddings of bos, those of the picture, those of '\\n' + question; then greedily up to eos",
                   "image": "float32 (B, 3, side, side) in [0, 1]; normalised inside vision.pt2"}  # fmt: skip

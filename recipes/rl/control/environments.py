@@ -352,7 +352,7 @@ def tiles(
 ) -> list[Tile]:
     """An episode from each of the seeds `starts` (n,) to look at; good is one whose return is nearer `high` than `low`."""
     returned, seen = play(name, starts, act, stack=stack)
-    return [Tile(f"{r:g} in {len(o)} steps", trace(o[:, -(o.shape[1] // stack) :]), good=min(max((r - low) / (high - low), 0), 1))
+    return [Tile(f"{r:g} in {len(o)} steps", trace(o[:, -(o.shape[1] // stack) :]), score=min(max((r - low) / (high - low), 0), 1))
             for r, o in zip(returned.tolist(), seen, strict=True)]  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from torchvision.utils import draw_bounding_boxes
 from trainworthy.core import UserError
 from trainworthy.core.base import seeds
 from trainworthy.core.data.validation_split import absolute
-from trainworthy.core.data.validation_split import held_out as chosen
+from trainworthy.core.data.validation_split import parse_val as chosen
 from trainworthy.recipes.shared import digits
 from trainworthy.recipes.vision.data import pasted
 from trainworthy.recipes.vision.data.pictures import VALIDATION, Decoded, decode, readable, said, shown, survey
