@@ -198,7 +198,7 @@ def report(argv: list[str]) -> None:
     from trainworthy.core.report.folder import read_json
 
     if "recipe" not in read_json(Path(argv[1]) / "args.json"):
-        raise UserError(f"{argv[1]} is no run folder of trainworthy", got="an args.json that names no recipe, or is cut off",
+        raise UserError(f"{argv[1]} is not a run folder of trainworthy", got="an args.json that names no recipe, or is cut off",
                         needed="the folder that a run printed", next="ls -d runs/*/*")  # fmt: skip
     page = write(Path(argv[1]))
     if as_json:

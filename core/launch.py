@@ -207,7 +207,7 @@ def begun(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} is one stage of a run", needed="the run's folder",
                         next=f"trainworthy resume {folder.parent.parent}")  # fmt: skip
     if not args.is_file() or folder.resolve().parent.name == "checks":
-        raise UserError(f"{folder} is no run folder", got="no args.json in it", needed="a folder under runs/<recipe>/",
+        raise UserError(f"{folder} is not a run folder", got="no args.json in it", needed="a folder under runs/<recipe>/",
                         next="ls -d runs/*/*")  # fmt: skip
     try:
         saved = json.loads(args.read_text())
@@ -347,7 +347,7 @@ def train_stage(
     steps = one.total_steps(stage)
     named = f"{part.name}: " if part.of > 1 else ""
     what = f"steps of {cfg.train.batch_size} samples, {cfg.train.epochs:g} epochs" if "train" in stage.data else (
-        f"units that make their own samples, {cfg.train.batch_size} to an update")  # fmt: skip
+        f"iterations that collect their own samples, {cfg.train.batch_size} to an update")  # fmt: skip
     s.console.say(f"train  {named}{steps:,} {what}, into {folder}")
     watcher = Watcher(one, stage)
     classes = ClassWatch(one, stage)

@@ -77,7 +77,7 @@ def options(argv: list[str]) -> Options:
     extra = words[2:] if words[:1] == ["-m"] else words[1:]
     if extra:
         raise UserError(
-            "the script's own arguments stand after --",
+            "put the script's own arguments after --",
             got=" ".join(extra),
             next=f"trainworthy guard {words[0]} -- {' '.join(extra)}",
         )

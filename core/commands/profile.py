@@ -241,7 +241,7 @@ def of_run(rest: list[str]) -> list[str]:
 
     recipe = read_json(folder / "args.json").get("recipe")
     if not isinstance(recipe, str):
-        raise UserError(f"{folder} is no run folder of trainworthy", got="no args.json that names its recipe",
+        raise UserError(f"{folder} is not a run folder of trainworthy", got="no args.json that names its recipe",
                         needed="a recipe, or the folder that a run printed", next="ls -d runs/*/*")  # fmt: skip
     return [recipe, "--config", str(folder / "args.json"), *rest[1:]]
 

@@ -62,7 +62,7 @@ def main(argv: list[str]) -> None:
 
 
 def kept(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """args.json, environment.json and data.json. UserError: it is no run folder of ours; later files may be missing."""
+    """args.json, environment.json and data.json. UserError: it is not a run folder of ours; later files may be missing."""
     from trainworthy.core.report.folder import read_json
 
     args, environment, data = (read_json(folder / f"{n}.json") for n in ("args", "environment", "data"))
@@ -71,7 +71,7 @@ def kept(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
             f"{folder} is a group of seeds", needed="the folder of one of them", next=f"ls -d {folder}/seed-*"
         )
     if not all(isinstance(args.get(k), kind) for k, kind in (("recipe", str), ("argv", list), ("settings", dict))):
-        raise UserError(f"{folder} is no run folder of trainworthy", got="no args.json that names its recipe and settings",
+        raise UserError(f"{folder} is not a run folder of trainworthy", got="no args.json that names its recipe and settings",
                         needed="the folder that a run printed", next="ls -d runs/*/*")  # fmt: skip
     return args, environment, data
 

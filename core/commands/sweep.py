@@ -62,7 +62,7 @@ def kept(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:
 
     plan = read_json(home / PLAN)
     if not {"declared", "storage", "name"} <= plan.keys() or not isinstance(plan["declared"], dict):
-        raise UserError(f"{home} is no folder of a sweep", got=f"no whole {PLAN} in it", needed="the folder that a sweep printed",
+        raise UserError(f"{home} is not a sweep folder", got=f"no whole {PLAN} in it", needed="the folder that a sweep printed",
                         next="ls -d runs/*/sweep-*")  # fmt: skip
     if more:
         raise UserError("a sweep that goes on takes no settings", got=" ".join(more), needed="its folder alone")

@@ -166,7 +166,7 @@ def read_all(
 
 def _share(key: str, index: int, split: str, share: float) -> float:
     if not 0 <= float(share) <= 1:
-        raise UserError(f"the fabricated share of '{key}' is no share", got=f"{float(share):g} for sample {index} of {split}",
+        raise UserError(f"the fabricated share of '{key}' is not a share", got=f"{float(share):g} for sample {index} of {split}",
                         needed="a number from 0 to 1", cause="a count that was not divided by the size of the entry")  # fmt: skip
     return float(share)
 
@@ -426,5 +426,7 @@ def report(scans: dict[str, Scan]) -> dict[str, Any]:
         out["best_single_input"] = None if found is None else dict(zip(keys, found, strict=True))
     pairs = [(a, b) for a, b in itertools.combinations(scans, 2) if (a, b) != ("train", "val")]
     out["overlaps"] = {f"{b} in {a}": overlap(scans[a], scans[b]) for a, b in pairs}
-    out["fingerprint"] = " ".join(s.fingerprint for k, s in scans.items() if k != "test")  # what was learnt and chosen on
+    out["fingerprint"] = " ".join(
+        s.fingerprint for k, s in scans.items() if k != "test"
+    )  # what was learnt and chosen on
     return out

@@ -175,6 +175,6 @@ def _read(path: Path) -> list[str]:
     except ValueError as error:
         raise UserError(f"{path} cannot be read", got=error, needed="a JSON list of texts") from None
     if not isinstance(found, list) or not all(isinstance(t, str) for t in found):
-        raise UserError(f"{path} is no exclusion list", got=type(found).__name__, needed="a JSON list of texts",
+        raise UserError(f"{path} is not an exclusion list", got=type(found).__name__, needed="a JSON list of texts",
                         next="trainworthy data RECIPE  (writes one)")  # fmt: skip
     return found

@@ -19,7 +19,7 @@ def held_out(value: str) -> float | Path | None:
                             needed="a path that exists, or a share such as 0.2") from None  # fmt: skip
         return path.resolve()
     if not 0 < share < 1:
-        raise UserError("--data.val is no share", got=value, needed="more than 0 and less than 1, or a path")
+        raise UserError("--data.val is not a share", got=value, needed="more than 0 and less than 1, or a path")
     return share
 
 

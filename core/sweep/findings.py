@@ -114,12 +114,12 @@ def said(point: dict[str, Any]) -> str:
 
 
 def comparison(f: Findings) -> list[str]:
-    """What may be said of the scientific settings: best against best, with intervals where there are seeds."""
+    """Conclusions of the scientific settings: best against best, with intervals where there are seeds."""
     known = [(chosen, best) for chosen, best, _ in f.each if best is not None]
     if len(f.each) < 2:
         return []
     if len(known) < 2:
-        return ["Fewer than two of the compared settings have a finished trial: nothing is compared yet."]
+        return ["Fewer than two of the compared settings have a finished trial: there is no comparison yet."]
     known.sort(key=lambda pair: pair[1].value, reverse=f.higher)
     (a, first), (b, second) = known[0], known[1]
     text = f"{said(a)} is ahead of {said(b)} by {abs(first.value - second.value):.4f} {f.metric}, each at its own best nuisance settings."

@@ -27,9 +27,7 @@ def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) 
         "Isolation plots", _plots(f), "Best over the nuisance settings for each compared value; below, every trial."
     )
     said_ = [*(e.words() for e in f.edges), *comparison(f)]
-    body += section(
-        "What may be said", tag("ul", "".join(tag("li", esc(s)) for s in said_), class_="card") if said_ else ""
-    )
+    body += section("Conclusions", tag("ul", "".join(tag("li", esc(s)) for s in said_), class_="card") if said_ else "")
     body += section(
         "Trials",
         tag("div", _trials(f), class_="card"),

@@ -135,7 +135,7 @@ def read_file(path: Path) -> dict[str, Any]:
             raise config.unknown(f"entry {name} in {path}", name, known)
     for role in ("scientific", "nuisance", "fixed"):
         if not isinstance(found.get(role) or {}, dict):
-            raise UserError(f"{role} in {path} is no mapping", got=found[role], needed="optim.lr: [1e-4, 1e-2]")
+            raise UserError(f"{role} in {path} is not a mapping", got=found[role], needed="optim.lr: [1e-4, 1e-2]")
     return found
 
 

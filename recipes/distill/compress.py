@@ -243,7 +243,7 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         loss=loss,
         counts=lambda batch: {"*": (batch["words"] - len(teacher.prompt)).sum()},
         evaluate=evaluate,
-        metric=core.Metric("wer", "which words were said?", floor=1.0, ceiling=0.0, higher_is_better=False),
+        metric=core.Metric("wer", "which words were spoken?", floor=1.0, ceiling=0.0, higher_is_better=False),
         # An answer is decoded word by word, and the teacher asked at every step.
         expect=core.Expect(loss_floor=0.1, overfit_metric=goal, overfit_steps=40, gate_batch_size=4, frozen=frozen(cfg)),
         pretrained=start,

@@ -273,7 +273,7 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         frozen_modules={"teacher": teacher.model},
         loss=loss,
         evaluate=evaluate,
-        metric=core.Metric("wer", "which words were said?", floor=1.0, ceiling=0.0, higher_is_better=False),
+        metric=core.Metric("wer", "which words were spoken?", floor=1.0, ceiling=0.0, higher_is_better=False),
         counts=lambda batch: {"ce": (batch["words"] - len(teacher.prompt)).sum(), "*": batch["span"].sum()},
         # An answer is decoded word by word.
         expect=core.Expect(

@@ -84,11 +84,13 @@ def full() -> Config:
 
 # ----------------------------------------------------------------------------------------------------------------- data
 def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
-    """Both splits, without what is too long or prefers nothing."""
+    """All splits, without what is too long or prefers nothing."""
     data, (*splits, bad) = {}, preferences.read(cfg.data, chat)
-    sizes = [preferences.sizes(rows, chat) for rows in splits]
+    sizes = [preferences.sizes(rows, chat) for rows in splits[:2]]
     limit = pairs.limit(cfg.data, sizes, loading.context(loading.locate(cfg.model)))
-    for name, rows in zip(("train", "val"), splits, strict=True):
+    for name, rows in zip(("train", "val", "test"), splits, strict=True):
+        if not rows and name == "test":
+            continue
         kept, told = preferences.usable(rows, chat, cfg.data, name, limit)
         data[name] = preferences.Preferences(kept, chat)
         data[name].notes = {f"left out of {name}": "; ".join(told)} if told else {}

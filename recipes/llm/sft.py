@@ -86,11 +86,13 @@ def full() -> Config:
 
 # ----------------------------------------------------------------------------------------------------------------- data
 def read(cfg: Config, chat: pairs.Chat) -> dict[str, pairs.Pairs]:
-    """Both splits, without what is too long."""
+    """All splits, without what is too long."""
     data, (*splits, told) = {}, pairs.read(cfg.data, chat)
-    sizes = [pairs.lengths(tuple((r["prompt"], r["completion"]) for r in rows), chat) for rows in splits]
+    sizes = [pairs.lengths(tuple((r["prompt"], r["completion"]) for r in rows), chat) for rows in splits[:2]]
     limit = pairs.limit(cfg.data, sizes, loading.context(loading.locate(cfg.model)))
-    for name, rows in zip(("train", "val"), splits, strict=True):
+    for name, rows in zip(("train", "val", "test"), splits, strict=True):
+        if not rows and name == "test":
+            continue
         kept, long = pairs.short_enough(rows, chat, cfg.data, name, limit)
         data[name] = pairs.Pairs(kept, chat)
         data[name].limit = limit

@@ -96,7 +96,9 @@ def read(cfg: Config, asker: problems.Asker, rows: tuple, context: int) -> dict[
     """The questions to learn from and those held out, without what is too long."""
     data = {}
     *splits, bad = rows
-    for name, some in zip(("questions", "val"), splits, strict=True):
+    for name, some in zip(("questions", "val", "test"), splits, strict=True):
+        if not some and name == "test":
+            continue
         kept, told = problems.usable(some, asker, name, context=context, new=cfg.max_new_tokens)
         data[name] = problems.Problems(kept)
         data[name].notes = {f"left out of {name}": told} if told else {}

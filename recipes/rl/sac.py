@@ -197,7 +197,7 @@ class Policy(nn.Module):
 def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
     if cfg.num_steps > cfg.buffer_size // cfg.num_envs:
-        raise UserError("the steps of a unit do not fit", needed=f"--num-steps <= --buffer-size / {cfg.num_envs} environments",
+        raise UserError("the steps of an iteration do not fit", needed=f"--num-steps <= --buffer-size / {cfg.num_envs} environments",
                         got=f"{cfg.num_steps}, {cfg.buffer_size}")  # fmt: skip
     n_obs, n_act, _ = environments.sizes(cfg.env, Box, stack=cfg.frame_stack)
     solved, ceiling = environments.limits(cfg.env)

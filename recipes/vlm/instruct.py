@@ -246,7 +246,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
     def figures(model: nn.Module, data: core.Data) -> dict:
         batch = fetch(data, list(range(min(16, len(data)))), None, run.device)
         tiles = zip(predict(model, batch), preview({k: v.cpu() for k, v in batch.items()}), strict=True)
-        return {"Pictures beside their counterfactuals: what the model answers": [
+        return {"Pictures and their counterfactuals: what the model answers": [
             core.Tile(said.caption, seen.image, good=said.good) for said, seen in tiles]}  # fmt: skip
 
     def export(folder: Path) -> None:

@@ -57,7 +57,7 @@ def test_data_of_pictures_is_printed_and_kept(launch):
 
 
 def test_what_was_made_up_is_counted(launch, fork):
-    """A declared share is printed and kept by split and class; one that is no share is refused."""
+    """A declared share is printed and kept by split and class; one that is not a share is refused."""
     fork((STAGES, made_up("image[:, :label] = 0", "label / 28")))
     done = launch("data", "mine.py")
     assert "fabricated: min · mean · max  0.0% · 16.1% · 32.1%  0.0% · 16.1% · 32.1%" in done.stdout, done.shown
@@ -66,7 +66,7 @@ def test_what_was_made_up_is_counted(launch, fork):
     fork((STAGES, made_up("image[:, :label] = 0", "label")))
     done = launch("data", "mine.py", "--sample", "300")
     assert done.returncode == 2, done.shown
-    assert "the fabricated share of 'image' is no share" in done.stderr
+    assert "the fabricated share of 'image' is not a share" in done.stderr
 
 
 def test_json_and_sample(launch):

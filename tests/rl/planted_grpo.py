@@ -89,7 +89,7 @@ PLANTS = [
     plant("grpo-mean-over-answers", "objective", "R1", '        loss_type="dapo",', '        loss_type="grpo",',
           ("a mean over answers",), source="R1 LLM-12", harm="tokens of short answers weigh more"),
     plant("grpo-held-out-learnt", "questions", "C6", "    rows = problems.read(cfg.data)\n",
-          "    rows = problems.read(cfg.data)\n    rows = (rows[0] + rows[1][::9], rows[1])\n", ("in both splits",), source="C6",
+          "    rows = problems.read(cfg.data)\n    rows = (rows[0] + rows[1][::9], *rows[1:])\n", ("in both splits",), source="C6",
           harm="held-out accuracy is that of training"),
 ]  # fmt: skip
 RELATIVES = [p.id for p in PLANTS]  # each builds SmolLM2; test_grpo has some on a small model

@@ -113,7 +113,7 @@ def task(cfg: core.Config, run: core.Run, previous: core.Stage, measures: Measur
         data=data,
         loss=loss,
         evaluate=lambda model, data: {**words(run, model, data), **measures.likeness(model, data)},
-        metric=core.Metric("wer", "which words were said?", floor=1.0, ceiling=0.0, higher_is_better=False),
+        metric=core.Metric("wer", "which words were spoken?", floor=1.0, ceiling=0.0, higher_is_better=False),
         counts=lambda batch: {"ctc": (batch["letters"] != BLANK).sum()},
         expect=core.Expect(overfit_metric=0.05, overfit_steps=200),
         baselines=lambda: baselines(run, model, data["val"]),

@@ -283,7 +283,7 @@ def _listed(root: Path, file: Path, split: str) -> Listed:
                         next="list it under categories, or remove its boxes")  # fmt: skip
     if any(len(e[2]) != 4 for e in whole):
         raise UserError(
-            f"boxes of {file} are no boxes", got=next(e[2] for e in whole if len(e[2]) != 4), needed="[x, y, w, h]"
+            f"boxes of {file} are not boxes", got=next(e[2] for e in whole if len(e[2]) != 4), needed="[x, y, w, h]"
         )
     places = [file.parent, *sorted(p for p in root.glob(f"{split}*") if p.is_dir()), *sorted(root.glob(f"images/{split}*")),
               root / "images", root]  # fmt: skip

@@ -333,7 +333,7 @@ def from_folder(root: Path, wanted: float | Path | None, *, max_bad: float) -> L
     val = next((root / v for v in VALIDATION if (root / v).is_dir()), None) if train != root else None
     val = val if wanted is None else wanted if isinstance(wanted, Path) else None
     if val and not val.is_dir():
-        raise UserError("--data.val is no folder", got=val, needed="a folder <class>/.., or a share such as 0.2")
+        raise UserError("--data.val is not a folder", got=val, needed="a folder <class>/.., or a share such as 0.2")
     test = root / "test" if val and val.name != "test" and (root / "test").is_dir() else None
     files = {split: _class_folders(split) for split in (train, val, test) if split}
     classes = tuple(sorted({name for found in files.values() for name in found}))

@@ -149,7 +149,7 @@ def read(file: Path) -> list[Talk | dict[str, str]]:
         try:
             line = json.loads(text)
         except json.JSONDecodeError as error:
-            raise UserError(f"line {number} of {file} is no JSON", got=f"{error}: {text[:60]}") from None
+            raise UserError(f"line {number} of {file} is not JSON", got=f"{error}: {text[:60]}") from None
         if not isinstance(line, dict) or not {"conversations", "messages"} & line.keys():
             lines.append(_question(line, f"line {number} of {file}"))
             continue
@@ -158,7 +158,7 @@ def read(file: Path) -> list[Talk | dict[str, str]]:
         except Wrong as why:
             wrong.append(f"line {number}: {why}")
     if wrong:
-        raise UserError(f"{len(wrong):,} of {len(wrong) + len(lines):,} lines of {file} are no conversations about pictures",
+        raise UserError(f"{len(wrong):,} of {len(wrong) + len(lines):,} lines of {file} are not conversations about pictures",
                         got="; ".join(wrong[:3]), needed=f"users and answers in turn, a text each, as many {PLACE} as pictures",
                         cause="a picture that is not there, a line converted by halves", next="mend or delete them")  # fmt: skip
     if not lines:
@@ -170,7 +170,7 @@ def _question(line: Any, where: str) -> dict[str, str]:
     columns = line.keys() if isinstance(line, dict) else ()
     if not {*COLUMNS} <= {*columns} or not all(isinstance(line[c], str) and line[c].strip() for c in COLUMNS):
         wrong = [c for c in COLUMNS if c in columns and not (isinstance(line[c], str) and line[c].strip())]
-        raise UserError(f"{where} is no question about a picture",
+        raise UserError(f"{where} is not a question about a picture",
                         needed=", ".join(COLUMNS) + ", each a text; or conversations, or messages",
                         got=f"{wrong[0]} {line[wrong[0]]!r}" if wrong else ", ".join(columns))  # fmt: skip
     question, answer = line["question"], line["answer"]

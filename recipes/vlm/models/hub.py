@@ -36,7 +36,7 @@ class Whole(nn.Module):
         try:
             net, _ = language_models.read(AutoModelForImageTextToText, locate(name), torch.float32)
         except ValueError as error:
-            raise UserError(f"--model {name} is no vision-language model", got=str(error).partition("\n")[0][:200],
+            raise UserError(f"--model {name} is not a vision-language model", got=str(error).partition("\n")[0][:200],
                             needed="one that transformers' AutoModelForImageTextToText loads") from None  # fmt: skip
         parts = towers(net, name)
         head, decoder, self.image = net.get_output_embeddings(), parts["language"], processor(name).image_token_id
