@@ -37,6 +37,8 @@ trainworthy: training recipes that must pass their gates before they train
   trainworthy guard SCRIPT.py [-- its arguments]    rehearse any training script, unchanged, and check its loop and data
   trainworthy watch SCRIPT.py [-- its arguments]    run it in full, log step metrics, and report the same checks as advice
   trainworthy sweep RECIPE [settings]       search settings: scientific, nuisance or fixed; chosen on validation data
+  trainworthy board [FOLDER]                TensorBoard on the runs; prints its address once it answers
+  trainworthy list --running [FOLDER]       runs that a process works on now: step, speed, time left, score, gates
   trainworthy reference RECIPE [--seeds 5] [settings]    measure the band of RECIPE's healthy runs for later reports
 
   trainworthy COMMAND --help                help of one command
@@ -44,6 +46,8 @@ trainworthy: training recipes that must pass their gates before they train
   trainworthy --version                     the installed version
   --seeds 5, --seeds 0,1,2                  several seeds in parallel: mean and interval (run), gate failures by seed (check)
   --init-from PATH                          fine-tune: start from these weights (run, check)
+  --board                                   TensorBoard beside the run, up before its first step (run, resume)
+  --on-end CMD                              run CMD when the run ends, stops itself or fails a gate (run, resume, check)
   -n N, --accelerate-config FILE            number of processes, or accelerate's config file (run, check, lr, resume)
 
 exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the run stopped itself · 5 interrupted but saved"""
@@ -78,6 +82,7 @@ def main() -> None:
             "config": elsewhere,
             "repro": elsewhere,
             "sweep": elsewhere,
+            "board": elsewhere,
             "data": launch,
             "batch": launch,
             "profile": launch,

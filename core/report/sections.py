@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.monitoring import cost
 from trainworthy.core.monitoring.metrics import read_rows
 from trainworthy.core.recipe.anatomy import pieces
 from trainworthy.core.recipe.forks import NOTE, origin, without_note
@@ -452,6 +453,8 @@ def environment_section(f: Folder) -> str:
         "platform": e.get("platform", ""), "cores, threads": f"{e.get('cores')}, {e.get('threads')}",
         "memory": f"{e.get('memory_gb')} GB",
     }  # fmt: skip
+    if spent := cost.words(cost.of_run(f.path)):
+        machine["cost so far" if not f.finished else "cost"] = spent
     cards = ""
     for title, found in (("Machine", machine), ("Versions", e.get("versions", {}))):
         cards += card(title, table((), [[esc(k), esc(v)] for k, v in found.items()], class_="plain"))
