@@ -31,6 +31,7 @@ trainworthy: training recipes that must pass their gates before they train
   trainworthy resume RUN_FOLDER [--force]   continue a stopped run
   trainworthy resume RUN_FOLDER --rung NAME [settings]    continue from its weights with a rung that its recipe offers
   trainworthy report RUN_FOLDER [--json]    write report.html again; its verdicts and advice as JSON
+  trainworthy report THEIRS [--metric NAME]    the same of another tool's run: a TensorBoard folder, a trainer_state.json
   trainworthy compare RUNS_A RUNS_B [--json]    two groups of seeds: the difference and its interval
   trainworthy config RECIPE [settings]      all settings as a file, for --config FILE
   trainworthy repro RUN_FOLDER              what a run was made of, and what differs here
@@ -187,8 +188,26 @@ def elsewhere(argv: list[str]) -> None:
 
 def report(argv: list[str]) -> None:
     """Write report.html of a run folder, or of a group of seeds, again."""
+    from trainworthy.core.base.config import take
+
     as_json = "--json" in argv
     argv = [w for w in argv if w != "--json"]
+    argv, metric = take(argv, "--metric")
+    better = [w for w in argv if w in ("--higher-is-better", "--lower-is-better")]
+    argv = [w for w in argv if w not in better]
+    if len(argv) == 2:
+        from trainworthy.core.report import foreign
+
+        source = foreign.source_of(Path(argv[1]))
+        if source is not None:
+            home = foreign.read_foreign(source, metric=metric or "", higher="--higher" in better[0] if better else None)
+            argv = [argv[0], str(home)]
+        elif metric or better:
+            raise UserError(
+                "--metric and its direction are for runs of other tools",
+                got=argv[1],
+                needed="a run's own metric is in its summary.json",
+            )
     if len(argv) == 2 and (Path(argv[1]) / "seeds.json").is_file():
         from trainworthy.core.report import seeds
 

@@ -5,6 +5,7 @@ settings -> data report -> gates -> training -> evaluation -> export -> report
 
 import contextlib
 import json
+import math
 import os
 import shlex
 import sys
@@ -385,6 +386,15 @@ def train_stage(
     watcher.before()
     if folder == session.folder:
         one.journal.healthy = bands.watch(folder, stage.metric)
+    if s.main:  # what a run that never ends is judged by
+        ends = {"floor": stage.metric.floor, "ceiling": stage.metric.ceiling}
+        told = {
+            "metric": stage.metric.name,
+            "higher_is_better": stage.metric.higher_is_better,
+            "question": stage.metric.question,
+        }
+        told |= {k: v if v is not None and math.isfinite(v) else None for k, v in ends.items()}
+        (folder / "metric.json").write_text(json.dumps(told, indent=1))
     interrupts.run = one
     try:
         with one.closed_on_error(), monitors.kept(one, stage):

@@ -15,7 +15,7 @@ def in_short(page: Path) -> str:
     """The text of `report RUN --json`, from the run folder whose page was written to `page`."""
     f = read(page.parent)
     s = f.summary
-    advice = advise(f.rows, s, f.settings, f.n_val) if s.get("metric") else []
+    advice = advise(f.rows, s, f.settings, f.n_val, own_samples=f.own_samples) if s.get("metric") else []
     beyond = against_healthy(f)
     found = {
         "run": str(f.path), "page": str(page), "recipe": f.args.get("recipe"), "finished": f.finished, "verdict": verdict(f)[1],

@@ -115,7 +115,7 @@ def measured(folder: Path, seeds: list[int], outcome: Outcome) -> Outcome:
             )
         outcome.values.append(value)
     f = read(folder / f"seed-{seeds[0]}")
-    first = advise(f.rows, f.summary, f.settings, f.n_val)[0]
+    first = advise(f.rows, f.summary, f.settings, f.n_val, own_samples=f.own_samples)[0]
     outcome.diagnosis, outcome.evidence = first.title, first.evidence
     return outcome
 
