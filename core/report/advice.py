@@ -207,7 +207,7 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_sampl
     if (ceiling := summary.get("ceiling")) is not None and all(v == ceiling for v in t.values[-2:]):
         return Advice("Stop: the metric is at its ceiling", f"{seen} More epochs cannot better it.")
     worse = improved < -t.needed or (lost > 2 * t.error and improved <= t.needed)
-    if worse and not ended and (held := _held_out_loss(t)):
+    if worse and not over and (held := _held_out_loss(t)):
         text = f"{seen} That is less than its best, but the loss on held-out data still falls ({held})."
         return Advice("Continue: the held-out loss still falls", text)
     overfits = now < then and t.best < len(t.rows) - 1 and not own_samples and not _held_out_loss(t)
@@ -224,9 +224,9 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_sampl
             "Unclear: the evaluations are too noisy for a trend",
             text + "generated samples) per evaluation, or --seeds 5.",
         )
-    if worse and _held_out_loss(t):
-        return Advice("Change the schedule: it has not ended learning", f"{seen} The loss on held-out data still falls "
-                      f"({_held_out_loss(t)}).{over or ' The run has ended: train longer (--train.epochs).'}")  # fmt: skip
+    if worse and (held := _held_out_loss(t)):
+        text = f"{seen} The loss on held-out data still falls ({held}).{over}"
+        return Advice("Change the schedule: it has not ended learning", text)
     if worse:
         why = (
             ""

@@ -18,6 +18,7 @@ HELD_OUT = re.compile(r"^(val|valid|validation|eval|evaluation|test|dev)(?=$|[/_
 TRAINING = re.compile(r"^(train|training)(?=$|[/_.\- ])[/_.\- ]?", re.IGNORECASE)
 LOWER = re.compile(r"loss|error|nll|perplexity|ppl|bits|(^|_)(wer|cer|mse|mae|rmse|fid|lpips|ece)($|_)", re.IGNORECASE)
 SPEED = re.compile(r"runtime|per_second|epoch$|jit_compilation|memory|global_step|flos|num_tokens", re.IGNORECASE)
+SHARE = re.compile(r"(^|_)(acc|accuracy|f1|auc|auroc|precision|recall|iou|miou|map|exact_match)($|_)", re.IGNORECASE)
 RATE = re.compile(r"^(lr|learning_rate)($|[/_.\- ])|(lr|learning_rate)$", re.IGNORECASE)
 LOGGED = dict[str, list[tuple[float, float]]]
 """Tag -> [(step, value), ...]"""
@@ -35,7 +36,17 @@ def source_of(path: Path) -> Path | None:
     states = [p for p in states if p.is_file()]
     if states:  # each checkpoint's holds the log from the first step to its own
         return max(states, key=lambda p: number(read_json(p).get("global_step", -1)))
-    return path if any(path.rglob("events.out.tfevents.*")) else None
+    return path if _event_folders(path) else None
+
+
+def _event_folders(folder: Path) -> list[Path]:
+    """Folders under it with TensorBoard's files, without those of our own runs (<run>/tb)."""
+    homes = sorted({p.parent for p in folder.rglob("events.out.tfevents.*") if HERE not in p.parts})
+    return [
+        h
+        for h in homes
+        if not any("recipe" in read_json(up / "args.json") for up in (h.absolute().parent, h.absolute().parent.parent))
+    ]
 
 
 def read_foreign(source: Path, *, metric: str = "", higher: bool | None = None) -> Path:
@@ -60,9 +71,12 @@ def read_foreign(source: Path, *, metric: str = "", higher: bool | None = None) 
     for file, found in (("epoch", rows), ("step", steps)):
         (home / f"{file}_metrics.jsonl").write_text("".join(json.dumps(_plain(r)) + "\n" for r in found))
     last = rows[-1]
+    share = bool(SHARE.search(name)) and all(0 <= r[f"val/{name}"] <= 1 for r in rows)
     summary = {
-        "recipe": what, "metric": name, "higher_is_better": higher, "floor": None, "ceiling": None, "question": "", "best_known": None,
-        "steps": int(last["step"]), "epochs": last.get("epoch", 0), "train_seconds": 0.0, "skipped_steps": [], "baselines": {}, "foreign": True,
+        "recipe": what, "metric": name, "higher_is_better": higher, "floor": None, "ceiling": 1.0 if share else None, "question": "",
+        "best_known": None,
+        "steps": int(last["step"]), "epochs": last.get("epoch", 0), "train_seconds": 0.0, "skipped_steps": [],
+        "baselines": {}, "foreign": True,
         "reported": {"weights": "final", "step": int(last["step"]), name: last[f"val/{name}"]},
         "metrics": {name: last[f"val/{name}"]}, "final": last,
     }  # fmt: skip
@@ -106,7 +120,7 @@ def _of_board(folder: Path) -> tuple[LOGGED, dict[str, Any]]:
         raise UserError("TensorBoard's files need the package 'tensorboard'", next="pip install tensorboard") from None
     from tensorboard.util.tensor_util import make_ndarray
 
-    homes = sorted({p.parent for p in folder.rglob("events.out.tfevents.*") if HERE not in p.parts})
+    homes = _event_folders(folder)
     split = {h: h.name for h in homes if h != folder and (HELD_OUT.match(h.name) or TRAINING.match(h.name))}
     single = [h for h in homes if h not in split]
     if len({h.parent for h in split}) + len([h for h in single if h != folder or not split]) > 1:
@@ -146,9 +160,9 @@ def _metric(logged: LOGGED, asked: str, higher: bool | None, source: Path) -> tu
     if asked:
         tag = held_out.get(asked) or (asked if asked in logged else None)
         if tag is None:
+            every = [*held_out, *(k for k in logged if not HELD_OUT.match(k) and not SPEED.search(k))]
             raise UserError(
-                f"{source} has no metric '{asked}'",
-                needed=f"one of: {', '.join([*held_out, *(t for t in logged if t not in held_out.values())][:20])}",
+                f"{source} has no metric '{asked}'", needed=f"one of: {', '.join(dict.fromkeys(every[:20]))}"
             )
         name = HELD_OUT.sub("", tag) or tag
     elif held_out:

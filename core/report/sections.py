@@ -97,7 +97,7 @@ def hero(f: Folder) -> str:
     """Verdict, result, and the result next to its baselines."""
     (kind, words), recipe, question = verdict(f), name_of(f), f.summary.get("question") or ""
     seed, stamp = f.settings.get("run", {}).get("seed", "?"), " ".join(f.path.absolute().name.split("-")[:2])
-    facts = [recipe, f.args.get("preset", ""), f"seed {seed}", stamp]
+    facts = [recipe, f.args.get("preset", ""), f"seed {seed}", stamp] if not f.args.get("foreign") else []
     mark = tag("span", {"good": "✓", "warn": "!", "bad": "✕"}[kind], aria_hidden="true")
     left = tag("p", " · ".join(esc(x) for x in facts if x), class_="eyebrow")
     left += tag("h1", esc(question[:1].upper() + question[1:] or recipe)) + tag(
