@@ -50,10 +50,10 @@ BUGS = [
         "logits-exports-control",
         "distill/logits",
         "recipes/distill/logits.py",
-        "core.save(folder, model, config, torch.zeros(2, *shape), weights=model if small else model.net)",
+        "core.save_export(folder, model, config, torch.zeros(2, *shape), weights=model if small else model.net)",
         (
             "net = before or model\n"
-            "        core.save(folder, net, config, torch.zeros(2, *shape), weights=net if small else net.net)"
+            "        core.save_export(folder, net, config, torch.zeros(2, *shape), weights=net if small else net.net)"
         ),
         "export",
         "common (stale variable)",
