@@ -31,12 +31,15 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   trainworthy resume RUN_FOLDER [--force]   continue a stopped run
   trainworthy resume RUN_FOLDER --rung NAME [settings]    continue from its weights with a rung that its recipe offers
   trainworthy report RUN_FOLDER [--json]    write report.html again; its verdicts and advice as JSON
+  trainworthy report THEIRS [--metric NAME]    the same of another tool's run: a TensorBoard folder, a trainer_state.json
   trainworthy compare RUNS_A RUNS_B [--json]    two groups of seeds: the difference and its interval
   trainworthy config RECIPE [settings]      all settings as a file, for --config FILE
   trainworthy repro RUN_FOLDER              what a run was made of, and what differs here
   trainworthy guard SCRIPT.py [-- its arguments]    rehearse any training script, unchanged, and check its loop and data
   trainworthy watch SCRIPT.py [-- its arguments]    run it in full, log step metrics, and report the same checks as advice
   trainworthy sweep RECIPE [settings]       search settings: scientific, nuisance or fixed; chosen on validation data
+  trainworthy board [FOLDER]                TensorBoard on the runs; prints its address once it answers
+  trainworthy list --running [FOLDER]       runs that a process works on now: step, speed, time left, score, gates
   trainworthy reference RECIPE [--seeds 5] [settings]    measure the band of RECIPE's healthy runs for later reports
 
   trainworthy COMMAND --help                help of one command
@@ -44,6 +47,8 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   trainworthy --version                     the installed version
   --seeds 5, --seeds 0,1,2                  several seeds in parallel: mean and interval (run), gate failures by seed (check)
   --init-from PATH                          fine-tune: start from these weights (run, check)
+  --board                                   TensorBoard beside the run, up before its first step (run, resume)
+  --on-end CMD                              run CMD when the run ends, stops itself or fails a gate (run, resume, check)
   -n N, --accelerate-config FILE            number of processes, or accelerate's config file (run, check, lr, resume)
 
 exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the run stopped itself · 5 interrupted but saved"""
@@ -78,6 +83,7 @@ def main() -> None:
             "config": elsewhere,
             "repro": elsewhere,
             "sweep": elsewhere,
+            "board": elsewhere,
             "data": launch,
             "batch": launch,
             "profile": launch,
@@ -183,8 +189,26 @@ def elsewhere(argv: list[str]) -> None:
 
 def report(argv: list[str]) -> None:
     """Write report.html of a run folder, or of a group of seeds, again."""
+    from trainworthy.core.base.config import take
+
     as_json = "--json" in argv
     argv = [w for w in argv if w != "--json"]
+    argv, metric = take(argv, "--metric")
+    better = [w for w in argv if w in ("--higher-is-better", "--lower-is-better")]
+    argv = [w for w in argv if w not in better]
+    if len(argv) == 2:
+        from trainworthy.core.report import foreign
+
+        source = foreign.source_of(Path(argv[1]))
+        if source is not None:
+            home = foreign.read_foreign(source, metric=metric or "", higher="--higher" in better[0] if better else None)
+            argv = [argv[0], str(home)]
+        elif metric or better:
+            raise UserError(
+                "--metric and its direction are for runs of other tools",
+                got=argv[1],
+                needed="a run's own metric is in its summary.json",
+            )
     if len(argv) == 2 and (Path(argv[1]) / "seeds.json").is_file():
         from trainworthy.core.report import seeds
 

@@ -5,6 +5,7 @@ settings -> data report -> gates -> training -> evaluation -> export -> report
 
 import contextlib
 import json
+import math
 import os
 import shlex
 import sys
@@ -27,13 +28,13 @@ from trainworthy.core.gates import order
 from trainworthy.core.gates.exported import WrongExport
 from trainworthy.core.loop.checkpoint import assert_resumable, digest, load_into, load_weights
 from trainworthy.core.loop.run import Run, precision
-from trainworthy.core.monitoring import monitors
+from trainworthy.core.monitoring import board, cost, monitors
 from trainworthy.core.monitoring.metrics import MetricsTracker
 from trainworthy.core.monitoring.trackers import mirror, tracked
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.core.report import bands
-from trainworthy.core.session import environment, ledger, multi_seed, process_end, rungs, stages
+from trainworthy.core.session import environment, ledger, multi_seed, on_end, process_end, rungs, stages
 from trainworthy.core.session.results import ClassWatch, Watcher, finish
 from trainworthy.core.session.session import (
     Interrupts,
@@ -62,13 +63,13 @@ def main(target: str | None = None, argv: list[str] | None = None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     if target is not None:
         argv = ["run", target, *argv]
-    process_end.leave(*outcome(argv))
+    process_end.leave(*outcome(argv), then=on_end.run)
 
 
 def outcome(argv: list[str]) -> tuple[int, str, bool]:
     """Run `argv`; return (exit code, message, whether it stopped as planned and not by a bug)."""
     try:
-        command(argv)
+        command(on_end.take(argv))
     except process_end.Crashed as crash:
         return crash.exit_code, f"{crash.trace}\n{'crashed' if crash.trace else 'stopped'}: {crash}", not crash.trace
     except Stop as stop:
@@ -94,7 +95,7 @@ def command(argv: list[str]) -> None:
     own = {"run": run, "check": check, "resume": resume, "lr": lr}
     verb = argv[0] if argv[:1] and argv[0] in (*own, *BESIDE) else "run"
     rest = argv[1:] if argv[:1] == [verb] else argv
-    if not rest:
+    if not rest and verb not in BESIDE:
         raise UserError(f"{verb} what?", next=USAGE)
     if verb in BESIDE:
         import_module(f"trainworthy.core.commands.{verb}").main(argv)
@@ -105,18 +106,38 @@ def command(argv: list[str]) -> None:
 # -------------------------------------------------------------------------------------------------------------- commands
 def run(argv: list[str]) -> None:
     """Run the gates, then the full run."""
+    wanted, argv = "--board" in argv, [a for a in argv if a != "--board"]
     argv, asked = config.take(argv, "--seeds")
     if asked is not None:
-        multi_seed.run(argv, asked)
+        multi_seed.run(argv, asked, with_board=wanted)
+    if not argv:
+        raise UserError("run what?", next=USAGE)
     loaded = recipes.load(argv[0])
     cfg, preset = config.parse(loaded.module, argv[1:], prog=f"trainworthy run {argv[0]}", options=RUN_OPTIONS)
+    assert_boardable(cfg, wanted)
     folder = os.environ.pop("TRAINWORTHY_FOLDER", None)  # set for one of several seeds
     session = open_session(loaded, cfg, preset, argv, folder=Path(folder) if folder else None)
     track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
-    with session_lock(session), Interrupts(session.folder) as interrupts, reported(session), track:
+    shown = board.beside(cfg.run.out, wanted=wanted and session.main, say=session.console.say)
+    with (
+        session_lock(session),
+        Interrupts(session.folder) as interrupts,
+        reported(session),
+        track,
+        shown as board_is_up,
+    ):
         write_start(session)
         prove(session, only=(), deep=False)
+        board_is_up()
         train(session, interrupts)
+
+
+def assert_boardable(cfg: config.Config, wanted: bool) -> None:
+    """Raise UserError if --board has nothing to show."""
+    if wanted:
+        board.assert_installed()
+        if not cfg.run.tensorboard:
+            raise UserError("--board shows TensorBoard's files", got="--run.no-tensorboard", needed="one of them")
 
 
 def check(argv: list[str]) -> None:
@@ -147,13 +168,13 @@ def check(argv: list[str]) -> None:
 def resume(argv: list[str]) -> None:
     """Continue from the newest complete checkpoint of a run folder; with `--rung`, train that stage of its recipe from
     its weights."""
-    force = "--force" in argv
-    rest, rung = config.take([a for a in argv if a != "--force"], "--rung")
+    force, wanted = "--force" in argv, "--board" in argv
+    rest, rung = config.take([a for a in argv if a not in ("--force", "--board")], "--rung")
     if not rest:
         raise UserError("resume what?", needed="a run folder", next=USAGE)
     folder, secrets = Path(rest[0]), masking.given(rest[1:]) if rung is None else {}
     if (folder / multi_seed.NAME).is_file() and rung is None:
-        multi_seed.resume(folder, force=force, given=secrets)
+        multi_seed.resume(folder, force=force, given=secrets, with_board=wanted)
     saved = begun(folder)
     if (folder / "summary.json").exists() and rung is None:
         raise UserError(f"{folder} has finished", got="a summary.json", needed="a run that was interrupted",
@@ -179,12 +200,22 @@ def resume(argv: list[str]) -> None:
         cfg.init_from = None
     session = open_session(loaded, cfg, saved["preset"], words, folder=folder if rung is None else None)
     session.resumes = "" if rung is not None else "forced" if force else "as it was"
+    assert_boardable(cfg, wanted)
+    shown = board.beside(session.folder.parent.parent, wanted=wanted and session.main, say=session.console.say)
     track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
-    with session_lock(session), resumable(session), Interrupts(session.folder) as interrupts, reported(session), track:
+    with (
+        session_lock(session),
+        resumable(session),
+        Interrupts(session.folder) as interrupts,
+        reported(session),
+        track,
+        shown as board_is_up,
+    ):
         if rung is not None:
             write_start(session)
             rungs.keep(session, under)
         prove(session, only=(), deep=False)
+        board_is_up()
         train(session, interrupts)
 
 
@@ -359,11 +390,22 @@ def train_stage(
     def after_eval(step: int) -> None:
         watcher.look(step)
         classes.look()
+        if s.meter:
+            s.meter.note()
 
     one.after_eval = after_eval
     watcher.before()
     if folder == session.folder:
         one.journal.healthy = bands.watch(folder, stage.metric)
+    if s.main:  # what a run that never ends is judged by
+        ends = {"floor": stage.metric.floor, "ceiling": stage.metric.ceiling}
+        told = {
+            "metric": stage.metric.name,
+            "higher_is_better": stage.metric.higher_is_better,
+            "question": stage.metric.question,
+        }
+        told |= {k: v if v is not None and math.isfinite(v) else None for k, v in ends.items()}
+        (folder / "metric.json").write_text(json.dumps(told, indent=1))
     interrupts.run = one
     try:
         with one.closed_on_error(), monitors.kept(one, stage):
@@ -392,6 +434,8 @@ def train_stage(
             + (")" if cfg.gates.enabled else "; gates OFF)")
         )
         s.console.say(table(result["table"]))
+        s.meter.note(now=True)
+        s.console.say(f"\ncost   {cost.words(cost.of_run(session.folder))}")
     if s.main and part.last:
         s.console.say(
             f"\nreport {s.folder / 'report.html'}\ncard   {s.folder / 'card.md'}\nexport {s.folder / 'export'}"

@@ -4,7 +4,7 @@ Tells whether the second group is better than the first by more than chance.
 
   trainworthy compare runs/vision-classify/seeds-A runs/mine/seeds-B    two groups that `run --seeds 5` made
 
-Both means, and the difference (second minus first) with its 95% interval (Welch). Single runs are refused: a difference between
+Both means, the difference (second minus first) with its 95% interval (Welch), and what each cost. Single runs are refused: a difference between
 single seeds is mostly luck. `--json` prints the same as JSON. Exit codes: 0, or 2 where the two cannot be compared."""
 
 import json
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.monitoring import cost
 from trainworthy.core.report.groups import compare, off
 
 
@@ -39,6 +40,8 @@ def main(argv: list[str]) -> None:
     ]
     print(table([("", "", found.a["metric"], ""), *each]))
     for name, g in zip(argv[1:], (found.a, found.b), strict=True):
+        if spent := g.get("cost"):
+            print(f"  {name}: cost of {len(g['values'])} seeds {cost.words(spent)}")
         if note := off(g):
             print(f"  {name}: {note.strip()}")
     print(f"  difference {d.value:+.4f}, 95% interval {d.low:+.4f} to {d.high:+.4f} (Welch)\n  {found.words()}")

@@ -12,9 +12,12 @@ between processes, and the rest: many small operations, Python and an idle devic
 what to try first and the most that it could give. Nothing is trained or evaluated that would be kept.
 `--json` prints the verdict and the times as JSON.
 
-Kept in runs/<recipe>/checks/<time>/: profile.json, and trace.json.gz for https://ui.perfetto.dev. Exit codes: 0, or 2 for bad usage."""
+Kept in runs/<recipe>/checks/<time>/: profile.json, trace.json.gz for https://ui.perfetto.dev, and memory.json: bytes allocated over
+time. Model FLOPs count products and convolutions of one step, forward and backward; their utilisation is against the fastest large
+product that this device does here. Exit codes: 0, or 2 for bad usage."""
 
 import contextlib
+import gzip
 import json
 import sys
 import time
@@ -28,7 +31,7 @@ from trainworthy.core.base.console import Console, bar, table
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import take_number
 from trainworthy.core.data import loader
-from trainworthy.core.loop.run import Plan
+from trainworthy.core.loop.run import Plan, precision
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.session import stages
 from trainworthy.core.session.session import Session, open_session, session_lock, write_start
@@ -72,7 +75,9 @@ class Measured:
     """Profiled ones, that `operations` is of."""
     device: str = "cpu"
     flops: float = 0.0
-    """Of the products of one step that the profiler knows a formula for."""
+    """Of the products and convolutions of one step, forward and backward, on this process's device."""
+    attainable: float = 0.0
+    """FLOP/s of one large product on this device, in the type that this run computes in."""
     peak_memory: int | None = None
     idle: float | None = None
     """Share of a step in which an accelerator computes nothing."""
@@ -135,9 +140,11 @@ class Watch:
         self.waited, self.since, self.step, self.profiled = 0.0, 0.0, 0.0, 0.0
         self.wait_timed = 0.0
         self.profiler: Any = None
+        self.counter: Any = None
 
     def __call__(self, _stage: Any, step: int) -> bool:
         import torch
+        from torch.utils.flop_counter import FlopCounterMode
 
         if step == WARM:
             self.sync()
@@ -156,6 +163,10 @@ class Watch:
             self.sync()
             self.profiled = (time.perf_counter() - self.since) / self.steps
             self.profiler.stop()
+            self.counter = FlopCounterMode(display=False)
+            self.counter.__enter__()  # for the one step that is left; the mode itself costs time
+        elif step == WARM + 2 * self.steps + 1:
+            self.counter.__exit__(None, None, None)
             return True
         return False
 
@@ -201,14 +212,53 @@ class Watch:
             for r in ours
         ]
         found = sorted((o for o in found if o.seconds > 0), key=lambda o: -o.seconds)
-        m = Measured(self.step, self.wait_timed, found, self.steps, self.device.type, sum(r.flops or 0 for r in rows) / self.steps,
+        m = Measured(self.step, self.wait_timed, found, self.steps, self.device.type, float(self.counter.get_total_flops()) if self.counter else 0.0,
                      profiled=self.profiled)  # fmt: skip
         if on_device:
             m.peak_memory = torch.cuda.max_memory_allocated()
             m.idle = max(0.0, 1 - sum(o.seconds for o in found) / self.steps / self.profiled)
         if self.trace is not None:
             self.profiler.export_chrome_trace(str(self.trace))
+            memory = self.trace.with_name(self.trace.name.replace("trace", "memory").removesuffix(".gz"))
+            memory.write_text(json.dumps(memory_timeline(self.trace)))
         return m
+
+
+def memory_timeline(trace: Path) -> dict[str, Any]:
+    """Bytes allocated over time, from the profiler's trace: {device: {peak, [[microseconds, bytes], ...]}}."""
+    with gzip.open(trace, "rt") as file:
+        events = json.load(file)["traceEvents"]
+    found: dict[str, list[list[float]]] = {}
+    for e in events:
+        if e.get("name") == "[memory]" and "Total Allocated" in (a := e.get("args", {})):
+            device = "cpu" if a.get("Device Type") == 0 else f"cuda:{a.get('Device Id', 0)}"
+            found.setdefault(device, []).append([float(e["ts"]), int(a["Total Allocated"])])
+    first = min((ts for rows in found.values() for ts, _ in rows), default=0.0)
+    return {
+        device: {
+            "peak_bytes": max(b for _, b in rows),
+            "timeline": [[round(ts - first, 1), b] for ts, b in sorted(rows)],
+        }
+        for device, rows in found.items()
+    }
+
+
+def attainable(device: Any, precision: str) -> float:
+    """FLOP/s of one large square product here: what a step's products are compared with."""
+    import torch
+
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    side = 4096 if device.type == "cuda" else 1024
+    x, best = torch.randn(side, side, device=device).to(dtype), 0.0
+    for _ in range(4):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        since = time.perf_counter()
+        x @ x
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = max(best, 2 * side**3 / (time.perf_counter() - since))
+    return best
 
 
 def main(argv: list[str]) -> None:
@@ -230,6 +280,7 @@ def main(argv: list[str]) -> None:
             (s.folder / "profile.json").write_text(json.dumps(found, indent=1))
             s.console.say(
                 f"\nkept   {s.folder / 'profile.json'}\n       {s.folder}/trace*.json.gz (open in https://ui.perfetto.dev)"
+                f"\n       {s.folder}/memory*.json (bytes allocated over time)"
             )
     if as_json and s.main:
         print(json.dumps(found, indent=1))
@@ -254,13 +305,15 @@ def one(s: Session, part: stages.Part, proof: Any, steps: int) -> dict[str, Any]
     name = f"-{part.name}" if part.of > 1 else ""
     watch = Watch(steps, s.accelerator.device, s.folder / f"trace{name}.json.gz" if s.main else None)
     with watch.timed_data():
-        run, stage = proof.build(Plan(steps=WARM + 2 * steps, watch=watch))
+        run, stage = proof.build(Plan(steps=WARM + 2 * steps + 1, watch=watch))
         s.recipe.module.train(part.cfg, run, stage)
-    if not watch.profiled:
+    if not watch.profiled or watch.counter is None:
         raise UserError(
-            f"{part.name} ended before the profiled steps", needed=f"{WARM + 2 * steps} steps of its train()"
+            f"{part.name} ended before the profiled steps", needed=f"{WARM + 2 * steps + 1} steps of its train()"
         )
     m = watch.measured()
+    if m.flops:
+        m.attainable = attainable(s.accelerator.device, precision(part.cfg, s.accelerator))
     verdict = judge(m)
     if s.main:
         show(s.console, part.name, m, verdict, part.cfg.train.batch_size)
@@ -279,7 +332,10 @@ def show(console: Console, name: str, m: Measured, verdict: dict[str, Any], samp
     per = f"{m.step * 1e3:.1f} ms a step, {samples / m.step:,.0f} samples a second on {m.device}"
     console.say(f"\nprofile {name}: {verdict['verdict']}: {verdict['words']}\n  {per}")
     if m.flops:
-        console.say(f"  {m.flops / m.step / 1e9:,.1f} GFLOP/s in products and convolutions")
+        share = (
+            f", {m.flops / m.step / m.attainable:.0%} of what one large product reaches here" if m.attainable else ""
+        )
+        console.say(f"  {m.flops / m.step / 1e9:,.1f} model GFLOP/s (products and convolutions){share}")
     if m.idle is not None:
         console.say(f"  device idle {m.idle:.0%} of a profiled step, peak memory {m.peak_memory / 2**30:.2f} GiB")
     shares = sorted(m.shares.items(), key=lambda kv: -kv[1])

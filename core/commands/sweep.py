@@ -6,6 +6,7 @@ Searches settings, behind the gates.
   trainworthy sweep vision/classify --scientific optim.name=adamw,sgd --nuisance optim.lr=1e-4:1e-1 --trials 24
   trainworthy sweep ./mine.py --space sweep.yaml --seeds 3      declared in a file; three seeds for each trial
   trainworthy sweep runs/vision-classify/sweep-20260101-1200    go on with it, or join it from another process
+  trainworthy sweep runs/vision-classify/sweep-20260101-1200 --trials 40    go on to 40 trials
 
 Scientific settings are compared; nuisance settings are tuned for each of them, on a log scale where they are rates or the range spans
 a factor of 100 (NAME=LOW:HIGH:linear says otherwise); every other setting is fixed, given as to `trainworthy run`. Trials are
@@ -22,6 +23,7 @@ same command goes on."""
 
 import contextlib
 import json
+import os
 import shlex
 import sys
 import time
@@ -32,6 +34,7 @@ from trainworthy.core.base import config, masking
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import GateFailed, Interrupted, UserError
 from trainworthy.core.commands import take_number
+from trainworthy.core.monitoring import cost
 
 PLAN = "sweep.json"
 TRIALS = 20
@@ -66,8 +69,14 @@ def kept(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:
     if not {"declared", "storage", "name"} <= plan.keys() or not isinstance(plan["declared"], dict):
         raise UserError(f"{home} is not a sweep folder", got=f"no whole {PLAN} in it", needed="the folder that a sweep printed",
                         next="ls -d runs/*/sweep-*")  # fmt: skip
+    more, trials = take_number(more, "--trials")
     if more:
-        raise UserError("a sweep that goes on takes no settings", got=" ".join(more), needed="its folder alone")
+        raise UserError(
+            "a sweep that goes on takes no settings",
+            got=" ".join(more),
+            needed="its folder, and --trials N for more of them",
+        )
+    plan["declared"]["trials"] = max(trials or 0, plan["declared"]["trials"])
     return home, plan
 
 
@@ -135,6 +144,7 @@ def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
     return home, {
         "declared": declared,
         "storage": storage or "",
+        "floor": metric.floor,
         "name": f"{loaded.slug}-{name}",
     }
 
@@ -159,8 +169,10 @@ def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
     space = space_of(declared)
     multi_seed.made(home)
     study = studies.open_study(plan["storage"] or str(home / "study.journal"), plan["name"], declared, space)
-    if not (home / PLAN).is_file():
-        (home / PLAN).write_text(json.dumps(plan, indent=1))
+    declared["trials"] = study.user_attrs[studies.DECLARED]["trials"]  # another process may have asked for more
+    spare = home / f".{PLAN}-{os.getpid()}"
+    spare.write_text(json.dumps(plan, indent=1))
+    os.replace(spare, home / PLAN)
     many = f", {declared['seeds']} seeds each" if declared["seeds"] > 1 else ""
     console.say(f"{declared['recipe']} · {declared['trials']} trials{many}, into {home}")
     with multi_seed.signals() as asked:
@@ -204,7 +216,7 @@ def one(
         if not asked:
             asked.append("a run was ended from outside")
         return
-    for name in ("values", "reason", "kind", "diagnosis", "evidence", "seconds"):
+    for name in ("values", "reason", "kind", "diagnosis", "evidence", "seconds", "cost"):
         trial.set_user_attr(name, getattr(outcome, name))
     if outcome.values:
         study.tell(trial, outcome.mean)
@@ -242,15 +254,19 @@ def tell(home: Path, plan: dict[str, Any], study: Any, space: Any, console: Cons
 
     d = plan["declared"]
     f = findings.find(study, space, d["metric"], d["higher_is_better"])
+    f.floor = plan.get("floor")
     ended = sum(r.state != "running" for r in f.rows)
     lines, command = (
         [f"{ended} of {d['trials']} trials have ended, {sum(r.state == 'infeasible' for r in f.rows)} infeasible."],
         "",
     )
+    if spent := cost.words(f.cost):
+        lines.append(f"Cost of all trials: {spent}.")
     if f.best is not None:
         lines.append(
             f"Best on validation data: trial {f.best.number}, {d['metric']} {f.best.value:.4f} with {findings.said(f.best.point)}."
         )
+        lines += findings.cautions(f)
         home_of = folder_of(home, f.best.number)
         test = (
             trials.test_score(home_of, list(range(d["seeds"]))) if ended == d["trials"] and home_of.is_dir() else None

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from trainworthy.core.report.bands import healthy
+from trainworthy.core.report.bands import healthy, outside
 from trainworthy.core.report.folder import Folder, number
 from trainworthy.core.report.html import num
 
 WINDOW = 5  # evaluations in the trend
+NOISY = 0.1  # noise of one evaluation as a fraction of all that was gained, from which on a flat curve is called noisy
 
 
 @dataclass
@@ -47,6 +48,29 @@ class Trend:
     def best(self) -> int:
         return int(np.argmax(self.sign * self.values))
 
+    @property
+    def scattered(self) -> bool:
+        """Is the noise estimated from the curve itself, which a bend or a jump makes too large?"""
+        return not self.how.startswith("binomial")
+
+    @property
+    def needed(self) -> float:
+        """Gain of the line above which it is a trend. Fractions are of the same samples each time, so they differ by less than their
+        standard error. Scatter is what it is: two standard errors of a line's gain."""
+        n = min(WINDOW, len(self.values))
+        return 2 * self.error * math.sqrt(12 * (n - 1) / (n * (n + 1))) if self.scattered else self.error
+
+    @property
+    def levelled(self) -> bool:
+        """Has a curve that rose within the window stopped rising, so that the line through it misleads?"""
+        if len(self.values) < WINDOW:
+            return False
+        v = self.sign * self.values[-WINDOW:]
+        expected = 1.5 / (WINDOW - 1) * self.sign * self.gain
+        bends = np.abs(v[:-2] - 2 * v[1:-1] + v[2:]) / math.sqrt(6)  # noise that a straight slope does not add to
+        late = (v[-1] + v[-2]) / 2 - v[-3]
+        return expected > 2 * float(np.median(bends)) and late < 0.25 * expected
+
     def words(self) -> str:
         """Describe the newest evaluation, the one before, the line and the noise."""
         last, n = self.values[-1] - self.values[-2], min(WINDOW, len(self.values))
@@ -75,12 +99,28 @@ def trend(rows: list[dict[str, Any]], summary: dict[str, Any], n_val: int) -> Tr
     else:
         error, how = math.sqrt(float(((v - start - slope * e) ** 2).sum()) / (len(v) - 2)), "scatter around the line"
     end = start + slope * float(e[-1])
-    return Trend(rows, name, 1 if higher else -1, values, epochs, slope, end, end - start, error, how)
+    rounding = 1e-9 * float(np.abs(values).max())  # equal evaluations have no noise and no trend
+    if abs(end - start) < rounding:
+        slope, end = 0.0, start
+    return Trend(
+        rows,
+        name,
+        1 if higher else -1,
+        values,
+        epochs,
+        slope,
+        end,
+        end - start,
+        error if error > rounding else 0.0,
+        how,
+    )
 
 
-def advise(rows: list[dict], summary: dict[str, Any], settings: dict[str, Any], n_val: int) -> list[Advice]:
+def advise(
+    rows: list[dict], summary: dict[str, Any], settings: dict[str, Any], n_val: int, *, own_samples: bool = False
+) -> list[Advice]:
     """Return recommendations, most urgent first. A pure function of epoch rows, summary.json (or what is known of it)
-    and settings."""
+    and settings. `own_samples`: it trains on what it makes itself (RL), so its training loss says little."""
     key = f"val/{summary.get('metric')}"
     evaluated = [r for r in rows if key in r]
     rows = [r for r in evaluated if math.isfinite(number(r[key]))]
@@ -89,7 +129,11 @@ def advise(rows: list[dict], summary: dict[str, Any], settings: dict[str, Any], 
         found = f"{len(rows)} finite evaluation{'s' * (len(rows) != 1)} of the metric; a trend needs 3."
         return [*ill, Advice("Too early to say", found)]
     t = trend(rows, summary, n_val)
-    found = [_broken(t, summary) or _next(t, summary, settings), _against_baselines(t, summary), _which_weights(t)]
+    found = [
+        _broken(t, summary, own_samples) or _next(t, summary, settings, own_samples),
+        _against_baselines(t, summary),
+        _which_weights(t),
+    ]
     if found[1].title.startswith("Do not") and not found[0].urgent:
         found.insert(0, found.pop(1))
     return [*ill, *found]
@@ -107,13 +151,13 @@ def _not_finite(evaluated: list[dict], rows: list[dict], key: str) -> list[Advic
     return [Advice("Stop: the metric is no longer a number", text, urgent=True)]
 
 
-def _broken(t: Trend, summary: dict[str, Any]) -> Advice | None:
+def _broken(t: Trend, summary: dict[str, Any], own_samples: bool) -> Advice | None:
     """Advice if more epochs cannot help: most progress is lost, or there never was any."""
     floor, loss = summary.get("floor"), np.array([number(r.get("train/loss")) for r in t.rows])
     start = float(t.values[0]) if floor is None else float(floor)
     top, now = float(t.values[t.best]), float(np.median(t.values[-2:]))
     learnt, lost = t.sign * (top - start), t.sign * (top - now)
-    fell = loss[-1] <= loss[t.best]
+    fell = loss[-1] <= loss[t.best] and not own_samples
     if learnt > 4 * t.error and lost > max(0.5 * learnt, 4 * t.error) and not fell:
         text = f"{t.words()} Since its best, {num(top)} at epoch {t.epochs[t.best]:.4g}, {lost / learnt:.0%} of what was learnt is "
         text += f"lost, and the training loss went from {num(float(loss[t.best]))} to {num(float(loss[-1]))}. Start again from the "
@@ -124,7 +168,15 @@ def _broken(t: Trend, summary: dict[str, Any]) -> Advice | None:
         )
     if floor is None or len(t.values) < 3 or learnt > 3 * t.error:
         return None
+    if t.scattered and all(t.sign * (t.values[-WINDOW:] - start) > 0):  # noisy, but always better than chance
+        return None
     text = f"{t.words()} No evaluation is better than chance ({num(start)}) by three standard errors, "
+    if own_samples:
+        text = (
+            text.removesuffix(", ")
+            + ". Too low or too high a rate (`trainworthy lr`), too little exploration, or rewards that are too "
+        )
+        return Advice("It has learnt nothing that validation shows", text + "rare to be found.", urgent=True)
     if not loss[-1] < loss[0]:
         text += f"and the training loss went from {num(float(loss[0]))} to {num(float(loss[-1]))}. Lower the rate (--optim.lr): "
         return Advice(
@@ -140,7 +192,7 @@ def _epoch(row: dict[str, Any]) -> float:
     return number(row.get("epoch", row["step"]))
 
 
-def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any]) -> Advice:
+def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_samples: bool) -> Advice:
     """Advice to continue, to stop, or to change the schedule."""
     epoch, seen, improved = float(t.epochs[-1]), t.words(), t.sign * t.gain
     planned = float(settings.get("train", {}).get("epochs", epoch))
@@ -152,19 +204,37 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any]) -> Advice
     loss = np.array([number(r.get("train/loss")) for r in t.rows])
     then, now = float(loss[t.best]), float(loss[-WINDOW:].mean())
     lost = t.sign * (t.values[t.best] - t.values[-WINDOW:].mean())
-    worse = improved < -t.error or (lost > 2 * t.error and improved <= t.error)
-    if worse and now < then and t.best < len(t.rows) - 1:
+    if (ceiling := summary.get("ceiling")) is not None and all(v == ceiling for v in t.values[-2:]):
+        return Advice("Stop: the metric is at its ceiling", f"{seen} More epochs cannot better it.")
+    worse = improved < -t.needed or (lost > 2 * t.error and improved <= t.needed)
+    if worse and not over and (held := _held_out_loss(t)):
+        text = f"{seen} That is less than its best, but the loss on held-out data still falls ({held})."
+        return Advice("Continue: the held-out loss still falls", text)
+    overfits = now < then and t.best < len(t.rows) - 1 and not own_samples and not _held_out_loss(t)
+    if worse and overfits:
         text = f"{seen} Since its best, epoch {t.epochs[t.best]:.4g}, the training loss fell from {num(then)} to {num(now)} while "
         text += f"{t.name} went from {num(float(t.values[t.best]))} to {num(t.value)}. Use the best weights (--run.export best), "
         return Advice(
             "Stop: it is overfitting", text + "or fine-tune from them with more data or stronger regularisation."
         )
-    if (ceiling := summary.get("ceiling")) is not None and all(v == ceiling for v in t.values[-2:]):
-        return Advice("Stop: the metric is at its ceiling", f"{seen} More epochs cannot better it.")
+    way = abs(float(t.values[t.best]) - float(summary["floor"] if summary.get("floor") is not None else t.values.min()))
+    if t.scattered and len(t.values) > 3 and t.error > NOISY * way and improved <= t.needed:
+        text = f"{seen} The noise is {t.error / way:.0%} of all that was gained: no trend can be seen in it. More held-out samples (episodes, "
+        return Advice(
+            "Unclear: the evaluations are too noisy for a trend",
+            text + "generated samples) per evaluation, or --seeds 5.",
+        )
+    if worse and (held := _held_out_loss(t)):
+        text = f"{seen} The loss on held-out data still falls ({held}).{over}"
+        return Advice("Change the schedule: it has not ended learning", text)
     if worse:
-        text = f"{seen} The training loss does not fall ({num(then)} at the best evaluation, {num(now)} now).{over}"
-        return Advice("Change the schedule: lower the rate", text)
-    if improved > t.error:
+        why = (
+            ""
+            if own_samples
+            else f" The training loss does not fall ({num(then)} at the best evaluation, {num(now)} now)."
+        )
+        return Advice("Change the schedule: lower the rate", f"{seen}{why}{over}")
+    if improved > t.needed and not t.levelled:
         ahead = WINDOW if ended else planned - epoch
         text = f"{seen} Continued, the line lands at {num(landing(t, summary, ahead))} after {ahead:.3g} more epochs "
         text += f"(curves bend: no promise).{over}"
@@ -175,7 +245,22 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any]) -> Advice
     if not ended and decays and share > 0.2:
         text = f"{seen} The rate is at {share:.0%} of its highest, and a falling rate often brings the last gain."
         return Advice("Continue: flat, but the rate is still high", text)
-    return Advice("Stop: the curve is flat", f"{seen} That is within noise.{over}")
+    why = "It rose before, but the last evaluations are level." if t.levelled else "That is within noise."
+    return Advice("Stop: the curve is flat", f"{seen} {why}{over}")
+
+
+def _held_out_loss(t: Trend) -> str:
+    """The loss on held-out data, if it is logged beside the metric and has fallen since the metric's best; else ""."""
+    tag = next((k for k in ("val/loss", "val/nll") if k != f"val/{t.name}" and all(k in r for r in t.rows)), None)
+    if tag is None:
+        return ""
+    loss = np.array([number(r[tag]) for r in t.rows])
+    then, now = float(loss[t.best]), float(np.mean(loss[-2:]))
+    return (
+        f"{num(then)} at its best evaluation, {num(now)} now"
+        if now < then and loss[-1] <= loss[-WINDOW:].min() * 1.01
+        else ""
+    )
 
 
 def landing(t: Trend, summary: dict[str, Any], ahead: float) -> float:
@@ -214,16 +299,21 @@ def against_healthy(f: Folder) -> Advice | None:
     is."""
     known = healthy(f)
     worse = [d for d in known.departures(f) if d.worse] if known else []
-    if not worse:
+    said = any(d.lasts and d.tag == f"val/{f.summary['metric']}" for d in worse)
+    behind = "" if said else outside(f)
+    if not worse and not behind:
         return None
-    text = "; ".join(d.words for d in worse) + f". {known.seeds} healthy runs of {known.date}."
-    text += (
-        f" Set otherwise than there: {known.differs}."
-        if known.differs
-        else (" Every setting is as it was there: look at what changed in the recipe, the data or the libraries.")
-    )
-    urgent = any(d.lasts and d.tag == f"val/{f.summary['metric']}" for d in worse)
-    return Advice("It left the band of healthy runs", text[0].upper() + text[1:], urgent)
+    text = behind[:1].upper() + behind[1:]
+    if worse:
+        found = "; ".join(d.words for d in worse)
+        text += " " * bool(text) + found[0].upper() + found[1:] + f". {known.seeds} healthy runs of {known.date}."
+    if not behind:
+        text += (
+            f" Set otherwise than there: {known.differs}."
+            if known.differs
+            else " Every setting is as it was there: look at what changed in the recipe, the data or the libraries."
+        )
+    return Advice("It left the band of healthy runs", text, urgent=said or bool(behind))
 
 
 def _which_weights(t: Trend) -> Advice:

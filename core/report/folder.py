@@ -35,6 +35,11 @@ class Folder:
         return {**(own if isinstance(own, dict) else {}), **(last if isinstance(last, dict) else {})}
 
     @property
+    def own_samples(self) -> bool:
+        """Does it train on samples that it makes itself?"""
+        return "val" in (split := self.data.get("splits", {})) and "train" not in split
+
+    @property
     def n_val(self) -> int:
         return self.data.get("splits", {}).get("val", {}).get("samples", 0)
 
@@ -143,6 +148,7 @@ def read(path: Path) -> Folder:
     band = {} if "stage" in args else beside_recipe(str(args.get("recipe", "")))  # the band belongs to the last stage
     found = Folder(path, args, environment, splits(data), gates, summary(end), steps, rows, monitors, band)
     if not found.summary:
+        told = read_json(path / "metric.json")
         best = [read_json(p) for p in path.glob("checkpoints/*/best_val_*/info.json")]
         tags = [k.removeprefix("val/") for k in (rows[-1] if rows else {}) if k.startswith("val/")]
         name = best[0].get("metric") if best else next(iter(tags), None)
@@ -150,6 +156,8 @@ def read(path: Path) -> Folder:
             values = series(rows, "val/" + name)[1]
             higher = not best or not len(values) or best[0]["value"] >= np.nanmax(values) > np.nanmin(values)
             found.summary = {"metric": name, "higher_is_better": bool(higher), "unfinished": True}
+        if isinstance(told.get("metric"), str) and any(f"val/{told['metric']}" in r for r in rows):
+            found.summary = {**told, "unfinished": True}
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.monitoring import cost
 from trainworthy.core.report import intervals
 from trainworthy.core.report.card import CHOSEN, page, plain
 
@@ -40,6 +41,8 @@ def collect(folder: Path) -> dict[str, Any]:
               "min": min(values), "max": max(values), "weights": first["reported"]["weights"],
               "baselines": {k: statistics.fmean(s["baselines"][k][name] for s in summaries.values())
                             for k, v in first["baselines"].items() if name in v}}  # fmt: skip
+    if spent := cost.together([cost.of_run(folder / f"seed-{s}") for s in summaries]):
+        found["cost"] = spent
     if first.get("test"):
         found["test"] = statistics.fmean(s["test"]["metrics"][name] for s in summaries.values())
     if len(values) > 1:
@@ -68,6 +71,8 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         low, high = found["iqm_interval_95"]
         shown += [("interquartile mean", f"{found['iqm']:.4f}"),
                   ("its 95% interval (bootstrap over seeds)", f"{low:.4f} to {high:.4f}")]  # fmt: skip
+    if found.get("cost"):
+        shown.append(("cost, all seeds", cost.words(found["cost"])))
     return shown
 
 

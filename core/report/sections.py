@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.monitoring import cost
 from trainworthy.core.monitoring.metrics import read_rows
 from trainworthy.core.recipe.anatomy import pieces
 from trainworthy.core.recipe.forks import NOTE, origin, without_note
@@ -36,6 +37,8 @@ def name_of(f: Folder) -> str:
 def verdict(f: Folder) -> tuple[str, str]:
     """(good, warn or bad; the gates' result in words)."""
     gates = f.gates.get("gates", [])
+    if f.args.get("foreign"):
+        return "warn", "Another tool's run: no gate was run on it"
     if not f.gates:
         return "warn", "No verdicts: the gates did not finish"
     if not f.gates.get("enabled", True):
@@ -75,6 +78,8 @@ def touched(f: Folder) -> set[str] | None:
 def state(f: Folder) -> str:
     """Describe in a sentence how far this run came."""
     step = max([r["step"] for r in (*f.steps[-1:], *f.rows[-1:])], default=0)
+    if f.args.get("foreign"):
+        return f"Read from {f.args['foreign']}: {len(f.rows)} evaluations, up to step {step:,}."
     if f.only_checked:
         return "Gates only: nothing was trained, as requested."
     if f.summary and not f.summary.get("unfinished"):
@@ -92,7 +97,7 @@ def hero(f: Folder) -> str:
     """Verdict, result, and the result next to its baselines."""
     (kind, words), recipe, question = verdict(f), name_of(f), f.summary.get("question") or ""
     seed, stamp = f.settings.get("run", {}).get("seed", "?"), " ".join(f.path.absolute().name.split("-")[:2])
-    facts = [recipe, f.args.get("preset", ""), f"seed {seed}", stamp]
+    facts = [recipe, f.args.get("preset", ""), f"seed {seed}", stamp] if not f.args.get("foreign") else []
     mark = tag("span", {"good": "✓", "warn": "!", "bad": "✕"}[kind], aria_hidden="true")
     left = tag("p", " · ".join(esc(x) for x in facts if x), class_="eyebrow")
     left += tag("h1", esc(question[:1].upper() + question[1:] or recipe)) + tag(
@@ -128,6 +133,11 @@ def result(f: Folder) -> tuple[str, str]:
         *([f"{f.n_val:,} held-out samples"] if f.n_val else []),
         "one seed: differences between single seeds are not results" if seeds == 1 else f"{seeds} seeds",
         *(["gates off: nothing about it was proved"] if not f.gates.get("enabled", True) else []),
+        *(
+            [f"judged by {name}: {'higher' if s.get('higher_is_better', True) else 'lower'} is better"]
+            if s.get("foreign")
+            else []
+        ),
     ]
     number = tag("p", f"<strong>{esc(num(shown[name]))}</strong> <span>{esc(name)}</span>", class_="number")
     if test := s.get("test"):
@@ -159,7 +169,7 @@ def next_steps(f: Folder) -> str:
         where = "Likely causes and evidence are below, under Gates. To try again:"
         todo = [Advice("Fix what failed, then run the gates again", where)]
     elif f.rows:
-        todo, tail = advise(f.rows, f.summary, f.settings, f.n_val), ""
+        todo, tail = advise(f.rows, f.summary, f.settings, f.n_val, own_samples=f.own_samples), ""
         if skipped := f.summary.get("skipped_steps"):
             why = "Their loss or gradient was not finite; weights were not touched. The batches are in postmortem/."
             todo.append(Advice(f"Look at {len(skipped)} skipped steps", why))
@@ -452,6 +462,8 @@ def environment_section(f: Folder) -> str:
         "platform": e.get("platform", ""), "cores, threads": f"{e.get('cores')}, {e.get('threads')}",
         "memory": f"{e.get('memory_gb')} GB",
     }  # fmt: skip
+    if spent := cost.words(cost.of_run(f.path)):
+        machine["cost so far" if not f.finished else "cost"] = spent
     cards = ""
     for title, found in (("Machine", machine), ("Versions", e.get("versions", {}))):
         cards += card(title, table((), [[esc(k), esc(v)] for k, v in found.items()], class_="plain"))

@@ -18,8 +18,10 @@ from trainworthy.core.base import config, masking
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import DONE, INTERRUPTED, SIGNALS, Interrupted, UserError
 from trainworthy.core.base.machine import cores
+from trainworthy.core.monitoring import board
 from trainworthy.core.report.groups import NAME, shown
 from trainworthy.core.report.seeds import write
+from trainworthy.core.session import on_end
 
 
 @dataclass
@@ -45,14 +47,14 @@ class Job:
         return next((line.strip() for line in reversed(lines) if line.strip()), "starting")
 
 
-def run(argv: list[str], asked: str) -> None:
+def run(argv: list[str], asked: str, *, with_board: bool = False) -> None:
     """Run `trainworthy run RECIPE --seeds 5` (or 0,1,2): a group folder with a run folder per seed. Exits with the
     worst code."""
     plan, home = planned("run", argv, asked)
     folder = home / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     made(folder)
     (folder / NAME).write_text(json.dumps({**plan, "argv": masking.words(plan["argv"])}, indent=1))
-    _run(folder, plan, force=False)
+    _run(folder, plan, force=False, with_board=with_board)
 
 
 def planned(verb: str, argv: list[str], asked: str, own: tuple[str, ...] = ()) -> tuple[dict[str, Any], Path]:
@@ -103,11 +105,12 @@ def worst(jobs: list[Job]) -> int:
     return max((j.code if j.code >= 0 else 128 - j.code for j in jobs), default=DONE)
 
 
-def resume(folder: Path, *, force: bool, given: dict[str, str]) -> None:
+def resume(folder: Path, *, force: bool, given: dict[str, str], with_board: bool = False) -> None:
     """Continue every unfinished seed of a group. `given`: secrets, which its files do not hold."""
     plan = json.loads((folder / NAME).read_text())
     plan["argv"] = masking.filled(plan["argv"], given, where=str(folder / NAME), command=f"trainworthy resume {folder}")
-    _run(folder, plan, force=force, more=[w for name, v in given.items() for w in (masking.flag(name), v)])
+    more = [w for name, v in given.items() for w in (masking.flag(name), v)]
+    _run(folder, plan, force=force, more=more, with_board=with_board)
 
 
 def _seeds(asked: str, first: int) -> list[int]:
@@ -122,7 +125,9 @@ def _seeds(asked: str, first: int) -> list[int]:
     return seeds
 
 
-def _run(folder: Path, plan: dict[str, Any], *, force: bool, more: Sequence[str] = ()) -> None:
+def _run(
+    folder: Path, plan: dict[str, Any], *, force: bool, more: Sequence[str] = (), with_board: bool = False
+) -> None:
     """Run every unfinished seed, as many in parallel as planned; then write table, card and report."""
     jobs = []
     for seed in plan["seeds"]:
@@ -133,7 +138,10 @@ def _run(folder: Path, plan: dict[str, Any], *, force: bool, more: Sequence[str]
             jobs.append(job)
     console = Console()
     console.say(title(plan, folder))
-    with signals() as asked:
+    on_end.run_folder(folder)
+    served = board.beside(folder, wanted=with_board, say=console.say)
+    with signals() as asked, served as board_is_up:
+        board_is_up()
         work(jobs, plan["at_once"], asked, console, _ended)
     found = write(folder)
     if found["values"]:

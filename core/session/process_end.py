@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -118,16 +119,22 @@ def speaks(code: int, *, planned: bool = True) -> bool:
     return first in ("", mine)  # empty: another process ended well
 
 
-def leave(code: int, message: str = "", planned: bool = True) -> None:
-    """Print `message` if this process reports, and exit. With several processes, exit at once: the threads of
+def leave(
+    code: int, message: str = "", planned: bool = True, then: Callable[[int, str], None] = lambda code, message: None
+) -> None:
+    """Print `message` if this process reports, call `then` in one process of the run, and exit. With several processes, exit at once: the threads of
     interrupted collectives would abort a normal shutdown of Python."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if code != DONE:
-        if speaks(code, planned=planned) and message:
-            print(message, file=sys.stderr, flush=True)
+        if speaks(code, planned=planned):
+            if message:
+                print(message, file=sys.stderr, flush=True)
+            then(code, message)
     elif "TRAINWORTHY_EXIT" in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
         with contextlib.suppress(FileNotFoundError):
             Path(os.environ["TRAINWORTHY_EXIT"]).touch()  # empty: done
+    if code == DONE and rank() == 0:
+        then(code, message)
     with contextlib.suppress(Exception):  # a peer may be gone
         if dist.is_initialized() and code == DONE:
             dist.destroy_process_group()

@@ -26,9 +26,10 @@ from trainworthy.core.gates import order
 from trainworthy.core.loop import init_from
 from trainworthy.core.loop.run import Run, precision
 from trainworthy.core.monitoring import trackers
+from trainworthy.core.monitoring.cost import Meter
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.core.session import engines, environment, process_end, stages
+from trainworthy.core.session import engines, environment, on_end, process_end, stages
 
 try:
     import fcntl
@@ -50,6 +51,8 @@ class Session:
     start: init_from.Start | None = None
     resumes: Literal["", "as it was", "forced"] = ""
     """Whether it continues an earlier run; `forced`: even if its data changed."""
+    meter: Meter | None = None
+    """Counts what the run costs, on rank 0."""
 
     @property
     def identity(self) -> dict[str, object]:
@@ -94,7 +97,9 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     if start:
         console.say(f"{start.lines()}\n       fine-tuning: fresh optimiser, peak rate {cfg.optim.lr:g}, warm-up "
                     f"{cfg.optim.warmup:g} (unless given: a seventh of the preset's rate, 0.03)")  # fmt: skip
-    return Session(loaded, cfg, preset, accelerator, console, folder, argv, start)
+    meter = Meter(folder, accelerator.device, accelerator.num_processes) if accelerator.is_main_process else None
+    on_end.run_folder(folder)
+    return Session(loaded, cfg, preset, accelerator, console, folder, argv, start, meter=meter)
 
 
 def check_settings(
@@ -198,8 +203,11 @@ def reported(session: Session) -> Iterator[None]:
         stop = process_end.crashed(error, session.folder, again)
     else:
         if session.main:
+            session.meter.note(now=True)
             report.write(session.folder)
         return
+    if session.meter:
+        session.meter.note(now=True)
     planned = not (isinstance(stop, process_end.Crashed) and stop.trace)
     if process_end.speaks(stop.exit_code, planned=planned):  # of several processes, only the one that reports
         with contextlib.suppress(Exception):  # a full disk must not hide the first error

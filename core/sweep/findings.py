@@ -1,8 +1,10 @@
 """What a study found: the best trial of each scientific combination, whether a range was too short, and what may be said of it."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainworthy.core.monitoring import cost
 from trainworthy.core.report import intervals
 from trainworthy.core.sweep.space import EDGE, Range, Space
 
@@ -23,6 +25,7 @@ class Row:
     reason: str = ""
     diagnosis: str = ""
     seconds: float = 0.0
+    cost: dict[str, Any] = field(default_factory=dict)
 
     @property
     def score(self) -> float:
@@ -60,6 +63,13 @@ class Findings:
     each: list[tuple[dict[str, Any], Row | None, int]] = field(default_factory=list)
     """(scientific combination, its best trial, its finished trials), in the order they were declared."""
     edges: list[Edge] = field(default_factory=list)
+    floor: float | None = None
+    """Score of chance, where it is known."""
+
+    @property
+    def cost(self) -> dict[str, Any]:
+        """Of every trial that has ended, infeasible ones, too."""
+        return cost.together([r.cost for r in self.rows if r.cost])
 
 
 def rows_of(study: Any) -> list[Row]:
@@ -70,7 +80,7 @@ def rows_of(study: Any) -> list[Row]:
         state = {"COMPLETE": "done", "RUNNING": "running"}.get(t.state.name, "infeasible")
         value = t.value if state == "done" else None
         found.append(Row(t.number, dict(t.params), state, value, a.get("values", []), a.get("reason", ""), a.get("diagnosis", ""),
-                         a.get("seconds", 0.0)))  # fmt: skip
+                         a.get("seconds", 0.0), a.get("cost", {})))  # fmt: skip
     return found
 
 
@@ -114,6 +124,20 @@ def at_edge(one: Range, best: Row, tried: list[Row]) -> Edge | None:
     return None
 
 
+def cautions(f: Findings) -> list[str]:
+    """Why the best trial may be no choice at all: it learnt nothing, or others are just as good."""
+    found, sign = [], 1 if f.higher else -1
+    if f.floor is not None and math.isfinite(f.floor) and sign * (f.best.value - f.floor) <= 0:
+        found.append(f"No trial is better than chance ({f.floor:.4f}): nothing was learnt, and there is nothing to choose. Train longer "
+                     "(--train.epochs, --max-steps), or search other settings.")  # fmt: skip
+    same = [r.number for r in f.rows if r.state == "done" and r.value == f.best.value and r is not f.best]
+    if same:
+        found.append(
+            f"{len(same)} other trial{'s have' if len(same) > 1 else ' has'} exactly the same score: the first of them was taken."
+        )
+    return found
+
+
 def said(point: dict[str, Any]) -> str:
     """optim.name adamw, model small"""
     return ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in point.items())
@@ -128,6 +152,10 @@ def comparison(f: Findings) -> list[str]:
         return ["Fewer than two of the compared settings have a finished trial: there is no comparison yet."]
     known.sort(key=lambda pair: pair[1].score, reverse=f.higher)
     (a, first), (b, second) = known[0], known[1]
+    if first.score == second.score and not any(set(r.values) - {first.score} for r in (first, second)):
+        return [
+            f"{said(a)} and {said(b)} have exactly the same {f.metric}, {first.score:.4f}: nothing is shown between them."
+        ]
     text = f"{said(a)} is ahead of {said(b)} by {abs(first.score - second.score):.4f} {f.metric}, each at its own best nuisance settings."
     if min(len(first.values), len(second.values)) < 2:
         return [

@@ -45,7 +45,8 @@ def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) 
 
 def plain(f: Findings, lines: list[str], command: str) -> dict[str, Any]:
     """The same as JSON."""
-    return {"metric": f.metric, "higher_is_better": f.higher, "best": f.best and vars(f.best), "said": lines, "command": command,
+    return {"metric": f.metric, "higher_is_better": f.higher, "cost": f.cost or None,
+            "best": f.best and vars(f.best), "said": lines, "command": command,
             "each": [{"settings": c, "best": b and b.number, "value": b and b.value, "finished": n} for c, b, n in f.each],
             "edges": [{**vars(e), "words": e.words()} for e in f.edges], "compared": comparison(f),
             "trials": [vars(r) for r in f.rows]}  # fmt: skip
@@ -58,9 +59,11 @@ def _trials(f: Findings) -> str:
     for r in order:
         score = esc(num(r.value)) if r.value is not None else esc(r.state)
         cells.append([f"trial {r.number}", score, *(esc(num(r.point.get(k, ""))) for k in names), esc(r.reason or r.diagnosis),
-                      esc(f"{r.seconds:.0f} s")])  # fmt: skip
+                      esc(f"{r.seconds:.0f} s"), esc(f"{r.cost['device_hours']:.2g}" if r.cost else "")])  # fmt: skip
     return table(
-        ("", esc(f.metric), *map(esc, names), "its curves, or why it is infeasible", "time"), cells, class_="plain"
+        ("", esc(f.metric), *map(esc, names), "its curves, or why it is infeasible", "time", "device-hours"),
+        cells,
+        class_="plain",
     )
 
 

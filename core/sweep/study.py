@@ -133,9 +133,13 @@ def open_study(where: str, name: str, declared: dict[str, Any], space: Space) ->
                 f"the study '{name}' in {where} was not made by `trainworthy sweep`", needed="another --name"
             )
         study.set_user_attr(DECLARED, declared)
-    elif before != json.loads(json.dumps(declared)):
+    elif {**before, "trials": 0} != {**json.loads(json.dumps(declared)), "trials": 0}:
         raise UserError(f"the study '{name}' was made with other settings", got="; ".join(differences(before, declared)),
                         needed="the same: trials of one study must be comparable", next="the old settings, or another --name")  # fmt: skip
+    elif (
+        declared["trials"] > before["trials"]
+    ):  # points are a function of the trial's number: a longer study continues the sequence
+        study.set_user_attr(DECLARED, {**before, "trials": declared["trials"]})
     return study
 
 
@@ -145,7 +149,7 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [
         f"{k}: {now.get(k)} instead of {before.get(k)}"
         for k in sorted(before.keys() | now.keys())
-        if before.get(k) != now.get(k)
+        if before.get(k) != now.get(k) and k != "trials"
     ]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import DONE, GATE_FAILED, STOPPED_ITSELF, UserError
+from trainworthy.core.monitoring import cost
 from trainworthy.core.report.advice import advise
 from trainworthy.core.report.folder import read, read_json
 from trainworthy.core.session import multi_seed
@@ -30,6 +31,8 @@ class Outcome:
     diagnosis: str = ""
     evidence: str = ""
     seconds: float = 0.0
+    cost: dict[str, Any] = field(default_factory=dict)
+    """Of all its runs."""
     interrupted: bool = False
 
     @property
@@ -86,7 +89,8 @@ def run(
             jobs.append(job(recipe, words, seed, home))
     multi_seed.work(jobs, at_once, asked, Console(quiet=True), lambda job: "")
     failed = [j for j in jobs if j.code != DONE]
-    outcome = Outcome(seconds=sum(j.seconds for j in jobs))
+    spent = [found for seed in seeds if (found := cost.of_run(folder / f"seed-{seed}"))]  # a seed may not have begun
+    outcome = Outcome(seconds=sum(j.seconds for j in jobs), cost=cost.together(spent))
     if asked or any((j.code or 0) < 0 or (j.code or 0) > STOPPED_ITSELF for j in failed):
         return Outcome(interrupted=True)
     if failed:
@@ -104,11 +108,14 @@ def measured(folder: Path, seeds: list[int], outcome: Outcome) -> Outcome:
         value = float(summary["reported"][summary["metric"]])
         if not math.isfinite(value):
             return Outcome(
-                kind="stopped", reason=f"seed {seed}: {summary['metric']} is {value}", seconds=outcome.seconds
+                kind="stopped",
+                reason=f"seed {seed}: {summary['metric']} is {value}",
+                seconds=outcome.seconds,
+                cost=outcome.cost,
             )
         outcome.values.append(value)
     f = read(folder / f"seed-{seeds[0]}")
-    first = advise(f.rows, f.summary, f.settings, f.n_val)[0]
+    first = advise(f.rows, f.summary, f.settings, f.n_val, own_samples=f.own_samples)[0]
     outcome.diagnosis, outcome.evidence = first.title, first.evidence
     return outcome
 

@@ -33,7 +33,7 @@ from trainworthy import core
 
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
-class Config(core.Config):
+class Config(loading.LoRA, core.Config):
     """Settings of llm/dpo."""
 
     data: preferences.Source = field(default_factory=preferences.Source)
@@ -44,8 +44,9 @@ class Config(core.Config):
     eos_token: str = ""
     """Token that ends an answer, if it differs from the tokenizer's eos and the template does not show it."""
     lora_rank: int = 8
-    """Rank of the LoRA adapters (alpha is twice that); 0 trains all weights, in fp32, which needs a fiftieth of the rate
-    (--optim.lr 1e-5)."""
+    """Rank of the LoRA adapters; 0 trains all weights, in fp32, which needs a fiftieth of the rate (--optim.lr 1e-5)."""
+    attention: loading.Attention = "auto"
+    """Attention implementation; `auto` is transformers' own choice. The last two need an accelerator."""
     beta: float = 0.1
     """DPO's beta: strength of the penalty for leaving the reference. It scales the difference of log-probabilities to the
     reference."""
@@ -103,10 +104,9 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 
-    # Frozen weights may be bf16; of trained ones small updates would be lost.
-    whole = run.precision == "fp32" or not cfg.lora_rank
     loading.score_what_counts()
-    model = loading.adapted(loading.load(path, torch.float32 if whole else torch.bfloat16), cfg.lora_rank)
+    model = loading.load(path, loading.kept_in(cfg.lora_rank, run.precision))
+    model = loading.adapted(loading.attend(model, cfg.attention, run.device), cfg, exact=True)
     args = DPOConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
         per_device_train_batch_size=cfg.train.batch_size,

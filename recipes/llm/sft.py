@@ -34,7 +34,7 @@ from trainworthy import core
 
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
-class Config(core.Config):
+class Config(loading.LoRA, core.Config):
     """Settings of llm/sft."""
 
     data: pairs.Source = field(default_factory=pairs.Source)
@@ -44,8 +44,8 @@ class Config(core.Config):
     """File with a chat template that replaces the model's own, or `trl:NAME` for one that TRL ships."""
     eos_token: str = ""
     """Token that ends an answer, if it differs from the tokenizer's eos and the template does not show it."""
-    lora_rank: int = 8
-    """Rank of the LoRA adapters (alpha is twice that); 0 trains all weights, in fp32."""
+    attention: loading.Attention = "auto"
+    """Attention implementation; `auto` is transformers' own choice. The last two need an accelerator."""
     load_in_4bit: bool = False
     """QLoRA (Dettmers 2023): the frozen base model in 4 bits (NF4), which saves accelerator memory."""
     max_new_tokens: int = 0
@@ -120,11 +120,10 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    # Frozen weights may be bf16; of trained ones small updates would be lost.
-    dtype = torch.float32 if run.precision == "fp32" or not cfg.lora_rank else torch.bfloat16
+    dtype = loading.kept_in(cfg.lora_rank, run.precision)
     loading.score_what_counts()
     model = quantized.load(path, dtype, run.device) if cfg.load_in_4bit else loading.load(path, dtype)
-    model = loading.adapted(model, cfg.lora_rank)
+    model = loading.adapted(loading.attend(model, cfg.attention, run.device), cfg)
     args = SFTConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
         per_device_train_batch_size=cfg.train.batch_size,

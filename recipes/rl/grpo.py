@@ -31,15 +31,15 @@ from trainworthy import core
 
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
-class Config(core.Config):
+class Config(loading.LoRA, core.Config):
     """Settings of rl/grpo. An iteration, which counts as an epoch, is a batch of answers and the updates on it: --train.epochs
     counts iterations, --train.batch-size the answers of one."""
 
     data: problems.Source = field(default_factory=problems.Source)
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
-    lora_rank: int = 8
-    """Rank of the LoRA adapters (alpha is twice that); 0 trains all weights, in fp32."""
+    attention: loading.Attention = "auto"
+    """Attention implementation; `auto` is transformers' own choice. The last two need an accelerator."""
     chat_template: str = ""
     """File with a chat template that replaces the model's own, or `trl:NAME` for one that TRL ships."""
     eos_token: str = ""
@@ -112,10 +112,9 @@ def make_trainer(cfg: Config, run: core.Run, path: str, asker: problems.Asker, r
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    # Frozen weights may be bf16; of trained ones small updates would be lost.
-    whole = run.precision == "fp32" or not cfg.lora_rank
     loading.score_what_counts()
-    model = loading.load(path, torch.float32 if whole else torch.bfloat16)
+    model = loading.load(path, loading.kept_in(cfg.lora_rank, run.precision))
+    loading.attend(model, cfg.attention, run.device)
     ends = model.generation_config.eos_token_id
     model.generation_config.eos_token_id = asker.ends  # the trainer ends answers where the model declares their end
     args = GRPOConfig(
@@ -140,7 +139,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str, asker: problems.Asker, r
         accelerator_config={"use_configured_state": True},
     )
     shape = Dataset.from_dict({"prompt": ["a"], "answer": ["b"]})
-    trainer = GRPOTrainer(model=loading.adapted(model, cfg.lora_rank), reward_funcs=reward, args=args, train_dataset=shape,
+    trainer = GRPOTrainer(model=loading.adapted(model, cfg, exact=True), reward_funcs=reward, args=args, train_dataset=shape,
                           processing_class=asker.tokenizer)  # fmt: skip
     model.generation_config.eos_token_id = ends  # what is exported is the model's own
     return trainer

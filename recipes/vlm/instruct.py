@@ -23,6 +23,7 @@ from trainworthy.core.base.config import Optim, Phase, RunSettings, Train
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.gate import fetch
 from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.shared.language_models import Attention, LoRA, attend
 from trainworthy.recipes.vlm.data import conversations, folders, questions, rows
 from trainworthy.recipes.vlm.data.questions import Questions
 from trainworthy.recipes.vlm.data.scenes import Scenes
@@ -34,7 +35,7 @@ from trainworthy import core
 
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
-class Config(core.Config):
+class Config(LoRA, core.Config):
     """Settings of vlm/instruct."""
 
     data: folders.Where = field(default_factory=folders.Where)
@@ -50,7 +51,9 @@ class Config(core.Config):
     """A vision-language model of the hub, by name or folder, instead of these two, with its own projector, template and
     processor."""
     lora_rank: int = 0
-    """Rank of LoRA adapters on every linear layer of the language model; 0 trains all of it."""
+    """Rank of LoRA adapters on the language model; 0 trains all of it."""
+    attention: Attention = "auto"
+    """Attention implementation; `auto` is transformers' own choice. The last two need an accelerator."""
     projector_width: int = 256
     """Units between the projector's two layers."""
     language_lr: float = 5e-4
@@ -157,8 +160,8 @@ class VLM(nn.Module):
 def make_model(cfg: Config) -> VLM | hub.Whole:
     """Encoder and language model as they were trained, a new projector between them; or a model of the hub as it is."""
     if cfg.model:
-        return hub.Whole(cfg.model, lora_rank=cfg.lora_rank)
-    encoder, words = vision.load(cfg.encoder), language.load(cfg.language, lora_rank=cfg.lora_rank)
+        return hub.Whole(cfg.model, cfg)
+    encoder, words = vision.load(cfg.encoder), language.load(cfg.language, cfg)
     embedding = words.get_input_embeddings().weight.detach()
     rms = embedding.square().mean().sqrt().item()
     return VLM(encoder, Projector(encoder.width, cfg.projector_width, embedding.shape[1], rms), words)
@@ -195,6 +198,7 @@ def unfreeze(cfg: Config, run: core.Run, previous: core.Stage) -> core.Stage:
 def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: dict[str, float], start: dict[str, Tensor],
                fresh: tuple[str, ...] = ()) -> core.Stage:  # fmt: skip
     """What all stages share. `rates`: {tower: peak rate}; a tower without one is frozen."""
+    attend(model.net[0] if cfg.model else model.language, cfg.attention, run.device)
     for key, p in model.named_parameters():
         adapted = not cfg.lora_rank or not key.startswith("language.") or ".lora_" in key
         p.requires_grad_(key.split(".")[0] in rates and adapted)

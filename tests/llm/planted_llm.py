@@ -10,7 +10,7 @@ SFT = "llm/sft"
 CONVERSATIONS = str(ROOT / "tests" / "fixtures" / "conversations.jsonl")
 TRAINER = "    return SFTTrainer(model=model,"
 LOADED = "quantized.load(path, dtype, run.device) if cfg.load_in_4bit else loading.load(path, dtype)\n"
-MODEL = "    model = loading.adapted(model, cfg.lora_rank)\n"
+MODEL = "    model = loading.adapted(loading.attend(model, cfg.attention, run.device), cfg)\n"
 COLLATOR = "        split.collator = trainer.data_collator\n"
 PADDED_LEFT = """[[tokenizer.pad_token_id] * (width - len(a)) + a for a in asked], device=run.device)
         mask = torch.tensor([[0] * (width - len(a)) + [1] * len(a) for a in asked]"""
