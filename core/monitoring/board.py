@@ -68,7 +68,8 @@ class Board:
                 break
             time.sleep(0.1)
         else:
-            self.child.poll() or self.child.terminate()
+            if self.child.poll() is None:
+                self.child.terminate()
             self.child.wait()
             self._errors.seek(0)
             lines = [x.strip() for x in self._errors.read().decode(errors="replace").splitlines() if x.strip()]
