@@ -59,6 +59,7 @@ class Board:
 
     def _watch(self) -> None:
         """Wait for its address, then for its answer."""
+        assert self.child.stdout  # piped
         url = self.child.stdout.readline().strip()
         deadline = time.monotonic() + PATIENCE
         while url and time.monotonic() < deadline and self.child.poll() is None:
