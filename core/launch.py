@@ -434,7 +434,8 @@ def train_stage(
             + (")" if cfg.gates.enabled else "; gates OFF)")
         )
         s.console.say(table(result["table"]))
-        s.meter.note(now=True)
+        if s.meter:
+            s.meter.note(now=True)
         s.console.say(f"\ncost   {cost.words(cost.of_run(session.folder))}")
     if s.main and part.last:
         s.console.say(

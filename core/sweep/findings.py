@@ -126,8 +126,10 @@ def at_edge(one: Range, best: Row, tried: list[Row]) -> Edge | None:
 
 def cautions(f: Findings) -> list[str]:
     """Why the best trial may be no choice at all: it learnt nothing, or others are just as good."""
+    if f.best is None:
+        return []
     found, sign = [], 1 if f.higher else -1
-    if f.floor is not None and math.isfinite(f.floor) and sign * (f.best.value - f.floor) <= 0:
+    if f.floor is not None and math.isfinite(f.floor) and sign * (f.best.score - f.floor) <= 0:
         found.append(f"No trial is better than chance ({f.floor:.4f}): nothing was learnt, and there is nothing to choose. Train longer "
                      "(--train.epochs, --max-steps), or search other settings.")  # fmt: skip
     same = [r.number for r in f.rows if r.state == "done" and r.value == f.best.value and r is not f.best]
