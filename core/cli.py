@@ -1,6 +1,5 @@
 """The `trainworthy` command. It reads files and starts processes. Only those processes import torch."""
 
-import argparse
 import ast
 import contextlib
 import os
@@ -145,14 +144,13 @@ def list_recipes(argv: list[str]) -> None:
 
 def fork(argv: list[str]) -> None:
     """Copy a recipe's file and list the lines to edit first."""
-    parser = argparse.ArgumentParser(prog="trainworthy fork", description="Copy a recipe to start your own.")
-    parser.add_argument("recipe")
-    parser.add_argument("file", type=Path)
-    args = parser.parse_args(argv[1:])
+    if len(argv) != 3:
+        raise UserError("fork needs a recipe and a new file", got=" ".join(argv[1:]) or "nothing", needed="trainworthy fork RECIPE FILE.py",
+                        next="trainworthy fork vision/classify ./mine.py")  # fmt: skip
     from trainworthy.core.recipe.forks import note, without_note
     from trainworthy.core.recipe.registry import find
 
-    entry, target = find(args.recipe), args.file
+    entry, target = find(argv[1]), Path(argv[2])
     if target.is_dir():
         target = target / entry.path.name
     if target.suffix != ".py":
@@ -238,6 +236,11 @@ def launch(argv: list[str]) -> None:
     """Start core.launch, through accelerate if there are several processes or a config file. Never returns."""
     from trainworthy.core.base.config import take
 
+    if len(argv) == 1:  # before the slow import of torch
+        what = {"resume": "a run folder", "profile": "a recipe or a run folder"}.get(
+            argv[0], "a recipe: an id, or the path of a fork"
+        )
+        raise UserError(f"{argv[0]} what?", needed=what, next=f"trainworthy {argv[0]} --help")
     asked = argv
     argv, n = take(argv, "-n")
     argv, file = take(argv, "--accelerate-config")

@@ -96,7 +96,8 @@ def command(argv: list[str]) -> None:
     verb = argv[0] if argv[:1] and argv[0] in (*own, *BESIDE) else "run"
     rest = argv[1:] if argv[:1] == [verb] else argv
     if not rest and verb not in BESIDE:
-        raise UserError(f"{verb} what?", next=USAGE)
+        raise UserError(f"{verb} what?", needed="a run folder" if verb == "resume" else "a recipe: an id, or the path of a fork",
+                        next=f"trainworthy {verb} --help")  # fmt: skip
     if verb in BESIDE:
         import_module(f"trainworthy.core.commands.{verb}").main(argv)
     else:
@@ -150,7 +151,7 @@ def check(argv: list[str]) -> None:
     deep = "--deep" in rest
     rest = [a for a in rest if a != "--deep"]
     if not rest:
-        raise UserError("check what?", next=USAGE)
+        raise UserError("check what?", needed="a recipe: an id, or the path of a fork", next="trainworthy check --help")
     loaded = recipes.load(rest[0])
     cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy check {rest[0]}")
     chosen = tuple((only or "").replace(",", " ").split())
@@ -171,7 +172,7 @@ def resume(argv: list[str]) -> None:
     force, wanted = "--force" in argv, "--board" in argv
     rest, rung = config.take([a for a in argv if a not in ("--force", "--board")], "--rung")
     if not rest:
-        raise UserError("resume what?", needed="a run folder", next=USAGE)
+        raise UserError("resume what?", needed="a run folder", next="ls -d runs/*/*")
     folder, secrets = Path(rest[0]), masking.given(rest[1:]) if rung is None else {}
     if (folder / multi_seed.NAME).is_file() and rung is None:
         multi_seed.resume(folder, force=force, given=secrets, with_board=wanted)

@@ -1,4 +1,6 @@
-"""trainworthy board [FOLDER] [--port N] [--host NAME]: TensorBoard on the runs, until Ctrl-C.
+"""usage: trainworthy board [FOLDER] [--port N] [--host NAME]
+
+Shows the runs in TensorBoard, until Ctrl-C.
 
   trainworthy board                              every run under runs/
   trainworthy board runs/vision-classify         the runs of one recipe

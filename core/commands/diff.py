@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 def main(argv: list[str]) -> None:
     """Run `trainworthy diff FORK.py [--against RECIPE]`."""
     parser = argparse.ArgumentParser(
-        prog="trainworthy diff", description=(__doc__ or "").split("\n\n")[1], allow_abbrev=False
+        prog="trainworthy diff",
+        usage="trainworthy diff FORK.py [--against RECIPE]",
+        description=(__doc__ or "").split("\n\n")[1],
+        allow_abbrev=False,
     )
     parser.add_argument("fork", help="the path of a fork")
     parser.add_argument("--against", metavar="RECIPE", help="compare with this recipe (an id or a path)")

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
         )
     from trainworthy.core.guard import rehearsal, running
 
-    target = rehearsal.locate(words)
+    target = rehearsal.locate(words, command="watch")
     from trainworthy.core.guard.watching import folder_of, watch
 
     name = (target.module or target.path.stem).rpartition(".")[2]

@@ -32,13 +32,15 @@ class Outcome:
     folder: Path | None = None
 
 
-def locate(words: list[str]) -> Target:
-    """`train.py ARGS` or `-m pkg.train ARGS`; a `--` between is left out."""
+def locate(words: list[str], *, command: str = "guard") -> Target:
+    """`train.py ARGS` or `-m pkg.train ARGS`; a `--` between is left out. `command`: for the error."""
     words = list(words)
     if words and words[0] == "--":
         words = words[1:]
     if not words:
-        raise UserError("guard what?", needed="a script", next="trainworthy guard train.py -- --its --arguments")
+        raise UserError(
+            f"{command} what?", needed="a script", next=f"trainworthy {command} train.py -- --its --arguments"
+        )
     if words[0] == "-m":
         name = words[1] if len(words) > 1 else ""
         sys.path.insert(0, os.getcwd())

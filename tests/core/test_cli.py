@@ -52,7 +52,12 @@ FORK_WITHOUT = {
         (("lst",), ("unknown command 'lst'", "list")),
         (("list", "all"), ("list takes no arguments",)),
         (("report", "none"), ("needs a run folder",)),
-        (("run",), ("run what?",)),
+        (("run",), ("run what?", "a recipe", "trainworthy run --help")),
+        (("resume",), ("resume what?", "a run folder")),
+        (("fork",), ("fork needs a recipe and a new file", "trainworthy fork vision/classify ./mine.py")),
+        (("diff",), ("usage: trainworthy diff FORK.py", "required")),
+        (("reference",), ("usage: trainworthy reference RECIPE", "required")),
+        (("watch",), ("watch what?", "trainworthy watch train.py")),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, tuple) else None,
 )
