@@ -103,7 +103,7 @@ def test_guard_refuses_bad_usage(launch, tmp_path):
         (("guard", "nowhere.py"), "no script nowhere.py"),
         (("guard", "-m", "no.such.module"), "no module"),
         (("guard", "--stepz", "3", "x.py"), "unknown option --stepz"),
-        (("guard", "x.py", "--lr", "3"), "stand after --"),
+        (("guard", "x.py", "--lr", "3"), "own arguments after --"),
     ):
         (tmp_path / "x.py").write_text("")
         done = launch(*argv)
