@@ -121,13 +121,27 @@ class Campaign:
         path = where / "gates.json"
         return Checked(code, json.loads(path.read_text())["gates"] if path.is_file() else [], output)
 
-    def short(self, folder: Path, recipes: list[str], seeds: Iterable[int], steps: int, *, trace: Iterable[str] = (),
-              same_as: dict | None = None, settings: Iterable[str] = (), limit: float = 1800) -> dict[str, dict[str, Row]]:  # fmt: skip
-        """Short runs without gates: {recipe: {seed: result}}; none of a recipe whose process ended without a result."""
+    def short(
+        self,
+        folder: Path,
+        recipes: list[str],
+        seeds: Iterable[int],
+        steps: int,
+        *,
+        trace: Iterable[str] = (),
+        same_as: dict | None = None,
+        healthy: tuple[float, float] | None = None,
+        own: dict[str, Iterable[str]] | None = None,
+        limit: float = 1800,
+    ) -> dict[str, dict[str, Row]]:
+        """Short runs without gates: {recipe: {seed: result}}. A recipe whose first seed ends in the range `healthy`, or in the very
+        losses and metrics of `same_as`, runs at no further seed. `own`: further settings of a recipe. A process that ends without
+        a result counts as a crash."""
         folder.mkdir(parents=True, exist_ok=True)
         job = folder / "short-run.json"
         job.write_text(json.dumps({"recipes": recipes, "seeds": list(seeds), "steps": steps, "trace": list(trace),
-                                   "settings": [*settings, *self.settings], "same_as": same_as or {}}))  # fmt: skip
+                                   "settings": self.settings, "own": {k: list(v) for k, v in (own or {}).items()},
+                                   "same_as": same_as or {}, "healthy": healthy}))  # fmt: skip
         code, output = self.child(["trainworthy.core.bugs.short_run", str(job)], folder, limit=limit)
         result = job.with_suffix(".result.json")
         if result.is_file():
@@ -231,7 +245,8 @@ class Campaign:
         row = {"recipe": recipe, "kind": "mutants", "case": m.id, "seed": 0, "commit": suite.commit(), "part": m.part,
                "mutation": m.kind, "file": m.file.name, "line": m.line, "patch": m.patch(m.file.read_text()), "first": "",
                "note": "", "row": ""}  # fmt: skip
-        ran = self.short(folder, [str(file)], MUTANT_SEEDS, steps, same_as=reference["first"], limit=600)[str(file)]
+        ran = self.short(folder, [str(file)], MUTANT_SEEDS, steps, same_as=reference["first"],
+                         healthy=healthy_range(reference), limit=900)[str(file)]  # fmt: skip
         row["outcome"], row["note"] = judged(list(ran.values()), reference, m.part)
         if row["outcome"] == "harmful":
             row["harm"] = row.pop("note")
@@ -380,14 +395,13 @@ def judged(ran: list[Row], reference: Row, part: str) -> tuple[str, str]:
     if not all(map(math.isfinite, values)):
         return "harmful", said
     low, high = healthy_range(reference)
-    better = max if reference["higher"] else min
     worse = [v < low if reference["higher"] else v > high for v in values]
     best = [v > high if reference["higher"] else v < low for v in values]
     if all(worse):
         return "harmful", f"{said}; healthy runs: {low:.4g} to {high:.4g}"
     if all(best) and part in FLATTERED:
-        return "harmful", f"{said}, too good; healthy runs: {low:.4g} to {high:.4g}"
-    return "harmless", f"{said} (best {better(values):.4g}); healthy runs: {low:.4g} to {high:.4g}"
+        return "harmful", f"{said}: too good; healthy runs: {low:.4g} to {high:.4g}"
+    return "harmless", f"{said}; healthy runs: {low:.4g} to {high:.4g}"
 
 
 def healthy_range(reference: Row) -> tuple[float, float]:

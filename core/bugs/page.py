@@ -137,7 +137,7 @@ def write(home: Path, found: dict[str, Any]) -> Path:
     cells = [[esc(f"{r['recipe']} {r['case']}"), esc(r["kind"]), esc(r["seed"]), esc(r["outcome"]), esc(r["first"]), esc(r["note"])]
              for r in rows]  # fmt: skip
     body += section("Every case", tag("div", table(heads, cells, class_="plain"), class_="card"))
-    header = tag("header", tag("div", hero), class_="hero")
+    header = tag("header", tag("div", hero), class_="hero alone")
     path = home / "bugs.html"
     path.write_text(
         PAGE.format(title=title, style=STYLE, hero=header, nav="", body=body, name="trainworthy bugs"), encoding="utf-8"

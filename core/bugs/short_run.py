@@ -129,6 +129,11 @@ def short_run(recipe: str, seed: int, steps: int, settings: list[str], trace: li
     return result
 
 
+def inside(result: Result, low: float, high: float) -> bool:
+    """Return whether the run ended with a metric in the range of healthy runs."""
+    return low <= result.metrics.get(result.metric, math.nan) <= high
+
+
 def main(job: Path) -> None:
     """Run a job and write its results next to it: {recipe: {seed: result}}."""
     asked = json.loads(job.read_text())
@@ -138,13 +143,13 @@ def main(job: Path) -> None:
             found[recipe] = {}
             for seed in asked["seeds"]:
                 trace = asked["trace"] if seed == asked["seeds"][0] else []
-                one = short_run(recipe, seed, asked["steps"], asked["settings"], trace)
+                one = short_run(
+                    recipe, seed, asked["steps"], [*asked["own"].get(recipe, ()), *asked["settings"]], trace
+                )
                 found[recipe][str(seed)] = asdict(one)
-                if one.crashed or (one.losses, one.metrics) == (
-                    asked["same_as"].get("losses"),
-                    asked["same_as"].get("metrics"),
-                ):
-                    break  # it ends by itself, or it is the recipe
+                same = (one.losses, one.metrics) == (asked["same_as"].get("losses"), asked["same_as"].get("metrics"))
+                if one.crashed or same or (asked["healthy"] and inside(one, *asked["healthy"])):
+                    break  # one seed settles it
     job.with_suffix(".result.json").write_text(json.dumps(found))
 
 
