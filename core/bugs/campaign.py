@@ -1,16 +1,18 @@
 """Runs cases through the real command in parallel child processes, and keeps what each did in a journal, so that a campaign that
 was interrupted goes on where it stopped."""
 
+import contextlib
 import json
 import math
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,7 +66,7 @@ class Campaign:
         todo = [(key, run) for key, run in tasks if self.known(key) is None]
         if not todo:
             return
-        with ThreadPoolExecutor(self.jobs) as pool:
+        with ThreadPoolExecutor(self.jobs) as pool, terminated():
             waiting = {pool.submit(run): key for key, run in todo}
             try:
                 for n, done in enumerate(as_completed(waiting), 1):
@@ -73,7 +75,7 @@ class Campaign:
             except (KeyboardInterrupt, Exception) as error:
                 self._stop(pool)
                 if isinstance(error, KeyboardInterrupt):
-                    raise Interrupted(f"SIGINT: {len(self.rows)} results are kept in {self.home / 'journal.jsonl'}\n"
+                    raise Interrupted(f"interrupted: {len(self.rows)} results are kept in {self.home / 'journal.jsonl'}\n"
                                       "  next:         the same command again goes on", code=INTERRUPTED) from None  # fmt: skip
                 raise
 
@@ -265,6 +267,16 @@ class Campaign:
         if row["outcome"] != "survived":
             shutil.rmtree(folder, ignore_errors=True)
         return row
+
+
+@contextlib.contextmanager
+def terminated() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C, so that no child is left behind."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @dataclass

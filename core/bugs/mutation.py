@@ -153,8 +153,9 @@ def _changes(top: ast.AST, part: str) -> Iterator[tuple[str, ast.AST, str]]:
             case ast.Constant("sum" | "mean" as value) if isinstance(parent, ast.keyword) and parent.arg == "reduction":
                 yield "constant", node, '"mean"' if value == "sum" else '"sum"'
             case ast.Subscript(_, index):
-                for new in _indices(index):
-                    yield "index", index, new
+                for one in index.elts if isinstance(index, ast.Tuple) else [index]:
+                    for new in _indices(one):
+                        yield "index", one, new
             case ast.Attribute(_, "training"):
                 yield "mode", node, f"(not {ast.unparse(node)})"
             case ast.Expr(ast.Call()):
