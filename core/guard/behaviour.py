@@ -1,5 +1,6 @@
 """Checks of what changes over time: the schedule's pace, freezing, modes, the evaluated model, saved weights."""
 
+import gc
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ def schedule(seen: Observer) -> dict:
                 "schedule", f"{kind} was never stepped in {len(train) - 1} epochs", "scheduler.step() is missing"
             )
         mine = next((g for g in stepped(seen) if g.ref() is one.optimizer or g.ref() is inner(one.optimizer)), None)
-        if mine is not None and mine.steps >= 8 and len(one.at) >= 1.8 * mine.steps:
+        if mine is not None and mine.steps >= 8 and len(one.at) >= 1.8 * mine.steps * by_process(seen, one.it):
             return finding(
                 "schedule",
                 f"{kind} is stepped {len(one.at) / mine.steps:.1f} times per optimiser step",
@@ -58,6 +59,14 @@ def schedule(seen: Observer) -> dict:
             f"{kind}: one step per update, rate {after[0] if after else rates[-1] if rates else 0:.3g} after an epoch"
         )
     return finding("schedule", "; ".join(told))
+
+
+def by_process(seen: Observer, scheduler: Any) -> int:
+    """Return how often Accelerate steps a prepared scheduler per update: once per process, by its own convention."""
+    if seen.ranks == 1:
+        return 1
+    wrapped = [o for o in gc.get_objects() if type(o).__name__ == "AcceleratedScheduler"]
+    return seen.ranks if any(getattr(o, "scheduler", None) is scheduler for o in wrapped) else 1
 
 
 def inner(optimizer: Any) -> Any:

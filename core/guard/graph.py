@@ -3,7 +3,7 @@ own gradients, once."""
 
 import torch
 from torch import nn
-from trainworthy.core.guard.invariants import finding, listed, names, skip, stepped, tops
+from trainworthy.core.guard.invariants import finding, listed, moved_now, names, skip, stepped, tops
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import CLOSE, Group
 
@@ -143,6 +143,9 @@ def gradients(seen: Observer) -> dict:
         if g.empty >= max(2, 0.5 * looked) and not g.closure:
             wrong.append(f"at {g.empty} of {looked} steps there was no gradient")
             causes.append("zero_grad() is called between backward() and step(), or step() before backward()")
+        if g.silent == min(g.steps, CLOSE) >= 4 and not g.received & moved_ids(seen, g):
+            wrong.append(f"the loss is exactly 0 and has no gradient at the first {g.silent} steps: nothing is learnt")
+            causes.append("all labels are ignored, all rewards are equal, or a mask removes every term")
         if g.twice >= max(2, 0.3 * looked):
             wrong.append(
                 f"{g.twice} of {looked} steps used gradients that had been used already, without a new backward()"
@@ -162,6 +165,11 @@ def gradients(seen: Observer) -> dict:
         )
     count = f"{seen.backwards} backward() calls, {seen.steps} steps, each with its own gradients"
     return finding("gradients", "; ".join(wrong) or count, "\n".join(causes), windows=[g.windows[:12] for g in groups])
+
+
+def moved_ids(seen: Observer, group: Group) -> set[int]:
+    """Return the ids of an optimiser's parameters that have changed since training began."""
+    return {id(p) for p in group.parameters if moved_now(seen, p)}
 
 
 def short_window(windows: list[int]) -> str:

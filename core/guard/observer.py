@@ -22,6 +22,7 @@ from trainworthy.core.guard.records import (
     class_target,
     fingerprint,
     logits_of,
+    point,
     spots,
     used,
     values,
@@ -65,6 +66,11 @@ class Observer:
         self.last_root: tuple | None = None
         self.places: dict[int, int] = {}  # where in its batch a loss's target was
         self.batch_calls = 0
+        self.labels: list[dict] = []  # labels that a model got as an argument
+        self.points: list[tuple[Tensor, Tensor]] = []  # inputs and classes of the first pass, for their neighbours
+        self.ranks = 1  # processes that train together
+        self.trace: list = []  # the weights at the first steps, to compare ranks
+        self.batch_prints: list[int] = []
         self._last: list[tuple[Tensor, int]] = []
         self._plain_leaf = False
         self._hook: Any = None
@@ -108,7 +114,7 @@ class Observer:
             batch = self.control.batch(one, batch, self)
         self.recent = [p for p in self.recent if not p.ended and p is not one] + [one]
         one.recent.append(batch)
-        if one.loader.num_workers > 1 and one.got <= 64:
+        if (one.loader.num_workers > 1 or self.ranks > 1) and one.got <= 64:
             one.prints.append(fingerprint(batch))
         return batch
 
@@ -158,6 +164,10 @@ class Observer:
             one.no_grad_calls += not grad
             if len(one.modes) < 200:
                 one.modes.append(row)
+        if grad and isinstance(kwargs.get("labels"), Tensor) and len(self.labels) < 100:
+            from trainworthy.core.guard.targets import argument
+
+            self.labels.append(argument(module, args, kwargs))
         self._measure(module, args, kwargs, out, grad)
 
     def _measure(self, module: nn.Module, args: tuple, kwargs: dict, out: Any, grad: bool) -> None:
@@ -214,6 +224,8 @@ class Observer:
             self.nonfinite.append(self.backwards)
         if not self.snap and self.steps == 0:
             self._snapshot()
+        if self.ranks > 1 and not self.trace:
+            self._trace()
         for group in self.groups.values():
             if group.consumed and not any(alive(p) for p in group.probe):
                 group.consumed = False
@@ -323,6 +335,7 @@ class Observer:
             group.received |= {id(p) for p in ready}
             live = [p for p in ready if alive(p)]
             group.empty += not live and self._lossy()
+            group.silent += not live and not self._lossy()
             group.nonfinite += any(not bool(torch.isfinite(values(p)).all()) for p in live)
             sizes = [float(values(p).abs().max()) for p in live[:40]]
             loud = [
@@ -359,10 +372,17 @@ class Observer:
         self.since, self.since_step = 0, True
         self._last = []
         self.gaps.append([])
+        if self.ranks > 1 and self.steps <= CLOSE:
+            self._trace()
         for one in self.recent:
             one.steps += one.backwards > 0
         if self.control is not None:
             self.control.step(self)
+
+    def _trace(self) -> None:
+        from trainworthy.core.guard.ranks import weights
+
+        self.trace.append(weights(self))
 
     def _snapshot(self) -> None:
         """Copy every parameter before training (large ones in part), to detect changes later."""
@@ -395,6 +415,8 @@ class Observer:
 
         if train and len(rows) < CLOSE:
             self._place(target)
+        if train and len(self.points) < 24 and sum(p.training for p in self.passes) <= 1 and self.last_root is not None:
+            self.points += point(target, (*self.last_root[1], *self.last_root[2].values()))
         self.busy = True
         try:
             with torch.no_grad():

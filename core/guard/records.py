@@ -1,5 +1,6 @@
 """Plain records of passes, optimisers and schedulers, and small measurements on tensors for `observer`."""
 
+import hashlib
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -64,6 +65,8 @@ class Group:
     stale: int = 0
     empty: int = 0
     twice: int = 0
+    silent: int = 0
+    """Of the first steps: those without a gradient whose loss was exactly zero."""
     backwards: int = 0
     windows: list[int] = field(default_factory=list)
     received: set[int] = field(default_factory=set)
@@ -114,8 +117,26 @@ def spots(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def fingerprint(batch: Any) -> int:
     """Return a number that is equal for equal batches."""
-    first = next((x for x in tree_leaves(batch) if isinstance(x, Tensor) and x.numel()), None)
-    return 0 if first is None else hash((tuple(first.shape), first.detach().cpu().numpy().tobytes()[:65536]))
+    tensors = [x.detach().cpu().contiguous() for x in tree_leaves(batch) if isinstance(x, Tensor) and x.numel()]
+    whole = hashlib.blake2b(digest_size=7)
+    for x in tensors[:8]:
+        whole.update(str(tuple(x.shape)).encode() + x.flatten()[:16384].view(torch.uint8).numpy().tobytes())
+    return int.from_bytes(whole.digest(), "big") if tensors else 0
+
+
+def point(target: Tensor, given: tuple) -> list[tuple[Tensor, Tensor]]:
+    """Return the model's first input as vectors, at most 256 entries wide (tokens: counts), with the class targets."""
+    if target.dim() != 1 or target.is_floating_point():
+        return []
+    for x in given:
+        if not isinstance(x, Tensor) or len(x) != len(target) or x.dim() < 2:
+            continue
+        if x.is_floating_point():
+            rows = x.detach().flatten(1)
+            return [(rows[:, :: max(1, rows.shape[1] // 256)].float().cpu(), target.cpu())]
+        if x.dtype == torch.int64 and int(x.min()) >= 0 and int(x.max()) < 4096:
+            return [(torch.zeros(len(x), 4096).scatter_add_(1, x.cpu(), torch.ones(x.shape)), target.cpu())]
+    return []
 
 
 def logits_of(out: Any) -> Tensor | None:

@@ -63,7 +63,7 @@ def never(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
     if type(sampler).__name__ in STOCK[2:] or isinstance(sampler, SequentialSampler) or total < 32:
         return None
     if isinstance(sampler, DistributedSampler):
-        world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else seen.ranks
         if sampler.num_replicas > world:
             return (
                 f"the sampler deals for {sampler.num_replicas} processes, and there are {world}: the rest is never seen",

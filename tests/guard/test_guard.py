@@ -19,7 +19,9 @@ from tests.helpers.commands import read, run_folder
 
 HEALTHY = sorted(p.stem for p in SCRIPTS.glob("*.py"))
 QUICK_ODD = ("stubborn", "catches-all", "overwrites", "arguments", "crash", "never-steps", "exits-early")
-QUICK_BUGS = ("zero-grad", "optimizer-copy", "steplr-per-batch")
+QUICK_BUGS = ("zero-grad", "optimizer-copy", "steplr-per-batch", "ranks-bare-model")
+
+RANKS = {"ddp": {"--nproc": "2"}}  # scripts that a launcher starts
 
 FEED = """
 import torch
@@ -65,7 +67,7 @@ def broken(bug: Bug) -> str:
 def stopped(bug: Bug, folder: Path, **values: str) -> None:
     """The bug is stopped, and its cause is named."""
     probes = {"overfit", "metric", "signal"} & set(bug.checks)
-    verdicts, output, _ = guard(broken(bug), folder, interventions=bool(probes), **values)
+    verdicts, output, _ = guard(broken(bug), folder, interventions=bool(probes), **RANKS.get(bug.script, {}), **values)
     blocks = [v for v in verdicts.values() if v.blocks]
     assert blocks, output
     text = " ".join(f"{v.measured} {v.remedy}" for v in blocks).lower()
@@ -234,5 +236,5 @@ def test_guard_is_quiet(name, tmp_path):
 def test_guard_is_quiet_on_every_healthy_script(name, seed, tmp_path):
     """The full matrix, at three seeds."""
     source = re.sub(r"manual_seed\(\d+\)", f"manual_seed({seed})", (SCRIPTS / f"{name}.py").read_text())
-    verdicts, output, _ = guard(source, tmp_path)
+    verdicts, output, _ = guard(source, tmp_path, **RANKS.get(name, {}))
     assert not failed(verdicts), output
