@@ -11,7 +11,7 @@ from trainworthy.core.guard.observer import Observer
 SHIFTS = {
     0: (
         "every target is the token that the model sees at the same place",
-        "the shift by one is missing: it copies its input",
+        "the shift by one is missing, or the mask is the wrong way round: it copies its input",
     ),
     2: ("targets run two tokens ahead of the input", "labels are shifted by hand and again inside the loss"),
     3: ("targets run three tokens ahead of the input", "labels are shifted several times"),

@@ -4,6 +4,7 @@ The observer keeps counts and references, and measures only during the first ste
 """
 
 import gc
+import sys
 import weakref
 from typing import Any
 
@@ -19,7 +20,9 @@ from trainworthy.core.guard.records import (
     Pass,
     Sched,
     alive,
+    alone,
     class_target,
+    epochs_of,
     fingerprint,
     logits_of,
     point,
@@ -67,6 +70,11 @@ class Observer:
         self.places: dict[int, int] = {}  # where in its batch a loss's target was
         self.batch_calls = 0
         self.labels: list[dict] = []  # labels that a model got as an argument
+        self.counts: dict[int, int] = {}  # calls of each module within the first call of its root
+        self.train_prints: list[int] = []  # what models were called with: in training
+        self.calm_prints: set[int] = set()  # and without gradients
+        self.together: dict[int, float] = {}  # root -> change of its outputs without the other samples of the batch
+        self.epochs = 0  # of the run, by the script's own variable
         self.points: list[tuple[Tensor, Tensor]] = []  # inputs and classes of the first pass, for their neighbours
         self.ranks = 1  # processes that train together
         self.trace: list = []  # the weights at the first steps, to compare ranks
@@ -138,6 +146,8 @@ class Observer:
 
             def note(m: nn.Module, _: Any) -> None:
                 inside.add(id(m))
+                if first:
+                    self.counts[id(m)] = self.counts.get(id(m), 0) + 1
                 self.called.setdefault(id(m), (m, len(self.called), torch.is_grad_enabled()))
 
             if self._hook is not None:  # of a call that raised
@@ -164,6 +174,9 @@ class Observer:
             one.no_grad_calls += not grad
             if len(one.modes) < 200:
                 one.modes.append(row)
+        if not self.passes and len(self.train_prints) < 64:
+            mark = fingerprint((args, kwargs))
+            self.train_prints.append(mark) if grad else self.calm_prints.add(mark)
         if grad and isinstance(kwargs.get("labels"), Tensor) and len(self.labels) < 100:
             from trainworthy.core.guard.targets import argument
 
@@ -194,6 +207,14 @@ class Observer:
         one.seen += len(target)
         hits = int((logits.argmax(1) == target).sum())
         one.right += hits
+        if id(module) not in self.together and not module.training and len(target) >= 4:
+            self.busy = True
+            try:
+                change = alone(module, args, kwargs, logits)
+            finally:
+                self.busy = False
+            if change is not None:
+                self.together[id(module)] = change
         norms = [m for m in module.modules() if isinstance(m, NORMS) and not m.training and m.track_running_stats]
         if not norms:
             one.right_batch += hits
@@ -334,6 +355,11 @@ class Observer:
             ready = [p for p in params if p.grad is not None]
             group.received |= {id(p) for p in ready}
             live = [p for p in ready if alive(p)]
+            if live and self._lossy():
+                still = {id(p) for p in ready} - {id(p) for p in live}
+                group.zero = still if not group.steps else group.zero & still
+            else:
+                group.zero = set()
             group.empty += not live and self._lossy()
             group.silent += not live and not self._lossy()
             group.nonfinite += any(not bool(torch.isfinite(values(p)).all()) for p in live)
@@ -372,6 +398,8 @@ class Observer:
         self.since, self.since_step = 0, True
         self._last = []
         self.gaps.append([])
+        if self.steps == CLOSE and self.control is not None:
+            self.epochs = epochs_of(sys._getframe())
         if self.ranks > 1 and self.steps <= CLOSE:
             self._trace()
         for one in self.recent:

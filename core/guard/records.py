@@ -1,6 +1,7 @@
 """Plain records of passes, optimisers and schedulers, and small measurements on tensors for `observer`."""
 
 import hashlib
+import re
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.data import DataLoader
 
 CLOSE = 8  # backward passes, steps and calls of each phase that are measured in detail
@@ -65,6 +66,8 @@ class Group:
     stale: int = 0
     empty: int = 0
     twice: int = 0
+    zero: set[int] = field(default_factory=set)
+    """Parameters whose gradient was exactly zero at every one of the first steps."""
     silent: int = 0
     """Of the first steps: those without a gradient whose loss was exactly zero."""
     backwards: int = 0
@@ -124,12 +127,53 @@ def fingerprint(batch: Any) -> int:
     return int.from_bytes(whole.digest(), "big") if tensors else 0
 
 
+EPOCHS = re.compile(r"(?i)(n|num|max|total|train)?_?(train|training)?_?epochs")
+SETTINGS = ("args", "opt", "opts", "cfg", "config", "conf", "hparams", "params", "self")
+
+
+def epochs_of(frame: Any) -> int:
+    """Return the number of epochs that the script's own variables name (`EPOCHS`, `args.epochs`); 0 if none does."""
+    found = [0]
+    while frame is not None:
+        if "site-packages" not in frame.f_code.co_filename and "/core/guard/" not in frame.f_code.co_filename:
+            for scope in (frame.f_locals, frame.f_globals):
+                places = [scope] + [vars(v) for k, v in list(scope.items()) if k in SETTINGS and hasattr(v, "__dict__")]
+                places += [v for k, v in list(scope.items()) if k in SETTINGS and isinstance(v, dict)]
+                found += [v for place in places for k, v in list(place.items())
+                          if isinstance(k, str) and type(v) is int and EPOCHS.fullmatch(k)]  # fmt: skip
+        frame = frame.f_back
+    return max(found)
+
+
+def alone(module: nn.Module, args: tuple, kwargs: dict, logits: Tensor) -> float | None:
+    """Return how much the outputs of half of a batch change without the other half, in units of the outputs' spread; None
+    where that cannot be computed or the outputs are random."""
+    n, half = len(logits), len(logits) // 2
+    leaves, spec = tree_flatten((args, kwargs))
+    tensors = [x for x in leaves if isinstance(x, Tensor)]
+    if any(x.shape[:2] == (n, n) for x in tensors) or not any(x.dim() and len(x) == n for x in tensors):
+        return None
+    parts = [x[:half] if isinstance(x, Tensor) and x.dim() and len(x) == n else x for x in leaves]
+    try:
+        with torch.no_grad():
+            few_args, few_kwargs = tree_unflatten(parts, spec)
+            few, again = logits_of(module(*few_args, **few_kwargs)), logits_of(module(*args, **kwargs))
+    except Exception:
+        return None
+    spread = float(logits.float().std())
+    if few is None or again is None or len(few) != half or again.shape != logits.shape or not spread > 0:
+        return None
+    if float((again - logits).abs().max()) > 1e-3 * spread:
+        return None
+    return float((few - logits[:half]).abs().max()) / spread
+
+
 def point(target: Tensor, given: tuple) -> list[tuple[Tensor, Tensor]]:
     """Return the model's first input as vectors, at most 256 entries wide (tokens: counts), with the class targets."""
     if target.dim() != 1 or target.is_floating_point():
         return []
     for x in given:
-        if not isinstance(x, Tensor) or len(x) != len(target) or x.dim() < 2:
+        if not isinstance(x, Tensor) or x.dim() < 2 or len(x) != len(target):
             continue
         if x.is_floating_point():
             rows = x.detach().flatten(1)

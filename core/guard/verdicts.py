@@ -24,6 +24,7 @@ TITLES = {
     "frozen": "frozen stays frozen",
     "modes": "train and eval mode",
     "evaluated": "the trained model is evaluated",
+    "dependency": "each output depends on its own sample",
     "targets": "targets that can be learnt",
     "loss-input": "losses get what they want",
     "samples": "order, coverage and split of the samples",

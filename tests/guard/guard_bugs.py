@@ -171,7 +171,9 @@ BUGS = [
         ("[normalise(image) for image in examples[\"image\"]]\n    return examples\n\n\ndef collate", "[normalise(image) * 92 + 76 for image in examples[\"image\"]]\n    return examples\n\n\ndef collate"),
         checks="evaluated", words="normalised"),
     bug("mlm-collator-causal", "DataCollatorForLanguageModeling(mlm=False) with a BERT", "hf_masked_lm", ("mlm_probability=0.15", "mlm=False"), checks="targets", words="copies its input"),
-    bug("sft-truncated", "huggingface/trl#6668: truncation leaves the prompt alone", "trl_sft", ("report_to=\"none\"", "report_to=\"none\", max_length=4"), checks="targets gradients", words="ignored"),
+    bug("sft-all-masked", "huggingface/trl#6668: the mask leaves no label", "trl_sft",
+        ("trainer = SFTTrainer(\n", "class Masked(SFTTrainer):\n    def compute_loss(self, model, inputs, *args, **kwargs):\n        inputs[\"labels\"] = inputs[\"labels\"].clamp(max=0) - 100 * (inputs[\"labels\"] >= 0)\n"
+         "        return super().compute_loss(model, inputs, *args, **kwargs)\n\n\ntrainer = Masked(\n"), checks="targets gradients", words="ignored"),
     bug("sft-shifted-by-hand", "huggingface/transformers#47394: labels shifted by the collator and by the model", "trl_sft",
         ("trainer = SFTTrainer(\n", "class Shifted(SFTTrainer):\n    def compute_loss(self, model, inputs, *args, **kwargs):\n        inputs[\"labels\"] = inputs[\"input_ids\"].roll(-1, 1)\n"
          "        return super().compute_loss(model, inputs, *args, **kwargs)\n\n\ntrainer = Shifted(\n"), checks="targets", words="shifted by hand"),

@@ -18,7 +18,7 @@ from tests.guard.odd_scripts import ODD
 from tests.helpers.commands import read, run_folder
 
 HEALTHY = sorted(p.stem for p in SCRIPTS.glob("*.py"))
-QUICK_ODD = ("stubborn", "catches-all", "overwrites", "arguments", "crash", "never-steps", "exits-early")
+QUICK_ODD = ("stubborn", "catches-all", "overwrites", "arguments", "crash", "never-steps", "exits-early", "local-rank")
 QUICK_BUGS = ("zero-grad", "optimizer-copy", "steplr-per-batch", "ranks-bare-model")
 
 RANKS = {"ddp": {"--nproc": "2"}}  # scripts that a launcher starts
