@@ -21,11 +21,12 @@ def schedule(seen: Observer) -> dict:
     for one in seen.schedulers:
         kind = type(one.it).__name__
         per_batch = len(one.at) >= 3 and train and len(one.at) >= 0.5 * seen.steps
-        if not one.at and several and len(train) > 2 and id(one.optimizer) in seen.groups:
+        mine = next((g for g in stepped(seen) if g.ref() is one.optimizer or g.ref() is inner(one.optimizer)), None)
+        still = not one.at and several and mine is not None and len(set(mine.rates)) <= 1 and not child(seen, one.it)
+        if still and len(train) > 2:
             return finding(
                 "schedule", f"{kind} was never stepped in {len(train) - 1} epochs", "scheduler.step() is missing"
             )
-        mine = next((g for g in stepped(seen) if g.ref() is one.optimizer or g.ref() is inner(one.optimizer)), None)
         if mine is not None and mine.steps >= 8 and len(one.at) >= 1.8 * mine.steps * by_process(seen, one.it):
             return finding(
                 "schedule",
@@ -33,7 +34,7 @@ def schedule(seen: Observer) -> dict:
                 "scheduler.step() is called for every micro-batch or process: it ends that much before the training",
             )
         low = lowered(one)
-        if not one.at and several and mine is not None and mine.steps >= 16 and low < 0.2 and not child(seen, one.it):
+        if still and mine.steps >= 16 and low < 0.2:
             return finding(
                 "schedule",
                 f"{kind} was never stepped in {mine.steps} updates: the rate stays at {low:.2g} of its base",
@@ -56,7 +57,7 @@ def schedule(seen: Observer) -> dict:
         if updates and seen.control is not None:
             ahead = rates + foresee(one, 20_000, len(one.at) / max(1, seen.steps))
         end = horizon(seen, updates)
-        if end >= 16 and len(ahead) > 4 * end and max(ahead[:end]) < 0.3 * max(ahead):
+        if end >= max(16, seen.steps) and len(ahead) > 4 * end and max(ahead[:end]) < 0.3 * max(ahead):
             return finding(
                 "schedule",
                 f"{kind}: within the run's {end:,} updates the rate reaches {max(ahead[:end]):.3g}, its peak "

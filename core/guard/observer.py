@@ -21,6 +21,7 @@ from trainworthy.core.guard.records import (
     Sched,
     alive,
     alone,
+    bare,
     class_target,
     epochs_of,
     fingerprint,
@@ -29,6 +30,7 @@ from trainworthy.core.guard.records import (
     spots,
     used,
     values,
+    weights,
 )
 
 
@@ -210,7 +212,7 @@ class Observer:
         if id(module) not in self.together and not module.training and len(target) >= 4:
             self.busy = True
             try:
-                change = alone(module, args, kwargs, logits)
+                change = alone(bare(module), args, kwargs, logits)
             finally:
                 self.busy = False
             if change is not None:
@@ -220,12 +222,13 @@ class Observer:
             one.right_batch += hits
             return
         self.busy = True
+        inner = bare(module)  # the other ranks do not call it now
         momenta = [m.momentum for m in norms]
         try:
             for m in norms:
                 m.training, m.momentum = True, 0.0
             with torch.no_grad():
-                again = logits_of(module(*args, **kwargs))
+                again = logits_of(inner(*args, **kwargs))
             one.right_batch += int((again.argmax(1) == target).sum())
         except Exception:
             one.right_batch += hits
@@ -408,9 +411,7 @@ class Observer:
             self.control.step(self)
 
     def _trace(self) -> None:
-        from trainworthy.core.guard.ranks import weights
-
-        self.trace.append(weights(self))
+        self.trace.append(weights(list(self.groups.values())))
 
     def _snapshot(self) -> None:
         """Copy every parameter before training (large ones in part), to detect changes later."""

@@ -13,13 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from trainworthy.core.guard.observer import Observer
 
 GRACE = 1.0  # seconds until a rank ends after another one raised
 JOIN = 6.0  # seconds that rank 0 waits for the records of the others
-SHARDED = ("FlatParameter", "DTensor")
-PARAMETERS, VALUES = 24, 32
 NEEDED = "the same weights on every rank after every step, different batches"
 
 
@@ -116,21 +113,6 @@ def merged(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 
 # --- what each rank did
-
-
-def weights(seen: Observer) -> list[list[float]] | None:
-    """Return the first values of the first parameters of every optimiser; None where each rank holds another part."""
-    found = []
-    for group in seen.groups.values():
-        for p in group.parameters[:PARAMETERS]:
-            if type(p).__name__ in SHARDED or hasattr(p, "_local_tensor"):
-                return None
-            found.append(_values(p))
-    return found
-
-
-def _values(p: Tensor) -> list[float]:
-    return p.detach().flatten()[:VALUES].double().tolist()
 
 
 def facts(seen: Observer) -> dict[str, Any]:

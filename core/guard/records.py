@@ -145,6 +145,11 @@ def epochs_of(frame: Any) -> int:
     return max(found)
 
 
+def bare(module: nn.Module) -> nn.Module:
+    """Return the module inside DistributedDataParallel, whose call would wait for the other processes."""
+    return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
+
+
 def alone(module: nn.Module, args: tuple, kwargs: dict, logits: Tensor) -> float | None:
     """Return how much the outputs of half of a batch change without the other half, in units of the outputs' spread; None
     where that cannot be computed or the outputs are random."""
@@ -218,3 +223,18 @@ def used(batches: deque, given: tuple) -> Any:
             if isinstance(x, Tensor) and any(x.shape == t.shape and bool((x.to(t) == t).all()) for t in tensors):
                 return batch
     return None
+
+
+SHARDED = ("FlatParameter", "DTensor")
+PARAMETERS, VALUES = 24, 32
+
+
+def weights(groups: list[Group]) -> list[list[float]] | None:
+    """Return the first values of the first parameters of every optimiser; None where each rank holds another part."""
+    found = []
+    for group in groups:
+        for p in group.parameters[:PARAMETERS]:
+            if type(p).__name__ in SHARDED or hasattr(p, "_local_tensor"):
+                return None
+            found.append(p.detach().flatten()[:VALUES].double().tolist())
+    return found
