@@ -126,8 +126,10 @@ def wait(pid: int, folder: Path, *, load: float, limit: float, say: Any = None) 
     out.code = os.waitstatus_to_exitcode(status)
     out.signal = -out.code if out.code < 0 else 0
     out.output = (folder / "output.txt").read_text(errors="replace") if (folder / "output.txt").exists() else ""
+    from trainworthy.core.guard.ranks import merged
+
     record = folder / "record.json"
-    out.record = json.loads(record.read_text()) if record.exists() else {}
+    out.record = merged(folder, json.loads(record.read_text()) if record.exists() else {})
     return out
 
 
