@@ -4,7 +4,7 @@ The observer keeps counts and references, and measures only during the first ste
 """
 
 import gc
-import sys
+import inspect
 import weakref
 from typing import Any
 
@@ -402,7 +402,7 @@ class Observer:
         self._last = []
         self.gaps.append([])
         if self.steps == CLOSE and self.control is not None:
-            self.epochs = epochs_of(sys._getframe())
+            self.epochs = epochs_of(inspect.currentframe())
         if self.ranks > 1 and self.steps <= CLOSE:
             self._trace()
         for one in self.recent:

@@ -41,6 +41,8 @@ NAMES = {
         "torch/nn/modules/module.py:_forward_pre_hooks",
         "torch/nn/modules/module.py:_modules",
         "torch/nn/modules/module.py:_parameters",
+        "torch/distributed/tensor/_api.py:_local_tensor",
+        "torch/optim/lr_scheduler.py:_schedulers",
         "torch/optim/optimizer.py:_optimizer_step_post_hooks",
         "torch/optim/optimizer.py:_optimizer_step_pre_hooks",
         "torch/optim/adamw.py:AdamW",  # its step is unwrapped and called as a function

@@ -113,9 +113,9 @@ BUGS = [
         "reward-head-frozen",
         "llm/reward",
         "recipes/llm/reward.py",
-        'loading.adapted(model, cfg.lora_rank, head="score")',
+        'loading.adapted(loading.attend(model, cfg.attention, run.device), cfg, head="score")',
         (
-            'loading.adapted(model, cfg.lora_rank, head="score")\n'
+            'loading.adapted(loading.attend(model, cfg.attention, run.device), cfg, head="score")\n'
             "    for name, p in model.named_parameters():\n"
             '        p.requires_grad_("lora_" in name)'
         ),
