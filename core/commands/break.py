@@ -1,4 +1,6 @@
-"""trainworthy break RECIPE [--bug ID] [--yes] [--steps 60] [--seed 0] [--to FOLDER]: see a planted bug, guess it, see the gate stop it.
+"""usage: trainworthy break RECIPE [--bug ID] [--yes] [--steps 60] [--seed 0] [--to FOLDER]
+
+Shows a planted bug, lets you guess it, and shows the gate that stops it.
 
   trainworthy break vision/classify                       any of its planted bugs
   trainworthy break vision/classify --bug softmax-twice   this one

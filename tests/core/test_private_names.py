@@ -48,6 +48,8 @@ NAMES = {
         "torch/optim/adamw.py:AdamW",  # its step is unwrapped and called as a function
         "torch/amp/grad_scaler.py:_step_supports_amp_scaling",
         "torch.Tensor._version",
+        "torch/distributed/tensor/_api.py:_local_tensor",
+        "torch/optim/lr_scheduler.py:_schedulers",
     ],
     "transformers": [
         "transformers/configuration_utils.py:_attn_implementation",
@@ -68,7 +70,7 @@ NAMES = {
     ],
     "datasets": ["datasets/arrow_dataset.py:_fingerprint"],
     "optuna": ["optuna/trial/_frozen.py:_trial_id"],
-    "python": ["atexit._run_exitfuncs", "os._exit"],
+    "python": ["atexit._run_exitfuncs", "os._exit", "sys._getframe"],
 }
 """Library -> dotted names to import, or `file:name` for what only an object has."""
 OTHERS = {"accelerate", "bitsandbytes", "diffusers", "peft", "torchvision"}
