@@ -1,5 +1,6 @@
 """`trainworthy guard` on scripts of public shapes: healthy ones are quiet, real bugs are stopped, odd ones get a clear message."""
 
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainworthy.core.base.errors import Stop
 
 import trainworthy
-from tests.conftest import patched
+from tests.conftest import ROOT, patched
 from tests.guard import unseen
 from tests.guard.guard_bugs import BUGS, Bug
 from tests.guard.guarding import SCRIPTS, guard
@@ -235,12 +236,13 @@ def test_guard_stops_unseen(name, tmp_path):
 
 
 @pytest.mark.verify
-def test_guard_under_torchrun(launch, tmp_path):
+def test_guard_under_torchrun(tmp_path):
     """Rank 0 rehearses both ranks; the verdicts are printed once."""
     (tmp_path / "ddp.py").write_text(broken(next(b for b in BUGS if b.id == "ranks-same-data")))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "trainworthy.guard"]
+    words = ["--no-interventions", "--seconds", "1", "ddp.py"]
     done = subprocess.run(
-        [*command, "--no-interventions", "--seconds", "1", "ddp.py"], cwd=tmp_path, capture_output=True, text=True
+        [*command, *words], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert done.returncode == 1, done.stderr
     assert done.stdout.count("FAIL   ranks") == 1, done.stdout
