@@ -39,7 +39,6 @@ trainworthy: training recipes that must pass their gates before they train
   trainworthy sweep RECIPE [settings]       search settings: scientific, nuisance or fixed; chosen on validation data
   trainworthy reference RECIPE [--seeds 5] [settings]    measure the band of RECIPE's healthy runs for later reports
   trainworthy bugs [RECIPE ...] [--mutate RECIPE] [--sample N]    run planted bugs, healthy variants and mutants through the gates
-  trainworthy break RECIPE [--bug ID] [--yes]    a planted bug: its loss curve, your guess, the gate that stops it
 
   trainworthy COMMAND --help                help of one command
   trainworthy run RECIPE --help             all settings of a recipe
@@ -81,7 +80,6 @@ def main() -> None:
             "repro": elsewhere,
             "sweep": elsewhere,
             "bugs": elsewhere,
-            "break": elsewhere,
             "data": launch,
             "batch": launch,
             "profile": launch,
