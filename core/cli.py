@@ -41,7 +41,6 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   trainworthy list --running [FOLDER]       runs that a process works on now: step, speed, time left, score, gates
   trainworthy reference RECIPE [--seeds 5] [settings]    measure the band of RECIPE's healthy runs for later reports
   trainworthy bugs [RECIPE ...] [--mutate RECIPE] [--sample N]    run planted bugs, healthy variants and mutants through the gates
-  trainworthy break RECIPE [--bug ID] [--yes]    a planted bug: its loss curve, your guess, the gate that stops it
 
   trainworthy COMMAND --help                help of one command
   trainworthy run RECIPE --help             all settings of a recipe
@@ -86,7 +85,6 @@ def main() -> None:
             "sweep": elsewhere,
             "board": elsewhere,
             "bugs": elsewhere,
-            "break": elsewhere,
             "data": launch,
             "batch": launch,
             "profile": launch,

@@ -1,4 +1,4 @@
-"""bugs and break: what a mutant is, what counts as harm, and the two commands as a user types them."""
+"""bugs: what a mutant is, what counts as harm, and the command as a user types it."""
 
 import ast
 import json
@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.bugs import campaign, lesson, mutation, page, suite
-from trainworthy.core.recipe.registry import find
+from trainworthy.core.bugs import campaign, mutation, page, suite
 
 from tests.conftest import ROOT, Done
 from tests.helpers.commands import environment
@@ -132,14 +131,6 @@ def test_cause_named_first_and_intervals():
     assert "missed    a/b 9" in "\n".join(page.shown(found))
 
 
-def test_the_plot_shows_both_curves():
-    text = lesson.plot([4.0, 3.0, 2.0, 1.0], [4.0, 4.0, math.nan, 4.0])
-    assert "#*" in text.splitlines()[0]
-    assert text.splitlines()[0].strip().startswith("4 |")
-    assert text.count("*") == 3  # two in the plot, one in the legend
-    assert "log scale" in lesson.plot([1000.0, 1.0], [1000.0, 1000.0])
-
-
 def test_without_a_checkout_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     with pytest.raises(UserError, match="come with the source code"):
@@ -154,8 +145,6 @@ def test_without_a_checkout_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path
         (("bugs", "vision/clasify"), ("unknown recipe",)),
         (("bugs", "--seeds", "a"), ("--seeds needs numbers",)),
         (("bugs", "--mutate", "vision/classify", "--helper", "none.py"), ("no helper module",)),
-        (("break",), ("break what?",)),
-        (("break", "vision/classify", "--bug", "softmax-twic"), ("unknown bug", "softmax-twice")),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, tuple) else None,
 )
@@ -222,16 +211,3 @@ def test_a_mutated_helper_takes_the_place_of_the_original(tmp_path: Path):
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
     assert done.stdout.split() == [str(tmp_path / "mixing.py")] * 2, done.stderr
     assert (tmp_path / "mixing.py").read_text() == one.applied(helper.read_text())
-
-
-@pytest.mark.verify
-def test_break_shows_the_bug_and_the_gate(launch, tmp_path: Path):
-    done: Done = launch("break", "vision/classify", "--bug", "no-zero-grad", "--steps", "20", "--yes", timeout=300)
-    assert done.returncode == 0, done.shown
-    for words in ("* with the bug", "the bug: no-zero-grad", "stopped by the gate `wiring`", "zero_grad() is missing",
-                  "+        loss.backward()", "likely causes"):  # fmt: skip
-        assert words in done.stdout, done.shown
-    curves = tmp_path / "runs" / "break" / "vision-classify"
-    assert (curves / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert (curves / "curves.svg").read_text().lstrip().startswith("<?xml")
-    assert find("vision/classify").path.read_text() in (curves / "healthy.py").read_text()
