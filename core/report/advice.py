@@ -267,7 +267,11 @@ def landing(t: Trend, summary: dict[str, Any], ahead: float) -> float:
     """Extrapolate the line by `ahead` epochs, within the metric's range."""
     ends = [summary[k] for k in ("floor", "ceiling") if summary.get(k) is not None]
     ends = ends if len(ends) == 2 else [0.0, 1.0] if t.how.startswith("binomial") else [-math.inf, math.inf]
-    return min(max(t.end + t.slope * ahead, min(ends)), max(ends))
+    low, high = (
+        min(*ends, float(t.values.min())),
+        max(*ends, float(t.values.max())),
+    )  # chance is no bound: some runs are worse
+    return min(max(t.end + t.slope * ahead, low), high)
 
 
 def _against_baselines(t: Trend, summary: dict[str, Any]) -> Advice:

@@ -6,10 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.report import PAGE, STYLE, intervals
-from trainworthy.core.report.charts import SENTINEL, Chart, inline, render
+from trainworthy.core.report.charts import SENTINEL, Chart, inline, plain_powers, render
 from trainworthy.core.report.html import code, esc, note, num, section, table, tag
 from trainworthy.core.sweep.findings import Findings, Row, comparison, said
 from trainworthy.core.sweep.space import Range
+
+MARKS = [
+    ("line", "o"),
+    ("second", "s"),
+    ("good", "^"),
+    ("muted", "D"),
+    ("line", "v"),
+    ("second", "P"),
+    ("good", "*"),
+    ("muted", "h"),
+]
+"""Colour and mark of each compared setting in the plots over a nuisance setting."""
 
 
 def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) -> Path:
@@ -90,6 +102,7 @@ def _isolation(f: Findings) -> Chart:
             if len(best.values) > 1:
                 axes.plot(intervals.interval(best.values), [y, y], "-", color=c["line"])
             axes.plot([best.value], [y], "o", color=c["line"], markersize=4)
+        axes.set_ylim(-0.6, len(known) - 0.4)
         axes.set_yticks(range(len(known)), [name for name, _ in known])
         axes.set_xlabel(f.metric, color=c["muted"])
 
@@ -102,14 +115,18 @@ def _scatter(f: Findings, one: Range) -> Chart:
     lost: list[Row] = [r for r in f.rows if r.state == "infeasible" and one.name in r.point]
 
     def draw(axes: Any, c: dict[str, str]) -> None:
-        axes.plot([r.point[one.name] for r in done], [r.value for r in done], "o", color=c["line"], markersize=3)
+        for (chosen, *_), (colour, mark) in zip(f.each, MARKS, strict=False):
+            mine = [r for r in done if all(r.point.get(k) == v for k, v in chosen.items())]
+            name = {"label": said(chosen)} if len(f.each) > 1 else {}
+            axes.plot(
+                [r.point[one.name] for r in mine], [r.value for r in mine], mark, color=c[colour], markersize=4, **name
+            )
         if lost and done:
             worst = (min if f.higher else max)(r.score for r in done)
-            axes.plot(
-                [r.point[one.name] for r in lost], [worst] * len(lost), "x", color=c["second"], label="infeasible"
-            )
+            axes.plot([r.point[one.name] for r in lost], [worst] * len(lost), "x", color=c["muted"], label="infeasible")
         if one.log:
             axes.set_xscale("log")
+            plain_powers(axes.xaxis)
         axes.set_xlim(one.low, one.high)
         axes.set_xlabel(one.name, color=c["muted"])
 

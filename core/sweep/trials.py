@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base.console import Console
-from trainworthy.core.base.errors import DONE, GATE_FAILED, STOPPED_ITSELF, UserError
+from trainworthy.core.base.errors import DONE, GATE_FAILED, STOPPED_ITSELF, USAGE, UserError
 from trainworthy.core.monitoring import cost
 from trainworthy.core.report.advice import advise
 from trainworthy.core.report.folder import read, read_json
@@ -88,6 +88,13 @@ def run(
         if not (home / "summary.json").is_file() and not asked:
             jobs.append(job(recipe, words, seed, home))
     multi_seed.work(jobs, at_once, asked, Console(quiet=True), lambda job: "")
+    refused = [j for j in jobs if j.code == USAGE and "resume" in j.command]
+    if refused and not asked:  # the code or the data changed since a killed worker began it: it is begun anew
+        for one in refused:
+            shutil.rmtree(one.folder)
+        anew = [job(recipe, words, j.seed, j.folder) for j in refused]
+        multi_seed.work(anew, at_once, asked, Console(quiet=True), lambda job: "")
+        jobs = [j for j in jobs if j not in refused] + anew
     failed = [j for j in jobs if j.code != DONE]
     spent = [found for seed in seeds if (found := cost.of_run(folder / f"seed-{seed}"))]  # a seed may not have begun
     outcome = Outcome(seconds=sum(j.seconds for j in jobs), cost=cost.together(spent))

@@ -1,5 +1,6 @@
 """The verdict of a profile: right on planted bottlenecks, and through the real command."""
 
+import gzip
 import json
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ TINY = ("--train.batch-size", "16", "--gates.no-enabled", "--run.no-tensorboard"
 def profiled(step: Callable[[], None], waited: float = 0.0) -> dict:
     """The verdict on a planted step."""
     watch = profile.Watch(3, torch.device("cpu"), None)
-    for n in range(1, profile.WARM + 7):
+    for n in range(1, profile.WARM + 8):
         step()
         watch.waited += waited
         if watch(None, n):
@@ -38,10 +39,41 @@ def test_planted_bottlenecks_get_their_names():
         for _ in range(4):
             flat.add(1.0)
 
-    assert profiled(lambda: [square @ square for _ in range(4)])["verdict"] == "compute-bound"
-    assert profiled(tiny)["verdict"] == "overhead-bound"
-    assert profiled(traffic)["verdict"] == "memory-bound"
-    assert profiled(lambda: time.sleep(0.02), waited=0.02)["verdict"] == "input-bound"
+    product = profiled(lambda: [square @ square for _ in range(4)])
+    assert (product["verdict"], "--train.precision" in product["try"]) == ("compute-bound", True)
+    small = profiled(tiny)
+    assert (small["verdict"], "--train.batch-size" in small["try"]) == ("overhead-bound", True)
+    moved = profiled(traffic)
+    assert (moved["verdict"], "--train.compile" in moved["try"]) == ("memory-bound", True)
+    slow = profiled(lambda: time.sleep(0.02), waited=0.02)
+    assert (slow["verdict"], "--loader.workers" in slow["try"]) == ("input-bound", True)
+
+
+def test_model_flops_count_the_backward_pass_of_products_and_convolutions():
+    """A convolution and its two gradients: three times the forward's FLOPs (the profiler's own count has the forward alone)."""
+    net, x = torch.nn.Conv2d(8, 16, 3, padding=1, bias=False), torch.randn(4, 8, 16, 16, requires_grad=True)
+    watch = profile.Watch(2, torch.device("cpu"), None)
+    for n in range(1, profile.WARM + 6):
+        net(x).sum().backward()
+        if watch(None, n):
+            break
+    assert watch.measured().flops == 3 * 2 * 4 * 16 * 8 * 9 * 16 * 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("planted", "verdict"), [
+    ("x = torch.zeros(4)\n        for _ in range(8000):\n            x = x + 1", "overhead-bound"),
+    ("x = torch.zeros(1024, 1024)\n        for _ in range(8):\n            x @ x", "compute-bound"),
+    ("x = torch.zeros(8_000_000)\n        for _ in range(24):\n            x.add(1.0)", "memory-bound"),
+])  # fmt: skip
+def test_planted_bottlenecks_are_named_by_the_real_command(planted: str, verdict: str, fork, tmp_path: Path):
+    """In the training loop of a fork, where a user would plant them."""
+    line = "        run.update(stage, step.batches)\n"
+    path = fork((line, f"        {planted}\n{line}"))
+    done = trainworthy("profile", path, *TINY, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = json.loads(done.stdout)
+    assert found["verdict"] == verdict, (found["shares"], found["operations"][:4])
 
 
 def test_a_slow_loader_is_said_with_the_setting_to_try(fork, tmp_path: Path):
@@ -56,7 +88,14 @@ def test_a_slow_loader_is_said_with_the_setting_to_try(fork, tmp_path: Path):
     assert sum(found["shares"].values()) == pytest.approx(1.0)
     (trace,) = tmp_path.glob("runs/*/checks/*/trace.json.gz")
     assert trace.stat().st_size > 1000
-    assert (trace.parent / "profile.json").is_file()
+    with gzip.open(trace, "rt") as file:
+        events = json.load(file)["traceEvents"]
+    assert any(e.get("name") == "trainworthy::wait_for_data" for e in events)
+    assert json.loads((trace.parent / "profile.json").read_text())[0]["verdict"] == "input-bound"
+    memory = json.loads((trace.parent / "memory.json").read_text())["cpu"]
+    assert memory["peak_bytes"] == max(b for _, b in memory["timeline"]) > 10_000
+    assert found["flops"] > 1e6  # forward and backward of a small net
+    assert 0 < found["flops"] / found["step"] < 1.5 * found["attainable"]
     assert found["operations"][0]["seconds"] >= found["operations"][1]["seconds"]
     again = trainworthy("profile", trace.parent, "--steps", 2, cwd=tmp_path)  # a run folder: its recipe, its settings
     assert again.returncode == 0, again.stdout + again.stderr

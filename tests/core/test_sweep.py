@@ -183,10 +183,19 @@ def test_a_real_sweep_its_page_and_a_study_with_changed_settings(tmp_path: Path)
     assert found["best"]["value"] == max(scores)
     assert "No test split" in " ".join(found["said"])
     assert (home / "report.html").is_file()
-    changed = trainworthy(*command, 3, cwd=tmp_path)
-    assert (changed.returncode, "trials: 3 instead of 2" in changed.stderr) == (2, True), changed.stderr
+    for trial in found["trials"]:
+        assert trial["cost"]["device_hours"] > 0
+    assert found["cost"]["device_hours"] == pytest.approx(sum(t["cost"]["device_hours"] for t in found["trials"]))
+    changed = trainworthy(*command, 2, "--optim.clip", "2", cwd=tmp_path)
+    assert (changed.returncode, "was made with other settings" in changed.stderr) == (2, True), changed.stderr
+    assert "--optim.clip" in changed.stderr
     again = trainworthy("sweep", home, "--json", cwd=tmp_path)  # nothing is left to do
     assert json.loads(again.stdout)["trials"] == found["trials"]
+    more = trainworthy("sweep", home, "--trials", 3, "--json", cwd=tmp_path)  # a longer study goes on in the sequence
+    assert more.returncode == 0, more.stdout + more.stderr
+    longer = json.loads(more.stdout)["trials"]
+    assert (longer[:2], len(longer)) == (found["trials"], 3)
+    assert "takes no settings" in trainworthy("sweep", home, "--optim.clip", "2", cwd=tmp_path).stderr
     (home / "study.journal").write_text("not a journal\n")
     broken = trainworthy("sweep", home, cwd=tmp_path)
     assert (broken.returncode, "Traceback" in broken.stderr) == (2, False), broken.stderr
