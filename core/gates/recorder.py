@@ -42,6 +42,8 @@ class Record:
     between: dict[int, list[str]] = field(default_factory=dict)
     """Step -> trained parameters that changed between the end of that step and the next optimiser step."""
     frozen_moved: list[str] = field(default_factory=list)
+    loaded_itself: list[str] = field(default_factory=list)
+    """Parameters that `load_state_dict` got from their own memory: a copy that is none."""
     nonfinite: list[str] = field(default_factory=list)
     start: tuple[float, list[str], list[str]] | None = None
     """Before the first optimiser step of a pretrained model: fraction of its parameters equal to the file's, names that
@@ -69,6 +71,7 @@ class Recorder:
             register_module_forward_pre_hook(self._forward),
             register_optimizer_step_pre_hook(self._pre_step),
             register_optimizer_step_post_hook(self._post_step),
+            self.stage.model.register_load_state_dict_pre_hook(self._loading),
         ]
         return self.record
 
@@ -88,6 +91,15 @@ class Recorder:
             if own and not any(n in trained for n in own):
                 out |= dict(module.named_buffers(prefix=prefix, recurse=False))
         return {n: _bits(t) for n, t in out.items()}
+
+    def _loading(self, module: nn.Module, state: dict, *_) -> None:
+        """Note trained parameters that are loaded from their own memory, after it has changed."""
+        if self._left:
+            self.record.loaded_itself += [
+                n
+                for n in self.stage.parameters()
+                if n in state and state[n].data_ptr() == module.get_parameter(n).data_ptr()
+            ]
 
     def _forward(self, module: nn.Module, _args) -> None:
         if module is self.stage.model and torch.is_grad_enabled() and not self._busy and not module.training:
