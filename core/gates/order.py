@@ -18,4 +18,6 @@ def of_stage(stage: Stage) -> list[Gate]:
     recipe declares how it is loaded. A recipe's gate replaces one of core's with the same id."""
     own = {g.id for g in stage.gates}
     general = [kept.storage, entries.entries, *([kept.average] if stage.ema_model is not None else [])]
+    if "train" not in stage.data and set(stage.data) - {"val", "test"}:
+        general.append(reading.walk)
     return [*ORDER, *(g for g in general if g.id not in own), *stage.gates, *([export_gate] if stage.exported else [])]

@@ -1,6 +1,7 @@
 """Runs a few iterations of the recipe's own `train()` and records them through torch's hooks on forwards and optimiser
 steps."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +45,8 @@ class Record:
     frozen_moved: list[str] = field(default_factory=list)
     loaded_itself: list[str] = field(default_factory=list)
     """Parameters that `load_state_dict` got from their own memory: a copy that is none."""
+    read: dict[str, dict[int, set]] = field(default_factory=dict)
+    """If the loop makes its own samples from a data set (prompts): data set -> step -> what it read of it to train."""
     nonfinite: list[str] = field(default_factory=list)
     start: tuple[float, list[str], list[str]] | None = None
     """Before the first optimiser step of a pretrained model: fraction of its parameters equal to the file's, names that
@@ -63,6 +66,8 @@ class Recorder:
         self._before: dict[str, tuple[Tensor, Tensor]] = {}
         self._last: tuple[list[str], list[Tensor]] | None = None  # of the step before: names, the optimiser's gradients
         self._previous: Step | None = None
+        self._wrapped: list[Data] = []
+        self._ask = getattr(stage, "ask", None) if "train" not in stage.data else None
         self._left: dict[str, Tensor] = {}  # fingerprints of the parameters after their optimiser's step
 
     def __enter__(self) -> Record:
@@ -73,13 +78,43 @@ class Recorder:
             register_optimizer_step_post_hook(self._post_step),
             self.stage.model.register_load_state_dict_pre_hook(self._loading),
         ]
+        if "train" not in self.stage.data:
+            self._listen()
         return self.record
 
     def __exit__(self, *_) -> None:
         for hook in self._hooks:
             hook.remove()
+        for one in self._wrapped:
+            del one.get
+        if self._ask is not None:
+            self.stage.ask = self._ask
         after = self._fingerprints()
         self.record.frozen_moved = [n for n, t in self._frozen.items() if not torch.equal(t, after[n])]
+
+    def _listen(self) -> None:
+        """Note the samples that the loop itself reads on the training path, by step."""
+
+        def noted(name: str, own: Callable) -> Callable:
+            def get(index: int, generator: torch.Generator | None) -> dict[str, Any]:
+                if generator is not None:
+                    self.record.read.setdefault(name, {}).setdefault(self.run.step, set()).add(index)
+                return own(index, generator)
+
+            return get
+
+        for name, data in self.stage.data.items():
+            if name not in ("val", "test") and "get" not in vars(data):
+                data.get = noted(name, data.get)
+                self._wrapped.append(data)
+        if self._ask is not None:  # a hosted trainer's rows
+
+            def asked(step: int) -> list[dict]:
+                rows = self._ask(step)
+                self.record.read.setdefault("rows", {}).setdefault(step, set()).update(map(repr, rows))
+                return rows
+
+            self.stage.ask = asked
 
     def _fingerprints(self) -> dict[str, Tensor]:
         """Sums over the bits of tensors that must not change: parameters in no optimiser, buffers of modules without
