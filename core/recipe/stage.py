@@ -230,6 +230,9 @@ class Expect:
     sampling: str = ""
     """Reason why a sample may occur twice in an epoch or the order may repeat (sampling with replacement, a curriculum,
     rollouts). Leave empty if an epoch holds every sample once, in a new order."""
+    unread: tuple[str, ...] = ()
+    """Declared inputs and targets that this stage reads neither in its loss nor in its evaluation (a later stage
+    does)."""
     small_terms: tuple[str, ...] = ()
     """Loss terms that may contribute almost nothing to the gradient (a regulariser near its optimum)."""
     loss_may_rise: str = ""

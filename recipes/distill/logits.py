@@ -238,7 +238,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, train_data: core.Data, val
         preview=preview,
         predict=predict,
         export=export,
-        gates=[targets.teacher(teacher)] if weight else [],
+        gates=[targets.teacher(teacher), targets.divergence(teacher)] if weight else [],
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def of(chat: Chat, *, packed: bool) -> list[Gate]:
 
 def of_answers(chat: Chat, answers: tuple[str, ...]) -> list[Gate]:
     """The gates on what reaches the loss: a batch has a row for each sample's first of `answers`, then for each sample's second."""
-    return [template(chat, answers), scored(chat, answers)]
+    return [template(chat, answers), scored(chat, answers), causal]
 
 
 def rows_of(batch: dict) -> dict:
@@ -273,6 +273,76 @@ def isolation(proof: Proof) -> Finding:
         "an attention mask of ones is passed along: samples are then no longer told apart by their positions\n"
         "an attention backend, or an architecture, that ignores positions: take another (OPT, Falcon and Bloom always leak)",
         evidence={"gaps": gaps}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
+    )  # fmt: skip
+
+
+@gate("causal", rows="L4", title="no token sees a later one", reads="data model loss")
+def causal(proof: Proof) -> Finding:
+    """The last answer token of each sample is exchanged, in what the recipe's own loss reads: the hidden states before it must not
+    move. Where the loss and its reference read the model in the same way, nothing else shows a model that reads its own target."""
+    run, stage = proof.look()
+    data = stage.data["train"]
+    batch = fetch(data, some(data, proof.cfg.run.seed)[:2], proof.cfg.run.seed, run.device)
+    seen: list[Tensor] = []
+    heard: list[Tensor] = []
+    net = backbone(stage.model)
+    hooks = [net.register_forward_hook(lambda _m, _a, out: seen.append(out.last_hidden_state.float())),
+             stage.model.get_input_embeddings().register_forward_hook(lambda _m, args, _out: heard.append(args[0].detach()))]  # fmt: skip
+
+    def states(one: dict) -> tuple[Tensor, Tensor]:
+        """(ids, hidden states) of the first forward."""
+        seen.clear()
+        heard.clear()
+        with evaluating(stage.model), run.autocast():
+            stage.loss(stage.model, one)
+        return heard[0], seen[0]
+
+    def exchanged(one: dict) -> dict:
+        """The batch with the last answer token of each row replaced by the first token of its row."""
+        other = dict(one)
+        if isinstance(one.get("inputs"), dict):
+            other["inputs"] = exchanged(one["inputs"])
+        ids, scored = one.get("input_ids"), one.get("labels")
+        if not isinstance(ids, Tensor):
+            return other
+        flat = ids.flatten(0, -2).clone()  # (rows, T)
+        mask = one.get("completion_mask") if scored is None else scored != IGNORED
+        mask = one.get("attention_mask") if mask is None else mask
+        if mask is None or mask.shape != ids.shape:
+            return other
+        for row, inside in zip(flat, mask.flatten(0, -2).bool(), strict=True):
+            last = inside.nonzero().flatten()
+            if len(last):
+                row[last[-1]] = row[last[0] - 1] if row[last[0] - 1] != row[last[-1]] else row[0]
+        return {**other, "input_ids": flat.view_as(ids)}
+
+    try:
+        (ids, before), (moved, after) = states(batch), states(exchanged(batch))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if (
+        ids.shape != moved.shape
+        or before.shape != after.shape
+        or before.shape[:2] != ids.shape
+        or torch.equal(ids, moved)
+    ):
+        raise Skip("the model does not read the ids of the batch as they are: nothing to exchange")
+    limit, leaks, own = 1e-4 if run.precision == "fp32" else 5e-2, [], []
+    for a, b, x, y in zip(ids, moved, before, after, strict=True):
+        places = (a != b).nonzero().flatten()
+        if len(places):
+            own.append((x[places] - y[places]).norm().item() / len(places) ** 0.5)
+            first = int(places[0])
+            leaks.append((x[:first] - y[:first]).norm(dim=-1).max().item() if first else 0.0)
+    leak = max(leaks) / max(own)
+    return Finding(
+        leak <= limit, f"a later token moves the states before it by {leak:.1e} of what it moves its own",
+        f"at most {limit:g}",
+        "attention without its causal mask, or with a mask that replaces it\n"
+        "a convolution, a norm or a mean over time in the model reads tokens to come: padding is missing on the left\n"
+        "targets are fed as inputs without a shift",
+        evidence={"leak": leak}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
     )  # fmt: skip
 
 
