@@ -113,9 +113,9 @@ def _recut(run: Run, parts: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     return [{**part, **whole} for part in run.micro_batches(rows)]
 
 
-def train(run: Run, stage: Hosted, after: Callable[[Step], None]) -> None:
-    """Run `trainer.train()` over the steps of `run`. `after` is called after each update, where a recipe's loop
-    evaluates."""
+def train(run: Run, stage: Hosted, after: Callable[[Step], None] | None = None, *, eval_every: float = 1.0) -> None:
+    """Run `trainer.train()` over the steps of `run`, with an evaluation every `eval_every` epochs; or with `after`, which is called
+    after each update, in place of it."""
     steps = run.steps(stage)
     first = next(steps, None)
     if first is None:
@@ -138,7 +138,10 @@ def train(run: Run, stage: Hosted, after: Callable[[Step], None]) -> None:
                     counted = _items(stage.trainer, inputs(batch)) is not None
                     shares.append(1.0 if counted else len(keys) * run.world * len(step.keys) / size)
                 yield batch
-            after(step)
+            if after is not None:
+                after(step)
+            elif step.due(eval_every):
+                run.evaluate(stage)
             step = next(steps, None)
 
     size = (run.plan and run.plan.batch_size) or run.cfg.train.batch_size

@@ -231,12 +231,9 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def export(folder: Path) -> None:
         """The adapter (or the model) as `from_pretrained` of peft (or transformers) reads it, and the tokenizer."""
-        adapter = {"selected_adapters": ["default"]} if cfg.lora_rank else {}
-        trainer.model.save_pretrained(folder, **adapter)
-        tokenizer.save_pretrained(folder)
+        loading.export(trainer.model, tokenizer, folder)
         if cfg.lora_rank and cfg.merge_adapters:
-            loading.merged(path, folder).save_pretrained(folder / "merged")
-            tokenizer.save_pretrained(folder / "merged")
+            loading.export(loading.merged(path, folder), tokenizer, folder / "merged")
 
     # Adapters begin at nothing, or stand in the file of --init-from; of the reference's nothing stands anywhere.
     new = tuple(n for n, _ in trainer.model.named_parameters() if ".ref." in n or ("lora_" in n and not cfg.init_from))
@@ -281,12 +278,7 @@ STAGES = [dpo]
 # ----------------------------------------------------------------------------------------------------------------- loop
 def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
     """TRL's own loop over core's steps; the gates rehearse this very function."""
-
-    def after(step: core.Step) -> None:
-        if step.due(cfg.train.eval_every):
-            run.evaluate(stage)
-
-    hosted.train(run, stage, after)
+    hosted.train(run, stage, eval_every=cfg.train.eval_every)
 
 
 if __name__ == "__main__":

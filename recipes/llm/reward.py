@@ -268,12 +268,7 @@ STAGES = [reward]
 # ----------------------------------------------------------------------------------------------------------------- loop
 def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
     """TRL's own loop over core's steps; the gates rehearse this very function."""
-
-    def after(step: core.Step) -> None:
-        if step.due(cfg.train.eval_every):
-            run.evaluate(stage)
-
-    hosted.train(run, stage, after)
+    hosted.train(run, stage, eval_every=cfg.train.eval_every)
 
 
 if __name__ == "__main__":

@@ -173,14 +173,8 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     def generate(model: nn.Module, prompts: list[str], before: list[dict] = ()) -> list[tuple[str, bool]]:
         """(answer, did it stop by itself?) to each prompt, greedily; padded left: every prompt ends where its answer begins."""
         asked = [chat.ask(chat.turns(p, before), p) for p in prompts]
-        width = max(map(len, asked))
-        ids = torch.tensor([[tokenizer.pad_token_id] * (width - len(a)) + a for a in asked], device=run.device)
-        mask = torch.tensor([[0] * (width - len(a)) + [1] * len(a) for a in asked], device=run.device)
-        out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=longest, do_sample=False,
-                             eos_token_id=chat.ends, pad_token_id=tokenizer.pad_token_id)  # fmt: skip
-        out = out[:, width:].tolist()
-        ends = [next((i for i, token in enumerate(row) if token in chat.ends), None) for row in out]
-        return [(chat.said(tokenizer.decode(row[:end])), end is not None) for row, end in zip(out, ends, strict=True)]
+        said = loading.generate(model, asked, pad=tokenizer.pad_token_id, ends=chat.ends, most=longest)
+        return [(chat.said(tokenizer.decode(ids)), ended) for ids, ended in said]
 
     def nll(model: nn.Module, batch: dict, before: list[dict] = ()) -> tuple[Tensor, Tensor]:
         """(negative log-likelihood of each completion in nats, its scored tokens), (B,) both; plain logits, no fused head."""
@@ -234,12 +228,10 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     def export(folder: Path) -> None:
         """The adapter (or the model) as `from_pretrained` of peft (or transformers) reads it, and the tokenizer."""
         loading.ends_with(trainer.model, chat.ends)
-        trainer.model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        loading.export(trainer.model, tokenizer, folder)
         if cfg.lora_rank and cfg.merge_adapters:
             base = quantized.whole(path, trainer.model) if cfg.load_in_4bit else None
-            loading.merged(path, folder, base=base).save_pretrained(folder / "merged")
-            tokenizer.save_pretrained(folder / "merged")
+            loading.export(loading.merged(path, folder, base=base), tokenizer, folder / "merged")
 
     untrained = None if cfg.lora_rank else lambda: loading.load(path, torch.float32)
     question = f"which words are in {'the name of the function' if cfg.data.path == 'docstrings' else 'the answer'}?"
@@ -288,12 +280,7 @@ STAGES = [sft]
 # ----------------------------------------------------------------------------------------------------------------- loop
 def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
     """TRL's own loop over core's steps; the gates rehearse this very function."""
-
-    def after(step: core.Step) -> None:
-        if step.due(cfg.train.eval_every):
-            run.evaluate(stage)
-
-    hosted.train(run, stage, after)
+    hosted.train(run, stage, eval_every=cfg.train.eval_every)
 
 
 if __name__ == "__main__":

@@ -217,15 +217,8 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         """(answer, its tokens, did it end by itself?) to each prompt, greedily; padded left: every prompt ends where its answer
         begins."""
         asked = [asker.ids(p) for p in prompts]
-        width = max(map(len, asked))
-        ids = torch.tensor([[tokenizer.pad_token_id] * (width - len(a)) + a for a in asked], device=run.device)
-        mask = torch.tensor([[0] * (width - len(a)) + [1] * len(a) for a in asked], device=run.device)
-        out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=cfg.max_new_tokens, do_sample=False,
-                             eos_token_id=asker.ends, pad_token_id=tokenizer.pad_token_id)  # fmt: skip
-        out = out[:, width:].tolist()
-        ends = [next((i for i, token in enumerate(row) if token in asker.ends), None) for row in out]
-        return [(tokenizer.decode(row[:end], skip_special_tokens=True), len(row[:end]), end is not None)
-                for row, end in zip(out, ends, strict=True)]  # fmt: skip
+        said = loading.generate(model, asked, pad=tokenizer.pad_token_id, ends=asker.ends, most=cfg.max_new_tokens)
+        return [(tokenizer.decode(ids, skip_special_tokens=True), len(ids), ended) for ids, ended in said]
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         table = []
@@ -258,12 +251,9 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def export(folder: Path) -> None:
         """The adapter (or the model) as `from_pretrained` of peft (or transformers) reads it, and the tokenizer."""
-        adapter = {"selected_adapters": ["default"]} if cfg.lora_rank else {}
-        trainer.model.save_pretrained(folder, **adapter)
-        tokenizer.save_pretrained(folder)
+        loading.export(trainer.model, tokenizer, folder)
         if cfg.lora_rank and cfg.merge_adapters:
-            loading.merged(path, folder).save_pretrained(folder / "merged")
-            tokenizer.save_pretrained(folder / "merged")
+            loading.export(loading.merged(path, folder), tokenizer, folder / "merged")
 
     # Adapters begin at nothing, or stand in the file of --init-from; of the reference's nothing stands anywhere.
     new = tuple(n for n, _ in trainer.model.named_parameters() if ".ref." in n or ("lora_" in n and not cfg.init_from))
@@ -303,12 +293,7 @@ STAGES = [grpo]
 # ----------------------------------------------------------------------------------------------------------------- loop
 def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
     """TRL's own loop over core's units; the gates rehearse this very function."""
-
-    def after(step: core.Step) -> None:
-        if step.due(cfg.train.eval_every):
-            run.evaluate(stage)
-
-    hosted.train(run, stage, after)
+    hosted.train(run, stage, eval_every=cfg.train.eval_every)
 
 
 if __name__ == "__main__":

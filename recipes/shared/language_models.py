@@ -127,6 +127,15 @@ def _idle(lora: LoRA) -> None:
         )
 
 
+def export(model: nn.Module, words: Any, folder: Path) -> None:
+    """The model as `from_pretrained` of transformers reads it, or its trained adapter as peft's does, and its tokenizer."""
+    from peft import PeftModel
+
+    adapter = {"selected_adapters": ["default"]} if isinstance(model, PeftModel) else {}
+    model.save_pretrained(folder, **adapter)
+    words.save_pretrained(folder)
+
+
 def merged(path: str, adapter: Path, *, base: nn.Module | None = None) -> nn.Module:
     """The model at `path` (or the `base` in its place) with an exported adapter merged into its weights; fp32: bf16 rounds off what
     adapters add to a weight."""

@@ -18,6 +18,7 @@ from trainworthy.recipes.shared.language_models import LoRA as LoRA
 from trainworthy.recipes.shared.language_models import adapted as adapted
 from trainworthy.recipes.shared.language_models import attend as attend
 from trainworthy.recipes.shared.language_models import backends as backends
+from trainworthy.recipes.shared.language_models import export as export
 from trainworthy.recipes.shared.language_models import generate as generate
 from trainworthy.recipes.shared.language_models import kept_in as kept_in
 from trainworthy.recipes.shared.language_models import load as load

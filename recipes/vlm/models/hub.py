@@ -31,7 +31,7 @@ NEEDS = (hub.TOKENIZER, "preprocessor_config.json or processor_config.json")
 class Whole(nn.Module):
     """A batch of `Templated` -> logits (B, T, V)."""
 
-    def __init__(self, name: str, lora: language_models.LoRA):
+    def __init__(self, name: str, lora: language_models.LoRA | None = None):
         super().__init__()
         try:
             net, _ = language_models.read(AutoModelForImageTextToText, locate(name), torch.float32)
@@ -40,7 +40,8 @@ class Whole(nn.Module):
                             needed="one that transformers' AutoModelForImageTextToText loads") from None  # fmt: skip
         parts = towers(net, name)
         head, decoder, self.image = net.get_output_embeddings(), parts["language"], processor(name).image_token_id
-        adapted = language_models.adapted(decoder, lora, alpha=lora.lora_rank, task=None) if lora.lora_rank else None
+        adapted = lora and language_models.adapted(decoder, lora, alpha=lora.lora_rank, task=None)
+        adapted = None if adapted is decoder else adapted
         self.net = (net, adapted)  # a tuple: its parts are registered below, under the names of their towers
         self.projector = parts["projector"]  # first: one within the encoder is the projector still
         self.encoder = parts["encoder"]
