@@ -25,6 +25,7 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   trainworthy batch RECIPE [settings]       largest micro-batch that fits, throughput per size, recommended settings
   trainworthy profile RECIPE [settings]     what limits the speed: input, compute, memory, overhead; what to try first
   trainworthy doctor [--json]               check this machine: packages, devices, memory, who else uses it
+  trainworthy plan RECIPE [--memory GB] [settings]    memory, time and disk before it begins; what to change if it does not fit
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy diff FORK.py                  show what a fork changed, and which gates check those parts
   trainworthy resume RUN_FOLDER [--force]   continue a stopped run
@@ -81,6 +82,7 @@ def main() -> None:
             "watch": elsewhere,
             "diff": elsewhere,
             "config": elsewhere,
+            "plan": elsewhere,
             "repro": elsewhere,
             "sweep": elsewhere,
             "board": elsewhere,

@@ -151,6 +151,8 @@ class RunSettings:
     stop_outside_band: bool = False
     """Stop with exit code 4 if the metric falls clearly behind the recipe's healthy runs (for a fork: those of its
     original)."""
+    check_memory: bool = True
+    """Refuse to start (exit code 2) if weights, gradients and the optimiser's state alone exceed the device's memory."""
     tensorboard: bool = True
     """Write TensorBoard files to tb/."""
     log_every: int = 10
