@@ -1,4 +1,6 @@
-"""trainworthy plan RECIPE [--memory 80] [-n 8] [--device H100 | --flops 4e14] [--samples N] [--json] [settings]: what a run needs, before it begins.
+"""usage: trainworthy plan RECIPE [--memory 80] [-n 8] [--device H100 | --flops 4e14] [--samples N] [--json] [settings]
+
+Estimates what a run needs, before it begins.
 
   trainworthy plan llm/sft --preset full --memory 80        does it fit into 80 GB? if not, which settings change that
   trainworthy plan llm/sft --preset full --device H100 -n 8    memory and time from a table of devices, eight processes

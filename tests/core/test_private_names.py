@@ -48,6 +48,13 @@ NAMES = {
         "torch/optim/adamw.py:AdamW",  # its step is unwrapped and called as a function
         "torch/amp/grad_scaler.py:_step_supports_amp_scaling",
         "torch.Tensor._version",
+        "torch._subclasses.fake_tensor.FakeTensor",
+        "torch._subclasses.fake_tensor.FakeTensorMode",
+        "torch.utils._python_dispatch.TorchDispatchMode",
+        "torch.ops.aten._index_put_impl_",
+        "torch.ops.aten._local_scalar_dense",
+        "torch.ops.aten._unique2",
+        "torch.ops.aten._unsafe_index_put",
         "torch/distributed/tensor/_api.py:_local_tensor",
         "torch/optim/lr_scheduler.py:_schedulers",
     ],
@@ -70,7 +77,7 @@ NAMES = {
     ],
     "datasets": ["datasets/arrow_dataset.py:_fingerprint"],
     "optuna": ["optuna/trial/_frozen.py:_trial_id"],
-    "python": ["atexit._run_exitfuncs", "os._exit", "sys._getframe"],
+    "python": ["atexit._run_exitfuncs", "os._exit"],
 }
 """Library -> dotted names to import, or `file:name` for what only an object has."""
 OTHERS = {"accelerate", "bitsandbytes", "diffusers", "peft", "torchvision"}
