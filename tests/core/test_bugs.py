@@ -76,7 +76,7 @@ def test_every_kind_of_mutant(recipe: Path):
         assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(RECIPE))
         assert m.patch(RECIPE).startswith("@@")
     patches = " ".join(m.patch(RECIPE) for m in found)
-    for words in ("batch['y'] + logits", "torch.enable_grad()", "model.eval()", "['x'][:, :]", "log_softmax(0)",
+    for words in ("batch['y'] + logits", "torch.enable_grad()", "model.eval()", '["x"][:, :]', "log_softmax(0)",
                   "batch['y'], batch['y'] - logits", "(not (cfg.odd", "pass"):  # fmt: skip
         assert words in patches, words
 

@@ -295,7 +295,7 @@ BAD = {
     "an empty answer": (lines(GOOD, {**GOOD, "answer": " "}), ("line 2", "answer ' '", "each a text")),
     "no image": (lines(GOOD, {**GOOD, "image": ""}), ("line 2", "image ''", "each a text")),
     "two places for one picture": (lines(GOOD, {**GOOD, "question": "<image> or <image> ?"}), ("line 2", "one place", "messages")),
-    "no JSON": (lines(GOOD, "image: a.jpg"), ("line 2", "no JSON", "image: a.jpg")),
+    "no JSON": (lines(GOOD, "image: a.jpg"), ("line 2", "not JSON", "image: a.jpg")),
     "an empty file": ("", ("train.jsonl is empty",)),
     "a picture that is none": (lines(GOOD, {**GOOD, "image": "fake.png"}), ("1 of 2 pictures", "fake.png", "cannot be read")),
     "a picture that is missing": (lines(GOOD, {**GOOD, "image": "gone.png"}), ("1 of 2 pictures", "gone.png")),
