@@ -4,6 +4,7 @@ Estimates what a run needs, before it begins.
 
   trainworthy plan llm/sft --preset full --memory 80        does it fit into 80 GB? if not, which settings change that
   trainworthy plan llm/sft --preset full --device H100 -n 8    memory and time from a table of devices, eight processes
+  trainworthy plan vision/classify --json                   the same numbers as JSON, in bytes and seconds
   trainworthy plan ./mine.py --flops 4e14 --samples 100000  time at a throughput that you measured, for your number of samples
 
 The recipe builds its model without weights and makes two optimiser steps on tensors that have a shape and no values. The peak is
