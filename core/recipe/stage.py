@@ -194,9 +194,9 @@ class Expect:
     A function of the batch if it depends on random draws (mixup)."""
     overfit_steps: int = 120
     """Optimiser steps within which the model must memorise eight fixed samples."""
-    overfit_longer: bool = False
-    """Whether four times as many may be needed: a script's learning rate is its own, and nobody measured these steps
-    at it."""
+    overfit_longer: bool | None = None
+    """Whether four times as many steps may be used while the loss still falls (default: only if `overfit_steps` is left
+    at its default, since a recipe that sets it measured it at its own learning rate)."""
     gate_batch_size: int = 0
     """Largest batch that a gate may use; set it if a sample takes a large part of a second. 0: no limit.
     - The overfit, micro-batch and evaluation gates use up to twice, the data gates up to four times this many samples.

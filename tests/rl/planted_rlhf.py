@@ -75,7 +75,7 @@ PLANTS = [
           source="R1", harm="nothing to learn"),
     plant("rlhf-longer-is-better", "reward", "R1", STAGES, STAGES, ("length",), argv=("--reward", f"{REWARDS}:longer"),
           source="R1", harm="answers to the length limit"),
-    plant("rlhf-nan-reward", "reward", "R1", STAGES, STAGES, ("no number",), argv=("--reward", f"{ODD}:undefined"),
+    plant("rlhf-nan-reward", "reward", "R1", STAGES, STAGES, ("not a number",), argv=("--reward", f"{ODD}:undefined"),
           source="R1", harm="a run that stops itself after hours"),
     plant("rlhf-wrong-count", "reward", "R1", STAGES, STAGES, ("wrong number of",), argv=("--reward", f"{ODD}:one"),
           source="R1", harm="one reward for all"),
