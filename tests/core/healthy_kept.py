@@ -13,7 +13,8 @@ class Held(nn.Module):
 
 """
 BATCH = """for data in stage.data.values():
-    data.collate = lambda samples, own=data.collate: {**own(samples), "place": torch.arange(len(samples)), "dark": torch.rand(len(samples))}"""
+    data.collate = lambda samples, own=data.collate: {
+        **own(samples), "place": torch.arange(len(samples)), "dark": torch.stack([1 - s["image"].mean() for s in samples])}"""
 
 LOOKALIKES = [
     Healthy("average-for-a-short-run", ("--ema", "0.9"), naive="the newest weights"),

@@ -418,29 +418,41 @@ def padding() -> Gate:
         data = View(stage.data["train"], found["indices"])
         limit = 1e-3 if run.precision == "fp32" else 5e-2
 
-        def see(rows: list[int]) -> tuple[list[str], float]:
-            batch = fetch(data, rows, None, run.device)
-            with evaluating(stage.model), run.autocast():
-                return [t.caption for t in stage.predict(stage.model, batch)], sum(
-                    stage.loss(stage.model, batch).values()
-                ).item()
+        def see(rows: list[int]) -> tuple[list[str], float, Tensor]:
+            """(answers, loss, (rows, V) scores of the first token of each answer)."""
+            batch, first = fetch(data, rows, None, run.device), []
+            hook = stage.model.get_output_embeddings().register_forward_hook(
+                lambda _module, _args, out: first.append(out[:, -1].float())
+            )
+            try:
+                with evaluating(stage.model), run.autocast():
+                    answers = [t.caption for t in stage.predict(stage.model, batch)]
+                    return answers, sum(stage.loss(stage.model, batch).values()).item(), first[0]
+            finally:
+                hook.remove()
 
         rows = list(range(min(SAMPLES, len(data))))
-        together, loss = see(rows)
+        together, loss, scores = see(rows)
         alone = [see([i]) for i in rows]
-        differ = [(a, b[0]) for a, (b, _) in zip(together, alone, strict=True) if a != b[0]]
-        single = sum(x for _, x in alone)
+        differ = [(a, b[0]) for a, (b, _, _) in zip(together, alone, strict=True) if a != b[0]]
+        single = sum(x for _, x, _ in alone)
         gap = abs(loss - single) / max(abs(single), 0.1)  # an overfit loss is nearly nothing
         wrong = [f"answers differ: {differ[0][0]!r} in a batch, {differ[0][1]!r} alone"] if differ else []
+        # An overfit model gives its answers in spite of padding: the scores say whether it was read.
+        own = torch.cat([x for _, _, x in alone])
+        moved = ((scores - own).norm() / own.norm()).item() if scores.shape == own.shape else 0.0
+        if moved > limit:
+            wrong.append(f"scores of the first token of an answer move by {moved:.1e} in a batch: padding is read")
         wrong += (
             [f"the loss of {len(rows)} samples is {loss:.4f} in a batch, {single:.4f} alone"] if gap > limit else []
         )
         return Finding(
-            not wrong, "; ".join(wrong) or f"{len(rows)} answers the same, loss {loss:.4f} and {single:.4f}",
-            f"equal answers, losses within {limit:g}",
+            not wrong, "; ".join(wrong) or f"{len(rows)} answers the same (scores within {moved:.0e}), loss {loss:.4f} and "
+            f"{single:.4f}",
+            f"equal answers, losses and scores within {limit:g}",
             "padding on the wrong side: left for generation, right for training\n"
             "no attention mask, or position ids that count the padding",
-            evidence={"together": together, "alone": [a for a, _ in alone]},
+            evidence={"together": together, "alone": [a for a, _, _ in alone], "scores": moved},
         )  # fmt: skip
 
     return prove
