@@ -17,6 +17,7 @@ from trainworthy.core.recipe.stage import Stage
 DEPTH = 4  # attributes and containers that are followed inside an object of `stage.state`
 STEPS, LONGER = 4, 64  # rehearsed steps; and how many more an average may wait for its first update
 REMEMBERED = 15  # an average must remember a fifteenth of its updates; (1 + n) / (10 + n) remembers a ninth
+LEAST = 0.5  # decay below which an average is more than half the newest weights
 INITIAL = 0.1  # the most that may be left of the untrained weights at the end of the run
 UPDATES, SMALL = 2000, 5_000_000  # updates of an average that are made; a twentieth of a net with more parameters
 EXACT = 1e-2  # distance from the line between average and weights, relative to the gap between them
@@ -115,7 +116,8 @@ def _held(one: Any, skip: set[int], depth: int) -> Iterator[tuple[nn.Module | No
 def average(proof: Proof) -> Finding:
     """Weights and average after each of four rehearsed steps: the average must lie between its last value and the
     weights. Then the object that keeps it is updated as often as the whole run will (at most 2,000 times): by the end
-    it must remember a fifteenth of the updates, and hardly anything of the untrained weights."""
+    it must remember a fifteenth of the updates, or as much as the decay that its keeper declares, and hardly anything of
+    the untrained weights."""
     stage, steps, before = _watched(proof, STEPS)
     if steps and all(torch.equal(before, now) for _, now in steps):
         total = Run(proof.cfg, proof.accelerator).total_steps(stage)
@@ -136,7 +138,11 @@ def average(proof: Proof) -> Finding:
     left = None if left is None else left * math.prod(max(0.0, d) for d in decays)
     if late is not None and len(decays) > 1 and 0 < max(decays) < min(decays) + 1e-3:
         late = min(late, decays[-1])  # train() keeps its ramp from advancing
-    wrong, due = [], 1 - REMEMBERED / updates
+    declared = getattr(_keeper(stage), "decay", None)
+    declared = (
+        float(declared) if isinstance(declared, float | int) else LEAST
+    )  # without a declared decay any may be meant
+    wrong, due = [], max(LEAST, min(declared, 1 - REMEMBERED / updates))
     if not decays:
         wrong.append(f"the average does not move in {len(steps)} steps")
     elif off > EXACT or not all(-1e-3 <= d < 1 for d in decays):
@@ -157,7 +163,7 @@ def average(proof: Proof) -> Finding:
     )
     return Finding(
         not wrong, f"{'; '.join(wrong)}; {shown}" if wrong else shown,
-        f"updated in train(), a decay of at least {max(0.0, due):.4f} at the end, at most {INITIAL:.0%} of the untrained weights left",
+        f"updated in train(), a decay of at least {due:.4f} at the end, at most {INITIAL:.0%} of the untrained weights left",
         "the update is missing in train(), or reads the average instead of the model\n"
         "the decay is meant for a run of another length: 1 - 10 / steps is a good start\n"
         "the ramp starts again at every update: the counter of updates is lost or reset\n"
@@ -195,12 +201,16 @@ def between(before: Tensor, raw: Tensor, now: Tensor) -> tuple[float, float]:
     return decay, ((now - raw - decay * gap).norm() / gap.norm().clamp_min(1e-30)).item()
 
 
+def _keeper(stage: Stage) -> Any:
+    """Return the object in `stage.state` that keeps the average; None if there is none."""
+    holds = (o for o in stage.state.values() if getattr(o, "model", None) is stage.ema_model and hasattr(o, "update"))
+    return next(holds, None)
+
+
 def remembered(stage: Stage, updates: int) -> tuple[float | None, float | None]:
     """(decay of the last of so many updates, fraction of the first weights that is left after them) of the object in
     `stage.state` that keeps the average; None if there is none."""
-    keeper = next(
-        (o for o in stage.state.values() if getattr(o, "model", None) is stage.ema_model and hasattr(o, "update")), None
-    )
+    keeper = _keeper(stage)
     if keeper is None:
         return None, None
     # Parameter 0 of the model moves each time, so that the last decay can be read; the others stay, so that what is
