@@ -47,7 +47,8 @@ def main(argv: list[str]) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, stop)
+    for one in (signal.SIGTERM, signal.SIGINT):  # a background job inherits SIGINT as ignored
+        signal.signal(one, stop)
 
     def ready(url: str) -> None:
         print(f"board  {url}  ({folder}; Ctrl-C ends it)", flush=True)
