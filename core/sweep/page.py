@@ -40,7 +40,7 @@ def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) 
     )
     said_ = [*(e.words() for e in f.edges), *comparison(f)]
     body += section(
-        "What may be said", tag("ul", "".join(tag("li", esc(s)) for s in said_), class_="card") if said_ else ""
+        "What may be said", tag("div", "".join(tag("p", esc(s)) for s in said_), class_="card") if said_ else ""
     )
     body += section(
         "Trials",
