@@ -159,7 +159,7 @@ def _broken(t: Trend, summary: dict[str, Any], own_samples: bool) -> Advice | No
     learnt, lost = t.sign * (top - start), t.sign * (top - now)
     fell = loss[-1] <= loss[t.best] and not own_samples
     if learnt > 4 * t.error and lost > max(0.5 * learnt, 4 * t.error) and not fell:
-        text = f"{t.words()} Since its best, {num(top)} at epoch {t.epochs[t.best]:.4g}, {lost / learnt:.0%} of what was learnt is "
+        text = f"{t.words()} Since its best, {num(top)} at epoch {t.epochs[t.best]:.4g}, {lost / learnt:.0%} of it is "
         text += f"lost, and the training loss went from {num(float(loss[t.best]))} to {num(float(loss[-1]))}. Start again from the "
         return Advice(
             "It collapsed: go back to the best weights",

@@ -209,7 +209,7 @@ def reported(session: Session) -> Iterator[None]:
             session.meter.note(now=True)
             report.write(session.folder)
         return
-    if session.meter:
+    if session.meter and not isinstance(stop, UserError):  # what is refused leaves the folder as it was
         session.meter.note(now=True)
     planned = not (isinstance(stop, process_end.Crashed) and stop.trace)
     if process_end.speaks(stop.exit_code, planned=planned):  # of several processes, only the one that reports

@@ -39,7 +39,7 @@ def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) 
         "Isolation plots", _plots(f), "Best over the nuisance settings for each compared value; below, every trial."
     )
     said_ = [*(e.words() for e in f.edges), *comparison(f)]
-    body += section("Conclusions", tag("ul", "".join(tag("li", esc(s)) for s in said_), class_="card") if said_ else "")
+    body += section("Conclusions", tag("div", "".join(tag("p", esc(s)) for s in said_), class_="card") if said_ else "")
     body += section(
         "Trials",
         tag("div", _trials(f), class_="card"),
