@@ -3,7 +3,9 @@ PYTHON ?= python3
 PIP = .venv/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt
 export PYTHONSAFEPATH = 1
 
-.PHONY: quickstart test smoke verify lint docs bench clean
+TYPES = .venv/types/trainworthy
+
+.PHONY: quickstart test smoke verify lint types docs bench clean
 
 quickstart: .venv/.vision
 	.venv/bin/trainworthy run vision/classify
@@ -20,9 +22,15 @@ verify: .venv/.all
 docs: .venv/.all
 	.venv/bin/python -m mkdocs build --strict
 
-lint: .venv/.all
+lint: .venv/.all types
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+
+# A checkout as it is installed: `trainworthy.core` is the folder core/.
+types: .venv/.all
+	@rm -rf $(TYPES) && mkdir -p $(TYPES) && ln -sfn $(CURDIR)/trainworthy/*.py $(CURDIR)/core $(TYPES)
+	MYPYPATH=.venv/types .venv/bin/mypy --cache-dir .venv/mypy
+	MYPYPATH=.venv/types .venv/bin/mypy --cache-dir .venv/mypy tests/helpers/typed.py
 
 bench: .venv/.all
 	.venv/bin/python bench/overhead.py

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from trainworthy.core.recipe.registry import find
 from trainworthy.core.report.charts import LIGHT, Chart, render
 from trainworthy.core.report.groups import QUARTERS
 from trainworthy.core.report.intervals import iqm
@@ -38,7 +39,7 @@ class Panel:
     @property
     def figures(self) -> Path:
         """What bench/results.py wrote."""
-        return ROOT / f"recipes/rl/{self.recipe}.results.json" if self.own else DOCS / f"{self.name}.json"
+        return find(f"rl/{self.recipe}").results()[-1] if self.own else DOCS / f"{self.name}.json"
 
     @property
     def name(self) -> str:

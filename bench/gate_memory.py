@@ -14,12 +14,10 @@ moments) and its activations. `training` is the peak inside the recipe's `train(
 
 import argparse
 import contextlib
-import functools
 import gc
 import json
 import os
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,59 +26,19 @@ from unittest import mock
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from trainworthy.core import launch
+from trainworthy.core.base.live_bytes import LiveBytes
 from trainworthy.core.gates import runner
 from trainworthy.core.loop import checkpoint
 from trainworthy.core.loop.run import Run
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.core.session import stages
 
-from trainworthy import launch
-
-
-class LiveBytes(TorchDispatchMode):
-    """Sum and peak of the bytes in floating-point storages that operations inside have made and nobody has freed."""
-
-    def __init__(self):
-        super().__init__()
-        self.live = self.peak = 0
-        self._sizes: dict[int, tuple[weakref.ref, int]] = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for one in tree_leaves(out):
-            if isinstance(one, Tensor) and one.is_floating_point() and one.device.type != "meta":
-                self._count(one)
-        return out
-
-    def _count(self, tensor: Tensor) -> None:
-        try:
-            storage = tensor.untyped_storage()
-        except NotImplementedError:  # a sparse tensor has none
-            return
-        key = id(storage)
-        if storage.filename is not None or (key in self._sizes and self._sizes[key][0]() is storage):
-            return
-        size = storage.nbytes()
-        self._sizes[key] = (weakref.ref(storage, functools.partial(self._freed, key)), size)
-        self.live += size
-        self.peak = max(self.peak, self.live)
-
-    def _freed(self, key: int, ref: weakref.ref) -> None:
-        if key in self._sizes and self._sizes[key][0] is ref:
-            self.live -= self._sizes.pop(key)[1]
-
-    def restart(self) -> int:
-        """From here on a new peak; what is alive now."""
-        self.peak = self.live
-        return self.live
-
 
 @contextlib.contextmanager
 def counted(found: dict) -> Iterator[LiveBytes]:
-    """Fills `found`: {"weights", "gates": {id: (live before, peak)}, "start", "built", "training"}, in bytes."""
+    """Fill `found`: {"weights", "gates": {id: (live before, peak)}, "start": live when the full run is built, "training"}, in
+    bytes."""
     memory = LiveBytes()
     found |= {"gates": {}}
     prove, make, update, snapshot = runner._prove, stages.Part.build, Run.update, checkpoint.snapshot

@@ -1,4 +1,4 @@
-"""What a recipe reaches: runs the real command once per seed and keeps the figures beside the recipe.
+"""What a recipe reaches: runs the real command once per seed and adds a file with the figures to the recipe's results/NAME/.
 
     python bench/results.py vision/classify --seeds 0 1 2
     python bench/results.py vision/classify --seeds 0 1 --to /tmp/quick.json -- --train.epochs 1
@@ -170,7 +170,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--to", type=Path, help="file to write (default: RECIPE.results.json beside the recipe)")
+    parser.add_argument(
+        "--to", type=Path, help="file to write (default: results/NAME/PRESET-DATE.json next to the recipe)"
+    )
     parser.add_argument("--runs", type=Path, help="folder that keeps the runs, one per seed (default: a temporary one)")
     own, settings = sys.argv[1:], []
     if "--" in own:
@@ -179,7 +181,7 @@ def main() -> None:
     args = parser.parse_args(own)
     if len(set(args.seeds)) < len(args.seeds):
         raise SystemExit("error: a seed is given twice")
-    if settings and args.to is None:
+    if settings not in ([], ["--preset", "full"]) and args.to is None:
         raise SystemExit("error: figures of changed settings belong in a file of their own\n  needed:       --to FILE")
     runs = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -192,10 +194,11 @@ def main() -> None:
                 print(f"seed {seed}: {reported[runs[-1]['summary']['metric']]:.4f} in {wall:.0f} s", flush=True)
         except UserError as error:
             raise SystemExit(f"error: {error}") from None
-        if len(runs) > 2 and not args.to:
+        if len(runs) > 2 and not args.to and not settings:  # the band is that of `tiny`
             reference.write(recipe.reference, bands.reference([folder.read(r["folder"]) for r in runs]))
         kept = collect(runs, settings)  # while their folders are there
-    to = args.to or recipe.path.with_suffix(".results.json")
+    to = args.to or recipe.next_result("full" if "full" in settings else "tiny", kept["date"])
+    to.parent.mkdir(parents=True, exist_ok=True)
     to.write_text(json.dumps(rounded(kept), indent=1) + "\n")
     print(f"{kept['result']}; {kept['time']}\n{to}")
 

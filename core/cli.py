@@ -1,6 +1,5 @@
 """The `trainworthy` command. It reads files and starts processes. Only those processes import torch."""
 
-import argparse
 import ast
 import contextlib
 import os
@@ -16,7 +15,7 @@ from pathlib import Path
 from trainworthy.core.base.errors import SIGNALS, USAGE, Stop, UserError
 
 HELP = """\
-trainworthy: training recipes that must pass their gates before they train
+usage: trainworthy COMMAND ...    training recipes that must pass their gates before they train
 
   trainworthy list                          list the recipes: task, training time, measured result
   trainworthy run RECIPE [-n N] [settings]  run the gates, train, write the report; RECIPE is an id or the path of a fork
@@ -26,6 +25,7 @@ trainworthy: training recipes that must pass their gates before they train
   trainworthy batch RECIPE [settings]       largest micro-batch that fits, throughput per size, recommended settings
   trainworthy profile RECIPE [settings]     what limits the speed: input, compute, memory, overhead; what to try first
   trainworthy doctor [--json]               check this machine: packages, devices, memory, who else uses it
+  trainworthy plan RECIPE [--memory GB] [settings]    memory, time and disk before it begins; what to change if it does not fit
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy diff FORK.py                  show what a fork changed, and which gates check those parts
   trainworthy resume RUN_FOLDER [--force]   continue a stopped run
@@ -41,6 +41,7 @@ trainworthy: training recipes that must pass their gates before they train
   trainworthy board [FOLDER]                TensorBoard on the runs; prints its address once it answers
   trainworthy list --running [FOLDER]       runs that a process works on now: step, speed, time left, score, gates
   trainworthy reference RECIPE [--seeds 5] [settings]    measure the band of RECIPE's healthy runs for later reports
+  trainworthy bugs [RECIPE ...] [--mutate RECIPE] [--sample N]    run planted bugs, healthy variants and mutants through the gates
 
   trainworthy COMMAND --help                help of one command
   trainworthy run RECIPE --help             all settings of a recipe
@@ -81,9 +82,11 @@ def main() -> None:
             "watch": elsewhere,
             "diff": elsewhere,
             "config": elsewhere,
+            "plan": elsewhere,
             "repro": elsewhere,
             "sweep": elsewhere,
             "board": elsewhere,
+            "bugs": elsewhere,
             "data": launch,
             "batch": launch,
             "profile": launch,
@@ -92,7 +95,7 @@ def main() -> None:
             from trainworthy.core.base.config import unknown
 
             raise unknown(f"command '{argv[0]}'", argv[0], commands, next="trainworthy --help")
-        if argv[1:] in (["-h"], ["--help"]) and argv[0] not in ("fork", "reference"):  # these have their own parsers
+        if argv[1:] in (["-h"], ["--help"]):
             print(page(argv[0]))
             return
         commands[argv[0]](argv)
@@ -106,12 +109,13 @@ def main() -> None:
 
 
 def page(command: str) -> str:
-    """Return what `trainworthy COMMAND --help` prints: the docstring of its module, parsed without an import."""
+    """Return what `trainworthy COMMAND --help` prints. The docstring of a command's module is parsed without an import."""
+    from trainworthy.core.commands.help import PAGES
+
     path = Path(__file__).parent / "commands" / f"{command}.py"
-    if path.exists():
-        return ast.get_docstring(ast.parse(path.read_text()))
-    lines = [line.strip() for line in HELP.splitlines() if re.match(rf"  trainworthy {command}\b", line)]
-    return "\n".join(lines)
+    if command in PAGES or not path.exists():
+        return PAGES[command]
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
 
 
 def list_recipes(argv: list[str]) -> None:
@@ -144,14 +148,13 @@ def list_recipes(argv: list[str]) -> None:
 
 def fork(argv: list[str]) -> None:
     """Copy a recipe's file and list the lines to edit first."""
-    parser = argparse.ArgumentParser(prog="trainworthy fork", description="Copy a recipe to start your own.")
-    parser.add_argument("recipe")
-    parser.add_argument("file", type=Path)
-    args = parser.parse_args(argv[1:])
+    if len(argv) != 3:
+        raise UserError("fork needs a recipe and a new file", got=" ".join(argv[1:]) or "nothing", needed="trainworthy fork RECIPE FILE.py",
+                        next="trainworthy fork vision/classify ./mine.py")  # fmt: skip
     from trainworthy.core.recipe.forks import note, without_note
     from trainworthy.core.recipe.registry import find
 
-    entry, target = find(args.recipe), args.file
+    entry, target = find(argv[1]), Path(argv[2])
     if target.is_dir():
         target = target / entry.path.name
     if target.suffix != ".py":
@@ -222,7 +225,7 @@ def report(argv: list[str]) -> None:
     from trainworthy.core.report.folder import read_json
 
     if "recipe" not in read_json(Path(argv[1]) / "args.json"):
-        raise UserError(f"{argv[1]} is no run folder of trainworthy", got="an args.json that names no recipe, or is cut off",
+        raise UserError(f"{argv[1]} is not a run folder of trainworthy", got="an args.json that names no recipe, or is cut off",
                         needed="the folder that a run printed", next="ls -d runs/*/*")  # fmt: skip
     page = write(Path(argv[1]))
     if as_json:
@@ -237,6 +240,11 @@ def launch(argv: list[str]) -> None:
     """Start core.launch, through accelerate if there are several processes or a config file. Never returns."""
     from trainworthy.core.base.config import take
 
+    if len(argv) == 1:  # before the slow import of torch
+        what = {"resume": "a run folder", "profile": "a recipe or a run folder"}.get(
+            argv[0], "a recipe: an id, or the path of a fork"
+        )
+        raise UserError(f"{argv[0]} what?", needed=what, next=f"trainworthy {argv[0]} --help")
     asked = argv
     argv, n = take(argv, "-n")
     argv, file = take(argv, "--accelerate-config")

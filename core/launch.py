@@ -22,6 +22,7 @@ from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import DISK_FULL, DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.commands.check import seeds
+from trainworthy.core.commands.help import RUN_OPTIONS
 from trainworthy.core.data import contents, inventory
 from trainworthy.core.gates import order
 from trainworthy.core.gates.exported import WrongExport
@@ -95,7 +96,8 @@ def command(argv: list[str]) -> None:
     verb = argv[0] if argv[:1] and argv[0] in (*own, *BESIDE) else "run"
     rest = argv[1:] if argv[:1] == [verb] else argv
     if not rest and verb not in BESIDE:
-        raise UserError(f"{verb} what?", next=USAGE)
+        raise UserError(f"{verb} what?", needed="a run folder" if verb == "resume" else "a recipe: an id, or the path of a fork",
+                        next=f"trainworthy {verb} --help")  # fmt: skip
     if verb in BESIDE:
         import_module(f"trainworthy.core.commands.{verb}").main(argv)
     else:
@@ -112,7 +114,7 @@ def run(argv: list[str]) -> None:
     if not argv:
         raise UserError("run what?", next=USAGE)
     loaded = recipes.load(argv[0])
-    cfg, preset = config.parse(loaded.module, argv[1:], prog=f"trainworthy run {argv[0]}")
+    cfg, preset = config.parse(loaded.module, argv[1:], prog=f"trainworthy run {argv[0]}", options=RUN_OPTIONS)
     assert_boardable(cfg, wanted)
     folder = os.environ.pop("TRAINWORTHY_FOLDER", None)  # set for one of several seeds
     session = open_session(loaded, cfg, preset, argv, folder=Path(folder) if folder else None)
@@ -149,7 +151,7 @@ def check(argv: list[str]) -> None:
     deep = "--deep" in rest
     rest = [a for a in rest if a != "--deep"]
     if not rest:
-        raise UserError("check what?", next=USAGE)
+        raise UserError("check what?", needed="a recipe: an id, or the path of a fork", next="trainworthy check --help")
     loaded = recipes.load(rest[0])
     cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy check {rest[0]}")
     chosen = tuple((only or "").replace(",", " ").split())
@@ -170,7 +172,7 @@ def resume(argv: list[str]) -> None:
     force, wanted = "--force" in argv, "--board" in argv
     rest, rung = config.take([a for a in argv if a not in ("--force", "--board")], "--rung")
     if not rest:
-        raise UserError("resume what?", needed="a run folder", next=USAGE)
+        raise UserError("resume what?", needed="a run folder", next="ls -d runs/*/*")
     folder, secrets = Path(rest[0]), masking.given(rest[1:]) if rung is None else {}
     if (folder / multi_seed.NAME).is_file() and rung is None:
         multi_seed.resume(folder, force=force, given=secrets, with_board=wanted)
@@ -238,7 +240,7 @@ def begun(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} is one stage of a run", needed="the run's folder",
                         next=f"trainworthy resume {folder.parent.parent}")  # fmt: skip
     if not args.is_file() or folder.resolve().parent.name == "checks":
-        raise UserError(f"{folder} is no run folder", got="no args.json in it", needed="a folder under runs/<recipe>/",
+        raise UserError(f"{folder} is not a run folder", got="no args.json in it", needed="a folder under runs/<recipe>/",
                         next="ls -d runs/*/*")  # fmt: skip
     try:
         saved = json.loads(args.read_text())
@@ -356,9 +358,12 @@ def train(session: Session, interrupts: Interrupts) -> None:
     done = 0
     for part in stages.parts(session.recipe, session.cfg):
         if previous is not None:
-            trained = previous
-            proof = stages.proof(session, part, lambda trained=trained: trained, follows="trained", deep=False)
-            prove_stage(session, part, proof, (), mark=digest(trained.eval_model.state_dict()))
+
+            def trained(stage: Stage = previous) -> Stage:
+                return stage
+
+            proof = stages.proof(session, part, trained, follows="trained", deep=False)
+            prove_stage(session, part, proof, (), mark=digest(previous.eval_model.state_dict()))
         previous, done = train_stage(session, part, previous, done, interrupts)
 
 
@@ -370,7 +375,7 @@ def train_stage(
     cfg, folder = part.cfg, part.folder(session.folder)
     s = replace(session, cfg=cfg, folder=folder)
     log = mirror(s.accelerator, s.console)
-    also = log and (lambda row, step: log(row, done + step))  # one step axis over all stages
+    also = None if log is None else lambda row, step: log(row, done + step)  # one step axis over all stages
     tracker = MetricsTracker(folder, use_tensorboard=cfg.run.tensorboard, also=also) if s.main else None
     one = Run(cfg, s.accelerator, folder=folder, home=session.folder, tracker=tracker, console=s.console)
     one.identity = session.identity
@@ -378,11 +383,18 @@ def train_stage(
     steps = one.total_steps(stage)
     named = f"{part.name}: " if part.of > 1 else ""
     what = f"steps of {cfg.train.batch_size} samples, {cfg.train.epochs:g} epochs" if "train" in stage.data else (
-        f"units that make their own samples, {cfg.train.batch_size} to an update")  # fmt: skip
+        f"iterations that collect their own samples, {cfg.train.batch_size} to an update")  # fmt: skip
     s.console.say(f"train  {named}{steps:,} {what}, into {folder}")
     watcher = Watcher(one, stage)
     classes = ClassWatch(one, stage)
-    one.after_eval = lambda step: (watcher.look(step), classes.look(), s.meter and s.meter.note())
+
+    def after_eval(step: int) -> None:
+        watcher.look(step)
+        classes.look()
+        if s.meter:
+            s.meter.note()
+
+    one.after_eval = after_eval
     watcher.before()
     if folder == session.folder:
         one.journal.healthy = bands.watch(folder, stage.metric)
@@ -405,10 +417,11 @@ def train_stage(
             environment.note_sources(session.folder, s.recipe, {})
     interrupts.run = None
     one.console.end_bar()
-    one.settle()
+    one.wait_for_checkpoints()
     ended = part.last or not (folder / "summary.json").exists()  # a resumed run has looked back at its earlier stages
     result = finish(s, one, stage) if agreed(s.accelerator, ended) else {}
     if not part.last and config.phases(cfg)[part.name].hand_on == "best":
+        assert one.checkpoints  # its loop made them
         best = one.checkpoints.folder / f"best_val_{stage.metric.name}"
         load_into(stage.eval_model, load_weights(best / "model.safetensors"), where=str(best), without=stage.not_saved)
     one.close()
@@ -422,7 +435,8 @@ def train_stage(
             + (")" if cfg.gates.enabled else "; gates OFF)")
         )
         s.console.say(table(result["table"]))
-        s.meter.note(now=True)
+        if s.meter:
+            s.meter.note(now=True)
         s.console.say(f"\ncost   {cost.words(cost.of_run(session.folder))}")
     if s.main and part.last:
         s.console.say(

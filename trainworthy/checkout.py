@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Sequence
 from importlib import import_module, util
+from importlib.abc import InspectLoader, Loader
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 
 SHORT = ("core", "recipes")
 
 
-class Alias:
+class Alias(Loader):
     """Finds `core.x` as the module `trainworthy.core.x`."""
 
     def find_spec(
@@ -19,9 +20,10 @@ class Alias:
         if parent not in SHORT or sys.modules.get(parent) is not sys.modules.get(f"trainworthy.{parent}"):
             return None
         found = util.find_spec(f"trainworthy.{name}")
-        return found and ModuleSpec(
-            name, self, origin=found.origin, is_package=found.submodule_search_locations is not None
-        )
+        if found is None:
+            return None
+        is_package = found.submodule_search_locations is not None
+        return ModuleSpec(name, self, origin=found.origin, is_package=is_package)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = import_module(f"trainworthy.{spec.name}")
@@ -29,11 +31,14 @@ class Alias:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = module.__spec__.loader_state
+        if module.__spec__:
+            module.__spec__ = module.__spec__.loader_state
 
     def get_code(self, name: str) -> CodeType | None:
         """What `python -m core.launch` runs."""
-        return util.find_spec(f"trainworthy.{name}").loader.get_code(f"trainworthy.{name}")
+        found = util.find_spec(f"trainworthy.{name}")
+        loader = found and found.loader
+        return loader.get_code(f"trainworthy.{name}") if isinstance(loader, InspectLoader) else None
 
 
 def alias(name: str) -> None:

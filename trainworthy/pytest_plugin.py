@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from transformers import Trainer
+
     from trainworthy.core.adapters.script import Result, Script
 
 
@@ -15,7 +17,7 @@ def trainworthy_check(tmp_path: Path) -> Callable[..., "Result"]:
     """`trainworthy_check(factory, only=..., waive={id: why}, seed=0)`: fails the test with the gates that failed, what they
     measured and needed and the likely causes; evidence lies under `tmp_path/trainworthy`. Returns the result."""
 
-    def run(factory: Callable[[], "Script"], **options) -> "Result":
+    def run(factory: Callable[[], "Script | Trainer"], **options) -> "Result":
         from trainworthy.core.adapters.script import check
 
         result = check(factory, **{"folder": tmp_path / "trainworthy", **options, "raises": False})

@@ -10,7 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -110,21 +110,21 @@ def _recut(run: Run, parts: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     each."""
     whole = {k: v for k, v in parts[0].items() if not v.dim()}
     rows = {k: torch.cat([part[k] for part in parts]) for k in parts[0] if k not in whole}
-    return [{**part, **whole} for part in run.cut(rows)]
+    return [{**part, **whole} for part in run.micro_batches(rows)]
 
 
-def train(run: Run, stage: Hosted, after: Callable[[Step], None]) -> None:
-    """Run `trainer.train()` over the steps of `run`. `after` is called after each update, where a recipe's loop
-    evaluates."""
+def train(run: Run, stage: Hosted, after: Callable[[Step], None] | None = None, *, eval_every: float = 1.0) -> None:
+    """Run `trainer.train()` over the steps of `run`, with an evaluation every `eval_every` epochs; or with `after`, which is called
+    after each update, in place of it."""
     steps = run.steps(stage)
     first = next(steps, None)
     if first is None:
         return  # the run was resumed after its last step
 
-    def batches() -> Iterator[dict]:
+    def batches() -> Iterator[dict | list[dict]]:
         # The trainer logs a mean since this step.
         stage.trainer.state.global_step = stage.trainer._globalstep_last_logged = run.started * stage.passes
-        step = first
+        step: Step | None = first
         while step is not None:
             seeds.seed_global(run.cfg.run.seed, "model", step.index, run.rank)  # the trainer may draw while preparing
             if stage.own_rates and not (run.plan and run.plan.peak):
@@ -138,7 +138,10 @@ def train(run: Run, stage: Hosted, after: Callable[[Step], None]) -> None:
                     counted = _items(stage.trainer, inputs(batch)) is not None
                     shares.append(1.0 if counted else len(keys) * run.world * len(step.keys) / size)
                 yield batch
-            after(step)
+            if after is not None:
+                after(step)
+            elif step.due(eval_every):
+                run.evaluate(stage)
             step = next(steps, None)
 
     size = (run.plan and run.plan.batch_size) or run.cfg.train.batch_size
@@ -150,8 +153,8 @@ def train(run: Run, stage: Hosted, after: Callable[[Step], None]) -> None:
 
     def note(logs: dict[str, float]) -> None:
         values = {"loss": logs["loss"], "grad_norm": logs["grad_norm"]}
-        batches = run.current.batches or run.used_batches
-        run.note(stage.optimizers["main"], batches, list(values), torch.tensor(list(values.values())))
+        batches = (run.current.batches if run.current else []) or run.used_batches
+        run.log_update(stage.optimizers["main"], batches, list(values), torch.tensor(list(values.values())))
         more = {k: v for k, v in logs.items() if k not in OWN and isinstance(v, (int, float))}
         run.log("trainer", more)
 
@@ -162,7 +165,7 @@ def train(run: Run, stage: Hosted, after: Callable[[Step], None]) -> None:
 
 def drive(
     trainer: Trainer,
-    batches: Iterator[dict],
+    batches: Iterator[dict | list[dict]],
     steps: int,
     accumulate: int,
     note: Callable[[dict], None] = lambda logs: None,
@@ -213,7 +216,7 @@ def inputs(batch: dict[str, Any] | list[dict]) -> dict[str, Any] | list[dict]:
 def count(trainer: Trainer, batch: dict) -> float | Tensor:
     """Return what the trainer's loss is a mean over: scored tokens if it counts them, else samples."""
     items = _items(trainer, inputs(batch))
-    return batch_size(inputs(batch)) if items is None else items
+    return batch_size(cast(dict, inputs(batch))) if items is None else items
 
 
 def loss(trainer: Trainer, model: nn.Module, batch: dict, *, accumulate: int = 1) -> Tensor:
@@ -230,7 +233,7 @@ def loss(trainer: Trainer, model: nn.Module, batch: dict, *, accumulate: int = 1
     return value
 
 
-def _items(trainer: Trainer, batch: dict) -> Tensor | None:
+def _items(trainer: Trainer, batch: dict | list[dict]) -> Tensor | None:
     """Return the scored tokens of this process's batch, as the trainer counts them over all processes."""
     if trainer.accelerator.num_processes == 1:
         return trainer._get_num_items_in_batch([batch], trainer.args.device)
@@ -260,14 +263,14 @@ class _Feed:
 
     batch_sampler = None
 
-    def __init__(self, trainer: Trainer, batches: Iterable[dict], length: int):
+    def __init__(self, trainer: Trainer, batches: Iterable[dict | list[dict]], length: int):
         self.trainer, self.batches, self.length = trainer, batches, length
         self.dataset = trainer.train_dataset
 
     def __len__(self) -> int:
         return self.length
 
-    def __iter__(self) -> Iterator[dict]:
+    def __iter__(self) -> Iterator[dict | list[dict]]:
         yield from map(inputs, self.batches)
         self.trainer.control.should_training_stop = True
 
@@ -481,7 +484,7 @@ def _measured(trainer: Trainer, data: Data, indices: Iterable[int]) -> dict[str,
 def _source(data: Data) -> Rows:
     while isinstance(data, View):
         data = data.data
-    return data
+    return cast(Rows, data)
 
 
 def _train(cfg: config.Config, run: Run, stage: Hosted) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -38,6 +38,17 @@ from trainworthy.core.loop.run import Plan, Run, Step
 from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, Stage, View, batch_size
 
 SHOWN = 256  # validation samples per evaluation when rehearsing a script's own loop
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+
+class MapStyle(Protocol):
+    """What a data set must offer: `len()` and `[index]`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 @dataclass(kw_only=True)
@@ -124,7 +135,7 @@ class Result:
         return "\n".join(lines)
 
 
-def check(factory: Callable[[], Script], *, only: str | Iterable[str] = (), waive: dict[str, str] | None = None, seed: int = 0,
+def check(factory: Callable[[], "Script | Trainer"], *, only: str | Iterable[str] = (), waive: dict[str, str] | None = None, seed: int = 0,
           raises: bool = True, folder: str | Path | None = None) -> Result:  # fmt: skip
     """Prove the script that `factory` builds, gate by gate, and print each verdict as it comes.
 
@@ -156,7 +167,13 @@ def check(factory: Callable[[], Script], *, only: str | Iterable[str] = (), waiv
 
 
 def _prove(
-    factory: Callable[[], Script], only: list[str], waive: dict[str, str], seed: int, folder: Path, *, written: bool
+    factory: Callable[[], "Script | Trainer"],
+    only: list[str],
+    waive: dict[str, str],
+    seed: int,
+    folder: Path,
+    *,
+    written: bool,
 ) -> list[Verdict]:
     console = Console()
     subject = _subject(factory, seed, folder)
@@ -218,12 +235,16 @@ class _Alone:
 class _ScriptStage(Stage):
     script: Script = field(kw_only=True)
 
+    def samples(self, split: str) -> "_Samples":
+        """One of its data sets, of the only type that it has."""
+        return cast(_Samples, self.data[split])
+
 
 class _Samples(Data):
     """A torch data set for core: entries by name. On the training path, every generator that its code may use is
     seeded."""
 
-    def __init__(self, dataset: Dataset, collate: Callable[[list], Any], *, fixed: bool):
+    def __init__(self, dataset: "MapStyle", collate: Callable[[list], Any], *, fixed: bool):
         self.dataset, self._collate, self._fixed = dataset, collate, fixed
         self._sample, self._batch = dataset[0], collate([dataset[0], dataset[len(dataset) - 1]])
         self.fields = {}
@@ -302,7 +323,7 @@ class _Batches:
 
     def __init__(self, run: Run, stage: _ScriptStage, steps: Iterator, pairing: _Pairing):
         self._stage, self._steps, self._pairing = stage, steps, pairing
-        self.dataset = stage.data["train"].dataset
+        self.dataset = stage.samples("train").dataset
         self.used = self.over = self.due = False
         self._length = max(1, (run.total_steps(stage) - run.step) * stage.script.accumulate)
 
@@ -313,7 +334,7 @@ class _Batches:
         for step in self._steps:
             self.used = True
             self._pairing.hand(step)
-            yield from map(self._stage.data["train"].batch, step.batches)
+            yield from map(self._stage.samples("train").batch, step.batches)
             self.due = step.due(1)
             self._pairing.look()
             if self.due or self._pairing.lists:
@@ -346,7 +367,7 @@ def _train(cfg: config.Config, run: Run, stage: _ScriptStage) -> None:
 
 
 def _loader(cfg: config.Config, stage: _ScriptStage, data: Data) -> DataLoader:
-    own = stage.data["val"]
+    own = stage.samples("val")
     return DataLoader(_Plain(data, own._sample), batch_size=cfg.train.eval_batch_size, collate_fn=own._collate)
 
 
@@ -451,14 +472,14 @@ class _OwnCheckpoint:
 
     def state_dict(self) -> dict[str, str]:
         with tempfile.NamedTemporaryFile(dir=self.folder, prefix="checkpoint-", delete=False) as file:
-            self.script.save(Path(file.name))
+            self.script.save(Path(file.name))  # type: ignore[misc]  # only made if there is one
         return {"path": file.name}
 
     def load_state_dict(self, state: dict[str, str]) -> None:
         model, optimizer = self._fresh
         self.script.model.load_state_dict(model)
         self.script.optimizer.load_state_dict(optimizer)
-        self.script.load(Path(state["path"]))
+        self.script.load(Path(state["path"]))  # type: ignore[misc]  # given with `save`
 
 
 def _peak(group: dict) -> float:
@@ -471,12 +492,14 @@ def _peak(group: dict) -> float:
 def _samples(script: Script, source: Dataset | DataLoader, *, fixed: bool) -> _Samples:
     collate = script.collate or default_collate
     if isinstance(source, DataLoader):
-        source, collate = source.dataset, script.collate or source.collate_fn
-    if isinstance(source, IterableDataset) or not isinstance(getattr(source, "__len__", None), Callable):
+        collate = script.collate or source.collate_fn
+        source = source.dataset
+    if isinstance(source, IterableDataset) or not callable(getattr(source, "__len__", None)):
         raise UserError("a data set must be map-style", got=type(source).__name__, needed="len() and [index]")
-    if len(source) < 2:
-        raise UserError("a data set is too small", got=f"{len(source)} sample(s)", needed="2 or more")
-    data = _Samples(source, collate, fixed=fixed)
+    dataset = cast(MapStyle, source)
+    if len(dataset) < 2:
+        raise UserError("a data set is too small", got=f"{len(dataset)} sample(s)", needed="2 or more")
+    data = _Samples(dataset, collate, fixed=fixed)
     for key, value in _named(data._sample).items():
         if not isinstance(value, (Tensor, np.ndarray, np.generic, int, float, str)):
             raise UserError(f"entry '{key}' of a sample cannot be counted", got=type(value).__name__,
@@ -500,7 +523,8 @@ def _fields(script: Script, data: _Samples) -> dict[str, Field]:
 
 
 def _classes(script: Script) -> list[str] | None:
-    return [str(i) for i in range(script.classes)] if isinstance(script.classes, int) else script.classes
+    names = range(script.classes) if isinstance(script.classes, int) else script.classes
+    return None if names is None else [str(name) for name in names]
 
 
 def _named(entries: Any) -> dict[str, Any]:
@@ -516,7 +540,7 @@ def _named(entries: Any) -> dict[str, Any]:
 def _like(named: dict[str, Any], example: Any) -> Any:
     """Return the entries in the shape of `example`, the inverse of `_named`."""
     if isinstance(example, Mapping):
-        return type(example)(named)
+        return cast(Any, type(example))(named)
     if not isinstance(example, (tuple, list)):
         return named["input"]
     make = type(example)
@@ -612,7 +636,7 @@ def _again(factory: Callable, seed: int, gate: str) -> str:
     call = f"only={gate!r}, seed={seed})"
     if not inspect.isfunction(factory) or factory.__qualname__ != factory.__name__:
         return f"# where the factory is at hand: trainworthy.check(factory, {call}"
-    path = str(Path(inspect.getsourcefile(factory)).resolve())
+    path = str(Path(inspect.getsourcefile(factory) or "").resolve())
     return (
         "import runpy\n\nimport trainworthy\n\n"
         f"sys.path.insert(0, {str(Path(path).parent)!r})\n"

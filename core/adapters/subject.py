@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from trainworthy.core.base import config
@@ -16,7 +17,8 @@ class Subject:
     cfg: config.Config
     device: torch.device
     make: Callable[[Run], Stage]
-    train: Callable[[config.Config, Run, Stage], None]
+    train: Callable[[config.Config, Run, Any], None]
+    """(settings, run, stage that `make` built)."""
     skips: dict[str, str]
     """Gate id -> why it does not apply."""
     own_loop: bool

@@ -151,6 +151,8 @@ class RunSettings:
     stop_outside_band: bool = False
     """Stop with exit code 4 if the metric falls clearly behind the recipe's healthy runs (for a fork: those of its
     original)."""
+    check_memory: bool = True
+    """Refuse to start (exit code 2) if weights, gradients and the optimiser's state alone exceed the device's memory."""
     tensorboard: bool = True
     """Write TensorBoard files to tb/."""
     log_every: int = 10
@@ -221,7 +223,7 @@ def from_dict(cls: type, values: dict[str, Any], *, where: str, prefix: str = ""
                 raise UserError(
                     f"{prefix}{name} in {where} is a group of settings", got=repr(value), needed="an object"
                 )
-            filled[name] = from_dict(kind, value, where=where, prefix=f"{prefix}{name}.")
+            filled[name] = from_dict(hints[name], value, where=where, prefix=f"{prefix}{name}.")
         else:
             filled[name] = _coerce(value, kind, f"{prefix}{name} in {where}")
     return cls(**filled)
@@ -283,7 +285,7 @@ def of_stage(cfg: Config, name: str, index: int) -> Config:
         raise UserError(f"the stage '{name}' has no settings of its own", got=", ".join(known) or "none of type Phase",
                         needed=f"`{name}: Phase` in Config: the function of a stage and its settings have one name")  # fmt: skip
     own = {k: v for k, v in vars(known[name]).items() if v is not None}
-    groups = {g: dataclasses.replace(value, **{k: v for k, v in own.items() if k in vars(value)})
+    groups: dict[str, Any] = {g: dataclasses.replace(value, **{k: v for k, v in own.items() if k in vars(value)})
               for g, value in (("train", cfg.train), ("optim", cfg.optim), ("run", cfg.run))}  # fmt: skip
     return dataclasses.replace(cfg, **groups, init_from=cfg.init_from if index == 0 else None)
 
@@ -307,7 +309,7 @@ def flags(cls: type, prefix: str = "") -> list[str]:
     for f in dataclasses.fields(cls):
         kind, name = hints[f.name], prefix + f.name.replace("_", "-")
         if dataclasses.is_dataclass(kind):
-            found += flags(kind, name + ".")
+            found += flags(hints[f.name], name + ".")
         else:
             found.append(name)
             if kind is bool:
@@ -315,8 +317,9 @@ def flags(cls: type, prefix: str = "") -> list[str]:
     return found
 
 
-def parse(module: types.ModuleType, argv: list[str], *, prog: str) -> tuple[Config, str]:
-    """Parse a recipe module's settings from the command line: (config, preset name)."""
+def parse(module: types.ModuleType, argv: list[str], *, prog: str, options: str = "") -> tuple[Config, str]:
+    """Parse a recipe module's settings from the command line: (config, preset name). `options`: help of those that are no
+    settings."""
     presets = {name: getattr(module, name) for name in ("tiny", "full") if hasattr(module, name)}
     argv, preset = take(argv, "--preset")
     argv, file = take(argv, "--config")
@@ -351,7 +354,9 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str) -> tuple[Conf
     import tyro
 
     presets_help = f"Presets: --preset {' | '.join(presets)} (default tiny). --config FILE reads settings: an args.json, or a file of "
-    help_text = f"{(module.__doc__ or '').strip()}\n\n{presets_help}`trainworthy config` (YAML or JSON)."
+    help_text = (
+        f"{(module.__doc__ or '').strip()}\n\n{presets_help}`trainworthy config` (YAML or JSON).\n\n{options}".rstrip()
+    )
     cfg = tyro.cli(module.Config, default=default, args=argv, prog=prog, description=help_text)
     _idle(cfg, argv, [make.__name__ for make in module.STAGES])
     return complete(cfg, where=file or "the command line", command=prog), preset
@@ -362,7 +367,7 @@ def complete(cfg: Config, *, where: str, command: str, secrets: dict[str, str] |
     still missing."""
     for name, value in (secrets or {}).items():
         *groups, last = name.split(".")
-        owner = cfg
+        owner: Any = cfg
         for group in groups:
             owner = getattr(owner, group, None)
         if not hasattr(owner, last):

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from typing import Any
 
 from trainworthy.core.base import masking
 
@@ -13,7 +14,8 @@ class Console:
 
     def __init__(self, *, quiet: bool = False):
         self.quiet = quiet
-        self._bar = self._task = None
+        self._bar: Any = None  # of rich, which is imported for a terminal only
+        self._task: Any = None
         self._last = time.monotonic()  # time of the last output
         self._line = 0  # the step of the last line in a log file
 

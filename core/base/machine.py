@@ -85,7 +85,8 @@ def gpus() -> tuple[list[Gpu], str]:
         return [], ""
     found = {}
     for uuid, name, driver, total, used in _ask("--query-gpu=uuid,name,driver_version,memory.total,memory.used"):
-        found[uuid] = Gpu(name, driver, *(int(float(x) * 2**20) if x[:1].isdigit() else 0 for x in (total, used)))
+        of_all, in_use = (int(float(x) * 2**20) if x[:1].isdigit() else 0 for x in (total, used))
+        found[uuid] = Gpu(name, driver, of_all, in_use)
     for uuid, pid, used, name in _ask("--query-compute-apps=gpu_uuid,pid,used_memory,process_name"):
         if uuid in found:
             found[uuid].processes.append(f"{pid} {Path(name).name}, {used} MiB")

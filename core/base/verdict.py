@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+Kind = Literal["pass", "fail", "skip", "waived", "advice"]
+
 
 @dataclass
 class Finding:
@@ -31,7 +33,7 @@ class Verdict:
     id: str
     rows: str
     title: str
-    verdict: Literal["pass", "fail", "skip", "waived", "advice"]
+    verdict: Kind
     measured: str
     needed: str
     remedy: str

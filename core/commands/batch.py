@@ -1,6 +1,11 @@
-"""trainworthy batch RECIPE [--largest N] [--memory 0.5] [settings]
+"""usage: trainworthy batch RECIPE [--largest N] [--memory 0.5] [settings]
 
-Finds a good micro-batch size. It runs the recipe's own train() on real samples, with micro-batches of 1, 2, 4, ..., and prints:
+Finds a good micro-batch size.
+
+  trainworthy batch vision/classify                         every size until memory or time ends
+  trainworthy batch ./mine.py --largest 64 --memory 0.25    at most 64 samples, a quarter of the free memory
+
+It runs the recipe's own train() on real samples, with micro-batches of 1, 2, 4, ..., and prints:
 
   - samples per second of forward, backward and optimiser step (reading the samples is timed separately), and their memory
   - the largest micro-batch that fits
@@ -90,7 +95,8 @@ def main(argv: list[str]) -> None:
         if "train" not in stage.data:
             raise UserError("batch measures samples of a training set", got=f"{stage.name}, whose loop makes its own",
                             next="choose by trial: --train.batch-size, --train.accumulate")  # fmt: skip
-        kept = stage.data["train"] = Kept(stage.data["train"])
+        kept = Kept(stage.data["train"])
+        stage.data = {**stage.data, "train": kept}
         tell(session, stage, measure(session, stage, largest, share), kept)
 
 

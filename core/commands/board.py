@@ -1,4 +1,6 @@
-"""trainworthy board [FOLDER] [--port N] [--host NAME]: TensorBoard on the runs, until Ctrl-C.
+"""usage: trainworthy board [FOLDER] [--port N] [--host NAME]
+
+Shows the runs in TensorBoard, until Ctrl-C.
 
   trainworthy board                              every run under runs/
   trainworthy board runs/vision-classify         the runs of one recipe
@@ -45,7 +47,8 @@ def main(argv: list[str]) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, stop)
+    for one in (signal.SIGTERM, signal.SIGINT):  # a background job inherits SIGINT as ignored
+        signal.signal(one, stop)
 
     def ready(url: str) -> None:
         print(f"board  {url}  ({folder}; Ctrl-C ends it)", flush=True)

@@ -1,4 +1,6 @@
-"""trainworthy check RECIPE [--seeds 5] [--only ID,...] [--stage NAME] [--deep] [settings]: run the gates without training.
+"""usage: trainworthy check RECIPE [--seeds 5] [--only ID,...] [--stage NAME] [--deep] [settings]
+
+Runs the gates without training.
 
   trainworthy check vision/classify                     every gate, in the order of a run
   trainworthy check ./mine.py --only overfit,resume     some gates

@@ -1,4 +1,6 @@
-"""trainworthy compare RUNS_A RUNS_B [--json]: is the second group better than the first by more than chance?
+"""usage: trainworthy compare RUNS_A RUNS_B [--json]
+
+Tells whether the second group is better than the first by more than chance.
 
   trainworthy compare runs/vision-classify/seeds-A runs/mine/seeds-B    two groups that `run --seeds 5` made
 

@@ -1,4 +1,6 @@
-"""trainworthy config RECIPE [settings] [--changed] [--json]: all settings of a recipe as a file to keep in git.
+"""usage: trainworthy config RECIPE [settings] [--changed] [--json]
+
+Writes all settings of a recipe as a file to keep in git.
 
   trainworthy config vision/classify > run.yaml               every setting of the preset `tiny`
   trainworthy config vision/classify --optim.lr 0.01 > run.yaml    with settings as `trainworthy run` takes them

@@ -1,7 +1,9 @@
-"""trainworthy data RECIPE [settings] [--sample N] [--json]
+"""usage: trainworthy data RECIPE [settings] [--sample N] [--json]
 
 Describes a recipe's data before training: samples and distinct samples, classes, types, ranges, lengths, overlap of the splits.
-It reads every sample through the evaluation path. --sample N reads N evenly spaced samples of each split.
+
+  trainworthy data vision/classify                  every sample, through the evaluation path
+  trainworthy data ./mine.py --sample 1000 --json   1,000 evenly spaced samples of each split, as JSON
 
 Results are stored in runs/<recipe>/checks/<time>/: data.json, report.html and, for text data, lists of what validation and
 training share:
@@ -9,7 +11,7 @@ training share:
   exclude_texts.json           identical texts
   exclude_chunks_min4.json     runs of four or more words that occur in at most three training texts
 
-A recipe applies them with `skip = core.exclusions(FOLDER)`: leave out the training texts for which `skip(text)` is true.
+A recipe applies them with `skip = core.load_exclusions(FOLDER)`: leave out the training texts for which `skip(text)` is true.
 
 This command only describes the data; `trainworthy check RECIPE --only data,leakage` decides whether they pass."""
 

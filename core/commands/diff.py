@@ -1,7 +1,10 @@
-"""trainworthy diff FORK.py [--against RECIPE]
+"""usage: trainworthy diff FORK.py [--against RECIPE]
 
 Shows what a fork changed against its original recipe: settings (by value), code (by syntax, without comments, docstrings and
 layout) grouped by the part of the stage, expectations declared to the gates, and which gates check the changed parts.
+
+  trainworthy diff ./mine.py
+  trainworthy diff ./mine.py --against llm/sft
 
 `trainworthy fork` writes the original's name and version at the end of the file. If the recipe has changed since, the command
 takes the old version from git if possible. --against compares with another recipe, or a file without that line."""
@@ -24,7 +27,12 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> None:
     """Run `trainworthy diff FORK.py [--against RECIPE]`."""
-    parser = argparse.ArgumentParser(prog="trainworthy diff", description=__doc__.split("\n\n")[1], allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="trainworthy diff",
+        usage="trainworthy diff FORK.py [--against RECIPE]",
+        description=(__doc__ or "").split("\n\n")[1],
+        allow_abbrev=False,
+    )
     parser.add_argument("fork", help="the path of a fork")
     parser.add_argument("--against", metavar="RECIPE", help="compare with this recipe (an id or a path)")
     args = parser.parse_args(argv[1:])

@@ -1,6 +1,10 @@
-"""trainworthy doctor [--json]
+"""usage: trainworthy doctor [--json]
 
 Checks whether this machine can train, and which domains: versions, devices and who else uses them, memory, disk, cores, threads.
+
+  trainworthy doctor           before the first run, and whenever an import fails
+  trainworthy doctor --json    the same as JSON
+
 For each domain that is not ready it prints what is missing and the command that installs it. It imports no large library, so it
 answers at once; an error during a library's import is not found here.
 

@@ -1,4 +1,6 @@
-"""trainworthy guard SCRIPT.py [-- its arguments]: rehearse any training script, unchanged, before it runs.
+"""usage: trainworthy guard SCRIPT.py [-- its arguments]
+
+Rehearses any training script, unchanged, before it runs.
 
   trainworthy guard train.py -- --batch-size 64      everything after -- goes to the script
   trainworthy guard -m pkg.train -- --lr 0.1         a module, as python -m would start it
@@ -9,12 +11,15 @@
   --seconds 6           least training time of a rehearsal
   --load-seconds 600    time limit until the script's first step
   --batches NAME        the script's function that returns a batch, if it uses no DataLoader
+  --nproc 1             processes that train together, as torchrun --nproc_per_node would start them
   --no-interventions    only observe; do not rehearse on eight samples
   --out FOLDER          folder for results (default runs/guard-<script>/<time>)
 
+Under a launcher: accelerate launch -m trainworthy.guard train.py, torchrun --nproc_per_node 2 -m trainworthy.guard train.py.
 The script runs in child processes that stop by themselves. Its output files go to a temporary folder; trackers are disabled.
 Exit codes: 0 passed, 2 the script cannot be rehearsed, 3 a check failed."""
 
+import os
 import secrets
 import shutil
 import sys
@@ -35,6 +40,7 @@ FLAGS = {
     "--load-seconds": "600",
     "--batches": "",
     "--out": "",
+    "--nproc": "1",
 }
 
 
@@ -74,19 +80,48 @@ def options(argv: list[str]) -> Options:
     for flag in ("--steps", "--seconds", "--load-seconds"):
         if not found[flag].replace(".", "", 1).isdigit() or float(found[flag]) <= 0:
             raise UserError(f"{flag} needs a number", got=found[flag], needed="more than 0")
+    if not found["--nproc"].isdigit() or not 0 < int(found["--nproc"]) <= 64:
+        raise UserError("--nproc needs a number of processes", got=found["--nproc"], needed="1 to 64")
     extra = words[2:] if words[:1] == ["-m"] else words[1:]
     if extra:
         raise UserError(
-            "the script's own arguments stand after --",
+            "put the script's own arguments after --",
             got=" ".join(extra),
             next=f"trainworthy guard {words[0]} -- {' '.join(extra)}",
         )
     return Options(found, interventions, words + after)
 
 
+LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK",
+             "ROLE_RANK", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME")  # fmt: skip
+
+
+def launched(values: dict[str, str]) -> bool:
+    """Under torchrun or accelerate launch: rank 0 rehearses as many processes as there are, the others have nothing to
+    do. Returns whether this process guards."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    rank = int(os.environ.get("RANK", "0"))
+    if world > 1 and os.environ.get("LOCAL_WORLD_SIZE", str(world)) != str(world):
+        if rank:
+            return False
+        raise UserError(
+            "guard rehearses on one machine", got=f"{world} processes on several",
+            next="trainworthy guard --nproc 2 train.py, on one of them",
+        )  # fmt: skip
+    if world > 1 and values["--nproc"] not in ("1", str(world)):
+        raise UserError(f"--nproc {values['--nproc']} and a launcher of {world} processes", next="leave --nproc out")
+    if world > 1:
+        values["--nproc"] = str(world)
+    for name in [n for n in os.environ if n in LAUNCHERS or n.startswith("TORCHELASTIC_")]:
+        del os.environ[name]
+    return rank == 0
+
+
 def main(argv: list[str]) -> None:
     """Entry point of `trainworthy guard`."""
     asked = options(argv[1:])
+    if not launched(asked.values):
+        return
     from trainworthy.core.guard import rehearsal
 
     target = rehearsal.locate(asked.words)

@@ -1,4 +1,6 @@
-"""trainworthy profile RECIPE|RUN_FOLDER [--steps 10] [--json] [settings]: what limits the speed of training, in words.
+"""usage: trainworthy profile RECIPE|RUN_FOLDER [--steps 10] [--json] [settings]
+
+Says in words what limits the speed of training.
 
   trainworthy profile vision/classify                       warm-up, timed steps, profiled steps; then a verdict
   trainworthy profile ./mine.py --train.precision bf16      with settings as `trainworthy run` takes them
@@ -8,6 +10,7 @@ The recipe's own train() makes real steps on real data: 5 to warm up, N that are
 step is split into waiting for data, large products and convolutions (compute), other large operations (memory traffic), exchange
 between processes, and the rest: many small operations, Python and an idle device (overhead). The largest share is the verdict, with
 what to try first and the most that it could give. Nothing is trained or evaluated that would be kept.
+`--json` prints the verdict and the times as JSON.
 
 Kept in runs/<recipe>/checks/<time>/: profile.json, trace.json.gz for https://ui.perfetto.dev, and memory.json: bytes allocated over
 time. Model FLOPs count products and convolutions of one step, forward and backward; their utilisation is against the fastest large
@@ -292,7 +295,7 @@ def of_run(rest: list[str]) -> list[str]:
 
     recipe = read_json(folder / "args.json").get("recipe")
     if not isinstance(recipe, str):
-        raise UserError(f"{folder} is no run folder of trainworthy", got="no args.json that names its recipe",
+        raise UserError(f"{folder} is not a run folder of trainworthy", got="no args.json that names its recipe",
                         needed="a recipe, or the folder that a run printed", next="ls -d runs/*/*")  # fmt: skip
     return [recipe, "--config", str(folder / "args.json"), *rest[1:]]
 

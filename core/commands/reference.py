@@ -21,7 +21,12 @@ Reports of later runs draw their curves over this band. Settings are those of `t
 
 def main(argv: list[str]) -> None:
     """Run `trainworthy reference RECIPE [--seeds N] [--at-once N] [--to FILE] [settings]`."""
-    parser = argparse.ArgumentParser(prog="trainworthy reference", description=HELP, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="trainworthy reference",
+        usage="trainworthy reference RECIPE [--seeds 5] [--at-once N] [--to FILE] [settings]",
+        description=HELP,
+        allow_abbrev=False,
+    )
     parser.add_argument("recipe", help="id of a recipe, or path of a fork")
     parser.add_argument("--seeds", type=int, default=5, help="number of healthy runs (default 5)")
     parser.add_argument("--at-once", type=int, default=cores().allowed, help="runs in parallel (default: one per core)")

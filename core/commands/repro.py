@@ -1,4 +1,6 @@
-"""trainworthy repro RUN_FOLDER [--no-data] [--diff] [--json]: what a run was made of, and what differs here.
+"""usage: trainworthy repro RUN_FOLDER [--no-data] [--diff] [--json]
+
+Shows what a run was made of, and what differs here.
 
   trainworthy repro runs/vision-classify/20260101-120000-ab12          the command, and everything that differs here
   trainworthy repro runs/vision-classify/20260101-120000-ab12 --diff > its.patch    the changes it had over its commit
@@ -6,8 +8,8 @@
 
 Compared are: versions of Python and libraries, devices, processes, the commit and its uncommitted changes, every source file of the
 recipe and of the core, the settings, and the content of the data (read as far as the run did). Then the command that starts the run
-again, from its args.json, and what to do first. Nothing is changed. Exit codes: 0, whatever differs; 2 if the folder is no run
-folder."""
+again, from its args.json, and what to do first. `--json` prints the same as JSON. Nothing is changed. Exit codes: 0, whatever
+differs; 2 if the folder is no run folder."""
 
 import json
 import os
@@ -62,7 +64,7 @@ def main(argv: list[str]) -> None:
 
 
 def kept(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """args.json, environment.json and data.json. UserError: it is no run folder of ours; later files may be missing."""
+    """args.json, environment.json and data.json. UserError: it is not a run folder of ours; later files may be missing."""
     from trainworthy.core.report.folder import read_json
 
     args, environment, data = (read_json(folder / f"{n}.json") for n in ("args", "environment", "data"))
@@ -71,7 +73,7 @@ def kept(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
             f"{folder} is a group of seeds", needed="the folder of one of them", next=f"ls -d {folder}/seed-*"
         )
     if not all(isinstance(args.get(k), kind) for k, kind in (("recipe", str), ("argv", list), ("settings", dict))):
-        raise UserError(f"{folder} is no run folder of trainworthy", got="no args.json that names its recipe and settings",
+        raise UserError(f"{folder} is not a run folder of trainworthy", got="no args.json that names its recipe and settings",
                         needed="the folder that a run printed", next="ls -d runs/*/*")  # fmt: skip
     return args, environment, data
 

@@ -1,4 +1,6 @@
-"""trainworthy sweep RECIPE [--scientific NAME=A,B] [--nuisance NAME=LOW:HIGH] [--trials 20] [settings]: a search with gates.
+"""usage: trainworthy sweep RECIPE [--scientific NAME=A,B] [--nuisance NAME=LOW:HIGH] [--trials 20] [settings]
+
+Searches settings, behind the gates.
 
   trainworthy sweep vision/classify                             the peak rate, a factor of 30 to either side of the preset's
   trainworthy sweep vision/classify --scientific optim.name=adamw,sgd --nuisance optim.lr=1e-4:1e-1 --trials 24
@@ -65,7 +67,7 @@ def kept(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:
 
     plan = read_json(home / PLAN)
     if not {"declared", "storage", "name"} <= plan.keys() or not isinstance(plan["declared"], dict):
-        raise UserError(f"{home} is no folder of a sweep", got=f"no whole {PLAN} in it", needed="the folder that a sweep printed",
+        raise UserError(f"{home} is not a sweep folder", got=f"no whole {PLAN} in it", needed="the folder that a sweep printed",
                         next="ls -d runs/*/sweep-*")  # fmt: skip
     more, trials = take_number(more, "--trials")
     if more:

@@ -1,4 +1,6 @@
-"""trainworthy watch SCRIPT.py [-- its arguments]: run a training script unchanged and log its steps.
+"""usage: trainworthy watch SCRIPT.py [-- its arguments]
+
+Runs a training script unchanged and logs its steps.
 
   trainworthy watch train.py -- --epochs 10      the real run, with all its effects
   trainworthy watch --stop -m pkg.train          end the run (exit 4) when its loss stays non-finite
@@ -31,7 +33,7 @@ def main(argv: list[str]) -> None:
         )
     from trainworthy.core.guard import rehearsal, running
 
-    target = rehearsal.locate(words)
+    target = rehearsal.locate(words, command="watch")
     from trainworthy.core.guard.watching import folder_of, watch
 
     name = (target.module or target.path.stem).rpartition(".")[2]

@@ -19,7 +19,7 @@ from trainworthy.core.base.errors import UserError
 try:
     import fcntl
 except ImportError:  # Windows has no fcntl
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 
 def cache_dir() -> Path:

@@ -5,7 +5,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import contents as hashed
 from trainworthy.core.data import texts
 from trainworthy.core.data.contents import compared_fields
-from trainworthy.core.data.texts import exclusions as exclusions
+from trainworthy.core.data.texts import load_exclusions as load_exclusions
 from trainworthy.core.recipe.stage import Data
 
 SIDE = 32  # images are pooled to at most SIDE x SIDE before comparison
@@ -153,7 +153,7 @@ def identity(scans: dict[str, Scan]) -> dict[str, dict[str, Any]]:
 
 
 def read_all(
-    data: dict[str, Data], *, everything: bool = False, before: dict[str, dict] | None = None
+    data: Mapping[str, Data], *, everything: bool = False, before: dict[str, dict] | None = None
 ) -> dict[str, Scan]:
     """Scan every split. With the `identity` of an earlier scan, read exactly as much as it did."""
     before = {name: one for name, one in (before or {}).items() if name in data and one["samples"] == len(data[name])}
@@ -166,7 +166,7 @@ def read_all(
 
 def _share(key: str, index: int, split: str, share: float) -> float:
     if not 0 <= float(share) <= 1:
-        raise UserError(f"the fabricated share of '{key}' is no share", got=f"{float(share):g} for sample {index} of {split}",
+        raise UserError(f"the fabricated share of '{key}' is not a share", got=f"{float(share):g} for sample {index} of {split}",
                         needed="a number from 0 to 1", cause="a count that was not divided by the size of the entry")  # fmt: skip
     return float(share)
 
@@ -426,5 +426,7 @@ def report(scans: dict[str, Scan]) -> dict[str, Any]:
         out["best_single_input"] = None if found is None else dict(zip(keys, found, strict=True))
     pairs = [(a, b) for a, b in itertools.combinations(scans, 2) if (a, b) != ("train", "val")]
     out["overlaps"] = {f"{b} in {a}": overlap(scans[a], scans[b]) for a, b in pairs}
-    out["fingerprint"] = " ".join(s.fingerprint for s in scans.values())
+    out["fingerprint"] = " ".join(
+        s.fingerprint for k, s in scans.items() if k != "test"
+    )  # what was learnt and chosen on
     return out

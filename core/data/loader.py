@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -23,7 +23,8 @@ from trainworthy.core.base.errors import SIGNALS, Stop, UserError
 from trainworthy.core.recipe.stage import Data
 
 Key = tuple[int, int]  # (epoch, index); epoch -1 is the evaluation path
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 SOCKET_PATH = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
@@ -105,7 +106,7 @@ class _Worker(Keyed):
     """Data set for torch's loader: collated batches. A planned stop is returned as a value, since torch would wrap it
     in a traceback."""
 
-    def __getitems__(self, keys: list[Key]) -> dict | Stop:
+    def __getitems__(self, keys: list[Key]) -> Any:
         try:
             return self.data.collate(super().__getitems__(keys))
         except Stop as stop:
@@ -192,7 +193,7 @@ def _by_workers(data: Data, keys: Iterable[list[Key]], seed: int, settings: conf
     )
 
 
-def _as_it_is(batch: dict | Stop) -> dict | Stop:
+def _as_it_is(batch: Any) -> Any:
     return batch
 
 

@@ -32,7 +32,7 @@ def contact_sheet(tiles: list[Tile], path: Path, *, columns: int = 8) -> None:
     axes = figure.add_axes((0, 0, 1, 1))  # one axes for all tiles, since the layout of many takes seconds
     for i, tile in enumerate(tiles):
         left, top = i % columns * wide, i // columns * high
-        color = "crimson" if tile.good is not None and tile.good < 0.5 else "black"
+        color = "crimson" if tile.score is not None and tile.score < 0.5 else "black"
         axes.text(left + wide / 2, top + words, tile.caption, size=8, ha="center", va="bottom", color=color)
         if tile.image is not None:
             picture = tile.image.cpu().numpy()

@@ -146,10 +146,10 @@ class Exclusions:
         )
 
 
-def exclusions(folder: str | Path) -> Exclusions:
+def load_exclusions(folder: str | Path) -> Exclusions:
     """Load the lists in `folder`, each a JSON list of strings; a missing list excludes nothing.
 
-    In a recipe: `skip = core.exclusions(folder)`, then keep the training texts for which `skip(text)` is false.
+    In a recipe: `skip = core.load_exclusions(folder)`, then keep the training texts for which `skip(text)` is false.
     """
     if not Path(folder).is_dir():
         raise UserError(f"no folder {folder} with exclusion lists", next="trainworthy data RECIPE  (writes them)")
@@ -175,6 +175,6 @@ def _read(path: Path) -> list[str]:
     except ValueError as error:
         raise UserError(f"{path} cannot be read", got=error, needed="a JSON list of texts") from None
     if not isinstance(found, list) or not all(isinstance(t, str) for t in found):
-        raise UserError(f"{path} is no exclusion list", got=type(found).__name__, needed="a JSON list of texts",
+        raise UserError(f"{path} is not an exclusion list", got=type(found).__name__, needed="a JSON list of texts",
                         next="trainworthy data RECIPE  (writes one)")  # fmt: skip
     return found

@@ -5,7 +5,7 @@ from pathlib import Path
 from trainworthy.core.base.errors import UserError
 
 
-def held_out(value: str) -> float | Path | None:
+def parse_val(value: str) -> float | Path | None:
     """Return a fraction between 0 and 1, an existing path, or None if nothing was given (then the data's own split is
     used, else the recipe's)."""
     if not value:
@@ -19,7 +19,7 @@ def held_out(value: str) -> float | Path | None:
                             needed="a path that exists, or a share such as 0.2") from None  # fmt: skip
         return path.resolve()
     if not 0 < share < 1:
-        raise UserError("--data.val is no share", got=value, needed="more than 0 and less than 1, or a path")
+        raise UserError("--data.val is not a share", got=value, needed="more than 0 and less than 1, or a path")
     return share
 
 

@@ -119,7 +119,7 @@ def inventory_gate(proof: Proof) -> Finding:
                 if used < 0.1 and spec.role in ("input", "source"):
                     wrong.append(f"{name}: '{key}' uses {used:.1%} of its declared range {spec.low:g} to {spec.high:g}")
             if found.get("invalid"):
-                wrong.append(f"{name}: '{key}' has values that are no class: {found['invalid']}")
+                wrong.append(f"{name}: '{key}' has values that are not class ids: {found['invalid']}")
             empty = [c for c, n in found.get("classes", {}).items() if n == 0] if spec.classes else []
             if empty:
                 wrong.append(f"{name}: no sample of class {', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}")
@@ -234,8 +234,8 @@ def leakage(proof: Proof) -> Finding:
     by_key = text and found["groups"]  # the group field defines what one source is
     if shared:
         measured += "; shared groups " + ", ".join(f"{k}: {' '.join(v[:5])}" for k, v in shared.items())
-    tested = _in_test(proof.data_report["overlaps"])
-    measured += f"; {'; '.join(tested)}" if tested else ""
+    tested, remarks = _in_test(proof.data_report["overlaps"])
+    measured += "".join(f"; {said}" for said in (*tested, *remarks))
     limit = f"{texts.KNOWN:.0%} of its rare chunks" if text else f"similarity {found.get('limit', inventory.NEAR)}"
     pairs = found["exact_pairs"] or [p[:2] for p in (text or found)["near_pairs"]]
     batch = fetch(stage.data["val"], [v for v, _ in pairs], None, run.device) if pairs else None
@@ -247,12 +247,14 @@ def leakage(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-def _in_test(overlaps: dict[str, dict]) -> list[str]:
-    """Return the exact copies and groups that the test split shares with another split."""
-    wrong = []
+def _in_test(overlaps: dict[str, dict]) -> tuple[list[str], list[str]]:
+    """Return (faults: exact copies of test samples in another split, groups that training shares; remarks: groups that
+    validation shares, which no weight was trained on)."""
+    wrong, remarks = [], []
     for between, found in overlaps.items():
         if between.startswith("test in "):
             shared = [f"{k}: {' '.join(v[:5])}" for k, v in found["groups"].items() if v]
             wrong += [f"{found['exact']} exact duplicates of {between}"] if found["exact"] else []
-            wrong += [f"shared groups of {between}: {', '.join(shared)}"] if shared else []
-    return wrong
+            where = remarks if between == "test in val" else wrong
+            where += [f"shared groups of {between}: {', '.join(shared)}"] if shared else []
+    return wrong, remarks

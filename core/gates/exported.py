@@ -7,6 +7,7 @@ A recipe declares `Stage.exported`. The gate exports the overfit model; the end 
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Data, Metric, Stage, View
 
 SAMPLES, AT_END = 8, 16  # per split in the gate; held-out samples at the end of the run
+MANY = 120  # held-out samples of a fork with its own preprocessing, whose answers can only be compared by their score
 LIMIT = 1e-2  # of the largest answer: TF32 against a CPU differs by up to 3e-3, two different models by 0.1 or more
 FLIPPED = 0.1  # fraction of the range from chance level to the ceiling
 SECONDS = 600  # time limit of the reading process
@@ -93,15 +95,18 @@ def compared(
     other modules that may have been exported instead, with their descriptions as keys."""
     exported, metric = stage.exported, stage.metric
 
-    def answered(model: nn.Module) -> list[Tensor]:
+    def answered(model: nn.Module, some: dict[str, list[int]] = some) -> list[Tensor]:
         with evaluating(model):
             return [a.float().cpu() for k, i in some.items() for a in exported.answers(model, stage.data[k], i)]
+
+    def stored(some: dict[str, list[int]]) -> list:
+        return [exported.sample(stage.data[k], i) for k, j in some.items() for i in j]
 
     ours = answered(stage.eval_model)
     needed = f"the same answers within {LIMIT:g} of the largest, and so the same {metric.name}"
     own_way, problem, theirs = False, "", {}
     try:
-        questions = [exported.sample(stage.data[k], i) for k, j in some.items() for i in j]
+        questions = stored(some)
     except Exception as error:  # a fork's own data set may raise anything
         raise Skip(f"exported.sample cannot read what is stored: {type(error).__name__}: {error}") from None
     try:
@@ -117,7 +122,18 @@ def compared(
     if problem and not own_way:
         return Finding(False, f"the export cannot be read in a fresh process: {problem}", needed,
                        "files that the reader needs are missing, or are of another library or layout")  # fmt: skip
-    scores = _scored(stage, some, ours, theirs.get(worst), better_only=own_way)
+    scores = _scored(stage, some, ours, theirs.get(worst))
+    if own_way:
+        scores, val = (
+            {},
+            stage.data["val"],
+        )  # one more of eight right is no evidence that a fork's own preprocessing is wrong
+        many = {"val": pick(val, min(stage.expect.at_most(MANY, times=4), len(val)), 0)}
+        with contextlib.suppress(RuntimeError):
+            found = _scored(
+                stage, many, answered(stage.eval_model, many), asked(exported, folder, stored(many)).get(worst)
+            )
+            scores = {k: s._replace(apart=_better(metric, s, len(many[k]))) for k, s in found.items()}
     count = sum(map(len, some.values()))
     told = f"{count} samples in a fresh process: " + ", ".join(f"{k} differs by {v:.1e}" for k, v in apart.items())
     told += "".join(f", {metric.name} {found.theirs:.3f} on {k}" for k, found in scores.items())
@@ -152,11 +168,11 @@ class Scores(NamedTuple):
 
 
 def _scored(
-    stage: Stage, some: dict[str, list[int]], ours: list[Tensor], theirs: list[Tensor] | None, *, better_only: bool
+    stage: Stage, some: dict[str, list[int]], ours: list[Tensor], theirs: list[Tensor] | None
 ) -> dict[str, Scores]:
-    """Compute the metric by split. `better_only`: only an export that scores better counts as different."""
+    """Compute the metric by split."""
     found: dict[str, Scores] = {}
-    start, sign = 0, 1 if stage.metric.higher_is_better else -1
+    start = 0
     for split, indices in some.items() if theirs else ():
         part = slice(start, start + len(indices))
         start += len(indices)
@@ -164,10 +180,14 @@ def _scored(
             own, other = (stage.exported.score(stage.data[split], indices, one[part]) for one in (ours, theirs))
         except (RuntimeError, ValueError, IndexError):  # the shapes of the answers differ
             continue
-        gap, limit = sign * (other - own), allowed(stage.metric, len(indices))
-        # A fork may prepare pictures in its own way: then one more answer near a decision boundary is no evidence.
-        found[split] = Scores(own, other, gap > 1.5 * limit if better_only else abs(gap) > limit)
+        found[split] = Scores(own, other, abs(other - own) > allowed(stage.metric, len(indices)))
     return found
+
+
+def _better(metric: Metric, scores: Scores, n: int) -> bool:
+    """Return whether the export's score is better beyond chance: by three standard errors of a share over `n` samples."""
+    gap = (scores.theirs - scores.ours) * (1 if metric.higher_is_better else -1)
+    return gap > 3 * span(metric) * math.sqrt(0.25 / n)
 
 
 def allowed(metric: Metric, n: int) -> float:

@@ -32,7 +32,7 @@ def fabricated(proof: Proof) -> Finding:
         )
         raise Skip(f"{told}; {why}" if told else why)
     if train.fields[key]["invalid"] or val.fields[key]["invalid"]:
-        raise Skip(f"'{key}' has values that are no class: see data")
+        raise Skip(f"'{key}' has values that are not class ids: see data")
     place = {c: i for i, c in enumerate(sorted({*train.targets[key], *val.targets[key]}))}
     y, truth = (torch.tensor([place[c] for c in scan.targets[key]]) for scan in (train, val))
     n, majority = len(truth), (truth == truth.mode().values).float().mean().item()

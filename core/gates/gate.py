@@ -1,5 +1,6 @@
 """Defines a gate: a named function from `Proof` to `Finding`. It builds its own stage and drops it afterwards."""
 
+import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,4 +157,4 @@ def total_loss(run: Run, stage: Stage, batch: dict) -> torch.Tensor:
     counts = stage.counts(batch)
     with run.autocast():
         terms = stage.loss(stage.model, batch)
-    return sum(s / denominator(t, counts) for t, s in terms.items())
+    return functools.reduce(torch.add, (s / denominator(t, counts) for t, s in terms.items()))

@@ -16,7 +16,7 @@ from trainworthy.core.gates.shuffled import reaches
 from trainworthy.core.gates.tiny import skill as skill
 from trainworthy.core.gates.tiny import tiny_data as tiny_data
 from trainworthy.core.loop.run import Plan, Run, evaluating
-from trainworthy.core.recipe.stage import Stage, View
+from trainworthy.core.recipe.stage import Expect, Stage, View
 
 OVERFIT_SAMPLES = 8
 
@@ -134,8 +134,11 @@ def overfitted(proof: Proof) -> tuple[Run, Stage, dict]:
 
     def train() -> tuple[Run, Stage, dict]:
         first, expect = _train_on_eight(proof), proof.expect
-        longer = expect.overfit_longer and not expect.gate_batch_size and _falls(first[2])
-        return _train_on_eight(proof, times=4) if longer else first
+        longer = expect.overfit_longer
+        if longer is None:
+            longer = expect.overfit_steps == Expect.overfit_steps
+        enough = not longer or expect.gate_batch_size or not _falls(first[2])
+        return first if enough else _train_on_eight(proof, times=4)
 
     return proof.once("overfit", train)
 

@@ -20,6 +20,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import loader
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Proof, build
+from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.gates.rehearsal import over_two_processes
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Data, Stage, View
@@ -333,3 +334,36 @@ def _processes(proof: Proof, data: Data, indices: list[int], size: int) -> list[
         if sorted(shares) == list(range(len(indices)))
         else ["two processes do not share an epoch: samples twice or never"]
     )
+
+
+@gate(
+    "walk",
+    rows="C15",
+    title="each iteration reads other samples than the one before",
+    reads="data train",
+)
+def walk(proof: Proof) -> Finding:
+    """If the loop makes its own samples from a data set (answers to prompts): over the four rehearsed iterations, most
+    of what it reads must be new. Draws with replacement repeat some; an iterator that begins anew repeats all."""
+    _, stage, record = rehearsed(proof)
+    wrong, told = [], []
+    for name, steps in record.read.items():
+        sizes = [len(s) for s in steps.values()]
+        n = (
+            len(stage.data[name])
+            if name in stage.data
+            else sum(len(d) for k, d in stage.data.items() if k not in ("val", "test"))
+        )
+        if len(steps) < 2 or n < 2 * max(sizes):
+            continue  # as many as there are: each iteration may read all
+        new = len(set().union(*steps.values()))
+        told.append(f"{name}: {new} different of {sum(sizes)} read in {len(steps)} iterations, {n:,} in all")
+        if new < 0.5 * min(sum(sizes), n):
+            wrong.append(told[-1])
+    if not told:
+        raise Skip("the loop reads no data set of its own, or all of it in each iteration")
+    return Finding(
+        not wrong, "; ".join(wrong or told), "at least half of the samples are new",
+        "the iterator or the generator begins anew in each iteration\nthe same slice, or the same seed, in each iteration",
+        evidence={k: {str(i): len(s) for i, s in v.items()} for k, v in record.read.items()},
+    )  # fmt: skip

@@ -1,6 +1,7 @@
 """Runs a few iterations of the recipe's own `train()` and records them through torch's hooks on forwards and optimiser
 steps."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +43,10 @@ class Record:
     between: dict[int, list[str]] = field(default_factory=dict)
     """Step -> trained parameters that changed between the end of that step and the next optimiser step."""
     frozen_moved: list[str] = field(default_factory=list)
+    loaded_itself: list[str] = field(default_factory=list)
+    """Parameters that `load_state_dict` got from their own memory: a copy that is none."""
+    read: dict[str, dict[int, set]] = field(default_factory=dict)
+    """If the loop makes its own samples from a data set (prompts): data set -> step -> what it read of it to train."""
     nonfinite: list[str] = field(default_factory=list)
     start: tuple[float, list[str], list[str]] | None = None
     """Before the first optimiser step of a pretrained model: fraction of its parameters equal to the file's, names that
@@ -61,6 +66,8 @@ class Recorder:
         self._before: dict[str, tuple[Tensor, Tensor]] = {}
         self._last: tuple[list[str], list[Tensor]] | None = None  # of the step before: names, the optimiser's gradients
         self._previous: Step | None = None
+        self._wrapped: list[Data] = []
+        self._ask = getattr(stage, "ask", None) if "train" not in stage.data else None
         self._left: dict[str, Tensor] = {}  # fingerprints of the parameters after their optimiser's step
 
     def __enter__(self) -> Record:
@@ -69,14 +76,45 @@ class Recorder:
             register_module_forward_pre_hook(self._forward),
             register_optimizer_step_pre_hook(self._pre_step),
             register_optimizer_step_post_hook(self._post_step),
+            self.stage.model.register_load_state_dict_pre_hook(self._loading),
         ]
+        if "train" not in self.stage.data:
+            self._listen()
         return self.record
 
     def __exit__(self, *_) -> None:
         for hook in self._hooks:
             hook.remove()
+        for one in self._wrapped:
+            del one.get
+        if self._ask is not None:
+            self.stage.ask = self._ask
         after = self._fingerprints()
         self.record.frozen_moved = [n for n, t in self._frozen.items() if not torch.equal(t, after[n])]
+
+    def _listen(self) -> None:
+        """Note the samples that the loop itself reads on the training path, by step."""
+
+        def noted(name: str, own: Callable) -> Callable:
+            def get(index: int, generator: torch.Generator | None) -> dict[str, Any]:
+                if generator is not None:
+                    self.record.read.setdefault(name, {}).setdefault(self.run.step, set()).add(index)
+                return own(index, generator)
+
+            return get
+
+        for name, data in self.stage.data.items():
+            if name not in ("val", "test") and "get" not in vars(data):
+                data.get = noted(name, data.get)
+                self._wrapped.append(data)
+        if self._ask is not None:  # a hosted trainer's rows
+
+            def asked(step: int) -> list[dict]:
+                rows = self._ask(step)
+                self.record.read.setdefault("rows", {}).setdefault(step, set()).update(map(repr, rows))
+                return rows
+
+            self.stage.ask = asked
 
     def _fingerprints(self) -> dict[str, Tensor]:
         """Sums over the bits of tensors that must not change: parameters in no optimiser, buffers of modules without
@@ -88,6 +126,15 @@ class Recorder:
             if own and not any(n in trained for n in own):
                 out |= dict(module.named_buffers(prefix=prefix, recurse=False))
         return {n: _bits(t) for n, t in out.items()}
+
+    def _loading(self, module: nn.Module, state: dict, *_) -> None:
+        """Note trained parameters that are loaded from their own memory, after it has changed."""
+        if self._left:
+            self.record.loaded_itself += [
+                n
+                for n in self.stage.parameters()
+                if n in state and state[n].data_ptr() == module.get_parameter(n).data_ptr()
+            ]
 
     def _forward(self, module: nn.Module, _args) -> None:
         if module is self.stage.model and torch.is_grad_enabled() and not self._busy and not module.training:

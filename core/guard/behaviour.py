@@ -1,5 +1,6 @@
 """Checks of what changes over time: the schedule's pace, freezing, modes, the evaluated model, saved weights."""
 
+import gc
 from typing import Any
 
 import torch
@@ -20,16 +21,24 @@ def schedule(seen: Observer) -> dict:
     for one in seen.schedulers:
         kind = type(one.it).__name__
         per_batch = len(one.at) >= 3 and train and len(one.at) >= 0.5 * seen.steps
-        if not one.at and several and len(train) > 2 and id(one.optimizer) in seen.groups:
+        mine = next((g for g in stepped(seen) if g.ref() is one.optimizer or g.ref() is inner(one.optimizer)), None)
+        still = not one.at and several and mine is not None and len(set(mine.rates)) <= 1 and not child(seen, one.it)
+        if still and len(train) > 2:
             return finding(
                 "schedule", f"{kind} was never stepped in {len(train) - 1} epochs", "scheduler.step() is missing"
             )
-        mine = next((g for g in stepped(seen) if g.ref() is one.optimizer or g.ref() is inner(one.optimizer)), None)
-        if mine is not None and mine.steps >= 8 and len(one.at) >= 1.8 * mine.steps:
+        if mine is not None and mine.steps >= 8 and len(one.at) >= 1.8 * mine.steps * by_process(seen, one.it):
             return finding(
                 "schedule",
                 f"{kind} is stepped {len(one.at) / mine.steps:.1f} times per optimiser step",
                 "scheduler.step() is called for every micro-batch or process: it ends that much before the training",
+            )
+        low = lowered(one)
+        if still and mine.steps >= 16 and low < 0.2:
+            return finding(
+                "schedule",
+                f"{kind} was never stepped in {mine.steps} updates: the rate stays at {low:.2g} of its base",
+                "scheduler.step() is missing",
             )
         total = getattr(one.it, "total_steps", None) or getattr(one.it, "T_max", None)
         if not per_batch:
@@ -44,8 +53,18 @@ def schedule(seen: Observer) -> dict:
             continue
         rates = mine.rates if mine is not None else []
         updates = train[0].steps if not train[0].was_cut else round(length * train[0].steps / max(1, train[0].got))
-        if several and updates and seen.control is not None:
-            rates = rates + foresee(one, int(1.5 * updates) - len(rates), len(one.at) / max(1, seen.steps))
+        ahead: list[float] = []
+        if updates and seen.control is not None:
+            ahead = rates + foresee(one, 20_000, len(one.at) / max(1, seen.steps))
+        end = horizon(seen, updates)
+        if end >= max(16, seen.steps) and len(ahead) > 4 * end and max(ahead[:end]) < 0.3 * max(ahead):
+            return finding(
+                "schedule",
+                f"{kind}: within the run's {end:,} updates the rate reaches {max(ahead[:end]):.3g}, its peak "
+                f"{max(ahead):.3g} would come after {ahead.index(max(ahead)):,}",
+                "the warm-up is longer than the run: it was set for a longer one, or counts samples and not batches",
+            )
+        rates = ahead[: max(len(rates), int(1.5 * updates))] if several and ahead else rates
         peak, after = max(rates[:updates], default=0.0), rates[updates - 1 : int(1.5 * updates)]
         if several and peak > 0 and after and max(after) < 0.1 * peak:
             return finding(
@@ -58,6 +77,34 @@ def schedule(seen: Observer) -> dict:
             f"{kind}: one step per update, rate {after[0] if after else rates[-1] if rates else 0:.3g} after an epoch"
         )
     return finding("schedule", "; ".join(told))
+
+
+def lowered(one: Any) -> float:
+    """Return the present rate of a scheduler's optimiser as a fraction of its base rate."""
+    groups = getattr(one.optimizer, "param_groups", [])
+    found = [float(g["lr"]) / float(g["initial_lr"]) for g in groups if float(g.get("initial_lr") or 0) > 0]
+    return max(found, default=1.0)
+
+
+def child(seen: Observer, scheduler: Any) -> bool:
+    """Return whether another scheduler (SequentialLR, ChainedScheduler) steps this one."""
+    return any(scheduler in (getattr(s.it, "_schedulers", None) or ()) for s in seen.schedulers)
+
+
+def horizon(seen: Observer, updates: int) -> int:
+    """Return the updates of the whole run: by a trainer's own count, or by the script's number of epochs; 0 if unknown."""
+    for o in gc.get_objects():
+        if type(o).__name__ == "TrainerState" and isinstance(getattr(o, "max_steps", None), int) and o.max_steps > 0:
+            return o.max_steps
+    return seen.epochs * updates
+
+
+def by_process(seen: Observer, scheduler: Any) -> int:
+    """Return how often Accelerate steps a prepared scheduler per update: once per process, by its own convention."""
+    if seen.ranks == 1:
+        return 1
+    wrapped = [o for o in gc.get_objects() if type(o).__name__ == "AcceleratedScheduler"]
+    return seen.ranks if any(getattr(o, "scheduler", None) is scheduler for o in wrapped) else 1
 
 
 def inner(optimizer: Any) -> Any:
@@ -269,6 +316,19 @@ def scales(seen: Observer, both: set[int]) -> dict:
             )
         return finding("evaluated", f"the trained model; {told}")
     return finding("evaluated", "the trained model is evaluated")
+
+
+def dependency(seen: Observer) -> dict:
+    """Check that in eval mode a sample's output does not depend on the other samples of its batch."""
+    if not seen.together:
+        return skip("dependency", "no evaluation by class in eval mode was seen, or a batch cannot be cut")
+    worst = max(seen.together.values())
+    told = f"outputs change by {worst:.2g} of their spread without the other half of the batch"
+    cause = (
+        "the model mixes samples: an axis is wrong (softmax, normalisation or attention over the batch; "
+        "batch_first=True is missing), or a view() mixes rows"
+    )
+    return finding("dependency", told, cause if worst > 0.05 else "")
 
 
 def state(seen: Observer) -> dict:

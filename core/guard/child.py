@@ -6,6 +6,8 @@ import random
 import shutil
 import sys
 import tempfile
+import threading
+import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from trainworthy.core.guard import events, judging
+from trainworthy.core.guard import events, judging, ranks
 from trainworthy.core.guard.control import Control, Plan
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.running import run
@@ -32,14 +34,21 @@ class Rehearsal:
         self.control = Control(plan, self.stop)
         self.control.begin = self.begin
         self.seen = Observer(self.control)
-        self.done, self.process = False, os.getpid()
+        self.done, self.process, self.ended = False, os.getpid(), threading.RLock()
+        self.rank, self.count, self.home = 0, 1, folder
         self._open, self._replace = open, os.replace  # before they are redirected
 
     def run(self, target: Target, below: Path | None) -> int:
         """The script; returns the exit code of this process."""
         self._prepare(below)
+        if self.plan.ranks > 1:
+            ranks.spread(self, self.plan.ranks, launched=True)
+        return self._guarded(lambda: run(target, self.seen, self.control))
+
+    def _guarded(self, function: Any) -> int:
+        """Call `function`; whichever way it ends, the record is written. Returns the exit code."""
         try:
-            run(target, self.seen, self.control)
+            function()
         except SystemExit as leave:
             code = leave.code if isinstance(leave.code, int) else 0 if leave.code is None else 1
             if isinstance(leave.code, str):
@@ -70,12 +79,15 @@ class Rehearsal:
             torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
         events.install(self.seen)
         torch.compile = uncompiled(self.seen)
+        torch.multiprocessing.spawn = self.spawned(torch.multiprocessing.spawn)
         self.sandbox.install()
         hold_uploads()
 
     def begin(self) -> None:
         """The first backward(): the parent's clock starts, and what was written so far (downloads, prepared data) is kept for the
         next rehearsals."""
+        if self.rank:
+            return
         self.sandbox.off = True
         (self.folder / "first-step").touch()
         if sum(f.stat().st_size for f in self.scratch.rglob("*") if f.is_file()) < 2 * 10**9:
@@ -90,24 +102,52 @@ class Rehearsal:
 
     def finish(self, why: str, **more: Any) -> None:
         """Judge what was seen and write the record, once."""
-        if self.done or os.getpid() != self.process:
+        if os.getpid() != self.process:
             return
-        self.done = True
+        with self.ended:  # the other ranks' end comes in a thread
+            if not self.done:
+                self.done = True
+                self._finish(why, **more)
+                if self.count > 1 and not self.rank:
+                    ranks.join(self)
+
+    def _finish(self, why: str, **more: Any) -> None:
         events.remove()
         seen = self.seen
         try:
-            found = judging.judge(seen, self.plan)
+            found = judging.judge(seen, self.plan) if not self.rank else {}
+            if self.count > 1:
+                found["between"] = ranks.facts(seen)
         except Exception:
             found = {"error": traceback.format_exc()}
         facts = {
             "why": why, "plan": asdict(self.plan), "steps": seen.steps, "backwards": seen.backwards,
             "evaluations": len(self.control.evaluations(seen)), "passes": len(seen.passes), "losses": seen.losses[:2000],
             "notes": seen.notes, "written": sorted(set(self.sandbox.written))[:200], "escaped": self.sandbox.escaped,
+            "at": time.time(),
         }  # fmt: skip
-        spare = self.folder / "record.spare"
+        self.write(self.folder / "record.json", {**facts, **found, **more})
+
+    def write(self, path: Path, record: dict[str, Any]) -> None:
+        """Write a record at once: another process waits for it."""
+        spare = path.with_suffix(".spare")
         with self._open(spare, "w") as file:
-            json.dump({**facts, **found, **more}, file, default=str)
-        self._replace(spare, self.folder / "record.json")
+            json.dump(record, file, default=str)
+        self._replace(spare, path)
+
+    def spawned(self, original: Any) -> Any:
+        """torch.multiprocessing.spawn: the processes it would start are forks of this one, and are rehearsed."""
+
+        def spawn(fn: Any, args: tuple = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+            if self.count > 1 or nprocs < 1:
+                return original(fn, args, nprocs)
+            own = ranks.spread(self, nprocs, launched=False) if nprocs > 1 else 0
+            if own:
+                os._exit(self._guarded(lambda: fn(own, *args)))
+            fn(0, *args)
+            return None
+
+        return spawn
 
 
 def uncompiled(seen: Observer) -> Any:

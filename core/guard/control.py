@@ -16,6 +16,7 @@ from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import Pass
 
 EIGHT = 8
+AHEAD = 3  # steps between the announcement of a cut and the cut: ranks are less than that apart
 
 
 @dataclass
@@ -34,6 +35,8 @@ class Plan:
     """Seconds after the first optimiser step at which the rehearsal ends."""
     evaluate: bool = True
     seed: int | None = None
+    ranks: int = 1
+    """Processes of the rehearsal."""
     target: int | None = None
     """Index of the target among the batch's tensors; None: the only row of class numbers."""
 
@@ -52,16 +55,36 @@ class Control:
         self.changed = 0
         self.begin: Callable[[], None] = lambda: None  # called at the first backward()
         self.said: list[int] = []
+        self.rank, self.home = 0, None  # of several processes; folder of rank 0
+        self.cut_at: int | None = None
 
     # --- length
 
     def enough(self, seen: Observer) -> bool:
         """Return whether the training part of this rehearsal is done."""
         units = seen.steps or seen.backwards
+        if self.home is not None:
+            return self._agreed(units)
+        return self._done(units)
+
+    def _done(self, units: int) -> bool:
         lasted = time.monotonic() - self.first
         return (
             units >= self.plan.most or (units >= self.plan.steps and lasted >= self.plan.seconds) or bool(self.closed)
         )
+
+    def _agreed(self, units: int) -> bool:
+        """With several ranks: rank 0 announces the step, soon to come, at which all of them cut their pass."""
+        note = os.path.join(self.home, "cut-at")
+        if self.cut_at is None and os.path.exists(note):
+            with open(note) as file:
+                self.cut_at = int(file.read() or 0) or None
+        elif self.cut_at is None and not self.rank and self._done(units):
+            self.cut_at = units + AHEAD
+            with open(f"{note}.spare", "w") as file:
+                file.write(str(self.cut_at))
+            os.replace(f"{note}.spare", note)
+        return self.cut_at is not None and units >= self.cut_at
 
     def cut(self, one: Pass, seen: Observer) -> bool:
         if one.training:
@@ -77,7 +100,7 @@ class Control:
 
     def tick(self, seen: Observer) -> None:
         """Check at every model call whether the rehearsal is over."""
-        if seen.steps and time.monotonic() - self.first > self.plan.limit:
+        if seen.steps and not self.rank and time.monotonic() - self.first > self.plan.limit:
             self.stop("its time is over")
 
     def backward(self, seen: Observer) -> None:
@@ -97,7 +120,7 @@ class Control:
             self.closed = "closed"
 
     def step(self, seen: Observer) -> None:
-        if not self.enough(seen):
+        if not self.enough(seen) or self.rank:
             return
         if not self.plan.evaluate:
             self.stop("enough")

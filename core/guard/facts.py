@@ -4,13 +4,14 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import torch
 from trainworthy.core.guard.invariants import finding, skip
 from trainworthy.core.guard.observer import Observer
 
 SHIFTS = {
     0: (
         "every target is the token that the model sees at the same place",
-        "the shift by one is missing: it copies its input",
+        "the shift by one is missing, or the mask is the wrong way round: it copies its input",
     ),
     2: ("targets run two tokens ahead of the input", "labels are shifted by hand and again inside the loss"),
     3: ("targets run three tokens ahead of the input", "labels are shifted several times"),
@@ -30,6 +31,10 @@ def targets(seen: Observer) -> dict:
             "targets", seen.pairs[0], "a squeeze() or unsqueeze() is missing: every prediction meets every target"
         )
     rows = [r for r in seen.calls if r.get("n")]
+    if not rows and seen.labels and seen.labels[0]["distinct"] + seen.labels[-1]["distinct"]:
+        return labels(seen.labels)
+    if not rows and len(seen.labels) >= 4 and not any(r["scored"] for r in seen.labels):
+        return labels(seen.labels)
     if not rows:
         binary = [r for r in seen.calls if "low" in r]
         if not binary:
@@ -73,6 +78,32 @@ def targets(seen: Observer) -> dict:
             "the data are sorted by class and not shuffled (shuffle=True)",
         )
     return finding("targets", f"{scored:,} of {count:,} targets scored, {len(distinct)} of {classes} classes seen")
+
+
+def labels(rows: list[dict]) -> dict:
+    """Check the labels that a model got as an argument: ignored, one class alone, shifted before the model shifts them."""
+    empty = sum(r["scored"] == 0 for r in rows)
+    if empty > 0.3 * len(rows):
+        return finding(
+            "targets",
+            f"in {empty} of {len(rows)} batches every label is ignored (-100)",
+            "truncation or masking removes all labels",
+        )
+    found = Counter(tuple(s) for r in rows if (s := r.get("shift")))
+    if found:
+        shift, times = found.most_common(1)[0]
+        if 1 not in shift and times > 0.8 * sum(found.values()) and len(shift) == 1 and shift[0] in SHIFTS:
+            what, cause = SHIFTS[shift[0]]
+            return finding("targets", what, cause)
+    scored, count = sum(r["scored"] for r in rows), sum(r["n"] for r in rows)
+    distinct = set().union(*(r["distinct"] for r in rows))
+    if len(distinct) == 1 and scored >= 64 and len(rows) >= 4:
+        return finding(
+            "targets",
+            f"all {scored:,} labels are {next(iter(distinct))}",
+            "labels are lost on the way, or one token is scored alone",
+        )
+    return finding("targets", f"{scored:,} of {count:,} labels scored by the model's own loss")
 
 
 def loss_input(seen: Observer) -> dict:
@@ -155,8 +186,21 @@ def of(seen: Observer) -> dict[str, Any]:
         "changed": getattr(seen.control, "changed", 0),
         "token_shift": any(r.get("shift") for r in rows),
         "trend": trend(seen.losses),
+        "neighbours": neighbours(seen.points),
         "said": getattr(seen.control, "said", []),
     }
+
+
+def neighbours(points: list) -> list[float]:
+    """Return how often the nearest other input of the first pass has the same class, the count, and chance."""
+    points = [(x, y) for x, y in points if x.shape[1:] == points[0][0].shape[1:]][:24]
+    n = sum(len(y) for _, y in points)
+    if n < 128:
+        return []
+    x, y = torch.cat([x for x, _ in points])[:1024], torch.cat([y for _, y in points])[:1024]
+    apart = torch.cdist(x, x).fill_diagonal_(float("inf"))
+    chance = float((y.unique(return_counts=True)[1] / len(y)).max())
+    return [float((y[apart.argmin(1)] == y).float().mean()), len(y), chance]
 
 
 def before(rows: list[dict], step: int) -> list[float]:

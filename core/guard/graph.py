@@ -3,7 +3,7 @@ own gradients, once."""
 
 import torch
 from torch import nn
-from trainworthy.core.guard.invariants import finding, listed, names, skip, stepped, tops
+from trainworthy.core.guard.invariants import finding, listed, moved_now, names, skip, stepped, tops
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import CLOSE, Group
 
@@ -41,6 +41,16 @@ def wiring(seen: Observer) -> dict:
             f"their modules ran: {listed(dead)}"
         )
         causes.append("a detach(), no_grad(), argmax or .data cuts the graph above them")
+    flat = zeroed(seen, groups)
+    if flat:
+        wrong.append(
+            f"the gradient of {len(flat)} tensors is exactly zero at each of the first {CLOSE} steps: "
+            f"{listed([called.get(i, '?') for i in flat])}"
+        )
+        causes.append("factors of one product that all start at zero, a mask or a gate that is shut, dead activations")
+    for text in twins(seen):
+        wrong.append(text)
+        causes.append("copied code: a layer is called in place of its neighbour")
     still = [called.get(i, "?") for g in groups for i, rows in g.moved.items() if unmoved(g, rows)]
     if still:
         wrong.append(f"{len(still)} tensors get a gradient and do not move: {listed(still)}")
@@ -97,6 +107,41 @@ def unreached(seen: Observer, groups: list[Group], called: dict[int, str]) -> tu
     return [called.get(id(p), f"a tensor {tuple(p.shape)}") for p in dead], share, cut
 
 
+def zeroed(seen: Observer, groups: list[Group]) -> list[int]:
+    """Return ids of weights in two or more dimensions whose gradient is exactly zero, unless one of the same shape gets
+    some (an expert that no sample was sent to)."""
+    found = []
+    for g in groups:
+        if g.steps < CLOSE:
+            continue
+        flat = [p for p in g.parameters if id(p) in g.zero and p.dim() >= 2 and not moved_now(seen, p)]
+        live = {tuple(p.shape) for p in g.parameters if id(p) in g.received and id(p) not in g.zero}
+        found += [id(p) for p in flat if tuple(p.shape) not in live]
+    return found if len(found) >= 2 else []
+
+
+def twins(seen: Observer) -> list[str]:
+    """Find modules that are called twice within their parent's call while a neighbour of the same kind is never called."""
+    owned = {id(p) for g in seen.groups.values() for p in g.parameters}
+    found = []
+    for top in seen.roots.values():
+        for path, parent in top.named_modules():
+            times = seen.counts.get(id(parent), 0)
+            if not times or isinstance(parent, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+                continue
+            kinds: dict[tuple, list[tuple[str, int]]] = {}
+            for name, child in parent.named_children():
+                shapes = tuple(tuple(p.shape) for p in child.parameters())
+                if shapes and all(id(p) in owned for p in child.parameters()):
+                    kinds.setdefault((type(child), shapes), []).append((name, seen.counts.get(id(child), 0)))
+            for rows in kinds.values():
+                twice = [name for name, n in rows if n == 2 * times]
+                never = [name for name, n in rows if not n]
+                if len(twice) == 1 and len(never) == 1:
+                    found.append(f"{path + '.' if path else ''}{twice[0]} is called twice and {never[0]} never")
+    return found[:2]
+
+
 def _share_of(dead: list, ran: dict[int, int], trained: list) -> float:
     return sum(p.numel() for p in dead if id(p) in ran) / max(1, sum(p.numel() for p in trained))
 
@@ -143,6 +188,9 @@ def gradients(seen: Observer) -> dict:
         if g.empty >= max(2, 0.5 * looked) and not g.closure:
             wrong.append(f"at {g.empty} of {looked} steps there was no gradient")
             causes.append("zero_grad() is called between backward() and step(), or step() before backward()")
+        if g.silent == min(g.steps, CLOSE) >= 4 and not g.received & moved_ids(seen, g):
+            wrong.append(f"the loss is exactly 0 and has no gradient at the first {g.silent} steps: nothing is learnt")
+            causes.append("all labels are ignored, all rewards are equal, or a mask removes every term")
         if g.twice >= max(2, 0.3 * looked):
             wrong.append(
                 f"{g.twice} of {looked} steps used gradients that had been used already, without a new backward()"
@@ -162,6 +210,11 @@ def gradients(seen: Observer) -> dict:
         )
     count = f"{seen.backwards} backward() calls, {seen.steps} steps, each with its own gradients"
     return finding("gradients", "; ".join(wrong) or count, "\n".join(causes), windows=[g.windows[:12] for g in groups])
+
+
+def moved_ids(seen: Observer, group: Group) -> set[int]:
+    """Return the ids of an optimiser's parameters that have changed since training began."""
+    return {id(p) for p in group.parameters if moved_now(seen, p)}
 
 
 def short_window(windows: list[int]) -> str:

@@ -99,6 +99,14 @@ def signal(watch: dict, eight: dict) -> dict:
     told = f"{got:.3f} of {n} evaluated samples right after {watch['epochs']:.1f} epochs, the most frequent class has {chance:.3f}"
     if got > chance + 3 * error:
         return {"id": "signal", "ok": True, "measured": told, "cause": "", "evidence": {}}
+    near = watch.get("neighbours") or [0.0, 1, 1.0]
+    late = tail(watch["train_accuracy"])
+    if near[0] > near[2] + 3 * (near[2] * (1 - near[2]) / near[1]) ** 0.5 and late < chance + 0.15:
+        return {
+            "id": "signal",
+            "skip": f"{told}; the labels do belong to the inputs (the nearest other input has the same class in "
+            f"{near[0]:.2f}): the model learns slowly, --steps 400 --seconds 30 looks longer",
+        }
     cause = (
         "labels do not belong to their inputs in the data (one of both was sorted, shuffled or filtered alone)\n"
         "training and validation number their classes otherwise"

@@ -21,6 +21,7 @@ NEEDED = {
     "frozen": "what was frozen does not move, what was unfrozen is in an optimiser",
     "modes": "train mode while training; no dropout and no batch statistics while evaluating",
     "evaluated": "the model that is evaluated is the one that trains, on inputs of the same scale",
+    "dependency": "in eval mode the output of a sample depends on that sample alone",
     "targets": "targets vary, are not their own inputs, and are paired with one prediction each",
     "loss-input": "cross_entropy and the losses with logits get logits, nll_loss and kl_div get logarithms",
     "samples": "another order every epoch, every sample can be drawn, none of them in validation too",

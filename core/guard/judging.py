@@ -21,6 +21,7 @@ def judge(seen: Observer, plan: Any) -> dict[str, Any]:
         behaviour.frozen,
         behaviour.modes,
         behaviour.evaluated,
+        behaviour.dependency,
         facts.targets,
         facts.loss_input,
         samples.samples,

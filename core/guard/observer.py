@@ -4,6 +4,7 @@ The observer keeps counts and references, and measures only during the first ste
 """
 
 import gc
+import inspect
 import weakref
 from typing import Any
 
@@ -19,12 +20,17 @@ from trainworthy.core.guard.records import (
     Pass,
     Sched,
     alive,
+    alone,
+    bare,
     class_target,
+    epochs_of,
     fingerprint,
     logits_of,
+    point,
     spots,
     used,
     values,
+    weights,
 )
 
 
@@ -65,6 +71,16 @@ class Observer:
         self.last_root: tuple | None = None
         self.places: dict[int, int] = {}  # where in its batch a loss's target was
         self.batch_calls = 0
+        self.labels: list[dict] = []  # labels that a model got as an argument
+        self.counts: dict[int, int] = {}  # calls of each module within the first call of its root
+        self.train_prints: list[int] = []  # what models were called with: in training
+        self.calm_prints: set[int] = set()  # and without gradients
+        self.together: dict[int, float] = {}  # root -> change of its outputs without the other samples of the batch
+        self.epochs = 0  # of the run, by the script's own variable
+        self.points: list[tuple[Tensor, Tensor]] = []  # inputs and classes of the first pass, for their neighbours
+        self.ranks = 1  # processes that train together
+        self.trace: list = []  # the weights at the first steps, to compare ranks
+        self.batch_prints: list[int] = []
         self._last: list[tuple[Tensor, int]] = []
         self._plain_leaf = False
         self._hook: Any = None
@@ -108,7 +124,7 @@ class Observer:
             batch = self.control.batch(one, batch, self)
         self.recent = [p for p in self.recent if not p.ended and p is not one] + [one]
         one.recent.append(batch)
-        if one.loader.num_workers > 1 and one.got <= 64:
+        if (one.loader.num_workers > 1 or self.ranks > 1) and one.got <= 64:
             one.prints.append(fingerprint(batch))
         return batch
 
@@ -132,6 +148,8 @@ class Observer:
 
             def note(m: nn.Module, _: Any) -> None:
                 inside.add(id(m))
+                if first:
+                    self.counts[id(m)] = self.counts.get(id(m), 0) + 1
                 self.called.setdefault(id(m), (m, len(self.called), torch.is_grad_enabled()))
 
             if self._hook is not None:  # of a call that raised
@@ -158,6 +176,13 @@ class Observer:
             one.no_grad_calls += not grad
             if len(one.modes) < 200:
                 one.modes.append(row)
+        if not self.passes and len(self.train_prints) < 64:
+            mark = fingerprint((args, kwargs))
+            self.train_prints.append(mark) if grad else self.calm_prints.add(mark)
+        if grad and isinstance(kwargs.get("labels"), Tensor) and len(self.labels) < 100:
+            from trainworthy.core.guard.targets import argument
+
+            self.labels.append(argument(module, args, kwargs))
         self._measure(module, args, kwargs, out, grad)
 
     def _measure(self, module: nn.Module, args: tuple, kwargs: dict, out: Any, grad: bool) -> None:
@@ -184,17 +209,26 @@ class Observer:
         one.seen += len(target)
         hits = int((logits.argmax(1) == target).sum())
         one.right += hits
+        if id(module) not in self.together and not module.training and len(target) >= 4:
+            self.busy = True
+            try:
+                change = alone(bare(module), args, kwargs, logits)
+            finally:
+                self.busy = False
+            if change is not None:
+                self.together[id(module)] = change
         norms = [m for m in module.modules() if isinstance(m, NORMS) and not m.training and m.track_running_stats]
         if not norms:
             one.right_batch += hits
             return
         self.busy = True
+        inner = bare(module)  # the other ranks do not call it now
         momenta = [m.momentum for m in norms]
         try:
             for m in norms:
                 m.training, m.momentum = True, 0.0
             with torch.no_grad():
-                again = logits_of(module(*args, **kwargs))
+                again = logits_of(inner(*args, **kwargs))
             one.right_batch += int((again.argmax(1) == target).sum())
         except Exception:
             one.right_batch += hits
@@ -214,6 +248,8 @@ class Observer:
             self.nonfinite.append(self.backwards)
         if not self.snap and self.steps == 0:
             self._snapshot()
+        if self.ranks > 1 and not self.trace:
+            self._trace()
         for group in self.groups.values():
             if group.consumed and not any(alive(p) for p in group.probe):
                 group.consumed = False
@@ -322,7 +358,13 @@ class Observer:
             ready = [p for p in params if p.grad is not None]
             group.received |= {id(p) for p in ready}
             live = [p for p in ready if alive(p)]
+            if live and self._lossy():
+                still = {id(p) for p in ready} - {id(p) for p in live}
+                group.zero = still if not group.steps else group.zero & still
+            else:
+                group.zero = set()
             group.empty += not live and self._lossy()
+            group.silent += not live and not self._lossy()
             group.nonfinite += any(not bool(torch.isfinite(values(p)).all()) for p in live)
             sizes = [float(values(p).abs().max()) for p in live[:40]]
             loud = [
@@ -359,10 +401,17 @@ class Observer:
         self.since, self.since_step = 0, True
         self._last = []
         self.gaps.append([])
+        if self.steps == CLOSE and self.control is not None:
+            self.epochs = epochs_of(inspect.currentframe())
+        if self.ranks > 1 and self.steps <= CLOSE:
+            self._trace()
         for one in self.recent:
             one.steps += one.backwards > 0
         if self.control is not None:
             self.control.step(self)
+
+    def _trace(self) -> None:
+        self.trace.append(weights(list(self.groups.values())))
 
     def _snapshot(self) -> None:
         """Copy every parameter before training (large ones in part), to detect changes later."""
@@ -395,6 +444,8 @@ class Observer:
 
         if train and len(rows) < CLOSE:
             self._place(target)
+        if train and len(self.points) < 24 and sum(p.training for p in self.passes) <= 1 and self.last_root is not None:
+            self.points += point(target, (*self.last_root[1], *self.last_root[2].values()))
         self.busy = True
         try:
             with torch.no_grad():

@@ -1,5 +1,7 @@
 """Plain records of passes, optimisers and schedulers, and small measurements on tensors for `observer`."""
 
+import hashlib
+import re
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -7,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.data import DataLoader
 
 CLOSE = 8  # backward passes, steps and calls of each phase that are measured in detail
@@ -64,6 +66,10 @@ class Group:
     stale: int = 0
     empty: int = 0
     twice: int = 0
+    zero: set[int] = field(default_factory=set)
+    """Parameters whose gradient was exactly zero at every one of the first steps."""
+    silent: int = 0
+    """Of the first steps: those without a gradient whose loss was exactly zero."""
     backwards: int = 0
     windows: list[int] = field(default_factory=list)
     received: set[int] = field(default_factory=set)
@@ -114,8 +120,72 @@ def spots(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def fingerprint(batch: Any) -> int:
     """Return a number that is equal for equal batches."""
-    first = next((x for x in tree_leaves(batch) if isinstance(x, Tensor) and x.numel()), None)
-    return 0 if first is None else hash((tuple(first.shape), first.detach().cpu().numpy().tobytes()[:65536]))
+    tensors = [x.detach().cpu().contiguous() for x in tree_leaves(batch) if isinstance(x, Tensor) and x.numel()]
+    whole = hashlib.blake2b(digest_size=7)
+    for x in tensors[:8]:
+        whole.update(str(tuple(x.shape)).encode() + x.flatten()[:16384].view(torch.uint8).numpy().tobytes())
+    return int.from_bytes(whole.digest(), "big") if tensors else 0
+
+
+EPOCHS = re.compile(r"(?i)(n|num|max|total|train)?_?(train|training)?_?epochs")
+SETTINGS = ("args", "opt", "opts", "cfg", "config", "conf", "hparams", "params", "self")
+
+
+def epochs_of(frame: Any) -> int:
+    """Return the number of epochs that the script's own variables name (`EPOCHS`, `args.epochs`); 0 if none does."""
+    found = [0]
+    while frame is not None:
+        if "site-packages" not in frame.f_code.co_filename and "/core/guard/" not in frame.f_code.co_filename:
+            for scope in (frame.f_locals, frame.f_globals):
+                places = [scope] + [vars(v) for k, v in list(scope.items()) if k in SETTINGS and hasattr(v, "__dict__")]
+                places += [v for k, v in list(scope.items()) if k in SETTINGS and isinstance(v, dict)]
+                found += [v for place in places for k, v in list(place.items())
+                          if isinstance(k, str) and type(v) is int and EPOCHS.fullmatch(k)]  # fmt: skip
+        frame = frame.f_back
+    return max(found)
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """Return the module inside DistributedDataParallel, whose call would wait for the other processes."""
+    return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
+
+
+def alone(module: nn.Module, args: tuple, kwargs: dict, logits: Tensor) -> float | None:
+    """Return how much the outputs of half of a batch change without the other half, in units of the outputs' spread; None
+    where that cannot be computed or the outputs are random."""
+    n, half = len(logits), len(logits) // 2
+    leaves, spec = tree_flatten((args, kwargs))
+    tensors = [x for x in leaves if isinstance(x, Tensor)]
+    if any(x.shape[:2] == (n, n) for x in tensors) or not any(x.dim() and len(x) == n for x in tensors):
+        return None
+    parts = [x[:half] if isinstance(x, Tensor) and x.dim() and len(x) == n else x for x in leaves]
+    try:
+        with torch.no_grad():
+            few_args, few_kwargs = tree_unflatten(parts, spec)
+            few, again = logits_of(module(*few_args, **few_kwargs)), logits_of(module(*args, **kwargs))
+    except Exception:
+        return None
+    spread = float(logits.float().std())
+    if few is None or again is None or len(few) != half or again.shape != logits.shape or not spread > 0:
+        return None
+    if float((again - logits).abs().max()) > 1e-3 * spread:
+        return None
+    return float((few - logits[:half]).abs().max()) / spread
+
+
+def point(target: Tensor, given: tuple) -> list[tuple[Tensor, Tensor]]:
+    """Return the model's first input as vectors, at most 256 entries wide (tokens: counts), with the class targets."""
+    if target.dim() != 1 or target.is_floating_point():
+        return []
+    for x in given:
+        if not isinstance(x, Tensor) or x.dim() < 2 or len(x) != len(target):
+            continue
+        if x.is_floating_point():
+            rows = x.detach().flatten(1)
+            return [(rows[:, :: max(1, rows.shape[1] // 256)].float().cpu(), target.cpu())]
+        if x.dtype == torch.int64 and int(x.min()) >= 0 and int(x.max()) < 4096:
+            return [(torch.zeros(len(x), 4096).scatter_add_(1, x.cpu(), torch.ones(x.shape)), target.cpu())]
+    return []
 
 
 def logits_of(out: Any) -> Tensor | None:
@@ -153,3 +223,18 @@ def used(batches: deque, given: tuple) -> Any:
             if isinstance(x, Tensor) and any(x.shape == t.shape and bool((x.to(t) == t).all()) for t in tensors):
                 return batch
     return None
+
+
+SHARDED = ("FlatParameter", "DTensor")
+PARAMETERS, VALUES = 24, 32
+
+
+def weights(groups: list[Group]) -> list[list[float]] | None:
+    """Return the first values of the first parameters of every optimiser; None where each rank holds another part."""
+    found = []
+    for group in groups:
+        for p in group.parameters[:PARAMETERS]:
+            if type(p).__name__ in SHARDED or hasattr(p, "_local_tensor"):
+                return None
+            found.append(p.detach().flatten()[:VALUES].double().tolist())
+    return found

@@ -32,13 +32,15 @@ class Outcome:
     folder: Path | None = None
 
 
-def locate(words: list[str]) -> Target:
-    """`train.py ARGS` or `-m pkg.train ARGS`; a `--` between is left out."""
+def locate(words: list[str], *, command: str = "guard") -> Target:
+    """`train.py ARGS` or `-m pkg.train ARGS`; a `--` between is left out. `command`: for the error."""
     words = list(words)
     if words and words[0] == "--":
         words = words[1:]
     if not words:
-        raise UserError("guard what?", needed="a script", next="trainworthy guard train.py -- --its --arguments")
+        raise UserError(
+            f"{command} what?", needed="a script", next=f"trainworthy {command} train.py -- --its --arguments"
+        )
     if words[0] == "-m":
         name = words[1] if len(words) > 1 else ""
         sys.path.insert(0, os.getcwd())
@@ -124,8 +126,10 @@ def wait(pid: int, folder: Path, *, load: float, limit: float, say: Any = None) 
     out.code = os.waitstatus_to_exitcode(status)
     out.signal = -out.code if out.code < 0 else 0
     out.output = (folder / "output.txt").read_text(errors="replace") if (folder / "output.txt").exists() else ""
+    from trainworthy.core.guard.ranks import merged
+
     record = folder / "record.json"
-    out.record = json.loads(record.read_text()) if record.exists() else {}
+    out.record = merged(folder, json.loads(record.read_text()) if record.exists() else {})
     return out
 
 

@@ -55,9 +55,14 @@ def batches(function: Any, seen: Any, control: Any) -> Any:
     """`function`, its results as batches of this rehearsal."""
     import functools
 
+    from trainworthy.core.guard.records import fingerprint
+
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         seen.batch_calls += 1
-        return control.intervene(hash((function.__name__, str(args)[:200])), function(*args, **kwargs))
+        batch = function(*args, **kwargs)
+        if seen.ranks > 1 and len(seen.batch_prints) < 64:
+            seen.batch_prints.append(fingerprint(batch))
+        return control.intervene(hash((function.__name__, str(args)[:200])), batch)
 
     return wrapped

@@ -1,6 +1,7 @@
 """Checks of the data's path into the loop: order, coverage, samples in both splits, unused batches."""
 
 import time
+from collections import Counter
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ def never(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
     if type(sampler).__name__ in STOCK[2:] or isinstance(sampler, SequentialSampler) or total < 32:
         return None
     if isinstance(sampler, DistributedSampler):
-        world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else seen.ranks
         if sampler.num_replicas > world:
             return (
                 f"the sampler deals for {sampler.num_replicas} processes, and there are {world}: the rest is never seen",
@@ -189,6 +190,14 @@ def passes(seen: Observer) -> dict:
     """Find batches that are drawn but not used, and epochs that stop after one batch."""
     train = [p for p in seen.passes if p.training]
     if not train:
+        n = len(seen.train_prints)
+        most = Counter(seen.train_prints).most_common(1)[0][1] if n else 0
+        if n >= 24 and most > 0.6 * n and len(seen.calm_prints) >= 16:  # full-batch training has no other inputs
+            return finding(
+                "passes",
+                f"{most} of {n} model calls in training got the same batch, while other inputs are made all the time",
+                "the buffer's first entries are taken and not a random draw, or the batch is drawn before the loop",
+            )
         return skip("passes", "no DataLoader feeds the loop")
     done = [p for p in train[:-1] if not p.was_cut]
     short = [p for p in done if p.got == 1 and (p.length or 0) >= 4]

@@ -233,6 +233,7 @@ class Sandbox:
             return load(self.reading(f) if isinstance(f, (str, os.PathLike)) else f, *args, **kwargs)
 
         torch.save, torch.load = saved, loaded
+        after_import("tokenizers", self._tokenizers)
         try:
             import safetensors.torch as st
         except ImportError:
@@ -240,6 +241,23 @@ class Sandbox:
         keep, take = st.save_file, st.load_file
         st.save_file = lambda tensors, filename, *a, **k: keep(tensors, self.writing(filename), *a, **k)
         st.load_file = lambda filename, *a, **k: take(self.reading(filename), *a, **k)
+
+    def _tokenizers(self, module: Any) -> None:
+        """Their files are opened in Rust; the class's own namespace takes no assignment, so its dict is changed."""
+        import ctypes
+        import gc
+
+        own = gc.get_referents(module.Tokenizer.__dict__)[0]
+        save, read = own["save"], module.Tokenizer.from_file
+
+        def saved(one: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+            return save(one, str(self.writing(str(path))), *args, **kwargs)
+
+        own["save"] = saved
+        own["from_file"] = staticmethod(
+            lambda path, *args, **kwargs: read(str(self.reading(str(path))), *args, **kwargs)
+        )
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(module.Tokenizer))
 
     def _audit(self, event: str, args: tuple) -> None:
         """Writes that were not redirected, and uploads to the hub."""
@@ -253,16 +271,29 @@ class Sandbox:
 
 def hold_uploads() -> None:
     """Disable the hub's uploads in a rehearsal; reads still work."""
+
+    def patch(module: Any) -> None:
+        for one in UPLOADS:
+            if hasattr(module.HfApi, one):
+                setattr(module.HfApi, one, lambda *a, **k: None)
+
+    after_import("huggingface_hub.hf_api", patch)
+
+
+def after_import(wanted: str, patch: Callable[[Any], None]) -> None:
+    """Call `patch(module)` once the script has imported the module."""
     import importlib.util
 
-    if importlib.util.find_spec("huggingface_hub") is None:
-        return
+    if wanted in sys.modules:
+        return patch(sys.modules[wanted])
+    if importlib.util.find_spec(wanted.partition(".")[0]) is None:
+        return None
 
     class Finder:
-        """Patches `huggingface_hub.hf_api` once the script has imported it."""
+        """Finds the one module, and patches it after its execution."""
 
         def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-            if name != "huggingface_hub.hf_api":
+            if name != wanted:
                 return None
             sys.meta_path.remove(self)
             spec = importlib.util.find_spec(name)
@@ -270,14 +301,13 @@ def hold_uploads() -> None:
 
             def execute(module: Any) -> None:
                 run(module)
-                for one in UPLOADS:
-                    if hasattr(module.HfApi, one):
-                        setattr(module.HfApi, one, lambda *a, **k: None)
+                patch(module)
 
             spec.loader.exec_module = execute
             return spec
 
     sys.meta_path.insert(0, Finder())
+    return None
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:

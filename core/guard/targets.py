@@ -40,6 +40,20 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
     return row
 
 
+def argument(module: torch.nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """Return facts about the labels that a model got as an argument, before it computes its own loss."""
+    labels = kwargs["labels"].detach()
+    valid = labels[labels != -100]
+    row = {"loss": "labels", "n": labels.numel(), "scored": valid.numel(), "prob": None, "classes": int(1e9)}
+    row["distinct"] = valid.unique().tolist()[:50] if valid.numel() and not valid.is_floating_point() else []
+    inner = getattr(module, "module", module)
+    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+    ids = tokens_of(inner, args, kwargs)
+    if "CausalLM" in type(inner).__name__ and ids is not None and ids.shape == labels.shape:  # it shifts by itself
+        row["shift"] = [s + 1 for s in range(-1, 3) if fits(ids, labels, s, -100)]
+    return row
+
+
 def looks_like_probabilities(name: str, x: Tensor) -> bool | None:
     """Return whether the values look like outputs of softmax or sigmoid, although the loss needs logits (or their
     logarithms). None: too few values."""

@@ -1,5 +1,6 @@
 """Runs the rehearsals of one guard in order, and derives the verdicts."""
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,9 @@ from typing import Any
 import torch  # before any fork: a rehearsal then starts with it
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.base.verdict import Verdict
+from trainworthy.core.base.verdict import Kind, Verdict
 from trainworthy.core.gates.runner import _show
-from trainworthy.core.guard import interventions, invariants, rehearsal, sandbox
+from trainworthy.core.guard import interventions, invariants, ranks, rehearsal, sandbox
 from trainworthy.core.guard.control import Plan
 from trainworthy.core.guard.rehearsal import Outcome
 from trainworthy.core.guard.target import Target
@@ -23,6 +24,7 @@ TITLES = {
     "frozen": "frozen stays frozen",
     "modes": "train and eval mode",
     "evaluated": "the trained model is evaluated",
+    "dependency": "each output depends on its own sample",
     "targets": "targets that can be learnt",
     "loss-input": "losses get what they want",
     "samples": "order, coverage and split of the samples",
@@ -32,6 +34,7 @@ TITLES = {
     "signal": "the data teach something",
     "overfit": "eight samples can be memorised by their inputs",
     "metric": "memorised samples score perfectly",
+    "ranks": "processes train one model on different data",
     "files": "the user's files are as before",
 }
 LINES = 12
@@ -72,6 +75,8 @@ class Guard:
             self.console.say(r["error"])
         for found in r.get("findings", []):
             self._verdict(found, invariants.NEEDED, found.get("seconds", 0.0))
+        if r.get("ranks"):
+            self._verdict(ranks.judge(r), {"ranks": ranks.NEEDED}, 0.0)
         if self.interventions and not (self.only and set(interventions.NEEDED).isdisjoint(self.only)):
             self._intervene(watch)
         self._files(before, watch)
@@ -95,7 +100,8 @@ class Guard:
         return self.verdicts
 
     def _plan(self, name: str, **more: Any) -> Plan:
-        return Plan(name, steps=int(float(self.values["--steps"])), seconds=float(self.values["--seconds"]), **more)
+        steps, seconds = int(float(self.values["--steps"])), float(self.values["--seconds"])
+        return Plan(name, steps=steps, seconds=seconds, ranks=int(self.values["--nproc"]), **more)
 
     def _start(self, plan: Plan) -> tuple[int, Path]:
         folder = self.work / plan.name
@@ -120,7 +126,9 @@ class Guard:
         r, lines = watch.record, watch.output.strip().splitlines()
         said = "".join(f"\n    {line[:200]}" for line in lines[-LINES:])
         name = f"-m {self.target.module}" if self.target.module else self.target.path.name
-        again = " ".join(["python", name, *self.target.argv])
+        count = int(self.values["--nproc"])
+        launch = "python" if count == 1 else f"torchrun --nproc_per_node {count}"
+        again = " ".join([launch, name, *self.target.argv])
         if watch.late:
             raise UserError(
                 f"the script made no optimiser step in {self.values['--load-seconds']} s"
@@ -135,7 +143,12 @@ class Guard:
         if r["why"] == "it raised":
             files = any(word in r["raised"] for word in ("No such file", "Unable to", "unable to", "Permission"))
             cause = "a library that opens files in C looks for what a rehearsal wrote elsewhere (docs/own-scripts.md)"
-            raise UserError(f"the script fails by itself: {r['raised']}", got=r.get("where"),
+            if count == 1 and any(
+                re.search(rf"\b{word}\b", r["raised"]) for word in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+            ):
+                again = f"trainworthy guard --nproc 2 {name}"
+            rank = f" (rank {r['rank']})" if r.get("rank") else ""
+            raise UserError(f"the script fails by itself{rank}: {r['raised']}", got=r.get("where"),
                             cause=cause if files and r["written"] else "", next=again)  # fmt: skip
         if not r["steps"] and not r["backwards"]:
             code = r.get("exit")
@@ -158,7 +171,7 @@ class Guard:
         if "skip" in found:
             verdict = Verdict(id, "", TITLES[id], "skip", "", "", "", round(seconds, 2), reason=found["skip"])
         else:
-            kind = "pass" if found["ok"] else "waived" if id in self.waived else "fail"
+            kind: Kind = "pass" if found["ok"] else "waived" if id in self.waived else "fail"
             verdict = Verdict(
                 id,
                 "",
@@ -182,8 +195,11 @@ class Guard:
         if not why:
             more = {"seed": 0, "most": 200, "target": watch.record["facts"]["target"]}
             plans = [self._plan("eight", **more), self._plan("others", **more, evaluate=False)]
-            started = [(plan, *self._start(plan)) for plan in plans]
-            eight, others = (self._wait(pid, folder, plan) for plan, pid, folder in started)
+            if watch.record.get("ranks"):  # one after the other: scripts choose fixed ports, and cores are taken
+                eight, others = (self._rehearse(plan) for plan in plans)
+            else:
+                started = [(plan, *self._start(plan)) for plan in plans]
+                eight, others = (self._wait(pid, folder, plan) for plan, pid, folder in started)
         found = interventions.judge(watch.record, eight.record, others.record, eight.output)
         for one in found:
             self._verdict(one, interventions.NEEDED, (time.monotonic() - began) / len(found))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from trainworthy.core.base.errors import Stop
-from trainworthy.core.base.verdict import Verdict
+from trainworthy.core.base.verdict import Kind, Verdict
 from trainworthy.core.guard import events, invariants, judging
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import Pass
@@ -37,6 +37,7 @@ class Light(Observer):
         self.pending: list[tuple[int, list[Tensor], float]] = []
         self.parts: list[Tensor] = []
         self.bad = self.told = 0
+        self.verdicts: list[Verdict] = []
 
     def before_root(self, module: nn.Module, args: tuple, kwargs: dict) -> int | None:
         known = self.recent[-1].calls > 3 if self.recent else torch.is_grad_enabled() or len(self.gaps[-1]) > 3
@@ -178,7 +179,7 @@ def verdicts(seen: Light, say: Any) -> list[Verdict]:
         if "skip" in one:
             out.append(Verdict(one["id"], "", TITLES[one["id"]], "skip", "", "", "", 0.0, reason=one["skip"]))
             continue
-        kind = "pass" if one["ok"] else "advice"
+        kind: Kind = "pass" if one["ok"] else "advice"
         out.append(
             Verdict(
                 one["id"], "", TITLES[one["id"]], kind, one["measured"], invariants.NEEDED[one["id"]], one["cause"], 0.0

@@ -10,17 +10,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 
-def save(
+def save_export(
     folder: Path, net: nn.Module, config: dict[str, Any], example: Tensor, *, weights: nn.Module | None = None
 ) -> None:
     """Write model.safetensors, config.json and model.pt2. `weights`: the submodule to save, if the loading library
     knows only a part of `net`."""
     save_file((net if weights is None else weights).state_dict(), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    program(net, example, folder / "model.pt2")
+    export_program(net, example, folder / "model.pt2")
 
 
-def program(net: nn.Module, example: Tensor, path: Path) -> None:
+def export_program(net: nn.Module, example: Tensor, path: Path) -> None:
     """Write the net in eval mode as a torch.export program for CPU, for any batch size with inputs like `example` (B,
     ...)."""
     batch = {0: torch.export.Dim("batch", min=1)}

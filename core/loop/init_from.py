@@ -240,8 +240,9 @@ def report(stage: Stage, path: Path, *, trust_pickle: bool) -> Start:
     found = read_weights(path, trust_pickle=trust_pickle)
     fits = match(stage.model, found.tensors)
     share, _ = equal(stage.model, fits.pairs)
-    kept = [n for n in fits.missing if n in stage.pretrained]
-    missing = [n for n in fits.missing if n not in stage.pretrained]
+    loaded = stage.pretrained or {}
+    kept = [n for n in fits.missing if n in loaded]
+    missing = [n for n in fits.missing if n not in loaded]
     return Start(
         str(found.file), found.sha256, round(share, 6), missing, kept, fits.unexpected, fits.mismatched, fits.prefix
     )

@@ -7,7 +7,7 @@ Reading a value at every step would make the host wait for the device at every s
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +89,7 @@ class Journal:
 
     # ---------------------------------------------------------------- updates
 
-    def tell(self, unit: int, group: str, values: dict[str, float | Tensor]) -> None:
+    def tell(self, unit: int, group: str, values: Mapping[str, float | Tensor]) -> None:
         """Log more values of an iteration than its losses."""
         self._told.setdefault(unit, {}).update({f"{group}/{k}": v for k, v in values.items()})
 
@@ -225,7 +225,7 @@ class Journal:
             raise UserError("evaluate() does not return its stage's metric", got=", ".join(metrics), needed=name)
         train = {k: total / n for k, (total, n) in self._epoch_sums.items()}
         self._epoch_sums = {}
-        passed = step * run.cfg.train.batch_size / run.epoch(stage)
+        passed = step * run.cfg.train.batch_size / run.samples_per_epoch(stage)
         epoch = round(passed, 1 if passed >= 1 else 3)
         values = {f"train/{k}": v for k, v in train.items()} | {f"val/{k}": v for k, v in metrics.items()}
         self.history.append({"epoch": epoch, "step": step, **values})
@@ -299,7 +299,7 @@ class Journal:
         best = self.history[0]
         for row in self.history:
             best = row if stage.metric.better(row[key], best[key]) or math.isnan(best[key]) else best
-        passed = (self.history[-1]["step"] - best["step"]) * run.cfg.train.batch_size / run.epoch(stage)
+        passed = (self.history[-1]["step"] - best["step"]) * run.cfg.train.batch_size / run.samples_per_epoch(stage)
         return passed > run.cfg.train.patience - 1e-9
 
 

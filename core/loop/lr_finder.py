@@ -121,11 +121,11 @@ class LRFinder:
         axes = figure.add_subplot()
         axes.plot(self.rates, self.losses, color="tab:blue", alpha=0.25, linewidth=1, label="loss of each batch")
         axes.plot(self.rates, self.smoothed, color="tab:blue", linewidth=2, label="smoothed")
-        if steepest is not None:
+        band = self.band()
+        if steepest is not None and band is not None:
             rate, suggested = self.rates[steepest], self.rates[steepest] / 3
             axes.plot([rate], [self.smoothed[steepest]], "o", color="tab:orange", label=f"steepest descent, {rate:.2g}")
             axes.axvline(suggested, color="tab:green", linestyle="--", label=f"suggestion, {suggested:.2g}")
-            band = self.band()
             axes.axvspan(
                 band.low, band.high, color="tab:green", alpha=0.08, label=f"falls, {band.low:.2g} to {band.high:.2g}"
             )

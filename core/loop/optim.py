@@ -163,11 +163,12 @@ class AdamW(torch.optim.AdamW):
             average, square, steps = ([s[k] for s in state] for k in ("exp_avg", "exp_avg_sq", "step"))
             with torch.no_grad():
                 torch._foreach_add_(steps, ONE, alpha=1.0)  # a number would become a tensor per counter
-                torch._fused_adamw_(some, [p.grad for p in some], average, square, [], steps, lr=lr, beta1=beta1, beta2=beta2,
+                torch._fused_adamw_(some, [p.grad for p in some],  # type: ignore[arg-type, misc]  # `plain`: all have one
+                                    average, square, [], steps, lr=lr, beta1=beta1, beta2=beta2,
                                     weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False)  # fmt: skip
         return None
 
-    step.hooked = True  # without this mark torch wraps the step, which adds a third to its time in a small net
+    step.hooked = True  # type: ignore[attr-defined]  # without this mark torch wraps the step, which adds a third to its time in a small net
 
 
 def hooked(optimizer: Optimizer) -> bool:
@@ -203,9 +204,11 @@ class Muon(Optimizer):
     def _share(self) -> None:
         hidden = [g for g in self.param_groups if g["name"].endswith(".muon")]
         rest = [g for g in self.param_groups if not g["name"].endswith(".muon")]
-        own = {"lr": self.settings.lr, "adjust_lr_fn": "match_rms_adamw"}
-        self.parts = [torch.optim.Muon(hidden, **own)] if hidden else []
-        self.parts += [torch.optim.AdamW(rest, lr=self.settings.lr, betas=self.settings.betas)] if rest else []
+        lr, self.parts = self.settings.lr, list[Optimizer]()
+        if hidden:
+            self.parts.append(torch.optim.Muon(hidden, lr=lr, adjust_lr_fn="match_rms_adamw"))
+        if rest:
+            self.parts.append(torch.optim.AdamW(rest, lr=lr, betas=self.settings.betas))
         for part in self.parts:
             part.state = self.state
 
@@ -213,10 +216,15 @@ class Muon(Optimizer):
         super().__setstate__(state)
         self._share()
 
-    def step(self, closure: None = None) -> None:
-        """Take one step of both."""
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Take one step of both. Like torch's optimisers, it first computes the loss if it gets a closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for part in self.parts:
             part.step()
+        return loss
 
 
 def schedule(step: int, total: int, settings: config.Optim) -> float:

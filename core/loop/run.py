@@ -8,7 +8,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ class Run:
         self.used_batches: list[dict] = []  # of the last update
         self.after_eval: Callable[[int], None] | None = None
         self.drift = ""  # rehearsal on several processes: what differs between them
-        self._flags: dist.ProcessGroup | None = None  # host-side collectives
+        self._flags: Any = None  # host-side collectives
 
     # ---------------------------------------------------------------- data
 
@@ -145,7 +145,7 @@ class Run:
             return View(data, chosen, blank=plan.blank, swap=plan.swap)
         return data
 
-    def epoch(self, stage: Stage) -> int:
+    def samples_per_epoch(self, stage: Stage) -> int:
         """Return the samples per epoch. If the loop makes its own samples, one iteration is an epoch and counts as one
         batch."""
         return len(stage.data["train"]) if "train" in stage.data else self.cfg.train.batch_size
@@ -155,14 +155,14 @@ class Run:
         if self.plan:
             return self.plan.steps
         t = self.cfg.train
-        planned = max(1, math.ceil(t.epochs * self.epoch(stage) / t.batch_size))
+        planned = max(1, math.ceil(t.epochs * self.samples_per_epoch(stage) / t.batch_size))
         return min(planned, t.max_steps) if t.max_steps else planned
 
     def progress(self, share: float) -> float:
         """Return the progress (0, 1] of a ramp over the first `share` of this stage; 1 outside the loop."""
         return min(1.0, (self.current.index + 1) / max(1.0, share * self.total)) if self.current else 1.0
 
-    def cut(self, batch: dict) -> list[dict]:
+    def micro_batches(self, batch: dict) -> list[dict]:
         """Return this process's part of a batch that the loop made, as micro-batches."""
         sizes = self.plan.sizes if self.plan and self.plan.sizes else [1] * self.cfg.train.accumulate
         n = batch_size(batch)
@@ -181,8 +181,10 @@ class Run:
         reads, total = "train" in stage.data, self.total_steps(stage)
         size = plan.batch_size if plan and plan.batch_size and reads else cfg.train.batch_size
         data = self.train_data(stage) if reads else None
-        n = len(data) if reads else size
-        stream = loader.Stream(n, cfg.run.seed, fixed=bool(plan and plan.fixed), order=data.order) if reads else None
+        n = size if data is None else len(data)
+        stream = (
+            None if data is None else loader.Stream(n, cfg.run.seed, fixed=bool(plan and plan.fixed), order=data.order)
+        )
         if not plan and not stage.expect.loss_may_rise:
             self.journal.live = monitors.Live(cfg.train.batch_size, total)
         self.total = total
@@ -191,15 +193,14 @@ class Run:
         cuts = plan.sizes if plan and plan.sizes else cfg.train.accumulate
 
         def cut(step: int) -> list:
-            if not reads:
+            if stream is None:
                 return []
             keys = stream.keys(step * size, (step + 1) * size)
             return loader.micro_batches(keys, rank=self.rank, world=self.world, sizes=cuts)
 
         flat = (micro for step in range(start, total) for micro in cut(step))
-        fetched = (
-            loader.batches(data, flat, seed=cfg.run.seed, settings=cfg.loader, device=self.device) if reads else flat
-        )
+        fetched: Iterator = flat if data is None else loader.batches(
+            data, flat, seed=cfg.run.seed, settings=cfg.loader, device=self.device)  # fmt: skip
         self.console.start_bar(stage.name, total, start)
         self.journal.clock = self._since = self._saved_at = time.monotonic()
         with ranks.Ranks(self, stage) as self._ranks:
@@ -231,7 +232,7 @@ class Run:
             self.step = index + 1
             self.console.tick(self.step, lambda: self.journal.shown)
             if plan:
-                if self._rehearsed(stage):
+                if self._rehearsed(stage, plan):
                     return
                 continue
             tired = self.step < total and self.journal.out_of_patience(stage)
@@ -256,7 +257,7 @@ class Run:
             self.close()
             raise Stop(drift)
         stop, self.finished = self._stop_asked(), last
-        save = bool(self.folder) and (stop or last or save)
+        save = self.folder is not None and (stop is not None or last or save)
         if save or stop or last or self._saw_bad or self.step % self.cfg.run.log_every == 0 or self.journal.late:
             self._flush(stage)
         if save:
@@ -265,7 +266,7 @@ class Run:
             self._save(stage)
         if stop:
             if save:
-                self.settle()  # wait until it is on disk, so that all ranks learn of a write error
+                self.wait_for_checkpoints()  # wait until it is on disk, so that all ranks learn of a write error
             self.close()
             raise Interrupted(f"{stop} at step {self.step}: saved\n  next:         trainworthy resume {self.home}")
 
@@ -280,9 +281,8 @@ class Run:
         due = time.monotonic() - self._saved_at >= 60 * settings.save_minutes
         return bool(agreed(self.accelerator, due))
 
-    def _rehearsed(self, stage: Stage) -> bool:
+    def _rehearsed(self, stage: Stage, plan: Plan) -> bool:
         """Return whether the gate needs no more steps."""
-        plan = self.plan
         self.drift = self.drift or self._ranks.drift(self.step)
         plan.losses += [float(p.values[0]) for p in self.journal.pending]
         self.journal.pending = []
@@ -314,7 +314,7 @@ class Run:
         sums: dict[str, Tensor] = {}
         for i, batch in enumerate(batches):
             last = i == len(batches) - 1
-            with contextlib.nullcontext() if last or wrapped == 1 else objective.no_sync():
+            with contextlib.nullcontext() if last or wrapped == 1 else objective.no_sync():  # type: ignore[operator]  # DDP's
                 terms = objective(batch)
                 # d(mean)/d(sum) = 1 / denominator is passed to autograd directly, without an operation in the graph
                 learnt = {t: s for t, s in terms.items() if s.requires_grad}
@@ -337,10 +337,10 @@ class Run:
         stacked = torch.stack([v.float() for v in values.values()])
         self._guarded_step(opt, stacked)
 
-        self.note(opt, batches, list(values), stacked, own=own)
+        self.log_update(opt, batches, list(values), stacked, own=own)
         return values
 
-    def note(
+    def log_update(
         self,
         opt: torch.optim.Optimizer,
         batches: list[dict],
@@ -360,7 +360,7 @@ class Run:
         keys = self.current.keys if self.current else []
         self.journal.pending.append(Logged(self.step + 1, keys, [] if keys else batches, names, values, rates, own))
 
-    def log(self, group: str, values: dict[str, float | Tensor]) -> None:
+    def log(self, group: str, values: Mapping[str, float | Tensor]) -> None:
         """Log more values of the current iteration than its losses. Each is tagged `step/<group>/<name>`, in the
         iteration's row."""
         self.journal.tell(self.step + 1, group, values)
@@ -378,7 +378,7 @@ class Run:
                 self._saw_bad = True
         elif getattr(opt, "_step_supports_amp_scaling", False):
             found_inf = ~torch.isfinite(values.sum())  # a fused kernel skips on the device, without a sync
-            opt.grad_scale, opt.found_inf = None, found_inf.float()
+            opt.grad_scale, opt.found_inf = None, found_inf.float()  # type: ignore[attr-defined]  # as GradScaler does
             opt.step()
         elif finite(values.tolist()):  # a sync on an accelerator, for optimisers without found_inf
             opt.step()
@@ -415,15 +415,15 @@ class Run:
         step = self.current.index + 1 if self.current else self.step
         self._flush(stage)
         epoch, told = self.journal.evaluated(stage, step, metrics)
-        name, best = stage.metric.name, self.journal.best
+        name, best, checkpoints = stage.metric.name, self.journal.best, self.checkpoints
 
         def keep_best() -> None:
-            if (metrics[name], step) in best:
+            if checkpoints and (metrics[name], step) in best:
                 info = {"metric": name, "value": metrics[name], "epoch": epoch}
-                self.checkpoints.save_best(step, stage.eval_model, info, metric=name, best=[s for _, s in best],
-                                           without=stage.not_saved)  # fmt: skip
+                checkpoints.save_best(step, stage.eval_model, info, metric=name, best=[s for _, s in best],
+                                      without=stage.not_saved)  # fmt: skip
 
-        if self.checkpoints:
+        if checkpoints:
             self._on_rank_0(keep_best)
         if self.after_eval:
             self.after_eval(step)
@@ -480,7 +480,7 @@ class Run:
         except Halt as halt:
             if self.folder and halt.keep:
                 self._save(stage)
-                self.settle()
+                self.wait_for_checkpoints()
             self.close()
             raise
         self._saw_bad = False
@@ -488,7 +488,7 @@ class Run:
     def _save(self, stage: Stage) -> None:
         """Let rank 0 save a complete state. Order, draws and rates are functions of seed and step, so they need no
         saving."""
-        if self.checkpoints is None:
+        if (checkpoints := self.checkpoints) is None:
             return
 
         stateful = {
@@ -505,17 +505,18 @@ class Run:
                     "seconds": self.seconds, "frozen": self._frozen(stage)}  # fmt: skip
             if self.tracker:
                 self.tracker.flush()
-            self.checkpoints.save(self.step, stage.model, state, info, without=stage.not_saved)
+            checkpoints.save(self.step, stage.model, state, info, without=stage.not_saved)
 
         self._on_rank_0(save)
         self._saved_at = time.monotonic()
         if self.plan:  # every rank of a rehearsal reads it back at once
-            self.checkpoints.wait()
+            checkpoints.wait()
             self.accelerator.wait_for_everyone()
 
-    def settle(self) -> None:
+    def wait_for_checkpoints(self) -> None:
         """Wait until every checkpoint is on disk."""
-        self._on_rank_0(self.checkpoints.wait)
+        if self.checkpoints:
+            self._on_rank_0(self.checkpoints.wait)
 
     def _frozen(self, stage: Stage) -> str:
         """Return the hash of the weights that a checkpoint leaves out. It is computed once, since they do not change.
@@ -669,11 +670,11 @@ def _fill(like: Tensor, value: float | Tensor) -> Tensor:
     return value.to(like).expand_as(like) if isinstance(value, Tensor) else like.new_full(like.shape, value)
 
 
-def summed(counts: list[dict[str, float]]) -> dict[str, float]:
+def summed(counts: Sequence[Mapping[str, float | Tensor]]) -> dict[str, float | Tensor]:
     return {t: sum(c[t] for c in counts) for t in counts[0]}
 
 
-def denominator(term: str, counts: dict[str, Any]) -> Any:
+def denominator(term: str, counts: Mapping[str, Any]) -> Any:
     """Return the denominator for the sum of `term`; a batch without any count contributes 0 / 1."""
     if term not in counts and "*" not in counts:
         raise UserError(f"the loss term '{term}' has no denominator", got=", ".join(counts),

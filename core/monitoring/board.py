@@ -59,6 +59,7 @@ class Board:
 
     def _watch(self) -> None:
         """Wait for its address, then for its answer."""
+        assert self.child.stdout  # piped
         url = self.child.stdout.readline().strip()
         deadline = time.monotonic() + PATIENCE
         while url and time.monotonic() < deadline and self.child.poll() is None:
@@ -68,7 +69,8 @@ class Board:
                 break
             time.sleep(0.1)
         else:
-            self.child.poll() or self.child.terminate()
+            if self.child.poll() is None:
+                self.child.terminate()
             self.child.wait()
             self._errors.seek(0)
             lines = [x.strip() for x in self._errors.read().decode(errors="replace").splitlines() if x.strip()]

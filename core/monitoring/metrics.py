@@ -5,9 +5,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, SupportsFloat, TextIO
 
 # Rows are written together: one by one between training steps, with cold caches, a row takes three times as long.
 ROWS, SECONDS = 50, 1.0
@@ -50,7 +50,7 @@ class MetricsTracker:
     def _open(self, name: str) -> TextIO:
         return open(self.out_dir / f"{name}_metrics.jsonl", "a")
 
-    def log_step(self, step: int, **values: float) -> None:
+    def log_step(self, step: int, **values: SupportsFloat) -> None:
         """Write one row per optimiser step, tagged `step/<name>`."""
         self._rows.append((time.time(), step, {k: _number(v) for k, v in values.items()}))
         if len(self._rows) >= ROWS or self._rows[-1][0] - self._flushed > SECONDS:
@@ -62,7 +62,12 @@ class MetricsTracker:
             self._write("step", wall, step, {f"step/{k}": v for k, v in values.items()})
 
     def log_epoch(
-        self, *, epoch: float, train: dict[str, float], val: dict[str, float], extra: dict[str, Any] | None = None
+        self,
+        *,
+        epoch: float,
+        train: Mapping[str, SupportsFloat],
+        val: Mapping[str, SupportsFloat],
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         """Write one row per evaluation, tagged `train/<name>` and `val/<name>`; `extra` keeps its own names
         (global_step, lr)."""

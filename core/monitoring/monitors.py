@@ -186,12 +186,12 @@ def judge(steps: list[dict[str, Any]], settings: dict[str, Any], *, total: int, 
 
 
 SPIKES = ("spike", "C17", "no step's loss is far above those before it")
-COLLAPSE = ("collapse", "C17", "what was learnt is not lost again")
+COLLAPSE = ("collapse", "C17", "the metric does not fall back after its peak")
 PLATEAU = ("plateau", "C11", "the loss falls at the peak rate, too")
 CLIPPED = ("clipped", "C9", "gradients are clipped now and then")
 TERMS = ("terms", "C16", "every term has a share of the loss")
 GAPS = ("gap", "C19", "training and validation samples score alike")
-NORMS = ("batch-norm", "V7", "batch norm judges by its running statistics as by a batch's own")
+NORMS = ("batch-norm", "V7", "batch norm gives the same result with running and with batch statistics")
 
 
 def _skip(reason: str, *which: tuple[str, str, str]) -> "list[Verdict]":

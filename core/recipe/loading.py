@@ -63,6 +63,8 @@ def load(name: str) -> Recipe:
     if not ours and str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # a fork may import neighbouring files; last, so that they shadow nothing
     spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None  # the file exists
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
@@ -83,8 +85,9 @@ def load(name: str) -> Recipe:
 
 
 def old_names(tree: ast.Module, path: Path) -> None:
-    """Tell the author of a version 0.1 fork the new names of its imports and fields."""
-    fields = json.loads((HOME / "renamed.json").read_text())["fields"]
+    """Tell the author of a version 0.1 fork the new names of its imports, fields and functions."""
+    renamed = json.loads((HOME / "renamed.json").read_text())
+    fields, names = renamed["fields"], renamed["names"]
     for node in ast.walk(tree):
         now = ""
         if isinstance(node, ast.Import) and "core" in (a.name for a in node.names) and "core.Stage" in path.read_text():
@@ -96,11 +99,15 @@ def old_names(tree: ast.Module, path: Path) -> None:
         ):
             if not any((folder / (node.module or "").split(".")[0]).exists() for folder in (path.parent, Path.cwd())):
                 now = f"`from {node.module}` is `from trainworthy.{node.module}`, and modules moved into rooms"
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("Stage", "Expect"):
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("Stage", "Expect", "Tile"):
             now = ", ".join(f"{k.arg}= is {fields[k.arg]}=" for k in node.keywords if k.arg in fields)
+        elif isinstance(node, ast.Attribute) and (old := ast.unparse(node)) in names:
+            now = f"`{old}` is `{names[old]}`"
         if now:
             raise UserError(
-                f"{path} is written for version 0.1", got=f"line {node.lineno}: {now}", next="docs/migration.md"
+                f"{path} is written for version 0.1",
+                got=f"line {getattr(node, 'lineno', 1)}: {now}",
+                next="docs/migration.md",
             )
 
 
@@ -109,8 +116,9 @@ def sources(recipe: Recipe) -> dict[str, str]:
     files = {recipe.entry.path, *(Path(__file__).resolve().parents[1].rglob("*.py"))}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        named = file and file.endswith(".py") and os.path.isabs(file)  # torch.ops reports "_ops.py"
-        if named and (folder := _near(os.path.dirname(file), recipe.entry.path.parent)):
+        if not file or not file.endswith(".py") or not os.path.isabs(file):  # torch.ops reports "_ops.py"
+            continue
+        if folder := _near(os.path.dirname(file), recipe.entry.path.parent):
             files.add(folder / os.path.basename(file))
     return {str(p): _hash(p) for p in sorted(files)}
 

@@ -28,9 +28,19 @@ class Entry:
 
     @property
     def measured(self) -> dict:
-        """Result measured by `bench/results.py`, stored next to the recipe; empty if there is none."""
-        path = self.path.parent / "results" / f"{self.path.stem}.results.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        """Newest result of the preset `tiny` that `bench/results.py` measured; empty if there is none."""
+        return json.loads(found[-1].read_text()) if (found := self.results()) else {}
+
+    def results(self, preset: str = "tiny") -> list[Path]:
+        """Files of measured results, the newest last: results/NAME/PRESET-DATE.json next to the recipe, one for each measurement."""
+        folder = self.path.parent / "results" / self.path.stem
+        return sorted(folder.glob(f"{preset}-*.json"), key=lambda path: path.stem)
+
+    def next_result(self, preset: str, date: str) -> Path:
+        """File for a new measurement; an earlier one is never overwritten."""
+        folder = self.path.parent / "results" / self.path.stem
+        names = [f"{preset}-{date}", *(f"{preset}-{date}-{n}" for n in range(2, 10))]
+        return next(path for name in names if not (path := folder / f"{name}.json").exists())
 
     @property
     def gates_off(self) -> bool:

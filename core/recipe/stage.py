@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -194,9 +194,9 @@ class Expect:
     A function of the batch if it depends on random draws (mixup)."""
     overfit_steps: int = 120
     """Optimiser steps within which the model must memorise eight fixed samples."""
-    overfit_longer: bool = False
-    """Whether four times as many may be needed: a script's learning rate is its own, and nobody measured these steps
-    at it."""
+    overfit_longer: bool | None = None
+    """Whether four times as many steps may be used while the loss still falls (default: only if `overfit_steps` is left
+    at its default, since a recipe that sets it measured it at its own learning rate)."""
     gate_batch_size: int = 0
     """Largest batch that a gate may use; set it if a sample takes a large part of a second. 0: no limit.
     - The overfit, micro-batch and evaluation gates use up to twice, the data gates up to four times this many samples.
@@ -230,6 +230,9 @@ class Expect:
     sampling: str = ""
     """Reason why a sample may occur twice in an epoch or the order may repeat (sampling with replacement, a curriculum,
     rollouts). Leave empty if an epoch holds every sample once, in a new order."""
+    unread: tuple[str, ...] = ()
+    """Declared inputs and targets that this stage reads neither in its loss nor in its evaluation (a later stage
+    does)."""
     small_terms: tuple[str, ...] = ()
     """Loss terms that may contribute almost nothing to the gradient (a regulariser near its optimum)."""
     loss_may_rise: str = ""
@@ -248,7 +251,7 @@ class Tile:
     caption: str
     image: Tensor | None = None
     """(H, W) or (H, W, 3) uint8; or (C, H, W) floats in [0, 1], which are converted to uint8."""
-    good: float | None = None
+    score: float | None = None
 
     def __post_init__(self):
         if self.image is not None and self.image.is_floating_point():
@@ -297,8 +300,8 @@ class Stage:
     name: str
     model: nn.Module
     """The bare module; core wraps it. Parameters that are in no optimiser are frozen."""
-    optimizers: dict[str, Optimizer]
-    data: dict[str, Data]
+    optimizers: Mapping[str, Optimizer]
+    data: Mapping[str, Data]
     """`train`, `val`, and optionally `test`: a split on which no setting was chosen. Core evaluates the reported
     weights on `test` once, at the end of the run; model selection uses `val` alone.
 
@@ -312,7 +315,7 @@ class Stage:
     metric: Metric
     probe: Probe | None = None
     """Replaces `metric` and `evaluate` in gates that train on a few samples. Default: `metric` and `evaluate`."""
-    counts: Callable[[dict], dict[str, float]] = lambda batch: {"*": batch_size(batch)}
+    counts: Callable[[dict], Mapping[str, float | Tensor]] = lambda batch: {"*": batch_size(batch)}
     """batch -> {term: denominator}. Core calls it BEFORE the forward and sums the counts over the global batch. The key
     `"*"` holds for every term without a key of its own. Default: the number of samples."""
     confusion: Callable[[nn.Module, Data], Tensor] | None = None
@@ -326,7 +329,7 @@ class Stage:
     on_start: Callable[[], None] | None = None
     """Called once, after `--init-from` has loaded the weights and before the first step, for example to copy a
     reference model."""
-    frozen_modules: dict[str, nn.Module] = field(default_factory=dict)
+    frozen_modules: Mapping[str, nn.Module] = field(default_factory=dict)
     """Modules that the stage uses and never trains (teacher, reference model, reward model, scoring model). Core moves
     them to the device, freezes them and sets them to eval mode. A gate checks that training does not change them, and a
     resumed run that they are the same. They are not saved."""
@@ -355,7 +358,7 @@ class Stage:
     """The domain's own monitors, in addition to core's, for faults that only the evaluations of a whole run can
     show."""
 
-    wrapped = None
+    wrapped = cast("tuple[nn.Module, nn.Module] | None", None)
     """(model, the module whose forward is its loss), once it is trained; no field: a copy of the stage wraps its own model."""
 
     @property

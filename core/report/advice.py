@@ -184,7 +184,7 @@ def _broken(t: Trend, summary: dict[str, Any], own_samples: bool) -> Advice | No
         )
     text += f"while the training loss fell from {num(float(loss[0]))} to {num(float(loss[-1]))}. If that is little, the rate "
     text += "is too low (`trainworthy lr`); if it is much, what is evaluated is not what is trained on (`trainworthy check`)."
-    return Advice("It has learnt nothing that validation shows", text, urgent=True)
+    return Advice("Validation shows no learning", text, urgent=True)
 
 
 def _epoch(row: dict[str, Any]) -> float:

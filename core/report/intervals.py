@@ -54,6 +54,15 @@ def profile(values: list[float]) -> tuple[list[float], list[float]]:
     return ordered, [sum(v >= score for v in values) / len(values) for score in ordered]
 
 
+def wilson(hits: int, n: int) -> tuple[float, float]:
+    """95% interval of a fraction, `hits` of `n` (Wilson 1927)."""
+    if not n:
+        return 0.0, 1.0
+    z, p = 1.96, hits / n
+    middle, half = p + z * z / 2 / n, z * math.sqrt(p * (1 - p) / n + z * z / 4 / n / n)
+    return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
+
+
 @dataclass
 class Difference:
     """Mean of `b` minus mean of `a` with its 95% interval."""

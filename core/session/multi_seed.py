@@ -121,7 +121,7 @@ def _seeds(asked: str, first: int) -> list[int]:
     seeds = [int(w) for w in words] if len(words) > 1 else list(range(first, first + int(asked)))
     if len(set(seeds)) < max(2, len(seeds)):
         raise UserError("--seeds needs several different seeds", got=asked, needed="two or more",
-                        cause="one seed says nothing about the spread; leave --seeds out to run one")  # fmt: skip
+                        cause="one seed cannot show the spread; omit --seeds to run one seed")  # fmt: skip
     return seeds
 
 

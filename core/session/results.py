@@ -57,7 +57,9 @@ class Watcher:
             contact_sheet(tiles, self.path / "predictions" / f"step-{step}.png")
         path = self.path / "predictions.jsonl"
         rows = [r for r in path.read_text().splitlines() if json.loads(r)["step"] < step] if path.exists() else []
-        rows.append(json.dumps({"step": step, "captions": [t.caption for t in tiles], "good": [t.good for t in tiles]}))
+        rows.append(
+            json.dumps({"step": step, "captions": [t.caption for t in tiles], "good": [t.score for t in tiles]})
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(rows) + "\n")
 

@@ -29,7 +29,7 @@ from trainworthy.core.monitoring import trackers
 from trainworthy.core.monitoring.cost import Meter
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.core.session import engines, environment, on_end, process_end, stages
+from trainworthy.core.session import engines, environment, fits, on_end, process_end, stages
 
 try:
     import fcntl
@@ -73,6 +73,8 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     engines.refuse([accelerator.distributed_type.value], accelerator.mixed_precision, "what accelerate started")
     environment.assert_processes(accelerator.num_processes)
     console = Console(quiet=not accelerator.is_main_process)
+    if warning := fits.suits(loaded, cfg, preset, accelerator):
+        console.say(warning, style="yellow")
     start = check_settings(loaded, cfg, accelerator, (*cfg.gates.waive, *only))
     if folder is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -111,6 +113,7 @@ def check_settings(
         config.check_values(part.cfg, processes=accelerator.num_processes)
     with told(loaded, cfg):
         built = stages.untrained(loaded, cfg, accelerator)
+    fits.check(loaded, cfg, accelerator, [(part.name, stage) for part, stage in built])
     for part, stage in built:
         known += [g.id for g in order.of_stage(stage)]
         if part.cfg.init_from:

@@ -27,6 +27,12 @@ class Row:
     seconds: float = 0.0
     cost: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def score(self) -> float:
+        """The value of a trial that is done."""
+        assert self.value is not None, self.state
+        return self.value
+
 
 @dataclass
 class Edge:
@@ -98,7 +104,7 @@ def find(study: Any, space: Space, metric: str, higher: bool) -> Findings:
 
 def best_of(rows: list[Row], higher: bool) -> Row | None:
     """The first of the best."""
-    return max(rows, key=lambda r: (r.value if higher else -r.value, -r.number), default=None)
+    return max(rows, key=lambda r: (r.score if higher else -r.score, -r.number), default=None)
 
 
 def at_edge(one: Range, best: Row, tried: list[Row]) -> Edge | None:
@@ -120,8 +126,10 @@ def at_edge(one: Range, best: Row, tried: list[Row]) -> Edge | None:
 
 def cautions(f: Findings) -> list[str]:
     """Why the best trial may be no choice at all: it learnt nothing, or others are just as good."""
+    if f.best is None:
+        return []
     found, sign = [], 1 if f.higher else -1
-    if f.floor is not None and math.isfinite(f.floor) and sign * (f.best.value - f.floor) <= 0:
+    if f.floor is not None and math.isfinite(f.floor) and sign * (f.best.score - f.floor) <= 0:
         found.append(f"No trial is better than chance ({f.floor:.4f}): nothing was learnt, and there is nothing to choose. Train longer "
                      "(--train.epochs, --max-steps), or search other settings.")  # fmt: skip
     same = [r.number for r in f.rows if r.state == "done" and r.value == f.best.value and r is not f.best]
@@ -138,19 +146,19 @@ def said(point: dict[str, Any]) -> str:
 
 
 def comparison(f: Findings) -> list[str]:
-    """What may be said of the scientific settings: best against best, with intervals where there are seeds."""
+    """Conclusions of the scientific settings: best against best, with intervals where there are seeds."""
     known = [(chosen, best) for chosen, best, _ in f.each if best is not None]
     if len(f.each) < 2:
         return []
     if len(known) < 2:
-        return ["Fewer than two of the compared settings have a finished trial: nothing is compared yet."]
-    known.sort(key=lambda pair: pair[1].value, reverse=f.higher)
+        return ["Fewer than two of the compared settings have a finished trial: there is no comparison yet."]
+    known.sort(key=lambda pair: pair[1].score, reverse=f.higher)
     (a, first), (b, second) = known[0], known[1]
-    if first.value == second.value and not any(set(r.values) - {first.value} for r in (first, second)):
+    if first.score == second.score and not any(set(r.values) - {first.score} for r in (first, second)):
         return [
-            f"{said(a)} and {said(b)} have exactly the same {f.metric}, {first.value:.4f}: nothing is shown between them."
+            f"{said(a)} and {said(b)} have exactly the same {f.metric}, {first.score:.4f}: nothing is shown between them."
         ]
-    text = f"{said(a)} is ahead of {said(b)} by {abs(first.value - second.value):.4f} {f.metric}, each at its own best nuisance settings."
+    text = f"{said(a)} is ahead of {said(b)} by {abs(first.score - second.score):.4f} {f.metric}, each at its own best nuisance settings."
     if min(len(first.values), len(second.values)) < 2:
         return [
             text

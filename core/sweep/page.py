@@ -39,9 +39,7 @@ def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) 
         "Isolation plots", _plots(f), "Best over the nuisance settings for each compared value; below, every trial."
     )
     said_ = [*(e.words() for e in f.edges), *comparison(f)]
-    body += section(
-        "What may be said", tag("div", "".join(tag("p", esc(s)) for s in said_), class_="card") if said_ else ""
-    )
+    body += section("Conclusions", tag("div", "".join(tag("p", esc(s)) for s in said_), class_="card") if said_ else "")
     body += section(
         "Trials",
         tag("div", _trials(f), class_="card"),
@@ -124,7 +122,7 @@ def _scatter(f: Findings, one: Range) -> Chart:
                 [r.point[one.name] for r in mine], [r.value for r in mine], mark, color=c[colour], markersize=4, **name
             )
         if lost and done:
-            worst = min(r.value for r in done) if f.higher else max(r.value for r in done)
+            worst = (min if f.higher else max)(r.score for r in done)
             axes.plot([r.point[one.name] for r in lost], [worst] * len(lost), "x", color=c["muted"], label="infeasible")
         if one.log:
             axes.set_xscale("log")

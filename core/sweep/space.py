@@ -135,7 +135,7 @@ def read_file(path: Path) -> dict[str, Any]:
             raise config.unknown(f"entry {name} in {path}", name, known)
     for role in ("scientific", "nuisance", "fixed"):
         if not isinstance(found.get(role) or {}, dict):
-            raise UserError(f"{role} in {path} is no mapping", got=found[role], needed="optim.lr: [1e-4, 1e-2]")
+            raise UserError(f"{role} in {path} is not a mapping", got=found[role], needed="optim.lr: [1e-4, 1e-2]")
     return found
 
 
@@ -199,7 +199,7 @@ def ranged(cfg: config.Config, name: str, given: Any) -> Range:
                 f"the range of {name} is not one", got=given, needed="low and high, and log if it is to be said"
             )
         ends = [given["low"], given["high"]]
-        scale = {True: "log", False: "linear"}.get(given.get("log"), "")
+        scale = "" if given.get("log") is None else "log" if given["log"] else "linear"
     elif isinstance(given, str) and ":" in given:
         *ends, scale = given.split(":") if given.count(":") == 2 else [*given.split(":"), ""]
     else:

@@ -19,7 +19,7 @@ from trainworthy.core.sweep.space import Space
 try:
     import fcntl
 except ImportError:  # Windows has no such locks
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 DECLARED = "declared"
 
@@ -93,7 +93,7 @@ def sampler(space: Space, *, trials: int, bayes: bool) -> Any:
     first = max(8, trials // 3) if bayes else trials
     estimator = library.samplers.TPESampler(multivariate=True, constant_liar=True) if bayes else None
 
-    class Sampler(library.samplers.BaseSampler):
+    class Sampler(library.samplers.BaseSampler):  # type: ignore[name-defined]  # optuna is imported only for a sweep
         known = every
 
         def infer_relative_search_space(self, study, trial):
@@ -101,7 +101,7 @@ def sampler(space: Space, *, trials: int, bayes: bool) -> Any:
 
         def sample_relative(self, study, trial, search_space):
             point = space.point(trial.number)
-            if trial.number >= first and tuned:
+            if trial.number >= first and tuned and estimator:
                 point |= estimator.sample_relative(study, trial, tuned)
             return point
 

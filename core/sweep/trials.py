@@ -102,7 +102,7 @@ def run(
         return Outcome(interrupted=True)
     if failed:
         first = failed[0]
-        outcome.kind = {GATE_FAILED: "gates", STOPPED_ITSELF: "stopped"}.get(first.code, "broken")
+        outcome.kind = {GATE_FAILED: "gates", STOPPED_ITSELF: "stopped"}.get(first.code or 0, "broken")
         outcome.reason = f"seed {first.seed}, exit {first.code}: {first.last_line()}"
         return outcome
     return measured(folder, seeds, outcome)

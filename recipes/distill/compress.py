@@ -209,7 +209,7 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         own = replace(student, model=model)
-        return [core.Tile(h, good=max(0.0, 1 - whisper.word_error_rate([t], [h])))
+        return [core.Tile(h, score=max(0.0, 1 - whisper.word_error_rate([t], [h])))
                 for t, h in zip(batch["truth"], own.write(own.encode(batch["mel"])), strict=True)]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict[str, core.Matrix]:
@@ -243,7 +243,7 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         loss=loss,
         counts=lambda batch: {"*": (batch["words"] - len(teacher.prompt)).sum()},
         evaluate=evaluate,
-        metric=core.Metric("wer", "which words were said?", floor=1.0, ceiling=0.0, higher_is_better=False),
+        metric=core.Metric("wer", "which words were spoken?", floor=1.0, ceiling=0.0, higher_is_better=False),
         # An answer is decoded word by word, and the teacher asked at every step.
         expect=core.Expect(loss_floor=0.1, overfit_metric=goal, overfit_steps=40, gate_batch_size=4, frozen=frozen(cfg)),
         pretrained=start,

@@ -198,7 +198,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, train_data: core.Data, val
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         p = model(batch["image"]).float().softmax(1)
         right = p.gather(1, batch["label"][:, None])[:, 0].tolist()
-        return [core.Tile(classes[i], good=r) for i, r in zip(p.argmax(1).tolist(), right, strict=True)]
+        return [core.Tile(classes[i], score=r) for i, r in zip(p.argmax(1).tolist(), right, strict=True)]
 
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
@@ -207,7 +207,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, train_data: core.Data, val
         config = {"architecture": "ResNet" if small else cfg.model, "classes": classes, "widths": cfg.widths if small else None,
                   "preprocessing": val_data.fit and val_data.fit.plain(), "teacher": teacher.told,
                   "input": f"float32 (B, {str(shape)[1:]} in [0, 1]; normalised inside the model"}  # fmt: skip
-        core.save(folder, model, config, torch.zeros(2, *shape), weights=model if small else model.net)
+        core.save_export(folder, model, config, torch.zeros(2, *shape), weights=model if small else model.net)
 
     def first_loss(batch: dict) -> float:
         """Of a student that says every class is equally likely: ln N, and T^2 (ln N - entropy of the softened teacher)."""
@@ -238,7 +238,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, train_data: core.Data, val
         preview=preview,
         predict=predict,
         export=export,
-        gates=[targets.teacher(teacher)] if weight else [],
+        gates=[targets.teacher(teacher), targets.divergence(teacher)] if weight else [],
     )  # fmt: skip
 
 

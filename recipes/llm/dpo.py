@@ -33,7 +33,7 @@ from trainworthy import core
 
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
-class Config(core.Config):
+class Config(loading.LoRA, core.Config):
     """Settings of llm/dpo."""
 
     data: preferences.Source = field(default_factory=preferences.Source)
@@ -44,8 +44,9 @@ class Config(core.Config):
     eos_token: str = ""
     """Token that ends an answer, if it differs from the tokenizer's eos and the template does not show it."""
     lora_rank: int = 8
-    """Rank of the LoRA adapters (alpha is twice that); 0 trains all weights, in fp32, which needs a fiftieth of the rate
-    (--optim.lr 1e-5)."""
+    """Rank of the LoRA adapters; 0 trains all weights, in fp32, which needs a fiftieth of the rate (--optim.lr 1e-5)."""
+    attention: loading.Attention = "auto"
+    """Attention implementation; `auto` is transformers' own choice. The last two need an accelerator."""
     beta: float = 0.1
     """DPO's beta: strength of the penalty for leaving the reference. It scales the difference of log-probabilities to the
     reference."""
@@ -83,11 +84,13 @@ def full() -> Config:
 
 # ----------------------------------------------------------------------------------------------------------------- data
 def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
-    """Both splits, without what is too long or prefers nothing."""
+    """All splits, without what is too long or prefers nothing."""
     data, (*splits, bad) = {}, preferences.read(cfg.data, chat)
-    sizes = [preferences.sizes(rows, chat) for rows in splits]
+    sizes = [preferences.sizes(rows, chat) for rows in splits[:2]]
     limit = pairs.limit(cfg.data, sizes, loading.context(loading.locate(cfg.model)))
-    for name, rows in zip(("train", "val"), splits, strict=True):
+    for name, rows in zip(("train", "val", "test"), splits, strict=True):
+        if not rows and name == "test":
+            continue
         kept, told = preferences.usable(rows, chat, cfg.data, name, limit)
         data[name] = preferences.Preferences(kept, chat)
         data[name].notes = {f"left out of {name}": "; ".join(told)} if told else {}
@@ -101,10 +104,9 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 
-    # Frozen weights may be bf16; of trained ones small updates would be lost.
-    whole = run.precision == "fp32" or not cfg.lora_rank
     loading.score_what_counts()
-    model = loading.adapted(loading.load(path, torch.float32 if whole else torch.bfloat16), cfg.lora_rank)
+    model = loading.load(path, loading.kept_in(cfg.lora_rank, run.precision))
+    model = loading.adapted(loading.attend(model, cfg.attention, run.device), cfg, exact=True)
     args = DPOConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
         per_device_train_batch_size=cfg.train.batch_size,
@@ -219,7 +221,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         told = zip(scores(model, batch)[:, 0].tolist(), *(batch[k] for k in preferences.COLUMNS), strict=True)
-        return [core.Tile(f"{m:+.1f} {prompt}: {chosen} | {rejected}", good=preferred(torch.tensor([m])))
+        return [core.Tile(f"{m:+.1f} {prompt}: {chosen} | {rejected}", score=preferred(torch.tensor([m])))
                 for m, prompt, chosen, rejected in told]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:
@@ -229,12 +231,9 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def export(folder: Path) -> None:
         """The adapter (or the model) as `from_pretrained` of peft (or transformers) reads it, and the tokenizer."""
-        adapter = {"selected_adapters": ["default"]} if cfg.lora_rank else {}
-        trainer.model.save_pretrained(folder, **adapter)
-        tokenizer.save_pretrained(folder)
+        loading.export(trainer.model, tokenizer, folder)
         if cfg.lora_rank and cfg.merge_adapters:
-            loading.merged(path, folder).save_pretrained(folder / "merged")
-            tokenizer.save_pretrained(folder / "merged")
+            loading.export(loading.merged(path, folder), tokenizer, folder / "merged")
 
     # Adapters begin at nothing, or stand in the file of --init-from; of the reference's nothing stands anywhere.
     new = tuple(n for n, _ in trainer.model.named_parameters() if ".ref." in n or ("lora_" in n and not cfg.init_from))
@@ -258,7 +257,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
             gate_batch_size=2,
         ),
         pretrained=loading.from_file(trainer.model, path),
-        gates=[*gates.of_answers(chat, ("chosen", "rejected")), preference.preference(chat, cfg)],
+        gates=[*gates.of_answers(chat, ("chosen", "rejected")), preference.sides, preference.preference(chat, cfg)],
         monitors=[preference.likelihood, preference.moved_reference],
         baselines=baselines,
         preview=preview,
@@ -279,12 +278,7 @@ STAGES = [dpo]
 # ----------------------------------------------------------------------------------------------------------------- loop
 def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
     """TRL's own loop over core's steps; the gates rehearse this very function."""
-
-    def after(step: core.Step) -> None:
-        if step.due(cfg.train.eval_every):
-            run.evaluate(stage)
-
-    hosted.train(run, stage, after)
+    hosted.train(run, stage, eval_every=cfg.train.eval_every)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def make_model(cfg: Config, tokenizer, log_p: Tensor) -> nn.Module:
     if cfg.model != "llama":
         if cfg.qk_norm or cfg.rope != "default":
             raise core.UserError("--qk-norm and --rope are of the net that is made here", got=f"--model {cfg.model}",
-                                 needed="--model llama, or a config.json that says so itself")  # fmt: skip
+                                 needed="--model llama, or a config.json that contains it")  # fmt: skip
         where = hub.locate(cfg.model, "--model", packaged="llama", needs=("config.json",), weights=False)
         config = AutoConfig.from_pretrained(where, **ids)
         if config.max_position_embeddings < cfg.data.context:
@@ -231,7 +231,7 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
                               max_new_tokens=24, do_sample=False)  # fmt: skip
         nll, _, asked = scores(model, batch)
         sure = ((-nll).exp() * asked).sum(1) / asked.sum(1).clamp_min(1)
-        return [core.Tile(f"{tokenizer.decode(ids[:8])} -> {tokenizer.decode(ids[8:])}", good=p)
+        return [core.Tile(f"{tokenizer.decode(ids[:8])} -> {tokenizer.decode(ids[8:])}", score=p)
                 for ids, p in zip(said, sure.tolist(), strict=True)]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:
@@ -246,7 +246,7 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         curves = {"after": by_position(model)} | {name: curve for name, (_, curve) in before().items()}
         return {"Perplexity by position": positions.figure(curves, cfg.data.context, cfg.original_context),
                 "Sampled texts": [core.Tile(tokenizer.decode(row, skip_special_tokens=True)) for row in made],
-                "Held-out beginnings, continued greedily": going_on}  # fmt: skip
+                "Beginnings of held-out documents, continued greedily": going_on}  # fmt: skip
 
     def export(folder: Path) -> None:
         """The model as `AutoModelForCausalLM.from_pretrained` reads it, and its tokenizer."""

@@ -24,6 +24,7 @@ from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.data import pairs, preferences
 from trainworthy.recipes.llm.evaluation import calibration
 from trainworthy.recipes.llm.gates import chat as gates
+from trainworthy.recipes.llm.gates import preference
 from trainworthy.recipes.llm.gates import reward as reward_gates
 from trainworthy.recipes.llm.models import loading
 
@@ -32,7 +33,7 @@ from trainworthy import core
 
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
-class Config(core.Config):
+class Config(loading.LoRA, core.Config):
     """Settings of llm/reward."""
 
     data: preferences.Source = field(default_factory=preferences.Source)
@@ -43,7 +44,9 @@ class Config(core.Config):
     eos_token: str = ""
     """Token that ends an answer, if it differs from the tokenizer's eos and the template does not show it."""
     lora_rank: int = 8
-    """Rank of the LoRA adapters (alpha is twice that); 0 trains all weights, in fp32. The head is always trained."""
+    """Rank of the LoRA adapters; 0 trains all weights, in fp32. The head is always trained."""
+    attention: loading.Attention = "auto"
+    """Attention implementation; `auto` is transformers' own choice. The last two need an accelerator."""
     center_rewards_coefficient: float = 0.0
     """Coefficient of the squared sum of a pair's rewards, which centres rewards at zero (Eisenstein 2023; usually 0.01)."""
     merge_adapters: bool = True
@@ -78,11 +81,13 @@ def full() -> Config:
 
 # ----------------------------------------------------------------------------------------------------------------- data
 def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
-    """Both splits, without what is too long or prefers nothing."""
+    """All splits, without what is too long or prefers nothing."""
     data, (*splits, bad) = {}, preferences.read(cfg.data, chat)
-    sizes = [preferences.sizes(rows, chat) for rows in splits]
+    sizes = [preferences.sizes(rows, chat) for rows in splits[:2]]
     limit = pairs.limit(cfg.data, sizes, loading.context(loading.locate(cfg.model)))
-    for name, rows in zip(("train", "val"), splits, strict=True):
+    for name, rows in zip(("train", "val", "test"), splits, strict=True):
+        if not rows and name == "test":
+            continue
         kept, told = preferences.usable(rows, chat, cfg.data, name, limit)
         data[name] = preferences.Whole(kept, chat)
         share = preferred(preferences.more_tokens(kept, chat))
@@ -93,23 +98,20 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- model
-def kept_in(cfg: Config, run: core.Run) -> torch.dtype:
-    """Frozen weights may be bf16; of trained ones small updates would be lost."""
-    return torch.float32 if run.precision == "fp32" or not cfg.lora_rank else torch.bfloat16
-
-
 def make_trainer(cfg: Config, run: core.Run, path: str):
     """TRL's trainer, as its documentation builds it: model, settings, data that core's stream replaces."""
     from datasets import Dataset
     from trl import RewardConfig, RewardTrainer
 
-    model = loading.scorer(path, kept_in(cfg, run), loading.scoring_tokenizer(path, cfg.chat_template, cfg.eos_token))
-    model = loading.adapted(model, cfg.lora_rank, head="score")
+    dtype = loading.kept_in(cfg.lora_rank, run.precision)
+    model = loading.scorer(path, dtype, loading.scoring_tokenizer(path, cfg.chat_template, cfg.eos_token))
+    model = loading.adapted(loading.attend(model, cfg.attention, run.device), cfg, head="score")
     args = RewardConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
         per_device_train_batch_size=cfg.train.batch_size,
         center_rewards_coefficient=cfg.center_rewards_coefficient or None,
         max_length=None,  # what is too long is left out, never cut
+        disable_dropout=not cfg.lora_dropout,
         bf16=False,  # core's autocast: --train.precision
         use_cpu=run.device.type == "cpu",
         gradient_checkpointing=False,
@@ -186,7 +188,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         found = scores(model, batch)
         told = zip(found[:, :2].tolist(), *(batch[k] for k in preferences.COLUMNS), strict=True)
-        return [core.Tile(f"{prompt}: {a:+.1f} {chosen} | {b:+.1f} {rejected}", good=preferred(torch.tensor([a - b])))
+        return [core.Tile(f"{prompt}: {a:+.1f} {chosen} | {b:+.1f} {rejected}", score=preferred(torch.tensor([a - b])))
                 for (a, b), prompt, chosen, rejected in told]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:
@@ -205,7 +207,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
 
     def whole(adapter: Path) -> nn.Module:
         """The model with exported adapters merged into it."""
-        return loading.merged_scorer(path, adapter, kept_in(cfg, run), tokenizer)
+        return loading.merged_scorer(path, adapter, loading.kept_in(cfg.lora_rank, run.precision), tokenizer)
 
     def export(folder: Path) -> None:
         """The model with its pad as transformers reads it (or adapters and head as peft does), and the tokenizer with that pad."""
@@ -244,6 +246,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         pretrained=loading.from_file(trainer.model, path),
         gates=[
             reward_gates.lengths(chat),
+            preference.sides,
             gates.template(chat, ("chosen", "rejected")),
             reward_gates.place(chat),
             reward_gates.bradley_terry(chat, cfg),
@@ -265,12 +268,7 @@ STAGES = [reward]
 # ----------------------------------------------------------------------------------------------------------------- loop
 def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
     """TRL's own loop over core's steps; the gates rehearse this very function."""
-
-    def after(step: core.Step) -> None:
-        if step.due(cfg.train.eval_every):
-            run.evaluate(stage)
-
-    hosted.train(run, stage, after)
+    hosted.train(run, stage, eval_every=cfg.train.eval_every)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from trainworthy import core
 
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
-class Config(core.Config):
+class Config(loading.LoRA, core.Config):
     """Settings of llm/sft."""
 
     data: pairs.Source = field(default_factory=pairs.Source)
@@ -44,8 +44,8 @@ class Config(core.Config):
     """File with a chat template that replaces the model's own, or `trl:NAME` for one that TRL ships."""
     eos_token: str = ""
     """Token that ends an answer, if it differs from the tokenizer's eos and the template does not show it."""
-    lora_rank: int = 8
-    """Rank of the LoRA adapters (alpha is twice that); 0 trains all weights, in fp32."""
+    attention: loading.Attention = "auto"
+    """Attention implementation; `auto` is transformers' own choice. The last two need an accelerator."""
     load_in_4bit: bool = False
     """QLoRA (Dettmers 2023): the frozen base model in 4 bits (NF4), which saves accelerator memory."""
     max_new_tokens: int = 0
@@ -86,11 +86,13 @@ def full() -> Config:
 
 # ----------------------------------------------------------------------------------------------------------------- data
 def read(cfg: Config, chat: pairs.Chat) -> dict[str, pairs.Pairs]:
-    """Both splits, without what is too long."""
+    """All splits, without what is too long."""
     data, (*splits, told) = {}, pairs.read(cfg.data, chat)
-    sizes = [pairs.lengths(tuple((r["prompt"], r["completion"]) for r in rows), chat) for rows in splits]
+    sizes = [pairs.lengths(tuple((r["prompt"], r["completion"]) for r in rows), chat) for rows in splits[:2]]
     limit = pairs.limit(cfg.data, sizes, loading.context(loading.locate(cfg.model)))
-    for name, rows in zip(("train", "val"), splits, strict=True):
+    for name, rows in zip(("train", "val", "test"), splits, strict=True):
+        if not rows and name == "test":
+            continue
         kept, long = pairs.short_enough(rows, chat, cfg.data, name, limit)
         data[name] = pairs.Pairs(kept, chat)
         data[name].limit = limit
@@ -118,11 +120,10 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    # Frozen weights may be bf16; of trained ones small updates would be lost.
-    dtype = torch.float32 if run.precision == "fp32" or not cfg.lora_rank else torch.bfloat16
+    dtype = loading.kept_in(cfg.lora_rank, run.precision)
     loading.score_what_counts()
     model = quantized.load(path, dtype, run.device) if cfg.load_in_4bit else loading.load(path, dtype)
-    model = loading.adapted(model, cfg.lora_rank)
+    model = loading.adapted(loading.attend(model, cfg.attention, run.device), cfg)
     args = SFTConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
         per_device_train_batch_size=cfg.train.batch_size,
@@ -172,14 +173,8 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     def generate(model: nn.Module, prompts: list[str], before: list[dict] = ()) -> list[tuple[str, bool]]:
         """(answer, did it stop by itself?) to each prompt, greedily; padded left: every prompt ends where its answer begins."""
         asked = [chat.ask(chat.turns(p, before), p) for p in prompts]
-        width = max(map(len, asked))
-        ids = torch.tensor([[tokenizer.pad_token_id] * (width - len(a)) + a for a in asked], device=run.device)
-        mask = torch.tensor([[0] * (width - len(a)) + [1] * len(a) for a in asked], device=run.device)
-        out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=longest, do_sample=False,
-                             eos_token_id=chat.ends, pad_token_id=tokenizer.pad_token_id)  # fmt: skip
-        out = out[:, width:].tolist()
-        ends = [next((i for i, token in enumerate(row) if token in chat.ends), None) for row in out]
-        return [(chat.said(tokenizer.decode(row[:end])), end is not None) for row, end in zip(out, ends, strict=True)]
+        said = loading.generate(model, asked, pad=tokenizer.pad_token_id, ends=chat.ends, most=longest)
+        return [(chat.said(tokenizer.decode(ids)), ended) for ids, ended in said]
 
     def nll(model: nn.Module, batch: dict, before: list[dict] = ()) -> tuple[Tensor, Tensor]:
         """(negative log-likelihood of each completion in nats, its scored tokens), (B,) both; plain logits, no fused head."""
@@ -223,7 +218,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         answers, due = generate(model, batch["prompt"]), map(chat.said, batch["completion"])
-        return [core.Tile(f"{chat.shown(p)} -> {text}{'' if stopped else ' ...'} ({wanted})", good=metrics.f1(text, wanted))
+        return [core.Tile(f"{chat.shown(p)} -> {text}{'' if stopped else ' ...'} ({wanted})", score=metrics.f1(text, wanted))
                 for (text, stopped), p, wanted in zip(answers, batch["prompt"], due, strict=True)]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:
@@ -233,12 +228,10 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     def export(folder: Path) -> None:
         """The adapter (or the model) as `from_pretrained` of peft (or transformers) reads it, and the tokenizer."""
         loading.ends_with(trainer.model, chat.ends)
-        trainer.model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        loading.export(trainer.model, tokenizer, folder)
         if cfg.lora_rank and cfg.merge_adapters:
             base = quantized.whole(path, trainer.model) if cfg.load_in_4bit else None
-            loading.merged(path, folder, base=base).save_pretrained(folder / "merged")
-            tokenizer.save_pretrained(folder / "merged")
+            loading.export(loading.merged(path, folder, base=base), tokenizer, folder / "merged")
 
     untrained = None if cfg.lora_rank else lambda: loading.load(path, torch.float32)
     question = f"which words are in {'the name of the function' if cfg.data.path == 'docstrings' else 'the answer'}?"
@@ -287,12 +280,7 @@ STAGES = [sft]
 # ----------------------------------------------------------------------------------------------------------------- loop
 def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
     """TRL's own loop over core's steps; the gates rehearse this very function."""
-
-    def after(step: core.Step) -> None:
-        if step.due(cfg.train.eval_every):
-            run.evaluate(stage)
-
-    hosted.train(run, stage, after)
+    hosted.train(run, stage, eval_every=cfg.train.eval_every)
 
 
 if __name__ == "__main__":

@@ -241,7 +241,7 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.frame_stack, "widths": cfg.hidden_sizes,
                   "dueling": cfg.dueling, "first_action": envs.first_action, "input": environments.seen(n_obs, cfg.frame_stack),
                   "n_actions": n_actions, "output": f"(B, {n_actions}) in units of the returns' size: act by argmax"}  # fmt: skip
-        core.save(folder, policy, config, torch.zeros(2, n_obs))
+        core.save_export(folder, policy, config, torch.zeros(2, n_obs))
 
     val_data = Episodes(cfg.env, cfg.eval_episodes)
     floor = environments.at_random(cfg.env, cfg.eval_episodes)
@@ -249,7 +249,7 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         name="dqn",
         model=policy,
         optimizers={"main": core.make_optimizer(policy, cfg.optim)},
-        data={"val": val_data},
+        data={"val": val_data, "test": Episodes(cfg.env, cfg.eval_episodes, "test")},
         loss=loss,
         evaluate=evaluate,
         metric=core.Metric("return", f"what does the policy earn in an episode of {cfg.env}?", floor=floor, ceiling=ceiling,
@@ -282,7 +282,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         whole = {k: run.gather(v.transpose(0, 1)).transpose(0, 1) for k, v in rollout.items()}  # of all processes
         replay.add(whole, step.index)
         for i, minibatch in enumerate(minibatches(cfg, run, policy, target.net, replay, step.index, progress), 1):
-            run.update(stage, run.cut(minibatch))
+            run.update(stage, run.micro_batches(minibatch))
             if (step.index * cfg.gradient_steps + i) % cfg.target_update_interval == 0:
                 target.follow(policy)
         told, returned = learnt(cfg, policy, target.net, whole)

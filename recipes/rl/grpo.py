@@ -31,15 +31,15 @@ from trainworthy import core
 
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
-class Config(core.Config):
+class Config(loading.LoRA, core.Config):
     """Settings of rl/grpo. An iteration, which counts as an epoch, is a batch of answers and the updates on it: --train.epochs
     counts iterations, --train.batch-size the answers of one."""
 
     data: problems.Source = field(default_factory=problems.Source)
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
-    lora_rank: int = 8
-    """Rank of the LoRA adapters (alpha is twice that); 0 trains all weights, in fp32."""
+    attention: loading.Attention = "auto"
+    """Attention implementation; `auto` is transformers' own choice. The last two need an accelerator."""
     chat_template: str = ""
     """File with a chat template that replaces the model's own, or `trl:NAME` for one that TRL ships."""
     eos_token: str = ""
@@ -96,7 +96,9 @@ def read(cfg: Config, asker: problems.Asker, rows: tuple, context: int) -> dict[
     """The questions to learn from and those held out, without what is too long."""
     data = {}
     *splits, bad = rows
-    for name, some in zip(("questions", "val"), splits, strict=True):
+    for name, some in zip(("questions", "val", "test"), splits, strict=True):
+        if not some and name == "test":
+            continue
         kept, told = problems.usable(some, asker, name, context=context, new=cfg.max_new_tokens)
         data[name] = problems.Problems(kept)
         data[name].notes = {f"left out of {name}": told} if told else {}
@@ -110,10 +112,9 @@ def make_trainer(cfg: Config, run: core.Run, path: str, asker: problems.Asker, r
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    # Frozen weights may be bf16; of trained ones small updates would be lost.
-    whole = run.precision == "fp32" or not cfg.lora_rank
     loading.score_what_counts()
-    model = loading.load(path, torch.float32 if whole else torch.bfloat16)
+    model = loading.load(path, loading.kept_in(cfg.lora_rank, run.precision))
+    loading.attend(model, cfg.attention, run.device)
     ends = model.generation_config.eos_token_id
     model.generation_config.eos_token_id = asker.ends  # the trainer ends answers where the model declares their end
     args = GRPOConfig(
@@ -138,7 +139,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str, asker: problems.Asker, r
         accelerator_config={"use_configured_state": True},
     )
     shape = Dataset.from_dict({"prompt": ["a"], "answer": ["b"]})
-    trainer = GRPOTrainer(model=loading.adapted(model, cfg.lora_rank), reward_funcs=reward, args=args, train_dataset=shape,
+    trainer = GRPOTrainer(model=loading.adapted(model, cfg, exact=True), reward_funcs=reward, args=args, train_dataset=shape,
                           processing_class=asker.tokenizer)  # fmt: skip
     model.generation_config.eos_token_id = ends  # what is exported is the model's own
     return trainer
@@ -216,15 +217,8 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         """(answer, its tokens, did it end by itself?) to each prompt, greedily; padded left: every prompt ends where its answer
         begins."""
         asked = [asker.ids(p) for p in prompts]
-        width = max(map(len, asked))
-        ids = torch.tensor([[tokenizer.pad_token_id] * (width - len(a)) + a for a in asked], device=run.device)
-        mask = torch.tensor([[0] * (width - len(a)) + [1] * len(a) for a in asked], device=run.device)
-        out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=cfg.max_new_tokens, do_sample=False,
-                             eos_token_id=asker.ends, pad_token_id=tokenizer.pad_token_id)  # fmt: skip
-        out = out[:, width:].tolist()
-        ends = [next((i for i, token in enumerate(row) if token in asker.ends), None) for row in out]
-        return [(tokenizer.decode(row[:end], skip_special_tokens=True), len(row[:end]), end is not None)
-                for row, end in zip(out, ends, strict=True)]  # fmt: skip
+        said = loading.generate(model, asked, pad=tokenizer.pad_token_id, ends=asker.ends, most=cfg.max_new_tokens)
+        return [(tokenizer.decode(ids, skip_special_tokens=True), len(ids), ended) for ids, ended in said]
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         table = []
@@ -248,7 +242,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         answers = zip(batch["prompt"], generate(model, batch["prompt"]), batch["answer"], strict=True)
-        return [core.Tile(f"{p} -> {said.strip()}{'' if ended else ' ...'} ({due})", good=float(problems.right(said, due)))
+        return [core.Tile(f"{p} -> {said.strip()}{'' if ended else ' ...'} ({due})", score=float(problems.right(said, due)))
                 for p, (said, _, ended), due in answers]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:
@@ -257,12 +251,9 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def export(folder: Path) -> None:
         """The adapter (or the model) as `from_pretrained` of peft (or transformers) reads it, and the tokenizer."""
-        adapter = {"selected_adapters": ["default"]} if cfg.lora_rank else {}
-        trainer.model.save_pretrained(folder, **adapter)
-        tokenizer.save_pretrained(folder)
+        loading.export(trainer.model, tokenizer, folder)
         if cfg.lora_rank and cfg.merge_adapters:
-            loading.merged(path, folder).save_pretrained(folder / "merged")
-            tokenizer.save_pretrained(folder / "merged")
+            loading.export(loading.merged(path, folder), tokenizer, folder / "merged")
 
     # Adapters begin at nothing, or stand in the file of --init-from; of the reference's nothing stands anywhere.
     new = tuple(n for n, _ in trainer.model.named_parameters() if ".ref." in n or ("lora_" in n and not cfg.init_from))
@@ -302,12 +293,7 @@ STAGES = [grpo]
 # ----------------------------------------------------------------------------------------------------------------- loop
 def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
     """TRL's own loop over core's units; the gates rehearse this very function."""
-
-    def after(step: core.Step) -> None:
-        if step.due(cfg.train.eval_every):
-            run.evaluate(stage)
-
-    hosted.train(run, stage, after)
+    hosted.train(run, stage, eval_every=cfg.train.eval_every)
 
 
 if __name__ == "__main__":

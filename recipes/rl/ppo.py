@@ -243,7 +243,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.frame_stack, "n_actions": size,
                   "memory": cfg.rnn_hidden_size, "widths": cfg.hidden_sizes, "first_action": envs.first_action, "low": envs.low, "high": envs.high,
                   **policy.memory.told(environments.seen(n_obs, cfg.frame_stack), f"{says[space]}; value (B,) {scale}")}  # fmt: skip
-        core.save(folder, policy, config, torch.zeros(2, policy.memory.row))
+        core.save_export(folder, policy, config, torch.zeros(2, policy.memory.row))
 
     val_data = Episodes(cfg.env, cfg.eval_episodes)
     floor = environments.at_random(cfg.env, cfg.eval_episodes)
@@ -251,7 +251,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         name="ppo",
         model=policy,
         optimizers={"main": core.make_optimizer(policy, cfg.optim)},
-        data={"val": val_data},
+        data={"val": val_data, "test": Episodes(cfg.env, cfg.eval_episodes, "test")},
         loss=loss,
         evaluate=evaluate,
         metric=core.Metric("return", f"what does the policy earn in an episode of {cfg.env}?", floor=floor, ceiling=ceiling,
@@ -285,7 +285,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         with run.autocast():  # as the loss will see it, so that the first ratio is 1
             rollout = collect(cfg, run, policy, envs, step.index)
         for minibatch in minibatches(cfg, run, policy, envs, rollout, step.index):
-            run.update(stage, run.cut(minibatch))
+            run.update(stage, run.micro_batches(minibatch))
         with run.autocast():
             run.log("policy", moved(cfg, run, policy, rollout))
         policy.observe(run.gather(rollout["observation"].flatten(0, 1)), run.gather(rollout["return"].flatten()))

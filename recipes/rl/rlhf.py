@@ -39,6 +39,8 @@ class Config(core.Config):
     data: Source = field(default_factory=Source)
     model: str = "prose"
     """`prose` (a small Llama that llm/pretrain trains once), `smollm2`, or a folder or `owner/name` with a causal model."""
+    attention: models.Attention = "auto"
+    """Attention implementation; `auto` is transformers' own choice. The last two need an accelerator."""
     pretrained: float = 1.0
     """For `prose`: its pretraining epochs on the texts of the running Python."""
     reward: str = "trainworthy.recipes.rl.language.rewards:sentence"
@@ -166,7 +168,7 @@ def minibatches(cfg: Config, run: core.Run, policy: Writer, rollout: dict, unit:
 def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
     path = models.locate(cfg.model, cfg.pretrained)
-    tokenizer, lm = models.tokenizer(path), models.load(path)
+    tokenizer, lm = models.tokenizer(path), models.attend(models.load(path), cfg.attention, run.device)
     if cfg.data.tokens + cfg.max_new_tokens > lm.config.max_position_embeddings:
         raise UserError("prompts and completions are longer than what the model reads", needed=f"--data.tokens + --max-new-tokens <= "
                         f"{lm.config.max_position_embeddings}", got=f"{cfg.data.tokens} + {cfg.max_new_tokens}")  # fmt: skip
@@ -263,7 +265,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
             rollout = collect(cfg, run, stage, step.index)
         for i in range(cfg.update_epochs):
             for minibatch in minibatches(cfg, run, policy, rollout, step.index, i):
-                run.update(stage, run.cut(minibatch))
+                run.update(stage, run.micro_batches(minibatch))
             with run.autocast():
                 told = moved(cfg, policy, rollout)
             if told["approx_kl"] > cfg.far:

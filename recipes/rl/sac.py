@@ -197,7 +197,7 @@ class Policy(nn.Module):
 def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
     if cfg.num_steps > cfg.buffer_size // cfg.num_envs:
-        raise UserError("the steps of a unit do not fit", needed=f"--num-steps <= --buffer-size / {cfg.num_envs} environments",
+        raise UserError("the steps of an iteration do not fit", needed=f"--num-steps <= --buffer-size / {cfg.num_envs} environments",
                         got=f"{cfg.num_steps}, {cfg.buffer_size}")  # fmt: skip
     n_obs, n_act, _ = environments.sizes(cfg.env, Box, stack=cfg.frame_stack)
     solved, ceiling = environments.limits(cfg.env)
@@ -237,7 +237,7 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.frame_stack, "n_act": n_act,
                   "widths": cfg.hidden_sizes, "low": envs.low, "high": envs.high, "input": environments.seen(n_obs, cfg.frame_stack),
                   "output": f"(B, {n_act}) in [-1, 1]: act by low + (1 + output) / 2 * (high - low)"}  # fmt: skip
-        core.save(folder, policy, config, torch.zeros(2, n_obs))
+        core.save_export(folder, policy, config, torch.zeros(2, n_obs))
 
     val_data = Episodes(cfg.env, cfg.eval_episodes)
     floor = environments.at_random(cfg.env, cfg.eval_episodes)
@@ -245,7 +245,7 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         name="sac",
         model=policy,
         optimizers={"main": core.make_optimizer(policy, cfg.optim)},
-        data={"val": val_data},
+        data={"val": val_data, "test": Episodes(cfg.env, cfg.eval_episodes, "test")},
         loss=loss,
         evaluate=evaluate,
         metric=core.Metric("return", f"what does the policy earn in an episode of {cfg.env}?", floor=floor, ceiling=ceiling,
@@ -276,7 +276,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         whole = {k: run.gather(v.transpose(0, 1)).transpose(0, 1) for k, v in rollout.items()}  # of all processes
         replay.add(whole, step.index)
         for minibatch in minibatches(cfg, run, policy, target.net, replay, step.index):
-            run.update(stage, run.cut(minibatch))
+            run.update(stage, run.micro_batches(minibatch))
             target.follow(policy, cfg.tau)
         told = learnt(cfg, policy, target.net, whole)
         run.log("policy", {"replay_age": replay.age(step.index), **told})

@@ -83,7 +83,7 @@ def load(side: int) -> Judge:
     _, held_out = digits.split(labels)
     right = (judge(digits.small(images[held_out], side))[0] == labels[held_out]).float().mean().item()
     if right < NEEDED:
-        raise UserError("the judge of generated digits is not good enough", got=f"{right:.1%} of real ones right",
+        raise UserError("the classifier that scores generated digits is not accurate enough", got=f"{right:.1%} of real ones right",
                         needed=f"{NEEDED:.0%}", next=f"remove {folder}; it is then built anew")  # fmt: skip
     seconds = json.loads((folder / "seconds.json").read_text())
     judge.told = (
@@ -99,7 +99,7 @@ def of(export: Path) -> Judge:
         config = json.loads((export / "config.json").read_text())
         program = torch.export.load(export / "model.pt2").module()
     except FileNotFoundError as error:
-        raise UserError("no judge there", got=f"no {error.filename}", needed="the export folder of a vision/classify run",
+        raise UserError("no classifier there", got=f"no {error.filename}", needed="the export folder of a vision/classify run",
                         next="trainworthy run vision/classify --data.path FOLDER; its run folder has it") from None  # fmt: skip
     fit = config["preprocessing"]
     return Judge(program, nn.Identity(), (3, fit["crop"]) if fit else (1, 28), f"the export in {export}")

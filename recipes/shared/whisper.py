@@ -100,7 +100,9 @@ def read_ctranslate2(parts: list[Path]) -> dict[str, np.ndarray]:
     version, spec, _ = number("I"), text(), number("I")
     if version != 6 or spec != "WhisperSpec":
         raise UserError(
-            f"{parts[0]} is no Whisper model of CTranslate2", got=f"version {version}, {spec}", needed="6, WhisperSpec"
+            f"{parts[0]} is not a Whisper model of CTranslate2",
+            got=f"version {version}, {spec}",
+            needed="6, WhisperSpec",
         )
     found = {}
     for _ in range(number("I")):

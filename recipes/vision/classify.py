@@ -246,7 +246,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         p = model(batch["image"]).float().softmax(1)
         right = p.gather(1, batch["label"][:, None])[:, 0].tolist()
-        return [core.Tile(classes[i], good=r) for i, r in zip(p.argmax(1).tolist(), right, strict=True)]
+        return [core.Tile(classes[i], score=r) for i, r in zip(p.argmax(1).tolist(), right, strict=True)]
 
     def confusion(model: nn.Module, data: core.Data) -> Tensor:
         return confusion_matrix(model, data)[0]
@@ -261,10 +261,12 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         config = {"classes": classes, "preprocessing": fit and fit.plain()}
         config |= {"norm": cfg.norm, "input": f"float32 (B, {str(shape)[1:]} in [0, 1]; normalised inside the model"}
         if cfg.model == "small":
-            core.save(folder, net, config | {"architecture": "ResNet", "widths": cfg.widths}, torch.zeros(2, *shape))
+            core.save_export(
+                folder, net, config | {"architecture": "ResNet", "widths": cfg.widths}, torch.zeros(2, *shape)
+            )
         else:  # torchvision's own names: models.get_model(architecture, num_classes=...) loads it
             config |= {"architecture": cfg.model, "library": "torchvision", "num_classes": n}
-            core.save(folder, net, config, torch.zeros(2, *shape), weights=net.net)
+            core.save_export(folder, net, config, torch.zeros(2, *shape), weights=net.net)
 
     expect = core.Expect(initial_loss=balanced.first_loss, loss_floor=balanced.floor, new_parameters=fresh)
     train_data = balancing.repeated(cfg.balance, train_data, labels[learn])

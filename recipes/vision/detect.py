@@ -218,7 +218,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
             got = {k: v[said["scores"] >= SURE] for k, v in said.items()}
             share = boxes.overlap_share(*(torch.cat([i[:, None], j], 1) for i, j in
                                           ((got["labels"], got["boxes"]), (y[y >= 0], b[y >= 0]))))  # fmt: skip
-            tiles.append(core.Tile(names(got["labels"]), boxes.drawn(x, got["boxes"], got["labels"]), good=share))
+            tiles.append(core.Tile(names(got["labels"]), boxes.drawn(x, got["boxes"], got["labels"]), score=share))
         return tiles
 
     def figures(model: nn.Module, data: core.Data) -> dict:
@@ -251,7 +251,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
             config["anchors"] = (model.anchor_generator.cell_anchors[0][:, 2:] * 2).tolist()
         if isinstance(model, detectors.Dense):
             raw, example = detectors.Raw(model, cfg.image_size), torch.zeros(2, 3, cfg.image_size, cfg.image_size)
-            core.save(folder, raw, config, example, weights=model.net)
+            core.save_export(folder, raw, config, example, weights=model.net)
         else:
             save_file(model.net.state_dict(), folder / "model.safetensors")
             (folder / "config.json").write_text(json.dumps(config, indent=1))

@@ -227,7 +227,7 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
         answer, mask = model(batch["image"]).argmax(1), batch["mask"]
         right = (((answer == mask) & (mask != IGNORE)).flatten(1).sum(1) / present(mask).sum(1).clamp_min(1)).tolist()
         shown = zip(right, batch["image"], mask, answer, strict=True)
-        return [core.Tile(f"{r:.1%} right", masks.beside(x, y, a), good=r) for r, x, y, a in shown]
+        return [core.Tile(f"{r:.1%} right", masks.beside(x, y, a), score=r) for r, x, y, a in shown]
 
     def figures(model: nn.Module, data: core.Data) -> dict:
         confusion = confusion_matrix(model, data)
@@ -243,14 +243,14 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
         config["input"] = f"float32 (B, {str(shape)[1:]} in [0, 1]; normalised inside the model"
         if cfg.model == "small":
             config |= {"architecture": "UNet", "widths": cfg.widths, "fold": cfg.fold}
-            core.save(folder, model, config, torch.zeros(2, *shape))
+            core.save_export(folder, model, config, torch.zeros(2, *shape))
         else:  # their own names: models.get_model(architecture, num_classes=...), or from_pretrained, loads it
             config |= hub_nets.configured(model) or {
                 "architecture": cfg.model,
                 "library": "torchvision",
                 "num_classes": n,
             }
-            core.save(folder, model, config, torch.zeros(2, *shape), weights=model.net)
+            core.save_export(folder, model, config, torch.zeros(2, *shape), weights=model.net)
 
     # Pixels from an outline that are a guess; other nets answer at 1/4 or 1/8.
     reach = cfg.fold if cfg.model == "small" else 4

@@ -23,6 +23,7 @@ from trainworthy.core.base.config import Optim, Phase, RunSettings, Train
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.gate import fetch
 from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.shared.language_models import Attention, LoRA, attend
 from trainworthy.recipes.vlm.data import conversations, folders, questions, rows
 from trainworthy.recipes.vlm.data.questions import Questions
 from trainworthy.recipes.vlm.data.scenes import Scenes
@@ -34,7 +35,7 @@ from trainworthy import core
 
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
-class Config(core.Config):
+class Config(LoRA, core.Config):
     """Settings of vlm/instruct."""
 
     data: folders.Where = field(default_factory=folders.Where)
@@ -50,7 +51,9 @@ class Config(core.Config):
     """A vision-language model of the hub, by name or folder, instead of these two, with its own projector, template and
     processor."""
     lora_rank: int = 0
-    """Rank of LoRA adapters on every linear layer of the language model; 0 trains all of it."""
+    """Rank of LoRA adapters on the language model; 0 trains all of it."""
+    attention: Attention = "auto"
+    """Attention implementation; `auto` is transformers' own choice. The last two need an accelerator."""
     projector_width: int = 256
     """Units between the projector's two layers."""
     language_lr: float = 5e-4
@@ -91,12 +94,12 @@ def full() -> Config:
 @cache
 def read(split: str, where: tuple, model: str, words: str, reads: tuple) -> Questions:
     """Pictures with questions as rows of tokens; read once per process. `reads`: what the model says of itself."""
-    path, pairs, held_out, longest = where
+    path, pairs, held_out, val, longest = where
     if path == "scenes":
         source = Scenes(split, pairs if split == "train" else held_out)
         source.image = cache(source.image)  # 80 MB at most, and gates read the same pictures again and again
     else:
-        source = folders.load(path, split)
+        source = folders.load(path, split, val)
     if model:
         alone = source if isinstance(source, conversations.Talks) else conversations.Apart(source)
         return hub.Templated(alone, model, takes=reads, longest=longest)
@@ -157,8 +160,8 @@ class VLM(nn.Module):
 def make_model(cfg: Config) -> VLM | hub.Whole:
     """Encoder and language model as they were trained, a new projector between them; or a model of the hub as it is."""
     if cfg.model:
-        return hub.Whole(cfg.model, lora_rank=cfg.lora_rank)
-    encoder, words = vision.load(cfg.encoder), language.load(cfg.language, lora_rank=cfg.lora_rank)
+        return hub.Whole(cfg.model, cfg)
+    encoder, words = vision.load(cfg.encoder), language.load(cfg.language, cfg)
     embedding = words.get_input_embeddings().weight.detach()
     rms = embedding.square().mean().sqrt().item()
     return VLM(encoder, Projector(encoder.width, cfg.projector_width, embedding.shape[1], rms), words)
@@ -195,12 +198,13 @@ def unfreeze(cfg: Config, run: core.Run, previous: core.Stage) -> core.Stage:
 def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: dict[str, float], start: dict[str, Tensor],
                fresh: tuple[str, ...] = ()) -> core.Stage:  # fmt: skip
     """What all stages share. `rates`: {tower: peak rate}; a tower without one is frozen."""
+    attend(model.net[0] if cfg.model else model.language, cfg.attention, run.device)
     for key, p in model.named_parameters():
         adapted = not cfg.lora_rank or not key.startswith("language.") or ".lora_" in key
         p.requires_grad_(key.split(".")[0] in rates and adapted)
     frozen = tuple(key for key, p in model.named_parameters() if not p.requires_grad)
     where = (astuple(cfg.data), cfg.model, cfg.language, model.reads)
-    data = {s: read(s, *where).copy() for s in ("train", "val")}
+    data = {s: read(s, *where).copy() for s in ("train", "val", *folders.tested(cfg.data.path))}
     train_data, val_data = data["train"], data["val"]
     if not cfg.model:
         train_data.notes |= {"vision encoder": vision.told(cfg.encoder), "language model": language.told(cfg.language)}
@@ -237,13 +241,13 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         said = logits[:, :-1].argmax(-1).masked_fill(batch["labels"][:, 1:] < 0, -1)
         share = (rows.right(logits, batch) & (batch["kind"] >= 0)).sum(1) / (batch["kind"] >= 0).sum(1)
         texts = [words.decode(row[row >= 0].tolist(), skip_special_tokens=True) for row in said]
-        return [core.Tile(text, good=s) for text, s in zip(texts, share.tolist(), strict=True)]
+        return [core.Tile(text, score=s) for text, s in zip(texts, share.tolist(), strict=True)]
 
     def figures(model: nn.Module, data: core.Data) -> dict:
         batch = fetch(data, list(range(min(16, len(data)))), None, run.device)
         tiles = zip(predict(model, batch), preview({k: v.cpu() for k, v in batch.items()}), strict=True)
-        return {"Pictures beside their counterfactuals: what the model answers": [
-            core.Tile(said.caption, seen.image, good=said.good) for said, seen in tiles]}  # fmt: skip
+        return {"Pictures and their counterfactuals: what the model answers": [
+            core.Tile(said.caption, seen.image, score=said.score) for said, seen in tiles]}  # fmt: skip
 
     def export(folder: Path) -> None:
         """language/ for from_pretrained; vision.pt2 (torch.export): pictures -> embeddings that stand before the question. Of a
@@ -256,7 +260,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         words.save_pretrained(folder / "language")
         eyes = nn.Sequential(net.encoder, net.projector)
         save_file(net.projector.state_dict(), folder / "projector.safetensors")
-        core.program(eyes, torch.zeros(2, 3, net.encoder.side, net.encoder.side), folder / "vision.pt2")
+        core.export_program(eyes, torch.zeros(2, 3, net.encoder.side, net.encoder.side), folder / "vision.pt2")
         config = {"encoder": cfg.encoder, "language": cfg.language, "features": net.features, "side": net.encoder.side,
                   "row": "embeddings of bos, those of the picture, those of '\\n' + question; then greedily up to eos",
                   "image": "float32 (B, 3, side, side) in [0, 1]; normalised inside vision.pt2"}  # fmt: skip

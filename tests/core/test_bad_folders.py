@@ -15,7 +15,7 @@ def test_a_folder_of_another_tool_is_refused_with_one_message(text: str, launch,
     (run / "args.json").write_text(text)
     done = launch("report", str(run))
     assert done.returncode == 2, done.shown
-    assert "no run folder of trainworthy" in done.stderr
+    assert "not a run folder of trainworthy" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -141,7 +141,7 @@ def copy(unfinished: Path, tmp_path: Path) -> Path:
 
 
 def test_resume_needs_a_folder_that_exists(tmp_path: Path, launch):
-    refused(launch("resume", "runs/none"), "runs/none is no run folder", "ls -d runs")
+    refused(launch("resume", "runs/none"), "runs/none is not a run folder", "ls -d runs")
     refused(launch("resume"), "resume what?")
     refused(launch("resume", str(tmp_path), "--optim.lr", "1"), "no settings")
 

@@ -10,4 +10,4 @@ def test_every_bug_is_planted_and_every_control_stands():
 
 
 def test_the_page_is_that_of_this_suite():
-    assert PAGE.read_text() == page(), "python -m tests.catalogue"
+    assert PAGE.read_text() == page(), "python -m tests.helpers.catalogue"

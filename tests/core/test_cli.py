@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from trainworthy.core import cli
 
+from tests.helpers import pages
 from tests.helpers.commands import BIN, QUICK, environment, installed, read, run_folder, trainworthy
 
 FORK_WITHOUT = {
@@ -14,6 +16,12 @@ FORK_WITHOUT = {
     "no stages": ("STAGES = [classify]", "STAGES = []", "nothing in STAGES"),
     "no train": ("def train(cfg: Config", "def practise(cfg: Config", "no train"),
     "a crash on import": ("STAGES = [classify]", "STAGES = [clasify]", "cannot be imported"),
+    "an old function": (
+        "core.save_export(folder, net, config, ",
+        "core.save(folder, net, config, ",
+        "`core.save` is `core.save_export`",
+    ),
+    "an old field": ("core.Tile(classes[i], score=r)", "core.Tile(classes[i], good=r)", "good= is score="),
     "a missing package": ("import torch\n", "import torch\nimport a_package_nobody_has\n", "is not installed"),
 }
 
@@ -44,7 +52,12 @@ FORK_WITHOUT = {
         (("lst",), ("unknown command 'lst'", "list")),
         (("list", "all"), ("list takes no arguments",)),
         (("report", "none"), ("needs a run folder",)),
-        (("run",), ("run what?",)),
+        (("run",), ("run what?", "a recipe", "trainworthy run --help")),
+        (("resume",), ("resume what?", "a run folder")),
+        (("fork",), ("fork needs a recipe and a new file", "trainworthy fork vision/classify ./mine.py")),
+        (("diff",), ("usage: trainworthy diff FORK.py", "required")),
+        (("reference",), ("usage: trainworthy reference RECIPE", "required")),
+        (("watch",), ("watch what?", "trainworthy watch train.py")),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, tuple) else None,
 )
@@ -109,10 +122,42 @@ def test_output_may_be_cut_off(tmp_path: Path):
 def test_help_shows_every_setting_with_its_docstring(tmp_path: Path):
     done = installed("run", "vision/classify", "--help", cwd=tmp_path)
     assert done.returncode == 0
-    for words in ("--optim.lr", "Peak learning rate", "--label-smoothing", "--preset", "Classify images"):
+    own = ("-n 2", "--seeds", "--init-from", "--config", "--max-steps", "--preset")  # beside the settings
+    for words in (
+        "usage: trainworthy run",
+        "--optim.lr",
+        "Peak learning rate",
+        "--label-smoothing",
+        "Classify images",
+        *own,
+    ):
         assert words in done.stdout, words
     assert trainworthy("--help", cwd=tmp_path).returncode == 0
     assert trainworthy(cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize("command", pages.commands())
+def test_each_command_has_a_page_with_its_usage_and_an_example(command: str):
+    usage, *rest = cli.page(command).splitlines()
+    assert usage.startswith(f"usage: trainworthy {command}")
+    examples = [line for line in rest if line.startswith(f"  trainworthy {command}")]
+    assert examples
+    assert "--json" not in usage or any("--json" in line for line in rest), "what --json prints"
+
+
+def test_help_of_a_command_is_its_page_and_imports_no_torch(tmp_path: Path):
+    code = "import sys; sys.argv = ['trainworthy', '{}', '--help']; from trainworthy.core.cli import main; main(); print('torch' in sys.modules)"
+    for command in ("run", "fork", "batch"):
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(command)],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout == cli.page(command) + "\nFalse\n", done.stderr
+    for words in ("-n ", "--seeds ", "--init-from ", "--config ", "--max-steps ", "--json"):
+        assert words in cli.page("run")
 
 
 def test_a_fork_runs_from_any_folder_and_imports_its_neighbours(tmp_path: Path):
@@ -142,6 +187,7 @@ def test_a_fork_runs_from_any_folder_and_imports_its_neighbours(tmp_path: Path):
     assert direct.returncode == 0, direct.stderr
 
 
+@pytest.mark.verify  # test_same_data has the memory of passes, test_gates the fault
 def test_passes_are_remembered_and_a_change_is_proved_again(tmp_path: Path):
     assert trainworthy("fork", "vision/classify", "mine.py", cwd=tmp_path).returncode == 0
     quick = [a for a in QUICK if a != "--gates.no-enabled"]

@@ -129,7 +129,7 @@ def test_repro_of_a_foreign_or_partial_folder_is_one_message(text: str | None, t
         (tmp_path / "theirs" / "args.json").write_text(text)
     done = trainworthy("repro", "theirs", cwd=tmp_path)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
-    assert "is no run folder of trainworthy" in done.stderr
+    assert "is not a run folder of trainworthy" in done.stderr
 
 
 def test_repro_of_a_run_that_was_killed_early_says_what_is_missing(run: Path, tmp_path: Path):

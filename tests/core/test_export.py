@@ -45,7 +45,7 @@ def test_channels_in_another_order_at_evaluation_are_read_off_the_export(launch,
     "argv",
     [
         ("vision/classify", "--model", "resnet18", "--image-size", "64", "--ema", "0.9"),
-        ("vision/detect", "--data.scenes", "200", "--model", "retinanet"),
+        pytest.param(("vision/detect", "--data.scenes", "200", "--model", "retinanet"), marks=pytest.mark.verify),
     ],
     ids=lambda argv: argv[0],
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from trainworthy.core.recipe.registry import recipes
+from trainworthy.core.recipe.registry import Entry, recipes
 
 from bench import results
 from tests.conftest import ROOT
@@ -101,7 +101,9 @@ def test_the_page_states_what_the_file_holds(recipe: str):
 
 # ------------------------------------------------------------------------------------------------------------- gates off
 @pytest.mark.parametrize(
-    "path", sorted([*DOCS.glob("*.json"), *ROOT.glob("recipes/*/*.results.json")]), ids=lambda p: p.name
+    "path",
+    sorted([*DOCS.glob("*.json"), *ROOT.glob("recipes/*/results/*/*.json")]),
+    ids=lambda p: f"{p.parent.name}-{p.name}",
 )
 def test_a_file_of_results_without_gates_says_so_and_has_no_gate_seconds(path: Path):
     found = json.loads(path.read_text())
@@ -113,7 +115,7 @@ def test_a_file_of_results_without_gates_says_so_and_has_no_gate_seconds(path: P
     assert (found["gate_seconds"] is None) == off
     assert off or found["gate_seconds"] > 0
     if off:
-        name = path.name.split(".")[0] if path.parent == DOCS else f"{path.parent.name}-{path.name.split('.')[0]}"
+        name = path.name.split(".")[0] if path.parent == DOCS else f"{path.parts[-4]}-{path.parent.name}"
         assert re.search(r"gates\s+(were\s+)?(off|left\s+out)", (DOCS / f"{name}.md").read_text(), re.I), (
             f"the page {name}.md does not say so"
         )
@@ -162,3 +164,28 @@ def test_results_keep_what_a_page_quotes_beside_the_metric():
         {"4-shot": {"f1": 0.4, "perplexity": 42.0}, "teacher": {}},
     ]
     assert results.all_means(tables) == {"4-shot": {"f1": pytest.approx(0.3), "perplexity": 41.0}, "teacher": {}}
+
+
+def test_a_second_measurement_is_a_file_of_its_own_and_the_newest_one_counts(tmp_path: Path):
+    """Two people who measure at the same time do not write the same file; `full` is not what `list` shows."""
+    entry = Entry("toy/toy", tmp_path / "toy.py")
+    assert (entry.measured, entry.results()) == ({}, [])
+    for preset, date, result in (("tiny", "2026-11-22", "a"), ("tiny", "2026-11-23", "b"), ("tiny", "2026-11-23", "c"),
+                                 ("full", "2026-11-24", "d")):  # fmt: skip
+        path = entry.next_result(preset, date)
+        assert not path.exists()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"result": result}))
+    assert [path.name for path in entry.results()] == [
+        "tiny-2026-11-22.json",
+        "tiny-2026-11-23.json",
+        "tiny-2026-11-23-2.json",
+    ]
+    assert entry.measured == {"result": "c"}
+    assert [path.name for path in entry.results("full")] == ["full-2026-11-24.json"]
+
+
+def test_every_recipe_has_its_result():
+    """Results are in results/NAME/ and are found there."""
+    assert MEASURED.keys() == {e.id for e in recipes()}
+    assert not [*ROOT.glob("recipes/*/*.results.json"), *ROOT.glob("recipes/*/results/*.results.json")]

@@ -57,7 +57,7 @@ def test_data_of_pictures_is_printed_and_kept(launch):
 
 
 def test_what_was_made_up_is_counted(launch, fork):
-    """A declared share is printed and kept by split and class; one that is no share is refused."""
+    """A declared share is printed and kept by split and class; one that is not a share is refused."""
     fork((STAGES, made_up("image[:, :label] = 0", "label / 28")))
     done = launch("data", "mine.py")
     assert "fabricated: min · mean · max  0.0% · 16.1% · 32.1%  0.0% · 16.1% · 32.1%" in done.stdout, done.shown
@@ -66,7 +66,7 @@ def test_what_was_made_up_is_counted(launch, fork):
     fork((STAGES, made_up("image[:, :label] = 0", "label")))
     done = launch("data", "mine.py", "--sample", "300")
     assert done.returncode == 2, done.shown
-    assert "the fabricated share of 'image' is no share" in done.stderr
+    assert "the fabricated share of 'image' is not a share" in done.stderr
 
 
 def test_json_and_sample(launch):
@@ -100,7 +100,7 @@ def test_texts_their_lists_and_a_recipe_that_honours_them(launch, prose):
     assert lengths["words"]["min"] >= 8
     text = found["overlap"]["texts"]["text"]
     assert text["near"] > 0.8 * text["texts"]
-    lists = texts.exclusions(folder)
+    lists = texts.load_exclusions(folder)
     assert found["exclusions"]["chunks"] == sum(map(len, lists.chunks.values())) > 30
     assert f"they take {found['exclusions']['training_samples']} of 151" in done.stdout
     after = launch("check", recipe, "--only", "leakage", "--lists", str(folder))
@@ -188,12 +188,12 @@ def test_chunks_are_longest_runs_in_one_text_and_common_ones_do_not_count():
 
 
 def test_exclusions(tmp_path: Path):
-    assert not texts.exclusions(tmp_path)("anything at all is let through")
+    assert not texts.load_exclusions(tmp_path)("anything at all is let through")
     with pytest.raises(core.UserError, match="no folder"):
-        texts.exclusions(tmp_path / "elsewhere")
+        texts.load_exclusions(tmp_path / "elsewhere")
     (tmp_path / "exclude_texts.json").write_text('["Yes, it is."]')
     (tmp_path / "exclude_chunks_min4.json").write_text('["brown fox jumps over the dog"]')
-    skip = core.exclusions(tmp_path)
+    skip = core.load_exclusions(tmp_path)
     assert skip("yes it is")
     assert not skip("yes it is not")
     assert skip("A quick Brown fox jumps, over the dog!")
@@ -201,7 +201,7 @@ def test_exclusions(tmp_path: Path):
     for bad in ("{}", "[1]", "not json"):
         (tmp_path / "exclude_texts.json").write_text(bad)
         with pytest.raises(core.UserError, match=r"exclude_texts\.json"):
-            texts.exclusions(tmp_path)
+            texts.load_exclusions(tmp_path)
 
 
 class Rows(core.Data):

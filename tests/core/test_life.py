@@ -276,7 +276,7 @@ def test_resume_refuses_what_it_cannot_resume(straight: Path, tmp_path: Path):
     finished = trainworthy("resume", straight, cwd=tmp_path)
     assert (finished.returncode, "has finished" in finished.stderr) == (2, True)
     nothing = trainworthy("resume", tmp_path, cwd=tmp_path)
-    assert (nothing.returncode, "is no run folder" in nothing.stderr) == (2, True)
+    assert (nothing.returncode, "is not a run folder" in nothing.stderr) == (2, True)
 
 
 def test_a_changed_fork_needs_force(tmp_path: Path):

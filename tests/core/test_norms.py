@@ -54,6 +54,7 @@ def test_a_script_whose_length_nobody_knows(momentum: float, verdict: str):
     assert found.verdict == verdict, found.measured or found.reason
 
 
+@pytest.mark.verify
 def test_a_run_whose_statistics_lag_is_told(fork, tmp_path: Path):
     """The same two nets, one with a momentum that follows and one without: nothing else tells them apart while they train."""
     lags = next(p for p in PLANTS if p.id == "statistics-never-arrive")

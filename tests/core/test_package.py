@@ -84,6 +84,23 @@ def test_a_wheel_lives_beside_a_foreign_core(installed: Path, project: Path):
     ran(installed, "script.py", cwd=project)
 
 
+def test_the_wheel_has_every_file_and_no_other(installed: Path):
+    site = next((installed.parents[1] / "lib").glob("python*/site-packages"))
+
+    def files(folder: Path) -> set[str]:
+        found = (p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+        return {str(p.relative_to(folder)) for p in found}
+
+    homes = {"": ROOT / "trainworthy", "core/": ROOT / "core", "recipes/": ROOT / "recipes"}
+    assert files(site / "trainworthy") == {f"{at}{name}" for at, home in homes.items() for name in files(home)}
+    assert (site / "trainworthy" / "py.typed").is_file()
+    (info,) = site.glob("trainworthy-*.dist-info")
+    assert (info / "licenses" / "LICENSE").is_file()
+    metadata = (info / "METADATA").read_text()
+    for words in ("License-Expression: Apache-2.0", "Requires-Dist: torch<", "Requires-Python: >=3.11"):
+        assert words in metadata
+
+
 def test_a_fork_runs_beside_a_foreign_core(installed: Path, project: Path):
     (project / FORK).write_text(patched((ROOT / "recipes/vision/classify.py").read_text()))
     assert "pass" in ran(installed, "-m", "trainworthy", "check", FORK, "--only", "schema", cwd=project)

@@ -110,4 +110,4 @@ def test_a_foreign_or_partial_folder_is_one_message(text: str | None, tmp_path: 
         (tmp_path / "theirs" / "args.json").write_text(text)
     done = trainworthy("profile", "theirs", cwd=tmp_path)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
-    assert "is no run folder of trainworthy" in done.stderr
+    assert "is not a run folder of trainworthy" in done.stderr

@@ -11,12 +11,14 @@ from trainworthy.core.recipe.registry import HOME, Entry, recipes
 from tests.conftest import ROOT
 from tests.helpers.commands import losses, read, run_folder, same, stop, trainworthy
 from tests.helpers.settings import SHORT
+from tests.helpers.smoke import complete
 
 OURS = [e for e in recipes() if HOME in e.path.parents]
 CHECKED_QUICKLY = ("rl/ppo",)
 STOPPED_QUICKLY = ("rl/ppo", "rl/sac")
 """Of these `make test` has the healthy check, and the stop and resume; of all others, which cost up to four minutes of CPU time
-each, `make verify`. (vision/classify is stopped and resumed in test_life, two stages in a row in test_stages.)"""
+each, `make verify`. (vision/classify is stopped and resumed in test_life, two stages in a row in test_stages; the smoke tests run most recipes
+with small stand-ins in `make test`.)"""
 ALWAYS = ("--gates.no-enabled", "--run.no-tensorboard", "--run.keep-checkpoints", "1000")
 
 
@@ -80,19 +82,12 @@ def home(folder: Path, entry: Entry, stage: str) -> Path:
     return folder if stage == stages(entry)[-1] else folder / "stages" / stage
 
 
-@pytest.mark.parametrize("entry", [pytest.param(e, id=e.id, marks=grouped(e)) for e in OURS])
+@pytest.mark.parametrize(
+    "entry",
+    [pytest.param(e, id=e.id, marks=[grouped(e)] + [pytest.mark.verify] * (e.id not in STOPPED_QUICKLY)) for e in OURS],
+)
 def test_a_short_run_leaves_what_a_run_leaves(entry: Entry, straight):
-    """The files of DESIGN, an export, a page, pictures or words to look at."""
-    folder = straight(entry)
-    names = ("args", "environment", "data", "gates", "monitors", "summary")
-    assert not [n for n in names if not (folder / f"{n}.json").is_file()]
-    summary = read(folder / "summary.json")
-    assert summary["baselines"]
-    assert summary["question"].endswith("?")
-    assert list((folder / "export").iterdir())
-    assert (folder / "card.md").is_file()
-    assert "<html" in (folder / "report.html").read_text()
-    assert any((folder / "previews").rglob("*")) or summary["figures"]
+    complete(straight(entry))
 
 
 CHECKED = [

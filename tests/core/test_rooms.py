@@ -21,6 +21,7 @@ ROOMS = [
     "sweep",
     "adapters",
     "guard",
+    "bugs",
     "commands",
     "cli",
     "launch",

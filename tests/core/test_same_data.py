@@ -291,7 +291,7 @@ def test_a_validation_split_too_small_is_refused_at_once_and_can_be_given(tmp_pa
     assert "60 train / 20 val" in " ".join(given.stdout.split()), given.shown
     wrong = launch("check", "vision/classify", *path, "--data.val", "1.5", "--only", "schema")
     assert wrong.returncode == 2
-    assert "--data.val is no share" in wrong.stderr
+    assert "--data.val is not a share" in wrong.stderr
 
 
 def test_an_interrupted_check_names_itself_as_the_next_command(tmp_path: Path):

@@ -88,6 +88,7 @@ def test_a_secret_from_the_environment_is_found_again_by_itself(fork, launch, tm
     assert masking.defaults(values, ["--hub.api_key=x"]) == {}, "what was given by hand is asked for"
 
 
+@pytest.mark.verify
 def test_several_seeds_keep_the_secret_to_themselves(keyed, launch, tmp_path: Path):
     path = keyed()
     done = launch("run", path.name, "--seeds", "2", *QUICK, "--api-key", SECRET)

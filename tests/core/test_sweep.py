@@ -202,4 +202,4 @@ def test_a_real_sweep_its_page_and_a_study_with_changed_settings(tmp_path: Path)
     assert "cannot be opened" in broken.stderr
     (home / "sweep.json").write_text('{"declared": {"rec')
     partial = trainworthy("sweep", home, cwd=tmp_path)
-    assert (partial.returncode, "is no folder of a sweep" in partial.stderr) == (2, True), partial.stderr
+    assert (partial.returncode, "is not a sweep folder" in partial.stderr) == (2, True), partial.stderr

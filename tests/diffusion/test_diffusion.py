@@ -194,7 +194,7 @@ def test_monitors_say_what_only_a_trained_net_shows(monitor: Monitor, key: str, 
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--data.judge", "nowhere"), ("no judge there", "config.json", "vision/classify")),
+        (("--data.judge", "nowhere"), ("no classifier there", "config.json", "vision/classify")),
         (("--data.image-size", "15"), ("does not fit the pictures", "multiple of 2")),
         pytest.param(("--data.path", "nowhere"), ("nowhere",), marks=pytest.mark.verify),
         pytest.param(("--widths", "12", "32"), ("does not fit the pictures", "of 8"), marks=pytest.mark.verify),

@@ -86,6 +86,7 @@ PLANTS = [
         ("local variable",), task=True, harm="what grew with the steps begins anew in a resumed run"),
 ]  # fmt: skip
 RELATIVES = [
+    "letters-stay-blank",  # test_distill has it without the command
     "language-left-out",
     "silent-recordings", "cosine-alone", "error-alone", "no-offset", "task-from-random-features", "decoder-trains-too",
     "teacher-drifts", "teacher-in-train-mode", "transcript-shifted-twice", "scale-of-a-fresh-layer", "stretched-over-the-canvas",

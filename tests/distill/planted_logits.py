@@ -23,6 +23,8 @@ PLANTS = [
         ("sums where it should average", "other way round"), source="DST-03 LD#74", harm="the teacher has a tenth of its weight"),
     bug("temperature-not-squared", "initial-loss", "C1", "weight * temperature**2 * apart\n", "weight * apart\n",
         ("before training",), harm="the teacher has a quarter of its weight, less at higher temperatures"),
+    bug("labels-softened", "divergence", "C1", "F.cross_entropy(logits[known], ", "F.cross_entropy(logits[known] / temperature, ",
+        ("ce: the scores are softened",), harm="the labels' term is flatter; the first loss is the same"),
     bug("teacher-in-the-students-scale", "teacher", "V1", TAUGHT, "return soft(teacher.logits(images))\n",
         ("normalisation", "scale"),
         source="DST-05 Deci-AI/super-gradients PR#183", harm="targets of a half-blind teacher"),

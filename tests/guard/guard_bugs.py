@@ -163,4 +163,19 @@ BUGS = [
         ("    return x, y\n", "    return x, torch.where(y == 10, y, -1)\n"), checks="targets", words="one token"),
     bug("gnn-dropout", "transformers-33844 family: dropout alive after every step", "gnn", ("p=0.5, training=self.training", "p=0.5"),
         checks="modes", words="training=self.training"),
+    bug("ranks-bare-model", "pytorch DDP tutorial threads: model.module called in training", "ddp", ("F.cross_entropy(model(a), b)", "F.cross_entropy(model.module(a), b)"),
+        checks="ranks", words="not averaged"),
+    bug("ranks-same-data", "shuffle=True in place of DistributedSampler", "ddp", ("sampler=sampler", "shuffle=True"), checks="ranks", words="DistributedSampler"),
+    bug("ranks-no-set-epoch", "pytorch/pytorch#31771: set_epoch missing", "ddp", ("        sampler.set_epoch(epoch)\n", ""), checks="samples", words="set_epoch"),
+    bug("images-val-raw", "lightly-ai/lightly-train PR#901, with_transform", "hf_images",
+        ("[normalise(image) for image in examples[\"image\"]]\n    return examples\n\n\ndef collate", "[normalise(image) * 92 + 76 for image in examples[\"image\"]]\n    return examples\n\n\ndef collate"),
+        checks="evaluated", words="normalised"),
+    bug("mlm-collator-causal", "DataCollatorForLanguageModeling(mlm=False) with a BERT", "hf_masked_lm", ("mlm_probability=0.15", "mlm=False"), checks="targets", words="copies its input"),
+    bug("sft-all-masked", "huggingface/trl#6668: the mask leaves no label", "trl_sft",
+        ("trainer = SFTTrainer(\n", "class Masked(SFTTrainer):\n    def compute_loss(self, model, inputs, *args, **kwargs):\n        inputs[\"labels\"] = inputs[\"labels\"].clamp(max=0) - 100 * (inputs[\"labels\"] >= 0)\n"
+         "        return super().compute_loss(model, inputs, *args, **kwargs)\n\n\ntrainer = Masked(\n"), checks="targets gradients", words="ignored"),
+    bug("sft-shifted-by-hand", "huggingface/transformers#47394: labels shifted by the collator and by the model", "trl_sft",
+        ("trainer = SFTTrainer(\n", "class Shifted(SFTTrainer):\n    def compute_loss(self, model, inputs, *args, **kwargs):\n        inputs[\"labels\"] = inputs[\"input_ids\"].roll(-1, 1)\n"
+         "        return super().compute_loss(model, inputs, *args, **kwargs)\n\n\ntrainer = Shifted(\n"), checks="targets", words="shifted by hand"),
+    bug("grpo-reward-constant", "rewards parsed from completions that never match", "trl_grpo", ('w.startswith("w")', 'w.startswith("W")'), checks="gradients", words="rewards are equal"),
 ]  # fmt: skip

@@ -12,9 +12,9 @@ def data():
     x = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
     return TensorDataset(x, (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long())
 
-def main(workers=0, steps=10**9, model=None, **more):
-    torch.manual_seed(0)
-    train, val = torch.utils.data.random_split(data(), [192, 64])
+def main(workers=0, steps=10**9, model=None, rank=0, **more):
+    torch.manual_seed(rank)
+    train, val = torch.utils.data.random_split(data(), [192, 64], generator=torch.Generator().manual_seed(0))
     loader = DataLoader(train, 16, shuffle=True, num_workers=workers, **more)
     model = model or nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -28,6 +28,14 @@ def main(workers=0, steps=10**9, model=None, **more):
         model.eval()
         with torch.no_grad():
             print("acc", sum((model(x).argmax(1) == y).sum().item() for x, y in DataLoader(val, 32)) / 64)
+"""
+
+RANKS = """
+def rank(r):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="12397")
+    torch.distributed.init_process_group("gloo", rank=r, world_size=2)
+    main(model=torch.nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))), rank=r)
+
 """
 
 ODD = {
@@ -56,6 +64,17 @@ ODD = {
     "no-module": ("import a_module_that_is_nowhere\n", 2, "ModuleNotFoundError"),
     "kills-itself": ("import os\nos._exit(7)\n", 2, "ended its own process (exit code 7)"),
     "own-processes": ("import subprocess, sys\nif 'child' not in sys.argv:\n    subprocess.run([sys.executable, __file__, 'child'])\n", 2, "its own process"),
+    "needs-ranks": (TRAIN + "torch.distributed.init_process_group('gloo')\nmain()\n", 2, "guard --nproc 2"),
+    "local-rank": (TRAIN + "rank = int(os.environ['LOCAL_RANK'])\nmain()\n", 2, "guard --nproc 2"),
+    "spawns-ranks": (TRAIN + RANKS + "if __name__ == '__main__':\n    torch.multiprocessing.spawn(rank, nprocs=2)\n", 0, "2 ranks hold the same weights"),
+    "rank-crashes": (TRAIN + RANKS.replace("    main(", "    1 / (1 - r)\n    main(") + "if __name__ == '__main__':\n    torch.multiprocessing.spawn(rank, nprocs=2)\n",
+                     2, "fails by itself (rank 1): ZeroDivisionError"),
+    "trains-in-a-child": (TRAIN + "import multiprocessing\nif __name__ == '__main__':\n    p = multiprocessing.Process(target=main)\n    p.start()\n    p.join()\n", 2, "its own process"),
+    "pool": (TRAIN + "import multiprocessing\ndef square(i):\n    return i * i\nif __name__ == '__main__':\n"
+             "    with multiprocessing.Pool(2) as pool:\n        assert pool.map(square, range(4)) == [0, 1, 4, 9]\n    main()\n", 0, ""),
+    "reads-stdin": (TRAIN + "input('overwrite? ')\nmain()\n", 2, "fails by itself: EOFError"),
+    "skips-bad-batches": (TRAIN.replace("            loss = F.cross_entropy(model(x), y)\n", "            try:\n                loss = F.cross_entropy(model(x), y)\n"
+                          "            except Exception:\n                continue\n") + "main()\n", 0, ""),
     "exits-early": ("import sys\nsys.exit('no data at ./data')\n", 2, "no data at ./data"),
 }  # fmt: skip
 """Exit code and words of the answer."""

@@ -1,6 +1,9 @@
 """`trainworthy guard` on scripts of public shapes: healthy ones are quiet, real bugs are stopped, odd ones get a clear message."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,15 +14,19 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainworthy.core.base.errors import Stop
 
 import trainworthy
-from tests.conftest import patched
+from tests.conftest import ROOT, patched
+from tests.guard import unseen
 from tests.guard.guard_bugs import BUGS, Bug
 from tests.guard.guarding import SCRIPTS, guard
 from tests.guard.odd_scripts import ODD
+from tests.helpers import patches
 from tests.helpers.commands import read, run_folder
 
 HEALTHY = sorted(p.stem for p in SCRIPTS.glob("*.py"))
-QUICK_ODD = ("stubborn", "catches-all", "overwrites", "arguments", "crash", "never-steps", "exits-early")
-QUICK_BUGS = ("zero-grad", "optimizer-copy", "steplr-per-batch")
+QUICK_ODD = ("stubborn", "catches-all", "overwrites", "arguments", "crash", "never-steps", "exits-early", "local-rank")
+QUICK_BUGS = ("zero-grad", "optimizer-copy", "steplr-per-batch", "ranks-bare-model")
+
+RANKS = {"ddp": {"--nproc": "2"}}  # scripts that a launcher starts
 
 FEED = """
 import torch
@@ -65,7 +72,7 @@ def broken(bug: Bug) -> str:
 def stopped(bug: Bug, folder: Path, **values: str) -> None:
     """The bug is stopped, and its cause is named."""
     probes = {"overfit", "metric", "signal"} & set(bug.checks)
-    verdicts, output, _ = guard(broken(bug), folder, interventions=bool(probes), **values)
+    verdicts, output, _ = guard(broken(bug), folder, interventions=bool(probes), **RANKS.get(bug.script, {}), **values)
     blocks = [v for v in verdicts.values() if v.blocks]
     assert blocks, output
     text = " ".join(f"{v.measured} {v.remedy}" for v in blocks).lower()
@@ -103,7 +110,7 @@ def test_guard_refuses_bad_usage(launch, tmp_path):
         (("guard", "nowhere.py"), "no script nowhere.py"),
         (("guard", "-m", "no.such.module"), "no module"),
         (("guard", "--stepz", "3", "x.py"), "unknown option --stepz"),
-        (("guard", "x.py", "--lr", "3"), "stand after --"),
+        (("guard", "x.py", "--lr", "3"), "own arguments after --"),
     ):
         (tmp_path / "x.py").write_text("")
         done = launch(*argv)
@@ -219,6 +226,29 @@ def test_guard_stops_every_bug(bug, tmp_path):
     stopped(bug, tmp_path)
 
 
+@pytest.mark.verify
+@pytest.mark.parametrize("name", ["visible-tokens-scored", "horizon-in-samples", "ema-swapped"])
+def test_guard_stops_unseen(name, tmp_path):
+    """Bugs of the open half that no check was designed for."""
+    one = next(p for p in unseen.BUGS if p.id == name)
+    verdicts, output, _ = guard(patches.patched(one), tmp_path, interventions=False)
+    assert failed(verdicts), output
+
+
+@pytest.mark.verify
+def test_guard_under_torchrun(tmp_path):
+    """Rank 0 rehearses both ranks; the verdicts are printed once."""
+    (tmp_path / "ddp.py").write_text(broken(next(b for b in BUGS if b.id == "ranks-same-data")))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "trainworthy.guard"]
+    words = ["--no-interventions", "--seconds", "1", "ddp.py"]
+    done = subprocess.run(
+        [*command, *words], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("FAIL   ranks") == 1, done.stdout
+    assert "DistributedSampler is missing" in done.stdout
+
+
 @pytest.mark.parametrize("name", ["gan", "nanogpt"])
 def test_guard_is_quiet(name, tmp_path):
     """A handful of healthy scripts."""
@@ -234,5 +264,5 @@ def test_guard_is_quiet(name, tmp_path):
 def test_guard_is_quiet_on_every_healthy_script(name, seed, tmp_path):
     """The full matrix, at three seeds."""
     source = re.sub(r"manual_seed\(\d+\)", f"manual_seed({seed})", (SCRIPTS / f"{name}.py").read_text())
-    verdicts, output, _ = guard(source, tmp_path)
+    verdicts, output, _ = guard(source, tmp_path, **RANKS.get(name, {}))
     assert not failed(verdicts), output

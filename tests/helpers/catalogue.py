@@ -1,6 +1,6 @@
 """Silent bugs of public projects, each planted in a fork of some recipe, and healthy things that look like bugs.
 
-`python -m tests.catalogue` writes docs/catalogue.md from this and from what plants and lookalikes say of themselves; a test holds
+`python -m tests.helpers.catalogue` writes docs/catalogue.md from this and from what plants and lookalikes say of themselves; a test holds
 the two together.
 
 A plant says which bug it is in `source` ("LLM-01 owner/project#1") or in its name ("dif-01-..."), a lookalike in its name.
@@ -162,7 +162,7 @@ def page() -> str:
         "Bugs that public projects had, none of which raises an exception or a warning: the run ends well, and the result is",
         "spoilt. Each is planted in forks of the recipes, and a test asserts which gate stops it, before anything is trained, and",
         "with which words. Below them, healthy things that look like bugs: no gate may fail them. This page is written by",
-        "`python -m tests.catalogue`, and a test holds it against the suite.", "",
+        "`python -m tests.helpers.catalogue`, and a test holds it against the suite.", "",
         f"{n} of {len(BUGS)} bugs are planted, {sum(map(bool, controls.values()))} of {len(CONTROLS)} controls stand as healthy "
         f"variants. The suite has {all_of_it} plants and {more} healthy",
         "variants in all: the others were found here, or stand for rows of the [gates](gates.md) for which no public project's bug",

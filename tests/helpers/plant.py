@@ -46,3 +46,14 @@ class Healthy:
     """Gates that have nothing to judge here."""
     alarm: str = ""
     """Why a gate cries wolf today; the test is then a strict xfail."""
+
+
+def padded_right(ends: str, most: str) -> str:
+    """A user's own generation from the prompts `asked`, in place of the one of recipes/shared: answers continue the padding."""
+    return f"""        pad, width = tokenizer.pad_token_id, max(map(len, asked))
+        ids = torch.tensor([a + [pad] * (width - len(a)) for a in asked], device=run.device)
+        mask = torch.tensor([[1] * len(a) + [0] * (width - len(a)) for a in asked], device=run.device)
+        out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens={most}, do_sample=False, eos_token_id={ends},
+                             pad_token_id=pad)
+        said = [([t for t in row if t not in {ends}], True) for row in out[:, width:].tolist()]
+"""

@@ -34,8 +34,8 @@ from tests.helpers.settings import SHORT
 
 WHOLE = ("rl/ppo", "vision/classify")
 TELLING = "schema,data,leakage,wiring,schedule,dependency,evaluation,resume"
-IN_MAKE_TEST = ("diffusion/pixel", "distill/whisper", "llm/reward", "rl/dqn", "vision/segment", "vlm/instruct")
-"""One of each domain: these are also run by `make test`, the others by `make smoke` and `make verify`."""
+LONGER = ("diffusion/latent", "diffusion/text", "vision/detect")
+"""Run by `make smoke` and `make verify`. The others, which take less than a minute of CPU time each, also by `make test`."""
 PLAIN = ("--run.no-tensorboard", "--run.keep-checkpoints", "1000")
 STOPPED, DONE = 5, 0
 REWARD = '''"""Rewards for a model of random weights, which is never right."""
@@ -177,9 +177,7 @@ def shown(done: subprocess.CompletedProcess) -> str:
 def cases(domain: str) -> list:
     """A parameter for each recipe in the folder of a domain."""
     found = [e.id for e in recipes() if HOME in e.path.parents and e.id.split("/")[0] == domain]
-    return [
-        pytest.param(r, id=r, marks=[pytest.mark.smoke] + [pytest.mark.verify] * (r not in IN_MAKE_TEST)) for r in found
-    ]
+    return [pytest.param(r, id=r, marks=[pytest.mark.smoke] + [pytest.mark.verify] * (r in LONGER)) for r in found]
 
 
 def smoke(recipe: str, cwd: Path, stand_ins: Path) -> None:
@@ -205,16 +203,27 @@ def smoke(recipe: str, cwd: Path, stand_ins: Path) -> None:
     if recipe in WHOLE:
         passed(folder)
     step("resume", "resume", folder, code=DONE)
-    summary = commands.read(folder / "summary.json")
-    assert summary["metrics"]
-    assert summary["baselines"]
     assert commands.losses(folder)
-    assert any((folder / "export").iterdir())
+    complete(folder)
     (folder / "report.html").unlink()
     step("report", "report", folder, code=DONE)
     assert "<html" in (folder / "report.html").read_text()
     print(f"{recipe}: " + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in cost.items()), end="; ")
     print(f"{sum(cost.values()):.0f} s of CPU time")
+
+
+def complete(folder: Path) -> None:
+    """A run left the files of the run folder, an export, a page, pictures or words to look at."""
+    names = ("args", "environment", "data", "gates", "monitors", "summary")
+    assert not [n for n in names if not (folder / f"{n}.json").is_file()]
+    summary = commands.read(folder / "summary.json")
+    assert summary["metrics"]
+    assert summary["baselines"]
+    assert summary["question"].endswith("?")
+    assert any((folder / "export").iterdir())
+    assert (folder / "card.md").is_file()
+    assert "<html" in (folder / "report.html").read_text()
+    assert any((folder / "previews").rglob("*")) or summary["figures"]
 
 
 def passed(folder: Path) -> None:

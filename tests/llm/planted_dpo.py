@@ -67,5 +67,13 @@ PLANTS = [
           "    object.__setattr__(chat, 'answer', lambda text, opening='': pairs.Chat.answer(chat, text, opening)[:-1])\n" + READ,
           ("unscored", "ends it"), recipe=DPO, before=("template",), why="the rendered example lacks it, too",
           source="LLM-03 huggingface/trl PR#6357", harm="answers do not stop"),
+    Plant("dpo-exchanged-in-training", "sides", "L9", READ, READ +
+          "    data['train'].rows = [{**r, 'chosen': r['rejected'], 'rejected': r['chosen']} for r in data['train'].rows]\n",
+          ("exchanged in one of the splits",), recipe=DPO, harm="the rejected answer is learnt, in a file of one split alone"),
+    Plant("dpo-evaluates-a-place-late", "preference", "L9", "each = logits[:, :-1].float()", "each = logits[:, 1:].float()",
+          ("evaluated log-probability",), recipe=DPO, harm="margins of tokens that the model has already read"),
+    Plant("dpo-reads-ahead", "causal", "L4", BUILT, BUILT + "    trainer.model.get_input_embeddings().register_forward_hook(\n"
+          "        lambda module, args, out: out + 0.1 * out.roll(-1, 1))\n", ("a later token moves",), recipe=DPO,
+          harm="each token's own target is in its input; the loss and its reference read it alike"),
 ]  # fmt: skip
 RELATIVES = [p.id for p in PLANTS]  # each builds a language model several times; test_dpo_lm has them on a small one

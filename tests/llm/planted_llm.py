@@ -4,18 +4,15 @@ Most are overrides of the trainer's or the collator's methods, as a user would w
 """
 
 from tests.conftest import ROOT
-from tests.helpers.plant import Plant
+from tests.helpers.plant import Plant, padded_right
 
 SFT = "llm/sft"
 CONVERSATIONS = str(ROOT / "tests" / "fixtures" / "conversations.jsonl")
 TRAINER = "    return SFTTrainer(model=model,"
 LOADED = "quantized.load(path, dtype, run.device) if cfg.load_in_4bit else loading.load(path, dtype)\n"
-MODEL = "    model = loading.adapted(model, cfg.lora_rank)\n"
+MODEL = "    model = loading.adapted(loading.attend(model, cfg.attention, run.device), cfg)\n"
 COLLATOR = "        split.collator = trainer.data_collator\n"
-PADDED_LEFT = """[[tokenizer.pad_token_id] * (width - len(a)) + a for a in asked], device=run.device)
-        mask = torch.tensor([[0] * (width - len(a)) + [1] * len(a) for a in asked]"""
-PADDED_RIGHT = """[a + [tokenizer.pad_token_id] * (width - len(a)) for a in asked], device=run.device)
-        mask = torch.tensor([[1] * len(a) + [0] * (width - len(a)) for a in asked]"""
+GENERATED = "        said = loading.generate(model, asked, pad=tokenizer.pad_token_id, ends=chat.ends, most=longest)\n"
 ASKED = "asked = [chat.ask(chat.turns(p, before), p) for p in prompts]"
 
 
@@ -94,7 +91,7 @@ PLANTS = [
     Plant("template-did-not-fire-in-evaluation", "prompts", "L8", ASKED,
           "asked = [tokenizer(p)['input_ids'] for p in prompts]", ("no prompt of the evaluation", "template"), recipe=SFT,
           source="LLM-08 huggingface/open-r1 PR#462", harm="the model is asked what it never learnt to answer"),
-    Plant("generation-padded-right", "prompts", "L1", PADDED_LEFT, PADDED_RIGHT,
+    Plant("generation-padded-right", "prompts", "L1", GENERATED, padded_right("chat.ends", "longest"),
           ("padded on the right",), recipe=SFT, source="LLM-09 huggingface/trl#6800", harm="answers continue the padding"),
     Plant("head-initialised-again", "init", "C14", MODEL,
           "    nn.init.normal_(model.get_output_embeddings().weight, std=0.02)\n" + MODEL,
@@ -128,7 +125,7 @@ PLANTS += [
           harm="only the last answer of a conversation is learnt"),
 ]  # fmt: skip
 FOUR = ("--load-in-4bit",)
-WHOLE = '            loading.merged(path, folder, base=base).save_pretrained(folder / "merged")\n'
+WHOLE = '            loading.export(loading.merged(path, folder, base=base), tokenizer, folder / "merged")\n'
 PLANTS += [
     Plant("qlora-base-in-full-precision", "four-bit", "C14", LOADED, "loading.load(path, dtype)\n",
           ("0% of the weights are in four bits", "quantization_config"), recipe=SFT, argv=FOUR,
@@ -161,7 +158,7 @@ PLANTS += [
           "            from peft import PeftModel\n\n"
           "            packed = quantized.load(path, torch.float32, run.device)\n"
           "            packed = PeftModel.from_pretrained(packed, folder).merge_and_unload()\n"
-          '            packed.dequantize().save_pretrained(folder / "merged")\n',
+          '            loading.export(packed.dequantize(), tokenizer, folder / "merged")\n',
           ("packed into four bits again",), recipe=SFT, argv=(*FOUR, "--merge-adapters"), source="LLM-19 huggingface/peft#2321",
           harm="what the adapters changed is rounded away"),
     Plant("lora-merged-twice", "merged", "L5", WHOLE,

@@ -49,7 +49,7 @@ def chat_and_rows(tmp_path: Path, tokenizer, *rows: dict, **settings) -> tuple[p
     """What a file of these rows (and an answered question, held out or not) becomes."""
     source = pairs.Source(path=str(written(tmp_path / "rows.jsonl", list(rows))), **settings)
     chat = pairs.chat(tokenizer, source)
-    train, val, _ = pairs.read(source, chat)
+    train, val, *_ = pairs.read(source, chat)
     return chat, [*train, *val]
 
 
@@ -134,7 +134,7 @@ def row(prompt: str, completion: str) -> dict[str, str]:
 
 def test_weights_say_how_often_a_row_is_read():
     a, b = ([row(f"{name} number {i}", str(i)) for i in range(10)] for name in ("first", "second"))
-    train, _, told = mixture.mixed([mixture.Part("a", 2.5, a, []), mixture.Part("b", 0.5, b, [])], near=0.8)
+    train, _, _, told = mixture.mixed([mixture.Part("a", 2.5, a, []), mixture.Part("b", 0.5, b, [])], near=0.8)
     times = [sum(r is x for r in train) for x in (*a, *b)]
     assert times == [3] * 5 + [2] * 5 + [1, 0] * 5
     assert told == ["a: 10 pairs, 25 of an epoch", "b: 10 pairs, 5 of an epoch"]
@@ -242,7 +242,7 @@ def test_a_call_in_parquet_has_the_arguments_that_it_was_given(tmp_path: Path):
     tokenizer = with_template(TOOLS)
     source = pairs.Source(path=str(tmp_path / "rows.parquet"), system="")
     chat = pairs.chat(tokenizer, source)
-    train, val, _ = pairs.read(source, chat)
+    train, val, *_ = pairs.read(source, chat)
     said = [tokenizer.decode(chat.example(r["prompt"], r["completion"])["input_ids"]) for r in (*train, *val)]
     calls = {text.rpartition("<tool_call>")[2].partition("</tool_call>")[0] for text in said if "<tool_call>" in text}
     assert calls == {'{"name": "weather", "arguments": {"city": "Lima"}}', '{"name": "add", "arguments": {"a": 1}}'}
@@ -260,7 +260,7 @@ def test_a_data_set_in_the_hub_s_layout(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     source = pairs.Source(path="hub:set*2", system="", near=0)
     monkeypatch.chdir("/")
-    train, val, _ = pairs.read(source, pairs.chat(language.tokenizer(), source))
+    train, val, *_ = pairs.read(source, pairs.chat(language.tokenizer(), source))
     assert sorted(r["completion"] for r in train) == [*"aabbcc"]
     assert sorted(r["completion"] for r in val) == [*"de"]
 

@@ -75,7 +75,7 @@ def test_preferences_behind_a_conversation_are_read_as_one(tmp_path: Path):
             for i in range(60)]  # fmt: skip
     source = preferences.Source(path=str(written(tmp_path / "rows.jsonl", rows)), val="0.2")
     chat = preferences.chat(language.tokenizer(), source)
-    train, val, told = preferences.read(source, chat)
+    train, val, _, told = preferences.read(source, chat)
     assert len(train) + len(val) == 60
     assert 3 < len(val) < 25
     assert not told
@@ -96,7 +96,7 @@ def test_columns_are_mapped_and_validation_has_a_file_of_its_own(tmp_path: Path)
     names = "prompt=question,completion=reply"
     source = pairs.Source(path=str(train), val=str(tmp_path / "val.json"), columns=names, near=0)
     found = pairs.read(source, pairs.chat(language.tokenizer(), source))
-    assert [len(x) for x in found] == [9, 2, 0]
+    assert [len(x) for x in found] == [9, 2, 0, 0], "train, val, test, nothing to say"
     assert found[1][0] == {"prompt": "new?", "completion": "x", "source": "new?"}
     for wrong, words in (
         ({"columns": "prompt=q"}, "has no column q"),
@@ -173,3 +173,12 @@ def test_wrong_answers_are_drawn_by_another_rule_than_the_reward_s():
     assert not problems.differ("1/2", "0.5")
     assert problems.differ("1/2", "3/2")
     assert problems.differ("Paris", "Rome")
+
+
+def test_a_test_set_is_what_validation_leaves_of_the_held_out_rows():
+    rows = [{"prompt": str(i)} for i in range(238)]
+    val, test = pairs.spaced(rows, 128)
+    assert (len(val), len(test)) == (128, 110)
+    assert not {r["prompt"] for r in val} & {r["prompt"] for r in test}
+    assert pairs.spaced(rows, 0) == (rows, [])
+    assert pairs.spaced(rows[:150], 128)[1] == [], "22 rows are too few to report"

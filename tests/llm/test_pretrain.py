@@ -321,7 +321,7 @@ ROWS = b"".join(json.dumps({"text": f"Document number {i} says so."}).encode() +
     ("a.jsonl", b"", ("no documents",)),
     ("a.jsonl", ROWS + b'{"text": "caf\xe9"}\n' * 9, ("9 of 69", "line 61", "no valid UTF-8", "--data.max-bad")),
     ("a.jsonl", ROWS + b'{"text": "  "}\n' * 9, ("nothing in it can be asked for", "line 61")),
-    ("a.jsonl", ROWS + b"{", ("line 61", "no JSON")),
+    ("a.jsonl", ROWS + b"{", ("line 61", "not JSON")),
     ("a.jsonl", b'{"content": "x", "n": 3}\n', ("content (str), n (int)", "'text' (str)", "--data.column")),
     ("a.jsonl", b'{"text": 3}\n', ("text (int)",)),
     ("a.csv", b"content\nx\n", ("content", "--data.column")),

@@ -182,7 +182,7 @@ def test_an_evaluation_leaves_the_weights_of_a_cpu_with_bf16_as_they_are(net: Pa
 
 def test_adapters_are_fp32_and_every_one_gets_a_gradient(net: Path):
     """Without peft's `prepare_model_for_kbit_training`."""
-    model = loading.adapted(quantized.load(str(net), torch.bfloat16, CPU), 4)
+    model = loading.adapted(quantized.load(str(net), torch.bfloat16, CPU), loading.LoRA(lora_rank=4))
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     for n, p in trained.items():
         torch.nn.init.normal_(p) if "lora_B" in n else None

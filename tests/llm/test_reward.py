@@ -70,7 +70,7 @@ def test_what_a_run_leaves(straight: Path):
 def test_the_export_gives_the_same_rewards_in_a_process_without_this_project(net: Path, straight: Path):
     """Answers of different lengths in one padded batch there, each alone here, from the weights that training saved."""
     chat = pairs.Chat(loading.scoring_tokenizer(str(net)), "You say what a Python function does.")
-    model = loading.adapted(loading.scorer(str(net), torch.float32), 4, head="score").eval()
+    model = loading.adapted(loading.scorer(str(net), torch.float32), loading.LoRA(lora_rank=4), head="score").eval()
     trained = load_file(straight / "checkpoints" / "reward" / "latest" / "model.safetensors")
     assert "base_model.model.score.modules_to_save.default.weight" in trained
     assert not model.load_state_dict(trained, strict=False).unexpected_keys

@@ -145,7 +145,7 @@ def test_bad_documents_of_a_stream(small, net: Path, tmp_path: Path):
     ("a.csv", b"text\nx\n", (), ("a.csv cannot be streamed", ".jsonl or .parquet", "leave --data.streaming out")),
     ("a.jsonl", b'{"body": "x"}\n', (), ("byte 0 of a.jsonl", "body (str)", "'text' (str)", "--data.column")),
     ("a.jsonl", b"", (), ("no documents",)),
-    ("a.jsonl", b"no json\n", (), ("byte 0 of a.jsonl is no JSON",)),
+    ("a.jsonl", b"no json\n", (), ("byte 0 of a.jsonl is not JSON",)),
     ("a.parquet", b"PAR1 no more", (), ("a.parquet cannot be read", "unfinished download")),
     ("", b"", (), ("cannot be streamed", "hub:owner/name")),
 ])  # fmt: skip

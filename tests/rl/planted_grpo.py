@@ -1,19 +1,12 @@
 """Bugs of learning from rewards, planted in a fork of rl/grpo; the words were fixed before the gates were run on them."""
 
-from tests.helpers.plant import Plant
+from tests.helpers.plant import Plant, padded_right
 
 GRPO = "rl/grpo"
 TRAINER = "    trainer = GRPOTrainer(model="
 BUILT = "    trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)\n"
 REWARD = "    function = problems.load(cfg.reward)\n"
-LEFT = (
-    "        ids = torch.tensor([[tokenizer.pad_token_id] * (width - len(a)) + a for a in asked], device=run.device)\n"
-    "        mask = torch.tensor([[0] * (width - len(a)) + [1] * len(a) for a in asked], device=run.device)\n"
-)
-RIGHT = (
-    "        ids = torch.tensor([a + [tokenizer.pad_token_id] * (width - len(a)) for a in asked], device=run.device)\n"
-    "        mask = torch.tensor([[1] * len(a) + [0] * (width - len(a)) for a in asked], device=run.device)\n"
-)
+GENERATED = "        said = loading.generate(model, asked, pad=tokenizer.pad_token_id, ends=asker.ends, most=cfg.max_new_tokens)\n"
 
 
 def plant(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ...], **more) -> Plant:
@@ -52,7 +45,8 @@ PLANTS = [
           "    from trl.trainer import grpo_trainer\n\n    own_pad = grpo_trainer.pad\n"
           "    grpo_trainer.pad = lambda rows, **how: own_pad(rows, **{**how, 'padding_side': 'right'})\n" + TRAINER,
           ("padded on the right",), source="LLM-07", harm="shorter prompts of a batch are answered behind their padding"),
-    plant("grpo-evaluation-pads-right", "prompts", "L1", LEFT, RIGHT, ("padded on the right",), source="LLM-07",
+    plant("grpo-evaluation-pads-right", "prompts", "L1", GENERATED,
+          padded_right("asker.ends", "cfg.max_new_tokens"), ("padded on the right",), source="LLM-07",
           harm="held-out answers worse than the model"),
     plant("grpo-not-centred", "advantages", "R1", TRAINER, made("out['advantages'] = out['advantages'] + 0.5"),
           ("not centred",), source="R1", harm="every answer becomes likelier, whatever it earns"),
@@ -89,7 +83,7 @@ PLANTS = [
     plant("grpo-mean-over-answers", "objective", "R1", '        loss_type="dapo",', '        loss_type="grpo",',
           ("a mean over answers",), source="R1 LLM-12", harm="tokens of short answers weigh more"),
     plant("grpo-held-out-learnt", "questions", "C6", "    rows = problems.read(cfg.data)\n",
-          "    rows = problems.read(cfg.data)\n    rows = (rows[0] + rows[1][::9], rows[1])\n", ("in both splits",), source="C6",
+          "    rows = problems.read(cfg.data)\n    rows = (rows[0] + rows[1][::9], *rows[1:])\n", ("in both splits",), source="C6",
           harm="held-out accuracy is that of training"),
 ]  # fmt: skip
 RELATIVES = [p.id for p in PLANTS]  # each builds SmolLM2; test_grpo has some on a small model

@@ -24,6 +24,9 @@ def plant(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ..
 
 
 PLANTS = [
+    plant("rlhf-prompts-of-one-iteration", "walk", "C15",
+          "stream.keys(unit * cfg.rollout_batch_size, (unit + 1) * cfg.rollout_batch_size)", "stream.keys(0, cfg.rollout_batch_size)",
+          ("begins anew",), harm="the policy is trained on the first prompts alone"),
     plant("rlhf-reference-follows", "wiring", "C3", TOLD,
           TOLD + '        stage.frozen_modules["reference"].load_state_dict(policy.state_dict())\n', ("frozen",), source="R2",
           harm="the distance is always nothing: no price holds the policy"),
@@ -72,7 +75,7 @@ PLANTS = [
           source="R1", harm="nothing to learn"),
     plant("rlhf-longer-is-better", "reward", "R1", STAGES, STAGES, ("length",), argv=("--reward", f"{REWARDS}:longer"),
           source="R1", harm="answers to the length limit"),
-    plant("rlhf-nan-reward", "reward", "R1", STAGES, STAGES, ("no number",), argv=("--reward", f"{ODD}:undefined"),
+    plant("rlhf-nan-reward", "reward", "R1", STAGES, STAGES, ("not a number",), argv=("--reward", f"{ODD}:undefined"),
           source="R1", harm="a run that stops itself after hours"),
     plant("rlhf-wrong-count", "reward", "R1", STAGES, STAGES, ("wrong number of",), argv=("--reward", f"{ODD}:one"),
           source="R1", harm="one reward for all"),

@@ -1,4 +1,4 @@
-"""Environments that fail, by the real command: what raises, what is no number, what is not installed, what no seed decides."""
+"""Environments that fail, by the real command: what raises, something that is not a number, what is not installed, what no seed decides."""
 
 from collections.abc import Callable
 from pathlib import Path

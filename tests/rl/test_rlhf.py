@@ -79,7 +79,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("name", "wrong"), [
-    ("constant", "constant"), ("undefined", "no number"), ("one", "wrong number of"), ("raises", "raised; got: ZeroDivisionError"),
+    ("constant", "constant"), ("undefined", "not a number"), ("one", "wrong number of"), ("raises", "raised; got: ZeroDivisionError"),
     ("empty", "an empty answer"), ("neighbours", "texts beside it"), ("letters", ""),
 ])  # fmt: skip
 def test_odd_rewards_are_found(name: str, wrong: str):

@@ -138,7 +138,7 @@ DATA = [
     Plant("normalised-twice-in-training", "data", "V1", "image = self.augment(image)", "image = self.augment(image) / 255",
           ("'image'", "another scale in training"), source="VIS-01 imagenet-multiGPU.torch PR#18",
           harm="the net is evaluated on inputs 255 times larger than those it was trained on"),
-    Plant("labels-from-one", "data", "C7", SAMPLE, SAMPLE.replace("[index]}", "[index] + 1}"), ("no class", "10"),
+    Plant("labels-from-one", "data", "C7", SAMPLE, SAMPLE.replace("[index]}", "[index] + 1}"), ("not class ids", "10"),
           before=("schema",), why="torch refuses class 10 in the loss, if one of the two samples of the batch is a nine",
           source="VIS-07 PaddlePaddle/PaddleDetection PR#1457"),
     Plant("background-class", "data", "C7", "classes = digits.CLASSES\n",

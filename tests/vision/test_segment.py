@@ -205,8 +205,8 @@ def damaged(root: Path, what: str) -> Path:
 FAULTS = {
     "no mask": ("1 of 6 pictures", "have no mask", "01.png", "mask of 0 everywhere"),
     "another size": ("not as large", "72x68", "32x32", "nearest"),
-    "unexpected ids": ("ids that are no class", "7 (216 pixels)", "01.png", "0 to 1", "255 for void"),
-    "from one": ("ids that are no class", "2 (", "count from 1"),
+    "unexpected ids": ("ids that are not class ids", "7 (216 pixels)", "01.png", "0 to 1", "255 for void"),
+    "from one": ("ids that are not class ids", "2 (", "count from 1"),
     "instances": ("cannot be read", "instance numbers"),
     "colours": ("cannot be read", "colours (RGB)", "class id"),
     "empty": ("no picture in", "images", "needed"),

@@ -8,7 +8,7 @@ ALIGN_RATES = '{"projector": cfg.optim.lr}, start'
 INSTRUCT_RATES = 'rates = {"projector": cfg.optim.lr, "language": cfg.language_lr}\n'
 LOADED = "model.load_state_dict(previous.model.state_dict())\n"
 LOSS = 'return {"answer": rows.nll(model(batch), batch["labels"])}\n'
-ENCODER = "encoder, words = vision.load(cfg.encoder), language.load(cfg.language, lora_rank=cfg.lora_rank)\n"
+ENCODER = "encoder, words = vision.load(cfg.encoder), language.load(cfg.language, cfg)\n"
 FEATURES = "features = self.projector(self.encoder(images))"
 FORWARD = "return rows.answer(self.language, self.embedded(batch), batch)\n"
 SOURCE = "    return Questions(source,"
@@ -101,6 +101,7 @@ for data in stage.data.values():
           ("moves the encoder",), recipe=VLM, argv=THIRD, harm="what the encoder learnt from far more pictures is gone"),
 ]  # fmt: skip
 RELATIVES = [
+    "vlm-01-places-scored",
     "vlm-03-one-table-trains",
     "vlm-02-frozen-under-no-grad", "encoder-in-train-mode", "answers-cut", "vlm-04-projector-frozen-with-the-tower",
     "vlm-07-projector-not-loaded", "projector-made-anew", "language-model-hot", "one-picture-for-all", "one-rate-for-all",

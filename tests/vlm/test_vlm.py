@@ -295,7 +295,7 @@ BAD = {
     "an empty answer": (lines(GOOD, {**GOOD, "answer": " "}), ("line 2", "answer ' '", "each a text")),
     "no image": (lines(GOOD, {**GOOD, "image": ""}), ("line 2", "image ''", "each a text")),
     "two places for one picture": (lines(GOOD, {**GOOD, "question": "<image> or <image> ?"}), ("line 2", "one place", "messages")),
-    "no JSON": (lines(GOOD, "image: a.jpg"), ("line 2", "no JSON", "image: a.jpg")),
+    "no JSON": (lines(GOOD, "image: a.jpg"), ("line 2", "not JSON", "image: a.jpg")),
     "an empty file": ("", ("train.jsonl is empty",)),
     "a picture that is none": (lines(GOOD, {**GOOD, "image": "fake.png"}), ("1 of 2 pictures", "fake.png", "cannot be read")),
     "a picture that is missing": (lines(GOOD, {**GOOD, "image": "gone.png"}), ("1 of 2 pictures", "gone.png")),
@@ -323,6 +323,31 @@ def test_bad_folders_are_told(what: str, hub, launch, tmp_path):
     (folder / "train.jsonl").write_text(text)
     (folder / "fake.png").write_text("no picture")
     refused(launch("check", *small(hub), "--data.path", str(folder), HF_HUB_OFFLINE="1"), *said)
+
+
+def test_a_share_of_the_pictures_or_a_file_is_held_out(hub, launch, tmp_path):
+    """Lines of one picture, and both of a counterfactual pair, stay on one side; test.jsonl is evaluated once, at the end."""
+    ours = [{"image": f"{i}.png", "question": q, "answer": "a", "pair": f"{i // 2}"} for i in range(400) for q in "xy"]
+    out = folders.held_out(ours, 0.25)
+    assert 0.15 < sum(out) / len(out) < 0.35
+    sides = {}
+    for line, held in zip(ours, out, strict=True):
+        sides.setdefault(line["pair"], set()).add(held)
+    assert all(len(s) == 1 for s in sides.values())
+    folder = tmp_path / "data"
+    shutil.copytree(hub / "data", folder)
+    (folder / "val.jsonl").rename(folder / "test.jsonl")
+    own = ("--data.path", str(folder), "--data.val")
+    done = launch("data", *small(hub), *own, "0.3", HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.shown
+    assert " test" in done.stdout
+    done = launch("data", *small(hub), *own, str(folder / "test.jsonl"), HF_HUB_OFFLINE="1")
+    assert "same input   8 of 8" in done.stdout.split("test in val")[1], "the same file twice"
+    refused(launch("check", *small(hub), *own, "2", HF_HUB_OFFLINE="1"), "--data.val 2", "between 0 and 1")
+    refused(
+        launch("check", *small(hub), "--data.path", "scenes", "--data.val", "0.3"),
+        "--data.val is for pictures of your own",
+    )
 
 
 @pytest.mark.parametrize(("argv", "said"), [

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 from trainworthy.core import Data, Field, Run, UserError
 from trainworthy.core.base import seeds
-from trainworthy.core.data.validation_split import held_out as held_out_by
+from trainworthy.core.data.validation_split import parse_val as held_out_by
 from trainworthy.recipes.diffusion.data import pictures as source
 from trainworthy.recipes.diffusion.models.noise import Process
 from trainworthy.recipes.vision.data import pictures

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.loader import ahead
-from trainworthy.core.data.texts import exclusions
+from trainworthy.core.data.texts import load_exclusions
 from trainworthy.recipes.shared import whisper
 
 THREADS, WINDOW = 16, 64  # reads at once where a set is surveyed, and in hand
@@ -88,7 +88,7 @@ def rows(root: Path, lines: list[dict[str, str]], *, rate: int, teacher: whisper
 def allowed(root: Path, found: list[Row], *, held_out: int) -> tuple[list[Row], int]:
     """(the lines without those to learn from that the folder's exclusion lists name, how many these were); every `held_out`th
     group is not learnt from. `trainworthy data` writes the lists."""
-    skip = exclusions(root)
+    skip = load_exclusions(root)
     kept = [row for row in found if row.group % held_out == 0 or not skip(row.text)]
     return kept, len(found) - len(kept)
 

@@ -32,7 +32,7 @@ def transcripts(model: nn.Module, batch: dict, teacher: Whisper) -> list[core.Ti
     """What is written of each recording, and how much of it is right."""
     heard = teacher.write(model(batch["envelope"]))
     return [
-        core.Tile(h, good=max(0.0, 1 - word_error_rate([t], [h]))) for t, h in zip(batch["text"], heard, strict=True)
+        core.Tile(h, score=max(0.0, 1 - word_error_rate([t], [h]))) for t, h in zip(batch["text"], heard, strict=True)
     ]
 
 

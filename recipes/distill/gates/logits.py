@@ -54,3 +54,76 @@ def teacher(judge: Judge) -> Gate:
         )  # fmt: skip
 
     return prove
+
+
+NEAR = {"fp32": 1e-4}  # relative: the loss of a sample against the formula
+COARSE = 5e-2  # the same in 16 bits
+PAIRS = 8  # samples with a label, and as many without
+
+
+def divergence(judge: Judge) -> Gate:
+    """The gate on both terms of the loss, with `judge` as the teacher."""
+    title = "both loss terms of each sample equal their formulas, on weights that have moved"
+
+    @gate("divergence", rows="C1", title=title, reads="data model loss counts train")
+    def prove(proof: Proof) -> Finding:
+        """Hinton 2015, equation 4 with T^2, sample by sample in double precision, on the overfit model: an untrained student's equal
+        scores make several wrong formulas look right. Where a term differs, known mistakes are computed, too."""
+        (run, stage, _), cfg = overfitted(proof), proof.cfg
+        data = stage.data["train"]
+        order = pick(data, min(len(data), 64 * PAIRS), cfg.run.seed)
+        known = [i for i in order if bool(data.peek(i, "known"))][:PAIRS]
+        indices = known + [i for i in order if not bool(data.peek(i, "known"))][:PAIRS]
+        batch = fetch(data, indices, cfg.run.seed, run.device)
+        got: dict[str, list[float]] = {}
+        with evaluating(stage.model), run.autocast():
+            for i in range(len(indices)):
+                one = {k: v[i : i + 1] for k, v in batch.items() if isinstance(v, Tensor)}
+                for name, term in stage.loss(stage.model, one).items():
+                    got.setdefault(name, []).append(float(term))
+            said = stage.model(batch["image"]).double()
+            theirs = judge.logits(batch["image"] * 2 - 1).double()
+        t, w = cfg.temperature, cfg.weight
+        log_q, log_p = (said / t).log_softmax(1), (theirs / t).log_softmax(1)
+
+        def apart(log_p: Tensor, log_q: Tensor) -> Tensor:
+            return (log_p.exp() * (log_p - log_q)).sum(1)
+
+        def labelled(log_q: Tensor) -> Tensor:
+            return -log_q.gather(1, batch["label"][:, None])[:, 0] * batch["known"]
+
+        due = {
+            "ce": ((1 - w) * labelled(said.log_softmax(1)),
+                   {"the scores are softened by the temperature": (1 - w) * labelled(log_q),
+                    "every label is used, also those that are not known":
+                        (1 - w) * -said.log_softmax(1).gather(1, batch["label"][:, None])[:, 0],
+                    "the weights of the two terms are exchanged": w * labelled(said.log_softmax(1))}),
+            "kl": (w * t**2 * apart(log_p, log_q),
+                   {"T^2 is missing": w * apart(log_p, log_q), "divided by T^2": w / t**2 * apart(log_p, log_q),
+                    "T for T^2": w * t * apart(log_p, log_q),
+                    "teacher and student are exchanged": w * t**2 * apart(log_q, log_p),
+                    "the teacher's scores are not softened": w * t**2 * apart(theirs.log_softmax(1), log_q),
+                    "the student's scores are not softened": w * t**2 * apart(log_p, said.log_softmax(1)),
+                    "the weights of the two terms are exchanged": (1 - w) * t**2 * apart(log_p, log_q)}),
+        }  # fmt: skip
+        near, wrong, causes, gaps = NEAR.get(run.precision, COARSE), [], [], {}
+
+        def far(values: Tensor, of: Tensor) -> float:
+            return ((values - of).abs().max() / of.abs().max().clamp_min(1e-12)).item()
+
+        for name, (right, mistakes) in due.items():
+            values = torch.tensor(got.get(name, [0.0] * len(indices)), dtype=torch.float64, device=right.device)
+            gaps[name] = far(values, right)
+            if gaps[name] > near:
+                i = int((values - right).abs().argmax())
+                wrong.append(f"{name} of a sample is {values[i]:.4g}, by its formula {right[i]:.4g}")
+                causes += [f"{name}: {k}" for k, v in mistakes.items() if far(values, v) <= near]
+        return Finding(
+            not wrong, "; ".join(wrong) or f"{len(indices)} samples: {', '.join(f'{k} within {v:.0e}' for k, v in gaps.items())}",
+            f"within {near:g} of (1 - w) (-ln q(label)) where it is known, and w T^2 sum p (ln p - ln q)",
+            "a term is another formula: sums over classes, T^2, which distribution is softened, the weight of each term\n"
+            "labels that are not known are used, or known ones are not",
+            evidence={"gaps": gaps}, cause="; ".join(causes[:1]), batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
+        )  # fmt: skip
+
+    return prove

@@ -113,7 +113,7 @@ def task(cfg: core.Config, run: core.Run, previous: core.Stage, measures: Measur
         data=data,
         loss=loss,
         evaluate=lambda model, data: {**words(run, model, data), **measures.likeness(model, data)},
-        metric=core.Metric("wer", "which words were said?", floor=1.0, ceiling=0.0, higher_is_better=False),
+        metric=core.Metric("wer", "which words were spoken?", floor=1.0, ceiling=0.0, higher_is_better=False),
         counts=lambda batch: {"ctc": (batch["letters"] != BLANK).sum()},
         expect=core.Expect(overfit_metric=0.05, overfit_steps=200),
         baselines=lambda: baselines(run, model, data["val"]),
@@ -162,7 +162,7 @@ def baselines(run: core.Run, model: Speller, val: core.Data) -> dict[str, dict[s
 def tiles(model: Speller, batch: dict) -> list[core.Tile]:
     """What is read of each recording, and how much of it is right."""
     heard = [read(row) for row in greedy(model, batch).tolist()]
-    return [core.Tile(h or "(blank)", good=max(0.0, 1 - whisper.word_error_rate([t], [h])))
+    return [core.Tile(h or "(blank)", score=max(0.0, 1 - whisper.word_error_rate([t], [h])))
             for t, h in zip(batch["text"], heard, strict=True)]  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def export(folder: Path, model: Speller, data: Spelt, cfg: core.Config) -> None:
     config = {"architecture": "Speller", "width": cfg.width, "depth": cfg.depth, "classes": ["blank", *LETTERS],
               "input": heads.sensed(data.data.source), "output": "(B, frames, classes) log-probabilities, 50 a second"}  # fmt: skip
     example = torch.stack([data.read(i)[0] for i in range(2)])
-    core.save(folder, Program(model), config, example, weights=model)
+    core.save_export(folder, Program(model), config, example, weights=model)
 
 
 # --------------------------------------------------------------------------------------------------- what must be proved

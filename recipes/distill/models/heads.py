@@ -49,5 +49,5 @@ def export(folder: Path, model: nn.Module, teacher: whisper.Whisper, cfg: core.C
     output = f"float32 (B, {teacher.frames}, {teacher.width}): encoder_outputs of whisper/"
     config = {"architecture": "Student", "width": cfg.width, "depth": cfg.depth, "teacher": cfg.data.teacher,
               "input": sensed(source), "output": output}  # fmt: skip
-    core.save(folder, student, config, torch.stack([source.read(i)[0] for i in range(2)]))
+    core.save_export(folder, student, config, torch.stack([source.read(i)[0] for i in range(2)]))
     whisper.save(reader(model, teacher), folder / "whisper")

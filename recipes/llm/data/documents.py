@@ -328,7 +328,7 @@ def parsed(line: bytes, place: str, column: str) -> list[tuple[str, str | None]]
         return [(place, None)]
     except json.JSONDecodeError as error:
         got = f"{error.msg} at column {error.colno}"
-        raise core.UserError(f"{place} is no JSON", got=got, needed="one object a line") from None
+        raise core.UserError(f"{place} is not JSON", got=got, needed="one object a line") from None
     found: list[tuple[str, str | None]] = []
     for row in rows if isinstance(rows, list) else [rows]:
         if not isinstance(row, dict) or not isinstance(row.get(column), str):

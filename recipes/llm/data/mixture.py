@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -16,6 +16,9 @@ LETTERS = (
 )
 
 
+Rows = list[dict[str, str]]
+
+
 @dataclass(frozen=True)
 class Part:
     """One data set of a mixture."""
@@ -25,6 +28,7 @@ class Part:
     """How often its training rows are read in an epoch."""
     train: list[dict[str, Any]]
     val: list[dict[str, Any]]
+    test: list[dict[str, Any]] = field(default_factory=list)
 
 
 def parts(paths: str) -> list[tuple[str, float]]:
@@ -33,7 +37,7 @@ def parts(paths: str) -> list[tuple[str, float]]:
     for one in paths.split(","):
         path, _, weight = one.strip().partition("*")
         if not path or not re.fullmatch(r"(\d+(\.\d+)?)?", weight) or (weight and not float(weight)):
-            raise core.UserError(f"--data.path {paths}: '{one}' is no data set", needed="PATH or PATH*WEIGHT, the weight above 0",
+            raise core.UserError(f"--data.path {paths}: '{one}' is not a data set", needed="PATH or PATH*WEIGHT, the weight above 0",
                                  next="--data.path a.jsonl,b.jsonl*2")  # fmt: skip
         found.append((path, float(weight or 1)))
     return found
@@ -48,13 +52,13 @@ def absolute(paths: str) -> str:
     return ",".join(path + star + weight for path, (_, star, weight) in zip(whole, words, strict=True))
 
 
-def mixed(found: list[Part], near: float) -> tuple[list[dict[str, str]], list[dict[str, str]], list[str]]:
-    """(train, val, what to say). First goes what stands there twice, then what the validation of any of them asks about; the
+def mixed(found: list[Part], near: float) -> tuple[Rows, Rows, Rows, list[str]]:
+    """(train, val, test, what to say). First goes what stands there twice, then what the validation of any of them asks about; the
     weights come last: rows that are read twice because a weight says so are no duplicates."""
-    val = [row for part in found for row in part.val]
+    val, test = ([row for part in found for row in getattr(part, split)] for split in ("val", "test"))
     rows, told = [(part, row) for part in found for row in part.train], []
-    for gone, why in ((lambda r: repeated(r, near), f"are said by an earlier one, or nearly (--data.near {near:g})"),
-                      (lambda r: asked_about(r, val), "are what validation asks about, or nearly")):  # fmt: skip
+    for gone, why in ((lambda r: repeated(r, near), f"repeat an earlier one exactly or nearly (--data.near {near:g})"),
+                      (lambda r: asked_about(r, val + test), "are what validation asks about, or nearly")):  # fmt: skip
         out = gone([row for _, row in rows])
         if out:
             told.append(f"{len(out):,} of {len(rows):,} training pairs {why}: left out")
@@ -71,7 +75,7 @@ def mixed(found: list[Part], near: float) -> tuple[list[dict[str, str]], list[di
     if not train:
         raise core.UserError("nothing is left to train on", got="; ".join(told), needed="pairs that validation does not ask about",
                              cause="one file as its own validation, or a weight that leaves no row")  # fmt: skip
-    return train, val, told
+    return train, val, test, told
 
 
 def said(row: dict[str, str]) -> str:

@@ -19,6 +19,7 @@ from trainworthy import core
 __all__ = ["COLUMNS", "IGNORED", "Chat", "Pairs", "Source"]
 
 VALIDATION = ("validation", "val", "test")
+LEAST = 32  # rows of a test set; of fewer there is none
 ROUND = 32  # a limit that follows the data is a multiple of this
 TABLES = {".csv": "csv", ".parquet": "parquet"}
 LINES = (".jsonl", ".json")
@@ -67,8 +68,11 @@ def chat(tokenizer: Any, source: Source) -> Chat:
     )
 
 
-def read(source: Source, chat: Chat) -> tuple[list[dict[str, str]], list[dict[str, str]], list[str]]:
-    """(train rows of `prompt`, `completion` and `source`, val rows, what to say of what was left out or repeated)."""
+Rows = list[dict[str, str]]
+
+
+def read(source: Source, chat: Chat) -> tuple[Rows, Rows, Rows, list[str]]:
+    """(train rows of `prompt`, `completion` and `source`, val rows, test rows, what to say of what was left out or repeated)."""
     parts, told = [], []
     for path, weight in mixture.parts(source.path):
         if path == "docstrings":
@@ -76,12 +80,20 @@ def read(source: Source, chat: Chat) -> tuple[list[dict[str, str]], list[dict[st
         else:
             train, val, bad = read_file(path, chat.rows, source)
             told += bad
-        n = min(source.held_out or len(val), len(val))
-        parts.append(mixture.Part(path, weight, train, [val[i * len(val) // n] for i in range(n)]))
+        parts.append(mixture.Part(path, weight, train, *spaced(val, source.held_out)))
     if [p.path for p in parts] == ["docstrings"] and not chat.conversations and parts[0].weight == 1:
-        return parts[0].train, parts[0].val, told  # one of each, and split so that nothing is shared
-    train, val, more = mixture.mixed(parts, source.near)
-    return train, val, told + more
+        return parts[0].train, parts[0].val, parts[0].test, told  # one of each, and split so that nothing is shared
+    train, val, test, more = mixture.mixed(parts, source.near)
+    return train, val, test, told + more
+
+
+def spaced(rows: Rows, n: int) -> tuple[Rows, Rows]:
+    """(`n` of the held-out rows, evenly spaced, or all for 0; as many of the others, which no setting is chosen on)."""
+    n = min(n or len(rows), len(rows))
+    val = [i * len(rows) // n for i in range(n)]
+    others = sorted({*range(len(rows))} - {*val})
+    m = min(n, len(others)) if len(others) >= LEAST else 0
+    return [rows[i] for i in val], [rows[others[i * len(others) // m]] for i in range(m)]
 
 
 def _own(chat: Chat, row: dict[str, str]) -> list[dict[str, str]]:

@@ -53,8 +53,8 @@ def chat(tokenizer: Any, source: Source) -> pairs.Chat:
     )
 
 
-def read(source: Source, chat: pairs.Chat) -> tuple[list[dict[str, str]], list[dict[str, str]], list[str]]:
-    """(train, val) rows of `prompt`, `chosen`, `rejected` and `source`, and what to say of rows left out."""
+def read(source: Source, chat: pairs.Chat) -> tuple[pairs.Rows, pairs.Rows, pairs.Rows, list[str]]:
+    """(train, val, test) rows of `prompt`, `chosen`, `rejected` and `source`, and what to say of rows left out."""
     if source.path == "docstrings":
         train, val, told = *constructed(), []
         for row in (train[0], val[0]):
@@ -62,8 +62,7 @@ def read(source: Source, chat: pairs.Chat) -> tuple[list[dict[str, str]], list[d
     else:
         train, val, told = pairs.read_file(source.path, lambda row: [rendered(row, chat)], source, what="preference",
                                            needed="prompt (str), chosen (str) and rejected (str)")  # fmt: skip
-    n = min(source.held_out or len(val), len(val))
-    return train, [val[i * len(val) // n] for i in range(n)], told
+    return train, *pairs.spaced(val, source.held_out), told
 
 
 def _taken(row: dict[str, str], chat: pairs.Chat) -> None:

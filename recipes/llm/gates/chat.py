@@ -28,7 +28,7 @@ def of(chat: Chat, *, packed: bool) -> list[Gate]:
 
 def of_answers(chat: Chat, answers: tuple[str, ...]) -> list[Gate]:
     """The gates on what reaches the loss: a batch has a row for each sample's first of `answers`, then for each sample's second."""
-    return [template(chat, answers), scored(chat, answers)]
+    return [template(chat, answers), scored(chat, answers), causal]
 
 
 def rows_of(batch: dict) -> dict:
@@ -276,6 +276,76 @@ def isolation(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
+@gate("causal", rows="L4", title="no token sees a later one", reads="data model loss")
+def causal(proof: Proof) -> Finding:
+    """The last answer token of each sample is exchanged, in what the recipe's own loss reads: the hidden states before it must not
+    move. Where the loss and its reference read the model in the same way, nothing else shows a model that reads its own target."""
+    run, stage = proof.look()
+    data = stage.data["train"]
+    batch = fetch(data, some(data, proof.cfg.run.seed)[:2], proof.cfg.run.seed, run.device)
+    seen: list[Tensor] = []
+    heard: list[Tensor] = []
+    net = backbone(stage.model)
+    hooks = [net.register_forward_hook(lambda _m, _a, out: seen.append(out.last_hidden_state.float())),
+             stage.model.get_input_embeddings().register_forward_hook(lambda _m, args, _out: heard.append(args[0].detach()))]  # fmt: skip
+
+    def states(one: dict) -> tuple[Tensor, Tensor]:
+        """(ids, hidden states) of the first forward."""
+        seen.clear()
+        heard.clear()
+        with evaluating(stage.model), run.autocast():
+            stage.loss(stage.model, one)
+        return heard[0], seen[0]
+
+    def exchanged(one: dict) -> dict:
+        """The batch with the last answer token of each row replaced by the first token of its row."""
+        other = dict(one)
+        if isinstance(one.get("inputs"), dict):
+            other["inputs"] = exchanged(one["inputs"])
+        ids, scored = one.get("input_ids"), one.get("labels")
+        if not isinstance(ids, Tensor):
+            return other
+        flat = ids.flatten(0, -2).clone()  # (rows, T)
+        mask = one.get("completion_mask") if scored is None else scored != IGNORED
+        mask = one.get("attention_mask") if mask is None else mask
+        if mask is None or mask.shape != ids.shape:
+            return other
+        for row, inside in zip(flat, mask.flatten(0, -2).bool(), strict=True):
+            last = inside.nonzero().flatten()
+            if len(last):
+                row[last[-1]] = row[last[0] - 1] if row[last[0] - 1] != row[last[-1]] else row[0]
+        return {**other, "input_ids": flat.view_as(ids)}
+
+    try:
+        (ids, before), (moved, after) = states(batch), states(exchanged(batch))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if (
+        ids.shape != moved.shape
+        or before.shape != after.shape
+        or before.shape[:2] != ids.shape
+        or torch.equal(ids, moved)
+    ):
+        raise Skip("the model does not read the ids of the batch as they are: nothing to exchange")
+    limit, leaks, own = 1e-4 if run.precision == "fp32" else 5e-2, [], []
+    for a, b, x, y in zip(ids, moved, before, after, strict=True):
+        places = (a != b).nonzero().flatten()
+        if len(places):
+            own.append((x[places] - y[places]).norm().item() / len(places) ** 0.5)
+            first = int(places[0])
+            leaks.append((x[:first] - y[:first]).norm(dim=-1).max().item() if first else 0.0)
+    leak = max(leaks) / max(own)
+    return Finding(
+        leak <= limit, f"a later token moves the states before it by {leak:.1e} of what it moves its own",
+        f"at most {limit:g}",
+        "attention without its causal mask, or with a mask that replaces it\n"
+        "a convolution, a norm or a mean over time in the model reads tokens to come: padding is missing on the left\n"
+        "targets are fed as inputs without a shift",
+        evidence={"leak": leak}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
+    )  # fmt: skip
+
+
 class Enough(Exception):
     """What was listened for has been heard."""
 
@@ -348,29 +418,41 @@ def padding() -> Gate:
         data = View(stage.data["train"], found["indices"])
         limit = 1e-3 if run.precision == "fp32" else 5e-2
 
-        def see(rows: list[int]) -> tuple[list[str], float]:
-            batch = fetch(data, rows, None, run.device)
-            with evaluating(stage.model), run.autocast():
-                return [t.caption for t in stage.predict(stage.model, batch)], sum(
-                    stage.loss(stage.model, batch).values()
-                ).item()
+        def see(rows: list[int]) -> tuple[list[str], float, Tensor]:
+            """(answers, loss, (rows, V) scores of the first token of each answer)."""
+            batch, first = fetch(data, rows, None, run.device), []
+            hook = stage.model.get_output_embeddings().register_forward_hook(
+                lambda _module, _args, out: first.append(out[:, -1].float())
+            )
+            try:
+                with evaluating(stage.model), run.autocast():
+                    answers = [t.caption for t in stage.predict(stage.model, batch)]
+                    return answers, sum(stage.loss(stage.model, batch).values()).item(), first[0]
+            finally:
+                hook.remove()
 
         rows = list(range(min(SAMPLES, len(data))))
-        together, loss = see(rows)
+        together, loss, scores = see(rows)
         alone = [see([i]) for i in rows]
-        differ = [(a, b[0]) for a, (b, _) in zip(together, alone, strict=True) if a != b[0]]
-        single = sum(x for _, x in alone)
+        differ = [(a, b[0]) for a, (b, _, _) in zip(together, alone, strict=True) if a != b[0]]
+        single = sum(x for _, x, _ in alone)
         gap = abs(loss - single) / max(abs(single), 0.1)  # an overfit loss is nearly nothing
         wrong = [f"answers differ: {differ[0][0]!r} in a batch, {differ[0][1]!r} alone"] if differ else []
+        # An overfit model gives its answers in spite of padding: the scores say whether it was read.
+        own = torch.cat([x for _, _, x in alone])
+        moved = ((scores - own).norm() / own.norm()).item() if scores.shape == own.shape else 0.0
+        if moved > limit:
+            wrong.append(f"scores of the first token of an answer move by {moved:.1e} in a batch: padding is read")
         wrong += (
             [f"the loss of {len(rows)} samples is {loss:.4f} in a batch, {single:.4f} alone"] if gap > limit else []
         )
         return Finding(
-            not wrong, "; ".join(wrong) or f"{len(rows)} answers the same, loss {loss:.4f} and {single:.4f}",
-            f"equal answers, losses within {limit:g}",
+            not wrong, "; ".join(wrong) or f"{len(rows)} answers the same (scores within {moved:.0e}), loss {loss:.4f} and "
+            f"{single:.4f}",
+            f"equal answers, losses and scores within {limit:g}",
             "padding on the wrong side: left for generation, right for training\n"
             "no attention mask, or position ids that count the padding",
-            evidence={"together": together, "alone": [a for a, _ in alone]},
+            evidence={"together": together, "alone": [a for a, _, _ in alone], "scores": moved},
         )  # fmt: skip
 
     return prove

@@ -1,6 +1,7 @@
 """Gate on a preference loss: it equals the declared one, relative to the initial weights (L9)."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -116,22 +117,76 @@ def preference(chat: Chat, cfg: Any) -> Gate:
             ):  # in the modes it is trained in: nothing may be drawn between the policy and its reference
                 training_modes(stage)
                 moved = lost(stage, batch) - got
+        said = run.measure(learnt, data)
+        due_of = dict(zip(("chosen", "rejected"), read(learnt.model)[0].mean(0).tolist(), strict=True))
+        evaluated = {k: abs(said[k] - v) / max(1.0, abs(v)) for k, v in due_of.items() if k in said}
+        if off := [k for k, gap in evaluated.items() if gap > (1e-3 if run.precision == "fp32" else 5e-2)]:
+            told.append(
+                f"evaluated log-probability of {off[0]} answers {said[off[0]]:.4f}, read alone {due_of[off[0]]:.4f}"
+            )
         # Sums of log-probabilities round off by some 1e-5; an attention mask that is not passed moved a loss by 2.4e-4.
         limit = 1e-4 if run.precision == "fp32" else 5e-2
         if abs(moved) > limit:
             told.append(f"in train mode {moved:+.4f}")
         return Finding(
-            max(*gaps, abs(moved)) <= limit, "; ".join(told),
+            max(*gaps, abs(moved)) <= limit and not off, "; ".join(told),
             f"{cfg.loss} at beta {cfg.beta:g}, within {limit:g}; {first_loss(cfg.loss, cfg.beta, cfg.label_smoothing):.4f} before training",
             "the reference is another model: loaded again by name, left at zero, or not taken after --init-from\n"
             "the reference is trained, or follows the policy\n"
             "dropout between the policy and its reference (attention's is an argument, no module)\n"
             "log-probabilities are averaged over tokens, or count the prompt or the padding\n"
-            "chosen and rejected are exchanged, or beta is another one",
+            "chosen and rejected are exchanged, or beta is another one\n"
+            "the evaluation reads each token's probability at another place than the loss",
             evidence={"gaps": gaps, "in_train_mode": moved, "told": told},
+            cause="the loss is right, the evaluation is not: it reads log-probabilities at other places, or counts other tokens"
+            if off and max(*gaps, abs(moved)) <= limit else "",
         )  # fmt: skip
 
     return prove
+
+
+FEATURES: dict[str, Callable[[str, str], float]] = {
+    "shares more words with its prompt": lambda prompt, text: len({*_words(text)} & {*_words(prompt)}),
+    "is longer": lambda prompt, text: len(text),
+    "has more different words": lambda prompt, text: len({*_words(text)}),
+    "has longer words": lambda prompt, text: len(text) / max(1, len(text.split())),
+    "has more lines": lambda prompt, text: text.count("\n"),
+    "has more digits": lambda prompt, text: sum(c.isdigit() for c in text),
+}
+CERTAIN, READ = 5.0, 2000  # standard errors on either side; pairs of a split
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[^\W_]+", text.casefold())
+
+
+@gate("sides", rows="L9 R1", title="held-out pairs prefer what training pairs prefer", reads="data")
+def sides(proof: Proof) -> Finding:
+    """Simple properties of the preferred answer in both splits. If it is clearly the one with more of something in training and
+    clearly the one with less among held-out pairs, the two answers are exchanged in one of the splits."""
+    data, table, wrong = proof.look()[1].data, {}, []
+    for split in ("train", "val"):
+        rows = [data[split].get(i, None) for i in data[split].representative(min(READ, len(data[split])))]
+        for name, of in FEATURES.items():
+            more = [of(r["prompt"], r["chosen"]) - of(r["prompt"], r["rejected"]) for r in rows]
+            up, down = sum(m > 0 for m in more), sum(m < 0 for m in more)
+            table[split, name] = (up, up + down, (up - down) / math.sqrt(max(1, up + down)))
+    strongest = max(FEATURES, key=lambda k: abs(table["train", k][2]))
+    for name in FEATURES:
+        (a, n, here), (b, m, there) = table["train", name], table["val", name]
+        if abs(here) > CERTAIN and abs(there) > CERTAIN and here * there < 0:
+            wrong.append(
+                f"the preferred answer {name} in {a / n:.0%} of {n} training pairs and in {b / m:.0%} of {m} held-out pairs"
+            )
+    a, n, _ = table["train", strongest]
+    b, m, _ = table["val", strongest]
+    shown = f"the preferred answer {strongest} in {a / max(1, n):.0%} of the training pairs, {b / max(1, m):.0%} of the held-out ones"
+    return Finding(
+        not wrong, "; ".join(wrong) or shown, f"no property that is preferred in one split and rejected in the other ({CERTAIN:g} standard errors)",
+        "chosen and rejected are exchanged in one of the splits\n"
+        "the splits come from other people or for other questions: split one source instead",
+        evidence={f"{split}, {name}": row for (split, name), row in table.items()},
+    )  # fmt: skip
 
 
 @monitor("likelihood", rows="L9", title="preferred answers do not become less likely")

@@ -1,4 +1,5 @@
-"""Language models by name, folder or hub id, and their tokenizers."""
+"""Chat models by name, folder or hub id: templates, ends of turns, reward heads. What all language models share is in
+recipes/shared/language_models.py."""
 
 import copy
 import math
@@ -11,7 +12,18 @@ from typing import Any
 import torch
 from torch import nn
 from trainworthy.recipes.llm.data import templates
-from trainworthy.recipes.shared import hub, smollm
+from trainworthy.recipes.shared import hub, language_models, smollm
+from trainworthy.recipes.shared.language_models import Attention as Attention  # "as": for those who import this module
+from trainworthy.recipes.shared.language_models import LoRA as LoRA
+from trainworthy.recipes.shared.language_models import adapted as adapted
+from trainworthy.recipes.shared.language_models import attend as attend
+from trainworthy.recipes.shared.language_models import backends as backends
+from trainworthy.recipes.shared.language_models import export as export
+from trainworthy.recipes.shared.language_models import generate as generate
+from trainworthy.recipes.shared.language_models import kept_in as kept_in
+from trainworthy.recipes.shared.language_models import load as load
+from trainworthy.recipes.shared.language_models import merged as merged
+from trainworthy.recipes.shared.language_models import tokenizer as plain
 
 from trainworthy import core
 
@@ -46,21 +58,6 @@ def tokenizer(path: str, chat_template: str = "", eos_token: str = "") -> Any:
     return found
 
 
-@cache
-def plain(path: str) -> Any:
-    """The tokenizer, with what ends a text and what pads. It is read once per process and never changed."""
-    from transformers import AutoTokenizer
-
-    found = AutoTokenizer.from_pretrained(path)
-    if found.eos_token_id is None:
-        raise core.UserError(
-            f"the tokenizer of {path} has no eos token", needed="the token that ends a turn, as eos_token"
-        )
-    if found.pad_token_id is None:
-        found.pad_token = found.eos_token  # masks and labels are made from lengths, so the eos of an answer stays one
-    return found
-
-
 def context(path: str) -> float:
     """Tokens that the model was made to read at once; infinite where its configuration says nothing."""
     from transformers import AutoConfig
@@ -73,19 +70,6 @@ def fits(path: str, max_length: int) -> None:
     if max_length > (limit := context(path)):
         raise core.UserError(f"--data.max-length {max_length}: longer than the model's context", got=f"{path}: {limit} positions",
                              needed=f"at most {limit}", next=f"--data.max-length {limit}")  # fmt: skip
-
-
-def load(path: str, dtype: torch.dtype, **how: Any) -> nn.Module:
-    """The model, on the CPU (or `how` from_pretrained is told). Weights are mapped from the file: a second copy costs no memory
-    until it is trained."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **how)
-    if model.get_input_embeddings().num_embeddings < len(plain(path)):
-        model.resize_token_embeddings(len(plain(path)))  # tokens that were added after pretraining
-    return model
 
 
 @cache
@@ -114,18 +98,12 @@ def ends_with(model: nn.Module, ends: list[int]) -> None:
 def scorer(path: str, dtype: torch.dtype, tokens: Any = None) -> nn.Module:
     """The model with a head of one number in place of its words, fp32, on the CPU. A new one is zero: every text the same."""
     from transformers import AutoModelForSequenceClassification
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    model, told = AutoModelForSequenceClassification.from_pretrained(
-        path, num_labels=1, dtype=dtype, output_loading_info=True
-    )
     tokens = tokens or scoring_tokenizer(path)
-    if model.get_input_embeddings().num_embeddings < len(tokens):
-        model.resize_token_embeddings(len(tokens))
+    model, missing = language_models.read(AutoModelForSequenceClassification, path, dtype, len(tokens), num_labels=1)
     model.config.get_text_config().pad_token_id = tokens.pad_token_id
     model.score.float()
-    if "score.weight" in told["missing_keys"]:
+    if "score.weight" in missing:
         nn.init.zeros_(model.score.weight)
     return model
 
@@ -135,23 +113,6 @@ def merged_scorer(path: str, adapter: Path, dtype: torch.dtype, tokens: Any = No
     from peft import PeftModel
 
     return PeftModel.from_pretrained(scorer(path, dtype, tokens).float(), adapter).merge_and_unload()
-
-
-def adapted(model: nn.Module, rank: int, *, head: str = "") -> nn.Module:
-    """LoRA (Hu 2021) of that rank on every linear layer but the head, fp32; the rest is frozen, but for a new `head` by its name,
-    which is trained whole and saved with the adapters. Rank 0: every weight trains."""
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoConfig
-
-    if not rank:
-        return model
-    known = AutoConfig.from_pretrained(model.name_or_path).get_text_config().vocab_size
-    if added := max(0, model.get_input_embeddings().num_embeddings - known):
-        raise core.UserError(f"{model.name_or_path}: the tokenizer has {added} tokens that the model lacks", got=f"--lora-rank {rank}",
-                             needed="--lora-rank 0: adapters would leave what these tokens mean as it was drawn",
-                             cause="tokens that were added after pretraining")  # fmt: skip
-    task = {"task_type": "SEQ_CLS", "modules_to_save": [head]} if head else {"task_type": "CAUSAL_LM"}
-    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", **task))
 
 
 def score_what_counts() -> None:
@@ -193,35 +154,6 @@ def exchanged(model: nn.Module, other: dict[str, torch.Tensor]) -> Iterator[None
     finally:
         for n, p in own.items():
             p.data.copy_(kept[n])
-
-
-def merged(path: str, adapter: Path, *, base: nn.Module | None = None) -> nn.Module:
-    """The model at `path` (or the `base` in its place) with an exported adapter merged into its weights; fp32: bf16 rounds off what
-    adapters add to a weight."""
-    from peft import PeftModel
-
-    base = load(path, torch.float32) if base is None else base
-    return PeftModel.from_pretrained(base, adapter).merge_and_unload()
-
-
-def attend(model: nn.Module, how: str, device: torch.device) -> nn.Module:
-    """The model with this attention implementation, where it can be trained with."""
-    from transformers.utils import is_flash_attn_2_available
-
-    if how in ("flex_attention", "flash_attention_2") and device.type != "cuda":
-        raise core.UserError(f"--attention {how} has no backward on this device", got=device.type, needed="an accelerator",
-                             next="--attention sdpa")  # fmt: skip
-    if how == "flash_attention_2" and not is_flash_attn_2_available():
-        raise core.UserError(f"--attention {how} needs the package 'flash-attn', which is not installed, or a newer device",
-                             next="pip install flash-attn --no-build-isolation, or --attention flex_attention")  # fmt: skip
-    model.set_attn_implementation(how)
-    return model
-
-
-def backends(model: nn.Module, device: torch.device) -> list[str]:
-    """Attention implementations to ask: those that run anywhere, what the model uses, and on an accelerator flex attention."""
-    found = ["sdpa", "eager", model.config._attn_implementation, *["flex_attention"] * (device.type == "cuda")]
-    return list(dict.fromkeys(found))
 
 
 def extend(config: Any, rope: str, learnt: int) -> None:

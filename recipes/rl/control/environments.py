@@ -267,18 +267,19 @@ class Environments:
 
 
 class Episodes(Data):
-    """Episodes of the environment `name` to evaluate on, each given by the seed it begins from; the same for every run. That it is
-    this environment's makes it other data than another's: a band of healthy runs is not drawn over it."""
+    """Episodes of the environment `name` to evaluate on, each given by its seed; the same for every run. `purpose` draws the
+    seeds: "evaluation" for the choice of weights and settings, "test" for the number reported at the end. The name of the
+    environment is a part of the data, so that a band of healthy runs is not drawn over another environment's."""
 
-    def __init__(self, name: str, n: int):
-        self.name, self.n = name, n
+    def __init__(self, name: str, n: int, purpose: str = "evaluation"):
+        self.name, self.n, self.purpose = name, n, purpose
         self.fields = {"environment": Field("source"), "seed": Field("source")}
 
     def __len__(self) -> int:
         return self.n
 
     def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
-        return {"environment": self.name, "seed": torch.tensor(seeds.derive("evaluation", index))}
+        return {"environment": self.name, "seed": torch.tensor(seeds.derive(self.purpose, index))}
 
     @property
     def starts(self) -> Tensor:
@@ -351,7 +352,7 @@ def tiles(
 ) -> list[Tile]:
     """An episode from each of the seeds `starts` (n,) to look at; good is one whose return is nearer `high` than `low`."""
     returned, seen = play(name, starts, act, stack=stack)
-    return [Tile(f"{r:g} in {len(o)} steps", trace(o[:, -(o.shape[1] // stack) :]), good=min(max((r - low) / (high - low), 0), 1))
+    return [Tile(f"{r:g} in {len(o)} steps", trace(o[:, -(o.shape[1] // stack) :]), score=min(max((r - low) / (high - low), 0), 1))
             for r, o in zip(returned.tolist(), seen, strict=True)]  # fmt: skip
 
 

@@ -302,7 +302,7 @@ def exploration_gate(subject: Subject) -> Gate:
         first, last = share[0], share[max(share)]
         return Finding(
             0.02 <= first <= 0.98 and last >= 0.75,
-            f"the better of two actions is taken in {first:.0%} of the first unit's steps and in {last:.0%} of the last's",
+            f"the better of two actions is taken in {first:.0%} of the first iteration's steps and in {last:.0%} of the last's",
             "2% to 98% of the first, 75% or more of the last",
             "the chance of a random action does not fall: its schedule is stuck at its start, or not told how far the run is\n"
             "nothing is ever tried at random, or what is stored is not what was done\n"

@@ -16,7 +16,8 @@ LOST = 0.5  # of the way from random actions to the best evaluation
 DECIDED = 0.05  # of the entropy of even chances
 EXPLAINED = 0.2  # share of the returns' variance
 RUNAWAY, IN_A_ROW = 10, 3  # times FAR, in so many evaluations: the updates no longer have to do with the samples
-FAR, CLIPPED = 0.1, 0.4  # nats between the policy before and after a unit's updates; share of its samples at the clip
+# KL in nats between the policy before and after an iteration's updates; share of its samples at the clip
+FAR, CLIPPED = 0.1, 0.4
 NOWHERE = 1e-6  # nats
 DONE = 0.9  # of the way from random actions to what cannot be beaten: nothing is left to say
 
@@ -41,14 +42,14 @@ def lost(history: Rows, floor: float, ceiling: float, *, over: bool = False, act
     gone = [(peak - row["val/return"]) / (peak - floor) >= GONE for row in rows if clear and row["step"] > best["step"]]
     if gone and gone[-1] and (over or (len(gone) >= AGAIN and all(gone))):
         return _told(
-            f"the return was {peak:.4g} at unit {best['step']:g} and is {now:.4g}: {GONE:.0%} or more of what was learnt is lost",
+            f"the return was {peak:.4g} at iteration {best['step']:g} and is {now:.4g}: {GONE:.0%} or more of it is lost",
             "a rate too high for what is left to learn, or values that ran away (see value, explained_variance)",
             "the best weights are kept; a new run with a lower --optim.lr",
         )
     kl = [row.get("train/policy/approx_kl", 0.0) for row in rows]
     if len(rows) == AGAIN and min(kl) > BEYOND * FAR and (now < peak or peak <= floor):
         return _told(
-            f"KL {min(kl):.3g} nats or more over a unit's updates, where {FAR:g} is much, and the return does not rise",
+            f"KL {min(kl):.3g} nats or more over an iteration's updates, where {FAR:g} is much, and the return does not rise",
             "the ratio or its clip is not in the loss (see the gate formula), or a rate too high",
             "trainworthy check --only formula; a lower --optim.lr, fewer --update-epochs",
         )
@@ -77,7 +78,7 @@ def halt(run: "Run", stage: "Stage", *, actions: int = 0) -> None:
     over = run.current is not None and run.current.index + 1 == run.total
     if said := lost(run.journal.history, stage.metric.floor, stage.metric.ceiling, over=over, actions=actions):
         raise Stop(
-            f"the policy is lost (R6): the run stopped itself at unit {run.step + 1} of {run.total}\n{said}"
+            f"the policy is lost (R6): the run stopped itself at iteration {run.step + 1} of {run.total}\n{said}"
             "                (--no-stop-lost goes on all the same)"
         )
 
@@ -114,7 +115,7 @@ def kept(floor: float) -> Monitor:
         learnt = peak - floor > best["val/return_sd"]
         lost = (peak - last) / max(peak - floor, 1e-9)
         return Finding(
-            lost <= LOST or not learnt, f"return {peak:.4g} at unit {best['step']}, {last:.4g} at the end",
+            lost <= LOST or not learnt, f"return {peak:.4g} at iteration {best['step']}, {last:.4g} at the end",
             f"at most {LOST:.0%} of it lost again",
             "take the best weights (--run.export best); then a lower --optim.lr, or a schedule that ends near zero",
             evidence={"peak": peak, "last": last, "lost": lost},
@@ -153,7 +154,9 @@ def undecided(floor: float, ceiling: float, actions: int) -> Monitor:
         earned = [r["val/return"] for r in rows]
         stuck = bool(early) and max(earned) - earned[early[0]] <= 0.1 * max(earned[early[0]] - floor, 1e-9)
         where = (
-            f", {share[early[0]]:.1%} already at unit {rows[early[0]]['step']}, and no better since" if stuck else ""
+            f", {share[early[0]]:.1%} already at iteration {rows[early[0]]['step']}, and no better since"
+            if stuck
+            else ""
         )
         return Finding(
             not stuck or reached(history, floor, ceiling),
@@ -177,7 +180,7 @@ def far() -> Monitor:
         runaway = len(kl) >= IN_A_ROW and min(kl[-IN_A_ROW:]) > RUNAWAY * FAR
         return Finding(
             most <= FAR and share <= CLIPPED and not still,
-            f"KL {most:.2g} at most from before to after a unit's updates, {share:.0%} of the samples at the clip",
+            f"KL {most:.2g} at most from before to after an iteration's updates, {share:.0%} of the samples at the clip",
             f"KL between {NOWHERE:g} and {FAR:g}, at most {CLIPPED:.0%} at the clip",
             "the policy does not move: --optim.lr, or advantages that are all alike" if still
             else "a lower --optim.lr, fewer --update-epochs, a larger --train.batch-size", evidence={"kl": kl, "clip_fraction": clipped,
@@ -196,8 +199,8 @@ def fresh(capacity: int) -> Monitor:
         age = curve(history, "replay_age")
         oldest = max(age, default=0.0)
         return Finding(
-            oldest <= max(capacity, 1), f"transitions {age[-1] if age else 0:.3g} units old on average at the end",
-            f"at most {capacity} units, what a full replay spans",
+            oldest <= max(capacity, 1), f"transitions {age[-1] if age else 0:.3g} iterations old on average at the end",
+            f"at most {capacity} iterations, what a full replay buffer spans",
             "new steps are not added any more (a full replay must make room), or are written elsewhere than they are drawn",
             evidence={"age": age},
         )  # fmt: skip

@@ -113,7 +113,7 @@ def _rehearse(proof: Proof) -> Seen:
         stage.loss = own
         stage.model.__dict__.pop("sample", None)
     if not out.batch:
-        raise Skip("no update in the second unit (see wiring)")
+        raise Skip("no update in the second iteration (see wiring)")
     out.steps = {k: _everywhere(run, torch.stack([r[k] for r in rows])) for k in rows[0]}
     return out
 

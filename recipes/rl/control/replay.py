@@ -18,7 +18,7 @@ KEPT = ("observation", "action", "reward", "next_observation", "terminated", "tr
 def fits(n_step: int, rollout: int, capacity: int, envs: int) -> None:
     """Settings under which a ring holds whatever is drawn from it."""
     if not n_step <= rollout <= capacity // envs:
-        raise UserError("the steps of a unit do not fit", got=f"{n_step}, {rollout}, {capacity}",
+        raise UserError("the steps of an iteration do not fit", got=f"{n_step}, {rollout}, {capacity}",
                         needed=f"--n-step <= --num-steps <= --buffer-size / {envs} environments")  # fmt: skip
 
 

@@ -162,7 +162,7 @@ def rewards(s: Subject) -> Gate:
         told = ", ".join(f"{k} {v:.3g}" for k, v in mean.items())
         return Finding(
             not faults, "; ".join(faults) or f"{len(pairs)} questions: {told}",
-            "right answers earn more than wrong ones of their length, than long ones and than none, whatever stands beside them",
+            "right answers earn more than wrong ones of their length, than long ones and than none, whatever text surrounds them",
             "a constant, or a function of the length: there is nothing to learn from it, or the wrong thing\n"
             "the function reads another column, or another part of the answer, than the one that is right\n"
             "it reads the last number alone, where an answer is a fraction or a formula: compare with math-verify\n"
@@ -192,7 +192,7 @@ def questions(s: Subject) -> Gate:
             for k, b in zip(("prompts", "sources"), both, strict=True)
             if b
         ]
-        wrong += [f"{len(shown)} held-out questions stand solved before every prompt"] * bool(shown)
+        wrong += [f"{len(shown)} held-out questions appear solved in every prompt"] * bool(shown)
         return Finding(
             not wrong, "; ".join(wrong) or f"{len(learnt[0]):,} questions to learn from, {len(held_out[0])} held out",
             "no prompt and no source in both splits",

@@ -62,7 +62,7 @@ class Watch:
         """See, and end the run where something is wrong."""
         if said := self.see(told):
             raise Stop(
-                f"the reward is being hacked (R1): {said}; the run stopped itself at unit {unit}\n"
+                f"the reward is being hacked (R1): {said}; the run stopped itself at iteration {unit}\n"
                 "  likely cause: a reward with a hole, and a price of the distance that is missing, too low or too slow\n"
                 "  next:         read the samples of the report; mend the reward, or hold the policy (--init-kl-coef 0.2)\n"
                 "                (--no-stop-hacked goes on all the same)"

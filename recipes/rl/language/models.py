@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import assets
 from trainworthy.core.recipe.registry import find
 from trainworthy.recipes.llm.data import prose
-from trainworthy.recipes.shared import exports, hub, smollm
+from trainworthy.recipes.shared import exports, hub, language_models, smollm
+from trainworthy.recipes.shared.language_models import Attention as Attention
+from trainworthy.recipes.shared.language_models import attend as attend
 
 
 def locate(name: str, passes: float) -> str:
@@ -49,30 +50,11 @@ def _build(folder: Path, passes: float) -> None:
             os.replace(file, folder / file.name)
 
 
-@cache
 def tokenizer(path: str) -> Any:
-    """The tokenizer, padding on the left: what is generated goes on where a prompt ends. It must say what ends a text."""
-    from transformers import AutoTokenizer
-
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    found = AutoTokenizer.from_pretrained(path, padding_side="left")
-    if found.eos_token_id is None:
-        raise UserError(
-            f"the tokenizer of {path} has no eos token", needed="the token that ends an answer, as eos_token"
-        )
-    if found.pad_token_id is None:
-        found.pad_token = found.eos_token  # masks are made from lengths, so the eos of an answer stays one
-    return found
+    """The tokenizer, padding on the left: what is generated goes on where a prompt ends."""
+    return language_models.tokenizer(path, "left")
 
 
 def load(path: str) -> nn.Module:
     """The causal language model in fp32, on the CPU, without dropout: the ratio of two forwards of one text must be 1."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return model
+    return language_models.load(path, torch.float32, dropout=False)

@@ -57,15 +57,14 @@ class Source:
         self.path, self.val = hub.absolute(self.path), hub.absolute(self.val)  # resumable from any folder
 
 
-def read(source: Source) -> tuple[list[dict[str, str]], list[dict[str, str]], list[str]]:
-    """(train, val) rows of `prompt`, `answer` and `source`, and what to say of rows left out."""
+def read(source: Source) -> tuple[pairs.Rows, pairs.Rows, pairs.Rows, list[str]]:
+    """(train, val, test) rows of `prompt`, `answer` and `source`, and what to say of rows left out."""
     if source.path == "sums":
         train, val, told = *sums(), []
     else:
         train, val, told = pairs.read_file(source.path, checked, source, what="question with an answer",
                                            needed="prompt (str) and answer (str), or a number")  # fmt: skip
-    n = min(source.held_out or len(val), len(val))
-    return train, [val[i * len(val) // n] for i in range(n)], told
+    return train, *pairs.spaced(val, source.held_out), told
 
 
 def checked(row: dict[str, Any]) -> list[dict[str, str]]:

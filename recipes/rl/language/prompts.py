@@ -92,12 +92,15 @@ def _read(settings: tuple, tokenizer: Any, new_tokens: int) -> dict[str, Prompts
                 **notes,
                 f"too long, {name}": f"{len(ids) - len(fits)} of {len(ids)} prompts left out, e.g. {long[:60]!r}",
             }
+        others = fits[source.held_out : 2 * source.held_out] if name == "val" else []  # no setting is chosen on these
         fits = fits[: source.held_out] if name == "val" else fits
         if not fits:
             raise core.UserError(f"--data.path {source.path}: no prompts to {'judge by' if name == 'val' else 'learn from'}",
                                  needed="texts of a few words")  # fmt: skip
-        found[name] = Prompts([texts[i] for i in fits], [ids[i] for i in fits], width=source.tokens, new_tokens=new_tokens,
-                              tokenizer=tokenizer)  # fmt: skip
+        for split, some in ((name, fits), ("test", others)):
+            if some:
+                found[split] = Prompts([texts[i] for i in some], [ids[i] for i in some], width=source.tokens,
+                                       new_tokens=new_tokens, tokenizer=tokenizer)  # fmt: skip
     found["prompts"].notes = notes
     return found
 

@@ -66,7 +66,7 @@ def load(name: str, setting: str = "--reward") -> Reward:
                         cause="a name with a slip, or a module that is not on PYTHONPATH") from None  # fmt: skip
     if not callable(found):
         raise UserError(
-            f"{setting} {name} is no function", got=type(found).__name__, needed="reward(prompts, completions)"
+            f"{setting} {name} is not a function", got=type(found).__name__, needed="reward(prompts, completions)"
         )
     return found
 
@@ -92,7 +92,7 @@ class Model:
         )
         if self.net.config.num_labels != 1:
             raise UserError(
-                f"--reward {folder} is no reward model", got=f"{self.net.config.num_labels} labels", needed="one"
+                f"--reward {folder} is not a reward model", got=f"{self.net.config.num_labels} labels", needed="one"
             )
         self.net.config.pad_token_id = self.tokenizer.pad_token_id
 
@@ -122,7 +122,7 @@ def ask(reward: Reward, prompts: list[str], completions: list[str]) -> torch.Ten
         raise UserError("the reward function answers a wrong number of times", got=f"{len(said)} rewards",
                         needed=f"{len(completions)}, one for each completion")  # fmt: skip
     if bad := [i for i, v in enumerate(said) if not math.isfinite(v)]:
-        raise UserError("the reward function returns what is no number", got=f"{said[bad[0]]} for {completions[bad[0]]!r}",
+        raise UserError("the reward function returns something that is not a number", got=f"{said[bad[0]]} for {completions[bad[0]]!r}",
                         needed="finite numbers", cause="a division by zero or a logarithm of nothing")  # fmt: skip
     return torch.tensor(said)
 
@@ -163,7 +163,11 @@ def repeats(reward: Reward, sample: Sample) -> str:
     gap = max(
         (first[k::5] - ask(reward, sample.prompts[k::5], sample.completions[k::5])).abs().max().item() for k in range(5)
     )
-    return f"a text's reward depends on the texts beside it, by up to {gap:.2g}" if gap > 1e-3 * spread(first) else ""
+    return (
+        f"a text's reward depends on the other texts of its batch, by up to {gap:.2g}"
+        if gap > 1e-3 * spread(first)
+        else ""
+    )
 
 
 def constant(reward: Reward, sample: Sample) -> str:
@@ -197,7 +201,7 @@ def length(reward: Reward, sample: Sample) -> str:
     fit = columns @ np.linalg.lstsq(columns, said.numpy(), rcond=None)[0]
     share = 1 - np.square(said.numpy() - fit).sum() / max(np.square(said.numpy() - said.numpy().mean()).sum(), 1e-12)
     if gap <= SAME * spread(said):
-        return "only the length counts: every text gets the same whatever signs stand in it"
+        return "only the length counts: every text of one length gets the same reward"
     return f"only the length counts: it explains {share:.0%} of the rewards" if share > EXPLAINED else ""
 
 

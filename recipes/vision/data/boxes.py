@@ -27,7 +27,7 @@ from torchvision.utils import draw_bounding_boxes
 from trainworthy.core import UserError
 from trainworthy.core.base import seeds
 from trainworthy.core.data.validation_split import absolute
-from trainworthy.core.data.validation_split import held_out as chosen
+from trainworthy.core.data.validation_split import parse_val as chosen
 from trainworthy.recipes.shared import digits
 from trainworthy.recipes.vision.data import pasted
 from trainworthy.recipes.vision.data.pictures import VALIDATION, Decoded, decode, readable, said, shown, survey
@@ -283,7 +283,7 @@ def _listed(root: Path, file: Path, split: str) -> Listed:
                         next="list it under categories, or remove its boxes")  # fmt: skip
     if any(len(e[2]) != 4 for e in whole):
         raise UserError(
-            f"boxes of {file} are no boxes", got=next(e[2] for e in whole if len(e[2]) != 4), needed="[x, y, w, h]"
+            f"boxes of {file} are not boxes", got=next(e[2] for e in whole if len(e[2]) != 4), needed="[x, y, w, h]"
         )
     places = [file.parent, *sorted(p for p in root.glob(f"{split}*") if p.is_dir()), *sorted(root.glob(f"images/{split}*")),
               root / "images", root]  # fmt: skip

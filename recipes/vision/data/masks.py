@@ -24,7 +24,7 @@ from torchvision.transforms import v2
 from trainworthy.core import UserError
 from trainworthy.core.base import seeds
 from trainworthy.core.data.validation_split import absolute
-from trainworthy.core.data.validation_split import held_out as chosen
+from trainworthy.core.data.validation_split import parse_val as chosen
 from trainworthy.recipes.shared import digits, nuclei
 from trainworthy.recipes.vision.data import pasted
 from trainworthy.recipes.vision.data.pictures import VALIDATION, Decoded, decode, readable, said, shown, survey
@@ -239,7 +239,7 @@ def _matched(split: Path, notes: dict[str, str]) -> list[tuple[Path, Path]]:
 
 
 def _named(root: Path, pixels: Tensor, pairs: Pairs) -> tuple[str, ...]:
-    """Names of the ids: those of classes.txt, or the numbers that occur. Values that are no class and not void are refused."""
+    """Names of the ids: those of classes.txt, or the numbers that occur. Values that are not class ids and not void are refused."""
     seen = [v for v in pixels.sum(0).nonzero().flatten().tolist() if v != IGNORE]
     file = root / "classes.txt"
     classes = tuple(n.strip() for n in file.read_text().splitlines() if n.strip()) if file.exists() else ()
@@ -250,7 +250,7 @@ def _named(root: Path, pixels: Tensor, pairs: Pairs) -> tuple[str, ...]:
         shown = ", ".join(f"{v} ({int(pixels[:, v].sum()):,} pixels)" for v in beyond[:5]) + (
             ", ..." if len(beyond) > 5 else ""
         )
-        raise UserError(f"masks of {root} have ids that are no class", got=f"{shown}, first in the mask of {pairs.name(odd)}",
+        raise UserError(f"masks of {root} have ids that are not class ids", got=f"{shown}, first in the mask of {pairs.name(odd)}",
                         needed=f"0 to {n - 1} ({', '.join(classes[:5])}{', ...' if n > 5 else ''}), or {IGNORE} for void",
                         cause="ids that count from 1" if beyond == [n] and 0 not in seen else
                         "instance masks (a number for each object), grey levels for ids, or another list of classes")  # fmt: skip

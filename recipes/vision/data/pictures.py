@@ -28,7 +28,7 @@ from torchvision.transforms import v2
 from trainworthy.core import UserError
 from trainworthy.core.base import network, seeds
 from trainworthy.core.data.assets import cache_dir
-from trainworthy.core.data.validation_split import absolute, held_out
+from trainworthy.core.data.validation_split import absolute, parse_val
 
 
 @dataclass
@@ -308,7 +308,7 @@ def load(source: Source) -> Labelled:
 def _load(where: str, val: str, streaming: bool, max_bad: float) -> Labelled:
     """The data set `where`: a folder `train/<class>/..` with `val/<class>/..`, or `<class>/..` that is split here; a folder of
     parquet files in the hub's layout; or `hub:owner/name`. More than `max_bad` of unreadable pictures is an error."""
-    root, wanted = Path(where), held_out(val)
+    root, wanted = Path(where), parse_val(val)
     if where.startswith("hub:"):
         return from_parquet(where.removeprefix("hub:"), wanted, streaming=streaming, max_bad=max_bad)
     if not root.is_dir():
@@ -333,7 +333,7 @@ def from_folder(root: Path, wanted: float | Path | None, *, max_bad: float) -> L
     val = next((root / v for v in VALIDATION if (root / v).is_dir()), None) if train != root else None
     val = val if wanted is None else wanted if isinstance(wanted, Path) else None
     if val and not val.is_dir():
-        raise UserError("--data.val is no folder", got=val, needed="a folder <class>/.., or a share such as 0.2")
+        raise UserError("--data.val is not a folder", got=val, needed="a folder <class>/.., or a share such as 0.2")
     test = root / "test" if val and val.name != "test" and (root / "test").is_dir() else None
     files = {split: _class_folders(split) for split in (train, val, test) if split}
     classes = tuple(sorted({name for found in files.values() for name in found}))

@@ -90,7 +90,7 @@ def labels(proof: Proof) -> Finding:
             if odd:
                 told = ", ".join(f"{v} ({k:,} pixels)" for v, k in list(odd.items())[:5])
                 one_off = " (ids count from 1)" if set(odd) == {n} and not (mask == 0).any() else ""
-                wrong.append(f"{name}, {path} path: ids that are no class: {told}{one_off}")
+                wrong.append(f"{name}, {path} path: ids that are not class ids: {told}{one_off}")
             if mask.dtype != torch.int64:
                 wrong.append(f"{name}, {path} path: masks are {mask.dtype}, the loss needs int64")
             if (mask == IGNORE).all():

@@ -34,7 +34,7 @@ def _classifier(config: dict, file: Path):
     net = models.get_model(name, weights=None, num_classes=config["num_classes"], **sized).eval()
     missing, extra = net.load_state_dict(load_file(file), strict=False)
     if extra or any(not n.endswith("num_batches_tracked") for n in missing):
-        raise ValueError(f"model.safetensors is no state dict of {name}: {[*missing, *extra][:3]}")
+        raise ValueError(f"model.safetensors is not a state dict of {name}: {[*missing, *extra][:3]}")
     mean, std = (torch.tensor(config["preprocessing"][k]).view(-1, 1, 1) for k in ("mean", "std"))
     return lambda pictures: net((pictures - mean) / std)
 

@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.shared import hub
+from trainworthy.recipes.shared import hub, language_models
 from trainworthy.recipes.vlm.data.questions import Questions
 from trainworthy.recipes.vlm.data.rows import IGNORE, IMAGE, PLACE, together
 from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -31,22 +31,17 @@ NEEDS = (hub.TOKENIZER, "preprocessor_config.json or processor_config.json")
 class Whole(nn.Module):
     """A batch of `Templated` -> logits (B, T, V)."""
 
-    def __init__(self, name: str, *, lora_rank: int = 0):
+    def __init__(self, name: str, lora: language_models.LoRA | None = None):
         super().__init__()
         try:
-            net = AutoModelForImageTextToText.from_pretrained(locate(name), dtype=torch.float32)
+            net, _ = language_models.read(AutoModelForImageTextToText, locate(name), torch.float32)
         except ValueError as error:
-            raise UserError(f"--model {name} is no vision-language model", got=str(error).partition("\n")[0][:200],
+            raise UserError(f"--model {name} is not a vision-language model", got=str(error).partition("\n")[0][:200],
                             needed="one that transformers' AutoModelForImageTextToText loads") from None  # fmt: skip
         parts = towers(net, name)
         head, decoder, self.image = net.get_output_embeddings(), parts["language"], processor(name).image_token_id
-        adapted = None
-        if lora_rank:
-            from peft import LoraConfig, get_peft_model
-
-            adapted = get_peft_model(
-                decoder, LoraConfig(r=lora_rank, lora_alpha=lora_rank, target_modules="all-linear")
-            )
+        adapted = lora and language_models.adapted(decoder, lora, alpha=lora.lora_rank, task=None)
+        adapted = None if adapted is decoder else adapted
         self.net = (net, adapted)  # a tuple: its parts are registered below, under the names of their towers
         self.projector = parts["projector"]  # first: one within the encoder is the projector still
         self.encoder = parts["encoder"]

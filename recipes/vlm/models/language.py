@@ -2,34 +2,24 @@
 of words.py; any other name is the hub's, or a folder in its layout."""
 
 import json
-from functools import cache
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from trainworthy.recipes.shared import hub
+from trainworthy.recipes.shared import hub, language_models
 from trainworthy.recipes.vlm.models import words
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
-
-logging.disable_progress_bar()
 
 
-def load(name: str, *, lora_rank: int = 0) -> nn.Module:
-    """A causal language model; with a rank, LoRA adapters (Hu 2021) on every linear layer, all else of it frozen."""
-    model = AutoModelForCausalLM.from_pretrained(path(name), dtype=torch.float32)
-    if lora_rank:
-        from peft import LoraConfig, get_peft_model
-
-        model = get_peft_model(model, LoraConfig(r=lora_rank, lora_alpha=lora_rank, target_modules="all-linear"))
-    return model
+def load(name: str, lora: language_models.LoRA) -> nn.Module:
+    """A causal language model, with adapters as `lora` says."""
+    model = language_models.load(path(name), torch.float32)
+    return language_models.adapted(model, lora, alpha=lora.lora_rank, task=None)
 
 
-@cache
 def tokenizer(name: str) -> Any:
     """Its tokenizer."""
-    return AutoTokenizer.from_pretrained(path(name))
+    return language_models.tokenizer(path(name))
 
 
 def path(name: str) -> str:

@@ -1,0 +1,1 @@
+"""Planted bugs, healthy variants and mutants of recipes, run through the gates, and what came of them."""

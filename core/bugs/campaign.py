@@ -1,0 +1,446 @@
+"""Runs cases through the real command in parallel child processes, and keeps what each did in a journal, so that a campaign that
+was interrupted goes on where it stopped."""
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainworthy.core.base.errors import DONE, GATE_FAILED, INTERRUPTED, Interrupted, UserError
+from trainworthy.core.bugs import mutation, suite
+from trainworthy.core.bugs.mutation import Mutant
+from trainworthy.core.bugs.suite import Case
+from trainworthy.core.recipe.registry import find
+from trainworthy.core.report.intervals import student
+
+Row = dict[str, Any]
+
+QUICK = 1.5  # seconds: gates that take less on the recipe itself run before the others on a mutant
+HEALTHY_SEEDS = (0, 1, 2, 3, 4)
+MUTANT_SEEDS = (0, 1)
+SHARE = 0.02  # of the range from chance to the best score: a smaller change of the metric is no harm
+NUMBER = 1e-5  # relative: two evaluations of the same weights that differ by more report another number
+FLATTERED = ("evaluate", "data", mutation.HELPER)  # parts in which a score that is too good is a fault
+
+
+@dataclass
+class Campaign:
+    """Where results go, and how much runs at once."""
+
+    home: Path
+    jobs: int = 2
+    settings: list[str] = field(default_factory=list)
+    """Settings for every run and check, after those of the case."""
+    say: Callable[[str], None] = print
+
+    def __post_init__(self):
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"the folder {self.home} cannot be written", got=error.strerror, next="--to FOLDER"
+            ) from None
+        self._lock = threading.Lock()
+        self.rows = read(self.home)
+        self._children: set[subprocess.Popen] = set()
+        self._stopping = False
+
+    def known(self, key: str) -> Row | None:
+        """Return the journal's row of a finished case."""
+        return next((row for row in self.rows if row["key"] == key), None)
+
+    def work(self, tasks: Iterable[tuple[str, Callable[[], Row]]]) -> None:
+        """Run (key, function) pairs that the journal does not have, several at once, and note each result as it comes."""
+        todo = [(key, run) for key, run in tasks if self.known(key) is None]
+        if not todo:
+            return
+        with ThreadPoolExecutor(self.jobs) as pool, terminated():
+            waiting = {pool.submit(run): key for key, run in todo}
+            try:
+                for n, done in enumerate(as_completed(waiting), 1):
+                    self.note({"key": waiting[done], **done.result()})
+                    self.say(f"  {n:>4} of {len(todo)}  {line(self.rows[-1])}")
+            except (KeyboardInterrupt, Exception) as error:
+                self._stop(pool)
+                if isinstance(error, KeyboardInterrupt):
+                    raise Interrupted(f"interrupted: {len(self.rows)} results are kept in {self.home / 'journal.jsonl'}\n"
+                                      "  next:         the same command again goes on", code=INTERRUPTED) from None  # fmt: skip
+                raise
+
+    def note(self, row: Row) -> None:
+        """Append a row to the journal."""
+        with self._lock, open(self.home / "journal.jsonl", "a") as file:
+            file.write(json.dumps(row) + "\n")
+            self.rows.append(row)
+
+    def _stop(self, pool: ThreadPoolExecutor) -> None:
+        self._stopping = True
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in list(self._children):
+            child.kill()
+
+    def child(self, command: list[str], folder: Path, *, limit: float, **env: str) -> tuple[int, str]:
+        """Run a command in `folder` on one thread; return its exit code (124 after `limit` seconds) and its output."""
+        env = {**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200", **env}
+        folder.mkdir(parents=True, exist_ok=True)
+        log = folder / "output.log"
+        with open(log, "a") as out:
+            child = subprocess.Popen([sys.executable, "-m", *command], cwd=folder, stdout=out, stderr=subprocess.STDOUT,
+                                     stdin=subprocess.DEVNULL, env=env)  # fmt: skip
+        self._children.add(child)
+        try:
+            if self._stopping:
+                child.kill()
+            code = child.wait(limit)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+            code = 124
+        finally:
+            self._children.discard(child)
+        return code, log.read_text(errors="replace")
+
+    def check(
+        self, file: Path, seed: int, argv: Iterable[str], only: Iterable[str] = (), *, limit: float = 1800
+    ) -> "Checked":
+        """`trainworthy check FILE` in the file's folder."""
+        where = file.parent / f"check-{len(list(file.parent.glob('check-*')))}"
+        words = ["--only", ",".join(only)] if only else []
+        command = ["trainworthy", "check", str(file), "--run.seed", str(seed), *argv, *self.settings, *words]
+        code, output = self.child(command, file.parent, limit=limit, TRAINWORTHY_FOLDER=str(where))
+        path = where / "gates.json"
+        return Checked(code, json.loads(path.read_text())["gates"] if path.is_file() else [], output)
+
+    def short(
+        self,
+        folder: Path,
+        recipes: list[str],
+        seeds: Iterable[int],
+        steps: int,
+        *,
+        trace: Iterable[str] = (),
+        same_as: dict | None = None,
+        healthy: tuple[float, float] | None = None,
+        own: dict[str, Iterable[str]] | None = None,
+        limit: float = 1800,
+    ) -> dict[str, dict[str, Row]]:
+        """Short runs without gates: {recipe: {seed: result}}. A recipe whose first seed ends in the range `healthy`, or in the very
+        losses and metrics of `same_as`, runs at no further seed. `own`: further settings of a recipe. A process that ends without
+        a result counts as a crash."""
+        folder.mkdir(parents=True, exist_ok=True)
+        job = folder / "short-run.json"
+        job.write_text(json.dumps({"recipes": recipes, "seeds": list(seeds), "steps": steps, "trace": list(trace),
+                                   "settings": self.settings, "own": {k: list(v) for k, v in (own or {}).items()},
+                                   "same_as": same_as or {}, "healthy": healthy}))  # fmt: skip
+        code, output = self.child(["trainworthy.core.bugs.short_run", str(job)], folder, limit=limit)
+        result = job.with_suffix(".result.json")
+        if result.is_file():
+            return json.loads(result.read_text())
+        why = f"no end within {limit:.0f} s" if code == 124 else f"exit {code}: {last(output)}"
+        return {r: {"0": {"crashed": why, "losses": [], "metrics": {}, "stopped": ""}} for r in recipes}
+
+    # ------------------------------------------------------------------------------- planted bugs and healthy variants
+
+    def suite(self, found: list[Case], seeds: list[int]) -> None:
+        """Run every case at every seed."""
+        self.work(
+            (key(c, seed, self.settings), lambda c=c, seed=seed: self.one(c, seed)) for seed in seeds for c in found
+        )
+
+    def one(self, case: Case, seed: int) -> Row:
+        """Check one case at one seed."""
+        folder, started = self.home / "work" / f"{case.recipe.replace('/', '-')}-{case.id}-{seed}", time.monotonic()
+        shutil.rmtree(folder, ignore_errors=True)
+        suite.fork(case.recipe, folder / "fork.py", *([(case.old, case.new)] if case.old else []))
+        row = {"recipe": case.recipe, "kind": case.kind, "case": case.id, "seed": seed, "commit": suite.commit(), "row": case.row,
+               "gate": case.gate, "known": case.known}  # fmt: skip
+        checked = self.check(folder / "fork.py", seed, case.argv, first_gates(case) if case.gate else ())
+        if case.gate and checked.code == DONE:  # its own gate is quiet: does any other stop it?
+            checked = self.check(folder / "fork.py", seed, case.argv)
+        row |= {"outcome": outcome(case.kind, checked.code), "first": checked.first, "note": checked.note,
+                "named": bool(checked.failed) and named(case.words, checked.failed[0]),
+                "seconds": round(time.monotonic() - started, 1)}  # fmt: skip
+        if row["outcome"] in ("caught", "quiet"):
+            shutil.rmtree(folder, ignore_errors=True)  # of the others the evidence stays
+        return row
+
+    # ------------------------------------------------------------------------------------------------------- mutants
+
+    def mutants(self, recipe: str, n: int | None, steps: int, helpers: list[Path], parts: tuple[str, ...]) -> Row:
+        """Run a sample of the mutants of a recipe; return how many places there are."""
+        source = find(recipe).path
+        files = [source, *helpers]
+        mark = f"{suite.commit()} {recipe} {steps} {' '.join([*self.settings, *map(str, helpers)])}"
+        reference = self.reference(recipe, steps, [str(f.resolve()) for f in files], mark)
+        every = [m for f in files for m in mutation.mutants(f.resolve(), parts, helper=f != source)]
+        executed = mutation.reached(every, reference["lines"])
+        drawn = mutation.drawn(executed)[:n]
+        self.say(
+            f"{recipe}: {len(every)} mutants, {len(executed)} in lines that {steps} steps execute; {len(drawn)} of them run"
+        )
+        self.say(f"  healthy {reference['metric']} after {steps} steps: "
+                 + ", ".join(f"{v:.4g}" for v in reference["values"]) + f"; harm is {harm_rule(reference)}")  # fmt: skip
+        quiet = Lazy(lambda: self.quick_gates(recipe))
+        self.work(
+            (f"{mark} mutants {m.id}", lambda m=m: self.mutant(recipe, m, steps, reference, quiet)) for m in drawn
+        )
+        keys = {f"{mark} mutants {m.id}" for m in drawn}
+        return {"recipe": recipe, "found": len(every), "executed": len(executed), "run": len(drawn), "steps": steps,
+                "metric": reference["metric"], "healthy": reference["values"], "rule": harm_rule(reference), "keys": sorted(keys)}  # fmt: skip
+
+    def reference(self, recipe: str, steps: int, trace: list[str], mark: str) -> Row:
+        """Return what the recipe itself does in short runs; computed once for each commit and setting."""
+        if (kept := self.known(f"{mark} reference")) is not None:
+            return kept
+        folder = self.home / "work" / f"{find(recipe).id.replace('/', '-')}-reference"
+        shutil.rmtree(folder, ignore_errors=True)
+        target = recipe if not recipe.endswith(".py") else str(Path(recipe).resolve())
+        found = self.short(folder, [target], HEALTHY_SEEDS, steps, trace=trace)[target]
+        wrong = next((r["crashed"] or r["stopped"] for r in found.values() if r["crashed"] or r["stopped"]), "")
+        if wrong:
+            raise UserError(f"{recipe} itself does not get through {steps} steps", got=wrong, needed="a recipe that runs",
+                            cause=f"the log is {folder / 'output.log'}")  # fmt: skip
+        first = found[str(HEALTHY_SEEDS[0])]
+        name = first["metric"]
+        row = {"key": f"{mark} reference", "kind": "reference", "recipe": recipe, "commit": suite.commit(), "metric": name,
+               "higher": first["higher_is_better"], "floor": first["floor"], "ceiling": first["ceiling"],
+               "values": [r["metrics"][name] for r in found.values()], "lines": first["lines"],
+               "first": {k: first[k] for k in ("losses", "metrics", "weights")}}  # fmt: skip
+        self.note(row)
+        return row
+
+    def quick_gates(self, recipe: str) -> dict[str, Any]:
+        """Check the recipe itself: {"reads": {gate: parts}, "quick": gates that take little time}."""
+        if (kept := self.known(f"{suite.commit()} {recipe} {self.settings} gates")) is not None:
+            return kept
+        folder = self.home / "work" / f"{find(recipe).id.replace('/', '-')}-gates"
+        shutil.rmtree(folder, ignore_errors=True)
+        suite.fork(recipe, folder / "fork.py")
+        checked = self.check(folder / "fork.py", 0, ())
+        if checked.code != DONE:
+            raise UserError(f"the gates do not pass {recipe} itself, so they say nothing of its mutants", got=checked.note or
+                            last(checked.output), needed="a recipe whose `trainworthy check` passes",
+                            next=f"trainworthy check {recipe} {' '.join(self.settings)}".strip())  # fmt: skip
+        row = {"key": f"{suite.commit()} {recipe} {self.settings} gates", "kind": "gates", "commit": suite.commit(),
+               "reads": {v["id"]: v["reads"] for v in checked.verdicts},
+               "quick": [v["id"] for v in checked.verdicts if v["seconds"] < QUICK]}  # fmt: skip
+        self.note(row)
+        return row
+
+    def mutant(self, recipe: str, m: Mutant, steps: int, reference: Row, quiet: "Lazy") -> Row:
+        """Decide what a mutant is: crashed, equal, harmless, stopped by a gate, or a survivor."""
+        folder, started = self.home / "work" / f"{find(recipe).id.replace('/', '-')}-{m.id}", time.monotonic()
+        shutil.rmtree(folder, ignore_errors=True)
+        file = mutated(recipe, m, folder)
+        row = {"recipe": recipe, "kind": "mutants", "case": m.id, "seed": 0, "commit": suite.commit(), "part": m.part,
+               "mutation": m.kind, "file": m.file.name, "line": m.line, "patch": m.patch(m.file.read_text()), "first": "",
+               "note": "", "row": ""}  # fmt: skip
+        ran = self.short(folder, [str(file)], MUTANT_SEEDS, steps, same_as=reference["first"],
+                         healthy=healthy_range(reference), limit=900)[str(file)]  # fmt: skip
+        row["outcome"], row["note"] = judged(list(ran.values()), reference, m.part)
+        if row["outcome"] == "harmful":
+            row["harm"] = row.pop("note")
+            known = quiet.value
+            own = [g for g, parts in known["reads"].items() if m.part in (*parts, mutation.HELPER)]
+            soon = [g for g in own if g in known["quick"]]
+            rest = [g for g in known["reads"] if g not in soon]
+            checked = None
+            for only in filter(None, (soon, rest)):
+                checked = self.check(file, 0, (), only)
+                if checked.code != DONE:
+                    break
+            row |= {"first": checked.first, "note": checked.note,
+                    "outcome": {DONE: "survived", GATE_FAILED: "stopped"}.get(checked.code, "crashed")}  # fmt: skip
+        row["seconds"] = round(time.monotonic() - started, 1)
+        if row["outcome"] != "survived":
+            shutil.rmtree(folder, ignore_errors=True)
+        return row
+
+
+@contextlib.contextmanager
+def terminated() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C, so that no child is left behind."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@dataclass
+class Checked:
+    """How a check ended."""
+
+    code: int
+    verdicts: list[Row]
+    output: str
+
+    @property
+    def failed(self) -> list[Row]:
+        return [v for v in self.verdicts if v["verdict"] == "fail"]
+
+    @property
+    def first(self) -> str:
+        """The first gate that failed."""
+        return self.failed[0]["id"] if self.failed else ""
+
+    @property
+    def note(self) -> str:
+        """What the first failed gate measured, or the last line of a check that ended in another way."""
+        return self.failed[0]["measured"] if self.failed else "" if self.code == DONE else last(self.output)
+
+
+class Lazy:
+    """A value that the first thread to ask for it computes."""
+
+    def __init__(self, make: Callable[[], Any]):
+        self._make, self._lock, self._made = make, threading.Lock(), []
+
+    @property
+    def value(self) -> Any:
+        with self._lock:
+            if not self._made:
+                self._made.append(self._make())
+            return self._made[0]
+
+
+def key(case: Case, seed: int, settings: list[str]) -> str:
+    """Return what a result is kept under: commit, case and seed."""
+    return " ".join([suite.commit(), case.recipe, case.kind, case.id, str(seed), *settings])
+
+
+def read(home: Path) -> list[Row]:
+    """Return the rows of a folder's journal. A last line that was cut off is left out."""
+    path, rows = home / "journal.jsonl", []
+    if path.is_file():
+        for text in path.read_text().splitlines():
+            try:
+                rows.append(json.loads(text))
+            except ValueError:
+                continue
+    return rows
+
+
+def first_gates(case: Case) -> list[str]:
+    """Return the gates that run first on a planted bug: core's up to the one that must stop it, since what comes later cannot
+    change which gate fails first; of a gate of the domain, that one and those that may fail before it."""
+    from trainworthy.core.gates import order
+
+    ids = [g.id for g in order.ORDER]
+    return ids[: ids.index(case.gate) + 1] if case.gate in ids else [*case.before, case.gate]
+
+
+def outcome(kind: str, code: int) -> str:
+    """Return what an exit code means for a planted bug or a healthy variant."""
+    names = {"planted": {DONE: "missed", GATE_FAILED: "caught"}, "healthy": {DONE: "quiet", GATE_FAILED: "alarm"}}
+    return names[kind].get(code, "crashed")
+
+
+def named(words: tuple[str, ...], verdict: Row) -> bool:
+    """Return whether a gate's message holds every word that was fixed before the gate ran on the bug (case does not matter)."""
+    said = " ".join((verdict["measured"], verdict["needed"], verdict["remedy"])).lower()
+    return all(w.lower() in said for w in words)
+
+
+def mutated(recipe: str, m: Mutant, folder: Path) -> Path:
+    """Write a fork with the mutation. A mutated helper module is next to it and takes the place of the original."""
+    source = find(recipe).path.read_text()
+    file, changed = folder / "fork.py", m.applied(m.file.read_text())
+    if m.file == find(recipe).path.resolve():
+        suite.written(file, changed, recipe, source)
+        return file
+    parents = [p for p in m.file.parents if p.name in ("recipes", "core")]
+    if not parents:
+        raise UserError(f"{m.file} is no module of recipes/", needed="a helper module of the recipe")
+    name = ".".join(("trainworthy", *m.file.relative_to(parents[-1].parent).with_suffix("").parts))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / m.file.name).write_text(changed)
+    suite.written(file, PREAMBLE.format(name=name, path=str(folder / m.file.name)) + source, recipe, source)
+    return file
+
+
+PREAMBLE = """import importlib.util as _util, sys as _sys
+import importlib as _importlib
+_name = {name!r}
+_spec = _util.spec_from_file_location(_name, {path!r})
+_sys.modules[_name] = _util.module_from_spec(_spec)
+_spec.loader.exec_module(_sys.modules[_name])
+setattr(_importlib.import_module(_name.rpartition(".")[0]), _name.rpartition(".")[2], _sys.modules[_name])
+
+"""
+
+
+def judged(ran: list[Row], reference: Row, part: str) -> tuple[str, str]:
+    """Return what short runs say of a mutant: crashed, equal, harmless or harmful, and why."""
+    first, base, name = ran[0], reference["first"], reference["metric"]
+    if crash := next((r["crashed"] for r in ran if r["crashed"]), ""):
+        return "crashed", crash
+    if stop := next((r["stopped"] for r in ran if r["stopped"]), ""):
+        return "harmful", f"the run stops itself: {stop}"
+    if (first["losses"], first["metrics"]) == (base["losses"], base["metrics"]):
+        return "equal", "same losses and metrics, to the last bit"
+    if first["weights"] == base["weights"] and first["losses"] == base["losses"]:
+        a, b = first["metrics"], base["metrics"]
+        other = [
+            k
+            for k in {**a, **b}
+            if k not in a or k not in b or not math.isclose(a[k], b[k], rel_tol=NUMBER, abs_tol=1e-8)
+        ]
+        if other:
+            shown = ", ".join(f"{k} {b.get(k, math.nan):.4g} -> {a.get(k, math.nan):.4g}" for k in other[:2])
+            return "harmful", f"the same weights, but another number is reported: {shown}"
+        return "equal", "same losses and weights; the metrics differ by rounding"
+    values = [r["metrics"].get(name, math.nan) for r in ran]
+    said = f"{name} {', '.join(f'{v:.4g}' for v in values)}"
+    if not all(map(math.isfinite, values)):
+        return "harmful", said
+    low, high = healthy_range(reference)
+    worse = [v < low if reference["higher"] else v > high for v in values]
+    best = [v > high if reference["higher"] else v < low for v in values]
+    if all(worse):
+        return "harmful", f"{said}; healthy runs: {low:.4g} to {high:.4g}"
+    if all(best) and part in FLATTERED:
+        return "harmful", f"{said}: too good; healthy runs: {low:.4g} to {high:.4g}"
+    return "harmless", f"{said}; healthy runs: {low:.4g} to {high:.4g}"
+
+
+def healthy_range(reference: Row) -> tuple[float, float]:
+    """Return the range in which 95% of single healthy runs lie, no narrower than `SHARE` of the metric's range on each side."""
+    values = reference["values"]
+    half = student(len(values) - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / len(values))
+    span = abs(reference["ceiling"] - reference["floor"])
+    half = max(half, SHARE * span if math.isfinite(span) else 0.0)
+    return statistics.fmean(values) - half, statistics.fmean(values) + half
+
+
+def harm_rule(reference: Row) -> str:
+    """Return the rule in words, with its numbers."""
+    low, high = healthy_range(reference)
+    return f"{'below' if reference['higher'] else 'above'} {low if reference['higher'] else high:.4g} at both seeds"
+
+
+def last(output: str) -> str:
+    """Return the line of an output that says how it ended."""
+    lines = [text.strip() for text in output.splitlines() if text.strip()]
+    marked = [t for t in lines[-15:] if t.startswith(("error: ", "crashed: ", "stopped")) or "Error: " in t]
+    return (marked or lines or [""])[-1][:300]
+
+
+def line(row: Row) -> str:
+    """Return one line about a finished case."""
+    where = f"{row['recipe']} {row['case']}" + (f" seed {row['seed']}" if row["kind"] != "mutants" else "")
+    by = f" by {row['first']}" if row["first"] else ""
+    named_ = "" if row["kind"] != "planted" or row["outcome"] != "caught" or row["named"] else ", cause not named first"
+    return f"{row['outcome']:<9} {where}{by}{named_}  [{row['seconds']:.0f} s]"

@@ -1,0 +1,169 @@
+"""The page about a campaign, bugs.html, and the same as bugs.json: what was caught, which cause was named, what raised a false
+alarm, what became of mutants."""
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from trainworthy.core.bugs.campaign import Row
+from trainworthy.core.report import PAGE, STYLE
+from trainworthy.core.report.html import card, esc, note, section, table, tag
+from trainworthy.core.report.intervals import wilson
+
+RULES = {
+    "caught": "A planted bug is caught if a gate fails.",
+    "named": "Its cause is named first if the first gate that fails is the one that should, and its message (measured, needed, "
+    "likely causes) holds every word that was fixed before the gate ran on the bug.",
+    "alarm": "A false alarm is a healthy variant that a gate fails. An interval is Wilson's, at 95%.",
+    "order": "Core's gates up to the one that should fail run first, since later ones cannot change which is first; of a gate of the "
+    "domain, that gate and those that may fail before it. If they pass, every gate runs.",
+}
+
+
+def summary(rows: list[Row], runs: list[Row]) -> dict[str, Any]:
+    """Return everything that the page says, as plain values."""
+    planted, healthy, mutants = ([r for r in rows if r["kind"] == kind] for kind in ("planted", "healthy", "mutants"))
+    found: dict[str, Any] = {
+        "written": time.strftime("%Y-%m-%d"),
+        "commits": sorted({r["commit"] for r in rows}),
+        "rules": RULES,
+    }
+    found["caught"] = share(planted, lambda r: r["outcome"] == "caught")
+    found["named_first"] = share([r for r in planted if r["outcome"] == "caught"], named_first)
+    found["false_alarms"] = share(healthy, lambda r: r["outcome"] == "alarm")
+    harmful = [r for r in mutants if r["outcome"] in ("stopped", "survived")]
+    found["mutants_stopped"] = share(harmful, lambda r: r["outcome"] == "stopped")
+    found["by_recipe"] = {}
+    for recipe in sorted({r["recipe"] for r in rows}):
+        p, h, m = ([r for r in group if r["recipe"] == recipe] for group in (planted, healthy, harmful))
+        found["by_recipe"][recipe] = {
+            "seeds": sorted({r["seed"] for r in p + h}), "caught": share(p, lambda r: r["outcome"] == "caught"),
+            "named_first": share([r for r in p if r["outcome"] == "caught"], named_first),
+            "false_alarms": share(h, lambda r: r["outcome"] == "alarm"),
+            "mutants_stopped": share(m, lambda r: r["outcome"] == "stopped")}  # fmt: skip
+    found["by_row"] = {row: {"caught": share(own, lambda r: r["outcome"] == "caught"), "named_first":
+                             share([r for r in own if r["outcome"] == "caught"], named_first)}
+                       for row, own in grouped(planted, "row").items()}  # fmt: skip
+    outcomes = ("crashed", "equal", "harmless", "stopped", "survived")
+    for field in ("recipe", "mutation", "part"):
+        found[f"mutants_by_{field}"] = {name: {o: sum(r["outcome"] == o for r in own) for o in outcomes}
+                                        for name, own in grouped(mutants, field).items()}  # fmt: skip
+    found["mutant_runs"] = [{k: v for k, v in run.items() if k != "keys"} for run in runs]
+    found["rows"] = rows
+    return found
+
+
+def named_first(row: Row) -> bool:
+    """Return whether the gate that should stop a bug is the first that fails, and names the cause."""
+    return row["first"] == row["gate"] and row["named"]
+
+
+def grouped(rows: Iterable[Row], field: str) -> dict[str, list[Row]]:
+    """Return {value of the field: rows}, in alphabetical order."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(str(row.get(field, "")), []).append(row)
+    return dict(sorted(found.items()))
+
+
+def share(rows: list[Row], good: Callable[[Row], bool]) -> dict[str, Any]:
+    """Return {hits, of, low, high}: a fraction with its interval."""
+    hits = sum(map(good, rows))
+    low, high = wilson(hits, len(rows))
+    return {"hits": hits, "of": len(rows), "low": round(low, 3), "high": round(high, 3)}
+
+
+def words(s: dict[str, Any]) -> str:
+    """Return a fraction in words: `9 of 10: 0.900 [0.596, 0.982]`."""
+    return (
+        f"{s['hits']} of {s['of']}: {s['hits'] / s['of']:.3f} [{s['low']:.3f}, {s['high']:.3f}]"
+        if s["of"]
+        else "none run"
+    )
+
+
+def shown(found: dict[str, Any]) -> list[str]:
+    """Return the lines that the command prints at its end."""
+    names = {"caught": "planted bugs caught", "named_first": "  cause named first", "false_alarms": "false alarms",
+             "mutants_stopped": "harmful mutants stopped"}  # fmt: skip
+    lines = [f"{label:<24} {words(found[name])}" for name, label in names.items() if found[name]["of"]]
+    mutants = [r for r in found["rows"] if r["kind"] == "mutants"]
+    if mutants:
+        aside = {o: sum(r["outcome"] == o for r in mutants) for o in ("crashed", "equal", "harmless")}
+        lines.append("mutants set aside        " + ", ".join(f"{n} {name}" for name, n in aside.items()))
+    for row in (r for r in found["rows"] if r["outcome"] in ("missed", "alarm", "survived")):
+        detail = row.get("harm") or row["note"]
+        lines.append(f"{row['outcome']:<9} {row['recipe']} {row['case']}" + (f": {detail}" if detail else ""))
+        if row["outcome"] == "survived":
+            lines += [f"          {text}" for text in row["patch"].splitlines() if not text.startswith("@@")]
+    return lines
+
+
+def write(home: Path, found: dict[str, Any]) -> Path:
+    """Write bugs.html and bugs.json; return the page."""
+    (home / "bugs.json").write_text(json.dumps(found, indent=1))
+    title = "Planted bugs, healthy variants and mutants"
+    hero = tag("p", esc(f"commit {', '.join(found['commits'])} · {found['written']}"), class_="eyebrow") + tag(
+        "h1", title
+    )
+    labels = (("caught", "planted bugs caught"), ("named_first", "of the caught ones: cause named first"),
+              ("false_alarms", "healthy variants with a false alarm"), ("mutants_stopped", "harmful mutants stopped"))  # fmt: skip
+    hero += table((), [[esc(label), esc(words(found[name]))] for name, label in labels], class_="plain")
+    rows = found["rows"]
+    body = section("Misses and false alarms first", tag("div", _wrong(rows), class_="card"))
+    columns = ("caught", "named_first", "false_alarms", "mutants_stopped")
+    heads = ("recipe", "seeds", "caught", "cause named first", "false alarms", "harmful mutants stopped")
+    cells = [[esc(r), esc(", ".join(map(str, of["seeds"]))), *(esc(words(of[c])) for c in columns)]
+             for r, of in found["by_recipe"].items()]  # fmt: skip
+    body += section("By recipe", tag("div", table(heads, cells, class_="plain"), class_="card"))
+    if found["by_row"]:
+        cells = [
+            [esc(row or "none"), esc(words(of["caught"])), esc(words(of["named_first"]))]
+            for row, of in found["by_row"].items()
+        ]
+        body += section("By row of the catalogue", tag("div", table(("row", "caught", "cause named first"), cells, class_="plain"),
+                                                       class_="card"))  # fmt: skip
+    if found["mutant_runs"]:
+        body += section(
+            "Mutants", _mutants(found), "A mutant is one small change of the source. It is harmful by the rule below."
+        )
+        survivors = [r for r in rows if r["outcome"] == "survived"]
+        body += section("Survivors", "".join(card(f"{r['recipe']}: {r['case']}", note(r["harm"]) + tag("pre", esc(r["patch"])))
+                                             for r in survivors), "Harmful mutants that every gate passed.")  # fmt: skip
+    body += section("Rules", tag("ul", "".join(tag("li", esc(rule)) for rule in RULES.values()), class_="card"))
+    heads = ("case", "kind", "seed", "outcome", "first gate that failed", "what it says")
+    cells = [[esc(f"{r['recipe']} {r['case']}"), esc(r["kind"]), esc(r["seed"]), esc(r["outcome"]), esc(r["first"]), esc(r["note"])]
+             for r in rows]  # fmt: skip
+    body += section("Every case", tag("div", table(heads, cells, class_="plain"), class_="card"))
+    header = tag("header", tag("div", hero), class_="hero alone")
+    path = home / "bugs.html"
+    path.write_text(
+        PAGE.format(title=title, style=STYLE, hero=header, nav="", body=body, name="trainworthy bugs"), encoding="utf-8"
+    )
+    return path
+
+
+def _wrong(rows: list[Row]) -> str:
+    found = [r for r in rows if r["outcome"] in ("missed", "alarm")]
+    found += [r for r in rows if r["kind"] in ("planted", "healthy") and r["outcome"] == "crashed"]
+    found += [r for r in rows if r["outcome"] == "caught" and not named_first(r)]
+    cells = [[esc(f"{r['recipe']} {r['case']}"), esc(r["seed"]), esc("cause not named first" if r["outcome"] == "caught" else
+              r["outcome"]), esc(r["first"]), esc(r["note"] or r.get("known", ""))] for r in found]  # fmt: skip
+    heads = ("case", "seed", "what happened", "first gate that failed", "what it says")
+    return table(heads, cells, class_="plain") if cells else note("None.")
+
+
+def _mutants(found: dict[str, Any]) -> str:
+    inner = ""
+    for run in found["mutant_runs"]:
+        text = (f"{run['recipe']}: {run['found']} mutants; {run['executed']} change a line that {run['steps']} steps execute; "
+                f"{run['run']} of these were run. Healthy runs end at {run['metric']} "
+                f"{', '.join(f'{v:.4g}' for v in run['healthy'])}; harm is {run['rule']}.")  # fmt: skip
+        inner += note(text)
+    heads = ("", "crashed", "equal", "harmless", "stopped", "survived")
+    for field, title in (("recipe", "By recipe"), ("mutation", "By kind"), ("part", "By part of the recipe")):
+        cells = [[esc(name), *(esc(of[o]) for o in heads[1:])] for name, of in found[f"mutants_by_{field}"].items()]
+        inner += card(title, table(heads, cells, class_="plain"))
+    return inner

@@ -1,0 +1,157 @@
+"""`python -m trainworthy.core.bugs.short_run JOB.json`: short runs of recipes without gates, in a process of its own.
+
+A job names recipes, seeds, steps and settings. A result has the loss of every step, every metric of the last evaluation, a hash of
+the weights, and how the run ended. It comes from the recipe's own `train()` on all of its data, at the configured batch size.
+"""
+
+import json
+import math
+import os
+import sys
+import threading
+import traceback
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from trainworthy.core.base import config
+from trainworthy.core.base.errors import Stop
+from trainworthy.core.loop.checkpoint import digest
+from trainworthy.core.loop.run import Run
+from trainworthy.core.recipe import loading
+from trainworthy.core.session import stages
+
+
+@dataclass
+class Result:
+    """What a short run did."""
+
+    losses: list[float] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    metric: str = ""
+    higher_is_better: bool = True
+    floor: float = math.nan
+    ceiling: float = math.nan
+    weights: str = ""
+    """Hash of the weights that were evaluated."""
+    crashed: str = ""
+    """The exception, if one ended the run."""
+    stopped: str = ""
+    """Why the run stopped itself, if it did: a monitor, non-finite steps."""
+    lines: dict[str, list[int]] = field(default_factory=dict)
+    """Lines that were executed, of the files asked for."""
+
+
+class Losses:
+    """Takes the place of a run's metrics files, and keeps the losses."""
+
+    def __init__(self):
+        self.losses: list[float] = []
+
+    def log_step(self, step: int, **values: float) -> None:
+        self.losses.append(values["loss"])
+
+    def log_epoch(self, **values: Any) -> None:
+        """Evaluations are read from the run's journal."""
+
+    def flush(self) -> None:
+        """Nothing is buffered."""
+
+    truncate = close = lambda self, **words: None
+
+
+class Lines:
+    """Notes which lines of some files are executed."""
+
+    def __init__(self, files: list[str]):
+        self.lines: dict[str, set[int]] = {str(Path(f).resolve()): set() for f in files}
+
+    def __enter__(self) -> "Lines":
+        if self.lines:
+            threading.settrace(self._call)
+            sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.lines:
+            sys.settrace(None)
+            threading.settrace(None)
+
+    def _call(self, frame: Any, event: str, value: Any) -> Any:
+        lines = self.lines.get(frame.f_code.co_filename)
+        if lines is None:
+            return None
+
+        def line(frame: Any, event: str, value: Any) -> Any:
+            lines.add(frame.f_lineno)
+            return line
+
+        return line(frame, event, value)
+
+
+def short_run(recipe: str, seed: int, steps: int, settings: list[str], trace: list[str]) -> Result:
+    """Train every stage of a recipe for a few steps and evaluate the last one once, at the end."""
+    result, losses = Result(), Losses()
+    words = [*settings, "--max-steps", str(steps), "--loader.workers", "0", "--run.seed", str(seed)]
+    with Lines(trace) as lines:
+        try:
+            loaded = loading.load(recipe)
+            cfg, _ = config.parse(loaded.module, words, prog="trainworthy bugs")
+            cfg.train.eval_every, cfg.train.patience = 1e9, 0.0
+            torch.set_num_threads(cfg.run.threads or int(os.environ.get("OMP_NUM_THREADS", "1")))
+            accelerator, previous = Accelerator(), None
+            for part in stages.parts(loaded, cfg):
+                run = Run(part.cfg, accelerator, tracker=losses)
+                stage = part.build(run, previous)
+                result.metric, result.higher_is_better = stage.metric.name, stage.metric.higher_is_better
+                result.floor, result.ceiling = float(stage.metric.floor), float(stage.metric.ceiling)
+                loaded.module.train(part.cfg, run, stage)
+                run.end(stage)
+                previous = stage
+            history = run.journal.history
+            if history and history[-1]["step"] == run.step:
+                result.metrics = {k[4:]: float(v) for k, v in history[-1].items() if k.startswith("val/")}
+            else:  # the loop does not evaluate at its end
+                result.metrics = {k: float(v) for k, v in run.measure(stage, stage.data["val"]).items()}
+            result.weights = digest(stage.eval_model.state_dict())
+        except Stop as stop:
+            result.stopped = str(stop).splitlines()[0]
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            result.crashed = (
+                f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''} ({frame.name})"
+            )
+    result.losses = losses.losses
+    result.lines = {name: sorted(found) for name, found in lines.lines.items()}
+    return result
+
+
+def inside(result: Result, low: float, high: float) -> bool:
+    """Return whether the run ended with a metric in the range of healthy runs."""
+    return low <= result.metrics.get(result.metric, math.nan) <= high
+
+
+def main(job: Path) -> None:
+    """Run a job and write its results next to it: {recipe: {seed: result}}."""
+    asked = json.loads(job.read_text())
+    found: dict[str, dict[str, dict]] = {}
+    with redirect_stdout(sys.stderr):
+        for recipe in asked["recipes"]:
+            found[recipe] = {}
+            for seed in asked["seeds"]:
+                trace = asked["trace"] if seed == asked["seeds"][0] else []
+                one = short_run(
+                    recipe, seed, asked["steps"], [*asked["own"].get(recipe, ()), *asked["settings"]], trace
+                )
+                found[recipe][str(seed)] = asdict(one)
+                same = (one.losses, one.metrics) == (asked["same_as"].get("losses"), asked["same_as"].get("metrics"))
+                if one.crashed or same or (asked["healthy"] and inside(one, *asked["healthy"])):
+                    break  # one seed settles it
+    job.with_suffix(".result.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,88 @@
+"""Help of the commands that have no module of their own; of the others it is their module's docstring."""
+
+RUN_OPTIONS = """\
+  -n 2                  number of processes (default 1); --accelerate-config FILE for several machines
+  --seeds 5             five seeds in parallel, or --seeds 0,1,2: their mean with its interval, and compare's input
+  --init-from PATH      fine-tune: start from these weights (a file or a run folder), at a seventh of the learning rate
+  --config FILE         settings from a file: an args.json, or one that `trainworthy config` wrote
+  --preset full         another preset than tiny
+  --max-steps 200       stop after so many optimiser steps
+  --board               TensorBoard beside the run; its address is printed once it answers
+  --on-end CMD          a command that runs when the run ends, stops itself or fails a gate
+  --SETTING VALUE       any setting, such as --optim.lr 0.01; `trainworthy run RECIPE --help` lists those of a recipe"""
+
+PAGES = {
+    "list": """\
+usage: trainworthy list [--json]
+       trainworthy list --running [FOLDER] [--json]
+
+Lists the recipes: what each one trains, its measured result and how long that took.
+
+  trainworthy list                   every recipe
+  trainworthy list --json            the same as JSON, with the recipes' paths
+  trainworthy list --running         the runs in runs/ that train now""",
+    "run": f"""\
+usage: trainworthy run RECIPE [-n N] [--seeds N] [--init-from PATH] [--config FILE] [--max-steps N] [settings]
+
+Runs the gates, trains, exports, and writes the report. RECIPE is an id of `trainworthy list`, or the path of a fork.
+
+  trainworthy run vision/classify                                 the preset tiny, in minutes
+  trainworthy run ./mine.py --optim.lr 0.01 --train.epochs 5      a fork, with settings
+  trainworthy run llm/sft -n 2 --init-from runs/llm-sft/20260101-120000-ab12    fine-tune on two processes
+
+{RUN_OPTIONS}
+
+Everything is in runs/<recipe>/<time>/. `trainworthy report RUN_FOLDER --json` prints verdicts, result and advice as JSON.
+Ctrl-C saves and stops; `trainworthy resume RUN_FOLDER` continues.
+Exit codes: 0 done, 2 bad usage, setting or data, 3 a gate failed, 4 the run stopped itself, 5 interrupted but saved.""",
+    "lr": """\
+usage: trainworthy lr RECIPE [--steps 200] [settings]
+
+Learning-rate range test: the rate rises from batch to batch on the real data. Prints a suggestion, or why there is none.
+
+  trainworthy lr vision/classify                         200 batches
+  trainworthy lr ./mine.py --optim.name sgd --steps 100  another optimiser, fewer batches
+
+Plot and numbers are in runs/<recipe>/checks/<time>/. Exit codes: 0, also without a suggestion; 2 for bad usage or data.""",
+    "fork": """\
+usage: trainworthy fork RECIPE FILE.py
+
+Copies a recipe to start your own, and lists the lines to edit first. A fork runs from any folder, behind the same gates.
+
+  trainworthy fork vision/classify ./mine.py
+  trainworthy run ./mine.py
+
+It never overwrites a file. `trainworthy diff FILE.py` shows later what you changed.""",
+    "resume": """\
+usage: trainworthy resume RUN_FOLDER [--force] [-n N]
+       trainworthy resume RUN_FOLDER --rung NAME [--force] [settings]
+
+Continues a stopped run from its newest complete checkpoint, with its own settings and number of processes.
+
+  trainworthy resume runs/vision-classify/20260101-120000-ab12
+  trainworthy resume runs/distill-whisper/20260101-120000-ab12 --rung head    a new run that starts from its weights
+
+  --force        continue although the recipe's sources changed since
+  --rung NAME    train this fallback stage, which its recipe offers, in a folder of its own
+  -n N           another number of processes
+
+Exit codes: as `trainworthy run`.""",
+    "report": """\
+usage: trainworthy report RUN_FOLDER [--json]
+
+Writes report.html of a run, or of a group of seeds, again. It trains nothing.
+
+  trainworthy report runs/vision-classify/20260101-120000-ab12
+  trainworthy report runs/vision-classify/20260101-120000-ab12 --json    verdicts, result and advice as JSON""",
+    "reference": """\
+usage: trainworthy reference RECIPE [--seeds 5] [--at-once N] [--to FILE] [settings]
+
+Runs a recipe once per seed, with all gates, and writes the band of its curves. Reports of later runs draw their curves over it.
+
+  trainworthy reference vision/classify                   five healthy runs
+  trainworthy reference ./mine.py --seeds 3 --at-once 1   three, one after the other
+
+  --seeds N      number of healthy runs (default 5, at least 3)
+  --at-once N    runs in parallel (default: one per core)
+  --to FILE      file to write (default: results/NAME.band.json next to the recipe)""",
+}

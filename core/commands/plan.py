@@ -1,0 +1,286 @@
+"""usage: trainworthy plan RECIPE [--memory 80] [-n 8] [--device H100 | --flops 4e14] [--samples N] [--json] [settings]
+
+Estimates what a run needs, before it begins.
+
+  trainworthy plan llm/sft --preset full --memory 80        does it fit into 80 GB? if not, which settings change that
+  trainworthy plan llm/sft --preset full --device H100 -n 8    memory and time from a table of devices, eight processes
+  trainworthy plan vision/classify --json                   the same numbers as JSON, in bytes and seconds
+  trainworthy plan ./mine.py --flops 4e14 --samples 100000  time at a throughput that you measured, for your number of samples
+
+The recipe builds its model without weights and makes two optimiser steps on tensors that have a shape and no values. The peak is
+that of the real steps on a CPU within a few percent (docs/performance.md). A data set that is not on this machine is replaced by the
+preset tiny's, with every text as long as the settings allow. A model on the hub needs its config.json and tokenizer, not its weights.
+
+Printed for each stage: memory by kind (weights, gradients, optimiser, activations), of the evaluation and of the gates; the time of
+the steps (--flops: operations a second that you reach; --device: 40% of its data sheet); the disk space of checkpoints. Where the
+memory does not suffice, settings of this recipe that help, each with what it would need. `--memory` is GB of one device, 10^9 bytes.
+
+Not in it: a device's context and fragmentation (10% and 1 GB are added before the answer), other kernels than the CPU's, data
+loading. Exit codes: 0, or 2 for bad usage."""
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from dataclasses import asdict, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainworthy.core.base import config
+from trainworthy.core.base.console import table
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.commands import take_number
+
+DEVICES = {
+    "H200": (141, 989e12, 67e12),
+    "H100": (80, 989e12, 67e12),
+    "A100": (80, 312e12, 19.5e12),
+    "L40S": (48, 362e12, 91.6e12),
+    "A10G": (24, 70e12, 35e12),
+    "L4": (24, 121e12, 30.3e12),
+    "RTX4090": (24, 165e12, 82.6e12),
+}
+"""GB, and dense FLOP/s in bf16 and in fp32 without TF32, from the makers' data sheets."""
+REACHED = 0.4
+"""Of a data sheet's FLOP/s in training: 0.3 to 0.5 are common in reports of large language models (PaLM 0.46, Llama 3 0.38-0.43);
+small convolutions reach less."""
+MARGIN, CONTEXT = 1.1, 1e9  # fragmentation, and what a device's libraries take
+
+
+def main(argv: list[str]) -> None:
+    """`trainworthy plan RECIPE ...`."""
+    rest, processes = take_number(argv[1:], "-n")
+    rest, samples = take_number(rest, "--samples")
+    rest, memory = _number(rest, "--memory")
+    rest, flops = _number(rest, "--flops")
+    rest, device = config.take(rest, "--device")
+    as_json = "--json" in rest
+    rest = [w for w in rest if w != "--json"]
+    if not rest or rest[0].startswith("-"):
+        raise UserError(
+            "plan what?", needed="a recipe", next="trainworthy plan vision/classify --preset full --memory 24"
+        )
+    if device is not None and device not in DEVICES:
+        raise config.unknown(f"device '{device}'", device, DEVICES, next="--memory GB and --flops N describe any other")
+    if device is not None:
+        memory = memory or DEVICES[device][0]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing here is computed on a device
+    from trainworthy.core.recipe import loading
+
+    recipe = loading.load(rest[0])
+    cfg, preset = config.parse(recipe.module, rest[1:], prog=f"trainworthy plan {rest[0]}")
+    config.check_values(cfg, processes=processes or 1)
+    with contextlib.redirect_stdout(sys.stderr):  # what libraries say while they build
+        found = plan(recipe, cfg, memory=memory, processes=processes or 1, samples=samples)
+        rates = {} if flops is None and device is None else _rates(cfg, flops, device)
+        rates = rates or {"here": measured()}
+    found |= {
+        "recipe": recipe.id,
+        "preset": preset,
+        "processes": processes or 1,
+        "memory_gb": memory,
+        "flops_per_second": rates,
+    }
+    for stage in found["stages"]:
+        rate = next(iter(rates.values()))
+        stage["step_seconds"] = stage["flops"] / rate
+        stage["seconds"] = stage["steps"] and stage["steps"] * stage["step_seconds"]
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        show(found)
+
+
+def _number(argv: list[str], flag: str) -> tuple[list[str], float | None]:
+    rest, value = config.take(argv, flag)
+    if value is None:
+        return rest, None
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise UserError(f"{flag} needs a number", got=value, needed="above 0")
+    return rest, number
+
+
+def _rates(cfg: Any, flops: float | None, device: str | None) -> dict[str, float]:
+    if flops is not None:
+        return {"stated": flops}
+    half = cfg.train.precision in ("bf16", "fp16")
+    return {f"{device}, {REACHED:.0%} of its data sheet": REACHED * DEVICES[device][1 if half else 2]}
+
+
+def measured() -> float:
+    """FLOP/s of large fp32 products on this machine; a recipe reaches less."""
+    import torch
+
+    a = torch.randn(768, 768)
+    a @ a
+    started, n = time.perf_counter(), 0
+    while time.perf_counter() - started < 0.2:
+        a @ a
+        n += 1
+    return n * 2 * 768**3 / (time.perf_counter() - started)
+
+
+# ----------------------------------------------------------------------------------------------------------------- plan
+def plan(
+    recipe: Any, cfg: Any, *, memory: float | None = None, processes: int = 1, samples: int | None = None
+) -> dict[str, Any]:
+    """Estimate every stage; where `memory` (GB) does not suffice, try the settings that this recipe has."""
+    from trainworthy.core.session import estimate
+
+    used, replaced = at_hand(recipe, cfg)
+    how = {"processes": processes, "longest": bool(replaced), "samples": samples}
+    found = estimate.estimates(recipe, used, **how)
+    limit = None if memory is None else memory * 1e9
+    rows = []
+    for one in found:
+        row = asdict(one) | {"activations": one.activations, "gates": gates(one), "fits": None, "change": []}
+        row["disk"] = (cfg.run.keep_checkpoints + 1) * one.checkpoint + cfg.run.keep_best * one.best
+        if limit is not None:
+            row["fits"] = verdict(max(one.training, one.evaluation or 0, row["gates"]), limit)
+        rows.append(row)
+    if limit is not None and any(row["fits"] == "no" for row in rows):
+        for index, row in enumerate(rows):
+            if row["fits"] == "no":
+                row["change"] = changes(recipe, used, found[index], index, limit, how)
+    return {"stages": rows, "replaced": replaced, "disk_free": shutil.disk_usage(Path.cwd()).free}
+
+
+def gates(one: Any) -> int:
+    """Bytes of the gates at their peak: a training step, and the weights of three stages that they keep to compare with."""
+    return one.training + 3 * one.weights
+
+
+def verdict(needed: float, limit: float) -> str:
+    """`no` where it cannot fit, `yes` where it does with a margin, else `barely`."""
+    if needed > limit:
+        return "no"
+    return "yes" if MARGIN * needed + CONTEXT <= limit else "barely"
+
+
+def at_hand(recipe: Any, cfg: Any) -> tuple[Any, list[str]]:
+    """Return `cfg` with sources that are on this machine: where a data set is not, the preset tiny's; and what was replaced."""
+    tiny, replaced = recipe.module.tiny(), []
+    data, other = getattr(cfg, "data", None), getattr(tiny, "data", None)
+    path = getattr(data, "path", None)
+    if is_dataclass(data) and path is not None and str(path) != str(other.path) and not _here(str(path)):
+        texts = {f.name: getattr(other, f.name) for f in fields(data) if isinstance(getattr(data, f.name), (str, Path))}
+        cfg = replace(cfg, data=replace(data, **texts))
+        replaced.append(f"--data.path {path}: not on this machine; batches are made from {other.path}")
+    for f in fields(cfg):
+        value = getattr(cfg, f.name)
+        if isinstance(value, str) and value.startswith("runs/") and not Path(value).exists():
+            cfg = replace(cfg, **{f.name: getattr(tiny, f.name)})
+            replaced.append(
+                f"--{f.name.replace('_', '-')} {value}: not on this machine; the preset tiny's in its place"
+            )
+    return cfg, replaced
+
+
+def _here(path: str) -> bool:
+    return Path(path.removeprefix("hub:")).expanduser().exists()
+
+
+def changes(recipe: Any, cfg: Any, one: Any, index: int, limit: float, how: dict[str, Any]) -> list[dict[str, Any]]:
+    """Settings of this recipe that lower the peak of stage `index`, each estimated like the plan itself."""
+    from trainworthy.core.session import estimate
+
+    def again(words: str, changed: Any) -> None:
+        peak = estimate.estimates(recipe, changed, **how)[index]
+        needed = max(peak.training, peak.evaluation or 0, gates(peak))
+        if needed < 0.98 * before:
+            found.append({"setting": words, "needs": needed, "fits": verdict(needed, limit)})
+
+    found: list[dict[str, Any]] = []
+    before = max(one.training, one.evaluation or 0, gates(one))
+    own = list(config.phases(cfg))
+    group = own[index] if index < len(own) else "train"
+    phase = getattr(cfg, group)
+    accumulate = getattr(phase, "accumulate", None) or cfg.train.accumulate
+    most = one.micro_batch * accumulate
+    held = one.training - one.activations + 3 * one.weights
+    if one.micro_batch > 1 and held < limit:
+        room = max(1, int(one.micro_batch * (limit / MARGIN - CONTEXT - held) / max(1, one.activations)))
+        times = min(most, accumulate * -(-one.micro_batch // room))
+        again(f"--{group}.accumulate {times}", replace(cfg, **{group: replace(phase, accumulate=times)}))
+    if cfg.train.precision == "fp32" or (cfg.train.precision == "launcher" and limit):
+        again("--train.precision bf16", replace(cfg, train=replace(cfg.train, precision="bf16")))
+    if getattr(cfg, "lora_rank", None) == 0:
+        again("--lora-rank 16", replace(cfg, lora_rank=16))
+    if cfg.optim.name == "adamw" and one.optimizer > 0.02 * before:
+        again("--optim.name adafactor", replace(cfg, optim=replace(cfg.optim, name="adafactor")))
+    if getattr(cfg, "load_in_4bit", None) is False and getattr(cfg, "lora_rank", 0):
+        saved = int((one.weights - one.gradients) * (1 - 0.5625 / 2))  # of bf16 weights, four bits and a scale for 64
+        found.append({"setting": "--load-in-4bit", "needs": before - saved, "fits": verdict(before - saved, limit)})
+    if (one.evaluation or 0) > limit / MARGIN:
+        size = max(1, int(cfg.train.eval_batch_size * (limit / MARGIN - held) / max(1, one.evaluation - held)))
+        smaller = replace(cfg.train, eval_batch_size=size)
+        again(f"--train.eval-batch-size {size}", replace(cfg, train=smaller))
+    return sorted(found, key=lambda c: c["needs"])
+
+
+# --------------------------------------------------------------------------------------------------------------- output
+def show(found: dict[str, Any]) -> None:
+    """Print the plan, one block a stage."""
+    n = found["processes"]
+    print(
+        f"{found['recipe']} · {found['preset']} · {n} process{'es' * (n > 1)}" + ("" if n == 1 else ", memory of each")
+    )
+    for line in found["replaced"]:
+        print(f"note   {line}")
+    (kind, rate), = found["flops_per_second"].items()  # fmt: skip
+    for s in found["stages"]:
+        print(f"\nplan   {s['stage']}: {s['parameters']:,} parameters, {s['trained']:,} of them trained; micro-batches of "
+              f"{s['micro_batch']:,}")  # fmt: skip
+        rows = [("weights", s["weights"]), ("average of the weights", s["average"]), ("frozen modules", s["frozen"]),
+                ("gradients", s["gradients"]), ("optimiser", s["optimizer"]), ("activations and the rest", s["activations"])]  # fmt: skip
+        print(table([(k, gb(v)) for k, v in rows if v] + [("training, at its peak", gb(s["training"]))], indent=7))
+        shape, dtype, size = s["largest"]
+        print(f"       largest tensor of a step: {' x '.join(map(str, shape))} {dtype}, {gb(size)}")
+        if s["evaluation"]:
+            cache = f", of it keys and values {gb(s['cache'])}" if s["cache"] else ""
+            print(f"       evaluation of one batch: {gb(s['evaluation'])}{cache}")
+        print(f"       gates: at most about {gb(s['gates'])}")
+        if s["fits"]:
+            words = {
+                "yes": "fits into",
+                "barely": "hardly fits into (fragmentation, other kernels)",
+                "no": "DOES NOT FIT into",
+            }
+            print(f"memory {words[s['fits']]} {found['memory_gb']:g} GB")
+        for one in s["change"]:
+            print(
+                f"       {one['setting']:<32} needs {gb(one['needs'])}{'' if one['fits'] != 'no' else ', still too much'}"
+            )
+        if s["fits"] == "no" and not s["change"]:
+            print("       no setting of this recipe lowers it enough: a smaller model or sample, or a larger device")
+        where = "products on this machine" if kind == "here" else kind
+        each = (
+            f"{s['flops']:.3g} FLOP a step, {n * rate:.3g} FLOP/s ({where}): {duration(s['step_seconds'] / n)} a step"
+        )
+        total = f"{duration(s['seconds'] / n)} for {s['steps']:,} steps" if s["steps"] else (
+            f"{duration(1000 * s['step_seconds'] / n)} for 1,000 steps (--samples N says how many there are)")  # fmt: skip
+        print(f"time   {total}; {each}")
+        print(f"disk   {gb(s['disk'])}: checkpoints of {gb(s['checkpoint'])}, kept weights of {gb(s['best'])} "
+              f"({gb(found['disk_free'])} are free here)")  # fmt: skip
+        for line in s["missing"]:
+            print(f"note   could not be simulated: {line}")
+
+
+def gb(size: float) -> str:
+    """Bytes as GB or MB, of powers of ten."""
+    return f"{size / 1e9:,.2f} GB" if size >= 1e8 else f"{size / 1e6:,.2f} MB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that fits."""
+    for unit, name in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:,.1f} {name}"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

@@ -1,0 +1,188 @@
+"""Checks that the loss depends on every entry of a batch that it should depend on."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from trainworthy.core.base import seeds
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.data.loader import to_device
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.recorder import rehearsed
+from trainworthy.core.loop.run import Run, evaluating
+from trainworthy.core.recipe.stage import Stage, View, batch_size
+
+SAMPLES = 16
+ROUNDING = {"fp32": 1e-6}  # relative change of the loss that rounding alone may cause
+COARSE = 1e-4  # the same in 16 bits
+Path = tuple[str, ...]
+
+
+class Reads(dict):
+    """A batch that notes which entries are read by name."""
+
+    def __init__(self, batch: dict, read: set[str]):
+        super().__init__(batch)
+        self.read = read
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        if key in self:
+            self.read.add(key)
+        return super().get(key, default)
+
+
+@gate(
+    "entries",
+    rows="C7 C16",
+    title="the loss depends on every entry of the batch that it reads or should read",
+    reads="data model loss evaluate expect train",
+)
+def entries(proof: Proof) -> Finding:
+    """Change one entry of a real batch at a time: add noise of its own size to floats, give every second sample another
+    sample's value otherwise. The loss must change
+    - with an entry that is declared as input or target, unless the loss or the evaluation reads it by name (labels that
+      a mask hides in these samples are no fault);
+    - with a declared input and with any float that the loss reads by name (by any bit, or by more than rounding).
+    Uses the rehearsed model, because an untrained head may hide the input."""
+    run, stage, record = rehearsed(proof)
+    if stage.expect.random_loss:
+        raise Skip(f"declared: {stage.expect.random_loss}")
+    seed = proof.cfg.run.seed
+    data = stage.data.get("train")
+    if data is not None:
+        n = min(stage.expect.at_most(SAMPLES), len(data))
+        batch = fetch(data, pick(data, n, seed), seed, run.device)
+        roles = {k: f.role for k, f in data.fields.items()}
+    elif record.batch:
+        batch, roles = to_device(record.batch, run.device), {}
+    else:
+        raise Skip("the loop makes its own samples and updates by itself: nothing to read (see wiring)")
+    if batch_size(batch) < 2:
+        raise Skip("one sample: nothing to exchange")
+    loss = run.used_loss or stage.loss
+    read: set[str] = set()
+
+    def value(one: dict) -> float:
+        seeds.seed_global(seed, "entries")
+        with evaluating(stage.model), run.autocast():
+            return sum(float(v) for v in loss(stage.model, Reads(one, read)).values())
+
+    before = value(batch)
+    if not math.isfinite(before) or abs(value(batch) - before) > _limit(run) * abs(before):
+        raise Skip("the loss of one batch differs from call to call in eval mode (see evaluation)")
+
+    def changed(batch: dict, before: float, paths: set[Path] | None = None) -> dict[Path, float]:
+        """{entry: relative change of the loss}, of all entries or of `paths`."""
+        draws, found = torch.Generator().manual_seed(seed), {}
+        for path, tensor in _tensors(batch):
+            other = _other(tensor, draws) if paths is None or path in paths else None
+            if other is None:
+                continue  # the same in every sample: nothing to exchange
+            try:
+                found[path] = abs(value(_replaced(batch, path, other)) - before) / max(abs(before), 1e-12)
+            except (RuntimeError, ValueError, IndexError, KeyError, AssertionError):
+                found[path] = math.inf  # a length that no longer fits its row: it is read
+        return found
+
+    changes = changed(batch, before)
+    silent = {p for p, change in changes.items() if change <= _limit(run)}
+    evaluated = _read_by_evaluation(run, stage) if silent else set()
+    wrong: dict[Path, str] = {}
+    for path in silent:
+        name, role = path[-1], roles.get(path[-1])
+        value_of = batch[name] if len(path) == 1 else None
+        cancels = value_of is not None and (value_of.is_floating_point() or (role == "input" and not changes[path]))
+        if name in read and cancels:
+            wrong[path] = "the loss reads it, and its value makes no difference"
+        elif role in ("input", "target") and name not in {*read, *evaluated, *stage.expect.unread}:
+            wrong[path] = f"declared as {role}, and neither the loss nor the evaluation reads it"
+    if wrong and data is not None and n < len(data) and not stage.expect.gate_batch_size:
+        more = fetch(
+            data, pick(data, min(4 * n, len(data)), seed + 1), seed, run.device
+        )  # a mask may hide all of a few
+        again = changed(more, value(more), set(wrong))
+        wrong = {p: why for p, why in wrong.items() if again.get(p, 0.0) <= _limit(run)}
+    changes = {".".join(p): v for p, v in changes.items()}
+    shown = ", ".join(f"{k} {v:.1g}" for k, v in changes.items())
+    spare = [".".join(p) for p in sorted(silent - set(wrong))]
+    shown += f"; not needed for the loss: {', '.join(spare)}" if spare else ""
+    return Finding(
+        not wrong, "; ".join(f"{'.'.join(p)}: {why}" for p, why in wrong.items()) or f"relative change of the loss by entry: {shown}",
+        f"a change of the loss by more than {_limit(run):g} of it when an entry is another",
+        "the entry cancels out (a number over itself, a difference with itself), or is overwritten before it is used\n"
+        "a weight, a mask or a condition is put in the batch and never used\n"
+        "on purpose: leave it out of the batch or out of `fields`, or name it in expect.unread",
+        evidence={"changes": changes, "silent": sorted(".".join(p) for p in silent)},
+        batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
+    )  # fmt: skip
+
+
+def _limit(run: Run) -> float:
+    return ROUNDING.get(run.precision, COARSE)
+
+
+def _tensors(batch: dict, above: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    """Tensors with one row per sample. Where a trainer gets a batch of its own inside, only that one's."""
+    n, nested = batch_size(batch), {k: v for k, v in batch.items() if isinstance(v, dict)}
+    for key, value in nested.items():
+        if any(isinstance(v, Tensor) for v in value.values()):
+            yield from _tensors(value, (*above, key))
+    inside = {k for v in nested.values() for k in v}
+    for key, value in batch.items():
+        if isinstance(value, Tensor) and value.dim() and len(value) == n and key not in inside:
+            yield (*above, key), value
+
+
+def _other(tensor: Tensor, draws: torch.Generator) -> Tensor | None:
+    """Return the entry with noise of its own spread added; for integers with every second row replaced by its
+    neighbour's, so that a sum over the batch changes, too. None: all rows are equal."""
+    if tensor.is_floating_point():
+        spread = tensor.float().std().item() or 1.0
+        return tensor + spread * torch.randn(tensor.shape, generator=draws).to(tensor)
+    for step in range(1, len(tensor)):
+        moved = tensor.roll(step, 0)
+        other = tensor.clone()
+        other[::2] = moved[::2]
+        if not torch.equal(other, tensor):
+            return other
+    return None
+
+
+def _replaced(batch: dict, path: Path, other: Tensor) -> dict:
+    if len(path) == 1:
+        return {**batch, path[0]: other}
+    return {**batch, path[0]: _replaced(batch[path[0]], path[1:], other)}
+
+
+class _Watched(View):
+    """Samples whose batches note what is read of them."""
+
+    def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return Reads(self.data.collate(samples), self.seen)
+
+
+def _read_by_evaluation(run: Run, stage: Stage) -> set[str]:
+    """Names of entries that `evaluate` reads."""
+    read: set[str] = set()
+    data = stage.data["val"]
+    view = _Watched(data, range(min(stage.expect.at_most(8), len(data))))
+    view.seen = read
+    own = run.batches
+
+    def batches(data: Any, size: int | None = None) -> Iterator[dict]:
+        for batch in own(data, size):
+            yield Reads(batch, read)
+
+    run.batches = batches
+    try:
+        run.measure(stage, view)
+    finally:
+        del run.batches
+    return read

@@ -1,0 +1,237 @@
+"""Checks on what a stage keeps beside the weights that train: references, targets and kept weights have storage of their
+own, and an average of the weights follows them as its decay says."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof
+from trainworthy.core.gates.recorder import rehearsed
+from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.recipe.stage import Stage
+
+DEPTH = 4  # attributes and containers that are followed inside an object of `stage.state`
+STEPS, LONGER = 4, 64  # rehearsed steps; and how many more an average may wait for its first update
+REMEMBERED = 15  # an average must remember a fifteenth of its updates; (1 + n) / (10 + n) remembers a ninth
+LEAST = 0.5  # decay below which an average is more than half the newest weights
+INITIAL = 0.1  # the most that may be left of the untrained weights at the end of the run
+UPDATES, SMALL = 2000, 5_000_000  # updates of an average that are made; a twentieth of a net with more parameters
+EXACT = 1e-2  # distance from the line between average and weights, relative to the gap between them
+
+
+# --------------------------------------------------------------------------------------------------------------- storage
+@gate(
+    "storage",
+    rows="C12 C13",
+    title="averages, references, targets and kept weights share no memory with the weights that train",
+    reads="model optimizers ema_model state frozen_modules train",
+)
+def storage(proof: Proof) -> Finding:
+    """Compare the memory of trained parameters, after a rehearsal of `train()`, with that of `ema_model`,
+    `frozen_modules` and `state`. Weights that `train()` loads back must not be the model's own memory either: a
+    `state_dict()` without a copy follows the model, so the best weights become the last ones."""
+    _, stage, record = rehearsed(proof)
+    wrong = [f"{what} shares memory with the weights that train: {names}" for what, names in shared(stage).items()]
+    wrong += [
+        f"train() loads weights into the model that are the model's own memory (first: {name})"
+        for name in record.loaded_itself[:1]
+    ]
+    kept = [*stage.frozen_modules, *stage.state]
+    return Finding(
+        not wrong, "; ".join(wrong) or f"{len(kept)} kept objects, none shares memory with a trained weight",
+        "every copy has memory of its own",
+        "a copy without deepcopy() or clone(): `kept = model`, `model.state_dict()`, `p.data`, `copy.copy(model)`\n"
+        "it follows every update: a reference says what the policy says, an average is the newest weights, the best "
+        "weights are the last ones\n"
+        "take copy.deepcopy(model), or {k: v.clone() for k, v in model.state_dict().items()}",
+        evidence={"kept": kept, "loaded_itself": record.loaded_itself[:20]},
+    )  # fmt: skip
+
+
+def shared(stage: Stage) -> dict[str, str]:
+    """{kept object: names of trained parameters that share its memory}."""
+    trained = {_memory(p): n for n, p in stage.parameters().items() if p.numel() and not p.is_meta}
+    own = {id(p) for p in stage.model.parameters()}
+    found: dict[str, list[str]] = {}
+
+    def compare(what: str, tensor: Tensor) -> None:
+        if tensor.numel() and not tensor.is_meta and (name := trained.get(_memory(tensor))):
+            found.setdefault(what, []).append(name)
+
+    kept = dict(stage.frozen_modules)
+    if stage.ema_model is not None and stage.ema_model is not stage.model:
+        kept["ema_model"] = stage.ema_model
+    for name, module in kept.items():
+        for tensor in (*module.parameters(), *module.buffers()):
+            compare(name, tensor)
+    inside = {id(m) for m in stage.model.modules()}
+    kinds = {type(m) for m in stage.model.modules() if next(m.parameters(), None) is not None}
+    skip = {id(stage), id(stage.model), *inside, *map(id, stage.optimizers.values()), *map(id, kept.values())}
+    for name, one in stage.state.items():
+        for module, tensor in _held(one, skip, DEPTH):
+            if module is not None and type(module) in kinds:  # a copy of the net, not a wrapper around it
+                for tensor in (*module.parameters(), *module.buffers()):
+                    compare(f"state['{name}']", tensor)
+            elif tensor is not None and id(tensor) not in own:  # an optimiser holds the parameters themselves
+                compare(f"state['{name}']", tensor)
+    return {k: v[0] + (f" and {len(v) - 1} more" if len(v) > 1 else "") for k, v in found.items()}
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    return tensor.untyped_storage().data_ptr(), tensor.storage_offset()
+
+
+def _held(one: Any, skip: set[int], depth: int) -> Iterator[tuple[nn.Module | None, Tensor | None]]:
+    """Modules and tensors that an object holds in its attributes, lists and dicts."""
+    if id(one) in skip or depth < 0:
+        return
+    skip.add(id(one))
+    if isinstance(one, Tensor):
+        yield None, one
+    elif isinstance(one, nn.Module):
+        yield one, None
+    elif isinstance(one, dict):
+        for value in one.values():
+            yield from _held(value, skip, depth - 1)
+    elif isinstance(one, list | tuple):
+        if len(one) <= 10_000:
+            for value in one:
+                yield from _held(value, skip, depth - 1)
+    elif hasattr(one, "__dict__") and not isinstance(one, type) and not callable(one):
+        for value in list(vars(one).values()):
+            yield from _held(value, skip, depth - 1)
+
+
+# --------------------------------------------------------------------------------------------------------------- average
+@gate(
+    "average",
+    rows="C12",
+    title="the average of the weights follows them, and remembers as much of the run as it should",
+    reads="model optimizers ema_model state train",
+)
+def average(proof: Proof) -> Finding:
+    """Weights and average after each of four rehearsed steps: the average must lie between its last value and the
+    weights. Then the object that keeps it is updated as often as the whole run will (at most 2,000 times): by the end
+    it must remember a fifteenth of the updates, or as much as the decay that its keeper declares, and hardly anything of
+    the untrained weights."""
+    stage, steps, before = _watched(proof, STEPS)
+    if steps and all(torch.equal(before, now) for _, now in steps):
+        total = Run(proof.cfg, proof.accelerator).total_steps(stage)
+        if total > STEPS and not stage.expect.gate_batch_size:
+            stage, steps, before = _watched(proof, min(total, LONGER))
+    decays, off = [], 0.0
+    for raw, now in steps:
+        if not torch.equal(now, before):
+            decay, beside = between(before, raw, now)
+            decays.append(decay)
+            off = max(off, beside)
+        before = now
+    total = Run(proof.cfg, proof.accelerator).total_steps(stage)
+    each = len(steps) / max(1, len(decays))  # steps between two updates
+    updates = max(STEPS, min(round(total / each), UPDATES if before.numel() < SMALL else UPDATES // 20))
+    whole = max(1.0, total / each / updates)
+    late, left = (None, None) if not decays else remembered(stage, updates)
+    left = None if left is None else left * math.prod(max(0.0, d) for d in decays)
+    if late is not None and len(decays) > 1 and 0 < max(decays) < min(decays) + 1e-3:
+        late = min(late, decays[-1])  # train() keeps its ramp from advancing
+    declared = getattr(_keeper(stage), "decay", None)
+    declared = (
+        float(declared) if isinstance(declared, float | int) else LEAST
+    )  # without a declared decay any may be meant
+    wrong, due = [], max(LEAST, min(declared, 1 - REMEMBERED / updates))
+    if not decays:
+        wrong.append(f"the average does not move in {len(steps)} steps")
+    elif off > EXACT or not all(-1e-3 <= d < 1 for d in decays):
+        wrong.append(f"the average does not lie between its last value and the weights (decays {_few(decays)})")
+    elif late is not None and late < due - 1e-3:
+        wrong.append(
+            f"after {updates:,} updates, as many as the run makes, its decay is {late:.4f}: it is nearly the newest weights"
+        )
+    elif left is not None and left**whole > INITIAL:
+        wrong.append(
+            f"after the run's {round(total / each):,} updates {left**whole:.0%} of the average are still the untrained weights"
+        )
+    shown = f"decays {_few(decays)} over {len(steps)} steps"
+    shown += (
+        ""
+        if late is None
+        else f", {late:.4f} after {updates:,} updates, {left**whole:.1%} of the untrained weights left"
+    )
+    return Finding(
+        not wrong, f"{'; '.join(wrong)}; {shown}" if wrong else shown,
+        f"updated in train(), a decay of at least {due:.4f} at the end, at most {INITIAL:.0%} of the untrained weights left",
+        "the update is missing in train(), or reads the average instead of the model\n"
+        "the decay is meant for a run of another length: 1 - 10 / steps is a good start\n"
+        "the ramp starts again at every update: the counter of updates is lost or reset\n"
+        "the decay and its complement are exchanged (0.001 for 0.999)",
+        evidence={"decays": decays, "off": off, "late": late, "left": left, "updates": updates},
+    )  # fmt: skip
+
+
+def _watched(proof: Proof, steps: int) -> tuple[Stage, list[tuple[Tensor, Tensor]], Tensor]:
+    """(stage, (weights, average) after each step, the average before) of a short run of `train()`."""
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def watch(stage: Stage, _step: int) -> bool:
+        seen.append((flat(stage.model), flat(stage.ema_model)))
+        return len(seen) > STEPS and not torch.equal(seen[-1][1], seen[0][1])
+
+    size = max(proof.expect.at_most(8), 2 * proof.accelerator.num_processes)
+    run, stage = proof.build(Plan(steps=steps, batch_size=size, peak=True, watch=watch))
+    if len(flat(stage.model)) != len(flat(stage.ema_model)):
+        raise Skip("the average has other parameters than the model")
+    before = flat(stage.ema_model)
+    proof.train(proof.cfg, run, stage)
+    return stage, seen, before
+
+
+def flat(net: nn.Module) -> Tensor:
+    """All parameters in one row."""
+    return torch.cat([p.detach().flatten().double() for p in net.parameters()])
+
+
+def between(before: Tensor, raw: Tensor, now: Tensor) -> tuple[float, float]:
+    """(the decay that leads from one average to the next, distance from the line between average and weights)."""
+    gap = before - raw
+    decay = ((now - raw) @ gap / (gap @ gap).clamp_min(1e-30)).item()
+    return decay, ((now - raw - decay * gap).norm() / gap.norm().clamp_min(1e-30)).item()
+
+
+def _keeper(stage: Stage) -> Any:
+    """Return the object in `stage.state` that keeps the average; None if there is none."""
+    holds = (o for o in stage.state.values() if getattr(o, "model", None) is stage.ema_model and hasattr(o, "update"))
+    return next(holds, None)
+
+
+def remembered(stage: Stage, updates: int) -> tuple[float | None, float | None]:
+    """(decay of the last of so many updates, fraction of the first weights that is left after them) of the object in
+    `stage.state` that keeps the average; None if there is none."""
+    keeper = _keeper(stage)
+    if keeper is None:
+        return None, None
+    # Parameter 0 of the model moves each time, so that the last decay can be read; the others stay, so that what is
+    # left of the first average shows how much it forgot. The keeper is as new: its counter begins at its first update.
+    pairs = [(a, b) for a, b in zip(stage.ema_model.parameters(), stage.model.parameters(), strict=True)
+             if b.is_floating_point() and b.numel()]  # fmt: skip
+    with torch.no_grad():
+        for mine, theirs in pairs:
+            mine.copy_(theirs + 1)
+        some = pairs[0][1]
+        before = 0.0
+        for i in range(updates):
+            some.add_((-1.0) ** i)
+            if i == updates - 1:
+                before = flat(stage.ema_model)
+            keeper.update(stage.model)
+        late = between(before, flat(stage.model), flat(stage.ema_model))[0]
+        rest = [(mine - theirs).mean().item() for mine, theirs in pairs[1:]]
+    left = max(0.0, max(rest)) if rest else 0.0
+    return late, left if math.isfinite(left) else 1.0
+
+
+def _few(values: list[float]) -> str:
+    return " ".join(f"{v:.3f}" for v in values[:6]) or "none"

@@ -1,0 +1,187 @@
+"""Language models from files, and adapters on them: the one loader of every recipe that trains or reads one.
+
+Type, pad, end of a text, attention implementation and quantisation are decided here. What belongs to chats (templates, ends of
+turns, reward heads) is in llm/models/loading.py.
+"""
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from trainworthy.core.base.errors import UserError
+
+Attention = Literal["auto", "sdpa", "eager", "flex_attention", "flash_attention_2"]
+
+
+@dataclass
+class LoRA:
+    """Settings of recipes that may train adapters (Hu 2021) in place of all weights; a `Config` inherits them."""
+
+    lora_rank: int = 8
+    """Rank of the LoRA adapters; 0 trains all weights, in fp32."""
+    lora_alpha: int = 0
+    """Adapters are scaled by alpha / rank. 0: the recipe's default, which is twice the rank (vlm/instruct: the rank)."""
+    lora_dropout: float = 0.0
+    """Dropout in front of the adapters. Recipes that compare two forwards of one text (DPO, GRPO) refuse it."""
+    lora_target_modules: tuple[str, ...] = ()
+    """Names of the layers that get adapters, such as q_proj v_proj. Empty: every linear layer but the head."""
+    use_rslora: bool = False
+    """Scale adapters by alpha / sqrt(rank) (rsLoRA, Kalajdzievski 2023)."""
+    use_dora: bool = False
+    """Train the length of each column of the weights apart from its direction (DoRA, Liu 2024)."""
+
+
+# --------------------------------------------------------------------------------------------------------------- reading
+@cache
+def tokenizer(path: str, padding_side: str = "right") -> Any:
+    """The tokenizer, with what ends a text and what pads. It is read once per process and never changed."""
+    from transformers import AutoTokenizer
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    found = AutoTokenizer.from_pretrained(path, **({"padding_side": "left"} if padding_side == "left" else {}))
+    if found.eos_token_id is None:
+        raise UserError(f"the tokenizer of {path} has no eos token", needed="the token that ends a turn, as eos_token")
+    if found.pad_token_id is None:
+        found.pad_token = found.eos_token  # masks and labels are made from lengths, so the eos of an answer stays one
+    return found
+
+
+def load(path: str, dtype: torch.dtype, *, dropout: bool = True, **how: Any) -> nn.Module:
+    """The causal language model, on the CPU (or as `how` tells from_pretrained: quantization_config, device_map). Weights are
+    mapped from the file: a second copy costs no memory until it is trained. Without `dropout` two forwards of a text agree."""
+    from transformers import AutoModelForCausalLM
+
+    model, _ = read(AutoModelForCausalLM, path, dtype, len(tokenizer(path)), **how)
+    if not dropout:
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+    return model
+
+
+def read(kind: Any, path: str, dtype: torch.dtype, tokens: int = 0, **how: Any) -> tuple[nn.Module, list[str]]:
+    """(the model of that class of transformers, weights that its file lacks). It knows at least `tokens` tokens: rows for those
+    that were added to the tokenizer after pretraining are new."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model, found = kind.from_pretrained(path, dtype=dtype, output_loading_info=True, **how)
+    if model.get_input_embeddings().num_embeddings < tokens:
+        model.rows_added = tokens - model.get_input_embeddings().num_embeddings
+        model.resize_token_embeddings(tokens)
+    return model, found["missing_keys"]
+
+
+def kept_in(lora_rank: int, precision: str) -> torch.dtype:
+    """Frozen weights may be bf16; of trained ones small updates would be lost."""
+    return torch.float32 if precision == "fp32" or not lora_rank else torch.bfloat16
+
+
+# -------------------------------------------------------------------------------------------------------------- adapters
+def adapted(model: nn.Module, lora: LoRA, *, head: str = "", alpha: int = 0, task: str | None = "CAUSAL_LM",
+            exact: bool = False) -> nn.Module:  # fmt: skip
+    """The model with adapters as `lora` says, fp32, all else of it frozen, but for a new `head` by its name, which is trained whole
+    and saved with the adapters. Rank 0: every weight trains. `alpha`: where no --lora-alpha is given; else twice the rank.
+    `exact`: two forwards of a text must agree, so that dropout is refused."""
+    from peft import LoraConfig, get_peft_model
+
+    if not lora.lora_rank:
+        _idle(lora)
+        return model
+    if exact and lora.lora_dropout:
+        raise UserError(f"--lora-dropout {lora.lora_dropout:g}: this recipe compares two forwards of one text", needed="--lora-dropout 0",
+                        cause="dropout would be taken for a difference between the policy and its reference")  # fmt: skip
+    if added := getattr(model, "rows_added", 0):
+        raise UserError(f"{model.name_or_path}: the tokenizer has {added} tokens that the model lacks", got=f"--lora-rank {lora.lora_rank}",
+                        needed="--lora-rank 0: adapters would leave what these tokens mean as it was drawn",
+                        cause="tokens that were added after pretraining")  # fmt: skip
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if unknown := [t for t in lora.lora_target_modules if not any(f".{n}".endswith(f".{t}") for n in layers)]:
+        names = sorted({name.rpartition(".")[2] for name in layers})
+        raise UserError(
+            f"--lora-target-modules: no layer is named {' or '.join(unknown)}", needed=f"some of {', '.join(names)}"
+        )
+    config = LoraConfig(
+        r=lora.lora_rank,
+        lora_alpha=lora.lora_alpha or alpha or 2 * lora.lora_rank,
+        lora_dropout=lora.lora_dropout,
+        target_modules=list(lora.lora_target_modules) or "all-linear",
+        use_rslora=lora.use_rslora,
+        use_dora=lora.use_dora,
+        **({"task_type": "SEQ_CLS", "modules_to_save": [head]} if head else {"task_type": task}),
+    )
+    return get_peft_model(model, config)
+
+
+def _idle(lora: LoRA) -> None:
+    """Without adapters their other settings would do nothing, and nobody would say so."""
+    given = {"lora_alpha": lora.lora_alpha, "lora_dropout": lora.lora_dropout, "lora_target_modules": lora.lora_target_modules,
+             "use_rslora": lora.use_rslora, "use_dora": lora.use_dora}  # fmt: skip
+    if idle := [f"--{name.replace('_', '-')}" for name, value in given.items() if value]:
+        raise UserError(
+            f"{', '.join(idle)}: --lora-rank 0 trains all weights, without adapters", needed="--lora-rank above 0"
+        )
+
+
+def export(model: nn.Module, words: Any, folder: Path) -> None:
+    """The model as `from_pretrained` of transformers reads it, or its trained adapter as peft's does, and its tokenizer."""
+    from peft import PeftModel
+
+    adapter = {"selected_adapters": ["default"]} if isinstance(model, PeftModel) else {}
+    model.save_pretrained(folder, **adapter)
+    words.save_pretrained(folder)
+
+
+def merged(path: str, adapter: Path, *, base: nn.Module | None = None) -> nn.Module:
+    """The model at `path` (or the `base` in its place) with an exported adapter merged into its weights; fp32: bf16 rounds off what
+    adapters add to a weight."""
+    from peft import PeftModel
+
+    base = load(path, torch.float32) if base is None else base
+    return PeftModel.from_pretrained(base, adapter).merge_and_unload()
+
+
+# ------------------------------------------------------------------------------------------------------------- attention
+def attend(model: nn.Module, how: str, device: torch.device) -> nn.Module:
+    """The model with this attention implementation, where it can be trained with; `auto`: transformers' own choice."""
+    from transformers.utils import is_flash_attn_2_available
+
+    if how == "auto":
+        return model
+    if how in ("flex_attention", "flash_attention_2") and device.type != "cuda":
+        raise UserError(f"--attention {how} has no backward on this device", got=device.type, needed="an accelerator",
+                        next="--attention sdpa")  # fmt: skip
+    if how == "flash_attention_2" and not is_flash_attn_2_available():
+        raise UserError(f"--attention {how} needs the package 'flash-attn', which is not installed, or a newer device",
+                        next="pip install flash-attn --no-build-isolation, or --attention flex_attention")  # fmt: skip
+    try:
+        model.set_attn_implementation(how)
+    except ValueError as error:
+        got = str(error).splitlines()[0][:200]
+        raise UserError(f"--attention {how}: not for this model", got=got, needed="--attention auto or eager") from None
+    return model
+
+
+def backends(model: nn.Module, device: torch.device) -> list[str]:
+    """Attention implementations to ask: those that run anywhere, what the model uses, and on an accelerator flex attention."""
+    found = ["sdpa", "eager", model.config._attn_implementation, *["flex_attention"] * (device.type == "cuda")]
+    return list(dict.fromkeys(found))
+
+
+# ------------------------------------------------------------------------------------------------------------ generating
+def generate(
+    model: nn.Module, prompts: list[list[int]], *, pad: int, ends: list[int], most: int
+) -> list[tuple[list[int], bool]]:
+    """(tokens of the answer without its end, did it end by itself?) to each prompt, greedily. Padded left: every prompt ends where
+    its answer begins."""
+    width, device = max(map(len, prompts)), next(model.parameters()).device
+    ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+    out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=most, do_sample=False, eos_token_id=ends,
+                         pad_token_id=pad)[:, width:].tolist()  # fmt: skip
+    at = [next((i for i, token in enumerate(row) if token in ends), None) for row in out]
+    return [(row[:end], end is not None) for row, end in zip(out, at, strict=True)]

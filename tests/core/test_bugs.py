@@ -1,0 +1,213 @@
+"""bugs: what a mutant is, what counts as harm, and the command as a user types it."""
+
+import ast
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.bugs import campaign, mutation, page, suite
+
+from tests.conftest import ROOT, Done
+from tests.helpers.commands import environment
+
+RECIPE = '''
+"""A recipe."""
+import torch
+from torch import Tensor
+
+
+def toy(cfg, run, previous=None):
+    x, y = torch.rand(8, 3), torch.rand(8)
+
+    def loss(model, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """2 + 2."""
+        logits = model(batch["x"][:, 1:]).log_softmax(1)
+        if cfg.odd and not cfg.even:
+            raise ValueError("1 + 1")
+        with torch.no_grad():
+            weight = torch.where(batch["y"] > 0.5, batch["y"] - logits.detach().mean(0), batch["y"])
+        return {"ce": -(weight * logits.exp()).sum()}
+
+    def evaluate(model, data):
+        model.train()
+        return {"right": float(model(x[0]) == y[0])}
+
+    def preview(batch):
+        return 1 + 1
+
+    return core.Stage(loss=loss, evaluate=evaluate, preview=preview, data={"train": x})
+
+
+STAGES = [toy]
+
+
+def train(cfg, run, stage):
+    for step in run.steps(stage):
+        run.update(stage, step.batches)
+'''
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "toy.py"
+    path.write_text(RECIPE)
+    return path
+
+
+def test_every_kind_of_mutant(recipe: Path):
+    """Each compiles, differs in one place, has a name of its own, and lies where a bug of training can be."""
+    found = mutation.mutants(recipe)
+    assert {m.kind for m in found} >= {"operator", "constant", "arguments", "index", "dimension", "sign", "detach", "mode",
+                                       "condition", "dropped-call"}  # fmt: skip
+    assert len({m.id for m in found}) == len(found)
+    assert {m.part for m in found} == {"loss", "evaluate", "train", "data"}
+    lines = RECIPE.splitlines()
+    assert not [
+        m
+        for m in found
+        if "raise" in lines[m.line - 1] or lines[m.line - 1].strip() in ('"""2 + 2."""', "return 1 + 1")
+    ]
+    for m in found:
+        changed = m.applied(RECIPE)
+        assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(RECIPE))
+        assert m.patch(RECIPE).startswith("@@")
+    patches = " ".join(m.patch(RECIPE) for m in found)
+    for words in ("batch['y'] + logits", "torch.enable_grad()", "model.eval()", '["x"][:, :]', "log_softmax(0)",
+                  "batch['y'], batch['y'] - logits", "(not (cfg.odd", "pass"):  # fmt: skip
+        assert words in patches, words
+
+
+def test_a_larger_sample_contains_a_smaller_one(recipe: Path):
+    found = mutation.mutants(recipe)
+    assert mutation.drawn(found)[:5] == mutation.drawn(found[::-1])[:5]
+    line = next(i for i, text in enumerate(RECIPE.splitlines(), 1) if "log_softmax" in text)
+    assert {m.line for m in mutation.reached(found, {str(recipe): [line]})} == {line}
+
+
+# Five healthy runs: 95% of single runs lie in 0.9 +- 0.048.
+REFERENCE = {"metric": "accuracy", "higher": True, "floor": 0.1, "ceiling": 1.0, "values": [0.88, 0.89, 0.9, 0.91, 0.92],
+             "first": {"losses": [2.0, 1.0], "metrics": {"accuracy": 0.88, "nll": 0.5}, "weights": "a"}}  # fmt: skip
+
+
+def ran(
+    accuracy: float, *, weights: str = "b", nll: float = 0.5, losses=(2.0, 1.5), crashed: str = "", stopped: str = ""
+) -> dict:
+    metrics = {"accuracy": accuracy, "nll": nll}
+    return {"losses": list(losses), "metrics": metrics, "weights": weights, "crashed": crashed, "stopped": stopped}
+
+
+@pytest.mark.parametrize(
+    ("runs", "part", "outcome", "words"),
+    [
+        ([ran(0.88, weights="a", losses=(2.0, 1.0))], "loss", "equal", "last bit"),
+        ([ran(0.88, weights="a", losses=(2.0, 1.0), nll=0.5 + 1e-7)], "loss", "equal", "rounding"),
+        ([ran(0.88, weights="a", losses=(2.0, 1.0), nll=0.25)], "evaluate", "harmful", "nll 0.5 -> 0.25"),
+        ([ran(0.88, crashed="KeyError: 'x'")], "loss", "crashed", "KeyError"),
+        ([ran(0.88, stopped="10 non-finite steps")], "loss", "harmful", "stops itself"),
+        ([ran(0.86)], "loss", "harmless", "0.86"),
+        ([ran(0.8), ran(0.86)], "loss", "harmless", "0.8"),
+        ([ran(0.8), ran(0.84)], "loss", "harmful", "0.8"),
+        ([ran(math.nan), ran(0.9)], "loss", "harmful", "nan"),
+        ([ran(0.99), ran(0.99)], "loss", "harmless", "0.99"),
+        ([ran(0.99), ran(0.99)], "evaluate", "harmful", "too good"),
+    ],
+)
+def test_the_rule_of_harm(runs: list[dict], part: str, outcome: str, words: str):
+    found, why = campaign.judged(runs, REFERENCE, part)
+    assert (found, words in why) == (outcome, True), why
+
+
+def test_cause_named_first_and_intervals():
+    rows = [{"kind": "planted", "recipe": "a/b", "case": str(i), "seed": 0, "commit": "c", "row": "C1", "gate": "wiring", "note": "",
+             "outcome": "caught" if i < 9 else "missed", "first": "wiring" if i < 8 else "data", "named": i < 7} for i in range(10)]  # fmt: skip
+    found = page.summary(rows, [])
+    assert page.words(found["caught"]) == "9 of 10: 0.900 [0.596, 0.982]"
+    assert found["named_first"]["hits"] == 7
+    assert found["by_row"]["C1"]["caught"]["of"] == 10
+    assert "missed    a/b 9" in "\n".join(page.shown(found))
+
+
+def test_without_a_checkout_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(suite, "ROOT", tmp_path)
+    with pytest.raises(UserError, match="come with the source code"):
+        suite.cases([], ["planted"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("bugs", "--kind", "odd"), ("unknown kind 'odd'", "planted or healthy or mutants")),
+        (("bugs", "--kind", "mutants"), ("mutants of what?", "--mutate")),
+        (("bugs", "vision/clasify"), ("unknown recipe",)),
+        (("bugs", "--seeds", "a"), ("--seeds needs numbers",)),
+        (("bugs", "--mutate", "vision/classify", "--helper", "none.py"), ("no helper module",)),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, tuple) else None,
+)
+def test_bad_usage(argv: tuple[str, ...], words: tuple[str, ...], launch):
+    done: Done = launch(*argv)
+    assert done.returncode == 2, done.shown
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+def test_a_planted_bug_through_the_command_and_again(launch, tmp_path: Path):
+    """It is caught with its cause; the same command then finds it in the journal and runs nothing."""
+    argv = ("bugs", "vision/classify", "--kind", "planted", "--sample", "1", "--to", "found")
+    done: Done = launch(*argv)
+    assert done.returncode == 0, done.shown
+    assert "planted bugs caught      1 of 1" in done.stdout
+    assert "cause named first      1 of 1" in done.stdout
+    found = json.loads((tmp_path / "found" / "bugs.json").read_text())
+    assert found["by_recipe"]["vision/classify"]["caught"]["hits"] == 1
+    assert found["commits"] == [suite.commit()]
+    assert "<h1>" in (tmp_path / "found" / "bugs.html").read_text()
+    journal = (tmp_path / "found" / "journal.jsonl").read_text()
+    again: Done = launch(*argv)
+    assert again.returncode == 0, again.shown
+    assert (tmp_path / "found" / "journal.jsonl").read_text() == journal
+
+
+@pytest.mark.verify
+def test_mutants_through_the_command(launch, tmp_path: Path):
+    """Two mutants of a small net: each gets an outcome, and the page counts all that there are."""
+    argv = (
+        "bugs",
+        "--mutate",
+        "vision/classify",
+        "--sample",
+        "2",
+        "--steps",
+        "20",
+        "--to",
+        "found",
+        "--widths",
+        "8",
+        "8",
+        "8",
+    )
+    done: Done = launch(*argv, timeout=600)
+    assert done.returncode in (0, 3), done.shown
+    found = json.loads((tmp_path / "found" / "bugs.json").read_text())
+    [run] = found["mutant_runs"]
+    assert run["found"] > run["executed"] > run["run"] == 2
+    outcomes = [row["outcome"] for row in found["rows"] if row["kind"] == "mutants"]
+    assert len(outcomes) == 2
+    assert set(outcomes) <= {"crashed", "equal", "harmless", "stopped", "survived"}
+    assert (done.returncode == 3) == ("survived" in outcomes)
+
+
+def test_a_mutated_helper_takes_the_place_of_the_original(tmp_path: Path):
+    helper = ROOT / "recipes" / "vision" / "data" / "mixing.py"
+    one = mutation.mutants(helper, helper=True)[0]
+    file = campaign.mutated("vision/classify", one, tmp_path)
+    code = (f"from trainworthy.core.recipe import loading; m = loading.load({str(file)!r}).module; print(m.mixing.__file__);"
+            "from trainworthy.recipes.vision.data import mixing; print(mixing.__file__)")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+    assert done.stdout.split() == [str(tmp_path / "mixing.py")] * 2, done.stderr
+    assert (tmp_path / "mixing.py").read_text() == one.applied(helper.read_text())

@@ -1,0 +1,102 @@
+"""trainworthy plan: its estimates are the peaks of real steps; what cannot fit is refused before it begins."""
+
+import json
+
+import pytest
+from trainworthy.core.base import config
+from trainworthy.core.commands import plan
+from trainworthy.core.recipe import loading
+from trainworthy.core.session import estimate
+
+from tests.helpers.commands import trainworthy
+
+FEW = {
+    "vision/classify": ["--train.batch-size", "32", "--loader.workers", "0"],
+    "llm/pretrain": ["--train.batch-size", "8", "--train.accumulate", "4"],
+    "rl/ppo": ["--num-steps", "32", "--train.batch-size", "64", "--update-epochs", "2"],
+}
+
+
+def parsed(name: str, *words: str):
+    recipe = loading.load(name)
+    return recipe, config.parse(recipe.module, list(words), prog=name)[0]
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_the_estimate_is_the_peak_of_real_steps(name):
+    from bench.plan import measured
+
+    recipe, cfg = parsed(name, *FEW[name])
+    (found,) = estimate.estimates(recipe, cfg)
+    assert found.missing == []
+    assert found.training == pytest.approx(measured(recipe, cfg), rel=0.15)
+    kinds = found.weights + found.average + found.frozen + found.gradients + found.optimizer + found.activations
+    assert kinds == found.training > 3 * found.weights
+    assert found.optimizer >= 2 * found.gradients * 0.99  # AdamW
+
+
+def test_what_does_not_fit_gets_settings_that_help(tmp_path):
+    """A batch of 4096 pictures: its activations do not fit into half of what they need, in micro-batches they do."""
+    words = ["--train.batch-size", "4096", "--widths", "64", "128", "256", "--loader.workers", "0", "--no-augment"]
+    recipe, cfg = parsed("vision/classify", *words)
+    (whole,) = estimate.estimates(recipe, cfg)
+    found = plan.plan(recipe, cfg, memory=(whole.training / 2 + 1e9) / 1e9, samples=10_000)
+    (stage,) = found["stages"]
+    assert stage["fits"] == "no"
+    assert stage["steps"] == 30 * 10_000 // 4096 + 1
+    first = next(c for c in stage["change"] if c["setting"].startswith("--train.accumulate"))
+    assert first["fits"] != "no"
+    assert first["needs"] < whole.training / 1.8
+    assert not any("lora" in c["setting"] for c in stage["change"])  # this recipe has no such setting
+
+
+@pytest.mark.verify
+def test_the_command_prints_each_kind_as_text_and_json(tmp_path, capsys):
+    words = ["plan", "vision/classify", "--preset", "full", "--device", "A100", "--samples", "75750", "--json"]
+    done = trainworthy(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.iterdir())
+    found = json.loads(done.stdout)
+    (stage,) = found["stages"]
+    assert stage["parameters"] == pytest.approx(23.5e6, rel=0.01)  # ResNet-50 with ten classes
+    assert stage["micro_batch"] == 256
+    # 4.1 GFLOP-MAC a picture (He 2016), two operations each, forward and twice that backward
+    assert stage["flops"] == pytest.approx(3 * 2 * 4.1e9 * 256, rel=0.1)
+    plan.show(found)
+    text = capsys.readouterr().out
+    for said in (
+        "optimiser",
+        "activations",
+        "gates",
+        "fits into 80 GB",
+        "5,918 steps",
+        "A100, 40%",
+        "not on this machine",
+    ):
+        assert said in text, text
+
+
+def test_a_model_larger_than_the_device_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    from accelerate import Accelerator
+    from trainworthy.core.base.errors import UserError
+    from trainworthy.core.session import fits, stages
+
+    recipe, cfg = parsed("vision/classify")
+    accelerator = Accelerator(cpu=True)
+    built = [(part.name, stage) for part, stage in stages.untrained(recipe, cfg, accelerator)]
+    size = sum(p.numel() * 4 for p in built[0][1].model.parameters())
+    assert fits.at_least(built[0][1]) == 4 * size  # weights, gradients, two moments
+    fits.check(recipe, cfg, accelerator, built)
+    monkeypatch.setattr(fits, "memory", lambda device: 4 * size - 1)
+    with pytest.raises(UserError, match="cannot fit into the memory of cpu"):
+        fits.check(recipe, cfg, accelerator, built)
+    cfg.run.check_memory = False
+    fits.check(recipe, cfg, accelerator, built)
+
+
+def test_full_on_a_cpu_says_so_before_it_begins(tmp_path):
+    done = trainworthy("run", "vision/classify", "--preset", "full", "--data.path", "none", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "made for an accelerator" in done.stdout
+    assert "trainworthy run vision/classify (the preset tiny" in done.stdout
+    assert "there is no data folder none" in done.stderr + done.stdout

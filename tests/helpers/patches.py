@@ -1,0 +1,47 @@
+"""A change of one place in a file: a bug planted in it, or a healthy variant of it."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+
+class ScriptPatch(NamedTuple):
+    """A change of a script of tests/guard/scripts."""
+
+    id: str
+    script: str
+    old: str
+    new: str
+    kind: str
+    source: str
+    cause: str
+
+    @property
+    def path(self) -> Path:
+        return ROOT / "tests" / "guard" / "scripts" / self.script
+
+
+class RecipePatch(NamedTuple):
+    """A change of a recipe's own file."""
+
+    id: str
+    recipe: str
+    file: str
+    old: str
+    new: str
+    kind: str
+    source: str
+    cause: str
+
+    @property
+    def path(self) -> Path:
+        return ROOT / self.file
+
+
+def patched(patch: ScriptPatch | RecipePatch) -> str:
+    """The text of the changed file. Raises where the old text does not occur exactly once."""
+    text = patch.path.read_text()
+    if (n := text.count(patch.old)) != 1:
+        raise ValueError(f"{patch.id}: its old text occurs {n} times in {patch.path.name}, needed: once")
+    return text.replace(patch.old, patch.new)
