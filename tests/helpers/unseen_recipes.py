@@ -126,9 +126,9 @@ BUGS = [
     RecipePatch(
         "sft-pads-attended",
         "llm/sft",
-        "recipes/llm/sft.py",
-        "[[0] * (width - len(a)) + [1] * len(a) for a in asked]",
-        "[[1] * width for a in asked]",
+        "recipes/shared/language_models.py",
+        "[[0] * (width - len(p)) + [1] * len(p) for p in prompts]",
+        "[[1] * width for p in prompts]",
         "mask",
         "huggingface/transformers (attention mask warnings)",
         "left pads are attended when answers are generated: an answer depends on the longest prompt of its batch",

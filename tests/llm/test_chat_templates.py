@@ -238,8 +238,8 @@ def test_an_export_of_other_weights_is_stopped(lora: str, tmp_path: Path, fork, 
     """The trained adapters (or weights) are drawn anew before they are written."""
     net = str(language.write(tmp_path / "net"))
     asked = ("--model", net, *SMALL, "--lora-rank", lora, "--only", "exported")
-    saved = "        trainer.model.save_pretrained(folder)\n"
-    fresh = "        fresh = make_trainer(cfg, run, path).model\n        fresh.save_pretrained(folder)\n"
+    saved = "        loading.export(trainer.model, tokenizer, folder)\n"
+    fresh = "        loading.export(make_trainer(cfg, run, path).model, tokenizer, folder)\n"
     fork((saved, fresh), recipe="llm/sft")
     done = launch("check", "mine.py", *asked)
     assert done.returncode == 3, done.shown

@@ -169,7 +169,7 @@ def test_a_mixture_trains_and_says_what_was_left_out(tmp_path: Path, launch):
     both = f"{written(tmp_path / 'plain.jsonl', rows * 2)}*2,{CONVERSATIONS}"
     done = launch("run", "llm/sft", "--model", str(net), *QUICK, "--train.epochs", "1", "--data.path", both)
     assert done.returncode == 0, done.shown
-    assert "said by an earlier one" in done.stdout
+    assert "repeat an earlier one" in done.stdout
     assert f"{CONVERSATIONS}: " in done.stdout
 
 
