@@ -253,7 +253,7 @@ def test_samples_of_a_hosted_trainer_are_cut_as_core_cuts():
     """What is one number for all of them goes with each part."""
 
     class Uneven:
-        def cut(self, rows: dict) -> list[dict]:
+        def micro_batches(self, rows: dict) -> list[dict]:
             return [{k: v[:3] for k, v in rows.items()}, {k: v[3:] for k, v in rows.items()}]
 
     parts = [{"x": torch.arange(2) + 2 * i, "tokens": torch.tensor(7)} for i in range(2)]

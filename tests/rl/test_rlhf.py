@@ -80,7 +80,7 @@ TEXTS = [
 
 @pytest.mark.parametrize(("name", "wrong"), [
     ("constant", "constant"), ("undefined", "not a number"), ("one", "wrong number of"), ("raises", "raised; got: ZeroDivisionError"),
-    ("empty", "an empty answer"), ("neighbours", "texts beside it"), ("letters", ""),
+    ("empty", "an empty answer"), ("neighbours", "other texts of its batch"), ("letters", ""),
 ])  # fmt: skip
 def test_odd_rewards_are_found(name: str, wrong: str):
     texts = [" ".join(text.split()[:n]) for text in TEXTS for n in range(1, 9)]
