@@ -27,4 +27,4 @@ LOOKALIKES = [
     Healthy("weights-that-weigh", hunk=(STAGES, staged(WEIGHTS.replace('(batch["weight"] / batch["weight"]).mean()', "1.0"))),
             naive="an entry that is only carried"),
 ]  # fmt: skip
-SAMPLED = ("average-every-other-step", "entries-for-display")
+SAMPLED = ("entries-for-display",)

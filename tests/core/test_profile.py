@@ -60,7 +60,7 @@ def test_model_flops_count_the_backward_pass_of_products_and_convolutions():
     assert watch.measured().flops == 3 * 2 * 4 * 16 * 8 * 9 * 16 * 16
 
 
-@pytest.mark.slow
+@pytest.mark.verify
 @pytest.mark.parametrize(("planted", "verdict"), [
     ("x = torch.zeros(4)\n        for _ in range(8000):\n            x = x + 1", "overhead-bound"),
     ("x = torch.zeros(1024, 1024)\n        for _ in range(8):\n            x @ x", "compute-bound"),

@@ -171,7 +171,7 @@ def test_three_processes_killed_and_resumed_lose_no_trial_and_repeat_none(tmp_pa
         assert float(rate) == rates[int(number)]
 
 
-@pytest.mark.slow
+@pytest.mark.verify
 def test_a_real_sweep_its_page_and_a_study_with_changed_settings(tmp_path: Path):
     command = ("sweep", "vision/classify", *TINY, "--nuisance", "optim.lr=1e-4:1e-1", "--name", "mine", "--trials")
     done = trainworthy(*command, 2, "--json", cwd=tmp_path)

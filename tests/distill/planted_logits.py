@@ -36,4 +36,11 @@ PLANTS = [
         OPTIMIZER.replace("(model,", "(nn.ModuleList([model, teacher.body.requires_grad_()]),"), ("no part of the model",),
         harm="the teacher follows its student"),
 ]  # fmt: skip
-RELATIVES = ["temperature-not-squared", "teacher-wavers", "teacher-sees-another-picture", "teacher-trains-too"]
+RELATIVES = [
+    "temperature-not-squared",
+    "teacher-wavers",
+    "teacher-sees-another-picture",
+    "teacher-trains-too",
+    "student-switched-with-its-teacher",
+    "labels-softened",
+]

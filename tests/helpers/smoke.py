@@ -34,7 +34,7 @@ from tests.helpers.settings import SHORT
 
 WHOLE = ("rl/ppo", "vision/classify")
 TELLING = "schema,data,leakage,wiring,schedule,dependency,evaluation,resume"
-LONGER = ("diffusion/latent", "diffusion/text", "vision/detect")
+LONGER = ("diffusion/flow", "diffusion/latent", "diffusion/text", "vision/detect")
 """Run by `make smoke` and `make verify`. The others, which take less than a minute of CPU time each, also by `make test`."""
 PLAIN = ("--run.no-tensorboard", "--run.keep-checkpoints", "1000")
 STOPPED, DONE = 5, 0
