@@ -222,11 +222,9 @@ def report(argv: list[str]) -> None:
     if len(argv) != 2 or not (Path(argv[1]) / "args.json").is_file():
         raise UserError("report needs a run folder", got=" ".join(argv[1:]) or "nothing", next="ls -d runs/*/*")
     from trainworthy.core.report import write
-    from trainworthy.core.report.folder import read_json
+    from trainworthy.core.report.folder import args_of
 
-    if "recipe" not in read_json(Path(argv[1]) / "args.json"):
-        raise UserError(f"{argv[1]} is not a run folder of trainworthy", got="an args.json that names no recipe, or is cut off",
-                        needed="the folder that a run printed", next="ls -d runs/*/*")  # fmt: skip
+    args_of(Path(argv[1]))
     page = write(Path(argv[1]))
     if as_json:
         from trainworthy.core.report.plain import in_short

@@ -7,6 +7,11 @@ from trainworthy.core.base.config import take
 from trainworthy.core.base.errors import UserError
 
 
+def take_flag(argv: list[str], flag: str) -> tuple[list[str], bool]:
+    """Return `argv` without `flag`, and whether it was there."""
+    return [word for word in argv if word != flag], flag in argv
+
+
 def take_number(argv: list[str], flag: str) -> tuple[list[str], int | None]:
     """Return `argv` without `flag N`, and the number, which must be positive."""
     rest, value = take(argv, flag)

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.commands import take_flag
 from trainworthy.core.monitoring import cost
 from trainworthy.core.report.groups import compare, off
 
 
 def main(argv: list[str]) -> None:
     """Print both means and the difference with its interval."""
-    as_json = "--json" in argv
-    argv = [w for w in argv if w != "--json"]
+    argv, as_json = take_flag(argv, "--json")
     if len(argv) != 3:
         raise UserError("compare needs two groups of seeds", got=" ".join(argv[1:]) or "nothing",
                         needed="trainworthy compare RUNS_A RUNS_B", next="ls -d runs/*/seeds-*")  # fmt: skip

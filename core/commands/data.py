@@ -25,7 +25,7 @@ from typing import Any
 from trainworthy.core.base import config
 from trainworthy.core.base.console import Console, bar, table
 from trainworthy.core.base.errors import Stop, UserError
-from trainworthy.core.commands import take_number
+from trainworthy.core.commands import take_flag, take_number
 from trainworthy.core.data import inventory
 from trainworthy.core.data.texts import LISTS, Exclusions, write_exclusions
 from trainworthy.core.recipe import loading as recipes
@@ -37,8 +37,7 @@ from trainworthy.core.session.session import open_session, reported, session_loc
 def main(argv: list[str]) -> None:
     """Run `data RECIPE ...` in the process that core.launch started."""
     rest, samples = take_number(argv[1:], "--sample")
-    as_json = "--json" in rest
-    rest = [a for a in rest if a != "--json"]
+    rest, as_json = take_flag(rest, "--json")
     if not rest:
         raise UserError("data what?", needed="a recipe", next="trainworthy list")
     loaded = recipes.load(rest[0])

@@ -32,7 +32,7 @@ from typing import Any
 from trainworthy.core.base import config
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.commands import take_number
+from trainworthy.core.commands import take_flag, take_number
 
 DEVICES = {
     "H200": (141, 989e12, 67e12),
@@ -57,8 +57,7 @@ def main(argv: list[str]) -> None:
     rest, memory = _number(rest, "--memory")
     rest, flops = _number(rest, "--flops")
     rest, device = config.take(rest, "--device")
-    as_json = "--json" in rest
-    rest = [w for w in rest if w != "--json"]
+    rest, as_json = take_flag(rest, "--json")
     if not rest or rest[0].startswith("-"):
         raise UserError(
             "plan what?", needed="a recipe", next="trainworthy plan vision/classify --preset full --memory 24"

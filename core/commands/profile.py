@@ -29,7 +29,7 @@ from typing import Any
 from trainworthy.core.base import config
 from trainworthy.core.base.console import Console, bar, table
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.commands import take_number
+from trainworthy.core.commands import take_flag, take_number
 from trainworthy.core.data import loader
 from trainworthy.core.loop.run import Plan, precision
 from trainworthy.core.recipe import loading as recipes
@@ -264,8 +264,7 @@ def attainable(device: Any, precision: str) -> float:
 def main(argv: list[str]) -> None:
     """`profile RECIPE|RUN ...`, in the process that core.launch started."""
     rest, steps = take_number(argv[1:], "--steps")
-    as_json = "--json" in rest
-    rest = [a for a in rest if a != "--json"]
+    rest, as_json = take_flag(rest, "--json")
     if not rest:
         raise UserError("profile what?", needed="a recipe or a run folder", next="trainworthy profile vision/classify")
     rest = of_run(rest)
@@ -291,13 +290,9 @@ def of_run(rest: list[str]) -> list[str]:
     folder = Path(rest[0])
     if not folder.is_dir():
         return rest
-    from trainworthy.core.report.folder import read_json
+    from trainworthy.core.report.folder import args_of
 
-    recipe = read_json(folder / "args.json").get("recipe")
-    if not isinstance(recipe, str):
-        raise UserError(f"{folder} is not a run folder of trainworthy", got="no args.json that names its recipe",
-                        needed="a recipe, or the folder that a run printed", next="ls -d runs/*/*")  # fmt: skip
-    return [recipe, "--config", str(folder / "args.json"), *rest[1:]]
+    return [args_of(folder)["recipe"], "--config", str(folder / "args.json"), *rest[1:]]
 
 
 def one(s: Session, part: stages.Part, proof: Any, steps: int) -> dict[str, Any]:

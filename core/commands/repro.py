@@ -65,17 +65,14 @@ def main(argv: list[str]) -> None:
 
 def kept(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """args.json, environment.json and data.json. UserError: it is not a run folder of ours; later files may be missing."""
-    from trainworthy.core.report.folder import read_json
+    from trainworthy.core.report.folder import args_of, read_json
 
-    args, environment, data = (read_json(folder / f"{n}.json") for n in ("args", "environment", "data"))
     if (folder / "seeds.json").is_file():
         raise UserError(
             f"{folder} is a group of seeds", needed="the folder of one of them", next=f"ls -d {folder}/seed-*"
         )
-    if not all(isinstance(args.get(k), kind) for k, kind in (("recipe", str), ("argv", list), ("settings", dict))):
-        raise UserError(f"{folder} is not a run folder of trainworthy", got="no args.json that names its recipe and settings",
-                        needed="the folder that a run printed", next="ls -d runs/*/*")  # fmt: skip
-    return args, environment, data
+    args = args_of(folder, argv=list, settings=dict)
+    return args, read_json(folder / "environment.json"), read_json(folder / "data.json")
 
 
 def show_diff(folder: Path, environment: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ from typing import Any
 from trainworthy.core.base import config, masking
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import GateFailed, Interrupted, UserError
-from trainworthy.core.commands import take_number
+from trainworthy.core.commands import take_flag, take_number
 from trainworthy.core.monitoring import cost
 
 PLAN = "sweep.json"
@@ -44,8 +44,7 @@ def main(argv: list[str]) -> None:
     """Make a study or join it, work on its trials, write the page."""
     from trainworthy.core.sweep import study as studies
 
-    as_json = "--json" in argv
-    words = [w for w in argv[1:] if w != "--json"]
+    words, as_json = take_flag(argv[1:], "--json")
     if not words or words[0].startswith("-"):
         raise UserError(
             "sweep what?", needed="a recipe, or the folder of a sweep", next="trainworthy sweep vision/classify"

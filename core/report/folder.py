@@ -87,6 +87,16 @@ def read_json(path: Path, kind: type = dict) -> Any:
     return found if isinstance(found, kind) else kind()
 
 
+def args_of(folder: Path, **kinds: type) -> dict[str, Any]:
+    """Return args.json of a run folder. UserError: it does not name its recipe, or lacks a field of `kinds`."""
+    args = read_json(folder / "args.json")
+    if not all(isinstance(args.get(k), kind) for k, kind in {"recipe": str, **kinds}.items()):
+        raise UserError(f"{folder} is not a run folder of trainworthy",
+                        got=f"no whole args.json with {', '.join(['recipe', *kinds])}",
+                        needed="the folder that a run printed", next="ls -d runs/*/*")  # fmt: skip
+    return args
+
+
 def number(value: Any) -> float:
     """Return a value of a metrics row as a number; "nan" and "inf" become floats, anything else nan."""
     try:

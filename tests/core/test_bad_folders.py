@@ -7,13 +7,23 @@ import pytest
 
 from tests.core.test_report import epochs, folder, lines, put  # noqa: F401  (a fixture)
 
+TEXTS = ["", "[]", "null", '{"learning_rate": 1e-3}', '{"recipe": "toy", "pres']
 
-@pytest.mark.parametrize("text", ["", "[]", "null", '{"learning_rate": 1e-3}', '{"recipe": "toy", "pres'])
-def test_a_folder_of_another_tool_is_refused_with_one_message(text: str, launch, tmp_path: Path):
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        *(("report", text) for text in TEXTS),
+        *(("profile", text) for text in (None, "", '{"recipe": 3}', '{"recipe": "vision/cl')),
+        *(("repro", text) for text in (None, "", "[]", '{"recipe": "vision/classify"}', '{"recipe": "vision/cla')),
+    ],
+)
+def test_a_folder_of_another_tool_is_refused_with_one_message(command: str, text: str | None, launch, tmp_path: Path):
     run = tmp_path / "theirs"
     run.mkdir()
-    (run / "args.json").write_text(text)
-    done = launch("report", str(run))
+    if text is not None:
+        (run / "args.json").write_text(text)
+    done = launch(command, str(run))
     assert done.returncode == 2, done.shown
     assert "not a run folder of trainworthy" in done.stderr
     assert "Traceback" not in done.stderr

@@ -101,13 +101,3 @@ def test_a_slow_loader_is_said_with_the_setting_to_try(fork, tmp_path: Path):
     assert again.returncode == 0, again.stdout + again.stderr
     assert "input-bound: " in again.stdout
     assert "try first" in again.stdout
-
-
-@pytest.mark.parametrize("text", [None, "", '{"recipe": 3}', '{"recipe": "vision/cl'])
-def test_a_foreign_or_partial_folder_is_one_message(text: str | None, tmp_path: Path):
-    (tmp_path / "theirs").mkdir()
-    if text is not None:
-        (tmp_path / "theirs" / "args.json").write_text(text)
-    done = trainworthy("profile", "theirs", cwd=tmp_path)
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
-    assert "is not a run folder of trainworthy" in done.stderr

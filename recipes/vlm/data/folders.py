@@ -10,6 +10,7 @@ import json
 import math
 import zlib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ def tested(path: str) -> tuple[str, ...]:
     return ("test",) if path == "scenes" or (Path(path) / "test.jsonl").is_file() else ()
 
 
+@cache
 def splits(root: Path, val: str) -> dict[str, list[Talk | dict[str, str]]]:
     """The lines of each split: `train`, `val` and, if the folder has it, `test`."""
     learn, test = read(root / "train.jsonl"), root / "test.jsonl"
