@@ -14,6 +14,7 @@ if __name__ == "core":  # `python -m core.launch` in a checkout
 # fmt: off
 # isort: off
 if TYPE_CHECKING:  # the same names, for type checkers and editors; tests/core/test_types.py compares both
+    from trainworthy.core.adapters.loop import Loop as Loop
     from trainworthy.core.adapters.script import Script as Script, check as check
     from trainworthy.core.base.config import Config as Config, Loader as Loader, Optim as Optim, Phase as Phase, Train as Train
     from trainworthy.core.base.errors import GateFailed as GateFailed, TrainworthyWarning as TrainworthyWarning, UserError as UserError
@@ -51,6 +52,7 @@ _EXPORTS = {
     "loop.lr_finder": ("LRFinder",),
     "loop.export": ("export_program", "save_export"),
     "gates.gate": ("Gate", "gate"),
+    "adapters.loop": ("Loop",),
     "adapters.script": ("Script", "check"),
     "guard.watching": ("watch",),
     "launch": ("main",),

@@ -235,7 +235,8 @@ def report(argv: list[str]) -> None:
 
 
 def launch(argv: list[str]) -> None:
-    """Start core.launch, through accelerate if there are several processes or a config file. Never returns."""
+    """Start core.launch, through accelerate if there are several processes or a config file. Returns only from the check of
+    a file with a factory."""
     from trainworthy.core.base.config import take
 
     if len(argv) == 1:  # before the slow import of torch
@@ -250,7 +251,12 @@ def launch(argv: list[str]) -> None:
     if len(argv) > 1 and not argv[1].startswith("-") and argv[0] != "resume" and not of_run:
         from trainworthy.core.recipe.registry import find
 
-        find(argv[1])  # reports a typo before the slow import of torch
+        entry = find(argv[1])  # reports a typo before the slow import of torch
+        if argv[0] == "check":
+            from trainworthy.core.commands import factory
+
+            if factory.offers(entry.path):
+                return factory.main(argv)
     if n is None and argv[0] == "resume" and len(argv) > 1:
         n = processes_of(Path(argv[1]))
     if n is not None and (not n.isdigit() or int(n) < 1):

@@ -40,6 +40,7 @@ from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, Stage, Vi
 SHOWN = 256  # validation samples per evaluation when rehearsing a script's own loop
 
 if TYPE_CHECKING:
+    from trainworthy.core.adapters.loop import Loop
     from transformers import Trainer
 
 
@@ -135,12 +136,13 @@ class Result:
         return "\n".join(lines)
 
 
-def check(factory: Callable[[], "Script | Trainer"], *, only: str | Iterable[str] = (), waive: dict[str, str] | None = None, seed: int = 0,
+def check(factory: Callable[[], "Script | Loop | Trainer"], *, only: str | Iterable[str] = (), waive: dict[str, str] | None = None, seed: int = 0,
           raises: bool = True, folder: str | Path | None = None) -> Result:  # fmt: skip
-    """Prove the script that `factory` builds, gate by gate, and print each verdict as it comes.
+    """Prove the script that `factory` builds, gate by gate, and print each verdict as it comes. A `Loop` is judged by the
+    checks of `trainworthy guard`.
 
     Args:
-        only: ids of the gates to prove (default: all that apply).
+        only: ids of the gates or checks to prove (default: all that apply).
         waive: {gate id: why its failure is accepted}.
         seed: of every draw: build, order, augmentation, dropout.
         raises: raise GateFailed at the end if a gate failed; else read the result.
@@ -150,24 +152,40 @@ def check(factory: Callable[[], "Script | Trainer"], *, only: str | Iterable[str
     """
     waive = waive or {}
     only = only.replace(",", " ").split() if isinstance(only, str) else list(only)
-    for name in (*only, *waive):
-        if name not in (known := [g.id for g in order.ORDER]):
-            raise config.unknown(f"gate '{name}'", name, known)
     if unreasoned := [k for k, why in waive.items() if not why.strip()]:
         raise UserError("a waived gate needs a reason", got=f"waive={{'{unreasoned[0]}': ''}}")
     with contextlib.ExitStack() as stack:
         stack.enter_context(_generators_restored())
+        built = [factory()]  # a list: whoever takes it out frees its memory
+        looping = type(built[0]).__name__ == "Loop" and sys.modules.get("trainworthy.core.adapters.loop")
+        own = looping if looping and isinstance(built[0], looping.Loop) else None
+        for name in (*only, *waive):
+            if name not in (known := own.known() if own else [g.id for g in order.ORDER]):
+                raise config.unknown(f"{'check' if own else 'gate'} '{name}'", name, known)
         where = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
         where.mkdir(parents=True, exist_ok=True)
-        verdicts = _prove(factory, only, waive, seed, where, written=folder is not None)
+        if own:
+            verdicts = own.prove(
+                factory, built, only, waive, seed, where if folder is not None else None, _place(factory)
+            )
+        else:
+            verdicts = _prove(factory, built, only, waive, seed, where, written=folder is not None)
     result = Result(verdicts, where if folder is not None else None)
     if raises and result.failed:
-        raise GateFailed(f"{len(result.failed)} of {len(verdicts)} gates failed\n\n{result.table(result.failed)}")
+        raise GateFailed(
+            f"{len(result.failed)} of {len(verdicts)} {'checks' if own else 'gates'} failed\n\n{result.table(result.failed)}"
+        )
     return result
+
+
+def _place(factory: Callable) -> str:
+    """Return where the factory is written."""
+    return (inspect.getsourcefile(factory) if inspect.isfunction(factory) else None) or type(factory).__name__
 
 
 def _prove(
     factory: Callable[[], "Script | Trainer"],
+    built: list,
     only: list[str],
     waive: dict[str, str],
     seed: int,
@@ -176,7 +194,7 @@ def _prove(
     written: bool,
 ) -> list[Verdict]:
     console = Console()
-    subject = _subject(factory, seed, folder)
+    subject = _subject(factory, built.pop(), seed, folder)
     cfg, make, alone = subject.cfg, subject.make, _Alone(subject.device)
     stage = gates.build(Run(cfg, alone, plan=Plan(steps=1)), make)
     scans = {name: inventory.scan(name, data) for name, data in stage.data.items()}
@@ -184,10 +202,9 @@ def _prove(
     proof = Proof(
         cfg, alone, make, subject.train, folder, scans, report, again=partial(_again, factory, seed), sized=False
     )
-    place = inspect.getsourcefile(factory) if inspect.isfunction(factory) else None
     counts = " / ".join(f"{s.total:,} {name}" for name, s in scans.items())
     loss = f"\nloss   {subject.objective}" if subject.objective else ""
-    console.say(f"{place or type(factory).__name__} · seed {seed} · {alone.device}\ndata   {counts}{loss}\ngates")
+    console.say(f"{_place(factory)} · seed {seed} · {alone.device}\ndata   {counts}{loss}\ngates")
     verdicts: list[Verdict] = []
     for gate in order.ORDER:
         if not only or gate.id in only:
@@ -203,8 +220,7 @@ def _prove(
 
 
 # ------------------------------------------------------------------------------------------------------------- the stage
-def _subject(factory: Callable[[], Any], seed: int, folder: Path) -> Subject:
-    first = factory()
+def _subject(factory: Callable[[], Any], first: Any, seed: int, folder: Path) -> Subject:
     if (library := sys.modules.get("transformers")) and isinstance(first, library.Trainer):
         from trainworthy.core.adapters.hosted import subject
 
@@ -375,7 +391,8 @@ def _fresh(one: Script, two: Script) -> Script:
     """Return one script, after checking that two calls share nothing trainable."""
     if not isinstance(one, Script):
         raise UserError(
-            "the factory must return a trainworthy.Script or a transformers Trainer", got=type(one).__name__
+            "the factory must return a trainworthy.Script, a trainworthy.Loop or a transformers Trainer",
+            got=type(one).__name__,
         )
     if {id(p) for p in one.model.parameters()} & {id(p) for p in two.model.parameters()}:
         raise UserError("the factory returns the same model twice", needed="a new model and a new optimiser at every call",

@@ -7,6 +7,8 @@ Runs the gates without training.
   trainworthy check vlm/instruct --stage align          the gates of one stage
   trainworthy check ./mine.py --deep                    resume and accumulation in new processes, all data scanned
   trainworthy check ./mine.py --seeds 5                 five seeds in parallel: which gates fail at which seed
+  trainworthy check ./train.py                          a file that is no recipe and has a function factory(), which builds
+                                                        a Script, a Loop or a Trainer (--only, --waive, --because, --seed, --out)
 
 The command never reuses remembered verdicts. Each seed of `--seeds` has its own folder under runs/<recipe>/checks/, with
 gates.json and report.html. Several seeds show false alarms and misses that a single seed cannot show.

@@ -196,9 +196,11 @@ def written() -> int:
 
 
 def signature(batch: Any) -> tuple:
-    """Return structure, types and shapes of a batch, without its size."""
+    """Return structure, types and shapes of a batch, without its size. A tuple counts as a list: loaders make lists."""
     leaves, spec = tree_flatten(batch)
-    return str(spec), tuple((x.dtype, tuple(x.shape[1:])) if isinstance(x, Tensor) else type(x) for x in leaves)
+    return str(spec).replace("(tuple", "(list"), tuple(
+        (x.dtype, tuple(x.shape[1:])) if isinstance(x, Tensor) else type(x) for x in leaves
+    )
 
 
 def size_of(batch: Any) -> int:

@@ -32,7 +32,7 @@ def judge(watch: dict, eight: dict, others: dict, output: str = "") -> list[dict
 
 def unsuitable(facts: dict) -> str:
     """Return why the three cannot be compared; empty if they can."""
-    if not facts.get("loss_calls"):
+    if not facts.get("loss_calls") and not facts.get("declared"):  # declared: the caller named the target
         return "no loss over class targets was seen: the data's role in the loss is unknown"
     if facts.get("optimizers", 0) != 1:
         return f"{facts.get('optimizers', 0)} optimisers: which loss should close is unknown"
@@ -57,7 +57,8 @@ def overfit(own: dict, others: dict) -> dict:
         return {"id": "overfit", "skip": f"only {n} losses on eight samples"}
     start, end, blind = a[0], tail(a), tail(b)
     right = tail(own["train_accuracy"])
-    told = f"loss {start:.3g} -> {end:.3g} on eight samples, {blind:.3g} with each other's inputs; {right:.2f} right"
+    told = f"loss {start:.3g} -> {end:.3g} on eight samples, {blind:.3g} with each other's inputs"
+    told += f"; {right:.2f} right" if own["train_accuracy"] else ""
     if end < 0.8 * blind or end < 0.1 * start:
         return {
             "id": "overfit",

@@ -57,10 +57,15 @@ class Guard:
 
     def run(self) -> list[Verdict]:
         """All rehearsals, all verdicts; writes the evidence."""
-        from trainworthy.core.guard.page import write
-
         began = time.monotonic()
         before = sandbox.snapshot(Path.cwd())
+        watch = self._watch()
+        self._files(before, watch)
+        self._sum_up(watch, time.monotonic() - began)
+        return self.verdicts
+
+    def _watch(self) -> Outcome:
+        """The rehearsals and their verdicts."""
         watch = self._rehearse(self._plan("watch"))
         self._usable(watch)
         record = watch.record
@@ -79,25 +84,29 @@ class Guard:
             self._verdict(ranks.judge(r), {"ranks": ranks.NEEDED}, 0.0)
         if self.interventions and not (self.only and set(interventions.NEEDED).isdisjoint(self.only)):
             self._intervene(watch)
-        self._files(before, watch)
+        return watch
+
+    def _sum_up(self, watch: Outcome, seconds: float) -> None:
+        """Write the evidence and print the counts."""
+        from trainworthy.core.guard.page import write
+
         failed = [v for v in self.verdicts if v.blocks]
         path = write(
             self.out,
             self.verdicts,
-            seconds=round(time.monotonic() - began, 1),
+            seconds=round(seconds, 1),
             script=str(self.target.path),
-            watched={k: v for k, v in record.items() if k not in ("findings", "losses")},
+            watched={k: v for k, v in watch.record.items() if k not in ("findings", "losses")},
         )
         counts = [sum(v.verdict == k for v in self.verdicts) for k in ("pass", "skip")]
         self.console.say(
-            f"       {counts[0]} of {len(self.verdicts)} checks passed, {counts[1]} skipped, {time.monotonic() - began:.1f} s"
+            f"       {counts[0]} of {len(self.verdicts)} checks passed, {counts[1]} skipped, {seconds:.1f} s"
         )
         if failed:
             self.console.say(
                 f"stopped: {len(failed)} of {len(self.verdicts)} checks failed, first: {failed[0].id}", style="bold red"
             )
         self.console.say(f"  evidence:     {path}")
-        return self.verdicts
 
     def _plan(self, name: str, **more: Any) -> Plan:
         steps, seconds = int(float(self.values["--steps"])), float(self.values["--seconds"])

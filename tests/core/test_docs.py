@@ -54,7 +54,13 @@ def test_the_site_builds(tmp_path: Path):
     assert (tmp_path / "site" / "gates" / "index.html").is_file()
 
 
-@pytest.mark.parametrize("name", ["plain_script", "hf_trainer"])
+def test_the_loop_on_the_page_is_the_examples():
+    page, example = (ROOT / "docs" / "own-scripts.md").read_text(), (ROOT / "examples" / "loop.py").read_text()
+    (block,) = re.findall(r"```python\n(def factory.*?Loop\(.*?)\n\n\ntrainworthy", page, re.S)
+    assert block in example
+
+
+@pytest.mark.parametrize("name", ["plain_script", "hf_trainer", "loop"])
 def test_an_example_passes_its_gates_and_trains(name: str, tmp_path: Path):
     env = environment(PYTHONPATH=str(ROOT))
     command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]

@@ -1,0 +1,576 @@
+"""`check(factory)` of a `Loop`: a training loop with any models, optimisers, batches and losses, judged by the observers and
+interventions of `trainworthy guard`.
+
+The loop runs in this process, built anew for every rehearsal: once on its own batches, then on the same eight samples, then
+on these with each other's inputs. Nothing else of a loop is known, so its loss may be anything.
+"""
+
+import contextlib
+import gc
+import io
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten_with_path
+from torch.utils.data import DataLoader, IterableDataset
+from trainworthy.core.base.console import Console
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.verdict import Verdict
+from trainworthy.core.guard import events, interventions, invariants, judging
+from trainworthy.core.guard.child import uncompiled
+from trainworthy.core.guard.control import Control, Plan
+from trainworthy.core.guard.observer import Observer
+from trainworthy.core.guard.records import Pass, alive, spots
+from trainworthy.core.guard.rehearsal import Outcome
+from trainworthy.core.guard.sandbox import Sandbox
+from trainworthy.core.guard.target import Target
+from trainworthy.core.guard.verdicts import Guard
+from trainworthy.core.recipe.stage import Expect
+
+NO_OPTIMIZER = "there is no optimiser"  # why guard.control stops a script that has none
+MOST = 200  # steps on eight samples, if `expect.overfit_steps` is not set
+LINES = 12  # of its output, shown when the loop raises
+
+
+@dataclass(kw_only=True)
+class Loop:
+    """A training loop and what it trains. The factory builds a new one at every call; only data may be shared."""
+
+    models: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
+    """Everything that trains, and what is declared in `expect`. A frozen teacher or a target network may be left out."""
+    run: Callable[..., Any]
+    """(batches): the script's own code for one epoch, or for as long as there are batches. Without `batches`: ()."""
+    optimizers: Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer] = ()
+    """Empty if the loop moves the weights itself."""
+    batches: Any = None
+    """A DataLoader, or anything that iterates over batches: a list, a generator, a function that returns one for each epoch."""
+    evaluate: Callable[..., Any] | None = None
+    """() -> the number that the script reports, or None. With `eval_batches`: (eval_batches)."""
+    eval_batches: Any = None
+    """What `evaluate` iterates over, if it is no DataLoader of its own."""
+    target: str | int | None = None
+    """Entry of a batch (a name or a position) that is predicted from the others. Only needed where the loss takes no class
+    numbers (regression): then eight samples must be learnt better than with each other's inputs."""
+    higher_is_better: bool = True
+    """Direction of `evaluate`, for `expect.overfit_metric`."""
+    expect: Expect = field(default_factory=Expect)
+    """Exceptions and expectations. Those that no check of a loop reads raise an error."""
+    steps: int = 40
+    """Optimiser steps of a rehearsal (more if they take less than `seconds`)."""
+    seconds: float = 2.0
+    """Least training time of a rehearsal."""
+
+
+PASSED = {
+    "couplings": "dependency",
+    "schedule": "schedule",
+    "solvable_without_input": "overfit",
+    "loss_may_rise": "overfit",
+}
+"""Fields of `Expect` that give the reason why a check does not apply."""
+READ = (*PASSED, "overfit_steps", "loss_floor", "overfit_metric", "frozen", "no_gradient", "sampling")
+
+
+class Ended(BaseException):
+    """Leaves the loop when a rehearsal is over; no `except Exception` of the loop may catch it."""
+
+
+def known() -> list[str]:
+    """Return the ids of the checks that can be chosen or waived."""
+    return [*invariants.NEEDED, *interventions.NEEDED]
+
+
+def prove(
+    factory: Callable[[], Loop],
+    built: list[Loop],
+    only: Sequence[str],
+    waive: Mapping[str, str],
+    seed: int,
+    folder: Path | None,
+    place: str,
+) -> list[Verdict]:
+    """Rehearse the loop and judge it. `built`: a loop that the factory has built, taken out so that its memory is free after
+    the second one."""
+    first = built.pop()
+    validate(first)
+    console = Console()
+    device = next((p.device for m in modules(first).values() for p in m.parameters()), torch.device("cpu"))
+    console.say(f"{place} · seed {seed} · {device}")
+    guard = _LoopGuard(factory, first, only, waive, seed, folder, console, place)
+    del first
+    return guard.run()
+
+
+# ------------------------------------------------------------------------------------------------------------ the loop
+def named(given: Any, kind: type, what: str) -> dict[str, Any]:
+    """Return models or optimisers by name."""
+    if isinstance(given, kind):
+        return {"": given}
+    found = dict(given) if isinstance(given, Mapping) else None
+    if found is None and isinstance(given, Iterable) and not isinstance(given, str):
+        found = {str(i): x for i, x in enumerate(given)}
+    wrong = [x for x in (found or {}).values() if not isinstance(x, kind)]
+    if found is None or wrong:
+        raise UserError(f"{what} of a Loop", got=type(wrong[0] if wrong else given).__name__,
+                        needed=f"a {kind.__module__.partition('.')[0]} {kind.__name__}, or a list or dict of them")  # fmt: skip
+    return found
+
+
+def modules(loop: Loop) -> dict[str, nn.Module]:
+    """Return its models by name."""
+    return named(loop.models, nn.Module, "models")
+
+
+def parameters(loop: Loop) -> dict[str, nn.Parameter]:
+    """Return every parameter of its models by name; with several models, the model's name comes first."""
+    found = modules(loop)
+    return {f"{key}.{name}".lstrip("."): p for key, m in found.items() for name, p in m.named_parameters()}
+
+
+def validate(loop: Loop) -> None:
+    """Raise one message for what cannot be rehearsed."""
+    found = parameters(loop)
+    if not found:
+        raise UserError("the models of the Loop have no parameters", needed="models= what trains")
+    named(loop.optimizers, Optimizer, "optimizers")
+    for what in ("run", "evaluate"):
+        if getattr(loop, what) is not None and not callable(getattr(loop, what)):
+            raise UserError(f"{what} of a Loop must be a function", got=type(getattr(loop, what)).__name__)
+    for what in ("batches", "eval_batches"):
+        given = getattr(loop, what)
+        if given is not None and not callable(given) and not hasattr(given, "__iter__"):
+            raise UserError(f"{what} of a Loop cannot be iterated over", got=type(given).__name__,
+                            needed="a loader, a list, a generator, or a function that returns one")  # fmt: skip
+    if loop.eval_batches is not None and loop.evaluate is None:
+        raise UserError("eval_batches without evaluate", next="evaluate=lambda batches: ...")
+    if loop.target is not None and loop.batches is None:
+        raise UserError("target without batches", got=f"target={loop.target!r}", needed="batches=")
+    default = Expect()
+    for one in fields(Expect):
+        value = getattr(loop.expect, one.name)
+        if value == getattr(default, one.name):
+            continue
+        if one.name not in READ:
+            raise UserError(
+                f"no check of a Loop reads expect.{one.name}", got=repr(value), needed="one of " + ", ".join(READ)
+            )
+        if callable(value):
+            raise UserError(
+                f"expect.{one.name} of a Loop must be a number", got="a function", cause="its batches are not known"
+            )
+    if loop.expect.overfit_metric is not None and loop.evaluate is None:
+        raise UserError("expect.overfit_metric without evaluate", needed="evaluate=")
+    for prefix in (*loop.expect.frozen, *loop.expect.no_gradient):
+        if not any(name.startswith(prefix) for name in found):
+            raise UserError(
+                f"no parameter begins with '{prefix}'", needed="a prefix of one of: " + ", ".join(list(found)[:8])
+            )
+
+
+class _Stream(IterableDataset):
+    """Batches of anything that iterates, as they are."""
+
+    def __init__(self, source: Any):
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        again = callable(self.source) and not hasattr(self.source, "__iter__")
+        return iter(self.source() if again else self.source)
+
+
+class _Sized(_Stream):
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+def _same(batch: Any) -> Any:
+    return batch
+
+
+class Feed(DataLoader):
+    """Anything that iterates over batches, as a DataLoader: the events of a loader are then those of its batches."""
+
+    def __init__(self, source: Any):
+        super().__init__((_Sized if hasattr(source, "__len__") else _Stream)(source), batch_size=None, collate_fn=_same)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "dataset" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.__dict__["dataset"].source, name)
+
+
+def feed(source: Any) -> DataLoader | None:
+    """Return the batches that the loop gets."""
+    return source if source is None or isinstance(source, DataLoader) else Feed(source)
+
+
+def drive(loop: Loop, seen: "Watcher", control: Control) -> str:
+    """Train and evaluate in turns until the rehearsal has seen enough; return why it ended."""
+    batches, held_out = feed(loop.batches), feed(loop.eval_batches)
+    once = isinstance(loop.batches, Iterator)
+    watch, epochs = control.plan.name == "watch", 0
+    while True:
+        before = seen.backwards
+        loop.run(*([] if batches is None else [batches]))
+        epochs += 1
+        if seen.backwards == before:
+            return "the loop makes no more backward()"
+        if loop.evaluate is not None:
+            score = loop.evaluate(*([] if held_out is None else [held_out]))
+            seen.scores += [] if score is None else [float(score)]
+        if control.enough(seen) and (epochs >= 3 or not watch or (loop.evaluate is None and epochs >= 2)):
+            return "enough"
+        last = next((p for p in reversed(seen.passes) if p.loader is batches), None)
+        if once and last is not None and last.ended and not last.was_cut:
+            return "its batches are used up"
+
+
+# ---------------------------------------------------------------------------------------------------------- observation
+class Watcher(Observer):
+    """Also sees weights that move without a step of a torch optimiser, and those that an optimiser moves within a closure."""
+
+    def __init__(self, control: Control):
+        super().__init__(control)
+        self.loop: Loop | None = None
+        self.scores: list[float] = []
+        self.iterators: list[Any] = []
+        self.first: dict[str, tuple] = {}
+        self.marks: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.moves = self.leftover = 0
+
+    def new_pass(self, loader: DataLoader, source: Any) -> Pass:
+        self.iterators.append(source)
+        return super().new_pass(loader, source)
+
+    def before_backward(self, tensors: Any) -> None:
+        moved = [p for p, where, old in self.marks if not torch.equal(p.detach().flatten()[where], old)]
+        self.moves += bool(moved)
+        self.leftover += any(alive(p) for p in moved)
+        if moved and not self.groups:  # a step by hand
+            self.steps += 1
+            self.gaps.append([])
+            for one in self.recent:
+                one.steps += one.backwards > 0
+        self.marks = []
+        super().before_backward(tensors)
+
+    def backward(self) -> None:
+        own = not self.groups or any(g.closure for g in self.groups.values())
+        if own and self.loop is not None and (self.backwards < 64 or not self.groups):
+            live = [(name, p) for name, p in parameters(self.loop).items() if p.grad is not None and alive(p)]
+            self.marks = [spots(p) for _, p in live[:3] if not p.grad.is_sparse]
+            for name, p in live[:100]:
+                if name not in self.first and not p.grad.is_sparse:
+                    self.first[name] = spots(p)
+        super().backward()
+
+    def close(self) -> None:
+        """End the workers of its loaders, also those that ignore SIGTERM: Python would wait for them at its exit."""
+        for one in self.iterators:
+            workers = getattr(one, "_workers", ())
+            if workers:
+                one._shutdown_workers()  # torch asks them to end, and waits some seconds
+            for worker in workers:
+                if worker.is_alive():
+                    worker.kill()
+                    worker.join()
+        for one in self.passes:  # persistent workers are gone, too
+            if getattr(one.loader, "_iterator", None) is not None:
+                one.loader._iterator = None
+        self.iterators = []
+
+
+def declared(seen: Watcher, findings: list[dict]) -> list[dict]:
+    """Return the findings, with those that need to know the loop's own parameters or declarations."""
+    loop = seen.loop
+    assert loop is not None
+    own = {"wiring": by_hand, "gradients": leftovers, "frozen": frozen}
+    out = []
+    for one in findings:
+        better = own[one["id"]](seen, loop) if one["id"] in own and ("skip" in one or one["ok"]) else None
+        out.append(better or one)
+    return out
+
+
+def by_hand(seen: Watcher, loop: Loop) -> dict | None:
+    """Without an optimiser: check that what gets a gradient moves."""
+    if invariants.stepped(seen) or seen.backwards < 8:
+        return None
+    calm = (*loop.expect.frozen, *loop.expect.no_gradient)
+    rows = {name: row for name, row in seen.first.items() if not name.startswith(calm or ("\0",))}
+    still = [name for name, (p, where, old) in rows.items() if torch.equal(p.detach().flatten()[where], old)]
+    if not rows:
+        return invariants.finding(
+            "wiring",
+            "no parameter of the models gets a gradient",
+            "the loss is computed by other models, or cut off by detach() or no_grad()",
+        )
+    cause = "p = p - lr * p.grad makes a new tensor: p -= lr * p.grad, under torch.no_grad(); or no step is made at all"
+    text = f"{len(still)} of {len(rows)} tensors get a gradient and never move: {invariants.listed(still)}"
+    return invariants.finding("wiring", text if still else f"{len(rows)} tensors get gradients and move, without an optimiser",
+                              cause if still else "")  # fmt: skip
+
+
+def leftovers(seen: Watcher, loop: Loop) -> dict | None:
+    """Check that gradients are cleared between an update and the next backward(), where no step() of an optimiser tells them
+    apart."""
+    if not seen.moves:
+        return None
+    where = "in the closure" if invariants.stepped(seen) else "by hand"
+    if seen.leftover >= max(2, 0.5 * seen.moves):
+        return invariants.finding(
+            "gradients", f"after {seen.leftover} of {seen.moves} updates {where} the next backward() adds to their gradients",
+            "the gradients are not cleared before backward(): optimizer.zero_grad(), model.zero_grad() or p.grad = None",
+        )  # fmt: skip
+    if invariants.stepped(seen):
+        return None
+    return invariants.finding("gradients", f"{seen.moves} updates {where}, each with its own gradients")
+
+
+def frozen(seen: Watcher, loop: Loop) -> dict | None:
+    """With `expect.frozen`: check that what it names stays as it is, and that nothing else is frozen."""
+    if not loop.expect.frozen:
+        return None
+    rows = parameters(loop)
+    mine = {name: p for name, p in rows.items() if name.startswith(loop.expect.frozen)}
+    moved = [name for name, p in mine.items() if invariants.moved_now(seen, p)]
+    others = [
+        name
+        for name, p in rows.items()
+        if name not in mine and not p.requires_grad and not invariants.moved_now(seen, p)
+    ]
+    wrong = [f"{len(moved)} of {len(mine)} tensors declared frozen moved: {invariants.listed(moved)}"] * bool(moved)
+    wrong += [f"{len(others)} tensors are frozen and not declared: {invariants.listed(others)}"] * bool(others)
+    causes = ["requires_grad was switched on again, or freezing has no effect: p.requires_grad_(False)"] * bool(moved)
+    causes += ["a prefix is missing in expect.frozen, or too much was frozen"] * bool(others)
+    return invariants.finding(
+        "frozen", "; ".join(wrong) or f"{len(mine)} tensors declared frozen stay as they are", "\n".join(causes)
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ the guard
+class _LoopGuard(Guard):
+    """The guard's verdicts on rehearsals in this process."""
+
+    def __init__(
+        self,
+        factory: Callable[[], Loop],
+        first: Loop,
+        only: Sequence[str],
+        waive: Mapping[str, str],
+        seed: int,
+        folder: Path | None,
+        console: Console,
+        place: str,
+    ):
+        values = {"--only": ",".join(only), "--waive": ",".join(waive), "--because": "", "--nproc": "1",
+                  "--steps": str(first.steps), "--seconds": str(first.seconds)}  # fmt: skip
+        super().__init__(Target(Path(place), []), values, True, console, Path(), folder or Path())
+        self.factory, self.first, self.expect, self.reasons = factory, first, first.expect, waive
+        self.seed, self.written, self.higher = seed, folder is not None, first.higher_is_better
+
+    def run(self) -> list[Verdict]:
+        began = time.monotonic()
+        watch = self._watch()
+        if self.written:
+            self._sum_up(watch, time.monotonic() - began)
+        else:
+            counts = {
+                kind: sum(v.verdict == kind for v in self.verdicts) for kind in ("pass", "fail", "skip", "waived")
+            }
+            told = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
+            self.console.say(f"       {told} of {len(self.verdicts)} checks, {time.monotonic() - began:.1f} s")
+        return self.verdicts
+
+    def _usable(self, watch: Outcome) -> None:
+        if not watch.record["backwards"]:
+            raise UserError("the loop made no backward()", needed="run= trains the models", got=watch.record["why"])
+
+    def _verdict(self, found: dict, needed: dict[str, str], seconds: float) -> None:
+        reason = next(
+            (getattr(self.expect, f) for f, id in PASSED.items() if id == found["id"] and getattr(self.expect, f)), ""
+        )
+        if reason:
+            found = {"id": found["id"], "skip": f"declared: {reason}"}
+        elif "--batches" in found.get("skip", ""):
+            found = {**found, "skip": "the Loop has no batches= to change"}
+        self.values["--because"] = self.reasons.get(found["id"], "")
+        super()._verdict(found, needed, seconds)
+
+    # --- rehearsals
+
+    def _rehearse(self, plan: Plan) -> Outcome:
+        gc.collect()  # the rehearsal before: its modules would be observed, too
+        began, printed = time.monotonic(), io.StringIO()
+        plan.seed = self.seed
+
+        def stop(why: str) -> None:
+            if why != NO_OPTIMIZER or seen.loop is None or seen.loop.batches is None:  # else the pass is cut
+                raise Ended(why)
+
+        control = Control(plan, stop)
+        seen = Watcher(control)
+        raised = ""
+        _seed_all(self.seed)
+        with contextlib.ExitStack() as stack:
+            stack.callback(seen.close)
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tw-")), "scratch")
+            scratch.mkdir()
+            stack.callback(events.remove)
+            events.install(seen)
+            _hold_back(seen, scratch)
+            stack.enter_context(contextlib.redirect_stdout(printed))
+            try:
+                seen.loop = self._fresh(self.factory())
+                plan.evaluate &= seen.loop.evaluate is not None or seen.loop.batches is not None
+                why = drive(seen.loop, seen, control)
+            except Ended as end:
+                why = str(end)
+            except Exception as error:
+                if plan.name == "watch":
+                    sys.stderr.write("".join(f"    {line}\n" for line in printed.getvalue().splitlines()[-LINES:]))
+                    raise
+                why, raised = "it raised", f"{type(error).__name__}: {error}"[:2000]
+        return Outcome(
+            record=self._record(seen, control, why, raised), output=printed.getvalue(), seconds=time.monotonic() - began
+        )
+
+    def _fresh(self, loop: Any) -> Loop:
+        """Return the loop, after checking that it shares nothing that trains with the one before."""
+        if not isinstance(loop, Loop):
+            raise UserError("the factory must return a trainworthy.Loop every time", got=type(loop).__name__)
+        if self.first is not None:
+            mine = {id(p) for p in parameters(self.first).values()}
+            if mine & {id(p) for p in parameters(loop).values()}:
+                raise UserError("the factory returns the same model twice", needed="new models and optimisers at every call",
+                                cause="they are built outside the factory")  # fmt: skip
+            source = self.first.batches
+            if isinstance(source, Iterator) and source is loop.batches:
+                raise UserError("the factory returns the same generator twice", needed="a new one at every call, or a function "
+                                "that returns one: batches=make_batches", cause="what one rehearsal draws the next one lacks")  # fmt: skip
+            self.first = None
+        return loop
+
+    def _record(self, seen: Watcher, control: Control, why: str, raised: str) -> dict[str, Any]:
+        watch, expect = control.plan.name == "watch", self.expect
+        own = seen.loop
+        record: dict[str, Any] = {
+            "why": why, "plan": asdict(control.plan), "steps": seen.steps, "backwards": seen.backwards,
+            "evaluations": len(seen.scores) or len(control.evaluations(seen)), "passes": len(seen.passes),
+            "losses": seen.losses[:2000], "notes": seen.notes, "scores": seen.scores, "written": [],
+            "eight": len(control.kept) == 1 and any(p.calls and not p.backwards and p.ended for p in seen.passes),
+        }  # fmt: skip
+        if raised or own is None:
+            return {**record, "raised": raised, "facts": {}}
+        if watch:
+            self._declare(seen, own, record)
+        found = judging.judge(seen, control.plan)
+        if watch:
+            found["findings"] = declared(seen, found["findings"])
+        facts = found["facts"]
+        if not facts["optimizers"] and seen.moves:
+            facts["optimizers"] = 1  # by hand
+        facts["declared"] = own.target is not None and not facts["loss_calls"] and facts["optimizers"] <= 1
+        if facts["declared"]:
+            facts["nll"] = seen.losses
+        if watch and own.target is not None:
+            facts["target"] = _leaf(own.target, seen)
+        facts["nll"] = [x - float(expect.loss_floor) for x in facts["nll"]]
+        return {**record, **found}
+
+    def _declare(self, seen: Watcher, loop: Loop, record: dict) -> None:
+        """Take what `expect` declares into what was observed; note optimisers that made no step."""
+        for name, p in parameters(loop).items():
+            if loop.expect.no_gradient and name.startswith(loop.expect.no_gradient):
+                for group in seen.groups.values():
+                    group.received.add(id(p))
+                    group.zero.discard(id(p))
+        if loop.expect.sampling:
+            for one in seen.passes:
+                one.order = []
+        stepped = {id(g.ref()) for g in invariants.stepped(seen)}
+        idle = [
+            name or "the optimiser" for name, o in named(loop.optimizers, Optimizer, "").items() if id(o) not in stepped
+        ]
+        record["notes"] += [f"no step was made by {name} within this rehearsal" for name in idle]
+
+    def _intervene(self, watch: Outcome) -> None:
+        """The same eight samples, and these with each other's inputs."""
+        began, facts = time.monotonic(), watch.record["facts"]
+        goal, set_steps = self.expect.overfit_metric, self.expect.overfit_steps
+        why = interventions.unsuitable(facts)
+        most = MOST if set_steps == Expect().overfit_steps else set_steps
+        eight = others = Outcome()
+        if not why or (goal is not None and facts["loader"]):
+            plan = self._plan("eight", most=most, target=facts["target"])
+            plan.steps = most if goal is not None else min(plan.steps, most)
+            eight = self._rehearse(plan)
+        if not why:
+            others = self._rehearse(self._plan("others", most=most, target=facts["target"], evaluate=False))
+        found = interventions.judge(watch.record, eight.record, others.record)
+        if goal is not None:
+            found[-1] = self._goal(eight.record, float(goal))
+        for one in found:
+            self._verdict(one, interventions.NEEDED, (time.monotonic() - began) / len(found))
+
+    def _goal(self, eight: dict, goal: float) -> dict:
+        """Compare the loop's own evaluation of eight samples that it has trained on with `expect.overfit_metric`."""
+        if not eight or not eight["scores"] or eight.get("raised"):
+            why = eight.get("raised") if eight else "the Loop has no batches= to change"
+            return invariants.skip("metric", why or "evaluate() returned nothing in the rehearsal on eight samples")
+        if not eight["eight"]:
+            return invariants.skip("metric", "evaluate() did not get the eight samples: it draws from no DataLoader and "
+                                   "eval_batches is not set, or its batches have another structure")  # fmt: skip
+        got = eight["scores"][-1]
+        ok = got >= goal if self.higher else got <= goal
+        words = (
+            f"evaluate() gives {got:.4g} on eight samples after {eight['steps'] or eight['backwards']} steps on them, "
+        )
+        cause = ("evaluate() feeds or counts otherwise than training does (transform, mode, axis, another model)\n"
+                 "the rate is too low, or expect.overfit_steps too few")  # fmt: skip
+        return invariants.finding("metric", f"{words}{'at least' if self.higher else 'at most'} {goal:g} is declared",
+                                  "" if ok else cause)  # fmt: skip
+
+
+def _leaf(target: str | int | None, seen: Observer) -> int | None:
+    """Return the index of an entry among a batch's tensors."""
+    batch = next((b for p in seen.passes if p.training for b in p.recent), None)
+    for i, (path, _) in enumerate(tree_flatten_with_path(batch)[0]):
+        key = getattr(path[0], "key", getattr(path[0], "idx", getattr(path[0], "name", None))) if path else None
+        if key == target:
+            return i
+    raise UserError(
+        "a batch has no such entry", got=f"target={target!r}", needed="a name or a position of a batch's entry"
+    )
+
+
+def _hold_back(seen: Watcher, scratch: Path) -> None:
+    """Leave torch.compile out, and write what the loop saves with torch.save to a scratch folder: a rehearsal must not
+    replace a good checkpoint."""
+    box = Sandbox(scratch)
+
+    def saved(original: Callable) -> Callable:
+        return lambda obj, f, *a, **k: original(obj, box.writing(f) if isinstance(f, (str, Path)) else f, *a, **k)
+
+    def loaded(original: Callable) -> Callable:
+        return lambda f, *a, **k: original(box.reading(f) if isinstance(f, (str, Path)) else f, *a, **k)
+
+    events.replace(torch, "save", saved)
+    events.replace(torch, "load", loaded)
+    events.replace(torch, "compile", lambda _: uncompiled(seen))
+
+
+def _seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)

@@ -1,0 +1,49 @@
+"""`trainworthy check mine.py` where mine.py is no recipe and has a function `factory`, which builds a Script, a Loop or a Trainer."""
+
+import ast
+import runpy
+import secrets
+import sys
+import time
+from pathlib import Path
+
+from trainworthy.core.base import config
+from trainworthy.core.base.errors import UserError
+
+NAME = "factory"
+FLAGS = ("--only", "--seed", "--waive", "--because", "--out")
+
+
+def offers(path: Path) -> bool:
+    """Return whether a file has a function `factory` at its top level and is no recipe. Nothing is imported."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError):
+        return False
+    targets = [t for node in body if isinstance(node, (ast.Assign, ast.AnnAssign))
+               for t in (node.targets if isinstance(node, ast.Assign) else [node.target])]  # fmt: skip
+    recipe = any(getattr(t, "id", "") == "STAGES" for t in targets)
+    return not recipe and any(isinstance(node, ast.FunctionDef) and node.name == NAME for node in body)
+
+
+def main(argv: list[str]) -> None:
+    """Run the gates on what the file's factory builds; raises GateFailed."""
+    rest, values = argv[2:], {}
+    for flag in FLAGS:
+        rest, values[flag] = config.take(rest, flag)
+    if rest:
+        raise UserError(f"unknown word {rest[0]} for a file with a {NAME}()", needed=", ".join(FLAGS))
+    if values["--waive"] and not values["--because"]:
+        raise UserError("a waived gate needs a reason", next='--because "..."')
+    if values["--seed"] is not None and not values["--seed"].isdigit():
+        raise UserError("--seed needs a number", got=values["--seed"])
+    path = Path(argv[1]).resolve()
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    out = Path(values["--out"] or Path("runs") / f"check-{path.stem}" / stamp)
+    sys.argv = [str(path)]
+    sys.path.append(str(path.parent))  # it may import neighbouring files; last, so that they shadow nothing
+    from trainworthy.core.adapters.script import check
+
+    made = runpy.run_path(str(path), run_name=path.stem)[NAME]
+    waive = {id: values["--because"] or "" for id in (values["--waive"] or "").split(",") if id}
+    check(made, only=values["--only"] or "", waive=waive, seed=int(values["--seed"] or 0), folder=out)
