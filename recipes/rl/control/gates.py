@@ -196,7 +196,7 @@ def known(subject: Subject, model: torch.nn.Module, name: str, stack: int) -> tu
 def probe_gate(subject: Subject, name: str, rows: str, title: str, remedy: str) -> Gate:
     """Is the probe solved, through the recipe's own loop?"""
 
-    @gate(f"probe-{name}", rows=rows, title=title)
+    @gate(f"probe-{name}", rows=rows, title=title, symptom=True)
     def prove(proof: Proof) -> Finding:
         stack = proof.cfg.frame_stack if name == "memory" else 1
         if name == "memory" and stack == 1 and not getattr(proof.cfg, "rnn_hidden_size", 0):
@@ -295,7 +295,9 @@ def lag_gate(subject: Subject) -> Gate:
 def exploration_gate(subject: Subject) -> Gate:
     """Rewards of the steps taken while training: at first from trying, at last from what was learnt."""
 
-    @gate("exploration", rows="R4", title="actions in training move from exploration to the learnt policy")
+    @gate(
+        "exploration", rows="R4", title="actions in training move from exploration to the learnt policy", symptom=True
+    )
     def prove(proof: Proof) -> Finding:
         rewards = learnt(proof, subject, "action", units=20).rewards
         share = {unit: (torch.cat(some) > 0).double().mean().item() for unit, some in rewards.items()}
@@ -304,12 +306,23 @@ def exploration_gate(subject: Subject) -> Gate:
             0.02 <= first <= 0.98 and last >= 0.75,
             f"the better of two actions is taken in {first:.0%} of the first iteration's steps and in {last:.0%} of the last's",
             "2% to 98% of the first, 75% or more of the last",
-            "the chance of a random action does not fall: its schedule is stuck at its start, or not told how far the run is\n"
-            "nothing is ever tried at random, or what is stored is not what was done\n"
+            f"{_why_unexplored(first, last)}\n"
+            "what is stored is not what was done\n"
             "the better action is not learnt at all (see probe-action)", evidence={"share": list(share.values())},
         )  # fmt: skip
 
     return prove
+
+
+def _why_unexplored(first: float, last: float) -> str:
+    """What the shares of the better of two actions say: an untrained net that is never overruled always takes the same one, actions
+    at random take each half of the time."""
+    greedy, random = not 0.02 <= first <= 0.98, 0.3 <= last <= 0.7
+    if greedy and random:
+        return "the chance of a random action is turned round, 1 - epsilon: greedy at first, at random at the end"
+    if greedy:
+        return "nothing is ever tried at random: the untrained net's own action is taken from the start"
+    return "the chance of a random action does not fall: its schedule is stuck at its start, or not told how far the run is"
 
 
 def next_action_gate(subject: Subject) -> Gate:

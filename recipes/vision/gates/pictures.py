@@ -19,6 +19,7 @@ from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import masks
 from trainworthy.recipes.vision.data.masks import IGNORE
+from trainworthy.recipes.vision.gates import objectives
 
 SAMPLES, WINDOWS = 16, 200
 # Augmented windows; correlation of a picture with the mask it was painted from (healthy: 1, apart: 0).
@@ -75,7 +76,7 @@ def balance(proof: Proof) -> Finding:
 
 
 # ----------------------------------------------------------------------------------------------------------------- labels
-@gate("labels", rows="V5", title="masks hold the stored class ids or void", reads="data model")
+@gate("labels", rows="V5", title="masks hold the stored class ids or void", reads="data model", explains=True)
 def labels(proof: Proof) -> Finding:
     """Values of masks on both paths; and over whole pictures, the pixels of each class on the evaluation path against the masks as
     they are stored: none lost, none twice, no id shifted."""
@@ -187,6 +188,7 @@ def _barred(mask: Tensor) -> Tensor:
     rows="V5",
     title="loss and metric score the same pixels with the same classes",
     reads="data model loss evaluate metric",
+    explains=True,
 )
 def scored(proof: Proof) -> Finding:
     """Read off the loss's gradient with respect to the logits: which pixels it learns from, and which class it asks for. Then nets
@@ -287,7 +289,13 @@ class Painted(Sequence):
         return bright.expand_as(picture).contiguous(), ids.contiguous()
 
 
-@gate("together", rows="V2 V5", title="image and mask get the same crop, mirroring and resizing", reads="data model")
+@gate(
+    "together",
+    rows="V2 V5",
+    title="image and mask get the same crop, mirroring and resizing",
+    reads="data model",
+    explains=True,
+)
 def together(proof: Proof) -> Finding:
     """Pictures that show their own masks go through both paths: picture and mask must still agree, window for window, and no id may
     appear that was not painted."""
@@ -374,7 +382,7 @@ def _first_input(model: nn.Module, images: Tensor) -> Tensor:
     return kept[0]
 
 
-SEGMENTING = [labels, scored, together, scale]
+SEGMENTING = [labels, scored, together, scale, objectives.SEGMENT]
 
 
 # --------------------------------------------------------------------------------------------------------------- monitors
