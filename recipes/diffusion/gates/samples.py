@@ -209,6 +209,7 @@ def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: 
         rows="DF4",
         title="sampling inverts the training target at every noise level",
         reads="data model loss counts evaluate export train",
+        explains=True,
     )
     def prove(proof: Proof) -> Finding:
         """Measures the training target at 512 noise levels and checks that sampling inverts it:
@@ -536,6 +537,7 @@ def _by_formula(proof: Proof, asked: Objective, weight: Tensor) -> tuple[float, 
     rows="DF7",
     title="each timestep has the declared weight and frequency",
     reads="data model loss counts train",
+    explains=True,
 )
 def weighting(proof: Proof) -> Finding:
     """Compares weights and timesteps with their declaration:

@@ -203,7 +203,7 @@ def known(subject: Subject, model: torch.nn.Module, name: str, stack: int) -> tu
 def probe_gate(subject: Subject, name: str, rows: str, title: str, remedy: str) -> Gate:
     """Return the gate that trains a probe with the recipe's own loop and compares what it learnt with the known answer."""
 
-    @gate(f"probe-{name}", rows=rows, title=title)
+    @gate(f"probe-{name}", rows=rows, title=title, symptom=True)
     def prove(proof: Proof) -> Finding:
         stack = proof.cfg.frame_stack if name == "memory" else 1
         if name == "memory" and stack == 1 and not getattr(proof.cfg, "rnn_hidden_size", 0):
@@ -304,7 +304,9 @@ def lag_gate(subject: Subject) -> Gate:
 def exploration_gate(subject: Subject) -> Gate:
     """Return the gate on exploration: rewards in training must change from those of random actions to those of the learnt policy."""
 
-    @gate("exploration", rows="R4", title="actions in training move from exploration to the learnt policy")
+    @gate(
+        "exploration", rows="R4", title="actions in training move from exploration to the learnt policy", symptom=True
+    )
     def prove(proof: Proof) -> Finding:
         rewards = learnt(proof, subject, "action", units=20).rewards
         share = {unit: (torch.cat(some) > 0).double().mean().item() for unit, some in rewards.items()}
@@ -313,12 +315,23 @@ def exploration_gate(subject: Subject) -> Gate:
             0.02 <= first <= 0.98 and last >= 0.75,
             f"the better of two actions is taken in {first:.0%} of the steps of the first rollout and {last:.0%} of the last",
             "2% to 98% in the first, at least 75% in the last",
-            "the probability of random actions does not fall: its schedule is not advanced\n"
-            "no action is ever random, or the stored actions are not those that were taken\n"
+            f"{_why_unexplored(first, last)}\n"
+            "the stored actions are not those that were taken\n"
             "the better action is not learnt at all (see probe-action)", evidence={"share": list(share.values())},
         )  # fmt: skip
 
     return prove
+
+
+def _why_unexplored(first: float, last: float) -> str:
+    """Return the cause that fits the shares of the better action. A greedy untrained net always takes the same one of two actions;
+    random actions take each half of the time."""
+    greedy, random = not 0.02 <= first <= 0.98, 0.3 <= last <= 0.7
+    if greedy and random:
+        return "the probability of random actions is inverted, 1 - epsilon: greedy at first, random at the end"
+    if greedy:
+        return "no action is ever random: the untrained net's own action is taken from the start"
+    return "the probability of random actions does not fall: its schedule is not advanced"
 
 
 def next_action_gate(subject: Subject) -> Gate:

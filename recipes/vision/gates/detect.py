@@ -19,7 +19,7 @@ from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import boxes
-from trainworthy.recipes.vision.gates import pictures
+from trainworthy.recipes.vision.gates import objectives, pictures
 from trainworthy.recipes.vision.models import detectors
 
 PAINTED, SAMPLES = 32, 32
@@ -468,4 +468,4 @@ def reached(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-DETECTING = [lie_on, precision, own_pixels, suppression, reached, pictures.scale]
+DETECTING = [lie_on, precision, own_pixels, suppression, reached, pictures.scale, objectives.DETECT]

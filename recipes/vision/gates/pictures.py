@@ -19,6 +19,7 @@ from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import masks
 from trainworthy.recipes.vision.data.masks import IGNORE
+from trainworthy.recipes.vision.gates import objectives
 
 SAMPLES, WINDOWS = 16, 200
 # Number of augmented windows; smallest correlation of a picture with the mask it was painted from (healthy: 1, unrelated: 0).
@@ -76,7 +77,7 @@ def balance(proof: Proof) -> Finding:
 
 
 # ----------------------------------------------------------------------------------------------------------------- labels
-@gate("labels", rows="V5", title="masks hold the stored class ids or void", reads="data model")
+@gate("labels", rows="V5", title="masks hold the stored class ids or void", reads="data model", explains=True)
 def labels(proof: Proof) -> Finding:
     """Checks the values of masks on both paths. Over whole pictures it also compares the pixels of each class on the evaluation path
     with the stored masks: none lost, none counted twice, no id shifted."""
@@ -188,6 +189,7 @@ def _barred(mask: Tensor) -> Tensor:
     rows="V5",
     title="loss and metric score the same pixels with the same classes",
     reads="data model loss evaluate metric",
+    explains=True,
 )
 def scored(proof: Proof) -> Finding:
     """Reads the pixels that count in the loss, and their classes, from the loss's gradient with respect to the logits. Then it evaluates
@@ -284,7 +286,13 @@ class Painted(Sequence):
         return bright.expand_as(picture).contiguous(), ids.contiguous()
 
 
-@gate("together", rows="V2 V5", title="image and mask get the same crop, mirroring and resizing", reads="data model")
+@gate(
+    "together",
+    rows="V2 V5",
+    title="image and mask get the same crop, mirroring and resizing",
+    reads="data model",
+    explains=True,
+)
 def together(proof: Proof) -> Finding:
     """Sends pictures that show their own masks through both paths. Picture and mask must still agree in each window, and no other id may
     appear."""
@@ -371,7 +379,7 @@ def _first_input(model: nn.Module, images: Tensor) -> Tensor:
     return kept[0]
 
 
-SEGMENTING = [labels, scored, together, scale]
+SEGMENTING = [labels, scored, together, scale, objectives.SEGMENT]
 
 
 # --------------------------------------------------------------------------------------------------------------- monitors
