@@ -25,7 +25,7 @@ from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.data import pairs, preferences
 from trainworthy.recipes.llm.gates import chat as gates
-from trainworthy.recipes.llm.gates import preference
+from trainworthy.recipes.llm.gates import preference, splits
 from trainworthy.recipes.llm.models import loading
 
 from trainworthy import core
@@ -257,7 +257,8 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
             gate_batch_size=2,
         ),
         pretrained=loading.from_file(trainer.model, path),
-        gates=[*gates.of_answers(chat, ("chosen", "rejected")), preference.sides, preference.preference(chat, cfg)],
+        gates=[splits.held_out(cfg.data.held_out), *gates.of_answers(chat, ("chosen", "rejected")), preference.sides,
+               preference.preference(chat, cfg)],
         monitors=[preference.likelihood, preference.moved_reference],
         baselines=baselines,
         preview=preview,

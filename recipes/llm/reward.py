@@ -26,7 +26,7 @@ from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.data import pairs, preferences
 from trainworthy.recipes.llm.evaluation import calibration
 from trainworthy.recipes.llm.gates import chat as gates
-from trainworthy.recipes.llm.gates import preference
+from trainworthy.recipes.llm.gates import preference, splits
 from trainworthy.recipes.llm.gates import reward as reward_gates
 from trainworthy.recipes.llm.models import loading
 
@@ -247,6 +247,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         ),
         pretrained=loading.from_file(trainer.model, path),
         gates=[
+            splits.held_out(cfg.data.held_out),
             reward_gates.lengths(chat),
             preference.sides,
             gates.template(chat, ("chosen", "rejected")),

@@ -64,9 +64,11 @@ PLANTS = [
         "each = [masks.scores(confusion_matrix(model, core.View(data, [i])), classes) for i in range(len(data))]\n"
         "        return {k: sum(e.get(k, 1.0) for e in each) / len(each) for k in each[0]}\n",
         ("all pixels together", "counts first"), harm="windows with hardly an object decide the result"),
+    bug("seg-dice-by-sigmoid", "formula", "V5", "dice(logits.softmax(1), mask)", "dice(logits.sigmoid(), mask)",
+        ("dice", "a softmax is meant"), harm="classes no longer exclude each other in half of the loss; its start is the same"),
     bug("seg-mirrored-apart", "together", "V5", FLIP, "v2.Lambda(lambda x: v2.RandomHorizontalFlip()(x))]",
-        ("does not lie on its picture", "draw apart"), harm="half of the masks are mirrored"),
-    bug("seg-mask-behind", "together", "V5", DATA, masks_as("mask.roll(10, -1)"), ("does not lie on its picture",),
+        ("does not match its picture", "different random draws"), harm="half of the masks are mirrored"),
+    bug("seg-mask-behind", "together", "V5", DATA, masks_as("mask.roll(10, -1)"), ("does not match its picture",),
         harm="every outline ten pixels off; both paths agree"),
     bug("seg-ids-interpolated", "together", "V5", DATA, BILINEAR, ("interpolated", "nearest"), argv=("--resize", "384"),
         source="VIS-03 kornia/kornia PR#1630", harm="invented ids along every outline"),

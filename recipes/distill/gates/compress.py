@@ -105,6 +105,7 @@ def labels(proof: Proof) -> Finding:
     rows="C1 W2 C4",
     title="both loss terms equal their formulas, over text and end token only",
     reads="loss counts",
+    explains=True,
 )
 def divergence(proof: Proof) -> Finding:
     """Both terms of four recordings against formulas, each recording by itself and without a pad, in double precision; then with
@@ -158,6 +159,7 @@ def _by_hand(stage: Stage, batch: dict, teacher: whisper.Whisper, cfg) -> dict[s
     rows="V1 C12",
     title="the teacher gets the same input without augmentation, and wrote the labels",
     reads="data loss",
+    explains=True,
 )
 def teacher(proof: Proof) -> Finding:
     """What the teacher answers while the loss is computed: its likeliest ids against the labels, its modules' modes, and the loss

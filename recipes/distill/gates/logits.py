@@ -20,7 +20,7 @@ def teacher(judge: Judge) -> Gate:
 
     title = "the teacher is as accurate inside the loss as alone, and repeatable"
 
-    @gate("teacher", rows="V1 C12", title=title, reads="data loss")
+    @gate("teacher", rows="V1 C12", title=title, reads="data loss", explains=True)
     def prove(proof: Proof) -> Finding:
         """What its head answers while the loss of held-out pictures is computed, against the labels; and that loss twice under
         different draws, the student in eval mode."""
@@ -65,7 +65,7 @@ def divergence(judge: Judge) -> Gate:
     """The gate on both terms of the loss, with `judge` as the teacher."""
     title = "both loss terms of each sample equal their formulas, on weights that have moved"
 
-    @gate("divergence", rows="C1", title=title, reads="data model loss counts train")
+    @gate("divergence", rows="C1", title=title, reads="data model loss counts train", explains=True)
     def prove(proof: Proof) -> Finding:
         """Hinton 2015, equation 4 with T^2, sample by sample in double precision, on the overfit model: an untrained student's equal
         scores make several wrong formulas look right. Where a term differs, known mistakes are computed, too."""

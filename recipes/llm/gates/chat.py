@@ -178,7 +178,7 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
         ids = batch["input_ids"][row].tolist()
         return chat.tokenizer.decode([ids[p + 1] for p in sorted(places)[:12] if p + 1 < len(ids)])
 
-    @gate("scored", rows="L2 L3", title=title, reads="data model loss train")
+    @gate("scored", rows="L2 L3", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
         """Where the loss has a gradient with respect to the last hidden states: a state answers for the token that follows it. So
         this is what the loss does, whatever the labels say."""
@@ -276,7 +276,7 @@ def isolation(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-@gate("causal", rows="L4", title="no token sees a later one", reads="data model loss")
+@gate("causal", rows="L4", title="no token sees a later one", reads="data model loss", explains=True)
 def causal(proof: Proof) -> Finding:
     """The last answer token of each sample is exchanged, in what the recipe's own loss reads: the hidden states before it must not
     move. Where the loss and its reference read the model in the same way, nothing else shows a model that reads its own target."""

@@ -23,7 +23,7 @@ Loaders = dict[str, Callable[[Path], nn.Module]]
 def objective(chat: Chat) -> Gate:
     title = "the loss is the negative log-likelihood of each answer alone"
 
-    @gate("objective", rows="L2 L3 L1", title=title, reads="data model loss train")
+    @gate("objective", rows="L2 L3 L1", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
         """The recipe's own loss of a batch against log-probabilities from plain logits: each sample by itself, without padding or
         mask, its ids and answers from the tokenizer's own template. Where they differ, known bugs are computed, too."""

@@ -81,7 +81,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         said = model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1].double().log_softmax(-1)
         return said.gather(-1, ids[0, len(before) :, None]).sum().item(), len(after)
 
-    @gate("preference", rows="L9", title=title, reads="data model loss train")
+    @gate("preference", rows="L9", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
         """The loss of two pairs before training and after eight were learnt, against the formula from log-probabilities of each
         answer read alone: the policy's, and those of a stage built afresh, which is what training begins with."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.diagnosis import ratio
 from trainworthy.core.gates.gate import Gate, Proof, fetch
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Run, evaluating
@@ -125,6 +126,7 @@ def beginning(proof: Proof) -> tuple[Run, Stage, Tensor, int]:
     rows="L2 L3",
     title="each token except a document's first is a target exactly once, after its predecessor",
     reads="data model loss",
+    explains=True,
 )
 def asked(proof: Proof) -> Finding:
     """Where the loss has a gradient with respect to the logits, and which logit it pulls up: what is asked for behind which token,
@@ -313,10 +315,21 @@ def perplexity(proof: Proof) -> Finding:
     wrong = [f"{name} is {found[name]:.5f} in batches of {n}, {value:.5f} token by token" for n, found in got.items()
              for name, value in due.items() if name in found and abs(found[name] - value) > limit * value]  # fmt: skip
     shown = ", ".join(f"{name} {value:.4f}" for name, value in due.items())
+    bits = {
+        "bits per token: nats are divided by tokens, where bytes are meant": size / tokens,
+        "nats per byte: the division by ln 2 is missing": math.log(2),
+        "nats per token: divided by tokens and not by ln 2": math.log(2) * size / tokens,
+        "a mean over documents: nats are divided by their number": size / len(documents),
+        "a sum: nats are not divided by bytes": size,
+    }
+    off = [
+        ratio(f["bits_per_byte"], due["bits_per_byte"], bits) for f in got.values() if wrong and "bits_per_byte" in f
+    ]
+    why = next((f"{cause}\n" for cause in off if cause), "")
     return Finding(
         not wrong, "; ".join(wrong) or f"{shown} on {len(documents)} documents of {tokens} tokens, as token by token",
         f"the same to {limit:g}, whatever the batch size",
-        "tokens that two windows share are counted twice, or windows restart without the tokens before them\n"
+        why + "tokens that two windows share are counted twice, or windows restart without the tokens before them\n"
         "a mean of means: add up nats and tokens over all batches, divide once\n"
         "padding, or the first token of a document, is counted; bytes of another tokenizer or text",
         evidence={"due": due, "got": got, "tokens": tokens, "bytes": size},

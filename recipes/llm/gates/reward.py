@@ -85,7 +85,7 @@ def lengths(chat: Chat) -> Gate:
 def place(chat: Chat) -> Gate:
     title = "the reward is read at the token that ends the answer, and nowhere else"
 
-    @gate("place", rows="L2 L3", title=title, reads="data model loss train")
+    @gate("place", rows="L2 L3", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
         """Where the loss of the overfit model, whose head is no longer zero, has a gradient with respect to the last hidden states:
         this is what the loss does, whatever the pad and the configuration say."""
@@ -134,7 +134,7 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
             .item()
         )
 
-    @gate("bradley-terry", rows="R1 L1", title=title, reads="data model loss evaluate train")
+    @gate("bradley-terry", rows="R1 L1", title=title, reads="data model loss evaluate train", explains=True)
     def prove(proof: Proof) -> Finding:
         """The loss before training and after a few pairs were learnt, in order and exchanged, against the formula from
         rewards of each answer read alone, without padding; and the evaluation's margin against theirs."""

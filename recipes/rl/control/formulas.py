@@ -6,32 +6,17 @@ recipe's `loss`; what the net says (outputs, values) is read from the same net.
 """
 
 import copy
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
+from trainworthy.core.gates.formula import Statement, Statements
 from trainworthy.recipes.rl.control import heads
 
 LIKELY_BONUS = 1.0  # coefficient that stands for an entropy bonus that is switched off
 MOVES = {"log_prob": 0.4, "value": 0.5, "return": 0.5}
 """Noise (standard deviation) on entries of a real batch, so that a clip acts on every side and errors have every size."""
-
-
-@dataclass
-class Statement:
-    """What one term of the loss is, per sample (B,)."""
-
-    right: dict[str, Tensor]
-    """The formula first, then other published forms."""
-    wrong: dict[str, Tensor] = field(default_factory=dict)
-    """Known mistakes by what they are called."""
-    optional: bool = False
-    """May the term be zero (its weight is a setting that is 0)?"""
-
-
-Statements = dict[str, Statement]
 
 
 def distribution(model: nn.Module, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import formula as stated_by
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.formula import limit
 from trainworthy.core.gates.gate import Gate, Proof
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage, batch_size
@@ -26,11 +28,6 @@ ON_PURPOSE = (
     "on purpose: add what is new as a loss term with a name of its own, state your own formula (`formula=` of gates.Subject, a "
     'function like those of recipes/rl/control/formulas.py), or accept it: --gates.waive formula --gates.because "..."'
 )
-
-
-def limit(run: Run, exact: float) -> float:
-    """`exact` in fp32, wider in 16 bits."""
-    return exact if run.precision == "fp32" else max(exact, 5e-2)
 
 
 # ------------------------------------------------------------------------------------------------------ what is rehearsed
@@ -135,7 +132,7 @@ def _copy(model: nn.Module) -> nn.Module:
 def formula_gate(formula: Callable | None) -> Gate:
     title = "each term of the loss is its formula, sample by sample, with the formula's gradient"
 
-    @gate("formula", rows="R3 R5", title=title)
+    @gate("formula", rows="R3 R5", title=title, explains=True)
     def prove(proof: Proof) -> Finding:
         """The last batch of two units, its stored numbers moved by noise, so that policies before and after differ and every clip
         acts: value of each sample and gradient of the whole, against recipes/rl/control/formulas.py."""
@@ -180,14 +177,14 @@ def _compared(proof: Proof, formula: Callable) -> Comparison:
         raise Skip(f"declared: {stage.expect.couplings}")
     model, out = stage.model.eval(), Comparison(batch)
     with run.autocast():
-        one_by_one = [stage.loss(model, _row(batch, i)) for i in range(batch_size(batch))]
+        one_by_one = [stage.loss(model, stated_by.row(batch, i)) for i in range(batch_size(batch))]
         got = {k: torch.stack([one[k].detach() for one in one_by_one]).float() for k in one_by_one[0]}
         whole = stage.loss(model, batch)
         due = _stated(formula, proof.cfg, model, batch, got)
-    got, whole, due, out.own = _paired(got, whole, due)
+    got, whole, due, out.own = stated_by.paired(got, whole, due)
     out.samples = batch_size(batch)
     for term, statement in due.items():
-        fault, said, cause, form = _compare(term, statement, got[term], whole[term], model, limit(run, 1e-4))
+        fault, said, cause, form = stated_by.compare(term, statement, got[term], whole[term], model, limit(run, 1e-4))
         out.wrong += [fault] * bool(fault)
         out.said += [said] * bool(said)
         out.causes += [cause] * bool(cause)
@@ -197,7 +194,7 @@ def _compared(proof: Proof, formula: Callable) -> Comparison:
 
 def _stated(formula: Callable, cfg: Any, model: nn.Module, batch: dict, got: dict) -> formulas.Statements:
     try:
-        return {k: _summed(s) for k, s in formula(cfg, model, batch, got).items()}
+        return {k: stated_by.summed(s) for k, s in formula(cfg, model, batch, got).items()}
     except (KeyError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         said = f"{type(error).__name__}: {error}"
         raise Skip(f"the formula does not read this model or batch ({said}); {ON_PURPOSE}") from None
@@ -213,125 +210,6 @@ def _moved(batch: dict, seed: int) -> dict:
     if "weight" in out:
         out["weight"] = out["weight"] * (0.2 + 0.8 * torch.rand(out["weight"].shape, generator=draws).to(out["weight"]))
     return out
-
-
-def _row(batch: dict, i: int) -> dict:
-    return {k: v[i : i + 1] if isinstance(v, Tensor) else v for k, v in batch.items()}
-
-
-def _summed(s: formulas.Statement) -> formulas.Statement:
-    """Rows that are whole stretches of steps: one number for each."""
-
-    def rows(forms: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {k: v.float().flatten(1).sum(1) if v.ndim > 1 else v.float() for k, v in forms.items()}
-
-    return formulas.Statement(rows(s.right), rows(s.wrong), s.optional)
-
-
-def _paired(got: dict, whole: dict, due: dict) -> tuple[dict, dict, dict, list[str]]:
-    """Terms with those of the same name; where the loss names its terms otherwise, the sum of all with the sum of all."""
-    if missing := [k for k, s in due.items() if k not in got and not s.optional]:
-        if len(missing) < len(due):
-            zero = torch.zeros_like(next(iter(got.values())))
-            got, whole = got | dict.fromkeys(missing, zero), whole | dict.fromkeys(missing, zero.sum())
-        else:
-            all_of_it = sum(next(iter(s.right.values())) for s in due.values() if not s.optional)
-            statement = formulas.Statement({"the sum of its terms": all_of_it})
-            return {"loss": sum(got.values())}, {"loss": sum(whole.values())}, {"loss": statement}, []
-    return got, whole, {k: s for k, s in due.items() if k in got}, [k for k in got if k not in due]
-
-
-def _compare(
-    term: str, s: formulas.Statement, got: Tensor, whole: Tensor, model: nn.Module, exact: float
-) -> tuple[str, str, str, str]:
-    """(what is wrong or nothing, what was found, the cause that fits, the published form that it is) of one term."""
-    if s.optional and not got.any():
-        return "", "", "", ""
-    gaps = {name: _gap(got, form.detach()) for name, form in s.right.items()}
-    fit = {name: factor for name, (gap, factor) in gaps.items() if gap <= exact and 0.1 <= factor <= 10}
-    first = next(iter(s.right.values())).detach()
-    if not fit:
-        size = first.abs() + first.abs().mean()
-        far = (got - first).abs() / size.clamp_min(1e-30)
-        i = far.argmax().item()
-        fault = f"{term}: {int((far > exact).sum())} of {len(got)} samples off, e.g. {got[i]:.4g}, by the formula {first[i]:.4g}"
-        return fault, "", f"{term}: {_cause(s, got, exact)}", ""
-    name, factor = next(iter(fit.items()))
-    due, total = (factor * s.right[name].sum()).detach(), whole.detach()
-    if abs(total - due) > 10 * exact * got.abs().sum():
-        mean = len(got) * total.abs() < 1.5 * due.abs()
-        part = (
-            "the loss is a mean: return the SUM, core divides it" if mean else "samples see each other (see dependency)"
-        )
-        fault = f"{term}: each sample's is the formula's, but the batch's is {total:.4g} where its samples add up to {due:.4g}"
-        return fault, "", f"{term}: {part}", ""
-    weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    mine, far = _gradient(whole, weights), []
-    for name, factor in fit.items():
-        theirs = _gradient(factor * s.right[name].sum(), weights)
-        size, apart = _norm(theirs), _norm({n: mine[n] - theirs[n] for n in weights})
-        if apart <= 10 * exact * max(size, 1e-12) or (s.optional and size == 0):
-            times = f" (times {factor:.3g})" if abs(factor - 1) > 1e-3 else ""
-            return "", f"{term}: {name} within {gaps[name][0]:.1e}{times}", "", name
-        far.append((apart / max(size, 1e-12), theirs))
-    fault = f"{term}: the value is the formula's, the gradient is {far[0][0]:.2g} of its length off"
-    return fault, "", f"{term}: {_gradient_cause(s, got, weights, mine, far[0][1], exact)}", ""
-
-
-def _gradient_cause(s: formulas.Statement, got: Tensor, weights: dict, mine: dict, theirs: dict, exact: float) -> str:
-    """What fits where values are right and gradients are not."""
-    for name, form in s.wrong.items():
-        gap, factor = _gap(got, form.detach())
-        if gap <= 10 * exact:
-            other = _gradient(factor * form.sum(), weights)
-            if _norm({n: mine[n] - other[n] for n in mine}) <= 10 * exact * _norm(mine):
-                return name
-    along = sum((mine[n] * theirs[n]).sum() for n in mine).item()
-    if along < -0.99 * _norm(mine) * _norm(theirs):
-        return "its sign is turned round"
-    deaf = sorted({n.split(".")[0] for n in mine if theirs[n].any() and not mine[n].any()})
-    reached = sorted({n.split(".")[0] for n in mine if mine[n].any() and not theirs[n].any()})
-    if deaf:
-        return f"a detach() or no_grad() in the term: it teaches nothing to {', '.join(deaf)}"
-    if reached:
-        return f"a detach() is missing: the term must not teach {', '.join(reached)}"
-    return "the gradient goes another way than the value: a detach() too many or too few"
-
-
-def _norm(parts: dict[str, Tensor]) -> float:
-    return sum(g.square().sum() for g in parts.values()).sqrt().item()
-
-
-def _gap(got: Tensor, due: Tensor) -> tuple[float, float]:
-    """(largest difference of a sample, as a share of its size and the mean size, after a constant factor, that factor)."""
-    if not due.any():
-        return (0.0, 1.0) if not got.any() else (math.inf, 1.0)
-    factor = ((got @ due) / (due @ due)).item()
-    factor = 1.0 if abs(factor - 1) < 1e-3 else factor
-    size = (factor * due).abs()
-    return ((got - factor * due).abs() / (size + size.mean()).clamp_min(1e-30)).max().item(), factor
-
-
-def _cause(s: formulas.Statement, got: Tensor, exact: float) -> str:
-    """The known mistake that fits."""
-    for name, form in s.wrong.items():
-        gap, factor = _gap(got, form.detach())
-        if gap <= 10 * exact and 0.1 <= factor <= 10:
-            return name
-    if not got.any():
-        return "it is zero, or missing"
-    for name, form in s.right.items():
-        gap, factor = _gap(got, form.detach())
-        if gap <= 10 * exact:
-            return f"its sign is turned round ({name})" if factor < 0 else f"{factor:.3g} times {name}"
-    return "no known mistake fits: compare the term with its formula line by line"
-
-
-def _gradient(total: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    given: Any = [None] * len(weights)
-    if total.requires_grad:
-        given = torch.autograd.grad(total, list(weights.values()), retain_graph=True, allow_unused=True)
-    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(weights.items(), given, strict=True)}
 
 
 # --------------------------------------------------------------------------------------------------------------- entries
@@ -407,7 +285,7 @@ def _other(value: Tensor, draws: torch.Generator) -> Tensor:
 def returns_gate(targets: Callable | None) -> Gate:
     title = "training targets equal their definition, computed step by step from the played transitions"
 
-    @gate("returns", rows="R4 R5", title=title)
+    @gate("returns", rows="R4 R5", title=title, explains=True)
     def prove(proof: Proof) -> Finding:
         """Rows of the last batch of two units at the run's own settings, found again among the steps that the environments made."""
         if targets is None:
@@ -437,7 +315,7 @@ SHORT = 1000  # updates: a shorter run is a trial, of which nobody expects a pol
 def target_rate_gate(lag: Callable[[Any], float] | None) -> Gate:
     title = "the target network is updated more than once in the run, and less often than the online network"
 
-    @gate("target-rate", rows="R5", title=title)
+    @gate("target-rate", rows="R5", title=title, explains=True)
     def prove(proof: Proof) -> Finding:
         """A few units at the run's own settings (the probes have their own): how far the target goes to the net in each update,
         times the updates of the whole run."""

@@ -206,7 +206,7 @@ def questions(s: Subject) -> Gate:
 def samples(s: Subject) -> Gate:
     title = "training uses the policy's own answers, up to their end token"
 
-    @gate("samples", rows="L1 L3", title=title, reads="data model loss train")
+    @gate("samples", rows="L1 L3", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
         """The log-probability of what was sampled, read alone without padding, against what the same distributions give on
         average (their entropy), by prompt length; and where each answer ends."""
@@ -247,7 +247,7 @@ def samples(s: Subject) -> Gate:
 def advantages(s: Subject) -> Gate:
     title = "an answer's advantage is its reward relative to its group"
 
-    @gate("advantages", rows="R1", title=title, reads="data model loss train")
+    @gate("advantages", rows="R1", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
         """The declared reward of each answer, asked alone, less its group's mean and over its standard deviation."""
         u = unit(s, proof)
@@ -260,6 +260,16 @@ def advantages(s: Subject) -> Gate:
         got = u.batch["advantages"].cpu().double().view(-1, s.cfg.num_generations)
         still = int((groups.std(1) == 0).sum())
         due = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
+        asked = [{r["question"] for r in u.rows[i : i + s.cfg.num_generations]}
+                 for i in range(0, len(u.rows), s.cfg.num_generations)]  # fmt: skip
+        if mixed := [len(q) for q in asked if len(q) > 1]:
+            return Finding(
+                False, f"{len(mixed)} of {len(asked)} groups hold answers to {max(mixed)} questions",
+                f"{s.cfg.num_generations} answers to one question in each group",
+                "the answers of a group belong to different questions: advantages compare questions, not answers. The order of the "
+                "rows is question by question, not round by round (two loops in the other order, a sampler, a shuffle)",
+                evidence={"questions": [sorted(q) for q in asked]},
+            )  # fmt: skip
         if still == len(groups):
             raise Skip(f"in all {still} groups every answer earns {own[0]:g}: nothing to compare, nothing to learn yet")
         gap, centre = (got - due).abs().max().item(), got.mean(1).abs().max().item()
@@ -284,7 +294,7 @@ def advantages(s: Subject) -> Gate:
 def scored(s: Subject) -> Gate:
     title = "the answer and the token that ends it are scored, and nothing else"
 
-    @gate("scored", rows="L2 L3", title=title, reads="data model loss train")
+    @gate("scored", rows="L2 L3", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
         """Where the loss has a gradient with respect to the last hidden states: a state answers for the token that follows it."""
         u, wrong, states = unit(s, proof), [], []
@@ -329,7 +339,7 @@ def scored(s: Subject) -> Gate:
 def objective(s: Subject) -> Gate:
     title = "the loss is the declared one, with each answer computed alone"
 
-    @gate("objective", rows="R1 L1", title=title, reads="data model loss train")
+    @gate("objective", rows="R1 L1", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
         """With advantages and an older policy that are made up, so that every branch of the clip is taken: the recipe's loss of a
         padded batch against the formula from log-probabilities of each answer read alone, without padding, from plain logits.

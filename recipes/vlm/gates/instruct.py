@@ -396,5 +396,5 @@ def _paired(run: Run, stage: Stage, view: View) -> float:
     """Share of right answers among the questions that tell pairs apart."""
     batch = fetch(view, list(range(len(view))), None, run.device)
     with evaluating(stage.eval_model), run.autocast():
-        found = questions.verdicts(stage.judged(batch), batch)
+        found = questions.verdicts(stage.eval_model(batch), batch)
     return found[found[:, 2] >= 0, 0].double().mean().item()
