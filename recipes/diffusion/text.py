@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.diffusion.data import captions, pictures
-from trainworthy.recipes.diffusion.evaluation.scores import Scores
+from trainworthy.recipes.diffusion.evaluation.scores import Sampling, Scores
 from trainworthy.recipes.diffusion.gates import samples
 from trainworthy.recipes.diffusion.gates import text as text_gates
 from trainworthy.recipes.diffusion.models import latents, pipeline, stable
@@ -27,20 +27,6 @@ from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
-@dataclass
-class Sampling:
-    """How images are sampled in evaluations, and the defaults of the export."""
-
-    guidance_scale: float = 2.0
-    """Classifier-free guidance scale; 1: no guidance (Ho & Salimans 2022)."""
-    steps: int = 25
-    """Steps of DDIM (Song 2021)."""
-    every: int = 5
-    """An evaluation samples an image for every n-th held-out one, with its caption and its noise."""
-    scales: tuple[float, ...] = (1.0, 1.5, 2.0, 4.0)
-    """Guidance scales of the table at the end."""
-
-
 @dataclass
 class Config(core.Config):
     """Settings of diffusion/text."""

@@ -1,6 +1,7 @@
 """Scores of generated pictures: the class a judge sees in them, and their distance from real ones in its features."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -11,6 +12,20 @@ from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.diffusion.data.pictures import tiles
 from trainworthy.recipes.shared.judge import Judge
 from trainworthy.recipes.vision.data.pictures import Labelled
+
+
+@dataclass
+class Sampling:
+    """How images are sampled in evaluations, and the defaults of the export."""
+
+    guidance_scale: float = 2.0
+    """Classifier-free guidance scale; 1: no guidance (Ho & Salimans 2022)."""
+    steps: int = 25
+    """Steps of the sampler: DDIM (Song 2021), or Euler's method for a flow."""
+    every: int = 5
+    """An evaluation samples an image for every n-th held-out one, with its class or caption and its noise."""
+    scales: tuple[float, ...] = (1.0, 1.5, 2.0, 4.0)
+    """Guidance scales of the table at the end."""
 
 
 def frechet(a: Tensor, b: Tensor) -> float:
