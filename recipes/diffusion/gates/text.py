@@ -15,6 +15,8 @@ from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.recipes.diffusion.gates import latent, samples, walks
+from trainworthy.recipes.diffusion.gates.averages import average
+from trainworthy.recipes.diffusion.gates.objective import Knowing
 from trainworthy.recipes.shared.judge import Judge
 
 FEW = 4  # captions whose pictures are compared
@@ -81,7 +83,7 @@ def _apart(a: Tensor, b: Tensor) -> float:
 def by_caption(captions: tuple[str, ...]) -> walks.Ask:
     """As `walks.by_class`, of a pipeline that is asked in words."""
 
-    def ask(pipe: DiffusionPipeline, one: dict, knowing: samples.Knowing, steps: int = 10) -> Tensor:
+    def ask(pipe: DiffusionPipeline, one: dict, knowing: Knowing, steps: int = 10) -> Tensor:
         def forward(sample: Tensor, timestep: Tensor, **_: object) -> tuple[Tensor]:
             return (knowing(sample, timestep.expand(len(sample)), torch.zeros(len(sample), dtype=torch.long)).sample,)
 
@@ -101,7 +103,7 @@ def of(judge: Judge | None, vae: nn.Module, needed: float, captions: tuple[str, 
     """The gates of a recipe in latents of `vae` whose samples are asked for by `captions`, and judged where there is a judge."""
     back = latent.round_trip(judge, needed, by_caption(captions))
     process = samples.noise_process(latent.decoding(judge, vae), by_caption(captions))
-    own = [latent.latent_scale, back, process, samples.hidden_class, samples.average, samples.weighting]
+    own = [latent.latent_scale, back, process, samples.hidden_class, average, samples.weighting]
     return [*own, samples.two_samplers, prompt]
 
 
