@@ -8,7 +8,8 @@ from pathlib import Path
 
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.bugs import suite
-from trainworthy.core.bugs.campaign import Campaign, Checked, Row, named
+from trainworthy.core.bugs.campaign import Campaign
+from trainworthy.core.bugs.outcomes import Checked, Row, named
 from trainworthy.core.bugs.suite import Case
 from trainworthy.core.recipe.forks import without_note
 from trainworthy.core.recipe.registry import find

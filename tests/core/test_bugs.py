@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.bugs import campaign, mutation, page, suite
+from trainworthy.core.bugs import campaign, mutation, outcomes, page, suite
 
 from tests.conftest import ROOT, Done
 from tests.helpers.commands import environment
@@ -117,7 +117,7 @@ def ran(
     ],
 )
 def test_the_rule_of_harm(runs: list[dict], part: str, outcome: str, words: str):
-    found, why = campaign.judged(runs, REFERENCE, part)
+    found, why = outcomes.judged(runs, REFERENCE, part)
     assert (found, words in why) == (outcome, True), why
 
 

@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor
-from trainworthy.core.recipe.stage import Points
+from trainworthy.core.recipe.figures import Points
 
 BINS = 8
 
