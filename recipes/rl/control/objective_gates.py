@@ -22,6 +22,7 @@ from trainworthy.core.recipe.stage import Stage, batch_size
 from trainworthy.recipes.rl.control import formulas
 from trainworthy.recipes.rl.control.environments import Environments
 from trainworthy.recipes.rl.control.memory import Remembering
+from trainworthy.recipes.rl.control.nets import Running
 
 ROWS = 64  # samples of a batch that are compared one by one
 ON_PURPOSE = (
@@ -68,6 +69,8 @@ def stepped_in(stage: Stage) -> Environments | Remembering:
 
 def _rehearse(proof: Proof) -> Seen:
     run, stage = proof.build(Plan(steps=2, peak=True))
+    for net in (stage.model, getattr(stage.state.get("target"), "net", None)):
+        _sized(net)
     out, rows, envs, own, answered = Seen(run, stage), [], stepped_in(stage), stage.loss, []
     plain, step = getattr(stage.model, "sample", None), envs.step
     per_pass, learnt = proof.cfg.num_steps * len(envs.mine), [0]
@@ -113,6 +116,13 @@ def _rehearse(proof: Proof) -> Seen:
         raise Skip("no update in the second iteration (see wiring)")
     out.steps = {k: _everywhere(run, torch.stack([r[k] for r in rows])) for k in rows[0]}
     return out
+
+
+def _sized(net: nn.Module | None) -> None:
+    """Statistics of rewards and returns begin at 1, where units that are mixed up look right: begin at about 2."""
+    for module in net.modules() if net is not None else ():
+        if isinstance(module, Running) and len(module.rms) == 1 and module.count == 0:
+            module.update(2 + torch.linspace(-1, 1, 8, device=module.mean.device)[:, None])
 
 
 def _everywhere(run: Run, steps: Tensor) -> Tensor:
