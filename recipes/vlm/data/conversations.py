@@ -8,6 +8,7 @@ A content may be one text with `<image>` in it, a part may bring its own "path".
 question.
 """
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.vision.data.pictures import decode
 from trainworthy.recipes.vlm.data.rows import PLACE, Asked
 
+OPENED = 5000  # pictures that are opened before training
 ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 
 
@@ -102,6 +104,7 @@ class Talks:
                             next="trainworthy run llm/sft, for text alone")  # fmt: skip
         names = list(dict.fromkeys(name for t in self.talks for name in t.pictures))
         self.found = looked_over(root, names)
+        self.unopened = self.found.note
 
     def __len__(self) -> int:
         return len(self.talks)
@@ -117,6 +120,10 @@ class Talks:
     def system(self, index: int) -> str:
         """What is said before the first question."""
         return self.talks[index].system
+
+    def count(self, index: int) -> int:
+        """How many pictures it has."""
+        return len(self.talks[index].pictures)
 
     def sizes(self, index: int) -> list[tuple[int, int]]:
         """(height, width) of each picture."""
@@ -154,6 +161,10 @@ class Apart:
         """Nothing."""
         return ""
 
+    def count(self, index: int) -> int:
+        """One picture."""
+        return 1
+
     def sizes(self, index: int) -> list[tuple[int, int]]:
         """(height, width) of the picture."""
         return [self.source.size(self.of[index][0])]
@@ -163,14 +174,39 @@ class Apart:
         return [self.source.image(self.of[index][0])]
 
 
-def looked_over(root: Path, names: list[str]) -> dict[str, tuple[int, int]]:
-    """(height, width) of each picture; one that is none is told, with their number."""
+class Sizes(dict):
+    """(height, width) of each picture by its name; of those that were not opened before training, read when it is asked for."""
+
+    note = ""
+
+    def __init__(self, root: Path, found: dict[str, tuple[int, int]]):
+        super().__init__(found)
+        self.root = root
+
+    def __missing__(self, name: str) -> tuple[int, int]:
+        if isinstance(size := looked_at(self.root / name), str):
+            raise UserError(f"cannot read a picture in {self.root}", got=size, needed="a picture that Pillow opens")
+        self[name] = size
+        return size
+
+
+def looked_over(root: Path, names: list[str]) -> Sizes:
+    """(height, width) of each picture; one that is none is told, with their number. Of more than OPENED pictures, that many are
+    opened, evenly spaced; of the others it is seen that they are there."""
+    some = names if len(names) <= OPENED else [names[i * len(names) // OPENED] for i in range(OPENED)]
+    others = set(names) - set(some)
     with ThreadPoolExecutor(8) as pool:
-        found = dict(zip(names, pool.map(looked_at, (root / name for name in names)), strict=True))
-    if bad := [why for why in found.values() if isinstance(why, str)]:
+        found = dict(zip(some, pool.map(looked_at, (root / name for name in some)), strict=True))
+        there = dict(zip(others, pool.map(os.path.isfile, (root / name for name in others)), strict=True))
+    bad = [why for why in found.values() if isinstance(why, str)]
+    bad += [f"{name}: no such file" for name, is_there in there.items() if not is_there]
+    if bad:
         raise UserError(f"{len(bad):,} of {len(names):,} pictures in {root} cannot be read", got=bad[0],
                         needed="a picture that Pillow opens; paths are the folder's")  # fmt: skip
-    return found
+    sizes = Sizes(root, found)
+    if others:
+        sizes.note = f"{len(some):,} of {len(names):,} were opened before training; the others are there, and read when they are needed"
+    return sizes
 
 
 def looked_at(path: Path) -> tuple[int, int] | str:

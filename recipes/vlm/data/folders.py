@@ -60,7 +60,8 @@ class Folder:
         self.paths = [root / name for name in by_picture]
         self.lines = [[Asked(texts.index(x["question"]) if each else 0, x["question"], x["answer"], pair.get(x.get("pair"), -1))
                        for x in found] for found in by_picture.values()]  # fmt: skip
-        self.sizes = [*looked_over(root, list(by_picture)).values()]
+        self.names, self.found = list(by_picture), looked_over(root, list(by_picture))
+        self.unopened = self.found.note
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -75,7 +76,7 @@ class Folder:
 
     def size(self, index: int) -> tuple[int, int]:
         """(height, width) of the picture."""
-        return self.sizes[index]
+        return self.found[self.names[index]]
 
 
 def load(path: str, split: str, val: str = "") -> Folder | Talks:

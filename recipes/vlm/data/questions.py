@@ -4,16 +4,24 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from trainworthy.core.base.errors import UserError
+from trainworthy.recipes.llm.evaluation import metrics
+from trainworthy.recipes.vlm.data import turns
 from trainworthy.recipes.vlm.data.conversations import Apart, Talks
-from trainworthy.recipes.vlm.data.rows import IGNORE, IMAGE, Asked, chain, pack, right, together
+from trainworthy.recipes.vlm.data.rows import FILL, IGNORE, IMAGE, Asked, chain, numbered, pack, right, together
 
 from trainworthy import core
+
+EVERY = (
+    20_000  # samples up to which the tokens of each are counted before training; of more, those that may be too long
+)
+REMEMBERED = 8192  # rows that are kept; others are made again when they are needed
+SEEN = 2000  # samples of a large data set that are looked at before training
 
 
 class Source(Protocol):
@@ -68,10 +76,14 @@ def majority(source: Source) -> tuple[str, ...]:
 
 
 @functools.lru_cache(8)
-def blindly(source: Source, guess: tuple[str, ...]) -> float:
-    """Share of right answers of who says `guess[kind]` and never looks."""
+def blindly(source: Source, guess: tuple[str, ...], metric: str = "accuracy") -> float:
+    """What who says `guess[kind]` and never looks gets: the share of right answers, or the mean of another metric over up to SEEN
+    answers."""
     asked = [a for i in range(len(source)) for a in source.asked(i)]
-    return sum(a.answer == guess[a.kind] for a in asked) / len(asked)
+    if metric == "accuracy":
+        return sum(a.answer == guess[a.kind] for a in asked) / len(asked)
+    some = asked[:: -(-len(asked) // SEEN)]
+    return sum(metrics.score(metric)(guess[a.kind], a.answer) for a in some) / len(some)
 
 
 # ------------------------------------------------------------------------------------------------------------------ data
@@ -85,39 +97,94 @@ class Questions(core.Data):
 
     def __init__(self, source: Source, tokenizer: Any, *, features: int, side: int, longest: int):
         self.source, self.tokenizer, self.side, self.features = source, tokenizer, side, features
-        self.end, self.talks = tokenizer.eos_token, isinstance(source, (Talks, Apart))
+        self.chat, self.talks = turns.chat(tokenizer), isinstance(source, (Talks, Apart))
+        self.end = self.chat.form.end if self.chat else tokenizer.eos_token
+        self.ends = self.chat.ends if self.chat else [tokenizer.eos_token_id]
         self.fields = {"image": core.Field("input", low=0.0, high=1.0), "labels": core.Field("target")}
-        self.keep([self.row(i) for i in range(len(source))], longest)
+        self.keep(longest)
 
     def row(self, index: int) -> dict[str, Tensor]:
-        """The tokens of a sample of the source."""
+        """The tokens of a sample of the source: in the turns of the tokenizer's chat template where it has one, else questions and
+        answers in lines."""
+        if self.chat and self.talks:
+            return turns.chained(self.chat, self.features, self.source.system(index), self.source.asked(index))
+        if self.chat:
+            return turns.packed(self.chat, self.features, self.source.asked(index))
         start = [] if self.tokenizer.bos_token_id is None else [self.tokenizer.bos_token_id]
         if self.talks:
             return chain(self.tokenizer, start, self.features, self.source.system(index), self.source.asked(index))
         return pack(self.tokenizer, [*start, *[IMAGE] * self.features], self.source.asked(index))
 
-    def keep(self, rows: list[dict[str, Tensor]], longest: int) -> None:
-        """The rows that fit."""
-        self.kept = [i for i, row in enumerate(rows) if len(row["ids"]) <= longest]
-        self.rows = [rows[i] for i in self.kept]
+    def wanted(self, index: int) -> list[str]:
+        """The text of each answer of a sample of the source, with what ends it, as it must be scored."""
+        asked = self.source.asked(index)
+        if not self.chat:
+            return [f" {one.answer}{self.end}" for one in asked]
+        if self.talks:
+            return [text for text, scored in turns.parts(self.chat, self.source.system(index), asked) if scored]
+        return [turns.parts(self.chat, "", [turns.placed(one)])[1][0] for one in asked]
+
+    def at_most(self, index: int) -> float:
+        """A number that a sample's tokens do not exceed, without tokenising it: a token stands for at least one byte."""
+        asked = self.source.asked(index)
+        texts = [
+            self.source.system(index) if self.talks else "",
+            *(text for a in asked for text in (a.question, a.answer)),
+        ]
+        pictures = self.source.count(index) if self.talks else 1
+        return sum(len(t.encode()) for t in texts) + self.frame * (1 + len(asked)) + self.features * pictures
+
+    @functools.cached_property
+    def frame(self) -> int:
+        """Most tokens that stand around a question and its answer."""
+        one = Asked(0, "a", "a")
+        return 8 + sum(len(text.encode()) for text, _ in turns.parts(self.chat, "a", [one])) if self.chat else 8
+
+    def keep(self, longest: int) -> None:
+        """Note which samples fit. Rows are made when they are needed; of a large data set only those that may be too long are
+        tokenised here."""
+        self.made = functools.lru_cache(REMEMBERED)(self.row)
+        self.longest_answer = functools.cache(lambda: longest_answer(self))  # copies share it
+        n, lengths = len(self.source), {}
+        for i in range(n):
+            if n <= EVERY or self.at_most(i) > longest:
+                lengths[i] = len(self.made(i)["ids"])
+        out = [i for i, length in lengths.items() if length > longest]
+        left = set(out)
+        self.kept = [i for i in range(n) if i not in left]
         self.most = max((len(self.source.asked(i)) for i in self.kept), default=0)
-        out, self.notes = len(rows) - len(self.kept), {}
-        if self.talks and self.source.note:
-            self.notes["without a picture"] = self.source.note
+        self.notes = {}
+        for name in ("note", "unopened"):
+            if getattr(self.source, name, ""):
+                self.notes["without a picture" if name == "note" else "pictures"] = getattr(self.source, name)
         if out:
-            self.notes["over-long"] = f"{out:,} of {len(rows):,} samples are longer than {longest} tokens and left out"
+            self.notes["over-long"] = f"{len(out):,} of {n:,} samples are longer than {longest} tokens and left out"
         if not self.kept:
-            least = min((row["ids"] for row in rows), key=len)
-            shown = f"{out:,} samples of more than {longest} tokens, {int((least == IMAGE).sum())} of the shortest its pictures'"
+            least = self.made(min(out, key=lengths.__getitem__))["ids"]
+            shown = f"{len(out):,} samples of more than {longest} tokens, {int((least == IMAGE).sum())} of the shortest its pictures'"
             raise UserError("no sample fits", got=shown, needed=f"--data.longest of at least {len(least)}",
                             cause="cutting them would cut the picture or the answer, so they are left out")  # fmt: skip
+
+    @property
+    def rows(self) -> "Rows":
+        """The tokens of each sample, made when they are asked for."""
+        return Rows(self)
+
+    def texts(self, ids: Sequence[int]) -> str:
+        """What an answer says, without the token that ends it and what a template puts around every answer."""
+        ids = [t for t in ids if t not in self.ends]
+        return (
+            self.chat.said(self.tokenizer.decode(ids))
+            if self.chat
+            else self.tokenizer.decode(ids, skip_special_tokens=True).strip()
+        )
 
     def __len__(self) -> int:
         return len(self.kept)
 
     def pictures(self, index: int) -> int:
         """How many a sample has."""
-        return len(self.source.sizes(self.kept[index])) if self.talks else 1
+        return self.source.count(self.kept[index]) if self.talks else 1
 
     def places(self, index: int) -> int:
         """How many features its pictures have."""
@@ -173,3 +240,75 @@ class Questions(core.Data):
         fields = {k: dataclasses.replace(f) for k, f in self.fields.items()}
         other.__dict__ |= {**self.__dict__, "fields": fields, "notes": dict(self.notes)}
         return other
+
+
+class Rows(Sequence):
+    """The rows of a data set as a sequence."""
+
+    def __init__(self, data: Questions):
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data.kept)
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self.data.made(i) for i in self.data.kept[index]]
+        return self.data.made(self.data.kept[index])
+
+
+# ------------------------------------------------------------------------------------------------------------- generation
+class Prompts(NamedTuple):
+    """Questions of a batch, each in a row of its own up to where its answer begins."""
+
+    batch: dict[str, Tensor]
+    """Padded on the left: every row ends where its answer begins."""
+    answers: list[list[int]]
+    """The scored tokens of each."""
+    rows: list[int]
+    """Which row of the batch each is of."""
+
+
+def prompts(batch: dict[str, Tensor]) -> Prompts | None:
+    """What a model is asked where it generates its answers. A question before a picture of its conversation is asked without it;
+    of a processor's batch, whose pictures cannot be told apart, such a question is left out."""
+    number, asked, answers, rows, counts = numbered(batch["labels"]), [], [], [], []
+    for b in range(len(number)):
+        for q in range(1, int(number[b].max()) + 1):
+            before = prompt(batch, b, q, number[b])
+            places = batch["ids"][b] == IMAGE
+            shown, every = int((places & before).sum()), int(places.sum())
+            if shown != every and "pictures" not in batch:
+                continue
+            asked.append({k: batch[k][b, before] for k in FILL})
+            answers.append(batch["labels"][b, number[b] == q].tolist())
+            rows.append(b)
+            counts.append(shown * int(batch["pictures"][b]) // max(1, every) if "pictures" in batch else 0)
+    if not asked:
+        return None
+    width = max(len(one["ids"]) for one in asked)
+    left = {
+        k: torch.stack([F.pad(one[k], (width - len(one[k]), 0), value=value) for one in asked])
+        for k, value in FILL.items()
+    }
+    rest = {k: v[torch.tensor(rows, device=v.device)] for k, v in batch.items() if k not in FILL}
+    if "pictures" in batch:
+        rest["pictures"] = torch.tensor(counts, device=batch["pictures"].device)
+    return Prompts({**rest, **left}, answers, rows)
+
+
+def prompt(batch: dict[str, Tensor], row: int, question: int, number: Tensor) -> Tensor:
+    """(T,): the tokens before an answer of a row that its question sees."""
+    first = int((number == question).nonzero()[0])
+    segment = batch["segment"][row]
+    before = torch.arange(len(number), device=number.device) < first
+    return before & ((segment == 0) | (segment == segment[first]))
+
+
+def longest_answer(data: Questions) -> int:
+    """Tokens of the longest answer with its end, of up to SEEN samples."""
+    found = 0
+    for i in data.representative(min(SEEN, len(data))):
+        number = numbered(data.rows[i]["labels"])
+        found = max([found, *(int((number == q).sum()) for q in range(1, int(number.max()) + 1))])
+    return found

@@ -1,20 +1,23 @@
 """Gates of vision-language models: which parts learn in which stage and at what rate (X1, X3), the language model's inputs (X2),
-a position for every feature and scores for answers only (X4), answers that depend on the image (X5).
+a position for every feature and scores for answers only (X4), the language model's own chat template (L8), answers that depend
+on the image (X5).
 
 They require: a model with three parts `encoder`, `projector` and `language`; data of questions.Questions.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
-from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted, skill
+from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Stage, View
-from trainworthy.recipes.vlm.data import questions, rows
+from trainworthy.recipes.llm.gates.chat import heard
+from trainworthy.recipes.vlm.data import questions, rows, turns
 
 TOWERS = ("encoder", "projector", "language")
 STEPS, BATCH = 3, 16
@@ -22,6 +25,9 @@ FASTEST, SLOWEST = 0.05, 1e-6  # of a tower's weights in one step: more tears do
 PRIOR = 0.8  # who knows the questions alone must be wrong more often than in one of five
 PAIRS = 4
 HELD_OUT = 200
+LOOKED_AT = 2000  # samples of a split whose rows are counted
+OTHERS = 4  # pictures of others that a sample is tried with
+ERRORS, LEAST = 3.0, 1e-3  # standard errors, and the share of the loss, that one's own picture must be worth
 EXACT = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}  # of a decoder
 
 
@@ -36,7 +42,7 @@ LEARN = {
 def gates(stage: str, towers: tuple[str, ...], *, first: bool) -> list[Gate]:
     """Those of a stage by its name, of one that a fork has named by the `towers` it trains. `first`: none stands before it."""
     learn = LEARN.get(stage, towers)
-    found = [towers_gate(learn), rates, places, answers_alone, spoken]
+    found = [towers_gate(learn), rates, places, template, answers_alone, prompts, spoken]
     found = [*found, prior] if first else [aligned, *found]
     return found if learn == ("projector",) else [*found, pairs]
 
@@ -173,25 +179,49 @@ def rates(proof: Proof) -> Finding:
     "aligned",
     rows="X2",
     title="this stage starts from a trained projector",
-    reads="data model evaluate metric",
+    reads="data model loss",
 )
 def aligned(proof: Proof) -> Finding:
-    """Before the first step here, answers must follow the picture: on held-out samples where the stage before has run, on the eight
-    it was rehearsed with where it has not."""
+    """Before the first step here, the right answers must be likelier with their own picture than with another's: on held-out samples
+    where the stage before has run, on the eight it was rehearsed with where it has not. Asked of the loss, sample by sample: that
+    shows what a projector has learnt long before whole answers are right."""
     run, stage = proof.build(Plan(steps=1))
     if proof.follows == "none":
         raise Skip("no stage before this one")
     name = "val" if proof.follows == "trained" else "train"
-    data, n = stage.data[name], HELD_OUT if name == "val" else OVERFIT_SAMPLES
-    found = skill(run, stage, data, pick(data, min(n, len(data)), proof.cfg.run.seed), proof.cfg.run.seed)
+    data, most = stage.data[name], HELD_OUT if name == "val" else OVERFIT_SAMPLES
+    indices = pick(data, min(most, len(data)), proof.cfg.run.seed)
+    n = len(indices)
+    own = _nats(run, stage, View(data, indices))
+    shifts = sorted({1 + k * (n - 1) // OTHERS for k in range(OTHERS)} - {n}) if n > 1 else []
+    if not shifts:
+        raise Skip("one sample: there is no other's picture")
+    others = torch.stack(
+        [_nats(run, stage, View(data, indices, swap=[(i + k) % n for i in range(n)])) for k in shifts]
+    ).mean(0)
+    gain = others - own
+    spread = (gain.std() / n**0.5).item()
+    mean, needed = gain.mean().item(), max(ERRORS * spread, LEAST * own.mean().item())
     return Finding(
-        found.clear, f"{stage.metric.name} before the first step {found} on {min(n, len(data))} samples",
-        f"better with its own picture than with another's by more than {found.needed:.3f}",
+        mean > needed, f"the answers cost {own.mean():.3f} nats a token before the first step, {mean:+.3f} (+- {spread:.3f}) with "
+        f"another's picture, on {n} samples",
+        f"more with another's picture than with their own, by over {needed:.3f}",
         "the stage before was skipped, or ended before its projector learnt anything (--align.epochs)\n"
         "its projector was not loaded here: other names under strict=False, or a new one made afterwards\n"
         "it was trained for another encoder or language model",
-        evidence={"own": found.own, "others": found.others, "needed": found.needed},
+        evidence={"own": own.mean().item(), "gain": mean, "needed": needed},
     )  # fmt: skip
+
+
+def _nats(run: Run, stage: Stage, view: View) -> Tensor:
+    """(N,): nats of a token of each sample's answers."""
+    found = []
+    with evaluating(stage.eval_model), run.autocast():
+        for start in range(0, len(view), BATCH):
+            batch = fetch(view, list(range(start, min(start + BATCH, len(view)))), None, run.device)
+            lost, tokens = questions.surprise(stage.eval_model(batch), batch["labels"]).double().unbind(1)
+            found.append((lost / tokens).cpu())
+    return torch.cat(found)
 
 
 # ------------------------------------------------------------------------------------------------------- places, answers
@@ -225,11 +255,14 @@ def places(proof: Proof) -> Finding:
     data = stage.data["train"]
     grad = _through(stage, run, fetch(data, [0], None, run.device), stage.model.projector)
     each = grad.flatten(0, -2).shape[0] // data.pictures(0)  # of a picture, by the model
+    looked = 0
     for name, data in stage.data.items():
-        needed = [data.places(i) if data.varied else each * data.pictures(i) for i in range(len(data))]
-        odd = [i for i in range(len(data)) if int((data.peek(i, "ids") == rows.IMAGE).sum()) != needed[i]]
-        dumb = [i for i in range(len(data)) if _answers(data.peek(i, "labels")) != len(data.source.asked(data.kept[i]))]
+        some = range(len(data)) if len(data) <= questions.EVERY else [*dict.fromkeys(data.representative(LOOKED_AT))]
+        looked += len(some)
         picked = pick(data, min(16, len(data)), proof.cfg.run.seed)
+        needed = {i: data.places(i) if data.varied else each * data.pictures(i) for i in {*some, *picked}}
+        odd = [i for i in some if int((data.peek(i, "ids") == rows.IMAGE).sum()) != needed[i]]
+        dumb = [i for i in some if _answers(data.peek(i, "labels")) != len(data.source.asked(data.kept[i]))]
         batch = fetch(data, picked, None, run.device)
         found = (batch["ids"] == rows.IMAGE).sum(1).tolist()
         short = sum(n != needed[i] for n, i in zip(found, picked, strict=True))
@@ -237,11 +270,11 @@ def places(proof: Proof) -> Finding:
             _answers(row) != int((kinds >= 0).sum()) for row, kinds in zip(batch["labels"], batch["kind"], strict=True)
         )
         for many, what in (
-            (odd, f"without {needed[(odd or [0])[0]]} places"),
+            (odd, f"without {needed[(odd or picked)[0]]} places"),
             (dumb, "with a question whose answer is cut"),
         ):
             if many:
-                wrong.append(f"{name}: {len(many):,} of {len(data):,} samples {what}, e.g. sample {many[0]}")
+                wrong.append(f"{name}: {len(many):,} of {len(some):,} samples {what}, e.g. sample {many[0]}")
         if short or mute:
             wrong.append(
                 f"{name}: {short} of {len(found)} collated rows without a place for each feature, {mute} unanswered"
@@ -252,9 +285,7 @@ def places(proof: Proof) -> Finding:
         read = int((grad.abs().amax(-1) > 0).sum())
         if read != sum(found):
             wrong.append(f"the loss reads {read} of {sum(found)} features of {len(found)} samples")
-    told = (
-        f"a place for each feature ({each} of the first picture) in all {sum(map(len, stage.data.values())):,} samples"
-    )
+    told = f"a place for each feature ({each} of the first picture) in all {looked:,} samples"
     return Finding(
         not wrong, "; ".join(wrong) or "; ".join([told, *cut]),
         "as many places as features in every row, an answer to every question",
@@ -283,8 +314,9 @@ def answers_alone(proof: Proof) -> Finding:
     for row, index in enumerate(indices):
         ids = batch["ids"][row].tolist()
         found = [ids[i + 1] if i + 1 < len(ids) else -1 for i in scored[row].nonzero().flatten().tolist()]
-        asked = data.source.asked(data.kept[index])
-        needed = "".join(words.decode(rows.tokens(words, a.answer), **EXACT) + data.end for a in asked)
+        needed = "".join(
+            words.decode(words.encode(a, add_special_tokens=False), **EXACT) for a in data.wanted(data.kept[index])
+        )
         said = words.decode([t for t in found if t >= 0], **EXACT) or "nothing"
         shown = shown or f"sample {index}: {said}"
         if rows.IMAGE in found or "".join(said.split()) != "".join(needed.split()):
@@ -299,6 +331,99 @@ def answers_alone(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
+@gate("template", rows="L8", title="the language model's chat template is applied exactly once", reads="data")
+def template(proof: Proof) -> Finding:
+    """The ids of a few rows, without the places of their pictures, against the tokenizer's own rendering of the same turns; what is
+    scored is marked."""
+    _, stage = proof.look()
+    data = stage.data["train"]
+    if not data.tokenizer.chat_template or data.varied:
+        raise Skip(
+            "rows are the processor's own" if data.varied else "no chat template: questions and answers in lines"
+        )
+    chat, wrong, shown = turns.chat(data.tokenizer), [], ""
+    for i in pick(data, min(8, len(data)), proof.cfg.run.seed):
+        row, k = {key: data.peek(i, key) for key in ("ids", "labels", "segment")}, data.kept[i]
+        asked, system = data.source.asked(k), data.source.system(k) if data.talks else ""
+        alone = [(system, asked)] if data.talks else [("", [turns.placed(one)]) for one in asked]
+        for q, (before, some) in enumerate(alone, 1):
+            mine = (row["segment"] == 0) | (row["segment"] == q)
+            text = "".join(piece for piece, _ in turns.parts(chat, before, some))
+            due = [t for piece in text.split(rows.PLACE) for t in chat.ids(piece)]
+            got = [t for t in row["ids"][mine].tolist() if t != rows.IMAGE]
+            same = data.tokenizer.decode(got, **EXACT) == data.tokenizer.decode(due, **EXACT)
+            if not same:  # some tokenizers join what stands between two turns: the text is what must agree
+                at = next(
+                    (n for n, (a, b) in enumerate(zip(got, due, strict=False)) if a != b), min(len(got), len(due))
+                )
+                here, there = (data.tokenizer.decode(x[max(0, at - 4) : at + 8], **EXACT) for x in (got, due))
+                wrong.append(f"sample {i} differs from token {at} on: {here!r}, the template gives {there!r}")
+            shown = shown or _marked(data.tokenizer, row["ids"][mine].tolist(), row["labels"][mine].tolist())
+    return Finding(
+        not wrong, "; ".join(wrong[:2]) or f"rows as the template renders them, what is scored in brackets: {shown!r}",
+        "the tokenizer's own apply_chat_template of the same turns, with the pictures in their places",
+        "questions and answers joined by hand, without the roles that the model was trained on\n"
+        "special tokens added to a text that has them (a second BOS), or the template applied twice",
+        evidence={"example": shown},
+    )  # fmt: skip
+
+
+def _marked(tokenizer: Any, ids: list[int], labels: list[int]) -> str:
+    """A row as text: <image> for the features of a picture, what is scored in [[double brackets]]."""
+    text, inside = "", False
+    for n, (token, label) in enumerate(zip(ids, labels, strict=True)):
+        if (label != rows.IGNORE) != inside:
+            text += "]]" if inside else "[["
+            inside = not inside
+        if token != rows.IMAGE:
+            text += tokenizer.decode([token], **EXACT)
+        elif not n or ids[n - 1] != rows.IMAGE:
+            text += rows.PLACE
+    return text + "]]" * inside
+
+
+@gate(
+    "prompts",
+    rows="L8 L1",
+    title="answers are generated behind the very text that they are trained behind",
+    reads="data model evaluate",
+)
+def prompts(proof: Proof) -> Finding:
+    """What enters the embedding while `evaluate` generates, against each question's row in training up to its answer."""
+    run, stage = proof.look()
+    data, wrong, due = stage.data["train"], [], []
+    indices = pick(data, min(3, len(data)), proof.cfg.run.seed)
+    batch = fetch(data, indices, None, torch.device("cpu"))
+    net = stage.model.net[0] if data.varied else stage.model.language
+    with heard(net) as ids:
+        run.measure(stage, View(data, indices), probe=True)
+    if not any(one.shape[1] == 1 for one in ids):
+        raise Skip("the evaluation generates nothing")
+    for b, i in enumerate(indices):
+        number = rows.numbered(batch["labels"][b])
+        for q in range(1, int(number.max()) + 1):
+            before = questions.prompt(batch, b, q, number)
+            if (batch["ids"][b, ~before] == rows.IMAGE).any():
+                continue  # pictures that are shown later: what stands before them differs in the number of places alone
+            due.append((i, batch["ids"][b, before].tolist()))
+    drop = {0, rows.IMAGE, *([stage.model.image] if data.varied else [])}  # padding, and the places of pictures
+    ends = [[t for t in row.tolist() if t not in drop] for one in ids for row in one]
+    for i, text in due:
+        plain = [t for t in text if t not in drop]
+        if not any(row[-len(plain) :] == plain for row in ends):
+            wrong.append(
+                f"sample {i} is trained behind {data.tokenizer.decode(plain[-24:], **EXACT)!r}; no prompt of the evaluation ends so"
+            )
+    return Finding(
+        not wrong, wrong[0] if wrong else f"{len(due)} prompts end alike, token for token",
+        "every prompt that is generated from ends as its training row does before the answer",
+        "no generation prompt (the assistant's header) in one of them\n"
+        "prompts padded on the right for generation: the answer then continues the padding\n"
+        "a template or BOS that one of the two paths applies and the other does not",
+        evidence={"prompts": len(due)},
+    )  # fmt: skip
+
+
 @gate("spoken", rows="C12 X5", title="accuracy is measured on the model's own generated answers")
 def spoken(proof: Proof) -> Finding:
     """Evaluation judges every token behind the right ones before it. Here the model that has learnt eight samples is given their
@@ -310,14 +435,13 @@ def spoken(proof: Proof) -> Finding:
             batch = fetch(data, [i], None, run.device)
             right, number = rows.right(stage.model(batch), batch)[0], rows.numbered(batch["labels"][0])
             for q in range(1, int(number.max()) + 1):
-                first = int((number == q).nonzero()[0])
-                before = (torch.arange(len(number), device=number.device) < first) & (
-                    (batch["segment"][0] == 0) | (batch["segment"][0] == batch["segment"][0, first]))  # fmt: skip
+                before = questions.prompt(batch, 0, q, number)
                 if (batch["ids"][0, ~before] == rows.IMAGE).any():
                     continue  # a picture that is shown later would be among the pictures now
                 answer = batch["labels"][0, number == q]
-                heard = stage.model.speak({**batch, **{k: batch[k][:, before] for k in rows.FILL}}, len(answer))
-                said.append((bool(right[q - 1]), answer.tolist() == heard.tolist(), data.tokenizer.decode(heard)))
+                alone = {**batch, **{k: batch[k][:, before] for k in rows.FILL}}
+                told = stage.model.speak(alone, len(answer), data.ends)[0]
+                said.append((bool(right[q - 1]), answer.tolist() == told.tolist(), data.tokenizer.decode(told)))
     if not said:
         raise Skip("every answer has pictures behind it")
     differ = [s for s in said if s[0] != s[1]]

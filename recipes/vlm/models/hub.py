@@ -7,6 +7,7 @@ without reading pictures, so that what is too long is known before anything is t
 
 import copy
 import inspect
+import math
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -67,11 +68,11 @@ class Whole(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         return self.net[0](**self.inputs(batch), use_cache=False).logits
 
-    def speak(self, batch: dict[str, Tensor], n: int) -> Tensor:
-        """What a row without its answer is answered with, at most `n` tokens of it."""
-        return self.net[0].generate(**self.inputs(batch), max_new_tokens=n, do_sample=False, pad_token_id=0)[
-            0, batch["ids"].shape[1] :
-        ]
+    def speak(self, batch: dict[str, Tensor], n: int, ends: list[int]) -> Tensor:
+        """(B, up to n): what each row without its answer is answered with."""
+        return self.net[0].generate(
+            **self.inputs(batch), max_new_tokens=n, do_sample=False, eos_token_id=ends, pad_token_id=ends[0]
+        )[:, batch["ids"].shape[1] :]
 
     def merged(self) -> nn.Module:
         """The model as from_pretrained knows it, adapters added to its weights; a copy."""
@@ -122,11 +123,19 @@ class Templated(Questions):
 
     def __init__(self, source: Any, name: str, *, takes: tuple[str, ...], longest: int):
         self.source, self.name, self.takes, self.talks = source, name, takes, True
-        self.processor, self.end = processor(name), ""
+        self.processor, self.end, self.chat = processor(name), "", None
         self.tokenizer, self.token = self.processor.tokenizer, self.processor.image_token
         self.stands = lru_cache(100_000)(self._stands)
         self.fields = {"pixel_values": core.Field("input"), "labels": core.Field("target")}
-        self.keep([self.row(i) for i in range(len(source))], longest)
+        self.keep(longest)
+        ends = self.tokenizer(self.end, add_special_tokens=False)["input_ids"]
+        self.ends = sorted({self.tokenizer.eos_token_id, *ends[:1]} - {None})
+
+    def wanted(self, index: int) -> list[str]:
+        return [f" {one.answer}{self.end}" for one in self.source.asked(index)]
+
+    def at_most(self, index: int) -> float:
+        return math.inf  # how many places a picture has depends on its size
 
     def row(self, index: int) -> dict[str, Tensor]:
         """The tokens of a sample of the source: those of the whole text, scored where an answer stands in it."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.shared import hub, language_models
 from trainworthy.recipes.vlm.models import words
 
@@ -17,9 +18,12 @@ def load(name: str, lora: language_models.LoRA) -> nn.Module:
     return language_models.adapted(model, lora, alpha=lora.lora_rank, task=None)
 
 
-def tokenizer(name: str) -> Any:
-    """Its tokenizer."""
-    return language_models.tokenizer(path(name))
+def tokenizer(name: str, chat_template: str = "", eos_token: str = "") -> Any:
+    """Its tokenizer; of a model that has a chat template, or is given one, with what ends a turn."""
+    found = language_models.tokenizer(path(name))
+    if not (chat_template or eos_token or found.chat_template):
+        return found
+    return loading.tokenizer(path(name), chat_template, eos_token)
 
 
 def path(name: str) -> str:
