@@ -110,17 +110,17 @@ def full() -> Config:
 
 # ----------------------------------------------------------------------------------------------------------------- data
 LONG = 5  # words
-MEMORISED = 0.9  # of long answers: one word in ten may differ where the loss has closed
+MEMORISED = 0.9  # accuracy on long answers: one word in ten may differ when the loss has closed
 
 
 @cache
 def read(split: str, where: tuple, model: str, words: tuple[str, str, str], reads: tuple) -> Questions:
-    """Pictures with questions as rows of tokens; looked over once per process. `words`: the language model, its chat template and
-    what ends its turns; `reads`: what the model says of itself."""
+    """Images with questions as rows of tokens, tokenised once per process. `words`: the language model, its chat template and the end of its
+    turns; `reads`: description of the model for the report."""
     path, pairs, held_out, val, longest = where
     if path == "scenes":
         source = Scenes(split, pairs if split == "train" else held_out)
-        source.image = cache(source.image)  # 80 MB at most, and gates read the same pictures again and again
+        source.image = cache(source.image)  # 80 MB at most; gates read the same images repeatedly
     else:
         source = folders.load(path, split, val)
     if model:
@@ -131,7 +131,7 @@ def read(split: str, where: tuple, model: str, words: tuple[str, str, str], read
 
 
 def chosen(cfg: Config, val: Questions) -> list[str]:
-    """The names of the metrics; the first selects the best checkpoint."""
+    """Return the names of the metrics; the first selects the best checkpoint."""
     if cfg.metric:
         names = [name.strip() for name in cfg.metric.split(",")]
         if others := ",".join(n for n in names if n != "accuracy"):
@@ -145,7 +145,8 @@ def chosen(cfg: Config, val: Questions) -> list[str]:
 
 # ---------------------------------------------------------------------------------------------------------------- model
 class Projector(nn.Module):
-    """Features (B, n, width) -> embeddings (B, n, d): LayerNorm, two layers, LayerNorm x gain. It starts as loud as words are."""
+    """Features (B, n, width) -> embeddings (B, n, d): LayerNorm, two layers, LayerNorm x gain. Initially its outputs have the norm of word
+    embeddings."""
 
     def __init__(self, n_in: int, width: int, n_out: int, rms: float):
         super().__init__()
@@ -159,7 +160,7 @@ class Projector(nn.Module):
 
 
 class VLM(nn.Module):
-    """Three towers. Pictures (B, 3, side, side) and rows of tokens (B, T) -> logits (B, T, V)."""
+    """Three towers. Images (B, 3, side, side) and rows of tokens (B, T) -> logits (B, T, V)."""
 
     def __init__(self, encoder: nn.Module, projector: nn.Module, language: nn.Module):
         super().__init__()
@@ -172,12 +173,13 @@ class VLM(nn.Module):
         self.reads = (self.features, encoder.side)
 
     def embedded(self, batch: dict[str, Tensor]) -> Tensor:
-        """(B, T, d): words, and the features of each picture in its places."""
+        """Return embeddings (B, T, d): words, with the features of each image in its places."""
         places = batch["ids"] == rows.IMAGE
         images, n = batch["image"], batch["pictures"]
-        if images.ndim == 5:  # (B, P, 3, side, side): those that there are, in their order
+        if images.ndim == 5:  # (B, P, 3, side, side): only existing images, in order
             images = images[torch.arange(images.shape[1], device=n.device) < n[:, None]]
-        features = self.projector(self.encoder(images))  # frozen weights need no graph: no_grad would be idle
+        # frozen weights need no graph, so no_grad would change nothing
+        features = self.projector(self.encoder(images))
         if (places.sum(1) != n * features.shape[1]).any():
             raise ValueError(f"{features.shape[1]} features of a picture, {places.sum(1).tolist()} places for them")
         words = self.language.get_input_embeddings()(batch["ids"].clamp_min(0))
@@ -187,7 +189,7 @@ class VLM(nn.Module):
         return rows.answer(self.language, self.embedded(batch), batch)
 
     def speak(self, batch: dict[str, Tensor], n: int, ends: list[int]) -> Tensor:
-        """(B, up to n): what each row without its answer is answered with. Rows are padded on the left."""
+        """Return generated answers for rows without their answers, (B, up to n). Rows are padded on the left."""
         return self.language.generate(
             inputs_embeds=self.embedded(batch), attention_mask=(batch["segment"] >= 0).long(), max_new_tokens=n,
             do_sample=False, eos_token_id=ends, pad_token_id=ends[0],
@@ -195,7 +197,7 @@ class VLM(nn.Module):
 
 
 def make_model(cfg: Config) -> VLM | hub.Whole:
-    """Encoder and language model as they were trained, a new projector between them; or a model of the hub as it is."""
+    """Return encoder and language model as pretrained, with a new projector between them; or a model of the hub."""
     if cfg.model:
         return hub.Whole(cfg.model, cfg)
     encoder, words = vision.load(cfg.encoder, cfg.encoder_layer), language.load(cfg.language, cfg)
@@ -206,7 +208,7 @@ def make_model(cfg: Config) -> VLM | hub.Whole:
 
 # --------------------------------------------------------------------------------------------------------------- stages
 def align(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
-    """Stage one: the projector learns the language model's embeddings; both towers beside it are as they came."""
+    """Stage one: the projector learns to produce the language model's embeddings; both towers are frozen."""
     model, start, fresh = make_model(cfg), {}, ()
     if not cfg.model:
         own = {"encoder": vision.weights(cfg.encoder), "language": language.weights(cfg.language, model.language)}
@@ -215,7 +217,7 @@ def align(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> cor
 
 
 def instruct(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
-    """Stage two: projector and language model, each at its own rate, from the projector that stage one trained."""
+    """Stage two: projector and language model, each at its own learning rate, from the projector of stage one."""
     if previous is None and not cfg.model:
         raise UserError("instruct has no projector to start from", needed="STAGES = [align, instruct], --align.epochs above 0",
                         cause="a language model that learns beside a random projector is spoilt")  # fmt: skip
@@ -227,14 +229,14 @@ def instruct(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
 
 def unfreeze(cfg: Config, run: core.Run, previous: core.Stage) -> core.Stage:
-    """Stage three, left out unless --unfreeze.epochs: the encoder at a tiny rate, the others at a tenth of what they had."""
+    """Stage three, only with --unfreeze.epochs: the encoder at a very low rate, the others at a tenth of theirs."""
     rates = {"encoder": cfg.optim.lr, "projector": cfg.instruct.lr / 10, "language": cfg.language_lr / 10}
     return make_stage(cfg, run, "unfreeze", previous.model, rates, previous.model.state_dict())
 
 
 def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: dict[str, float], start: dict[str, Tensor],
                fresh: tuple[str, ...] = ()) -> core.Stage:  # fmt: skip
-    """What all stages share. `rates`: {tower: peak rate}; a tower without one is frozen."""
+    """What all stages share. `rates`: {tower: peak rate}; towers without a rate are frozen."""
     attend(model.net[0] if cfg.model else model.language, cfg.attention, run.device)
     for key, p in model.named_parameters():
         adapted = not cfg.lora_rank or not key.startswith("language.") or ".lora_" in key
@@ -284,7 +286,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         return scores(model, data, generated)
 
     def listen(model: nn.Module, batch: dict, generated: list[str]) -> Tensor:
-        """(answers, 1 + metrics): did a generated answer end by itself, and its scores."""
+        """Return (answer ended by itself, metrics) of generated answers, (answers, 1 + metrics)."""
         asked, table = questions.prompts(batch), []
         if asked is None:
             return torch.zeros(0, 1 + len(generated), device=run.device)
@@ -297,7 +299,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
 
     def baselines() -> dict[str, dict[str, float]]:
         n = len(val_data)
-        others = View(val_data, range(n), swap=[(i + n // 2) % n for i in range(n)])  # nobody keeps their own picture
+        others = View(val_data, range(n), swap=[(i + n // 2) % n for i in range(n)])  # no sample keeps its own image
         blind = {name: questions.blindly(val_data.source, guess, name) for name in ("accuracy", *generated)}
         return {"commonest answer to each question": {metrics.key(k): v for k, v in blind.items()} | {"pairs": 0.0},
                 "this model, another's picture": evaluate(model, others)}  # fmt: skip
@@ -320,8 +322,8 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
             core.Tile(said.caption, seen.image, score=said.score) for said, seen in tiles]}  # fmt: skip
 
     def export(folder: Path) -> None:
-        """language/ for from_pretrained; vision.pt2 (torch.export): pictures -> embeddings that stand before the question. Of a
-        model of the hub: model/ for from_pretrained."""
+        """Save language/ for from_pretrained and vision.pt2 (torch.export): images -> embeddings that come before the question. For a hub
+        model: model/ for from_pretrained."""
         if cfg.model:
             return hub.export(model, cfg.model, folder)
         net = copy.deepcopy(model).eval().cpu()
@@ -333,7 +335,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         save_file(net.projector.state_dict(), folder / "projector.safetensors")
         core.export_program(eyes, torch.zeros(2, 3, net.encoder.side, net.encoder.side), folder / "vision.pt2")
         line = "embeddings of bos, those of the picture, those of '\\n' + question; then greedily up to eos"
-        if train_data.chat:  # {question} and the picture's place in the very text that the template renders
+        if train_data.chat:  # {question} and the image's place in the text that the template renders
             asked = turns.placed(rows.Asked(0, "{question}", "answer"))
             line = turns.parts(train_data.chat, "", [asked])[0][0]
         config = {"encoder": cfg.encoder, "encoder_layer": cfg.encoder_layer, "language": cfg.language,
@@ -342,7 +344,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         (folder / "config.json").write_text(json.dumps(config, indent=1))
 
     def metric_of(which: str) -> core.Metric:
-        """A metric, and what who never looks gets."""
+        """Return a metric, and its score without looking at images."""
         if which == "accuracy":
             return core.Metric(which, "what does the picture show, asked in words?", ceiling=1.0,
                                floor=questions.blindly(train_data.source, guess))  # fmt: skip
@@ -352,15 +354,15 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         return found
 
     def expected(gate_metric: core.Metric) -> core.Expect:
-        """What eight samples must reach in this stage."""
+        """Return what eight samples must reach in this stage."""
         found = core.Expect(frozen=frozen, new_parameters=fresh, overfit_steps=200 if name == "align" else 110,
                             no_gradient=() if own else ("encoder.",))  # fmt: skip
         if gate_metric.name == "accuracy":
-            # A projector alone, in front of a language model that stays, gets 30 of 32 answers at two seeds of five.
+            # A projector alone, in front of a frozen language model, gets 30 of 32 answers at two of five seeds.
             found.overfit_metric = 0.9 if name == "align" else None
         elif name == "align":
-            # It cannot make that model say long texts word by word: half of the loss is asked for, and `aligned` asks whether the
-            # picture is what it answers by.
+            # It cannot make that model produce long texts word by word: half of the initial loss is enough, and `aligned` checks that the
+            # answers depend on the image.
             found.loss_floor, found.overfit_metric = halfway, gate_metric.floor
             found.solvable_without_input = (
                 "long answers of a language model that stays; `aligned` compares pictures by the loss"
@@ -370,13 +372,14 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         return found
 
     def halfway(batch: dict) -> float:
-        """Half of the untrained model's loss."""
+        """Return half of the untrained model's loss."""
         with evaluating(model), torch.no_grad(), run.autocast():
             return 0.5 * sum(loss(model, batch).values()).item() / counts(batch)["answer"]
 
-    own = cfg.encoder == "cells" and not cfg.model  # others keep layers that nothing here reads (CLIP's last norm)
+    # hub encoders have layers that nothing here uses (CLIP's last norm)
+    own = cfg.encoder == "cells" and not cfg.model
     metric = metric_of(names[0])
-    # Gates ask whether the answer follows the picture; no perplexity says that of long answers, whose words follow their words.
+    # Gates ask whether the answer follows the image. Perplexity of long answers cannot show that: their words follow from one another.
     probe = (
         core.Probe(metric_of("f1"), lambda model, data: scores(model, data, ["f1"]))
         if names[0] == "perplexity"

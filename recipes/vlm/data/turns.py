@@ -15,17 +15,16 @@ from trainworthy.recipes.llm.data.formats import BadRow
 from trainworthy.recipes.vlm.data.rows import IGNORE, IMAGE, PLACE, Asked
 
 Part = tuple[str, bool]
-"""A piece of a rendered conversation, and whether it is an answer with the token that ends it."""
+"""A piece of a rendered conversation, and whether it is an answer with its end token."""
 
 
 def chat(tokenizer: Any) -> Chat | None:
-    """How this tokenizer's template puts a conversation; None: it has none (a base model)."""
+    """Return how this tokenizer's template renders a conversation; None if it has no template (a base model)."""
     return Chat(tokenizer, system="", conversations=True) if tokenizer.chat_template else None
 
 
 def parts(chat: Chat, system: str, asked: list[Asked]) -> list[Part]:
-    """A conversation as the template renders it, piece by piece: what stands before each answer, and the answer up to the token
-    that ends the turn."""
+    """Return a conversation as the template renders it, in pieces: the text before each answer, and the answer with its end token."""
     turns, before, found = [{"role": "system", "content": system}] if system else [], "", []
     for one in asked:
         turns.append({"role": "user", "content": one.question})
@@ -49,7 +48,7 @@ def parts(chat: Chat, system: str, asked: list[Asked]) -> list[Part]:
 
 
 def chained(chat: Chat, features: int, system: str, asked: list[Asked]) -> dict[str, Tensor]:
-    """One row (T,) each of a conversation; the fields of `rows.chain`."""
+    """Return one row (T,) of each field of a conversation; the fields of `rows.chain`."""
     ids, labels = [], []
     for text, answer in _joined(parts(chat, system, asked)):
         said = _places(chat, text, features)
@@ -61,7 +60,7 @@ def chained(chat: Chat, features: int, system: str, asked: list[Asked]) -> dict[
 
 
 def packed(chat: Chat, features: int, asked: list[Asked]) -> dict[str, Tensor]:
-    """One row (T,) each of questions about one picture, each as a conversation of its own behind the same picture; the fields of
+    """Return one row (T,) of each field, with questions about one image as separate conversations after the same image; the fields of
     `rows.pack`."""
     ids: list[int] = []
     labels, segment, position = [], [], []
@@ -86,7 +85,7 @@ def packed(chat: Chat, features: int, asked: list[Asked]) -> dict[str, Tensor]:
 
 
 def placed(one: Asked) -> Asked:
-    """A question with its picture before it, as LLaVA writes them."""
+    """Return a question after its image, as in LLaVA."""
     return one if PLACE in one.question else one._replace(question=f"{PLACE}\n{one.question}")
 
 
@@ -95,7 +94,7 @@ def _joined(found: list[Part]) -> list[tuple[str, str]]:
 
 
 def _places(chat: Chat, text: str, features: int) -> list[int]:
-    """Ids of a text, each PLACE in it as so many features."""
+    """Return the ids of a text, with the given number of features for each PLACE."""
     first, *rest = text.split(PLACE)
     found = chat.ids(first) if first else []
     for piece in rest:
@@ -104,7 +103,7 @@ def _places(chat: Chat, text: str, features: int) -> list[int]:
 
 
 def _behind(chat: Chat, before: str, said: str) -> list[int]:
-    """Ids of an answer behind its text: some tokenizers put a mark before a text that stands alone."""
+    """Return the ids of an answer after its text: some tokenizers put a word-start mark before a text that stands alone."""
     before = before.rpartition(PLACE)[2]
     asked, whole = chat.ids(before), chat.ids(before + said)
     return whole[len(asked) :] if whole[: len(asked)] == asked else chat.ids(said)

@@ -21,14 +21,15 @@ from trainworthy.recipes.vlm.data import questions, rows, turns
 
 TOWERS = ("encoder", "projector", "language")
 STEPS, BATCH = 3, 16
-FASTEST, SLOWEST = 0.05, 1e-6  # of a tower's weights in one step: more tears down what it knew, less is no learning
-PRIOR = 0.8  # who knows the questions alone must be wrong more often than in one of five
+# relative change of a tower's weights in one step: more destroys what it has learnt, less is no learning
+FASTEST, SLOWEST = 0.05, 1e-6
+PRIOR = 0.8  # largest accuracy of an answerer that sees the questions only
 PAIRS = 4
 HELD_OUT = 200
 LOOKED_AT = 2000  # samples of a split whose rows are counted
-OTHERS = 4  # pictures of others that a sample is tried with
-ERRORS, LEAST = 3.0, 1e-3  # standard errors, and the share of the loss, that one's own picture must be worth
-EXACT = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}  # of a decoder
+OTHERS = 4  # other images that a sample is tried with
+ERRORS, LEAST = 3.0, 1e-3  # standard errors, and share of the loss, by which a sample's own image must be better
+EXACT = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}  # decoder options
 
 
 LEARN = {
@@ -36,11 +37,11 @@ LEARN = {
     "instruct": ("projector", "language"),
     "unfreeze": ("encoder", "projector", "language"),
 }
-"""Towers that train in each stage: said here, not taken from the rates that a fork may have changed."""
+"""Towers that train in each stage, stated here independently of the rates, which a fork may have changed."""
 
 
 def gates(stage: str, towers: tuple[str, ...], *, first: bool) -> list[Gate]:
-    """Those of a stage by its name, of one that a fork has named by the `towers` it trains. `first`: none stands before it."""
+    """Return the towers of a stage by its name; for a stage that a fork has named, by its own `towers`. `first`: no stage comes before it."""
     learn = LEARN.get(stage, towers)
     found = [towers_gate(learn), rates, places, template, answers_alone, prompts, spoken]
     found = [*found, prior] if first else [aligned, *found]
@@ -50,18 +51,18 @@ def gates(stage: str, towers: tuple[str, ...], *, first: bool) -> list[Gate]:
 # ---------------------------------------------------------------------------------------------------------------- towers
 @dataclass
 class Watched:
-    """A few steps of the recipe's own `train()` at the peak rate, tower by tower."""
+    """Records a few steps of the recipe's own `train()` at the peak rate, per tower."""
 
     run: Run
     stage: Stage
     share: dict[str, list[float]] = field(default_factory=dict)
-    """Of each tower and step, |change of its weights| / |its weights as they came|, frozen ones included."""
+    """For each tower and step, |change of the weights| / |initial weights|, frozen weights included."""
     training: list[bool] = field(default_factory=list)
-    """Was any module of the encoder in train mode at a forward that learns?"""
+    """Whether any module of the encoder was in train mode in a training forward pass."""
 
 
 def watched(proof: Proof) -> Watched:
-    """Rehearsed once for several gates."""
+    """Rehearse once for several gates."""
 
     def rehearse() -> Watched:
         run, stage = proof.build(
@@ -70,8 +71,9 @@ def watched(proof: Proof) -> Watched:
         found, mine = Watched(run, stage), {t: _of(stage.parameters(), t) for t in TOWERS}
         before = {t: _flat(ps) for t, ps in mine.items() if ps}
         every = dict(stage.model.named_parameters())
-        size = {t: _flat(_of(every, t)).norm() for t in before}  # adapters are small; what they are added to is not
-        # Qwen's projector lies within the encoder and is none of it; what has no weights there is in the mode of what holds both.
+        # adapters are small; the weights that they are added to are not
+        size = {t: _flat(_of(every, t)).norm() for t in before}
+        # Qwen's projector is inside the encoder module but does not belong to it; modules without weights there share the mode of both.
         projector, encoder = {*stage.model.projector.modules()}, [*stage.model.encoder.modules()]
         if not projector.isdisjoint(encoder):
             encoder = [m for m in encoder if projector.isdisjoint(m.modules()) and [*m.parameters()]]
@@ -107,7 +109,7 @@ def _flat(parameters: list[nn.Parameter]) -> Tensor:
 
 
 def towers_gate(learn: tuple[str, ...]) -> Gate:
-    """Does this stage train those towers and no other?"""
+    """Checks that exactly the stage's towers train."""
 
     @gate(
         "towers",
@@ -149,7 +151,7 @@ def towers_gate(learn: tuple[str, ...]) -> Gate:
     reads="model optimizers expect train",
 )
 def rates(proof: Proof) -> Finding:
-    """The table of groups, and how far a step at the peak rate moves each tower's weights."""
+    """Reads the optimiser's groups, and how far a step at the peak rate moves each tower's weights."""
     found = watched(proof)
     names = {id(p): n.split(".")[0] for n, p in found.stage.model.named_parameters()}
     groups = [g for o in found.stage.optimizers.values() for g in o.param_groups if g["params"]]
@@ -182,9 +184,9 @@ def rates(proof: Proof) -> Finding:
     reads="data model loss",
 )
 def aligned(proof: Proof) -> Finding:
-    """Before the first step here, the right answers must be likelier with their own picture than with another's: on held-out samples
-    where the stage before has run, on the eight it was rehearsed with where it has not. Asked of the loss, sample by sample: that
-    shows what a projector has learnt long before whole answers are right."""
+    """Before the first step of this stage, the right answers must be likelier with a sample's own image than with another's: on validation
+    samples if the previous stage was trained, else on the eight it was rehearsed with. It uses the loss per sample, which shows what a
+    projector has learnt long before whole answers are right."""
     run, stage = proof.build(Plan(steps=1))
     if proof.follows == "none":
         raise Skip("no stage before this one")
@@ -214,7 +216,7 @@ def aligned(proof: Proof) -> Finding:
 
 
 def _nats(run: Run, stage: Stage, view: View) -> Tensor:
-    """(N,): nats of a token of each sample's answers."""
+    """Return the loss per token of each sample's answers in nats, (N,)."""
     found = []
     with evaluating(stage.eval_model), run.autocast():
         for start in range(0, len(view), BATCH):
@@ -226,7 +228,7 @@ def _nats(run: Run, stage: Stage, view: View) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------------- places, answers
 def _through(stage: Stage, run: Run, batch: dict, module: nn.Module) -> Tensor:
-    """(.., d): gradient of the loss with respect to what a module gives out."""
+    """Return the gradient of the loss with respect to a module's output, (.., d)."""
     kept: list[Tensor] = []
 
     def keep(_module: nn.Module, _args: tuple, out: Tensor) -> None:
@@ -250,11 +252,12 @@ def _through(stage: Stage, run: Run, batch: dict, module: nn.Module) -> Tensor:
     reads="data model loss",
 )
 def places(proof: Proof) -> Finding:
-    """Places counted in every row of the data set and of collated batches, and the features that the loss really reads."""
+    """Counts image places in every row of the data set and in collated batches, and compares them with the features that the loss really
+    uses."""
     run, stage, wrong, cut = *proof.build(Plan(steps=1)), [], []
     data = stage.data["train"]
     grad = _through(stage, run, fetch(data, [0], None, run.device), stage.model.projector)
-    each = grad.flatten(0, -2).shape[0] // data.pictures(0)  # of a picture, by the model
+    each = grad.flatten(0, -2).shape[0] // data.pictures(0)  # per image, from the model
     looked = 0
     for name, data in stage.data.items():
         some = range(len(data)) if len(data) <= questions.EVERY else [*dict.fromkeys(data.representative(LOOKED_AT))]
@@ -296,14 +299,14 @@ def places(proof: Proof) -> Finding:
 
 
 def _answers(labels: Tensor) -> int:
-    """How many answers of a row (T,) are scored."""
-    return int(rows.numbered(labels[1:]).max())  # what is first in a row has nothing before it to be told from
+    """Return the number of scored answers in a row (T,)."""
+    return int(rows.numbered(labels[1:]).max())  # the first token of a row has none before it
 
 
 @gate("answers", rows="X4 L2", title="the loss scores the answers, all of them and nothing else", reads="data loss")
 def answers_alone(proof: Proof) -> Finding:
-    """Read off the loss itself: where its gradient with respect to the logits is not zero, the next token is scored. Those tokens
-    must be the answers with their ends, as the data set asks them."""
+    """Reads scored tokens from the loss's gradient with respect to the logits: where it is not zero, the next token is scored. Those tokens
+    must be the answers with their ends, as the data set has them."""
     run, stage = proof.build(Plan(steps=1))
     data = stage.data["train"]
     indices = pick(data, min(8, len(data)), proof.cfg.run.seed)
@@ -333,8 +336,7 @@ def answers_alone(proof: Proof) -> Finding:
 
 @gate("template", rows="L8", title="the language model's chat template is applied exactly once", reads="data")
 def template(proof: Proof) -> Finding:
-    """The ids of a few rows, without the places of their pictures, against the tokenizer's own rendering of the same turns; what is
-    scored is marked."""
+    """Compares the ids of a few rows, without image places, with the tokenizer's own rendering of the same turns; scored text is marked."""
     _, stage = proof.look()
     data = stage.data["train"]
     if not data.tokenizer.chat_template or data.varied:
@@ -352,7 +354,7 @@ def template(proof: Proof) -> Finding:
             due = [t for piece in text.split(rows.PLACE) for t in chat.ids(piece)]
             got = [t for t in row["ids"][mine].tolist() if t != rows.IMAGE]
             same = data.tokenizer.decode(got, **EXACT) == data.tokenizer.decode(due, **EXACT)
-            if not same:  # some tokenizers join what stands between two turns: the text is what must agree
+            if not same:  # some tokenizers merge characters across turns: then the texts must agree
                 at = next(
                     (n for n, (a, b) in enumerate(zip(got, due, strict=False)) if a != b), min(len(got), len(due))
                 )
@@ -369,7 +371,7 @@ def template(proof: Proof) -> Finding:
 
 
 def _marked(tokenizer: Any, ids: list[int], labels: list[int]) -> str:
-    """A row as text: <image> for the features of a picture, what is scored in [[double brackets]]."""
+    """Return a row as text: <image> for image features, scored text in [[double brackets]]."""
     text, inside = "", False
     for n, (token, label) in enumerate(zip(ids, labels, strict=True)):
         if (label != rows.IGNORE) != inside:
@@ -389,7 +391,7 @@ def _marked(tokenizer: Any, ids: list[int], labels: list[int]) -> str:
     reads="data model evaluate",
 )
 def prompts(proof: Proof) -> Finding:
-    """What enters the embedding while `evaluate` generates, against each question's row in training up to its answer."""
+    """Compares the ids that `evaluate` generates from with each question's training row up to its answer."""
     run, stage = proof.look()
     data, wrong, due = stage.data["train"], [], []
     indices = pick(data, min(3, len(data)), proof.cfg.run.seed)
@@ -404,9 +406,9 @@ def prompts(proof: Proof) -> Finding:
         for q in range(1, int(number.max()) + 1):
             before = questions.prompt(batch, b, q, number)
             if (batch["ids"][b, ~before] == rows.IMAGE).any():
-                continue  # pictures that are shown later: what stands before them differs in the number of places alone
+                continue  # later images: the rows differ in the number of image places only
             due.append((i, batch["ids"][b, before].tolist()))
-    drop = {0, rows.IMAGE, *([stage.model.image] if data.varied else [])}  # padding, and the places of pictures
+    drop = {0, rows.IMAGE, *([stage.model.image] if data.varied else [])}  # padding and image places
     ends = [[t for t in row.tolist() if t not in drop] for one in ids for row in one]
     for i, text in due:
         plain = [t for t in text if t not in drop]
@@ -426,8 +428,8 @@ def prompts(proof: Proof) -> Finding:
 
 @gate("spoken", rows="C12 X5", title="accuracy is measured on the model's own generated answers")
 def spoken(proof: Proof) -> Finding:
-    """Evaluation judges every token behind the right ones before it. Here the model that has learnt eight samples is given their
-    questions alone, and `generate` of transformers says what it answers: each verdict must be the same."""
+    """Evaluation scores each token after the right tokens before it. This gate gives the model that memorised eight samples their questions
+    alone, generates with transformers' `generate`, and compares the verdicts."""
     run, stage, _ = overfitted(proof)
     data, said = stage.data["train"], []
     with evaluating(stage.model), torch.no_grad(), run.autocast():
@@ -437,7 +439,7 @@ def spoken(proof: Proof) -> Finding:
             for q in range(1, int(number.max()) + 1):
                 before = questions.prompt(batch, 0, q, number)
                 if (batch["ids"][0, ~before] == rows.IMAGE).any():
-                    continue  # a picture that is shown later would be among the pictures now
+                    continue  # an image of a later turn would be among the images now
                 answer = batch["labels"][0, number == q]
                 alone = {**batch, **{k: batch[k][:, before] for k in rows.FILL}}
                 told = stage.model.speak(alone, len(answer), data.ends)[0]
@@ -458,7 +460,7 @@ def spoken(proof: Proof) -> Finding:
 # ----------------------------------------------------------------------------------------------------- from the picture
 @gate("prior", rows="X5", title="questions alone do not predict the answers", reads="data")
 def prior(proof: Proof) -> Finding:
-    """Who says the commonest answer to each question of the training set, asked about the held-out pictures."""
+    """Scores the most common training answer to each question on the validation images."""
     _, stage = proof.build(Plan(steps=1))
     guess = questions.majority(stage.data["train"].source)
     share = questions.blindly(stage.data["val"].source, guess)
@@ -472,8 +474,8 @@ def prior(proof: Proof) -> Finding:
 
 @gate("pairs", rows="X5", title="the model learns counterfactual pairs, and its answers depend on the image")
 def pairs(proof: Proof) -> Finding:
-    """Four pairs, each one scene with and without a change, learnt through the recipe's own `train()`: that can only close through
-    the picture. Then each is shown its counterfactual instead: no answer of a pair may stay."""
+    """Trains on four pairs, each one scene with and without a change, with the recipe's own `train()`. The loss can only close through the
+    image. Then each sample gets its counterfactual image: no answer that differs within a pair may stay."""
     _, probe = proof.build(Plan(steps=1))
     data = probe.data["train"]
     indices = _some_pairs(data)
@@ -505,7 +507,7 @@ def pairs(proof: Proof) -> Finding:
 
 
 def _some_pairs(data: questions.Questions) -> list[int]:
-    """Positions of the first pairs, both of each side by side."""
+    """Return the positions of the first pairs, both members of each next to each other."""
     where: dict[int, list[int]] = {}
     for i in range(len(data)):
         for one in data.source.asked(data.kept[i]):
@@ -517,7 +519,7 @@ def _some_pairs(data: questions.Questions) -> list[int]:
 
 
 def _paired(run: Run, stage: Stage, view: View) -> float:
-    """Share of right answers among the questions that tell pairs apart."""
+    """Return the accuracy on the questions that differ within pairs."""
     batch = fetch(view, list(range(len(view))), None, run.device)
     with evaluating(stage.eval_model), run.autocast():
         found = questions.verdicts(stage.eval_model(batch), batch)

@@ -1,5 +1,5 @@
-"""Vision encoders: pictures (B, 3, side, side) in [0, 1] -> features (B, n, width), one for each patch. They own their
-normalisation and are never trained here. `cells` is the small one of cells.py; any other name is the hub's, or a folder."""
+"""Vision encoders: images (B, 3, side, side) in [0, 1] -> features (B, n, width), one per patch. They own their normalisation and are never
+trained here. `cells` is the small one of cells.py; any other name is the hub's, or a folder."""
 
 import json
 
@@ -12,8 +12,8 @@ from trainworthy.recipes.vlm.models import cells
 
 
 class Hub(nn.Module):
-    """A vision transformer of transformers by name (CLIP, SigLIP, DINOv2, ViT), or the vision part of a model that has several.
-    Class and register tokens are left out."""
+    """A vision transformer of transformers by name (CLIP, SigLIP, DINOv2, ViT), or the vision part of a multimodal model, without class and
+    register tokens."""
 
     def __init__(self, name: str, layer: int = -2):
         super().__init__()
@@ -43,7 +43,7 @@ class Hub(nn.Module):
 
 
 def load(name: str, layer: int = -2) -> nn.Module:
-    """The encoder, frozen and in eval mode; of the hub's, the output of that `layer`."""
+    """Return the encoder, frozen and in eval mode; for hub models, with the output of that `layer`."""
     if name == "cells":
         encoder = cells.Cells()
         encoder.load_state_dict(weights(name))
@@ -53,12 +53,12 @@ def load(name: str, layer: int = -2) -> nn.Module:
 
 
 def weights(name: str) -> dict[str, Tensor]:
-    """The file it is loaded from, where that is ours."""
+    """Return the file of our own encoder; None for hub models."""
     return load_file(cells.folder() / "encoder.safetensors") if name == "cells" else {}
 
 
 def told(name: str) -> str:
-    """Where it comes from, and how good it is by itself."""
+    """Return its source, and its own accuracy."""
     if name != "cells":
         return name
     share, seconds = (json.loads((cells.folder() / f"{n}.json").read_text()) for n in ("result", "seconds"))
