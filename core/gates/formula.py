@@ -5,7 +5,8 @@ so that a failure names the one it sees. `gate_of` makes the gate for recipes th
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.recipe.stage import Stage, batch_size
 
 SAMPLES = 8  # compared one by one
+TITLE = "each term of the loss is its formula, sample by sample, with the formula's gradient"
 ON_PURPOSE = (
     "on purpose: add what is new as a loss term with a name of its own, or accept it: "
     '--gates.waive formula --gates.because "..."'
@@ -39,12 +41,23 @@ class Statement:
 Statements = dict[str, Statement]
 
 
-def gate_of(state: Callable[[Proof, Stage, dict], Statements], *, rows: str, causes: str) -> Gate:
-    """The gate `formula` of a recipe with a training set. `state` (proof, stage, batch) says what each term is, from what the model
-    says of the batch. The model is the rehearsed one: right after a start, zero-initialised layers hide most mistakes."""
-    title = "each term of the loss is its formula, sample by sample, with the formula's gradient"
+@contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside, with gradients; every module's own mode afterwards."""
+    modes = [(m, m.training) for m in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
-    @gate("formula", rows=rows, title=title, reads="data model loss counts train", explains=True)
+
+def gate_of(state: Callable[[Proof, Stage, dict], Statements], *, rows: str, causes: str) -> Gate:
+    """Return the gate `formula` of a recipe with a training set. `state` (proof, stage, batch) says what each term is, from what the model
+    says of the batch. The model is the rehearsed one: right after a start, zero-initialised layers hide most mistakes."""
+
+    @gate("formula", rows=rows, title=TITLE, reads="data model loss counts train", explains=True)
     def prove(proof: Proof) -> Finding:
         run, stage, _ = rehearsed(proof)
         if stage.expect.couplings:
@@ -75,26 +88,26 @@ class Comparison:
     """Terms that the formula does not know."""
 
 
-def compared(run: Any, stage: Stage, batch: dict, state: Callable[[], Statements]) -> Comparison:
-    """The stage's loss of a batch, and of each of its samples alone, against the statements."""
-    model, modes = stage.model, [(m, m.training) for m in stage.model.modules()]
-    model.eval()
-    try:
-        with run.autocast():
-            singles = [stage.loss(model, row(batch, i)) for i in range(batch_size(batch))]
-            got = {k: torch.stack([one[k].detach() for one in singles]).float() for k in singles[0]}
-            whole = stage.loss(model, batch)
-            due = {k: summed(s) for k, s in state().items()}
-        got, whole, due, own = paired(got, whole, due)
-        out = Comparison(batch_size(batch), own=own)
-        for term, statement in due.items():
-            fault, said, cause, _ = compare(term, statement, got[term], whole[term], model, limit(run, 1e-4))
-            out.wrong += [fault] * bool(fault)
-            out.said += [said] * bool(said)
-            out.causes += [cause] * bool(cause)
-    finally:
-        for module, mode in modes:
-            module.training = mode
+def compared(
+    run: Any, stage: Stage, batch: dict, state: Callable[[], Statements], mode: Callable[[nn.Module], Any] = evaluated
+) -> Comparison:
+    """The stage's loss of a batch, and of each of its samples alone, against the statements. `mode`: a context in which the loss is
+    asked, for trainers whose loss depends on the model's mode."""
+    model = stage.model
+    with run.autocast(), mode(model):
+        singles = [stage.loss(model, row(batch, i)) for i in range(batch_size(batch))]
+        got = {k: torch.stack([one[k].detach() for one in singles]).float() for k in singles[0]}
+        del singles
+        whole = stage.loss(model, batch)
+    with run.autocast(), evaluated(model):
+        due = {k: summed(s) for k, s in state().items()}
+    got, whole, due, own = paired(got, whole, due)
+    out = Comparison(batch_size(batch), own=own)
+    for term, statement in due.items():
+        fault, said, cause, _ = compare(term, statement, got[term], whole[term], model, limit(run, 1e-4))
+        out.wrong += [fault] * bool(fault)
+        out.said += [said] * bool(said)
+        out.causes += [cause] * bool(cause)
     return out
 
 

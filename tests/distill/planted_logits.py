@@ -48,4 +48,5 @@ RELATIVES = [
     "teacher-trains-too",
     "student-switched-with-its-teacher",
     "labels-softened",
+    "exports-a-new-net",
 ]

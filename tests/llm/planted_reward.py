@@ -34,7 +34,7 @@ def exported(change: str) -> str:
 
 
 PLANTS = [
-    Plant("reward-splits-exchanged", "splits", "C6", 'zip(("train", "val", "test"), splits, strict=True)',
+    Plant("reward-splits-in-another-order", "splits", "C6", 'zip(("train", "val", "test"), splits, strict=True)',
           'zip(("val", "train", "test"), splits, strict=True)', ("are exchanged",), recipe=REWARD,
           harm="128 pairs are learnt, 4,278 are evaluated"),
     Plant("reward-pad-is-eos", "place", "L3", TOKENS, TOKENS.replace("scoring_", ""), ("the pad is also the end of a turn",),

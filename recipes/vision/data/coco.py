@@ -14,28 +14,28 @@ from trainworthy.recipes.vision.data.pictures import VALIDATION
 
 LAYOUT = ("FOLDER/annotations/instances_train*.json with pictures in FOLDER/train*/ (the same for val), or FOLDER/train/*.json "
           "among its pictures, or one FOLDER/*.json")  # fmt: skip
-SLACK = 1.0  # pixels that a box may reach over the edge before it is called outside: rounding
+SLACK = 1.0  # pixels that a box may exceed the image by, because of rounding
 
 
 class Listed(NamedTuple):
-    """What a JSON file lists."""
+    """The contents of a JSON file."""
 
     file: Path
     pictures: list[Path]
     sizes: list[tuple[int, int]]
-    """(H, W) of each, as the file says."""
+    """(H, W) of each image, from the file."""
     of: Tensor
-    """(N,) which picture each box is on."""
+    """Image of each box, (N,)."""
     boxes: Tensor
-    """(N, 4) float64, as they stand in the file."""
+    """Boxes as in the file, (N, 4) float64."""
     categories: Tensor
-    """(N,) category ids, as they stand in the file."""
+    """Category ids as in the file, (N,)."""
     names: dict[int, str]
     crowds: int
 
 
 def read_lists(root: Path) -> list[Listed]:
-    """The JSON of train and of val, or the only one."""
+    """Return the JSON files of train and val, or the only one."""
 
     def of(*splits: str) -> Path | None:
         patterns = [p.format(s) for s in splits for p in
@@ -56,7 +56,7 @@ def read_lists(root: Path) -> list[Listed]:
 
 
 def read_list(root: Path, file: Path, split: str) -> Listed:
-    """One JSON file, its references resolved."""
+    """Read one JSON file and resolve its references."""
     try:
         found = json.loads(file.read_text())
         pictures = {p["id"]: (p["file_name"], (int(p["height"]), int(p["width"]))) for p in found["images"]}
@@ -109,12 +109,12 @@ def read_list(root: Path, file: Path, split: str) -> Listed:
 
 
 def _inside(root: Path, path: Path) -> bool:
-    """Is `path` below `root` by its name? What a link inside points to is the user's own choice."""
+    """Return whether `path` is below `root` by its name. Where links inside point to is the user's own choice."""
     return Path(os.path.normpath(path)).is_relative_to(os.path.normpath(root))
 
 
 def checked(one: Listed, notes: dict[str, str], *, max_bad: float) -> tuple[Tensor, Tensor]:
-    """(xyxy float32 of the boxes that are kept, which those are); boxes in another format or scale are told, not repaired."""
+    """Return (boxes that are kept, xyxy float32; which ones). Boxes in another format or scale raise UserError; they are not repaired."""
     x, y, w, h = one.boxes.unbind(1)
     high, wide = torch.tensor(one.sizes, dtype=torch.float64).view(-1, 2)[one.of].unbind(1)
     n, name = max(1, len(x)), lambda bad: _named(one, bad)
@@ -151,7 +151,7 @@ def checked(one: Listed, notes: dict[str, str], *, max_bad: float) -> tuple[Tens
 
 
 def _named(one: Listed, bad: Tensor) -> str:
-    """The first box at fault, with its picture."""
+    """Return the first faulty box, with its image."""
     i = int(bad.nonzero()[0])
     (h, w), box = one.sizes[one.of[i]], ", ".join(f"{v:g}" for v in one.boxes[i].tolist())
     return f"[{box}] on {one.pictures[one.of[i]].name} ({w}x{h})"

@@ -17,7 +17,7 @@ WINDOW = 8  # row groups that are shuffled together when streaming
 
 
 def decode(image: Image.Image) -> Tensor:
-    """(3, H, W) of 0-255: uint8, or float32 where there were 16 bits. ValueError where there is no telling what white is."""
+    """Return an image as (3, H, W) in 0-255: uint8, or float32 for 16 bits. Raises ValueError if its white level is unknown."""
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         values = torch.from_numpy(np.asarray(image).astype(np.float32)) / 257
@@ -33,7 +33,7 @@ def decode(image: Image.Image) -> Tensor:
 
 
 class Pictures:
-    """Pictures read when asked for: `[i]` is one, `[rows]` with a tensor of indices is a part of them."""
+    """Images that are decoded when read: `[i]` is one, `[rows]` with a tensor of indices is a subset."""
 
     def __init__(self, encoded: "Encoded", rows: Tensor, digests: Sequence[str] | None = None):
         self.encoded, self.rows, self.digests = encoded, rows, digests
@@ -53,23 +53,22 @@ class Pictures:
                             next="start again, without --data.streaming: what cannot be read is left out") from None  # fmt: skip
 
     def digest(self, index: int) -> str | None:
-        """Of the bytes of one picture, where they were read when the set was checked."""
+        """Return the hash of one image's file, if it was computed when the set was checked."""
         return self.digests and self.digests[int(self.rows[index])]
 
     def class_of(self, index: int) -> str | None:
-        """Name of the folder that holds the picture, below its split; None where pictures are not files."""
+        """Return the name of the image's class folder, or None if images are not files."""
         return self.encoded.class_of(int(self.rows[index]))
 
     def near(self, index: int) -> range:
-        """Indices of the pictures in the row group of `index`."""
+        """Return the indices of the images in the row group of `index`."""
         group = self.encoded.group(int(self.rows[index]))
         ends = torch.tensor(self.encoded.starts[group : group + 2])  # the last group has no next one
         first, *last = torch.searchsorted(self.rows, ends).tolist()
         return range(first, last[0] if last else len(self))
 
     def order(self, *parts: int | str) -> Tensor:
-        """Row groups in random order, their rows shuffled together `WINDOW` groups at a time: a permutation that reads each
-        group once."""
+        """Return a permutation that reads each row group once: groups in random order, rows shuffled within `WINDOW` groups at a time."""
         group = torch.bucketize(self.rows, torch.tensor(self.encoded.starts), right=True) - 1
         present = group.unique()
         drawn = present[seeds.permutation(len(present), *parts, "groups")]
@@ -78,20 +77,20 @@ class Pictures:
 
 
 class Encoded:
-    """Encoded pictures by row."""
+    """Encoded images by row."""
 
     key: str
-    """What the cache knows this source by."""
+    """Key of this source in the cache."""
 
     def read(self, row: int) -> bytes:
         raise NotImplementedError
 
     def name(self, row: int) -> str:
-        """How a message names the picture."""
+        """Return the name of an image for messages."""
         raise NotImplementedError
 
     def stamp(self, row: int) -> str:
-        """Changes when the picture does, where `key` does not."""
+        """Return a string that changes with the image, if `key` does not."""
         return ""
 
     def class_of(self, row: int) -> str | None:
@@ -99,7 +98,7 @@ class Encoded:
 
 
 class Files(Encoded):
-    """Files under `root`."""
+    """Image files below `root`."""
 
     def __init__(self, root: Path, paths: list[Path]):
         self.root, self.paths, self.key = root, paths, str(root)
@@ -112,7 +111,7 @@ class Files(Encoded):
 
     def class_of(self, row: int) -> str:
         path = self.paths[row]
-        if not path.is_relative_to(self.root):  # --data.val names another folder
+        if not path.is_relative_to(self.root):  # --data.val is another folder
             return path.parent.name
         return path.relative_to(self.root).parts[int((self.root / "train").is_dir())]
 
@@ -122,12 +121,12 @@ class Files(Encoded):
 
 
 class Decoded(Encoded):
-    """Rows of files under `root` (`files`), decoded when asked for; the last two stay at hand."""
+    """Files below `root`, decoded when read; the last two stay in memory."""
 
     kind = ""
-    """Tells its survey in the cache from others of the same folder."""
+    """Distinguishes its cached survey from others of the same folder."""
     beside = ""
-    """What a message names beside the picture, behind a blank."""
+    """Appended to the image's name in messages."""
     needed = "a picture"
 
     def __init__(self, root: Path, files: list):
@@ -170,7 +169,7 @@ class Rows(Encoded):
 
 
 class RowGroups(Encoded):
-    """A column of parquet files wherever fsspec reads, a row group at a time: nothing is copied to this disk."""
+    """A column of parquet files on any file system that fsspec reads. It reads one row group at a time and copies nothing to this disk."""
 
     def __init__(self, urls: list[str], column: str):
         import pyarrow.parquet as pq
@@ -205,7 +204,7 @@ class RowGroups(Encoded):
 
 
 def shown(path: Path, root: Path) -> str:
-    """A file as a message names it: from the data's folder if it is in it (held-out ones may be elsewhere)."""
+    """Return a file's path for messages: relative to the data folder if it is inside."""
     return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
 

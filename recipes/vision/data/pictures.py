@@ -32,20 +32,20 @@ from trainworthy.recipes.vision.data.encoded import Encoded, Files, Pictures, Ro
 
 @dataclass
 class Source:
-    """Which pictures."""
+    """Which images."""
 
     path: str = "digits"
-    """`digits` (embedded), a folder (train/<class>/.. and val/<class>/.., or <class>/.., or parquet files), or hub:owner/name."""
+    """`digits` (built in), a folder (train/<class>/.. and val/<class>/.., or <class>/.., or parquet files), or hub:owner/name."""
     val: str = ""
-    """Held-out pictures: a folder <class>/.., or the share of each class to hold out; default: the data's own val, else 0.2."""
+    """Validation images: a folder <class>/.., or the share of each class to hold out. Default: the data's own val, else 0.2."""
     streaming: bool = False
-    """Read parquet files by row group instead of copying the set to this disk; the shuffle is then by groups of row groups."""
+    """Read parquet files by row group instead of copying the set to this disk. Shuffling is then over groups of row groups."""
     max_bad: float = 0.01
-    """Share of pictures that may be unreadable; they are left out, counted and named. More is an error."""
+    """Largest share of unreadable images. They are left out, counted and named; a larger share is an error."""
     through: int = 0
-    """Digits: a third of the training pictures are shrunk to so many pixels a side and enlarged again; 0: none."""
+    """Digits: a third of the training images are reduced to this many pixels a side and enlarged again; 0: none."""
     test: float = 0.0
-    """Share of the training pictures of each class that becomes the test split, where the data have none of their own."""
+    """Share of the training images of each class that becomes the test split, if the data have none of their own."""
 
     def __post_init__(self):
         if not 0 <= self.test < 1:
@@ -53,11 +53,8 @@ class Source:
         if self.through and self.path != "digits":
             raise UserError("--data.through is for the digits", got=self.path, needed="--data.path digits")
         if self.test and self.path == "digits":
-            raise UserError(
-                "--data.test is for pictures of your own: the digits have a test set",
-                got=self.test,
-                needed="--data.path FOLDER",
-            )
+            raise UserError("--data.test is for pictures of your own: the digits have a test set", got=self.test,
+                            needed="--data.path FOLDER")  # fmt: skip
         if self.val and self.path == "digits":
             raise UserError("--data.val is for pictures of your own", got=self.val, needed="--data.path FOLDER")
         self.val = absolute(self.val)
@@ -65,18 +62,18 @@ class Source:
             self.path = str(Path(self.path).resolve())  # resumable from any folder
 
 
-VALIDATION = ("val", "valid", "validation", "test")  # names of the held-out part, the first that is there
-SHARE = 0.2  # of each class, held out where the data have no split of their own
+VALIDATION = ("val", "valid", "validation", "test")  # names of a validation split; the first that exists is used
+SHARE = 0.2  # share of each class that is held out if the data have no split
 
 
 def through(augment: nn.Module, small: int, side: int) -> nn.Module:
-    """`augment`, and for a third of the pictures down to `small` pixels a side and back, so that the net reads small ones, too."""
+    """Return `augment`, followed for a third of the images by shrinking to `small` pixels a side and enlarging again."""
     return v2.Compose([augment, v2.RandomApply([v2.Resize(small), v2.Resize(side)], p=1 / 3)])
 
 
 # ------------------------------------------------------------------------------------------------------------ data sets
 class Labelled(NamedTuple):
-    """A data set: every picture with its label, and which of them to learn from."""
+    """A data set: every image with its label, and the rows of each split."""
 
     images: Tensor | Pictures
     labels: Tensor
@@ -87,11 +84,11 @@ class Labelled(NamedTuple):
     notes: Mapping[str, str] = MappingProxyType({})
     """What was left out or converted, for the data report."""
     test: Tensor | None = None
-    """Evaluated once, at the end."""
+    """Rows of the test split, which is evaluated once, at the end."""
 
 
 def apart(found: Labelled, share: float) -> Labelled:
-    """`share` of the pictures of each class to learn from becomes the test split, the same whatever the run's seed."""
+    """Move `share` of the training images of each class to the test split, independent of the run's seed."""
     if not share or found.test is not None:
         return found
     drawn = torch.zeros(len(found.learn), dtype=torch.bool)
@@ -103,14 +100,14 @@ def apart(found: Labelled, share: float) -> Labelled:
 
 
 def load(source: Source) -> Labelled:
-    """The data set, read once a process."""
+    """Load the data set. Each is read once per process."""
     return apart(_load(source.path, source.val, source.streaming, source.max_bad), source.test)
 
 
 @cache
 def _load(where: str, val: str, streaming: bool, max_bad: float) -> Labelled:
-    """The data set `where`: a folder `train/<class>/..` with `val/<class>/..`, or `<class>/..` that is split here; a folder of
-    parquet files in the hub's layout; or `hub:owner/name`. More than `max_bad` of unreadable pictures is an error."""
+    """Load the data set `where`: a folder `train/<class>/..` with `val/<class>/..`, or `<class>/..`, which is split here; a folder of
+    parquet files in the hub's layout; or `hub:owner/name`. More than `max_bad` unreadable images is an error."""
     root, wanted = Path(where), parse_val(val)
     if where.startswith("hub:"):
         return from_parquet(where.removeprefix("hub:"), wanted, streaming=streaming, max_bad=max_bad)
@@ -130,8 +127,8 @@ LAYOUT = "a folder train/<class>/.. and val/<class>/.., or <class>/.., or parque
 
 
 def from_folder(root: Path, wanted: float | Path | None, *, max_bad: float) -> Labelled:
-    """Pictures in class folders. A class that one split lacks is a class all the same: the data gate names it. `wanted`: where the
-    held-out ones are, or their share, instead of the folder's own."""
+    """Load images in class folders. A class that is missing in one split still counts; the data gate names it. `wanted`: the validation
+    folder, or the share to hold out, instead of the folder's own split."""
     train = root / "train" if (root / "train").is_dir() else root
     val = next((root / v for v in VALIDATION if (root / v).is_dir()), None) if train != root else None
     val = val if wanted is None else wanted if isinstance(wanted, Path) else None
@@ -151,20 +148,19 @@ def from_folder(root: Path, wanted: float | Path | None, *, max_bad: float) -> L
 
 
 def _ranges(sizes: Sequence[int]) -> list[Tensor]:
-    """Rows of each split, one split after the other."""
+    """Return the rows of each split, one split after the other."""
     return list(torch.arange(sum(sizes)).split(list(sizes)))
 
 
 def _class_folders(split: Path) -> dict[str, list[Path]]:
-    """{class: its files, however deep}; hidden files are nobody's pictures."""
+    """Return {class: its files at any depth}, without hidden files."""
     folders = sorted(p for p in split.iterdir() if p.is_dir() and not p.name.startswith("."))
     inside = lambda folder: sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))  # noqa: E731
     return {folder.name: inside(folder) for folder in folders}
 
 
 def from_parquet(where: str, wanted: float | Path | None, *, streaming: bool, max_bad: float) -> Labelled:
-    """A data set in the hub's layout, on this disk or on the hub. Streamed sets are not checked before: that would be reading
-    them."""
+    """Load a data set in the hub's layout, from this disk or the hub. Streamed sets are not checked first, because that would read them."""
     try:
         import datasets
         import pyarrow.parquet as pq
@@ -213,7 +209,7 @@ def from_parquet(where: str, wanted: float | Path | None, *, streaming: bool, ma
         ) from None  # fmt: skip
     unlabelled = {}
     if len(columns) == 3 and {*columns["test"]} <= {-1, None}:  # labels withheld, as benchmarks do
-        del columns["test"]  # its rows are the last: no index reaches them
+        del columns["test"]  # its rows are the last ones, so no index refers to them
         unlabelled = {"test": "its labels are not published: not used"}
     labels, classes = _classes([v for c in columns.values() for v in c], getattr(features[label], "names", None), where)
     parts, share = _ranges([len(c) for c in columns.values()]) if val else None, wanted or SHARE
@@ -225,7 +221,7 @@ def from_parquet(where: str, wanted: float | Path | None, *, streaming: bool, ma
 
 
 def _classes(found: list, names: Sequence[str] | None, where: str) -> tuple[Tensor, tuple[str, ...]]:
-    """(labels (N,), classes) of the values of a column: indices into `names` where it has them, else names themselves."""
+    """Return (labels (N,), classes) of the values of a column: indices into `names` if it has them, else names themselves."""
     if names is None:
         classes = tuple(map(str, sorted(set(found))))
         found = [classes.index(str(v)) for v in found]
@@ -243,7 +239,7 @@ def _classes(found: list, names: Sequence[str] | None, where: str) -> tuple[Tens
 
 
 def _columns(features, where: str) -> tuple[str, str]:
-    """Names of the picture's and of the class's column."""
+    """Return the names of the image column and the class column."""
     import datasets
 
     pictures = [
@@ -258,12 +254,13 @@ def _columns(features, where: str) -> tuple[str, str]:
 
 
 # ------------------------------------------------------------------------------------------------------------- checking
-Fact = tuple[str, str, str]  # (problem or "", kind, digest of the bytes), and what else a look saw: plain values
+# (problem or "", image mode, hash of the file), then any plain values that the check adds
+Fact = tuple[str, str, str]
 
 
 def _checked(encoded: Encoded, labels: Tensor, classes: tuple[str, ...], parts: list[Tensor] | None, *, where: str,
              max_bad: float, share: float) -> Labelled:  # fmt: skip
-    """The data set without what cannot be read."""
+    """Return the data set without unreadable images."""
     facts = survey(encoded, len(labels))
     good, notes = readable(encoded, facts, where=where, max_bad=max_bad)
     kinds = Counter(kind for problem, kind, _ in facts if not problem)
@@ -277,7 +274,7 @@ def _checked(encoded: Encoded, labels: Tensor, classes: tuple[str, ...], parts: 
 
 
 def readable(encoded: Encoded, facts: list[Fact], *, where: str, max_bad: float) -> tuple[Tensor, dict[str, str]]:
-    """(rows that can be read, a note on those that cannot); too many of these are an error."""
+    """Return (readable rows, a note on the others). Too many unreadable rows are an error."""
     bad = [i for i, (problem, *_) in enumerate(facts) if problem]
     good = torch.tensor([i for i, (problem, *_) in enumerate(facts) if not problem], dtype=torch.long)
     named = "; ".join(f"{encoded.name(i)} ({facts[i][0]})" for i in bad[:5]) + ("; ..." if len(bad) > 5 else "")
@@ -292,7 +289,7 @@ def readable(encoded: Encoded, facts: list[Fact], *, where: str, max_bad: float)
 
 def _split(images: Pictures, labels: Tensor, classes: tuple[str, ...], parts: list[Tensor] | None, *, where: str, share: float,
            digests: list[str] | None = None, notes: dict[str, str] | None = None) -> Labelled:  # fmt: skip
-    """The data set in its own split, or a `share` of each class held out: the same whatever the run's seed."""
+    """Return the data set in its own split, or with a `share` of each class held out, independent of the run's seed."""
     present = [classes[i] for i in labels.unique().tolist()]
     if len(present) < 2:
         raise UserError(f"{where} has one class only", got=", ".join(present) or "no picture at all", needed="two or more",
@@ -300,7 +297,7 @@ def _split(images: Pictures, labels: Tensor, classes: tuple[str, ...], parts: li
     if parts is None:
         keys = digests or list(range(len(labels)))
         first = {key: i for i, key in reversed(list(enumerate(keys)))}
-        owner = torch.tensor([first[key] for key in keys])  # copies of one picture stay on one side
+        owner = torch.tensor([first[key] for key in keys])  # copies of an image go to one split
         held_out = torch.zeros(len(labels), dtype=torch.bool)
         for label in labels.unique().tolist():
             mine = owner[labels == label].unique()
@@ -312,7 +309,7 @@ def _split(images: Pictures, labels: Tensor, classes: tuple[str, ...], parts: li
 
 
 def survey(encoded: Encoded, n: int, look: Callable[[int], Fact] | None = None) -> list[Fact]:
-    """What reading every picture to its end showed, or what `look(row)` saw; from the cache where it has not changed since."""
+    """Return what reading every image found, or what `look(row)` returned; from the cache if the image has not changed."""
     look = look or (lambda i: examine(lambda: encoded.read(i)))
     path = cache_dir() / "pictures" / f"{hashlib.blake2b(encoded.key.encode(), digest_size=12).hexdigest()}.json"
     known = json.loads(path.read_text()) if path.exists() else {}
@@ -332,13 +329,13 @@ def survey(encoded: Encoded, n: int, look: Callable[[int], Fact] | None = None) 
 
 
 def examine(read: Callable[[], bytes]) -> Fact:
-    """Read one picture to its end; a JPEG at an eighth of its size, which needs all of its bytes and a fraction of the time."""
+    """Decode one image in full. A JPEG is decoded at 1/8 of its size, which reads all bytes in a fraction of the time."""
     try:
         data = read()
         image = Image.open(io.BytesIO(data))
         kind = {"I;16": "16-bit", "I;16B": "16-bit", "I": "16-bit"}.get(image.mode, image.mode)
         image.draft(image.mode, (image.width // 8, image.height // 8))
         decode(image)
-    except Exception as error:  # decoders raise whatever they like on damaged files
+    except Exception as error:  # decoders raise many types on damaged files
         return said(error), "", ""
     return "", kind, hashlib.blake2b(data, digest_size=12).hexdigest()

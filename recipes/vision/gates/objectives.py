@@ -177,6 +177,8 @@ def _overlapping(said: Tensor, due: Tensor) -> Statement:
     mistakes = {
         "boxes are cut to whole pixels": due.floor(),
         "boxes are rounded to whole pixels": due.round(),
+        "boxes are half a pixel up and left: corners are taken for centres of pixels": due - 0.5,
+        "boxes are half a pixel down and right: centres of pixels are taken for corners": due + 0.5,
         "boxes are centre and size, read as corners": torch.cat(
             [due[:, :2] - due[:, 2:] / 2, due[:, :2] + due[:, 2:] / 2], 1
         ),
