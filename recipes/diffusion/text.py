@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.diffusion.data import captions, pictures
-from trainworthy.recipes.diffusion.evaluation.scores import Scores
+from trainworthy.recipes.diffusion.evaluation.scores import Sampling, Scores
 from trainworthy.recipes.diffusion.gates import samples
 from trainworthy.recipes.diffusion.gates import text as text_gates
 from trainworthy.recipes.diffusion.models import latents, pipeline, stable
@@ -27,20 +27,6 @@ from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
-@dataclass
-class Sampling:
-    """How images are sampled in evaluations, and the defaults of the export."""
-
-    guidance_scale: float = 2.0
-    """Classifier-free guidance scale; 1: no guidance (Ho & Salimans 2022)."""
-    steps: int = 25
-    """Steps of DDIM (Song 2021)."""
-    every: int = 5
-    """An evaluation samples an image for every n-th held-out one, with its caption and its noise."""
-    scales: tuple[float, ...] = (1.0, 1.5, 2.0, 4.0)
-    """Guidance scales of the table at the end."""
-
-
 @dataclass
 class Config(core.Config):
     """Settings of diffusion/text."""
@@ -112,6 +98,10 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     vae = parts.vae.to(run.device).eval()
     z = pipeline.scaled(vae, latents.cached(vae, found.images))
     train_data, val_data = (captions.Noised(z, found, i, process, cfg.drop) for i in (found.learn, found.held_out))
+    data = {"train": train_data, "val": val_data}
+    if found.test is not None:
+        data["test"] = captions.Noised(z, found, found.test, process, cfg.drop)
+        data["test"].split = "test"
     words = parts.read(found.captions, run.device)
     model = stable.Captioned(parts.unet, words)
     came = stable.adapted(model, cfg.lora_rank)
@@ -185,7 +175,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         name="text",
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
-        data={"train": train_data, "val": val_data},
+        data=data,
         loss=loss,
         evaluate=evaluate,
         metric=shown if scores else seen,

@@ -108,40 +108,41 @@ def some(labels: Tensor, share: float) -> Tensor:
     return chosen
 
 
-def read(cfg: Config) -> tuple[Pictures, Pictures]:
-    """Both splits."""
-    images, labels, classes, learn, held_out, notes, *_ = classify.read(cfg)
+def read(cfg: Config) -> dict[str, Pictures]:
+    """All splits; the test split only if the data have one."""
+    images, labels, classes, learn, held_out, notes, tested = classify.read(cfg)
     fit, augment = classify.preprocessing(cfg)
-    train_data = Pictures(images[learn], labels[learn], classes, augment if cfg.augment else None)
-    val_data = Pictures(images[held_out], labels[held_out], classes)
-    train_data.fit, val_data.fit = fit, fit
-    train_data.known, val_data.known = some(train_data.labels, cfg.labelled), some(val_data.labels, 1.0)
+    rows = {"train": learn, "val": held_out} | ({} if tested is None else {"test": tested})
+    data = {name: Pictures(images[i], labels[i], classes) for name, i in rows.items()}
+    for name, split in data.items():
+        split.fit, split.known = fit, some(split.labels, cfg.labelled if name == "train" else 1.0)
+    train_data = data["train"]
+    train_data.augment = augment if cfg.augment else None
     train_data.notes = {**notes, "labelled": f"{int(train_data.known.sum()):,} of {len(learn):,} training pictures"}
-    return train_data, val_data
+    return data
 
 
 # --------------------------------------------------------------------------------------------------------------- stages
 def alone(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The control: the student on the labelled pictures, without a teacher, for as many steps."""
-    train_data, val_data = read(cfg)
-    labelled = View(train_data, train_data.known.nonzero().flatten().tolist())
-    labelled.notes = train_data.notes
-    return make_stage(
-        cfg, run, "alone", labelled, val_data, classify.make_model(cfg, train_data, train_data.classes), weight=0.0
-    )
+    data = read(cfg)
+    train_data = data["train"]
+    data["train"] = View(train_data, train_data.known.nonzero().flatten().tolist())
+    data["train"].notes = train_data.notes
+    return make_stage(cfg, run, "alone", data, classify.make_model(cfg, train_data, train_data.classes), weight=0.0)
 
 
 def distilled(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The same student from the same start, taught on every picture."""
-    train_data, val_data = read(cfg)
-    start = classify.make_model(cfg, train_data, train_data.classes)
-    return make_stage(cfg, run, "distilled", train_data, val_data, start, weight=cfg.weight, control=previous)
+    data = read(cfg)
+    start = classify.make_model(cfg, data["train"], data["train"].classes)
+    return make_stage(cfg, run, "distilled", data, start, weight=cfg.weight, control=previous)
 
 
-def make_stage(cfg: Config, run: core.Run, name: str, train_data: core.Data, val_data: Pictures, start: zoo.Start, *,
-               weight: float, control: core.Stage | None = None) -> core.Stage:  # fmt: skip
+def make_stage(cfg: Config, run: core.Run, name: str, data: dict[str, core.Data], start: zoo.Start, *, weight: float,
+               control: core.Stage | None = None) -> core.Stage:  # fmt: skip
     """What both stages share; `weight` is that of the teacher."""
-    model, started_from, fresh = start
+    (model, started_from, fresh), val_data = start, data["val"]
     classes, temperature = val_data.classes, cfg.temperature
     teacher = teachers.load(16) if cfg.teacher == "digits" else teachers.of(Path(cfg.teacher))
     before = control and copy.deepcopy(control.eval_model)
@@ -225,7 +226,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, train_data: core.Data, val
         name=name,
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
-        data={"train": train_data, "val": val_data},
+        data=data,
         loss=loss,
         counts=counts,
         evaluate=evaluate,

@@ -127,10 +127,13 @@ def prepare(cfg: Config, run: core.Run) -> tuple[whisper.Whisper, dict[str, Hear
             "the student is not cut into heads of 32", got=f"--width {cfg.width}", needed="a multiple of 32"
         )
     teacher = replace(whisper.load(cfg.data.teacher, cfg.data.seconds), no_repeat=cfg.no_repeat)
+    tested = lessons.test_source(cfg.data)
     with run.accelerator.local_main_process_first():  # one process makes the lessons, the others wait for them
-        source = lessons.load(cfg.data)
+        source, further = lessons.load(cfg.data), tested and lessons.load(*tested)
     learn, held_out = ((source.held_out == k).nonzero()[:, 0].tolist() for k in (False, True))
     data = {"train": Heard(source, learn, teacher), "val": Heard(source, held_out, teacher)}
+    if further:
+        data["test"] = Heard(further, list(range(len(further.texts))), teacher)
     data["train"].notes = source.story
     return teacher, data, Measures(run, teacher, source.mean, source.std)
 

@@ -1,7 +1,8 @@
 """Segment images: a class for every pixel, by a small U-Net from scratch, or a net of torchvision or the hub.
 
 tiny  the nuclei of one real microscope image: the left two thirds for training, the right third held out; two CPU cores.
-      `--data.path digits`: real handwritten digits pasted on real photos, with void blended edges.
+      One image of 125 nuclei has no third part: what is reported was also used to choose settings, and there is no test set.
+      `--data.path digits`: real handwritten digits pasted on real photos, with void blended edges, and a test set.
 full  DeepLabV3 from its COCO weights on `--data.path FOLDER` (images/, masks/, classes.txt); an accelerator. The same code path.
 
 Loss, metric, padding and augmentation share one `IGNORE` id. One transform moves image and mask, with nearest neighbour for ids.

@@ -78,7 +78,7 @@ PLANTS = [
     bug("velocity-turned", "noise-process", "DF4", TARGET.replace('"image"', '"latent"'),
         TARGET.replace('"image"', '"latent"').replace("process.", "-process."), ("rms", "sign"), source="splitmeanflow#2",
         harm="the loss is fine, samples are noise"),
-    bug("class-never-dropped", "hidden-class", "DF5", HIDDEN, "condition = label\n", ("hidden from 0.0%", "drop mask"),
+    bug("class-never-dropped", "hidden-class", "DF5", HIDDEN, "condition = label\n", ("dropped in 0.0%", "drop mask"),
         source="lucidrains/DALLE2-pytorch#144", harm="guidance pushes away from what was never learnt"),
     bug("class-never-reaches-the-net", "hidden-class", "DF5", ASKED, ASKED.replace('batch["condition"]', '0 * batch["condition"]'),
         ("class", "never reaches"), harm="samples of any class, whatever was asked for"),

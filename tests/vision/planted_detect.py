@@ -37,7 +37,7 @@ def boxes_as(value: str, key: str = "boxes") -> str:
 
 
 PLANTS = [
-    bug("det-normalised-boxes", "boxes", "V3", DATA, boxes_as("b / self.side"), ("normalised", "wants pixels"),
+    bug("det-normalised-boxes", "boxes", "V3", DATA, boxes_as("b / self.side"), ("normalised", "expects pixels"),
         harm="loss exactly 0.000, mAP 0"),
     bug("det-xywh-as-xyxy", "boxes", "V3", DATA, boxes_as("torch.cat([b[:, :2], b[:, 2:] - b[:, :2]], 1)"),
         ("are xywh, read as xyxy", "COCO"), harm="mAP 0.007"),
@@ -57,7 +57,7 @@ PLANTS = [
             mixed["labels"] = torch.cat([own["labels"], other["labels"]])
             return {**own, **mixed, "image": share * own["image"] + (1 - share) * other["image"]}
 
-    """ + DATA.replace("train_data = boxes.Boxed(", "train_data = Own("), ("elsewhere",),
+    """ + DATA.replace("train_data = boxes.Boxed(", "train_data = Own("), ("do not match their rectangle",),
         source="VIS-08 MultimediaTechLab/YOLO#105", harm="every mixed picture's boxes are somewhere else"),
     bug("det-mirrored-apart", "boxes", "V3", MIRROR,
         "steps.append(v2.Lambda(lambda x: x.flip(-1) if torch.rand(()) < 0.5 else x, boxes.tv_tensors.Image))\n",
@@ -66,12 +66,12 @@ PLANTS = [
         harm="the picture enlarged, its boxes not"),
     bug("det-class-offset-scored", "precision", "V3", SAID, SAID.replace('[:, None], said["s', '[:, None] + 1, said["s'),
         ("off by one",), source="VIS-07 PaddlePaddle/PaddleDetection PR#1457", harm="mAP 0 for a good net"),
-    bug("det-scored-on-canvas", "precision", "V3", OWN, 'own = said["boxes"]\n', ("boxes of the canvas for boxes of the picture",),
+    bug("det-scored-on-canvas", "precision", "V3", OWN, 'own = said["boxes"]\n', ("boxes on the canvas as boxes on the picture",),
         harm="right only where nothing is resized"),
     bug("det-scored-as-xywh", "precision", "V3", OWN, OWN.rstrip() + "\n                own[:, 2:] -= own[:, :2]\n",
         ("truth as prediction", "format"), harm="mAP near 0 for a good net"),
     bug("det-truth-scored", "precision", "V3", OWN, 'own = batch["truth"][j][: len(said["boxes"])]\n',
-        ("boxes beside their objects have map",), harm="mAP 1 for any net"),
+        ("boxes moved off their objects have map",), harm="mAP 1 for any net"),
     bug("det-class-offset-learnt", "own-pixels", "V3", LOSS,
         'return model(batch["image"], [{**t, "labels": (t["labels"] + 1) % len(classes)} for t in boxes.targets(batch)])\n',
         ("off by one",), source="VIS-07 supervisely-ecosystem/RT-DETRv2 PR#52", harm="mAP 0 with a falling loss"),
@@ -79,14 +79,14 @@ PLANTS = [
         'return model(batch["image"], [{**t, "boxes": t["boxes"] - 0.5} for t in boxes.targets(batch)])\n',
         ("half a pixel",), harm="every box half a pixel up and left: precision at high overlap is lost"),
     bug("det-canvas-learnt", "own-pixels", "V3", DATA, boxes_as("b * 0.8, \"truth\": sample[\"truth\"] * 0.8"),
-        ("read by other hands",), harm="1.00 through its own pipeline, useless outside of it"),
+        ("read independently of the recipe",), harm="1.00 through its own pipeline, useless outside of it"),
     bug("det-no-nms", "suppression", "V4", LIMITS, LIMITS.replace("cfg.nms", "1.0"), ("NMS does nothing",),
         harm="every object several times"),
     bug("det-score-too-high", "suppression", "V4", LIMITS, LIMITS.replace("cfg.min_score", "0.97"),
         ("have no box above the score",), harm="nothing is found, and mAP 0 looks like a net that does not learn"),
     bug("det-score-too-low", "suppression", "V4", LIMITS, LIMITS.replace("cfg.min_score", "0.0"),
-        ("filled up to 100 boxes",), harm="a hundred boxes on every picture"),
-    bug("det-anchors-of-others", "reached", "V4", FIT, FIT + " * 4", ("anchors of another data set",),
+        ("have the maximum of 100 boxes",), harm="a hundred boxes on every picture"),
+    bug("det-anchors-of-others", "reached", "V4", FIT, FIT + " * 4", ("anchors were made for another data set",),
         argv=("--model", "retinanet"), harm="no anchor matches, nothing is learnt"),
     bug("det-statistics-of-255", "scale", "V1", STATISTICS, "[123.7, 116.3, 103.5], [58.4, 57.1, 57.4]", ("0-255",),
         harm="the net sees next to nothing"),

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +49,8 @@ class Captioned(NamedTuple):
     """Each different one."""
     asked: Tensor
     """(N,) indices into `captions`."""
+    test: Tensor | None = None
+    """Evaluated once, at the end."""
 
 
 def read(cfg: Source) -> Captioned:
@@ -70,17 +73,19 @@ def in_channels(found: Captioned, channels: int) -> Captioned:
 
 
 def _phrased(found: pictures.Labelled, phrases: list[list[list[str]]]) -> Captioned:
-    """Each picture with one of its class's phrases, of those to learn from or of those to be asked by: [split][class]."""
+    """Each picture with one of its class's phrases, of those to learn from or of those to be asked by: [split][class]. The test
+    split is asked by the same ones as the validation split."""
     said = [""] * len(found.labels)
-    for split, chosen in zip(phrases, (found.learn, found.held_out), strict=True):
+    parts = [part for part in (found.learn, found.held_out, found.test) if part is not None]
+    for split, chosen in zip((*phrases, phrases[1]), parts, strict=False):
         for i in chosen.tolist():
             own = split[int(found.labels[i])]
             said[i] = own[seeds.derive("caption", i) % len(own)]
-    return Captioned(*found[:5], dict(found.notes), *numbered(said, (found.learn, found.held_out)))
+    return Captioned(*found[:5], dict(found.notes), *numbered(said, parts), test=found.test)
 
 
-def numbered(said: list[str], parts: tuple[Tensor, Tensor]) -> tuple[tuple[str, ...], Tensor]:
-    """(each different caption, the number (N,) of each picture's), the numbers of either part spread evenly over all: the gate that
+def numbered(said: list[str], parts: Sequence[Tensor]) -> tuple[tuple[str, ...], Tensor]:
+    """(each different caption, the number (N,) of each picture's), the numbers of each part spread evenly over all: the gate that
     compares the scale of inputs takes them for such."""
     place: dict[str, float] = {}
     for part in parts:
@@ -206,6 +211,9 @@ class Noised(Data):
     The evaluation path has one noise and one timestep for each latent, always the same, and hides nothing.
     """
 
+    split = "val"
+    """Each split has noise of its own on the evaluation path."""
+
     def __init__(self, latents: Tensor, found: Captioned, chosen: Tensor, process: Process, drop: float):
         self.latents, self.images = latents[chosen], found.images[chosen]
         self.labels, self.asked, self.captions = found.labels[chosen], found.asked[chosen], found.captions
@@ -226,7 +234,7 @@ class Noised(Data):
 
     def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         training = generator is not None
-        generator = generator or torch.Generator().manual_seed(seeds.derive("noise", index))
+        generator = generator or source.fixed_draws(self.split, index)
         latent, caption = self.latents[index], self.asked[index]
         timestep = torch.randint(self.process.noise.timesteps, (), generator=generator)
         noise = torch.randn(latent.shape, generator=generator)

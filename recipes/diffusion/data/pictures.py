@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms import v2
 from trainworthy.core import Tile
+from trainworthy.core.base import seeds
 from trainworthy.recipes.diffusion.models import pipeline
-from trainworthy.recipes.shared import digits
+from trainworthy.recipes.shared import digits, further_digits
 from trainworthy.recipes.shared import judge as judges
 from trainworthy.recipes.vision.data import pictures as labelled
 
@@ -35,7 +36,10 @@ def read(source: Source) -> labelled.Labelled:
     if source.path == "digits":
         images, labels = digits.load()
         learn, held_out = digits.split(labels)
-        return labelled.Labelled(digits.small(images, source.image_size), labels, digits.CLASSES, learn, held_out)
+        more, theirs = further_digits.load()
+        every = digits.small(torch.cat([images, more]), source.image_size)
+        test = torch.arange(len(labels), len(every))
+        return labelled.Labelled(every, torch.cat([labels, theirs]), digits.CLASSES, learn, held_out, test=test)
     found = labelled.load(source)
     fit = v2.Compose([v2.Resize(source.image_size), v2.CenterCrop(source.image_size)])
     images = torch.stack([fit(found.images[i]) for i in range(len(found.labels))])
@@ -45,6 +49,11 @@ def read(source: Source) -> labelled.Labelled:
 def small(images: Tensor, side: int = 32) -> Tensor:
     """Pictures (N, C, H, H) shrunk to `side` pixels where they are larger: enough to tell them apart."""
     return F.adaptive_avg_pool2d(images, side) if images.shape[-1] > side else images
+
+
+def fixed_draws(split: str, index: int) -> torch.Generator:
+    """The draws of one sample on the evaluation path: noise and timestep, always the same, other ones in each split."""
+    return torch.Generator().manual_seed(seeds.derive("noise", *([] if split == "val" else [split]), index))
 
 
 def judge(source: Source) -> judges.Judge:

@@ -1,6 +1,7 @@
 """Scores of generated pictures: the class a judge sees in them, and their distance from real ones in its features."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -11,6 +12,20 @@ from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.diffusion.data.pictures import tiles
 from trainworthy.recipes.shared.judge import Judge
 from trainworthy.recipes.vision.data.pictures import Labelled
+
+
+@dataclass
+class Sampling:
+    """How images are sampled in evaluations, and the defaults of the export."""
+
+    guidance_scale: float = 2.0
+    """Classifier-free guidance scale; 1: no guidance (Ho & Salimans 2022)."""
+    steps: int = 25
+    """Steps of the sampler: DDIM (Song 2021), or Euler's method for a flow."""
+    every: int = 5
+    """An evaluation samples an image for every n-th held-out one, with its class or caption and its noise."""
+    scales: tuple[float, ...] = (1.0, 1.5, 2.0, 4.0)
+    """Guidance scales of the table at the end."""
 
 
 def frechet(a: Tensor, b: Tensor) -> float:
@@ -36,38 +51,47 @@ def light(each: Tensor) -> Tensor:
     return torch.stack([mean, (square - mean**2).clamp_min(0).sqrt()])
 
 
+def _split(data: Data) -> str:
+    """Which split samples are from; a gate's view of one is of the same."""
+    while isinstance(data, View):
+        data = data.data
+    return getattr(data, "split", "val")
+
+
 class Scores:
-    """What `judge` says of samples: one for each `every`-th held-out picture, of its class, from its noise."""
+    """What `judge` says of samples: one for each `every`-th picture of a held-out split, of its class, from its noise."""
 
     def __init__(self, run: Run, judge: Judge, found: Labelled, sample: Callable[..., Tensor], every: int):
         """`sample(model, classes (B,), noise (B, C, H, W), scale)` makes pictures (B, C, H, W) in [-1, 1]."""
         self.run, self.judge, self.found, self.sample, self.every = run, judge, found, sample, every
         self.real, self.curve = cache(self._real), cache(self._curve)
-        self.real_moments = cache(lambda: moments(found.images[found.held_out]).to(run.device))
+        self.rows = {"val": found.held_out, "test": found.test}
+        self.real_moments = cache(lambda split: moments(found.images[self.rows[split]]).to(run.device))
 
     def judged(self, model: nn.Module, data: Data, scale: float) -> dict[str, float]:
-        """Agreement with the class asked for, distance from held-out pictures, and how much brighter and how much richer in
-        contrast the samples are (`light`): a judge that reads digits does not see that."""
+        """Agreement with the class asked for, distance from the real pictures of the split, and how much brighter and how much
+        richer in contrast the samples are (`light`): a judge that reads digits does not see that."""
+        split = _split(data)
         # At least two: one sample has no covariance.
         some = View(data, range(0, len(data), min(self.every, max(1, len(data) - 1))))
         made = ((b["label"], self.sample(model, b["condition"], b["noise"], scale)) for b in self.run.batches(some))
         rows = [(label, *self.judge(pictures), moments(pictures)) for label, pictures in made]
         truth, said, features, each = (self.run.gather(torch.cat(part)) for part in zip(*rows, strict=True))
         right = (said == truth).float().mean().item()
-        brighter, richer = (light(each) - light(self.real_moments())).tolist()
+        brighter, richer = (light(each) - light(self.real_moments(split))).tolist()
         return {
             "agreement": right,
-            "frechet": frechet(features, self.real("held out")[1]),
+            "frechet": frechet(features, self.real(split)[1]),
             "brighter": brighter,
             "richer": richer,
         }
 
     def _real(self, which: str) -> tuple[Tensor, Tensor]:
         """(class (N,), features (N, D)) of real pictures; of those learnt from as many as are made, every class its share."""
-        learn, held_out, labels = self.found.learn, self.found.held_out, self.found.labels
+        learn, labels = self.found.learn, self.found.labels
         by_class = learn[labels[learn].argsort(stable=True)]
-        some = by_class[:: max(1, len(learn) * self.every // len(held_out))]
-        chosen = {"held out": held_out, "learnt from": some}[which]
+        some = by_class[:: max(1, len(learn) * self.every // len(self.found.held_out))]
+        chosen = some if which == "learnt from" else self.rows[which]
         pictures = (self.found.images[i].to(self.run.device) for i in chosen.split(256))
         said, features = zip(*map(self.judge, pictures), strict=True)
         return torch.cat(said), torch.cat(features)
@@ -78,7 +102,7 @@ class Scores:
         for name, net in {**({"average": average} if average else {}), "raw": raw}.items():
             with evaluating(net):
                 found |= {f"{name} weights, guidance {scale:g}": self.judged(net, data, scale) for scale in scales}
-        said, features = self.real("held out")
+        said, features = self.real("val")
         agreement = (said.cpu() == self.found.labels[self.found.held_out]).float().mean().item()
         found["real pictures"] = {"agreement": agreement, "frechet": frechet(self.real("learnt from")[1], features)}
         values = torch.tensor([[s["agreement"], s["frechet"]] for s in found.values()])

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ FLOOR = 1e-6  # energy that the sensor cannot tell from nothing
 SHORTEST, QUIET = 0.3, 1e-3  # seconds, and root mean square (full scale: 1) below which nothing is said
 CLIPPED = 0.01  # share of samples at full scale from which on a recording is cut off, not loud
 HELD_OUT, BATCH = 5, 16  # every fifth recording; recordings that the teacher hears at once
+FEWEST_TESTED = 40  # sentences of a synthesised test set; of fewer there is none
 RESTED = 448  # recordings that say what the canvas holds once they have ended
 FEATURES = "features/{:07d}.npy"
 LAYOUT = "metadata.csv with the columns file_name and transcription (the hub's audiofolder layout)"
@@ -202,27 +204,39 @@ def envelope(wave: np.ndarray) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------------------ making
-def load(source: Source) -> Lessons:
-    """The lessons of a source: from the cache, or made now and kept there."""
+def test_source(source: Any) -> tuple[Any, int] | None:
+    """(where the test recordings of a source are, how many sentences to skip there); None if it has none. No setting is chosen by
+    them: as many further sentences as are held out of the first ones, or the folder `test` with a metadata.csv of its own."""
+    if source.path != "synthesised":
+        inside = Path(source.path) / "test"
+        return (replace(source, path=str(inside)), 0) if (inside / "metadata.csv").is_file() else None
+    n = source.sentences
+    more = min(n // HELD_OUT, speech.MOST - n)
+    return (replace(source, sentences=n + more), n) if more >= FEWEST_TESTED else None
+
+
+def load(source: Source, skip: int = 0) -> Lessons:
+    """The lessons of a source without its first `skip` sentences: from the cache, or made now and kept there."""
     key = {**asdict(source), "version": VERSION, "sensor": [FPS, CHANNELS, WINDOW, LOWEST, HIGHEST, FLOOR]}
+    key |= {"skip": skip} if skip else {}
     if source.path == "synthesised":
         key |= {"words": speech.SLOTS, "engine": version("espeakng-loader")}
     else:
         path = Path(source.path).absolute()
         files = sorted((str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns) for p in path.rglob("*"))
         key |= {"path": str(path), "files": files, "clipped": CLIPPED}
-    made = built("distill-lessons", key, lambda folder: _make(source, folder))
+    made = built("distill-lessons", key, lambda folder: _make(source, folder, skip))
     return Lessons(
         folder=made, **load_file(made / "lessons.safetensors"), **json.loads((made / "lessons.json").read_text())
     )
 
 
-def _make(source: Source, into: Path) -> None:
+def _make(source: Source, into: Path, skip: int) -> None:
     """Every recording heard by the teacher; those it transcribes rightly from the canvas the student will fill are kept. What is in
     memory at one time is bounded, but for the lessons themselves where they have no arrays."""
     teacher, told = whisper.load(source.teacher, source.seconds), {}
     if source.path == "synthesised":
-        readers = synthesised(source.sentences)
+        readers = synthesised(source.sentences)[skip:]
     else:
         readers, told = folder(source, teacher)
     left_out, kept, said, wrote = Counter(), [], [], []

@@ -101,9 +101,10 @@ class Transcripts:
         return whisper.word_error_rate([self.said[i] for i in which], [self.wrote[i] for i in which])
 
 
-def load(source: Source) -> Transcripts:
-    """The transcripts of a source: from the cache, or written now and kept there."""
+def load(source: Source, skip: int = 0) -> Transcripts:
+    """The transcripts of a source without its first `skip` sentences: from the cache, or written now and kept there."""
     key = {k: v for k, v in asdict(source).items() if k != "max_wer"} | {"version": VERSION}
+    key |= {"skip": skip} if skip else {}
     if source.path == "synthesised":
         key |= {"words": speech.SLOTS, "engine": version("espeakng-loader")}
     else:
@@ -111,17 +112,17 @@ def load(source: Source) -> Transcripts:
         key["files"] = sorted(
             (str(p.relative_to(root)), p.stat().st_size, p.stat().st_mtime_ns) for p in root.rglob("*")
         )
-    made = built("distill-transcripts", key, lambda folder: _make(source, folder))
+    made = built("distill-transcripts", key, lambda folder: _make(source, folder, skip))
     return Transcripts(
         **load_file(made / "transcripts.safetensors"), **json.loads((made / "transcripts.json").read_text())
     )
 
 
-def _make(source: Source, into: Path) -> None:
+def _make(source: Source, into: Path, skip: int) -> None:
     """The teacher writes down every recording that can be heard, a batch at a time."""
     teacher, rows, left_out = whisper.load(source.teacher, source.seconds), [], Counter()
     if source.path == "synthesised":
-        readers = lessons.synthesised(source.sentences)
+        readers = lessons.synthesised(source.sentences)[skip:]
     else:
         root = Path(source.path)
         table = arrays.table(root / "metadata.csv", lessons.LAYOUT)

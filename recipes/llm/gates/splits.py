@@ -6,13 +6,13 @@ from trainworthy.core.gates.gate import Gate, Proof
 
 
 def held_out(most: int) -> Gate:
-    """`most`: held-out rows that the settings ask for; 0: all there are."""
+    """Return the gate. `most`: number of validation rows in the settings; 0: all."""
 
     @gate(
         "splits", rows="C6", title="validation and test are as large as the settings say", reads="data", explains=True
     )
     def prove(proof: Proof) -> Finding:
-        """Splits that are exchanged have no row in common, so `leakage` finds nothing."""
+        """Checks the sizes of the splits: exchanged splits have no row in common, so `leakage` does not notice."""
         data = proof.look()[1].data
         sizes = {name: len(one) for name, one in data.items()}
         large = [

@@ -34,33 +34,33 @@ ON_PURPOSE = (
 # ------------------------------------------------------------------------------------------------------ what is rehearsed
 @dataclass
 class Seen:
-    """Two units of the recipe's own `train()` at its own settings."""
+    """Two rollouts of the recipe's own `train()` at its own settings."""
 
     run: Run
     stage: Stage
     steps: dict[str, Tensor] = field(default_factory=dict)
-    """(steps, environments, ...) on the host, as the environments were stepped: observation, action, reward, ..."""
+    """Steps of the environments, (steps, environments, ...) on the CPU: observation, action, reward, ..."""
     unit: list[int] = field(default_factory=list)
-    """In which unit each step was made."""
+    """The rollout of each step."""
     begins: list[nn.Module] = field(default_factory=list)
-    """The model at the beginning of the second unit, and of each later pass over its samples."""
+    """The model at the start of the second rollout, and of each later pass over its samples."""
     batch: dict[str, Any] = field(default_factory=dict)
-    """The last one learnt from, just before the loss,"""
+    """The last batch, as the loss gets it,"""
     model: nn.Module | None = None
-    """the model then,"""
+    """the model at that time,"""
     target: nn.Module | None = None
-    """its target network then,"""
+    """its target network at that time,"""
     sampled: tuple[Tensor, ...] = ()
-    """and what `model.sample` was last asked and answered without gradients: observation, action, log-probability."""
+    """and the last inputs and outputs of `model.sample` without gradients: observation, action, log-probability."""
 
 
 def seen(proof: Proof) -> Seen:
-    """What `formula`, `returns` and `entries` read."""
+    """Return the recording that `formula`, `returns` and `entries` use."""
     return proof.once("rl-seen", lambda: _rehearse(proof))
 
 
 def stepped_in(stage: Stage) -> Environments | Remembering:
-    """What the loop steps."""
+    """Return the environments that the loop steps."""
     found = next((s for s in stage.state.values() if isinstance(s, Environments | Remembering)), None)
     if found is None:
         raise Skip("no environments in stage.state (see environments)")
@@ -119,14 +119,14 @@ def _rehearse(proof: Proof) -> Seen:
 
 
 def _sized(net: nn.Module | None) -> None:
-    """Statistics of rewards and returns begin at 1, where units that are mixed up look right: begin at about 2."""
+    """Statistics of rewards and returns start at 1, which hides wrong units: let them start at about 2."""
     for module in net.modules() if net is not None else ():
         if isinstance(module, Running) and len(module.rms) == 1 and module.count == 0:
             module.update(2 + torch.linspace(-1, 1, 8, device=module.mean.device)[:, None])
 
 
 def _everywhere(run: Run, steps: Tensor) -> Tensor:
-    """(steps, environments of all processes, ...): a replay holds what any of them played."""
+    """Return (steps, environments of all processes, ...), because a replay buffer holds steps of all processes."""
     if run.world == 1:
         return steps
     return run.gather(steps.to(run.device).transpose(0, 1).contiguous()).transpose(0, 1).cpu()
@@ -144,8 +144,8 @@ def formula_gate(formula: Callable | None) -> Gate:
 
     @gate("formula", rows="R3 R5", title=title, explains=True)
     def prove(proof: Proof) -> Finding:
-        """The last batch of two units, its stored numbers moved by noise, so that policies before and after differ and every clip
-        acts: value of each sample and gradient of the whole, against recipes/rl/control/formulas.py."""
+        """Compares the last batch of two rollouts with recipes/rl/control/formulas.py: the value of each sample and the gradient of the sum.
+        Stored numbers get noise, so that old and new policy differ and every clip is active."""
         if formula is None:
             raise Skip("no formula is stated for this objective (`formula=` of gates.Subject)")
         one, run = compared(proof, formula), seen(proof).run
@@ -162,7 +162,7 @@ def formula_gate(formula: Callable | None) -> Gate:
 
 @dataclass
 class Comparison:
-    """Of a loss with its formula."""
+    """Differences of a loss from its formula."""
 
     batch: dict[str, Any]
     samples: int = 0
@@ -170,13 +170,13 @@ class Comparison:
     said: list[str] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
     own: list[str] = field(default_factory=list)
-    """Terms that the formula does not know."""
+    """Terms without a formula."""
     forms: dict[str, str] = field(default_factory=dict)
-    """Term -> the published form that it is."""
+    """Term -> the published form that it equals."""
 
 
 def compared(proof: Proof, formula: Callable) -> Comparison:
-    """The loss of a real batch against its formula."""
+    """Compare the loss of a real batch with its formula."""
     return proof.once("rl-formula", lambda: _compared(proof, formula))
 
 
@@ -211,7 +211,7 @@ def _stated(formula: Callable, cfg: Any, model: nn.Module, batch: dict, got: dic
 
 
 def _moved(batch: dict, seed: int) -> dict:
-    """At most ROWS rows, stored numbers moved; the weights of samples, too."""
+    """Return at most ROWS rows with noise on stored numbers and on the weights of samples."""
     draws = torch.Generator().manual_seed(seed)
     out = {k: v[:ROWS].clone() if isinstance(v, Tensor) else v for k, v in batch.items()}
     for key, size in formulas.MOVES.items():
@@ -226,7 +226,7 @@ def _moved(batch: dict, seed: int) -> dict:
 def entries_gate(unread: Callable[[Any], dict[str, str]], formula: Callable | None) -> Gate:
     @gate("entries", rows="R5", title="the loss depends on every entry of the batch")
     def prove(proof: Proof) -> Finding:
-        """Each entry of a real batch alone: floats moved by noise of their own size, the rest exchanged between samples."""
+        """Changes one entry of a real batch at a time: noise of its own scale for floats, exchange between samples for others."""
         found = seen(proof)
         run, stage, batch, why = found.run, found.stage, found.batch, unread(proof.cfg)
         draws, model = torch.Generator().manual_seed(proof.cfg.run.seed), stage.model.eval()
@@ -247,7 +247,7 @@ def entries_gate(unread: Callable[[Any], dict[str, str]], formula: Callable | No
                 continue
             other = _other(value, draws)
             if torch.equal(other, value):
-                continue  # the same in every sample: nothing to exchange
+                continue  # equal in all samples: nothing to exchange
             change = ((terms(batch | {key: other}) - before).abs() / before.abs().clamp_min(1e-6)).max().item()
             moved[key] = change
             if change <= 1e-5 and not _spare(proof, formula, batch, key, other):
@@ -267,7 +267,7 @@ def entries_gate(unread: Callable[[Any], dict[str, str]], formula: Callable | No
 
 
 def _spare(proof: Proof, formula: Callable | None, batch: dict, key: str, other: Tensor) -> bool:
-    """Is the loss a published form that does not read this entry either?"""
+    """Return whether the loss is a published form that does not use this entry either."""
     if formula is None:
         return False
     run, model = seen(proof).run, seen(proof).stage.model
@@ -284,7 +284,7 @@ def _spare(proof: Proof, formula: Callable | None, batch: dict, key: str, other:
 
 
 def _other(value: Tensor, draws: torch.Generator) -> Tensor:
-    """`value` moved by noise of its own spread; what is no float: of another sample."""
+    """Return `value` with noise of its own standard deviation, or exchanged between samples if it is no float."""
     if value.is_floating_point():
         spread = value.float().std().item() or 1.0
         return value + spread * torch.randn(value.shape, generator=draws).to(value)
@@ -297,7 +297,7 @@ def returns_gate(targets: Callable | None) -> Gate:
 
     @gate("returns", rows="R4 R5", title=title, explains=True)
     def prove(proof: Proof) -> Finding:
-        """Rows of the last batch of two units at the run's own settings, found again among the steps that the environments made."""
+        """Searches rows of the last batch of two rollouts, at the run's own settings, among the steps of the environments."""
         if targets is None:
             raise Skip("no definition is stated for these targets (`targets=` of gates.Subject)")
         found = seen(proof)
@@ -318,8 +318,8 @@ def returns_gate(targets: Callable | None) -> Gate:
 
 
 # ----------------------------------------------------------------------------------------------------------- target-rate
-FEWEST, LOOK = 3.0, 12  # times that the target is renewed in a run; units that are watched at most
-SHORT = 1000  # updates: a shorter run is a trial, of which nobody expects a policy
+FEWEST, LOOK = 3.0, 12  # times that the target must be replaced in a run; rollouts that are watched at most
+SHORT = 1000  # updates: shorter runs are only trials
 
 
 def target_rate_gate(lag: Callable[[Any], float] | None) -> Gate:
@@ -327,8 +327,8 @@ def target_rate_gate(lag: Callable[[Any], float] | None) -> Gate:
 
     @gate("target-rate", rows="R5", title=title, explains=True)
     def prove(proof: Proof) -> Finding:
-        """A few units at the run's own settings (the probes have their own): how far the target goes to the net in each update,
-        times the updates of the whole run."""
+        """Measures how far the target network moves towards the net in each update, over a few rollouts at the run's own settings (the probe
+        gates use others), and scales it to the updates of the whole run."""
         if lag is None:
             raise Skip("no target network")
         return _renewed(proof, lag(proof.cfg))
@@ -347,12 +347,12 @@ def _renewed(proof: Proof, due: float) -> Finding:
     shares, last, seen_units = [], {}, [0]
 
     def watch(model: nn.Module) -> None:
-        """How far the target went to the net since the update before."""
+        """Return the share by which the target moved towards the net since the previous update."""
         now, net = (torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (target.net, model))
         if last and torch.equal(net, last["net"]):
             return  # another part of the same batch
         if last:
-            way = net - last["target"]  # the copy is of the net after its update
+            way = net - last["target"]  # the copy contains the net after its update
             shares.append(((now - last["target"]) @ way / (way @ way).clamp_min(1e-30)).item())
         last.update(target=now, net=net)
 
@@ -369,12 +369,12 @@ def _renewed(proof: Proof, due: float) -> Finding:
     proof.train(proof.cfg, run, stage)
     if not shares:
         raise Skip("no updates to watch (see wiring)")
-    updates = (len(shares) + 1) / seen_units[0]  # of a unit
+    updates = (len(shares) + 1) / seen_units[0]  # updates per rollout
     found = sum(shares) / len(shares)
     copies = [i for i, share in enumerate(shares) if share > 0.5]
-    if len(copies) > 1:  # between the first and the last: what is before and after them says nothing
+    if len(copies) > 1:  # between the first and the last copy: steps before and after them carry no information
         found = (len(copies) - 1) / (copies[-1] - copies[0])
-    rate = found if found > 0 else 1 / due  # not seen in these units: by the settings
+    rate = found if found > 0 else 1 / due  # no copy in these rollouts: use the settings
     times = rate * updates * total
     told = 1 / due
     plain = len(shares) * told >= 2 or found * len(shares) >= 2  # enough was watched

@@ -36,22 +36,22 @@ from trainworthy import core
 
 LAYOUT = ("FOLDER/annotations/instances_train*.json with pictures in FOLDER/train*/ (the same for val), or FOLDER/train/*.json "
           "among its pictures, or one FOLDER/*.json")  # fmt: skip
-SLACK = 1.0  # pixels that a box may reach over the edge before it is called outside: rounding
+SLACK = 1.0  # pixels that a box may exceed the image by, because of rounding
 
 
 @dataclass
 class Source:
-    """Which pictures."""
+    """Which images."""
 
     path: str = "digits"
-    """`digits` (embedded digits on embedded photos), or a folder with COCO's JSON and its pictures."""
+    """`digits` (built-in digits on built-in photos), or a folder with COCO's JSON and its images."""
     val: str = ""
-    """Held-out pictures: a COCO JSON, a folder with one, or the share to hold out; default: the folder's own val, else 0.2."""
+    """Validation images: a COCO JSON, a folder with one, or the share to hold out. Default: the folder's own val, else 0.2."""
     scenes: int = 4800
-    """Digits: how many pictures to learn from."""
+    """Number of training images of `digits`."""
     max_bad: float = 0.01
-    """Share of pictures that may be missing or unreadable, and of boxes that may be empty or outside; they are left out (clipped),
-    counted and named. More is an error."""
+    """Largest share of missing or unreadable images, and of empty or outside boxes. They are left out (clipped), counted and named; a larger
+    share is an error."""
 
     def __post_init__(self):
         if self.val and self.path == "digits":
@@ -63,29 +63,29 @@ class Source:
 
 # ---------------------------------------------------------------------------------------------------------------- pictures
 class Annotated(NamedTuple):
-    """A data set: pictures with boxes, and which of them to learn from."""
+    """A data set: images with boxes, and the rows of each split."""
 
     pictures: Sequence[Tensor]
-    """(3, H, W) of 0-255 each."""
+    """Images, (3, H, W) in 0-255 each."""
     sizes: list[tuple[int, int]]
-    """(H, W) of each."""
+    """(H, W) of each image."""
     boxes: list[Tensor]
-    """(k, 4) float32 of each: xyxy in its own pixels; k may be 0."""
+    """Boxes of each image, (k, 4) float32, xyxy in its own pixels; k may be 0."""
     labels: list[Tensor]
-    """(k,) int64: indices into `classes`."""
+    """Labels of each image, (k,) int64, indices into `classes`."""
     classes: tuple[str, ...]
     learn: list[int]
     held_out: list[int]
     notes: dict[str, str]
     """What was left out or converted, for the data report."""
     digests: Sequence[str] = ()
-    """Of the bytes of each picture's file, where there are files."""
+    """Hash of each image file; empty for built-in data."""
     test: Sequence[int] = ()
-    """Rows that are evaluated once, at the end."""
+    """Rows of the test split, which is evaluated once, at the end."""
 
 
 class Drawn(Sequence):
-    """Scenes, drawn when asked for."""
+    """Scenes, rendered when read."""
 
     def __init__(self, scenes: list[tuple[str, pasted.Scene]]):
         self.scenes = scenes
@@ -98,7 +98,7 @@ class Drawn(Sequence):
 
 
 class Files(Decoded):
-    """Picture files."""
+    """Image files."""
 
     kind = "boxes"
 
@@ -113,19 +113,19 @@ class Files(Decoded):
         return decode(Image.open(self.files[row]))
 
     def look(self, row: int) -> tuple:
-        """(problem, kind, digest of its bytes, its size)."""
+        """Return (problem, image mode, hash of the file, image size)."""
         try:
             data = self.files[row].read_bytes()
             image = Image.open(io.BytesIO(data))
             return "", image.mode, hashlib.blake2b(data, digest_size=12).hexdigest(), list(decode(image).shape[1:])
         except FileNotFoundError:
             return "there is no such file", "", "", []
-        except Exception as error:  # decoders raise whatever they like on damaged files
+        except Exception as error:  # decoders raise many types on damaged files
             return said(error), "", "", []
 
 
 def load(source: Source) -> Annotated:
-    """The data set, read once a process."""
+    """Load the data set. Each is read once per process."""
     return _digits(source.scenes) if source.path == "digits" else _coco(source.path, source.val, source.max_bad)
 
 
@@ -142,25 +142,25 @@ def _digits(n: int) -> Annotated:
 
 # -------------------------------------------------------------------------------------------------------------------- COCO
 class Listed(NamedTuple):
-    """What a JSON file lists."""
+    """The contents of a JSON file."""
 
     file: Path
     pictures: list[Path]
     sizes: list[tuple[int, int]]
-    """(H, W) of each, as the file says."""
+    """(H, W) of each image, from the file."""
     of: Tensor
-    """(N,) which picture each box is on."""
+    """Image of each box, (N,)."""
     boxes: Tensor
-    """(N, 4) float64, as they stand in the file."""
+    """Boxes as in the file, (N, 4) float64."""
     categories: Tensor
-    """(N,) category ids, as they stand in the file."""
+    """Category ids as in the file, (N,)."""
     names: dict[int, str]
     crowds: int
 
 
 @cache
 def _coco(where: str, val: str, max_bad: float) -> Annotated:
-    """Every picture is read once; what was found is cached by size and time of change."""
+    """Load a folder. Every image is read once; what was found is cached by file size and modification time."""
     root = Path(where)
     if not root.is_dir():
         raise UserError(f"there is no data folder {where}", got="a file" if root.exists() else "nothing there", needed=LAYOUT,
@@ -202,7 +202,7 @@ def _coco(where: str, val: str, max_bad: float) -> Annotated:
         start += len(one.pictures)
     rows, ends, test = good.tolist(), [*accumulate(len(one.pictures) for one in lists)], []
     if len(lists) > 1:
-        of = [bisect_right(ends, i) for i in rows]  # which list a row is from
+        of = [bisect_right(ends, i) for i in rows]  # index of each row's file
         learn, held_out, test = ([j for j, one in enumerate(of) if one == i] for i in range(3))
     else:
         learn, held_out = _split([facts[i][2] for i in rows], wanted or 0.2)
@@ -220,7 +220,7 @@ def _coco(where: str, val: str, max_bad: float) -> Annotated:
 
 
 def _split(digests: list[str], share: float) -> tuple[list[int], list[int]]:
-    """A `share` held out, the same whatever the run's seed; copies of a picture stay on one side."""
+    """Hold out a `share`, independent of the run's seed. Copies of an image go to one split."""
     owner = {d: i for i, d in reversed(list(enumerate(digests)))}
     one_each = torch.tensor(sorted(owner.values()))
     drawn = {
@@ -231,7 +231,7 @@ def _split(digests: list[str], share: float) -> tuple[list[int], list[int]]:
 
 
 def _lists(root: Path) -> list[Listed]:
-    """The JSON of train and of val, or the only one."""
+    """Return the JSON files of train and val, or the only one."""
 
     def of(*splits: str) -> Path | None:
         patterns = [p.format(s) for s in splits for p in
@@ -252,7 +252,7 @@ def _lists(root: Path) -> list[Listed]:
 
 
 def _listed(root: Path, file: Path, split: str) -> Listed:
-    """One JSON file, its references resolved."""
+    """Read one JSON file and resolve its references."""
     try:
         found = json.loads(file.read_text())
         pictures = {p["id"]: (p["file_name"], (int(p["height"]), int(p["width"]))) for p in found["images"]}
@@ -305,12 +305,12 @@ def _listed(root: Path, file: Path, split: str) -> Listed:
 
 
 def _inside(root: Path, path: Path) -> bool:
-    """Is `path` below `root` by its name? What a link inside points to is the user's own choice."""
+    """Return whether `path` is below `root` by its name. Where links inside point to is the user's own choice."""
     return Path(os.path.normpath(path)).is_relative_to(os.path.normpath(root))
 
 
 def checked(one: Listed, notes: dict[str, str], *, max_bad: float) -> tuple[Tensor, Tensor]:
-    """(xyxy float32 of the boxes that are kept, which those are); boxes in another format or scale are told, not repaired."""
+    """Return (boxes that are kept, xyxy float32; which ones). Boxes in another format or scale raise UserError; they are not repaired."""
     x, y, w, h = one.boxes.unbind(1)
     high, wide = torch.tensor(one.sizes, dtype=torch.float64).view(-1, 2)[one.of].unbind(1)
     n, name = max(1, len(x)), lambda bad: _named(one, bad)
@@ -347,7 +347,7 @@ def checked(one: Listed, notes: dict[str, str], *, max_bad: float) -> tuple[Tens
 
 
 def _named(one: Listed, bad: Tensor) -> str:
-    """The first box at fault, with its picture."""
+    """Return the first faulty box, with its image."""
     i = int(bad.nonzero()[0])
     (h, w), box = one.sizes[one.of[i]], ", ".join(f"{v:g}" for v in one.boxes[i].tolist())
     return f"[{box}] on {one.pictures[one.of[i]].name} ({w}x{h})"
@@ -355,24 +355,24 @@ def _named(one: Listed, bad: Tensor) -> str:
 
 # ------------------------------------------------------------------------------------------------------------------ samples
 def canonical(boxes: Tensor, size: tuple[int, int]) -> tv_tensors.BoundingBoxes:
-    """xyxy boxes (k, 4) of a picture (H, W) as the type that torchvision's transforms move with their picture."""
+    """Return xyxy boxes (k, 4) of an image (H, W) as the type that torchvision's transforms move with their image."""
     return tv_tensors.BoundingBoxes(boxes.view(-1, 4), format="XYXY", canvas_size=size)
 
 
 def ratio(size: Sequence[int], side: int, shorter: int) -> float:
-    """How many pixels of a canvas of `side` a pixel of a picture (H, W) has."""
+    """Return the pixels of a canvas of `side` per pixel of an image (H, W)."""
     whole = side / max(size)
     return min(whole, shorter / min(size)) if shorter else whole
 
 
 class Boxed(core.Data):
-    """Pictures on a square canvas of `side` pixels, in its upper left corner, as large as `ratio` says; with their boxes there
-    (`boxes`) and in their own pixels (`truth`), both filled up with rows of 0 whose label is -1."""
+    """Images on a square canvas of `side` pixels, in its upper left corner, scaled by `ratio`, with their boxes on the canvas (`boxes`) and
+    in their own pixels (`truth`). Both are padded with rows of 0 and label -1."""
 
     shorter = 0
-    """Pixels of a picture's shorter side, where its longer one then fits; 0: the longer side fills the canvas."""
+    """Pixels of an image's shorter side, if the longer one then fits; 0: the longer side fills the canvas."""
     fill: Sequence[float] = ()
-    """Colour of the rest of the canvas; none: black."""
+    """Colour of the rest of the canvas; None: black."""
 
     def __init__(self, data: Annotated, rows: Sequence[int], *, side: int, augment: nn.Module | None = None):
         self.data, self.rows, self.side, self.augment = data, rows, side, augment
@@ -391,7 +391,7 @@ class Boxed(core.Data):
         return self.data.digests[self.rows[index]] if self.data.digests else None
 
     def whole(self, row: int) -> tuple[tv_tensors.Image, tv_tensors.BoundingBoxes, Tensor]:
-        """A picture (3, H, W) of 0-1 with its boxes and labels."""
+        """Return an image (3, H, W) in [0, 1] with its boxes and labels."""
         picture, size = self.data.pictures[row], self.data.sizes[row]
         return tv_tensors.Image(picture.float() / 255), canonical(self.data.boxes[row], size), self.data.labels[row]
 
@@ -405,13 +405,13 @@ class Boxed(core.Data):
         return self.fitted(image, boxes, labels) | {"seed": torch.tensor(seed)}
 
     def resized(self, h: int, w: int) -> list[int]:
-        """[height, width] on the canvas."""
+        """Return [height, width] on the canvas."""
         if self.shorter and self.shorter * max(h, w) < self.side * min(h, w):
             return [max(1, round(s * self.shorter / min(h, w))) for s in (h, w)]
         return [max(1, round(s * self.side / max(h, w))) for s in (h, w)]
 
     def fitted(self, image: Tensor, boxes: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """A picture and its boxes on the canvas."""
+        """Return an image and its boxes on the canvas."""
         h, w = image.shape[-2:]
         to = self.resized(h, w)
         seen, moved = image, boxes
@@ -431,20 +431,20 @@ class Boxed(core.Data):
 
 
 def targets(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """What a detector learns from, picture by picture, without the rows that fill up."""
+    """Return the detector's targets, one per image, without padding."""
     rows = zip(batch["boxes"], batch["labels"], batch["seed"], strict=True)
     return [{"boxes": b[y >= 0], "labels": y[y >= 0], "seed": s} for b, y, s in rows]
 
 
 def to_own(boxes: Tensor, scale: Tensor, size: Tensor) -> Tensor:
-    """Boxes (k, 4) on a canvas in the picture's own pixels; `scale` (2,) along x and y, `size` (2,) is H, W."""
+    """Convert boxes (k, 4) on a canvas to pixels of the image; `scale` (2,) along x and y, `size` (2,) is H, W."""
     return (boxes / scale.repeat(2)).clamp_min(0).minimum(size.flip(0).repeat(2))
 
 
 # ------------------------------------------------------------------------------------------------------------------- scores
 def scores(found: Tensor, truth: Tensor, n: int, classes: Sequence[str]) -> dict[str, float]:
-    """COCO's average precision. `found` (N, 7): picture, label, score, box; `truth` (M, 6): picture, label, box; pictures 0 to
-    n - 1, boxes xyxy in the pictures' own pixels. Where nothing is to be found, nothing found is right."""
+    """Return COCO's average precision. `found` (N, 7): image, label, score, box; `truth` (M, 6): image, label, box; images 0 to n - 1, boxes
+    xyxy in the images' own pixels. Without objects, no detections score 1."""
     from torchmetrics.detection import MeanAveragePrecision
 
     if not len(truth):
@@ -457,7 +457,7 @@ def scores(found: Tensor, truth: Tensor, n: int, classes: Sequence[str]) -> dict
     metric.update([{"labels": r[:, 1].long(), "scores": r[:, 2], "boxes": r[:, 3:]} for r in parts(found)],
                   [{"labels": r[:, 1].long(), "boxes": r[:, 2:]} for r in parts(truth)])  # fmt: skip
     got = metric.compute()
-    # At IoU 0.5, of every size, with 100 boxes a picture; -1: no such object.
+    # At IoU 0.5, all sizes, 100 boxes per image; -1: there is no such object.
     recall = got["recall"][0, :, 0, -1].tolist()
     sizes = {k: float(got[f"map_{k}"]) for k in ("small", "medium", "large")}
     return {
@@ -468,14 +468,14 @@ def scores(found: Tensor, truth: Tensor, n: int, classes: Sequence[str]) -> dict
 
 
 def listed(data: Annotated, rows: Sequence[int]) -> Tensor:
-    """(M, 6) picture (a place in `rows`), label, box: the truth as `scores` reads it."""
+    """Return the ground truth as `scores` reads it, (M, 6): image (position in `rows`), label, box."""
     each = [torch.cat([torch.full((len(data.boxes[row]), 1), float(i)), data.labels[row][:, None], data.boxes[row]], 1)
             for i, row in enumerate(rows)]  # fmt: skip
     return torch.cat(each)
 
 
 def by_hand(data: Annotated) -> dict[str, float]:
-    """Scores of pasted.by_hand on the held-out scenes, at the threshold that is best on 100 of those to learn from."""
+    """Return the scores of pasted.by_hand on the validation scenes, with the threshold that is best on 100 training scenes."""
 
     def judged(rows: Sequence[int], threshold: int) -> dict[str, float]:
         found, _ = pasted.by_hand([data.pictures.scenes[i] for i in rows], threshold)
@@ -486,7 +486,7 @@ def by_hand(data: Annotated) -> dict[str, float]:
 
 
 def overlap_share(found: Tensor, truth: Tensor) -> float:
-    """How many of the objects (m, 5: label, box) were found (k, 5) with an IoU of 0.5, over how many there are or are said."""
+    """Return the objects (m, 5: label, box) that were found (k, 5) at an IoU of 0.5, divided by the larger number of objects or detections."""
     from torchvision.ops import box_iou
 
     if not len(found) or not len(truth):
@@ -501,7 +501,7 @@ HUES = ("white", "yellow", "cyan", "magenta", "lime", "orange", "red", "deepskyb
 
 
 def drawn(image: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:
-    """(3, H, W) uint8-rounded picture of 0-1 with boxes drawn around (not over) what they hold, one colour for each label."""
+    """Return an image in [0, 1] as uint8-rounded (3, H, W) with boxes drawn around their objects, one colour per label."""
     picture = (image.detach().float().cpu() * 255).round().clamp(0, 255).to(torch.uint8).expand(3, -1, -1)
     if len(boxes):
         edges = boxes.detach().float().cpu() + torch.tensor([-1, -1, 0, 0])
