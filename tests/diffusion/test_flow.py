@@ -191,3 +191,11 @@ def test_time_reversed_in_places_is_stopped(name: str, launch, fork):
     done = launch("check", "mine.py", "--only", "noise-process", timeout=600)
     assert done.returncode == 3, done.shown
     assert "time reversed" in done.stdout
+
+
+def test_tiny_data_asks_a_metric_that_does_not_read_the_class(launch):
+    """The quick metric is one step of denoising: other class names leave it as it is, other inputs do not."""
+    done = launch("check", "diffusion/flow", "--only", "tiny-data", timeout=300)
+    assert done.returncode == 0, done.shown
+    assert "with each other's inputs); on held-out ones" in done.stdout
+    assert "classes permuted" not in done.stdout
