@@ -257,7 +257,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
             gate_batch_size=2,
         ),
         pretrained=loading.from_file(trainer.model, path),
-        gates=[splits.held_out(cfg.data.held_out), *gates.of_answers(chat, ("chosen", "rejected")), preference.sides,
+        gates=[splits.held_out(cfg.data), *gates.of_answers(chat, ("chosen", "rejected")), preference.sides,
                preference.preference(chat, cfg)],
         monitors=[preference.likelihood, preference.moved_reference],
         baselines=baselines,

@@ -231,7 +231,9 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         loading.export(trainer.model, tokenizer, folder)
         if cfg.lora_rank and cfg.merge_adapters:
             base = quantized.whole(path, trainer.model) if cfg.load_in_4bit else None
-            loading.export(loading.merged(path, folder, base=base), tokenizer, folder / "merged")
+            whole = loading.merged(path, folder, base=base)
+            loading.ends_with(whole, chat.ends)
+            loading.export(whole, tokenizer, folder / "merged")
 
     untrained = None if cfg.lora_rank else lambda: loading.load(path, torch.float32)
     question = f"which words are in {'the name of the function' if cfg.data.path == 'docstrings' else 'the answer'}?"

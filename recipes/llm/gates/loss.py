@@ -107,7 +107,8 @@ def exported(
 
         with tempfile.TemporaryDirectory() as folder:
             stage.export(Path(folder))
-            whole = said(load(Path(folder)).eval(), torch.device("cpu"))
+            loaded = load(Path(folder)).eval()
+            whole, missing = said(loaded, torch.device("cpu")), unended(loaded, chat)
         with evaluating(stage.model), run.autocast():
             trained = said(stage.model, run.device)
             if untrained is None:
@@ -117,17 +118,29 @@ def exported(
                 before = said(untrained().eval(), torch.device("cpu"))
         gap = ((whole - trained).norm() / (trained - before).norm()).item()
         limit = 0.01 if run.precision == "fp32" else 0.05  # relative to the rounding of the model in memory
+        on = f"; `generate` of the export does not stop at {', '.join(map(repr, missing))}" if missing else ""
         return Finding(
-            gap <= limit, f"log-probabilities of {len(trained)} tokens off by {gap:.1%} of what "
-            f"{'the adapters' if untrained is None else 'training'} changed",
-            f"at most {limit:.0%}",
-            "adapters of a base in four bits are merged into the weights of its file, or packed into four bits again\n"
+            gap <= limit and not missing, f"log-probabilities of {len(trained)} tokens off by {gap:.1%} of what "
+            f"{'the adapters' if untrained is None else 'training'} changed{on}",
+            f"at most {limit:.0%}; the export's own settings name each token that ends a turn",
+            ("generation_config.json names other end tokens than the chat template writes: what serves it runs on behind the answer\n"
+             if missing else "") + "adapters of a base in four bits are merged into the weights of its file, or packed into four bits again\n"
             "they are merged twice, at another scale, or into another model\n"
             "what is written is a freshly built model, other weights than the trained ones, or only a part of them",
             evidence={"gap": gap},
         )  # fmt: skip
 
     return prove
+
+
+def unended(model: nn.Module, chat: Chat) -> list[str]:
+    """Tokens that end a turn of the chat, and at which `generate` would not stop. An adapter's files hold no such setting: it is the
+    base's, which the recipe does not write."""
+    if hasattr(model, "peft_config"):
+        return []
+    known = getattr(model.generation_config, "eos_token_id", None)
+    known = known if isinstance(known, list) else [known]
+    return [chat.tokenizer.decode([i]) for i in chat.ends if i not in known]
 
 
 def ended(longest: int) -> Monitor:

@@ -30,7 +30,7 @@ BIGGEST = 300_000_000  # parameters; larger models are not written to disk for a
 
 def of(z_loss: float) -> list[Gate]:
     """Return the gates of a recipe that trains on packed documents, with this weight of the z-loss."""
-    return [asked, isolation, numerics.phases(beginning), z(z_loss), perplexity, export]
+    return [asked, causal, isolation, numerics.phases(beginning), z(z_loss), perplexity, export]
 
 
 # ------------------------------------------------------------------------------------------------- what the recipe shows
@@ -171,6 +171,49 @@ def asked(proof: Proof) -> Finding:
         "what two windows share is asked for twice, or cut documents lose their tails",
         evidence={"due": due.total(), "lost": lost.total(), "extra": extra.total()},
         batch=batch,
+    )  # fmt: skip
+
+
+@gate(
+    "causal",
+    rows="L4",
+    title="no place sees a later token, nor the one that it is asked for",
+    reads="data model loss train",
+    explains=True,
+)
+def causal(proof: Proof) -> Finding:
+    """One token in the middle of a document is exchanged, the labels stay: logits of the places before it must not move. So nothing
+    can beat the entropy of random sequences. `asked` pairs the batch's ids with targets; this shows which ids the model was given."""
+    run, stage, _ = rehearsed(proof)  # the head begins at zero: nothing would move any logit
+    data = stage.data["train"]
+    batch = packed(data, some(data, proof.cfg.run.seed), run)
+    ids, (start, end) = batch["input_ids"], max(parts(batch["position_ids"][0]), key=lambda p: p[1] - p[0])
+    at = (start + end) // 2
+    if at - start < 2:
+        raise Skip("no document of four tokens")
+    exchanged = ids.clone()
+    exchanged[0, at] = next(int(t) for t in ids[0, start:].tolist() if t != int(ids[0, at]))
+
+    def said(one: dict) -> Tensor:
+        with evaluating(stage.model), torch.no_grad(), run.autocast(), heard(stage.model) as logits:
+            stage.loss(stage.model, one)
+        return logits[0][0].float()
+
+    before, after = said(batch), said({**batch, "input_ids": exchanged})
+    moved = (before - after).norm(dim=-1)  # (T,)
+    own = moved[at:].max().item()
+    if own == 0:
+        raise Skip("no logit depends on the token that was exchanged")
+    leak, limit = moved[:at].max().item() / own, 1e-4 if run.precision == "fp32" else 5e-2
+    first = int((moved[:at] > limit * own).nonzero()[0]) if leak > limit else at
+    away = at - first
+    return Finding(
+        leak <= limit, f"exchanging token {at} moves the logits of earlier places by {leak:.1e} of what it moves its own"
+        + (f", the first {away} before it" if leak > limit else ""), f"at most {limit:g}",
+        ("the model is given the token that it is asked for: inputs are shifted against the labels, or the target is the input\n"
+         if 0 < away <= 2 else "") + "attention without its causal mask, or with a mask that replaces it\n"
+        "a convolution, a norm or a mean over time in the model reads tokens to come",
+        evidence={"leak": leak, "first": first, "at": at}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
     )  # fmt: skip
 
 

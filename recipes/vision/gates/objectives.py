@@ -2,6 +2,8 @@
 sample by sample and with its gradient, at weights that have moved. Nothing here is shared with a recipe's `loss`.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -88,8 +90,32 @@ def detect(proof: Proof, stage: Stage, batch: dict) -> Statements:
     rows = zip(batch["boxes"], batch["labels"], strict=True)
     truth = [{"boxes": b[y >= 0].float(), "labels": y[y >= 0]} for b, y in rows]
     one = fcos if isinstance(model, detectors.Fcos) else retinanet
-    each = [one(model, {k: v[i] for k, v in said.items()}, anchors, levels, t) for i, t in enumerate(truth)]
-    return {term: _together([e[term] for e in each]) for term in each[0]}
+
+    def stated(change: Callable[[Tensor], Tensor] = lambda boxes: boxes) -> list[dict[str, Statement]]:
+        """The terms of each picture, had its boxes been changed before they were matched."""
+        return [one(model, {k: v[i] for k, v in said.items()}, anchors, levels, {**t, "boxes": change(t["boxes"])})
+                for i, t in enumerate(truth)]  # fmt: skip
+
+    each, others = stated(), {name: stated(change) for name, change in CHANGES.items()}
+    terms = {term: _together([e[term] for e in each]) for term in each[0]}
+    for term, statement in terms.items():
+        for name, pictures in others.items():
+            statement.wrong[name] = torch.stack([next(iter(p[term].right.values())) for p in pictures])
+    return terms
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "boxes are cut to whole pixels": lambda b: b.floor(),
+    "boxes are rounded to whole pixels": lambda b: b.round(),
+    "boxes are half a pixel up and left: corners are taken for centres of pixels": lambda b: b - 0.5,
+    "boxes are half a pixel down and right: centres of pixels are taken for corners": lambda b: b + 0.5,
+    "boxes end one pixel early": lambda b: b - b.new_tensor([0, 0, 1, 1]),
+    "boxes end one pixel late": lambda b: b + b.new_tensor([0, 0, 1, 1]),
+    "boxes are corner and size, read as corners": lambda b: torch.cat([b[:, :2], b[:, 2:] - b[:, :2]], 1),
+    "boxes are centre and size, read as corners":
+        lambda b: torch.cat([(b[:, :2] + b[:, 2:]) / 2, b[:, 2:] - b[:, :2]], 1),
+    "x and y are exchanged": lambda b: b[:, [1, 0, 3, 2]],
+}  # fmt: skip
 
 
 def _together(parts: list[Statement]) -> Statement:
@@ -162,34 +188,13 @@ def fcos(
 
 
 def _overlapping(said: Tensor, due: Tensor) -> Statement:
-    """Losses of boxes (k, 4) by their overlap."""
-
-    def shared(due: Tensor) -> tuple[Tensor, Tensor]:
-        """(IoU, generalised IoU; Rezatofighi 2019)."""
-        size = lambda b: (b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1])  # noqa: E731
-        both = (torch.minimum(said[:, 2:], due[:, 2:]) - torch.maximum(said[:, :2], due[:, :2])).clamp_min(0).prod(1)
-        hull = (torch.maximum(said[:, 2:], due[:, 2:]) - torch.minimum(said[:, :2], due[:, :2])).clamp_min(0).prod(1)
-        union = size(said) + size(due) - both
-        iou = both / (union + 1e-7)
-        return iou, iou - (hull - union) / (hull + 1e-7)
-
-    iou, generalised = shared(due)
-    mistakes = {
-        "boxes are cut to whole pixels": due.floor(),
-        "boxes are rounded to whole pixels": due.round(),
-        "boxes are half a pixel up and left: corners are taken for centres of pixels": due - 0.5,
-        "boxes are half a pixel down and right: centres of pixels are taken for corners": due + 0.5,
-        "boxes are centre and size, read as corners": torch.cat(
-            [due[:, :2] - due[:, 2:] / 2, due[:, :2] + due[:, 2:] / 2], 1
-        ),
-        "x and y are exchanged": due[:, [1, 0, 3, 2]],
-        "boxes end one pixel early": due - due.new_tensor([0, 0, 1, 1]),
-        "boxes end one pixel late": due + due.new_tensor([0, 0, 1, 1]),
-    }
-    return Statement(
-        {"1 - GIoU": (1 - generalised).sum(), "1 - IoU": (1 - iou).sum()},
-        {name: (1 - shared(other)[1]).sum() for name, other in mistakes.items()},
-    )
+    """Losses of boxes (k, 4) by their overlap; generalised (Rezatofighi 2019): less the share of the hull that neither covers."""
+    size = lambda b: (b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1])  # noqa: E731
+    both = (torch.minimum(said[:, 2:], due[:, 2:]) - torch.maximum(said[:, :2], due[:, :2])).clamp_min(0).prod(1)
+    hull = (torch.maximum(said[:, 2:], due[:, 2:]) - torch.minimum(said[:, :2], due[:, :2])).clamp_min(0).prod(1)
+    union = size(said) + size(due) - both
+    iou = both / (union + 1e-7)
+    return Statement({"1 - GIoU": (1 - iou + (hull - union) / (hull + 1e-7)).sum(), "1 - IoU": (1 - iou).sum()})
 
 
 def retinanet(

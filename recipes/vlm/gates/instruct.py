@@ -43,7 +43,7 @@ LEARN = {
 def gates(stage: str, towers: tuple[str, ...], *, first: bool) -> list[Gate]:
     """Return the towers of a stage by its name; for a stage that a fork has named, by its own `towers`. `first`: no stage comes before it."""
     learn = LEARN.get(stage, towers)
-    found = [towers_gate(learn), rates, places, template, answers_alone, prompts, spoken]
+    found = [towers_gate(learn), rates, places, per_place, template, answers_alone, prompts, spoken]
     found = [*found, prior] if first else [aligned, *found]
     return found if learn == ("projector",) else [*found, pairs]
 
@@ -295,6 +295,61 @@ def places(proof: Proof) -> Finding:
         "a row was cut to a length: leave long samples out whole, and count them\n"
         "rows are cut in collate(), and the features with them\nthe encoder gives another number of features than rows have",
         evidence={"features": each}, batch=batch if wrong else None,
+    )  # fmt: skip
+
+
+@gate(
+    "per-place",
+    rows="X4",
+    title="what enters a place of the row comes from one place of the picture",
+    reads="data model",
+    explains=True,
+)
+def per_place(proof: Proof) -> Finding:
+    """One feature of the encoder is changed: of the embeddings that the language model reads, one must move. A reshape where a
+    transposition is meant keeps every shape, and mixes places."""
+    run, stage = proof.look()
+    model, data = stage.model, stage.data["train"]
+    if not hasattr(model, "embedded"):
+        raise Skip("the model does not show its embeddings (a whole model of the hub)")
+    batch, out, change = fetch(data, [0], None, run.device), [], [None]
+
+    def altered(_module: nn.Module, _args: tuple, features: Tensor) -> Tensor:
+        out[:] = [features.shape]
+        if change[0] is not None:
+            features = features.clone()
+            features[0, change[0]] = features[0, change[0]] + 3 * features.std() * torch.randn(
+                features.shape[-1:], generator=draws
+            ).to(features)
+        return features
+
+    def read(place: int | None) -> Tensor:
+        change[0] = place
+        with evaluating(model), torch.no_grad(), run.autocast():
+            return model.embedded(batch)[0].float()
+
+    draws, hook = torch.Generator().manual_seed(0), model.encoder.register_forward_hook(altered)
+    try:
+        own = read(None)
+        places = (batch["ids"][0] == rows.IMAGE).nonzero().flatten().tolist()
+        n = out[0][1] if len(out[0]) == 3 else 0
+        if n < 2 or len(places) < n:
+            raise Skip("features are not a row of places (B, n, width), or the projector joins several")
+        moved = [(read(k) - own).norm(dim=-1) for k in (0, n // 2, n - 1)]
+    finally:
+        hook.remove()
+    hit = [[i for i, p in enumerate(places) if m[p] > 1e-3 * m.max()] for m in moved]
+    wrong = [
+        f"feature {k} of {n} moves {len(h)} embeddings"
+        for k, h in zip((0, n // 2, n - 1), hit, strict=True)
+        if len(h) != 1
+    ]
+    return Finding(
+        not wrong, "; ".join(wrong) or f"features 0, {n // 2} and {n - 1} of {n} each move one embedding", "one each",
+        "features are transposed and reshaped: view() or reshape() where transpose() or permute() is meant\n"
+        "a softmax, a norm or a mean over places, or over the pictures of a batch\n"
+        "on purpose (a resampler that reads all places): --gates.waive per-place --gates.because \"...\"",
+        evidence={"moved": hit}, batch=batch if wrong else None,
     )  # fmt: skip
 
 
