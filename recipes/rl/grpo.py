@@ -46,7 +46,8 @@ class Config(loading.LoRA, core.Config):
     """Token that ends an answer, if it differs from the tokenizer's eos and the template does not show it."""
     reward: str = "exact"
     """`exact` (1 for the right last number, else 0), or your own function as `file.py:function` or `module:function`. It is
-    called with lists of texts as `prompts`, `completions` and `answer`, and returns a list of numbers."""
+    called with lists of texts as `prompts`, `completions` and `answer`, and returns a list of numbers. Several as their weighted
+    sum: `exact=1,rewards.py:short=0.2`."""
     num_generations: int = 8
     """Answers per question (the group size). An answer's advantage is relative to its group."""
     num_iterations: int = 1
@@ -54,13 +55,16 @@ class Config(loading.LoRA, core.Config):
     epsilon: float = 0.2
     """Clipping range of the probability ratio of a token."""
     beta: float = 0.0
-    """KL coefficient towards the reference (per nat and token); 0: no reference."""
+    """KL coefficient towards the reference (per nat and token); 0: no reference, and no KL is measured."""
     temperature: float = 1.0
     """Sampling temperature of training answers. Held-out questions are answered greedily."""
     max_new_tokens: int = 6
     """Maximum number of tokens in an answer, including the end token."""
     shuffle_rewards: bool = False
     """Control experiment: each answer gets another answer's reward, so no reward can teach anything. The gates refuse it."""
+    stop_hacked: bool = True
+    """Stop a run whose reward rises while held-out answers get worse, whose groups no longer differ, or whose answers grow, get
+    certain or leave the reference without being right more often."""
     rehearsed: int = 2
     """Questions per iteration in a gate's rehearsal. Use more if few answers are right: a group with equal rewards gives no
     gradient."""
@@ -78,9 +82,12 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """Grade-school mathematics from your own file, or any questions with one right answer."""
+    """Grade-school mathematics (GSM8K, 7,473 questions, MIT, from the hub), or any questions with one right answer: --data.path
+    FILE. `examples/questions.jsonl` is a small file of that kind."""
     return Config(
-        data=problems.Source(path="gsm8k.jsonl", style="chat", shots=0, max_prompt=512, held_out=500),
+        data=problems.Source(
+            path="hub:openai/gsm8k:main", columns="prompt=question", style="chat", shots=0, max_prompt=512, held_out=500
+        ),
         model="HuggingFaceTB/SmolLM2-360M-Instruct",
         lora_rank=16,
         max_new_tokens=512,
