@@ -44,6 +44,7 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   trainworthy list --running [FOLDER]       runs that a process works on now: step, speed, time left, score, gates
   trainworthy reference RECIPE [--seeds 5] [settings]    measure the band of RECIPE's healthy runs for later reports
   trainworthy bugs [RECIPE ...] [--mutate RECIPE] [--sample N]    run planted bugs, healthy variants and mutants through the gates
+  trainworthy break RECIPE [--bug ID]       one planted bug: its loss curve, a guess, its patch, and the gate that stops it
 
   trainworthy COMMAND --help                help of one command
   trainworthy run RECIPE --help             all settings of a recipe
@@ -91,6 +92,7 @@ def main() -> None:
             "bugs": elsewhere,
             "predict": launch,
             "chat": launch,
+            "break": elsewhere,
             "data": launch,
             "batch": launch,
             "profile": launch,

@@ -315,10 +315,11 @@ def prove_stage(session: Session, part: stages.Part, proof: gates.Proof, only: t
     seconds = sum(v.seconds for v in verdicts)
     if failed:
         first = failed[0]
+        explained = f", explained by {first.evidence['explained_by']}" if "explained_by" in first.evidence else ""
         proved = ["check", *s.argv, *proof.argv[len(s.argv) :], "--only", first.id]
         again = ["trainworthy", *(["resume", str(s.folder)] if s.recipe.rungs else masking.words(proved))]
         raise GateFailed(
-            f"{len(failed)} of {len(verdicts)} gates failed, first: {first.id} ({first.rows})\n"
+            f"{len(failed)} of {len(verdicts)} gates failed, first: {first.id} ({first.rows}){explained}\n"
             f"  evidence:     {s.folder / 'report.html'} and {proof.folder / 'gates' / first.id}/\n"
             f"  try again:    {shlex.join(again)}"
         )

@@ -31,17 +31,22 @@ class Gate:
     lasting: bool = True
     """Whether a pass may be remembered. Gates that read the data report run every time, because each run makes it
     again."""
+    symptom: bool = False
+    """Whether many causes lead to its failure. The runner then asks the gates that explain, before it prints."""
+    explains: bool = False
+    """Whether it compares with an independent formula or definition, so that its failure names a cause."""
 
 
 def gate(
-    id: str, *, rows: str, title: str, reads: str = " ".join(PARTS), lasting: bool = True
-) -> Callable[[Callable[["Proof"], Finding]], Gate]:
+    id: str, *, rows: str, title: str, reads: str = " ".join(PARTS), lasting: bool = True, symptom: bool = False,
+    explains: bool = False,
+) -> Callable[[Callable[["Proof"], Finding]], Gate]:  # fmt: skip
     """Turn a function into a gate. `reads` lists the parts of a recipe that the gate uses (default: all, so that none
     is forgotten). `frozen_modules` belong to the loss and to the evaluation, so they are added with either."""
     parts = reads.split()
     if {"loss", "evaluate"} & {*parts} and "frozen_modules" not in parts:
         parts.append("frozen_modules")
-    return lambda prove: Gate(id, rows, title, prove, tuple(parts), lasting)
+    return lambda prove: Gate(id, rows, title, prove, tuple(parts), lasting, symptom, explains)
 
 
 @dataclass

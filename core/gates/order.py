@@ -1,6 +1,18 @@
 """The gates that every recipe has, in the order they run."""
 
-from trainworthy.core.gates import data, entries, fabricated, init, kept, learning, norms, rates, reading, rehearsal
+from trainworthy.core.gates import (
+    data,
+    entries,
+    export_weights,
+    fabricated,
+    init,
+    kept,
+    learning,
+    norms,
+    rates,
+    reading,
+    rehearsal,
+)
 from trainworthy.core.gates.exported import export_gate
 from trainworthy.core.gates.gate import Gate
 from trainworthy.core.recipe.stage import Stage
@@ -20,4 +32,7 @@ def of_stage(stage: Stage) -> list[Gate]:
     general = [kept.storage, entries.entries, *([kept.average] if stage.ema_model is not None else [])]
     if "train" not in stage.data and set(stage.data) - {"val", "test"}:
         general.append(reading.walk)
-    return [*ORDER, *(g for g in general if g.id not in own), *stage.gates, *([export_gate] if stage.exported else [])]
+    last = (
+        [export_gate] if stage.exported else [export_weights.exported_weights] if export_weights.wanted(stage) else []
+    )
+    return [*ORDER, *(g for g in general if g.id not in own), *stage.gates, *last]

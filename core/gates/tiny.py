@@ -192,6 +192,7 @@ def _afford(proof: Proof, samples: int) -> None:
     rows="C19",
     title="the model learns a few hundred samples, and generalises to unseen ones",
     reads="data model loss counts evaluate metric probe confusion optimizers state train",
+    symptom=True,
 )
 def tiny_data(proof: Proof) -> Finding:
     """Run `train()` briefly on 256 samples, then score those and 250 held-out ones. On both, the metric must be clearly

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from accelerate import Accelerator
 from trainworthy.core import gates, report
-from trainworthy.core.base import config, masking, network
+from trainworthy.core.base import config, masking, network, settings_check
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import SIGNALS, Interrupted, Stop, UserError
 from trainworthy.core.base.processes import agreed
@@ -110,7 +110,7 @@ def check_settings(
     """Raise for invalid values and unknown gates before a folder is made; report what --init-from loaded."""
     known, start = [g.id for g in order.ORDER], None
     for part in stages.parts(loaded, cfg):
-        config.check_values(part.cfg, processes=accelerator.num_processes)
+        settings_check.check_values(part.cfg, processes=accelerator.num_processes)
     with told(loaded, cfg):
         built = stages.untrained(loaded, cfg, accelerator)
     fits.check(loaded, cfg, accelerator, [(part.name, stage) for part, stage in built])

@@ -26,7 +26,7 @@ from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.data import formats, pairs, preferences
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.llm.gates import chat as gates
-from trainworthy.recipes.llm.gates import preference
+from trainworthy.recipes.llm.gates import preference, splits
 from trainworthy.recipes.llm.models import loading, speaking
 from trainworthy.recipes.shared import hub
 
@@ -239,9 +239,12 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def export(folder: Path) -> None:
         """The adapter (or the model) as `from_pretrained` of peft (or transformers) reads it, and the tokenizer."""
+        loading.ends_with(trainer.model, chat.ends)
         loading.export(trainer.model, tokenizer, folder)
         if cfg.lora_rank and cfg.merge_adapters:
-            loading.export(loading.merged(path, folder), tokenizer, folder / "merged")
+            whole = loading.merged(path, folder)
+            loading.ends_with(whole, chat.ends)
+            loading.export(whole, tokenizer, folder / "merged")
         longest = max(max(pairs.answer_tokens(data["val"].rows, chat, k)) for k in ("chosen", "rejected"))
         loading.complete_export(folder, path, ends=chat.ends, pad=tokenizer.pad_token_id, most=longest)
 
@@ -268,7 +271,8 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
             gate_batch_size=2,
         ),
         pretrained=loading.from_file(trainer.model, path),
-        gates=[*gates.of_answers(chat, ("chosen", "rejected")), preference.sides, preference.preference(chat, cfg)],
+        gates=[splits.held_out(cfg.data), *gates.of_answers(chat, ("chosen", "rejected")), preference.sides,
+               preference.preference(chat, cfg)],
         monitors=[preference.likelihood, preference.moved_reference],
         baselines=baselines,
         preview=preview,

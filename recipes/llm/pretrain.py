@@ -1,6 +1,7 @@
 """Pretrain a language model on documents: a small Llama from scratch on real prose, or any architecture on your own texts.
 
-tiny  the manual and the docstrings of the running Python (1.7 MB), four layers, two CPU cores, minutes.
+tiny  the manual and the docstrings of the running Python (1.7 MB), four layers, two CPU cores, minutes. No test
+      set: random halves of its 501 held-out documents differ by 0.11 bits per byte (unigram), ten times what seeds do.
 full  a Llama of 100 M parameters on `--data.path FOLDER`, a table or `hub:owner/name`; an accelerator. The same code path.
 
 Documents are packed into rows by best fit. Each starts at position 0 and attends only to itself, on every attention backend.
@@ -90,14 +91,18 @@ def full() -> Config:
 
 
 # ----------------------------------------------------------------------------------------------------------------- data
-def read(cfg: Config) -> tuple[documents.Corpus, Packed, Packed]:
-    """The corpus, and both splits packed: to train on each token once, to judge by with a good part of a row before each."""
+def read(cfg: Config) -> tuple[documents.Corpus, dict[str, Packed]]:
+    """The corpus, and its splits packed: to train on each token once, to evaluate with a good part of a row before each."""
     corpus = documents.read(cfg.data, streaming.sample if cfg.data.streaming else None)
+    corpus, test = documents.with_test(corpus, cfg.data)
     how = {"context": cfg.data.context, "tokenizer": corpus.tokenizer, "sizes": corpus.sizes}
     train_data = streaming.rows(corpus, cfg.data, **how)
     val_data = Packed(corpus.val, stride=cfg.data.stride, **how)
     train_data.notes |= corpus.notes
-    return corpus, train_data, val_data
+    data = {"train": train_data, "val": val_data}
+    if test:
+        data["test"] = Packed(test, stride=cfg.data.stride, **how)
+    return corpus, data
 
 
 # ---------------------------------------------------------------------------------------------------------------- model
@@ -155,8 +160,8 @@ def start_at_frequencies(model: nn.Module, log_p: Tensor) -> None:
 # ---------------------------------------------------------------------------------------------------------------- stage
 def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    corpus, train_data, val_data = read(cfg)
-    tokenizer = corpus.tokenizer
+    corpus, data = read(cfg)
+    tokenizer, val_data = corpus.tokenizer, data["val"]
     log_p = ngrams.frequencies(corpus.train, len(corpus.sizes))  # (V,)
     model = loading.attend(make_model(cfg, tokenizer, torch.from_numpy(log_p).float()), cfg.attention, run.device)
 
@@ -262,7 +267,7 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         name="pretrain",
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
-        data={"train": train_data, "val": val_data},
+        data=data,
         loss=loss,
         counts=counts,
         evaluate=evaluate,

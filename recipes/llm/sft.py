@@ -243,7 +243,9 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         loading.export(trainer.model, tokenizer, folder)
         if cfg.lora_rank and cfg.merge_adapters:
             base = quantized.whole(path, trainer.model) if cfg.load_in_4bit else None
-            loading.export(loading.merged(path, folder, base=base), tokenizer, folder / "merged")
+            whole = loading.merged(path, folder, base=base)
+            loading.ends_with(whole, chat.ends)
+            loading.export(whole, tokenizer, folder / "merged")
         loading.complete_export(folder, path, ends=chat.ends, pad=tokenizer.pad_token_id, most=longest)
 
     untrained = None if cfg.lora_rank else lambda: loading.load(path, torch.float32)

@@ -199,18 +199,17 @@ def _header(folder: Path) -> dict[str, Any]:
 
 
 def complete_export(folder: Path, path: str, *, ends: list[int], pad: int, most: int) -> None:
-    """Add to an export how its answers were generated, and what its adapters stand on."""
+    """Add to an export how its answers were generated (a whole model's ends are those that it was saved with), and what its adapters
+    stand on."""
     from transformers import GenerationConfig
 
-    how = {
-        "eos_token_id": ends if len(ends) > 1 else ends[0],
-        "pad_token_id": pad,
-        "max_new_tokens": most,
-        "do_sample": False,
-    }
     for each in (folder, folder / "merged"):
+        file = each / "generation_config.json"
+        own = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+        stops = ends if len(ends) > 1 else ends[0]
         if each.is_dir():
-            GenerationConfig(**how).save_pretrained(each)
+            how = GenerationConfig(eos_token_id=own or stops, pad_token_id=pad, max_new_tokens=most, do_sample=False)
+            how.save_pretrained(each)
     name_base(folder, path)
 
 

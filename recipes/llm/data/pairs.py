@@ -88,10 +88,12 @@ def read(source: Source, chat: Chat) -> tuple[Rows, Rows, Rows, list[str]]:
 
 
 def spaced(rows: Rows, n: int) -> tuple[Rows, Rows]:
-    """(`n` of the held-out rows, evenly spaced, or all for 0; as many of the others, which no setting is chosen on)."""
+    """(`n` of the held-out rows, evenly spaced, or all for 0; as many of the others, which no setting is chosen on). Of others whose
+    prompt is in the first part, none is taken: the standard library says some sentences twice."""
     n = min(n or len(rows), len(rows))
     val = [i * len(rows) // n for i in range(n)]
-    others = sorted({*range(len(rows))} - {*val})
+    known = {rows[i].get("prompt") for i in val} - {None}
+    others = [i for i in sorted({*range(len(rows))} - {*val}) if rows[i].get("prompt") not in known]
     m = min(n, len(others)) if len(others) >= LEAST else 0
     return [rows[i] for i in val], [rows[others[i * len(others) // m]] for i in range(m)]
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from trainworthy.core.adapters.hosted import Hosted
 from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates import gate
+from trainworthy.core.gates import formula, gate
 from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.monitoring.monitors import Monitor, monitor
@@ -51,7 +52,17 @@ class Unit:
 
 def gates(s: Subject) -> list[Gate]:
     """All of them."""
-    return [rewards(s), questions(s), samples(s), advantages(s), scored(s), objective(s), prompts(s), judge(s)]
+    return [
+        rewards(s),
+        questions(s),
+        samples(s),
+        advantages(s),
+        scored(s),
+        objective(s),
+        formula_gate(s),
+        prompts(s),
+        judge(s),
+    ]
 
 
 def unit(s: Subject, proof: Proof) -> Unit:
@@ -206,7 +217,7 @@ def questions(s: Subject) -> Gate:
 def samples(s: Subject) -> Gate:
     title = "training uses the policy's own answers, up to their end token"
 
-    @gate("samples", rows="L1 L3", title=title, reads="data model loss train")
+    @gate("samples", rows="L1 L3", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
         """The log-probability of what was sampled, read alone without padding, against what the same distributions give on
         average (their entropy), by prompt length; and where each answer ends."""
@@ -247,7 +258,7 @@ def samples(s: Subject) -> Gate:
 def advantages(s: Subject) -> Gate:
     title = "an answer's advantage is its reward relative to its group"
 
-    @gate("advantages", rows="R1", title=title, reads="data model loss train")
+    @gate("advantages", rows="R1", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
         """The declared reward of each answer, asked alone, less its group's mean and over its standard deviation."""
         u = unit(s, proof)
@@ -260,6 +271,16 @@ def advantages(s: Subject) -> Gate:
         got = u.batch["advantages"].cpu().double().view(-1, s.cfg.num_generations)
         still = int((groups.std(1) == 0).sum())
         due = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
+        asked = [{r["question"] for r in u.rows[i : i + s.cfg.num_generations]}
+                 for i in range(0, len(u.rows), s.cfg.num_generations)]  # fmt: skip
+        if mixed := [len(q) for q in asked if len(q) > 1]:
+            return Finding(
+                False, f"{len(mixed)} of {len(asked)} groups hold answers to {max(mixed)} questions",
+                f"{s.cfg.num_generations} answers to one question in each group",
+                "the answers of a group belong to different questions: advantages compare questions, not answers. The order of the "
+                "rows is question by question, not round by round (two loops in the other order, a sampler, a shuffle)",
+                evidence={"questions": [sorted(q) for q in asked]},
+            )  # fmt: skip
         if still == len(groups):
             raise Skip(f"in all {still} groups every answer earns {own[0]:g}: nothing to compare, nothing to learn yet")
         gap, centre = (got - due).abs().max().item(), got.mean(1).abs().max().item()
@@ -284,7 +305,7 @@ def advantages(s: Subject) -> Gate:
 def scored(s: Subject) -> Gate:
     title = "the answer and the token that ends it are scored, and nothing else"
 
-    @gate("scored", rows="L2 L3", title=title, reads="data model loss train")
+    @gate("scored", rows="L2 L3", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
         """Where the loss has a gradient with respect to the last hidden states: a state answers for the token that follows it."""
         u, wrong, states = unit(s, proof), [], []
@@ -329,7 +350,7 @@ def scored(s: Subject) -> Gate:
 def objective(s: Subject) -> Gate:
     title = "the loss is the declared one, with each answer computed alone"
 
-    @gate("objective", rows="R1 L1", title=title, reads="data model loss train")
+    @gate("objective", rows="R1 L1", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
         """With advantages and an older policy that are made up, so that every branch of the clip is taken: the recipe's loss of a
         padded batch against the formula from log-probabilities of each answer read alone, without padding, from plain logits.
@@ -372,6 +393,83 @@ def objective(s: Subject) -> Gate:
         )  # fmt: skip
 
     return prove
+
+
+def formula_gate(s: Subject) -> Gate:
+    @gate("formula", rows="R1 L1", title=formula.TITLE, reads="data model loss train", explains=True)
+    def prove(proof: Proof) -> Finding:
+        """Answers of the last rehearsed iteration, at the weights that it has left, with advantages and an older policy that are made
+        up as in `objective`: the loss of each answer, and the gradient of all. A gradient of the wrong sign changes no value."""
+        run, stage, record = rehearsed(proof)
+        if not record.batch:
+            raise Skip("the loop updates by itself: no batch was seen (see wiring)")
+        batch = _few(record.batch)
+        batch["advantages"] = torch.linspace(-1.5, 1.5, len(batch["prompt_ids"]), device=run.device)
+        said = [_said(stage, run, batch, i, s.cfg.temperature) for i in range(len(batch["prompt_ids"]))]
+        mask = batch["completion_mask"].bool()
+        apart = torch.tensor(STEPS, device=run.device).repeat(mask.numel())[: mask.numel()].view_as(mask)
+        old, over = apart.new_zeros(mask.shape), apart.flip(1)
+        for i, one in enumerate(said):
+            old[i, mask[i]] = one.detach().float()
+        batch["old_per_token_logps"] = old - apart
+        if s.cfg.beta:
+            batch["ref_per_token_logps"] = old + over
+
+        def state() -> formula.Statements:
+            rows = [_said(stage, run, batch, i, s.cfg.temperature) for i in range(len(said))]
+            forms = [_forms(s.cfg, new, (old - apart)[i, mask[i]], (old + over)[i, mask[i]], batch["advantages"][i])
+                     for i, new in enumerate(rows)]  # fmt: skip
+            right, wrong = ({k: torch.stack([one[j][k] for one in forms]) for k in forms[0][j]} for j in (0, 1))
+            return {"loss": formula.Statement(right, wrong)}
+
+        one, exact = formula.compared(run, stage, batch, state, training), formula.limit(run, 1e-4)
+        return Finding(
+            not one.wrong, "; ".join(one.wrong) or f"{one.samples} answers: {', '.join(one.said)}",
+            f"the formula within {exact:g}, its gradient within {10 * exact:g}",
+            "\n".join([*dict.fromkeys(one.causes), "a detach() in the loss, or a sign that it hides", formula.ON_PURPOSE]),
+            evidence={"compared": one.said},
+        )  # fmt: skip
+
+    return prove
+
+
+def _few(batch: dict) -> dict[str, Tensor]:
+    """The first and the last two answers."""
+    rows = {k: v for k, v in batch.items() if isinstance(v, Tensor) and v.dim()}
+    n = len(rows["prompt_ids"])
+    picked = sorted({0, 1, n - 2, n - 1} & set(range(n)))
+    return {k: v[picked].clone() for k, v in rows.items()}
+
+
+def _said(stage: Hosted, run: Run, batch: dict[str, Tensor], i: int, temperature: float) -> Tensor:
+    """Log-probabilities (tokens,) of an answer's tokens, read alone, without padding, from plain logits."""
+    before, after = (batch[f"{k}_ids"][i][batch[f"{k}_mask"][i].bool()] for k in ("prompt", "completion"))
+    with formula.evaluated(stage.model), run.autocast():
+        logits = stage.model(input_ids=torch.cat([before, after])[None], use_cache=False).logits[
+            0, len(before) - 1 : -1
+        ]
+    return (exact(logits) / temperature).log_softmax(-1).gather(-1, after[:, None])[:, 0]
+
+
+def _forms(
+    cfg: Any, new: Tensor, old: Tensor, ref: Tensor, gain: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """({name: sum over an answer's tokens} of the declared loss, the same of known mistakes)."""
+    ratio, low, high = (new - old).exp(), 1 - cfg.epsilon, 1 + cfg.epsilon
+    kl = ratio * ((ref - new).exp() - (ref - new) - 1) if cfg.beta else torch.zeros_like(ratio)
+    surrogate = torch.min(ratio * gain, ratio.clamp(low, high) * gain)
+    right = {"the clipped surrogate": (-surrogate + cfg.beta * kl).sum()}
+    wrong = {
+        "the ratio is 1 everywhere: the new log-probability is divided by itself": -(new - new.detach()).exp() * gain,
+        "the ratio is missing: log-probability times advantage": -new * gain,
+        "the ratio upside down: old minus new": -torch.min(
+            (old - new).exp() * gain, (old - new).exp().clamp(low, high) * gain
+        ),
+        "the maximum instead of the minimum": -torch.max(ratio * gain, ratio.clamp(low, high) * gain),
+        "the ratio is not clipped": -ratio * gain,
+        "the clipped ratio alone": -ratio.clamp(low, high) * gain,
+    }
+    return right, {k: v.sum() for k, v in wrong.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------- evaluation
