@@ -47,7 +47,13 @@ from trainworthy.core.session.session import (
     write_start,
 )
 
-BESIDE = ("data", "batch", "profile")  # commands that need a stage and have their own module, core/commands/<verb>.py
+BESIDE = (
+    "data",
+    "batch",
+    "profile",
+    "predict",
+    "chat",
+)  # commands that need torch and have their own module, core/commands/<verb>.py
 USAGE = """usage: trainworthy run RECIPE [--seeds N] [settings]    train RECIPE (id, or path of a fork) behind its gates
        trainworthy check RECIPE [--seeds N] [--only ID,...] [--stage NAME] [--deep] [settings]    the gates alone
        trainworthy lr RECIPE [--steps 200] [settings]    which peak rate? a range test

@@ -394,18 +394,20 @@ class Run:
         shown = stage.expect.at_most(REHEARSED)
         if self.plan and len(val) > shown:  # a rehearsal tests the path, so a few samples suffice
             val = View(val, [i * len(val) // shown for i in range(shown)])
-        metrics = self.measure(stage, val)
+        metrics = self.measure(stage, val, final=False)
         self.log_eval(stage, metrics)
         return metrics
 
-    def measure(self, stage: Stage, data: Data, *, probe: bool = False) -> dict[str, float]:
+    def measure(self, stage: Stage, data: Data, *, probe: bool = False, final: bool = True) -> dict[str, float]:
         """Run `stage.evaluate` (with `probe`: the probe's) on `data` in eval mode, without gradients; restore all modes
-        afterwards."""
+        afterwards. Not `final`: an evaluation within the loop, which may be a cheaper one."""
         model = stage.eval_model
         if self.world > 1:  # batch norm statistics differ between ranks; rank 0's are saved and exported
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
         with evaluating(model), self.autocast():
+            if not final and not self.plan and stage.evaluate_while_training:
+                return stage.evaluate_while_training(model, data)
             return (stage.gate_evaluator if probe else stage).evaluate(model, data)
 
     def log_eval(self, stage: Stage, metrics: dict[str, float]) -> None:

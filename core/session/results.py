@@ -17,7 +17,7 @@ from trainworthy.core.loop.journal import Halt
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.monitoring import monitors
 from trainworthy.core.recipe.stage import Stage, Tile, View
-from trainworthy.core.report.card import measured, write_card
+from trainworthy.core.report.card import measured, write_card, write_model_card
 from trainworthy.core.session.session import Session
 
 
@@ -99,9 +99,17 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
             stage.eval_model, load_weights(folder / "model.safetensors"), where=str(folder), without=stage.not_saved
         )
         final, chosen_step = run.measure(stage, stage.data["val"]), best_step
+    elif stage.evaluate_while_training or (
+        stage.intervals and not stage.intervals()
+    ):  # a resumed run may have nothing left to train
+        final = run.measure(stage, stage.data["val"])
+        run.journal.history[-1] |= {f"val/{k}": v for k, v in final.items()}
+    intervals = {"val": stage.intervals()} if stage.intervals else {}
     inputs = tuple(k for k, f in stage.data["val"].fields.items() if f.role == "input")
     val, test = stage.data["val"], stage.data.get("test")
     tested = run.measure(stage, test) if test else None  # once, with the reported weights
+    if tested and stage.intervals:
+        intervals["test"] = stage.intervals()
     zeroed = run.measure(stage, View(val, range(len(val)), blank=inputs)) if inputs else None
     gap, norms, train = None, None, stage.data.get("train")
     if train:
@@ -144,7 +152,7 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         "reported": {"weights": cfg.run.export, "step": chosen_step, metric.name: final[metric.name]},
         "final": run.journal.history[-1], "best": {"step": best_step, metric.name: best_value},
         "n_best": [{"step": st, metric.name: v} for v, st in run.journal.best], "evaluations": len(run.journal.history),
-        "metrics": final, "test": tested and {"samples": len(test), "metrics": tested},
+        "metrics": final, "test": tested and {"samples": len(test), "metrics": tested}, "intervals": intervals,
         "baselines": baselines, "bounds": stage.upper_bounds, "seeds": [cfg.run.seed],
         "steps": run.step, "planned_steps": run.total_steps(stage),
         "epochs": cfg.train.epochs, "train_seconds": round(run.seconds, 1), "skipped_steps": run.journal.skipped,
@@ -157,6 +165,8 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     spare.write_text(json.dumps(summary, indent=1, default=str))
     os.replace(spare, s.folder / "summary.json")  # written last: this file marks the run as finished
     write_card(s.folder)
+    if stage.model_card:
+        write_model_card(s.folder, stage.model_card)
     return {
         "table": measured(summary),
         "wrong": [v for v in read if v.blocks],

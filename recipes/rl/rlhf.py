@@ -21,11 +21,12 @@ from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import loader
 from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.llm.models import speaking
 from trainworthy.recipes.llm.models.loading import from_file
 from trainworthy.recipes.rl.language import models, rewards, rlhf_gates, rlhf_monitors
 from trainworthy.recipes.rl.language.kl_control import Controller, Watch
 from trainworthy.recipes.rl.language.policy import Writer, own, scored, shape, texts
-from trainworthy.recipes.rl.language.prompts import Source, read
+from trainworthy.recipes.rl.language.prompts import Source, encode, read
 from trainworthy.recipes.shared import language_models
 
 from trainworthy import core
@@ -264,6 +265,12 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         monitors=rlhf_monitors.of(cfg.target_kl, watch),
         gates=rlhf_gates.of(reward),
     )  # fmt: skip
+
+
+def speaker(cfg: Config, export: Path) -> speaking.Speaker:
+    """The export, for `trainworthy predict` and `trainworthy chat`: it goes on with a prompt, greedily."""
+    base = models.locate(cfg.model, cfg.pretrained) if cfg.lora_rank else ""
+    return speaking.going_on(cfg, export, lambda tokenizer, text: encode(cfg.data, tokenizer, text), base=base)
 
 
 STAGES = [rlhf]

@@ -220,6 +220,20 @@ def test_prompts_of_ones_own(rows: Path):
     assert torch.equal(some.get(0, None)["draws"], some.get(0, None)["draws"])
 
 
+def test_held_out_prompts_have_a_file_of_their_own_or_a_share(rows: Path, tmp_path: Path):
+    own = tmp_path / "own.jsonl"
+    own.write_text("".join(f'{{"prompt": "held out {i}"}}\n' for i in range(9)))
+    found = prompts.read(prompts.Source(path=str(rows), val=str(own)), language.tokenizer(), 5)
+    assert found["val"].texts == [f"held out {i}" for i in range(9)]
+    assert len(found["prompts"]) == 60
+    found = prompts.read(prompts.Source(path=str(rows), val="0.3"), language.tokenizer(), 5)
+    assert 8 < len(found["val"]) < 30
+    assert len(found["prompts"]) + len(found["val"]) == 60
+    assert not {*found["prompts"].texts} & {*found["val"].texts}
+    with pytest.raises(UserError, match="between 0 and 1"):
+        prompts.read(prompts.Source(path=str(rows), val="3"), language.tokenizer(), 5)
+
+
 def test_prompts_in_turns(rows: Path):
     source = prompts.Source(path=str(rows), tokens=80, chat=True)
     sample = prompts.read(source, language.tokenizer(), 5)["prompts"].get(0, None)

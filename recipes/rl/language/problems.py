@@ -342,6 +342,18 @@ def usable(rows: list[dict[str, str]], asker: Asker, name: str, *, context: int,
     return [r for i, r in enumerate(rows) if i not in {*long}], f"{told}: left out"
 
 
+def answers_told(rows: list[dict[str, str]], asker: Asker, new: int) -> dict[str, str]:
+    """What to say of the lengths of right answers, by themselves and without working."""
+    sizes = [len(asker.answer(r["answer"])) for r in rows]
+    found = {"answers": pairs.spread(sizes)}
+    if long := sum(n > new for n in sizes):
+        found["cut by --max-new-tokens"] = (
+            f"{long} of {len(sizes)} right answers ({long / len(sizes):.0%}) are longer than {new} tokens and can never be given: "
+            f"--max-new-tokens {max(sizes)}, more with working before them"
+        )
+    return found
+
+
 @cache
 def lengths(prompts: tuple[str, ...], tokenizer: Any) -> list[int]:
     """Tokens of each prompt by itself, counted once per process."""
