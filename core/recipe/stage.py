@@ -318,6 +318,9 @@ class Stage:
     exported: Any = None
     """How users load the export (an `exported.Exported`). A gate, and the end of each run, load it in a fresh process
     and compare its answers with the model's."""
+    shard_units: Callable[[nn.Module], Sequence[nn.Module]] | None = None
+    """model or its EMA -> submodules whose parameters `--shard` gathers together, one unit after the other (transformer
+    blocks). Each must be called as a module. What is in none of them is one more unit. None: not to be sharded."""
     gates: list = field(default_factory=list)
     """The domain's own gates, in addition to core's."""
     monitors: list = field(default_factory=list)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +13,7 @@ from trainworthy.core.base import seeds
 from trainworthy.core.data.pictures import contact_sheet, png
 from trainworthy.core.gates import exported, paths
 from trainworthy.core.gates.norms import by_batch, layers
+from trainworthy.core.loop import shard
 from trainworthy.core.loop.checkpoint import load_into, load_weights, save_weights, weights
 from trainworthy.core.loop.journal import Halt
 from trainworthy.core.loop.run import Run, evaluating
@@ -49,10 +51,15 @@ class Watcher:
 
     def look(self, step: int) -> None:
         """Predict the fixed batch, one row per evaluation; a resumed run writes its rows again."""
-        if self.run.rank or not self.stage.predict:
+        whole = (
+            self.run.shard == shard.NONE
+        )  # else all ranks predict the same batch, since each forward needs all shards
+        if not self.stage.predict or (self.run.rank and whole):
             return
         with evaluating(self.stage.eval_model), self.run.autocast():
             tiles: list[Tile] = self.stage.predict(self.stage.eval_model, self.batch)
+        if self.run.rank:
+            return
         if any(t.image is not None for t in tiles):
             contact_sheet(tiles, self.path / "predictions" / f"step-{step}.png")
         path = self.path / "predictions.jsonl"
@@ -83,8 +90,9 @@ class ClassWatch:
                        keep=False)  # fmt: skip
 
 
-def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
-    """Write the final evaluation with baselines, figures, export, summary.json and card.md."""
+def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> dict[str, Any]:
+    """Write the final evaluation with baselines, figures, export, summary.json and card.md. `whole`: makes the same
+    stage with unsharded weights, for what is drawn and exported."""
     metric, cfg = stage.metric, s.cfg
     if not run.journal.history or run.journal.history[-1]["step"] != run.step:
         run.evaluate(stage)  # the loop ended without an evaluation
@@ -124,6 +132,7 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     if gap and classes and classes.blocks:
         gap.because = classes.remedy
     shown: dict[str, Any] = {}
+    stage = whole()
     if stage.figures:
         with evaluating(stage.eval_model), run.autocast():
             shown = stage.figures(stage.eval_model, val)
