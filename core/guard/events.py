@@ -7,6 +7,7 @@ torch.nn.functional import cross_entropy` must import the patched function.
 """
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from torch import distributions, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as loading
+from trainworthy.core.base.errors import UserError
 
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "kl_div")
 COMPARED = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "triplet_margin_loss", "cosine_embedding_loss",
@@ -25,6 +27,7 @@ COMPARED = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "triplet_marg
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
 _undo: list[Callable[[], None]] = []
+_made: list[tuple[Any, str, Any, Any]] = []  # owner, name, function before, function now
 _depth = threading.local()
 
 
@@ -35,6 +38,7 @@ def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None
     wrapped = make(original)
     functools.update_wrapper(wrapped, original)
     setattr(owner, name, wrapped)
+    _made.append((owner, name, original, wrapped))
     _undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
 
 
@@ -42,10 +46,15 @@ def remove() -> None:
     """Undo all patches."""
     while _undo:
         _undo.pop()()
+    _made.clear()
 
 
 def install(seen: Any, *, losses: bool = True) -> None:
     """Report everything to `seen`, an object with the methods of `Observer`. `losses`: also the loss and dropout functions."""
+    if _undo:
+        raise UserError(
+            "torch is observed already", cause="trainworthy.watch() or check() inside a `with trainworthy.watch():`"
+        )
     _data(seen)
     _modules(seen)
     _gradients(seen)
@@ -54,6 +63,20 @@ def install(seen: Any, *, losses: bool = True) -> None:
     if losses:
         _functions(seen)
         _states(seen)
+    _imported_by_name()
+
+
+def _imported_by_name() -> None:
+    """Modules that have imported a function by its name (`from torch.nn.functional import cross_entropy`) before it was
+    replaced get the new one, too."""
+    new = {id(old): (old, wrapped) for owner, _, old, wrapped in _made if not isinstance(owner, type)}
+    for module in list(sys.modules.values()):
+        if str(getattr(module, "__name__", "torch")).partition(".")[0] == "torch" or not hasattr(module, "__dict__"):
+            continue
+        for name, value in list(vars(module).items()):
+            if id(value) in new and new[id(value)][0] is value:
+                setattr(module, name, new[id(value)][1])
+                _undo.append(functools.partial(setattr, module, name, value))
 
 
 def _data(seen: Any) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import re
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,8 +45,17 @@ class Pass:
     prints: list[int] = field(default_factory=list)
     recent: deque = field(default_factory=lambda: deque(maxlen=4))
     """The last batches, because some loops fetch batches ahead."""
-    source: Any = None
+    held: Any = None
+    """Weak reference to the iterator: its workers must end when the script drops it."""
     clock: float = field(default_factory=time.monotonic)
+
+    @property
+    def source(self) -> Any:
+        return None if self.held is None else self.held()
+
+    @source.setter
+    def source(self, iterator: Any) -> None:
+        self.held = None if iterator is None else weakref.ref(iterator)
 
     @property
     def training(self) -> bool:

@@ -58,7 +58,7 @@ def same_order(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
 def never(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
     """Return indices that neither of two whole epochs draws."""
     loader = train[0].loader
-    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None or train[0].source is None:
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return None
     sampler, total = loader.sampler, len(loader.dataset)
     if type(sampler).__name__ in STOCK[2:] or isinstance(sampler, SequentialSampler) or total < 32:
