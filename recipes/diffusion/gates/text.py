@@ -41,8 +41,8 @@ def prompt(proof: Proof) -> Finding:
     with evaluating(stage.eval_model):
         null = torch.full_like(batch["asked"], val.null)
         hook = stage.eval_model.unet.register_forward_pre_hook(lambda _, args: told.append(args[2]))
-        stage.judged(batch["noisy"], batch["timestep"], batch["asked"])
-        stage.judged(batch["noisy"], batch["timestep"], null)
+        stage.eval_model(batch["noisy"], batch["timestep"], batch["asked"])
+        stage.eval_model(batch["noisy"], batch["timestep"], null)
         hook.remove()
         with tempfile.TemporaryDirectory() as name:
             stage.export(Path(name))
