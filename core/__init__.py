@@ -31,9 +31,9 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; tests/core/t
     from trainworthy.core.loop.optim import make_optimizer as make_optimizer
     from trainworthy.core.loop.run import Run as Run, Step as Step
     from trainworthy.core.monitoring.metrics import MetricsTracker as MetricsTracker
+    from trainworthy.core.recipe.figures import Matrix as Matrix, Points as Points, Tile as Tile
     from trainworthy.core.recipe.stage import (
-        Data as Data, Expect as Expect, Field as Field, Matrix as Matrix, Metric as Metric, Points as Points, Probe as Probe,
-        Stage as Stage, Tile as Tile, View as View)
+        Data as Data, Expect as Expect, Field as Field, Metric as Metric, Probe as Probe, Stage as Stage, View as View)
 # isort: on
 # fmt: on
 
@@ -41,7 +41,8 @@ _EXPORTS = {
     "base.config": ("Config", "Loader", "Optim", "Phase", "Train"),
     "base.errors": ("GateFailed", "UserError", "TrainworthyWarning"),
     "base.verdict": ("Finding", "Skip", "Verdict"),
-    "recipe.stage": ("Data", "Expect", "Field", "Matrix", "Metric", "Points", "Probe", "Stage", "Tile", "View"),
+    "recipe.figures": ("Matrix", "Points", "Tile"),
+    "recipe.stage": ("Data", "Expect", "Field", "Metric", "Probe", "Stage", "View"),
     "data.texts": ("load_exclusions",),
     "data.assets": ("fetch_member",),
     "data.validation_split": ("parse_val",),

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.settings_file import laid_over, read_settings
 
 
 @dataclass
@@ -132,6 +133,10 @@ class RunSettings:
     """Seed of every random draw."""
     threads: int = 0
     """CPU threads of torch; 0: torch's default. Results repeat bitwise only with the same number of threads."""
+    shard: Literal["full", "grad", "none"] = "none"
+    """What each of several processes (`-n 2`) holds a part of (FSDP2), with the same result: `full`: parameters,
+    gradients and optimiser state; `grad`: gradients and optimiser state, while parameters are whole from the forward
+    to the backward pass; `none`: nothing (DDP). `--shard` is short for it."""
     out: Path = Path("runs")
     """Folder that will hold the run's folder."""
     save_every: float = 1.0
@@ -342,6 +347,8 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str, options: str 
     known = flags(module.Config)
     if "max-steps" not in known:
         argv = [re.sub(r"^--max[-_]steps(?==|$)", "--train.max-steps", w) for w in argv]
+    if "shard" not in known:
+        argv = [re.sub(r"^--shard(?==|$)", "--run.shard", w) for w in argv]
     for word in argv:
         name = word[2:].split("=")[0].replace("_", "-")
         if word.startswith("--") and name != "help" and name not in known:
@@ -386,96 +393,11 @@ def read_args(path: Path, cls: type) -> Any:
     return from_dict(cls, values.get("settings", values), where=str(path))
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """What a file of settings holds: YAML by its ending (.yaml, .yml), else JSON."""
-    is_yaml = path.suffix.lower() in (".yaml", ".yml")
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = read_yaml(text) if is_yaml else json.loads(text)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the settings in {path}", got=error,
-                        needed="an args.json of an earlier run, or a file of `trainworthy config RECIPE`") from None  # fmt: skip
-    if not isinstance(values, dict) or not isinstance(values.get("settings", {}), dict):
-        got = type(values if not isinstance(values, dict) else values["settings"]).__name__
-        raise UserError(f"cannot read the settings in {path}", got=got, needed="a JSON object or a YAML mapping")
-    return values
-
-
-def read_yaml(text: str) -> Any:
-    """YAML without its constructors. ValueError: it is none."""
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from None
-
-
-def laid_over(under: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Nested `values` over the nested plain settings `under`; names that `under` lacks stay, for `from_dict` to refuse."""
-    both = dict(under)
-    for name, value in values.items():
-        below = under.get(name)
-        both[name] = laid_over(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-    return both
-
-
-def check_values(cfg: Config, *, processes: int) -> None:
-    """Raise for combinations of settings that cannot work, before anything is built."""
-    t, g = cfg.train, cfg.gates
-    if t.batch_size < processes * t.accumulate:
-        raise UserError(
-            "--train.batch-size is too small to be cut",
-            got=f"{t.batch_size} samples for {processes} process(es) x {t.accumulate} micro-batch(es)",
-            needed=f"at least {processes * t.accumulate}",
-        )
-    for name, value in (
-        ("train.epochs", t.epochs),
-        ("train.batch-size", t.batch_size),
-        ("train.accumulate", t.accumulate),
-        ("train.eval-every", t.eval_every),
-        ("train.eval-batch-size", t.eval_batch_size),
-        ("run.save-every", cfg.run.save_every),
-        ("optim.lr", cfg.optim.lr),
-        ("optim.clip", cfg.optim.clip),
-    ):
-        if not value > 0:
-            raise UserError(f"--{name} must be positive", got=value, needed="> 0")
-    if cfg.run.save_steps < 0 or not 0 <= cfg.run.save_minutes < math.inf:
-        raise UserError("--run.save-steps and --run.save-minutes must not be negative",
-                        got=(cfg.run.save_steps, cfg.run.save_minutes), needed="0 (off) or more")  # fmt: skip
-    if t.max_steps < 0:
-        raise UserError("--train.max-steps must not be negative", got=t.max_steps, needed="0 (off) or more")
-    if t.patience < 0:
-        raise UserError("--train.patience must not be negative", got=t.patience, needed="0 (off) or epochs")
-    if not 0 < cfg.optim.layer_decay <= 1:
-        raise UserError(
-            "--optim.layer-decay is a factor from layer to layer", got=cfg.optim.layer_decay, needed="(0, 1]"
-        )
-    if cfg.run.log_every < 1 or cfg.run.keep_best < 1 or cfg.run.max_nonfinite_steps < 1:
-        raise UserError(
-            "--run.log-every, --run.keep-best and --run.max-nonfinite-steps must be at least 1",
-            got=(cfg.run.log_every, cfg.run.keep_best, cfg.run.max_nonfinite_steps),
-        )
-    if cfg.run.keep_checkpoints < 2:
-        raise UserError(
-            "--run.keep-checkpoints is too small",
-            got=cfg.run.keep_checkpoints,
-            needed=">= 2, so that one good checkpoint always remains",
-        )
-    if not 0 <= cfg.optim.warmup < 1 or not 0 <= cfg.optim.decay <= 1:
-        raise UserError(
-            "--optim.warmup and --optim.decay are shares of the run",
-            got=(cfg.optim.warmup, cfg.optim.decay),
-            needed="[0, 1)",
-        )
-    if g.waive and not g.because.strip():
-        raise UserError(
-            "a waived gate needs a reason",
-            got=f"--gates.waive {' '.join(g.waive)}",
-            needed='--gates.because "..."',
-            cause="the reason is printed in the report and on the card",
-        )
+def assert_whole(cfg: Config, command: str) -> None:
+    """Raise UserError for a command that measures the whole model in each process."""
+    if cfg.run.shard != "none":
+        raise UserError(f"trainworthy {command} does not shard", got=f"--shard {cfg.run.shard}",
+                        needed="--shard none: it measures the whole model in each process")  # fmt: skip
 
 
 def take(argv: list[str], flag: str) -> tuple[list[str], str | None]:

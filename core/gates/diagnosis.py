@@ -91,6 +91,20 @@ def diagnosed(found: list[Experiment]) -> str:
             "changes the gradient between backward() and step()")  # fmt: skip
 
 
+def ratio(got: float, due: float, factors: dict[str, float]) -> str:
+    """Return the cause whose factor explains a number that is a multiple of the one that is due; else nothing. `factors`:
+    {cause: got / due that it would give}."""
+    if not due or got == due:
+        return ""
+    near = {
+        cause: abs(got / due / factor - 1) for cause, factor in factors.items() if factor and abs(factor - 1) > SAME
+    }
+    cause = min(near, key=near.get, default="")
+    return (
+        f"{cause} (off by a factor of {got / due:.4g}, as that would make it)" if cause and near[cause] <= 1e-3 else ""
+    )
+
+
 def small(vector: Vector) -> bool:
     """Return whether the vector is small enough to keep copies."""
     return sum(t.numel() for t in vector) <= MOST

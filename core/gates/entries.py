@@ -43,6 +43,7 @@ class Reads(dict):
     rows="C7 C16",
     title="the loss depends on every entry of the batch that it reads or should read",
     reads="data model loss evaluate expect train",
+    explains=True,
 )
 def entries(proof: Proof) -> Finding:
     """Change one entry of a real batch at a time: add noise of its own size to floats, give every second sample another

@@ -12,6 +12,7 @@ from trainworthy.core.base import config, seeds
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import inventory
 from trainworthy.core.data.loader import Keyed, to_device
+from trainworthy.core.loop import shard
 from trainworthy.core.loop.init_from import read_weights, start_from
 from trainworthy.core.loop.run import Plan, Run, denominator
 from trainworthy.core.recipe.stage import PARTS, Data, Expect, Stage
@@ -31,17 +32,22 @@ class Gate:
     lasting: bool = True
     """Whether a pass may be remembered. Gates that read the data report run every time, because each run makes it
     again."""
+    symptom: bool = False
+    """Whether many causes lead to its failure. The runner then asks the gates that explain, before it prints."""
+    explains: bool = False
+    """Whether it compares with an independent formula or definition, so that its failure names a cause."""
 
 
 def gate(
-    id: str, *, rows: str, title: str, reads: str = " ".join(PARTS), lasting: bool = True
-) -> Callable[[Callable[["Proof"], Finding]], Gate]:
+    id: str, *, rows: str, title: str, reads: str = " ".join(PARTS), lasting: bool = True, symptom: bool = False,
+    explains: bool = False,
+) -> Callable[[Callable[["Proof"], Finding]], Gate]:  # fmt: skip
     """Turn a function into a gate. `reads` lists the parts of a recipe that the gate uses (default: all, so that none
     is forgotten). `frozen_modules` belong to the loss and to the evaluation, so they are added with either."""
     parts = reads.split()
     if {"loss", "evaluate"} & {*parts} and "frozen_modules" not in parts:
         parts.append("frozen_modules")
-    return lambda prove: Gate(id, rows, title, prove, tuple(parts), lasting)
+    return lambda prove: Gate(id, rows, title, prove, tuple(parts), lasting, symptom, explains)
 
 
 @dataclass
@@ -95,7 +101,7 @@ class Proof:
 
 
 def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
-    """Build a stage from the run's seed alone, on the run's device."""
+    """Build a stage from the run's seed alone, on the run's device, sharded if the run is."""
     seeds.seed_global(run.cfg.run.seed, "build")
     stage = make(run)
     if run.cfg.init_from:
@@ -107,8 +113,11 @@ def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
     if run.plan is None:  # the full run: free the memory of what only gates use
         stage.pretrained = None
         read_weights.cache_clear()
-    stage.model.to(run.device)
-    stage.eval_model.to(run.device)
+    if run.shard != shard.NONE:
+        shard.apply(stage, run)
+    else:
+        stage.model.to(run.device)
+        stage.eval_model.to(run.device)
     for module in stage.frozen_modules.values():
         module.to(run.device).eval().requires_grad_(False)
     return stage

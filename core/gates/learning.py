@@ -9,6 +9,7 @@ from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.diagnosis import ratio
 from trainworthy.core.gates.gate import Proof, fetch, pick, total_loss, train_set
 from trainworthy.core.gates.mixture import dependency as dependency
 from trainworthy.core.gates.norms import layers
@@ -16,7 +17,7 @@ from trainworthy.core.gates.shuffled import reaches
 from trainworthy.core.gates.tiny import skill as skill
 from trainworthy.core.gates.tiny import tiny_data as tiny_data
 from trainworthy.core.loop.run import Plan, Run, evaluating
-from trainworthy.core.recipe.stage import Expect, Stage, View
+from trainworthy.core.recipe.stage import Expect, Stage, View, batch_size
 
 OVERFIT_SAMPLES = 8
 
@@ -26,6 +27,7 @@ OVERFIT_SAMPLES = 8
     rows="C1",
     title="the untrained loss is what the output head implies",
     reads="data model loss counts expect pretrained",
+    symptom=True,
 )
 def initial_loss(proof: Proof) -> Finding:
     """Compare the mean loss of the untrained model on 256 training samples (or 16 times `gate_batch_size`) with the
@@ -43,10 +45,17 @@ def initial_loss(proof: Proof) -> Finding:
     with evaluating(stage.model):
         measured = total_loss(run, stage, batch).item()
     expected = _on(batch, expected)
-    tolerance = 0.1 * expected
+    tolerance, n = 0.1 * expected, batch_size(batch)
+    factors = {
+        f"the loss is summed over the {n} samples of the batch: it is not divided": n,
+        f"the loss is divided by the {n} samples of the batch twice": 1 / n,
+        "the loss is in bits, not in nats: a logarithm to base 2": 1 / math.log(2),
+    }
+    wrong = abs(measured - expected) > tolerance
+    why = ratio(measured, expected, factors) if wrong else ""
     return Finding(
-        abs(measured - expected) <= tolerance, f"loss {measured:.3f} before training", f"{expected:.3f} within {tolerance:.2f}",
-        "the last layer starts too large: logits are far from even (zero or small initialisation)\n"
+        not wrong, f"loss {measured:.3f} before training", f"{expected:.3f} within {tolerance:.2f}",
+        (f"{why}\n" if why else "") + "the last layer starts too large: logits are far from even (zero or small initialisation)\n"
         "the number of outputs is not the number of classes\nthe loss sums where it should average, or the other way round",
         evidence={"measured": measured, "expected": expected},
     )  # fmt: skip
@@ -157,6 +166,7 @@ def _falls(found: dict) -> bool:
     rows="C4",
     title="the model memorises eight fixed samples, through the real loop and the real evaluation",
     reads="data model loss counts evaluate metric probe optimizers state expect train",
+    symptom=True,
 )
 def overfit(proof: Proof) -> Finding:
     """The loss must be near its floor AND the metric at its ceiling on the same samples, read again through the
@@ -203,6 +213,7 @@ def overfit(proof: Proof) -> Finding:
     rows="C5",
     title="without its input the model cannot answer",
     reads="data model loss counts evaluate metric probe optimizers state expect train",
+    symptom=True,
 )
 def baseline(proof: Proof) -> Finding:
     """Score the overfit model on other samples' inputs, and train a model on blank inputs: both must be clearly

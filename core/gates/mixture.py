@@ -27,6 +27,7 @@ NEXT_TO_NOTHING = 1e-3  # of the largest gradient: a difference in less is no mi
     rows="C2",
     title="samples of a batch do not influence each other",
     reads="data model loss counts expect",
+    explains=True,
 )
 def dependency(proof: Proof) -> Finding:
     """Check by backpropagation: the gradient of the batch's loss with respect to input j must equal that of sample j's

@@ -177,7 +177,13 @@ def _length_faults(total: int, settings: config.Optim) -> list[str]:
     return []
 
 
-@gate("terms", rows="C16", title="every loss term contributes to the gradient", reads="model loss counts expect")
+@gate(
+    "terms",
+    rows="C16",
+    title="every loss term contributes to the gradient",
+    reads="model loss counts expect",
+    symptom=True,
+)
 def terms(proof: Proof) -> Finding:
     """Norm of each term's own gradient on the rehearsed model, relative to the sum of the norms. Takes the median of
     three batches that count for the term (a batch without a labelled sample has no supervised term)."""
@@ -282,6 +288,7 @@ def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only:
     rows="C11",
     title="the peak learning rate is in the range where this data's loss falls",
     reads="data model loss counts optimizers expect train",
+    symptom=True,
 )
 def range_test(proof: Proof) -> Finding:
     """Test forty rates, evenly spaced in log(rate), on one real batch and on a second one (`--deep`: also two hundred

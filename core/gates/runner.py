@@ -42,14 +42,12 @@ def run_gates(gates: list[Gate], proof: Proof, *, known: dict[str, dict], consol
     verdicts, cfg = [], proof.cfg
     known = {one.id: known[one.id] for one in gates if one.lasting and one.id in known}
     quiet = bool(known) and all(one.id in known for one in gates if one.lasting)
-    for one in gates:
-        started = time.monotonic()
-        if one.id in known:
-            verdict = Verdict(**{**known[one.id], "seconds": 0.0})
-        else:
-            with full_precision():
-                verdict = _prove(one, proof)
-            verdict.seconds = round(time.monotonic() - started, 2)
+    asked: dict[str, Verdict] = {}  # gates that ran early, because another one failed
+    for i, one in enumerate(gates):
+        remembered = Verdict(**{**known[one.id], "seconds": 0.0}) if one.id in known else None
+        verdict = remembered or asked.get(one.id) or _timed(one, proof)
+        if verdict.verdict == "fail" and one.symptom:
+            _explain(verdict, [g for g in gates[i + 1 :] if g.explains and g.id not in known], asked, proof)
         verdict.stage, verdict.reads = proof.stage, list(one.reads)
         if verdict.verdict == "fail" and one.id in cfg.gates.waive:
             verdict.verdict, verdict.reason = "waived", cfg.gates.because
@@ -65,6 +63,28 @@ def run_gates(gates: list[Gate], proof: Proof, *, known: dict[str, dict], consol
             style="green",
         )
     return verdicts
+
+
+def _timed(one: Gate, proof: Proof) -> Verdict:
+    """Run a gate and note the seconds it took."""
+    started = time.monotonic()
+    with full_precision():
+        verdict = _prove(one, proof)
+    verdict.seconds = round(time.monotonic() - started, 2)
+    return verdict
+
+
+def _explain(verdict: Verdict, gates: list[Gate], asked: dict[str, Verdict], proof: Proof) -> None:
+    """Put the cause that a more specific gate finds before the likely causes of a failed symptom."""
+    for one in gates:
+        if one.id not in asked:
+            asked[one.id] = _timed(one, proof)
+        found = asked[one.id]
+        if found.verdict == "fail":
+            first = found.remedy.splitlines()[0] if found.remedy else ""
+            verdict.remedy = f"{first} (the gate `{one.id}` fails, too: {found.measured})\n{verdict.remedy}"
+            verdict.evidence = {**verdict.evidence, "explained_by": one.id}
+            return
 
 
 def _prove(one: Gate, proof: Proof) -> Verdict:
@@ -102,8 +122,10 @@ def _prove(one: Gate, proof: Proof) -> Verdict:
         reason = skipped or "skipped on another process"
         return Verdict(one.id, one.rows, one.title, "skip", "", "", "", 0.0, reason=reason)
     ok = worst == 2
-    if finding.cause:
-        finding.remedy = f"{finding.cause}\n{finding.remedy}"
+    if finding.cause:  # the list of likely causes often has it, too, without the evidence
+        clause = finding.cause.split(" (")[0].split(":")[0]
+        others = [line for line in finding.remedy.splitlines() if not line.startswith(clause)]
+        finding.remedy = "\n".join([finding.cause, *others])
     if not ok and finding.ok:
         finding.measured += " (failed on another process)"
     verdict = Verdict(one.id, one.rows, one.title, "pass" if ok else "fail", finding.measured, finding.needed,

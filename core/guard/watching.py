@@ -130,6 +130,8 @@ class Light(Observer):
                 self.gaps.append([])
             for one in self.recent:
                 one.steps += 1
+        if self.steps == FULL:
+            self.evidence.close()
         self.close = self.steps < FULL or self.steps % EVERY < PAIR
         if len(self.gaps) > 400:
             del self.gaps[1:200]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 from trainworthy.core.base import seeds
+from trainworthy.core.recipe.figures import Tile
 
 
 @dataclass
@@ -244,49 +245,6 @@ class Expect:
         return min(n, times * self.gate_batch_size) if self.gate_batch_size else n
 
 
-@dataclass
-class Tile:
-    """An image for the report, with its caption and, for a prediction, a score in [0, 1]."""
-
-    caption: str
-    image: Tensor | None = None
-    """(H, W) or (H, W, 3) uint8; or (C, H, W) floats in [0, 1], which are converted to uint8."""
-    score: float | None = None
-
-    def __post_init__(self):
-        if self.image is not None and self.image.is_floating_point():
-            shown = (self.image.detach().cpu() * 255).round().clamp(0, 255).to(torch.uint8)
-            shown = shown.permute(1, 2, 0)  # (H, W, C)
-            self.image = shown.squeeze(-1) if shown.shape[-1] == 1 else shown
-
-
-@dataclass
-class Matrix:
-    """A table of numbers for the report: (rows, columns), shaded by row."""
-
-    values: Tensor
-    rows: Sequence[str]
-    columns: Sequence[str]
-    axes: tuple[str, str] = ("", "")
-
-
-@dataclass
-class Points:
-    """A scatter or line plot for the report: y over x, both (N,), for data whose x axis is neither steps nor
-    classes."""
-
-    x: Tensor
-    y: Tensor
-    axes: tuple[str, str]
-    error: Tensor | None = None
-    """Half the length of each point's error bar, (N,)."""
-    diagonal: bool = False
-    """Draw the line y = x, on which the points belong."""
-    note: str = ""
-    named: dict[str, Tensor] = field(default_factory=dict)
-    """{name: values (N,)}: curves to compare over the same x. They replace the points."""
-
-
 def batch_size(batch: dict[str, Any]) -> int:
     """Return the number of samples in a batch: the length of its first tensor."""
     return next(v.shape[0] for v in batch.values() if isinstance(v, Tensor))
@@ -313,6 +271,11 @@ class Stage:
     evaluate: Callable[[nn.Module, Data], dict[str, float]]
     """(model, data) -> metrics over all processes, computed the way users will use the model."""
     metric: Metric
+    evaluate_while_training: Callable[[nn.Module, Data], dict[str, float]] | None = None
+    """A cheaper evaluation for the run's own loop, if `evaluate` is expensive (it generates text). It must return `metric`. Core
+    runs `evaluate` once more at the end. Default: `evaluate`."""
+    intervals: Callable[[], dict[str, tuple[float, float]]] | None = None
+    """-> {metric: 95% interval over the samples} of the last call of `evaluate`; the report shows them next to the result."""
     probe: Probe | None = None
     """Replaces `metric` and `evaluate` in gates that train on a few samples. Default: `metric` and `evaluate`."""
     counts: Callable[[dict], Mapping[str, float | Tensor]] = lambda batch: {"*": batch_size(batch)}
@@ -349,9 +312,15 @@ class Stage:
     loads weights itself sets it. A gate compares it with the model. Core drops it before the full run trains."""
     export: Callable[[Path], None] | None = None
     """Writes the export in a format that other libraries load. Default: model.safetensors."""
+    model_card: Mapping[str, Any] = field(default_factory=dict)
+    """Header of the export's README.md, with the hub's keys (base_model, license, datasets, library_name, tags), and the key
+    `usage`, a Python example. Core adds results, gates and settings. Empty: the export gets no README.md."""
     exported: Any = None
     """How users load the export (an `exported.Exported`). A gate, and the end of each run, load it in a fresh process
     and compare its answers with the model's."""
+    shard_units: Callable[[nn.Module], Sequence[nn.Module]] | None = None
+    """model or its EMA -> submodules whose parameters `--shard` gathers together, one unit after the other (transformer
+    blocks). Each must be called as a module. What is in none of them is one more unit. None: not to be sharded."""
     gates: list = field(default_factory=list)
     """The domain's own gates, in addition to core's."""
     monitors: list = field(default_factory=list)

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from trainworthy.core.report.bands import healthy
 from trainworthy.core.report.charts import curves
+from trainworthy.core.report.data_section import data_section
 from trainworthy.core.report.folder import read
 from trainworthy.core.report.html import esc, section, tag
 from trainworthy.core.report.sections import (
-    data_section,
     earlier,
-    environment_section,
     figures,
     files_section,
     gate_section,
@@ -23,10 +22,10 @@ from trainworthy.core.report.sections import (
     name_of,
     next_steps,
     predictions,
-    settings_section,
     tiles,
     verdict,
 )
+from trainworthy.core.report.setup_section import environment_section, settings_section
 
 STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
 

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.monitoring import cost
 from trainworthy.core.monitoring.metrics import read_rows
 from trainworthy.core.recipe.anatomy import pieces
 from trainworthy.core.recipe.forks import NOTE, origin, without_note
@@ -140,6 +138,8 @@ def result(f: Folder) -> tuple[str, str]:
         ),
     ]
     number = tag("p", f"<strong>{esc(num(shown[name]))}</strong> <span>{esc(name)}</span>", class_="number")
+    if limits := s.get("intervals", {}).get("val", {}).get(name):
+        fine.append(f"95% interval over these samples {num(limits[0])} to {num(limits[1])}")
     if test := s.get("test"):
         value, n = num(test["metrics"][name]), test["samples"]
         fine.append(f"{name} {value} on the {n:,} samples of the test split, evaluated once, at the end")
@@ -348,126 +348,6 @@ def matrix(figure: dict[str, Any]) -> str:
         body.append([esc(label), *cells])
     head = (tag("span", f"{esc(down)} ↓<br>{esc(across)} →", class_="dim"), *(esc(c) for c in columns))
     return table(head, body, class_="matrix") + more
-
-
-def data_section(f: Folder) -> str:
-    """Counts of the data."""
-    splits, o = f.data.get("splits", {}), f.data.get("overlap", {})
-    if not splits:
-        return ""
-    size, near = [], any("repeats" in s for s in splits.values())
-    for name, s in splits.items():
-        counts = [s["samples"], s["read"], s["unique_contents"], s["read"] - s["unique_contents"]]
-        counts += [s.get("repeats", {}).get("near")] if near else []
-        size.append([esc(name), *(esc(num(n)) if n is not None else "not comparable" for n in counts)])
-    head = ("split", "samples", "read", "unique", "repeated", *(["near copies"] if near else []))
-    parts = [table(head, size, class_="plain")]
-    parts += [note(f"{name}: {k}: {v}.") for name, s in splits.items() for k, v in s.get("notes", {}).items()]
-    for of, found in {"val in train": o, **f.data.get("overlaps", {})}.items():
-        parts += [note(shared(of, found))] if found else []
-    head = ("field", "role", "type", "shape", "range", "mean", "std", "not finite")
-    each = [(f"{split}: {k}", x) for split, s in splits.items() for k, x in s["fields"].items()]
-    parts.append(table(head, [field_row(*x) for x in each], class_="plain"))
-    cards = [*histograms(splits), fabricated(each), lengths(each), texts(o.get("texts", {}))]
-    return "".join(parts) + tag("div", "".join(cards), class_="figures")
-
-
-def shared(of: str, o: dict[str, Any]) -> str:
-    """Samples of one split that are also in another."""
-    near = "near ones not comparable"
-    if o.get("near") is not None:
-        near = f"{o['near']:,} near (closest pair {num(o.get('largest_similarity'))})"
-    groups = "".join(f"; {len(v)} shared values of {k}" for k, v in o.get("groups", {}).items())
-    texts = "".join(f"; {k}: {t['exact']:,} exact and {t['near']:,} near texts, {t['chunks']:,} shared chunks"
-                    for k, t in o.get("texts", {}).items())  # fmt: skip
-    return f"Samples of {of}: {o.get('exact', 0):,} exact, {near}{groups}{texts}."
-
-
-def fabricated(fields: list[tuple[str, dict[str, Any]]]) -> str:
-    """Fabricated fraction of each field (padded, interpolated, synthetic), if the recipe declares it."""
-    told = [(k, x["fabricated"]) for k, x in fields if x.get("fabricated")]
-    if not told:
-        return ""
-    rows = [(f"{k}", float(x["mean"]), "worst" if x["mean"] > 0.5 else "other") for k, x in told]
-    words = "; ".join(f"{k}: {x['min']:.0%} to {x['max']:.0%} of a sample" for k, x in told)
-    return card("Fabricated share, mean over samples", bars(rows, high=1.0) + note(f"{words}."))
-
-
-def lengths(fields: list[tuple[str, dict[str, Any]]]) -> str:
-    """Percentiles of all varying lengths."""
-    rows = [[esc(f"{k}, {unit}"), *(esc(num(n)) for n in spread.values())]
-            for k, x in fields for unit, spread in x.get("lengths", {}).items()]  # fmt: skip
-    head = next((list(spread) for _, x in fields for spread in x.get("lengths", {}).values()), [])
-    return card("Lengths", table(("field", *map(esc, head)), rows, class_="plain")) if rows else ""
-
-
-def texts(found: dict[str, Any]) -> str:
-    """Texts that validation shares with training: the longest runs of words."""
-    rows = [[esc(key), esc(chunk)] for key, t in found.items() for chunk in t["longest_chunks"][:10]]
-    return card("Longest shared chunks", table((), rows, class_="plain")) if rows else ""
-
-
-def field_row(name: str, x: dict[str, Any]) -> list[str]:
-    """One entry of a sample: its shape (smallest, median, largest if they differ), range and moments."""
-    shapes = [str(tuple(x["shape"][k])) for k in ("min", "median", "max") if k in x.get("shape", {})]
-    shape = " · ".join(shapes[:1] if len(set(shapes)) == 1 else shapes)
-    limits = f"{x['min']:g} to {x['max']:g}" if "min" in x else ""
-    moments = [", ".join(map(num, x.get(k, []))) for k in ("mean", "std")]
-    return [esc(v) for v in (name, x["role"], x["dtype"], shape, limits, *moments, num(x["non_finite_samples"]))]
-
-
-def histograms(splits: dict[str, Any]) -> list[str]:
-    """Samples per class, every split."""
-    found = []
-    for split, s in splits.items():
-        for name, x in s["fields"].items():
-            counts = x.get("classes")
-            if not counts or len(counts) < 2:
-                continue
-            top = sorted(counts.items(), key=lambda kv: -kv[1])[:30] if len(counts) > 40 else counts.items()
-            p = x["per_class"]
-            words = f"{len(counts)} classes; smallest {p['min']:,}, median {p['median']:,}, largest {p['max']:,}"
-            words += f"; {sum(x['invalid'].values()):,} invalid" if x.get("invalid") else ""
-            words += "; the 30 largest." if len(counts) > 40 else "."
-            found.append(card(f"{split}: {name}", bars([(k, n, "other") for k, n in top]) + note(words)))
-    return found
-
-
-def settings_section(f: Folder) -> str:
-    """Settings in groups; those from the command line are marked."""
-    given = {w[2:].split("=")[0].replace("-", "_") for w in said(f) if w.startswith("--")}
-    given |= {re.sub(r"(^|\.)no_(\w+)$", r"\1\2", w) for w in given}
-    groups: dict[str, list[list[str]]] = {}
-    for key, value in masking.settings(f.settings).items():
-        for name, v in (value if isinstance(value, dict) else {"": value}).items():
-            path = f"{key}.{name}" if name else key
-            text = ", ".join(map(str, v)) if isinstance(v, list) else str(v)
-            text = text or "none"
-            mark = tag("span", "set", class_="pill accent", title="given on the command line") if path in given else ""
-            groups.setdefault(key if name else "recipe", []).append([esc(name or key), esc(text) + mark])
-    cards = [card(k, table((), rows, class_="plain")) for k, rows in groups.items()]
-    return tag("div", "".join(cards), class_="columns") if cards else ""
-
-
-def environment_section(f: Folder) -> str:
-    """Machine, versions and sources."""
-    e = f.environment
-    if not e:
-        return ""
-    changed = len(e.get("diff", "").splitlines())
-    commit = e.get("commit") or "not under version control"
-    commit += f", with {changed} lines of uncommitted changes (environment.json)" if changed else ""
-    machine = {
-        "devices": ", ".join(e.get("devices", [])), "processes": e.get("processes", 1), "commit": commit,
-        "platform": e.get("platform", ""), "cores, threads": f"{e.get('cores')}, {e.get('threads')}",
-        "memory": f"{e.get('memory_gb')} GB",
-    }  # fmt: skip
-    if spent := cost.words(cost.of_run(f.path)):
-        machine["cost so far" if not f.finished else "cost"] = spent
-    cards = ""
-    for title, found in (("Machine", machine), ("Versions", e.get("versions", {}))):
-        cards += card(title, table((), [[esc(k), esc(v)] for k, v in found.items()], class_="plain"))
-    return tag("div", cards, class_="columns")
 
 
 def markdown(text: str) -> str:

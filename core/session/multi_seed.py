@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainworthy.core.base import config, masking
+from trainworthy.core.base import config, masking, settings_check
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import DONE, INTERRUPTED, SIGNALS, Interrupted, UserError
 from trainworthy.core.base.machine import cores
@@ -70,7 +70,7 @@ def planned(verb: str, argv: list[str], asked: str, own: tuple[str, ...] = ()) -
         raise UserError(f"{verb} what?", next=f"trainworthy {verb} vision/classify --seeds {asked}")
     loaded = loading.load(rest[0])
     cfg, _ = config.parse(loaded.module, rest[1:], prog=f"trainworthy {verb} {rest[0]}")
-    config.check_values(cfg, processes=int(n or 1))
+    settings_check.check_values(cfg, processes=int(n or 1))
     rest, _ = config.take(rest, "--run.seed")
     threads = (cfg.run.threads or torch.get_num_threads()) * int(n or 1)
     plan = {"recipe": loaded.target, "argv": [*rest[1:], *own, *launcher], "seeds": _seeds(asked, cfg.run.seed)}

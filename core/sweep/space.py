@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainworthy.core.base import config
+from trainworthy.core.base import config, settings_file
 from trainworthy.core.base.errors import UserError
 
 EDGE = 0.1
@@ -128,7 +128,7 @@ def _primes(n: int) -> list[int]:
 # ------------------------------------------------------------------------------------------------------------- reading
 def read_file(path: Path) -> dict[str, Any]:
     """A YAML or JSON file with `scientific`, `nuisance`, `fixed`, and any of trials, seeds and bayes."""
-    found = config.read_settings(path)
+    found = settings_file.read_settings(path)
     known = ("scientific", "nuisance", "fixed", "trials", "seeds", "bayes")
     for name in found:
         if name not in known:

@@ -1,6 +1,6 @@
 """Generate images of a class in the latents of an autoencoder trained here, with classifier-free guidance, evaluated on samples.
 
-tiny  real handwritten digits (MNIST-5k: 4,000 for training) at 32x32, latents of 4x8x8; one CPU core, about five minutes.
+tiny  real handwritten digits (MNIST-5k: 4,000 for training, 1,000 to validate; test: others, with other noise) at 32x32, five minutes.
 full  256x256 images of your own classes, `--data.path FOLDER` or `hub:owner/name`; an accelerator. The same code path.
 
 Latent diffusion (Rombach 2022): stage `autoencoder` learns to encode an image as a small latent and to decode it. Stage `latent`
@@ -20,11 +20,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, Phase, RunSettings, Train
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.diffusion.data import pictures
-from trainworthy.recipes.diffusion.evaluation.scores import Scores
+from trainworthy.recipes.diffusion.evaluation.scores import Sampling, Scores
 from trainworthy.recipes.diffusion.gates import latent as latent_gates
 from trainworthy.recipes.diffusion.gates import samples
 from trainworthy.recipes.diffusion.models import latents, nets, pipeline
@@ -34,20 +33,6 @@ from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
-@dataclass
-class Sampling:
-    """How images are sampled in evaluations, and the defaults of the export."""
-
-    guidance_scale: float = 2.0
-    """Classifier-free guidance scale; 1: no guidance (Ho & Salimans 2022)."""
-    steps: int = 25
-    """Steps of DDIM (Song 2021)."""
-    every: int = 5
-    """An evaluation samples an image for every n-th held-out one, with its class and its noise."""
-    scales: tuple[float, ...] = (1.0, 1.5, 2.0, 4.0)
-    """Guidance scales of the table at the end."""
-
-
 @dataclass
 class Config(core.Config):
     """Settings of diffusion/latent."""
@@ -100,10 +85,13 @@ def full() -> Config:
 
 # ----------------------------------------------------------------------------------------------------------------- data
 class Noised(core.Data):
-    """Latents (N, c, h, w) of `images` with labels (N,), each noised to a timestep; on the training path its class may be hidden.
+    """Latents (N, c, h, w) of `images` with labels (N,) and noise of a random timestep. In training the class may be dropped.
 
-    The evaluation path has one noise and one timestep for each latent, always the same, and hides nothing.
+    In evaluation each latent always has the same noise and timestep, and no class is dropped.
     """
+
+    split = "val"
+    """Each split has its own evaluation noise."""
 
     def __init__(
         self, latents: Tensor, images: Tensor, labels: Tensor, classes: tuple[str, ...], process: Process, drop: float
@@ -111,7 +99,7 @@ class Noised(core.Data):
         self.latents, self.images, self.labels = latents, images, labels
         self.small = pictures.small(
             images
-        )  # splits are compared by pictures: latents of different ones may be near each other
+        )  # splits are compared by images: latents of different images may be near each other
         self.process, self.drop, self.null = process, drop, len(classes)
         self.fields = {
             "small": core.Field("source", low=-1.0, high=1.0),
@@ -127,7 +115,7 @@ class Noised(core.Data):
 
     def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         training = generator is not None
-        generator = generator or torch.Generator().manual_seed(seeds.derive("noise", index))
+        generator = generator or pictures.fixed_draws(self.split, index)
         latent, label = self.latents[index], self.labels[index]
         timestep = torch.randint(self.process.noise.timesteps, (), generator=generator)
         noise = torch.randn(latent.shape, generator=generator)
@@ -143,12 +131,13 @@ class Noised(core.Data):
 
 # --------------------------------------------------------------------------------------------------------------- stages
 def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
-    """First: pictures to latents and back."""
+    """Stage one: images to latents and back."""
     found, side = pictures.read(cfg.data), cfg.data.image_size
-    images, labels, classes, learn, held_out, notes, *_ = found
+    images, labels, classes, learn, held_out, notes, tested = found
     model = latents.make(cfg.vae, images.shape[1], side)
     shape = latents.shape(model, side, len(cfg.widths) - 1)
-    data = {n: latents.Pictures(images[i], labels[i], classes, shape) for n, i in (("train", learn), ("val", held_out))}
+    rows = {"train": learn, "val": held_out} | ({} if tested is None else {"test": tested})
+    data = {name: latents.Pictures(images[i], labels[i], classes, shape) for name, i in rows.items()}
     judge = pictures.judge(cfg.data)
     data["train"].notes = {**notes, "judge": judge.told}
     trip = latents.RoundTrip(run, judge, found)
@@ -167,7 +156,7 @@ def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) 
         return (batch["target"].square().mean() + cfg.vae.l1 * batch["target"].abs().mean()).item()
 
     def export(folder: Path) -> None:
-        """AutoencoderKL, its own factors in its config."""
+        """Save the AutoencoderKL with its own factors in its config."""
         latents.measured(model.eval(), latents.cached(model, images)[learn]).save_pretrained(folder)
 
     return core.Stage(
@@ -191,15 +180,19 @@ def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) 
 
 
 def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
-    """Then: diffusion of latents, which the autoencoder, frozen, has made once."""
+    """Stage two: diffusion of latents that the frozen autoencoder has encoded once."""
     found = pictures.read(cfg.data)
-    images, labels, classes, learn, held_out, notes, *_ = found
+    images, labels, classes, learn, held_out, notes, tested = found
     process, n, asked = Process(cfg.noise, "latent", math.inf), len(classes), cfg.sampling
     vae = previous.eval_model.to(run.device).eval()
     middles = latents.cached(vae, images)
     z = pipeline.scaled(latents.measured(vae, middles[learn]), middles)
     train_data = Noised(z[learn], images[learn], labels[learn], classes, process, cfg.drop)
     val_data = Noised(z[held_out], images[held_out], labels[held_out], classes, process, cfg.drop)
+    data = {"train": train_data, "val": val_data}
+    if tested is not None:
+        data["test"] = Noised(z[tested], images[tested], labels[tested], classes, process, cfg.drop)
+        data["test"].split = "test"
 
     def make_model() -> nn.Module:
         return nets.unet(z.shape[1], n, z.shape[2], cfg.widths, cfg.layers, cfg.attention)
@@ -217,7 +210,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         return {"mse": (process.weights(t) * error).sum()}
 
     def sample(model: nn.Module, classes: Tensor, noise: Tensor, scale: float, sampler: str = "ddim") -> Tensor:
-        """Pictures (B, C, H, W) in [-1, 1], by the very functions that the exported pipeline calls."""
+        """Return images (B, C, H, W) in [-1, 1], from the functions that the exported pipeline calls."""
         how = {"null": n, "guidance_scale": scale, "num_inference_steps": asked.steps}
         made = pipeline.sample(model, process.sampler(sampler), classes, noise, **how)
         return pipeline.decode(vae, made).clamp(-1, 1)
@@ -225,7 +218,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
     scores = Scores(run, judge, found, sample, asked.every)
 
     def denoise(model: nn.Module, data: core.Data) -> dict[str, float]:
-        """One step from every sample's own noise level."""
+        """Denoise every sample in one step from its own noise level."""
         return process.seen(run.gather(torch.cat([process.look(model, b) for b in run.batches(data)])))
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
@@ -256,7 +249,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         return scores.shown(sample(model, batch["label"], batch["noise"], asked.guidance_scale), batch["label"])
 
     def export(folder: Path) -> None:
-        """A DiffusionPipeline: unet/, scheduler/, vae/ with its factors, and the pipeline's own source beside them."""
+        """Save a DiffusionPipeline: unet/, scheduler/, vae/ with its factors, and the pipeline's own source."""
         pictures.save_pipeline(folder, (ema.model if ema else model).eval().cpu(), process.sampler(), vae)
 
     thing = "digit" if cfg.data.path == "digits" else "class"
@@ -264,7 +257,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         name="latent",
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
-        data={"train": train_data, "val": val_data},
+        data=data,
         loss=loss,
         evaluate=evaluate,
         metric=core.Metric("agreement", f"do the samples show the {thing} that was asked for?", floor=1 / n, ceiling=1.0),

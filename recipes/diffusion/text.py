@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.diffusion.data import captions, pictures
-from trainworthy.recipes.diffusion.evaluation.scores import Scores
+from trainworthy.recipes.diffusion.evaluation.scores import Sampling, Scores
 from trainworthy.recipes.diffusion.gates import samples
 from trainworthy.recipes.diffusion.gates import text as text_gates
 from trainworthy.recipes.diffusion.models import latents, pipeline, stable
@@ -27,20 +27,6 @@ from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
-@dataclass
-class Sampling:
-    """How images are sampled in evaluations, and the defaults of the export."""
-
-    guidance_scale: float = 2.0
-    """Classifier-free guidance scale; 1: no guidance (Ho & Salimans 2022)."""
-    steps: int = 25
-    """Steps of DDIM (Song 2021)."""
-    every: int = 5
-    """An evaluation samples an image for every n-th held-out one, with its caption and its noise."""
-    scales: tuple[float, ...] = (1.0, 1.5, 2.0, 4.0)
-    """Guidance scales of the table at the end."""
-
-
 @dataclass
 class Config(core.Config):
     """Settings of diffusion/text."""
@@ -93,7 +79,7 @@ def full() -> Config:
 
 # ---------------------------------------------------------------------------------------------------------------- model
 def make_parts(cfg: Config, found: captions.Captioned) -> stable.Parts:
-    """Text encoder, autoencoder and net: those of a model, or a new net between two that are there."""
+    """Return text encoder, autoencoder and net: those of a model, or a new net for existing encoders."""
     channels, side = found.images.shape[1:3]
     if cfg.model:
         return stable.model(cfg.model, cfg.noise, channels, side)
@@ -112,6 +98,10 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     vae = parts.vae.to(run.device).eval()
     z = pipeline.scaled(vae, latents.cached(vae, found.images))
     train_data, val_data = (captions.Noised(z, found, i, process, cfg.drop) for i in (found.learn, found.held_out))
+    data = {"train": train_data, "val": val_data}
+    if found.test is not None:
+        data["test"] = captions.Noised(z, found, found.test, process, cfg.drop)
+        data["test"].split = "test"
     words = parts.read(found.captions, run.device)
     model = stable.Captioned(parts.unet, words)
     came = stable.adapted(model, cfg.lora_rank)
@@ -128,7 +118,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         return {"mse": (process.weights(t) * error).sum()}
 
     def sample(model: nn.Module, captions: Tensor, noise: Tensor, scale: float, sampler: str = "ddim") -> Tensor:
-        """Pictures (B, C, H, W) in [-1, 1]. That the exported pipeline makes the same ones is proved by the gate `prompt`."""
+        """Return images (B, C, H, W) in [-1, 1]. The gate `prompt` checks that the exported pipeline makes the same ones."""
         how = {"null": val_data.null, "guidance_scale": scale, "num_inference_steps": asked.steps}
         return pipeline.decode(vae, pipeline.sample(model, process.sampler(sampler), captions, noise, **how)).clamp(
             -1, 1
@@ -137,7 +127,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     scores = Scores(run, judge, found, sample, asked.every) if judge else None
 
     def denoise(model: nn.Module, data: core.Data) -> dict[str, float]:
-        """One step from every sample's own noise level."""
+        """Denoise every sample in one step from its own noise level."""
         return process.seen(run.gather(torch.cat([process.look(model, b) for b in run.batches(data)])))
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
@@ -175,7 +165,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         return pictures.tiles(seen, [f"{(*found.captions, '(empty)')[c]}, t {t}" for c, t in told])
 
     def export(folder: Path) -> None:
-        """diffusers' own StableDiffusionPipeline; of adapters merged, and as a file of their own in lora/."""
+        """Save diffusers' own StableDiffusionPipeline, with adapters merged and also separate in lora/."""
         stable.save(folder, parts, ema.model if ema else model, process.sampler(), cfg.lora_rank)
 
     shown = core.Metric("agreement", "do the samples show what was asked for in new words?", floor=1 / max(1, len(found.classes)),
@@ -185,7 +175,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         name="text",
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
-        data={"train": train_data, "val": val_data},
+        data=data,
         loss=loss,
         evaluate=evaluate,
         metric=shown if scores else seen,

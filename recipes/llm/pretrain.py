@@ -1,6 +1,7 @@
 """Pretrain a language model on documents: a small Llama from scratch on real prose, or any architecture on your own texts.
 
-tiny  the manual and the docstrings of the running Python (1.7 MB), four layers, two CPU cores, minutes.
+tiny  the manual and the docstrings of the running Python (1.7 MB), four layers, two CPU cores, minutes. No test
+      set: random halves of its 501 held-out documents differ by 0.11 bits per byte (unigram), ten times what seeds do.
 full  a Llama of 100 M parameters on `--data.path FOLDER`, a table or `hub:owner/name`; an accelerator. The same code path.
 
 Documents are packed into rows by best fit. Each starts at position 0 and attends only to itself, on every attention backend.
@@ -28,7 +29,7 @@ from trainworthy.recipes.llm.data import documents, streaming
 from trainworthy.recipes.llm.data.packing import IGNORED, Packed
 from trainworthy.recipes.llm.evaluation import ngrams, positions
 from trainworthy.recipes.llm.gates import pretrain as pretrain_gates
-from trainworthy.recipes.llm.models import loading
+from trainworthy.recipes.llm.models import loading, speaking
 from trainworthy.recipes.shared import hub
 
 from trainworthy import core
@@ -90,14 +91,18 @@ def full() -> Config:
 
 
 # ----------------------------------------------------------------------------------------------------------------- data
-def read(cfg: Config) -> tuple[documents.Corpus, Packed, Packed]:
-    """The corpus, and both splits packed: to train on each token once, to judge by with a good part of a row before each."""
+def read(cfg: Config) -> tuple[documents.Corpus, dict[str, Packed]]:
+    """The corpus, and its splits packed: to train on each token once, to evaluate with a good part of a row before each."""
     corpus = documents.read(cfg.data, streaming.sample if cfg.data.streaming else None)
+    corpus, test = documents.with_test(corpus, cfg.data)
     how = {"context": cfg.data.context, "tokenizer": corpus.tokenizer, "sizes": corpus.sizes}
     train_data = streaming.rows(corpus, cfg.data, **how)
     val_data = Packed(corpus.val, stride=cfg.data.stride, **how)
     train_data.notes |= corpus.notes
-    return corpus, train_data, val_data
+    data = {"train": train_data, "val": val_data}
+    if test:
+        data["test"] = Packed(test, stride=cfg.data.stride, **how)
+    return corpus, data
 
 
 # ---------------------------------------------------------------------------------------------------------------- model
@@ -155,8 +160,8 @@ def start_at_frequencies(model: nn.Module, log_p: Tensor) -> None:
 # ---------------------------------------------------------------------------------------------------------------- stage
 def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    corpus, train_data, val_data = read(cfg)
-    tokenizer = corpus.tokenizer
+    corpus, data = read(cfg)
+    tokenizer, val_data = corpus.tokenizer, data["val"]
     log_p = ngrams.frequencies(corpus.train, len(corpus.sizes))  # (V,)
     model = loading.attend(make_model(cfg, tokenizer, torch.from_numpy(log_p).float()), cfg.attention, run.device)
 
@@ -262,9 +267,10 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         name="pretrain",
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
-        data={"train": train_data, "val": val_data},
+        data=data,
         loss=loss,
         counts=counts,
+        shard_units=loading.blocks,
         evaluate=evaluate,
         metric=core.Metric("bits_per_byte", "how well is the next token known?", floor=unigram, ceiling=0.0,
                            higher_is_better=False),
@@ -282,6 +288,15 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         export=export,
         gates=pretrain_gates.of(cfg.z_loss),
     )  # fmt: skip
+
+
+def speaker(cfg: Config, export: Path) -> speaking.Speaker:
+    """The export, for `trainworthy predict` and `trainworthy chat`: it goes on with a text as with the beginning of a document."""
+
+    def put(tokenizer, text: str) -> list[int]:
+        return [tokenizer.bos_token_id, *tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+    return speaking.going_on(cfg, export, put)
 
 
 STAGES = [pretrain]

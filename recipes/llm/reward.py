@@ -2,6 +2,8 @@
 RewardTrainer.
 
 tiny  SmolLM2-135M learns which docstring belongs to a function's name; LoRA, two CPU cores, minutes. Constructed preferences.
+      All 238 held-out pairs are validation: half of them would have a standard error of 2.8 points, as large as what settings change. So
+      there is no test set; `--data.held-out 128` makes one of the other 110.
 full  SmolLM2-360M on `--data.path FILE` or `hub:owner/name`; an accelerator. The same code path.
 
 The reward is read at the token that ends the answer, on either padding side (a pad that also ends a turn would move it). The head
@@ -24,7 +26,7 @@ from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.data import pairs, preferences
 from trainworthy.recipes.llm.evaluation import calibration
 from trainworthy.recipes.llm.gates import chat as gates
-from trainworthy.recipes.llm.gates import preference
+from trainworthy.recipes.llm.gates import preference, splits
 from trainworthy.recipes.llm.gates import reward as reward_gates
 from trainworthy.recipes.llm.models import loading
 
@@ -219,6 +221,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         else:
             trainer.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        loading.name_base(folder, path)
 
     # The head begins at nothing, unless --model is a reward model; adapters do, or stand in the file of --init-from.
     head = "base_model.model.score." if cfg.lora_rank else "score."
@@ -245,6 +248,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         ),
         pretrained=loading.from_file(trainer.model, path),
         gates=[
+            splits.held_out(cfg.data),
             reward_gates.lengths(chat),
             preference.sides,
             gates.template(chat, ("chosen", "rejected")),

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
-from trainworthy.recipes.rl.control import definitions, environments, formulas, gates, monitors
+from trainworthy.recipes.rl.control import definitions, environments, episode_pictures, formulas, gates, monitors
 from trainworthy.recipes.rl.control.environments import Environments, Episodes
 from trainworthy.recipes.rl.control.nets import Layers, Running, mlp
 from trainworthy.recipes.rl.control.replay import Replay, Target, fits
@@ -102,7 +102,8 @@ def full() -> Config:
 # ------------------------------------------------------------------------------------------------------------- rollouts
 @torch.no_grad()
 def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, unit: int, epsilon: float) -> dict:
-    """A stretch of the policy as it is: (steps, envs of this process, ...) each. Its draws depend on (seed, unit) alone."""
+    """Collect one iteration's steps with the current policy: (steps, envs of this process, ...) each. Draws depend on (seed, iteration)
+    alone."""
     length = cfg.num_steps if unit else max(cfg.num_steps, cfg.learning_starts // cfg.num_envs)
     draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", unit))
     at_random = torch.randint(policy.n_actions, (length, envs.n), generator=draws)[:, envs.mine.start : envs.mine.stop]
@@ -118,14 +119,15 @@ def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, un
 
 
 def epsilon(cfg: Config, progress: float) -> float:
-    """Chance of a random action after this share of the run."""
+    """Return the probability of a random action after this share of the run."""
     return 1 - (1 - cfg.exploration_final_eps) * min(progress / max(cfg.exploration_fraction, 1e-9), 1)
 
 
 def ahead(cfg: Config, steps: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`steps` (n_step, B, ...) without a net: `earned` in the first's episode, what is `following`, how much that `counts`."""
+    """Split `steps` (n_step, B, ...), without a net: `earned` rewards in the first step's episode, the observation `following`, and its
+    weight `counts`."""
     done = steps["terminated"] | steps["truncated"]
-    own = (done.cumsum(0) - done.long()) == 0  # of the first step's episode
+    own = (done.cumsum(0) - done.long()) == 0  # steps of the first step's episode
     last, n = own.sum(0) - 1, torch.arange(done.shape[1], device=done.device)
     discount = cfg.gamma ** torch.arange(len(done), device=done.device)[:, None]
     counts = cfg.gamma ** (last + 1) * ~steps["terminated"][last, n]
@@ -135,7 +137,8 @@ def ahead(cfg: Config, steps: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def returns(cfg: Config, policy: "Policy", target: "Policy", rows: dict[str, Tensor]) -> Tensor:
-    """What was earned and, as far as it counts, what the target network says of what followed: (B,), in units of the reward."""
+    """Return the targets: earned rewards plus the weighted value of the following observation from the target network, (B,), in units of the
+    reward."""
     worth = target(rows["following"])
     best = (policy(rows["following"]) if cfg.double else worth).argmax(-1, keepdim=True)
     return rows["earned"] + rows["counts"] * (worth.gather(-1, best).squeeze(-1) * target.returns.rms)
@@ -145,7 +148,7 @@ def returns(cfg: Config, policy: "Policy", target: "Policy", rows: dict[str, Ten
 def minibatches(
     cfg: Config, run: core.Run, policy: "Policy", target: "Policy", replay: Replay, unit: int, progress: float
 ) -> Iterator[dict]:
-    """Minibatches from the replay, each with the targets of its moment, in units of the returns' size."""
+    """Yield minibatches from the replay buffer with their current targets, relative to the return scale."""
     draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "minibatches", unit))
     size, at_once = (
         cfg.train.batch_size,
@@ -164,14 +167,15 @@ def minibatches(
             batch["return"] = returns(cfg, policy, target, rows) / policy.returns.rms
             if cfg.prioritized_replay_alpha:
                 error = policy.of(batch["observation"], batch["action"]) - batch["return"]
-                replay.priority.view(-1)[places] = run.gather(error).abs() + 1e-3  # none is never drawn again
+                # the offset keeps every transition in the draw
+                replay.priority.view(-1)[places] = run.gather(error).abs() + 1e-3
         yield batch
 
 
 # ---------------------------------------------------------------------------------------------------------------- model
 class Policy(nn.Module):
-    """Observations (B, n_obs) as they come -> what each action is worth (B, n_actions), in units of the returns' size. It owns the
-    statistics that bring observations and returns to scale; only `observe` moves them."""
+    """Raw observations (B, n_obs) -> action values (B, n_actions), relative to the return scale. It owns the normalisation statistics of
+    observations and returns; only `observe` updates them."""
 
     def __init__(self, n_obs: int, n_actions: int, widths: tuple[int, ...], dueling: bool):
         super().__init__()
@@ -189,7 +193,7 @@ class Policy(nn.Module):
         return self.state(x) + advantage - advantage.mean(-1, keepdim=True) if self.dueling else advantage
 
     def of(self, observation: Tensor, action: Tensor) -> Tensor:
-        """Worth of the actions (B,) that were taken, in units of the returns' size."""
+        """Return the values of the actions (B,) that were taken, relative to the return scale."""
         return self(observation).gather(-1, action[:, None]).squeeze(-1)
 
     def value(self, observation: Tensor) -> Tensor:
@@ -197,11 +201,11 @@ class Policy(nn.Module):
         return self(observation).amax(-1) * self.returns.rms
 
     def near(self, observation: Tensor, best: Tensor) -> Tensor:
-        """How near what it does comes to doing `best` (B,): 0 to 1."""
+        """Return how close its action is to `best` (B,): 0 to 1."""
         return (self(observation).argmax(-1) == best).float()
 
     def observe(self, observation: Tensor, returned: Tensor) -> None:
-        """Take in what one unit saw and earned, over all processes: (n, n_obs) and (n,)."""
+        """Update the statistics with one iteration's observations and returns, over all processes: (n, n_obs) and (n,)."""
         self.observations.update(observation)
         self.returns.update(returned[:, None])
 
@@ -215,7 +219,7 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     policy = Policy(n_obs, n_actions, cfg.hidden_sizes, cfg.dueling)
     untrained = copy.deepcopy(policy).eval()
     envs = Environments(cfg.env, cfg.num_envs, seed=cfg.run.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)
-    play, tiles, shown = environments.views(cfg.env, cfg.frame_stack)
+    play, tiles, shown = episode_pictures.views(cfg.env, cfg.frame_stack)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         error = F.smooth_l1_loss(model.of(batch["observation"], batch["action"]), batch["return"], reduction="none")
@@ -226,7 +230,7 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return environments.told(run.gather(torch.cat(returns).to(run.device)), solved)
 
     def act(model: nn.Module, observation: Tensor) -> Tensor:
-        """The action worth most (n,)."""
+        """Return the action with the highest value (n,)."""
         return model(observation.to(run.device)).argmax(-1).cpu()
 
     def baselines() -> dict[str, dict[str, float]]:
@@ -295,7 +299,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
 
 @torch.no_grad()
 def learnt(cfg: Config, policy: Policy, target: Policy, rollout: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-    """What the net says of a unit after its updates, and the returns (n,) of the unit."""
+    """Statistics of an iteration's updates, and of its returns (n,)."""
     one = ahead(cfg, {k: v.flatten(0, 1)[None] for k, v in rollout.items()})
     returned = returns(cfg, policy, target, one)
     value, finished = policy.value(one["observation"]), rollout["finished"]

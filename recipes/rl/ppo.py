@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.rl.control import definitions, environments, formulas, gates, monitors
+from trainworthy.recipes.rl.control import definitions, environments, episode_pictures, formulas, gates, monitors
 from trainworthy.recipes.rl.control.environments import Environments, Episodes
 from trainworthy.recipes.rl.control.heads import HEADS
 from trainworthy.recipes.rl.control.memory import Memory, Remembering, fits, player
@@ -157,7 +157,7 @@ class Policy(nn.Module):
         self.observations, self.returns = Running(n_obs), Running(1)
         self.memory = Memory(n_obs, memory)
         self.actor, self.critic = (mlp(n_obs + memory, *widths, n) for n in (head.n, 1))
-        nn.init.orthogonal_(self.actor[-1].weight, 0.01)  # nearly every action equally likely
+        nn.init.orthogonal_(self.actor[-1].weight, 0.01)  # nearly uniform actions
 
     def scaled(self, observation: Tensor) -> Tensor:
         return ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)
@@ -166,7 +166,7 @@ class Policy(nn.Module):
         x = self.memory(observation, self.scaled, through)
         return self.head(self.actor(x)), self.critic(x).squeeze(-1), *self.memory.carried(x)
 
-    def outputs(self, observation: Tensor) -> Tensor:  # for `head`; the critic is not asked
+    def outputs(self, observation: Tensor) -> Tensor:  # for `head`; the critic is not evaluated
         return self.head(self.actor(self.memory(observation, self.scaled)))
 
     def sample(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,7 +205,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     policy = Policy(n_obs, HEADS[space](size), cfg.hidden_sizes, cfg.rnn_hidden_size)
     untrained = copy.deepcopy(policy).eval()
     envs = Environments(cfg.env, cfg.num_envs, seed=cfg.run.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)
-    play, tiles, shown = environments.views(cfg.env, cfg.frame_stack)
+    play, tiles, shown = episode_pictures.views(cfg.env, cfg.frame_stack)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         outputs, value, *_ = model(batch["observation"], through=True)
@@ -282,7 +282,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
     """The loop; the gates rehearse this very function."""
     policy, envs = stage.model, stage.state["environments"]
     for step in run.steps(stage):
-        with run.autocast():  # as the loss will see it, so that the first ratio is 1
+        with run.autocast():  # as in the loss, so that the first ratio is 1
             rollout = collect(cfg, run, policy, envs, step.index)
         for minibatch in minibatches(cfg, run, policy, envs, rollout, step.index):
             run.update(stage, run.micro_batches(minibatch))

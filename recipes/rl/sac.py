@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.rl.control import definitions, environments, formulas, gates, monitors
+from trainworthy.recipes.rl.control import definitions, environments, episode_pictures, formulas, gates, monitors
 from trainworthy.recipes.rl.control.environments import Environments, Episodes
 from trainworthy.recipes.rl.control.nets import Running, Side, mlp
 from trainworthy.recipes.rl.control.replay import Replay, Target
@@ -97,7 +97,8 @@ def full() -> Config:
 # ------------------------------------------------------------------------------------------------------------- rollouts
 @torch.no_grad()
 def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, unit: int) -> dict[str, Tensor]:
-    """A stretch of the policy as it is: (steps, envs of this process, ...) each. Its draws depend on (seed, unit) alone."""
+    """Collect one iteration's steps with the current policy: (steps, envs of this process, ...) each. Draws depend on (seed, iteration)
+    alone."""
     length = cfg.num_steps if unit else max(cfg.num_steps, cfg.learning_starts // cfg.num_envs)
     draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", unit))
     even = 2 * torch.rand(length, envs.n, policy.n_act, generator=draws)[:, envs.mine.start : envs.mine.stop] - 1
@@ -113,8 +114,8 @@ def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, un
 
 @torch.no_grad()
 def returns(cfg: Config, policy: "Policy", target: "Policy", steps: dict[str, Tensor], noise: Tensor) -> Tensor:
-    """What `steps` (B, ...) earn, in units of the reward: the reward, then, unless the episode terminated, what the lower of the
-    target critics says of an action drawn by `noise` (B, n_act), and the entropy's worth. (B,)"""
+    """Return the targets of `steps` (B, ...), (B,), in units of the reward: the reward plus, unless the episode terminated, the lower target
+    critic's value of an action drawn with `noise` (B, n_act), and its entropy bonus."""
     action, log_prob = policy.sample(steps["next_observation"], noise)
     value = target.worth(steps["next_observation"], action).amin(0) * target.rewards.rms
     value = value - policy.log_temperature.exp() * log_prob * policy.rewards.rms
@@ -125,7 +126,7 @@ def returns(cfg: Config, policy: "Policy", target: "Policy", steps: dict[str, Te
 def minibatches(
     cfg: Config, run: core.Run, policy: "Policy", target: "Policy", replay: Replay, unit: int
 ) -> Iterator[dict]:
-    """Minibatches from the replay, each with the targets of its moment, in units of the rewards' size, and its draws."""
+    """Yield minibatches from the replay buffer with their current targets, relative to the reward scale, and their noise."""
     draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "minibatches", unit))
     size = cfg.train.batch_size
     mine = slice(run.rank * size // run.world, (run.rank + 1) * size // run.world)
@@ -146,9 +147,8 @@ def minibatches(
 
 # ---------------------------------------------------------------------------------------------------------------- model
 class Policy(nn.Module):
-    """Observations (B, n_obs) as they come -> the policy's middle actions (B, n_act) in [-1, 1]. With it the critics and the
-    temperature, both in units of the rewards' size, and the statistics that bring observations and rewards to scale; only `observe`
-    moves those."""
+    """Raw observations (B, n_obs) -> the policy's mean actions (B, n_act) in [-1, 1]. It also holds the critics and the temperature,
+    relative to the reward scale, and the normalisation statistics of observations and rewards, which only `observe` updates."""
 
     def __init__(self, n_obs: int, n_act: int, widths: tuple[int, ...], temperature: float):
         super().__init__()
@@ -157,7 +157,7 @@ class Policy(nn.Module):
         self.actor = mlp(n_obs, *widths, 2 * n_act, activation=nn.ReLU)
         self.critics = Side(mlp(n_obs + n_act, *widths, 1, activation=nn.ReLU) for _ in range(2))
         self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
-        nn.init.orthogonal_(self.actor[-1].weight, 0.01)  # the middle of the range, and wide
+        nn.init.orthogonal_(self.actor[-1].weight, 0.01)  # centred, with a large standard deviation
 
     def scaled(self, observation: Tensor) -> Tensor:
         return ((observation - self.observations.mean) / self.observations.std).clamp(-10, 10)
@@ -166,8 +166,8 @@ class Policy(nn.Module):
         return self.actor(self.scaled(observation)).chunk(2, -1)[0].tanh()
 
     def sample(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """(actions (B, n_act) that standard normal `noise` (B, n_act) stands for, their log-density (B,)): a Gaussian through tanh,
-        whose slope 1 - tanh(u)^2 the density is divided by (Haarnoja 2018, appendix C), in a form that never overflows."""
+        """Return (actions (B, n_act) for standard normal `noise` (B, n_act), their log-density (B,)): a Gaussian through tanh. The density
+        is divided by the slope 1 - tanh(u)^2 (Haarnoja 2018, appendix C), in a form that never overflows."""
         mean, log_std = self.actor(self.scaled(observation)).chunk(2, -1)
         log_std = log_std.clamp(-5, 2)
         u = mean + log_std.exp() * noise
@@ -176,19 +176,19 @@ class Policy(nn.Module):
         return u.tanh(), (log_normal - log_slope).sum(-1)
 
     def worth(self, observation: Tensor, action: Tensor, *, still: bool = False) -> Tensor:
-        """What each critic says (2, B), in units of the rewards' size. `still`: nothing of it teaches the critics."""
+        """Return the values of all critics (2, B), relative to the reward scale. `still`: no gradients for the critics."""
         return self.critics(torch.cat([self.scaled(observation), action], -1), still=still)
 
     def value(self, observation: Tensor) -> Tensor:
-        """Expected return of the middle action, in units of the reward."""
+        """Expected return of the mean action, in units of the reward."""
         return self.worth(observation, self(observation)).amin(0) * self.rewards.rms
 
     def near(self, observation: Tensor, best: Tensor) -> Tensor:
-        """How near the middle action comes to `best` (B, n_act): 1 there, 0 at the other end of the range."""
+        """Return how close the mean action is to `best` (B, n_act): 1 there, 0 at the other end of the range."""
         return 1 - (self(observation) - best).abs().amax(-1) / 2
 
     def observe(self, observation: Tensor, reward: Tensor) -> None:
-        """Take in what one unit saw and earned, over all processes: (n, n_obs) and (n,)."""
+        """Update the statistics with one iteration's observations and returns, over all processes: (n, n_obs) and (n,)."""
         self.observations.update(observation)
         self.rewards.update(reward[:, None])
 
@@ -204,7 +204,7 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     policy = Policy(n_obs, n_act, cfg.hidden_sizes, cfg.init_temperature)
     untrained = copy.deepcopy(policy).eval()
     envs = Environments(cfg.env, cfg.num_envs, seed=cfg.run.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)
-    play, tiles, shown = environments.views(cfg.env, cfg.frame_stack)
+    play, tiles, shown = episode_pictures.views(cfg.env, cfg.frame_stack)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         error = model.worth(batch["observation"], batch["action"]) - batch["return"]  # (2, B)
@@ -222,7 +222,7 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return environments.told(run.gather(torch.cat(returns).to(run.device)), solved)
 
     def act(model: nn.Module, observation: Tensor) -> Tensor:
-        """The policy's middle action (n, n_act)."""
+        """Return the policy's mean action (n, n_act)."""
         return model(observation.to(run.device)).cpu()
 
     def baselines() -> dict[str, dict[str, float]]:
@@ -288,7 +288,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
 
 @torch.no_grad()
 def learnt(cfg: Config, policy: Policy, target: Policy, rollout: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What the nets say of a unit after its updates."""
+    """Statistics of an iteration's updates."""
     one = {k: v.flatten(0, 1) for k, v in rollout.items()}
     returned = returns(cfg, policy, target, one, torch.zeros_like(one["action"]))
     value, finished = policy.worth(one["observation"], one["action"]).amin(0) * policy.rewards.rms, rollout["finished"]

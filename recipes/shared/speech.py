@@ -39,6 +39,7 @@ OBJECTS = ("the red car", "a small table", "an old clock", "the computer", "the 
 TAILS = ("near the river", "near the station", "in the office", "in the garden", "in the afternoon", "in September", "last summer",
          "every winter", "behind the school", "after lunch", "this morning", "on Monday")  # fmt: skip
 SLOTS = (SUBJECTS, VERBS, OBJECTS, TAILS)
+MOST = len(TAILS) ** (len(SLOTS) - 1)  # sentences of which no two share three parts
 
 
 def sentences(n: int, seed: int = 0) -> list[str]:

@@ -17,9 +17,9 @@ from typing import Literal
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torchvision.transforms import v2
 from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
+from trainworthy.recipes.vision.classify import Block
 from trainworthy.recipes.vision.data import boxes
 from trainworthy.recipes.vision.gates import detect as detect_gates
 from trainworthy.recipes.vision.gates import pictures
@@ -105,23 +105,6 @@ def augmentation(cfg: Config) -> nn.Module:
 
 
 # ---------------------------------------------------------------------------------------------------------------- model
-class Block(nn.Module):
-    """Basic residual block (He 2016) with GroupNorm (Wu & He 2018): (B, n_in, H, W) -> (B, n_out, H/stride, W/stride)."""
-
-    def __init__(self, n_in: int, n_out: int, stride: int):
-        super().__init__()
-        self.conv1 = nn.Conv2d(n_in, n_out, 3, stride, 1, bias=False)
-        self.norm1 = nn.GroupNorm(8, n_out)
-        self.conv2 = nn.Conv2d(n_out, n_out, 3, 1, 1, bias=False)
-        self.norm2 = nn.GroupNorm(8, n_out)
-        same = stride == 1 and n_in == n_out
-        self.shortcut = nn.Identity() if same else nn.Conv2d(n_in, n_out, 1, stride, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.shortcut(x) + self.norm2(self.conv2(h)))
-
-
 class Backbone(nn.Sequential):
     """A stem and a block per width, each of stride 2, and one more block: (B, 3, S, S) -> (B, C, S/8, S/8) with three widths."""
 

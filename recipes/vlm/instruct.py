@@ -7,11 +7,13 @@ full  CLIP and SmolLM2 with LoRA, or with `--model` a model of the hub, on `--da
 
 Stage `align` trains only the projector, because a random projector would damage the language model. Stage `instruct` trains
 projector and language model, each at its own learning rate. The encoder is frozen and in eval mode, except in stage `unfreeze`
-(off by default). No sample is ever cut. Every image has a counterfactual, so that no question reveals its answer.
+(off by default). No sample is ever cut. Every image has a counterfactual, so that no question reveals its answer. A language
+model with a chat template is trained and asked in its own turns, a base model in lines.
 """
 
 import copy
 import json
+import math
 from dataclasses import astuple, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -22,9 +24,13 @@ from torch import Tensor, nn
 from trainworthy.core.base.config import Optim, Phase, RunSettings, Train
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.gate import fetch
+from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.llm.evaluation import metrics
+from trainworthy.recipes.llm.gates.loss import ended
+from trainworthy.recipes.llm.models.loading import ends_with
 from trainworthy.recipes.shared.language_models import Attention, LoRA, attend
-from trainworthy.recipes.vlm.data import conversations, folders, questions, rows
+from trainworthy.recipes.vlm.data import conversations, folders, questions, rows, turns
 from trainworthy.recipes.vlm.data.questions import Questions
 from trainworthy.recipes.vlm.data.scenes import Scenes
 from trainworthy.recipes.vlm.gates import instruct as gates
@@ -44,14 +50,26 @@ class Config(LoRA, core.Config):
     unfreeze: Phase = field(default_factory=Phase)
     encoder: str = "cells"
     """`cells` (a small CNN trained here), or a vision transformer of the hub by name or folder. Trained by --unfreeze only."""
+    encoder_layer: int = -2
+    """Layer of a hub encoder whose outputs are the features: -2 the last but one, as LLaVA takes of CLIP; -1 the last."""
     language: str = "words"
     """`words` (a small model trained here on text descriptions of scenes), or a causal language model of the hub by name or
-    folder."""
+    folder. One whose tokenizer has a chat template is trained and asked in its own turns, another in lines."""
+    chat_template: str = ""
+    """File with a chat template that replaces the language model's own, or `trl:NAME` for one that TRL ships."""
+    eos_token: str = ""
+    """Token that ends an answer, if it differs from the tokenizer's eos and the template does not show it."""
     model: str = ""
     """A vision-language model of the hub, by name or folder, instead of these two, with its own projector, template and
     processor."""
     lora_rank: int = 0
     """Rank of LoRA adapters on the language model; 0 trains all of it."""
+    metric: str = ""
+    """Metrics of the answers, separated by commas; the first selects the best checkpoint: accuracy (the very answer), or of
+    generated text f1, exact, rouge, bleu, chrf or your own `module:function`; perplexity generates nothing. Empty: accuracy,
+    and f1 where more than a tenth of the held-out answers have over five words."""
+    max_new_tokens: int = 0
+    """Maximum number of generated tokens of an answer; 0: the length of the longest answer."""
     attention: Attention = "auto"
     """Attention implementation; `auto` is transformers' own choice. The last two need an accelerator."""
     projector_width: int = 256
@@ -91,25 +109,44 @@ def full() -> Config:
 
 
 # ----------------------------------------------------------------------------------------------------------------- data
+LONG = 5  # words
+MEMORISED = 0.9  # accuracy on long answers: one word in ten may differ when the loss has closed
+
+
 @cache
-def read(split: str, where: tuple, model: str, words: str, reads: tuple) -> Questions:
-    """Pictures with questions as rows of tokens; read once per process. `reads`: what the model says of itself."""
+def read(split: str, where: tuple, model: str, words: tuple[str, str, str], reads: tuple) -> Questions:
+    """Images with questions as rows of tokens, tokenised once per process. `words`: the language model, its chat template and the end of its
+    turns; `reads`: description of the model for the report."""
     path, pairs, held_out, val, longest = where
     if path == "scenes":
         source = Scenes(split, pairs if split == "train" else held_out)
-        source.image = cache(source.image)  # 80 MB at most, and gates read the same pictures again and again
+        source.image = cache(source.image)  # 80 MB at most; gates read the same images repeatedly
     else:
         source = folders.load(path, split, val)
     if model:
         alone = source if isinstance(source, conversations.Talks) else conversations.Apart(source)
         return hub.Templated(alone, model, takes=reads, longest=longest)
     features, side = reads
-    return Questions(source, language.tokenizer(words), features=features, side=side, longest=longest)
+    return Questions(source, language.tokenizer(*words), features=features, side=side, longest=longest)
+
+
+def chosen(cfg: Config, val: Questions) -> list[str]:
+    """Return the names of the metrics; the first selects the best checkpoint."""
+    if cfg.metric:
+        names = [name.strip() for name in cfg.metric.split(",")]
+        if others := ",".join(n for n in names if n != "accuracy"):
+            metrics.named(others)
+        return names
+    said = [
+        one.answer for i in val.representative(min(questions.SEEN, len(val))) for one in val.source.asked(val.kept[i])
+    ]
+    return ["f1"] if sum(len(metrics.words(text)) > LONG for text in said) > 0.1 * len(said) else ["accuracy"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- model
 class Projector(nn.Module):
-    """Features (B, n, width) -> embeddings (B, n, d): LayerNorm, two layers, LayerNorm x gain. It starts as loud as words are."""
+    """Features (B, n, width) -> embeddings (B, n, d): LayerNorm, two layers, LayerNorm x gain. Initially its outputs have the norm of word
+    embeddings."""
 
     def __init__(self, n_in: int, width: int, n_out: int, rms: float):
         super().__init__()
@@ -123,7 +160,7 @@ class Projector(nn.Module):
 
 
 class VLM(nn.Module):
-    """Three towers. Pictures (B, 3, side, side) and rows of tokens (B, T) -> logits (B, T, V)."""
+    """Three towers. Images (B, 3, side, side) and rows of tokens (B, T) -> logits (B, T, V)."""
 
     def __init__(self, encoder: nn.Module, projector: nn.Module, language: nn.Module):
         super().__init__()
@@ -136,12 +173,13 @@ class VLM(nn.Module):
         self.reads = (self.features, encoder.side)
 
     def embedded(self, batch: dict[str, Tensor]) -> Tensor:
-        """(B, T, d): words, and the features of each picture in its places."""
+        """Return embeddings (B, T, d): words, with the features of each image in its places."""
         places = batch["ids"] == rows.IMAGE
         images, n = batch["image"], batch["pictures"]
-        if images.ndim == 5:  # (B, P, 3, side, side): those that there are, in their order
+        if images.ndim == 5:  # (B, P, 3, side, side): only existing images, in order
             images = images[torch.arange(images.shape[1], device=n.device) < n[:, None]]
-        features = self.projector(self.encoder(images))  # frozen weights need no graph: no_grad would be idle
+        # frozen weights need no graph, so no_grad would change nothing
+        features = self.projector(self.encoder(images))
         if (places.sum(1) != n * features.shape[1]).any():
             raise ValueError(f"{features.shape[1]} features of a picture, {places.sum(1).tolist()} places for them")
         words = self.language.get_input_embeddings()(batch["ids"].clamp_min(0))
@@ -150,18 +188,19 @@ class VLM(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         return rows.answer(self.language, self.embedded(batch), batch)
 
-    def speak(self, batch: dict[str, Tensor], n: int) -> Tensor:
-        """What a row without its answer is answered with, at most `n` tokens of it."""
+    def speak(self, batch: dict[str, Tensor], n: int, ends: list[int]) -> Tensor:
+        """Return generated answers for rows without their answers, (B, up to n). Rows are padded on the left."""
         return self.language.generate(
-            inputs_embeds=self.embedded(batch), max_new_tokens=n, do_sample=False, pad_token_id=0
-        )[0]
+            inputs_embeds=self.embedded(batch), attention_mask=(batch["segment"] >= 0).long(), max_new_tokens=n,
+            do_sample=False, eos_token_id=ends, pad_token_id=ends[0],
+        )  # fmt: skip
 
 
 def make_model(cfg: Config) -> VLM | hub.Whole:
-    """Encoder and language model as they were trained, a new projector between them; or a model of the hub as it is."""
+    """Return encoder and language model as pretrained, with a new projector between them; or a model of the hub."""
     if cfg.model:
         return hub.Whole(cfg.model, cfg)
-    encoder, words = vision.load(cfg.encoder), language.load(cfg.language, cfg)
+    encoder, words = vision.load(cfg.encoder, cfg.encoder_layer), language.load(cfg.language, cfg)
     embedding = words.get_input_embeddings().weight.detach()
     rms = embedding.square().mean().sqrt().item()
     return VLM(encoder, Projector(encoder.width, cfg.projector_width, embedding.shape[1], rms), words)
@@ -169,7 +208,7 @@ def make_model(cfg: Config) -> VLM | hub.Whole:
 
 # --------------------------------------------------------------------------------------------------------------- stages
 def align(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
-    """Stage one: the projector learns the language model's embeddings; both towers beside it are as they came."""
+    """Stage one: the projector learns to produce the language model's embeddings; both towers are frozen."""
     model, start, fresh = make_model(cfg), {}, ()
     if not cfg.model:
         own = {"encoder": vision.weights(cfg.encoder), "language": language.weights(cfg.language, model.language)}
@@ -178,7 +217,7 @@ def align(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> cor
 
 
 def instruct(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
-    """Stage two: projector and language model, each at its own rate, from the projector that stage one trained."""
+    """Stage two: projector and language model, each at its own learning rate, from the projector of stage one."""
     if previous is None and not cfg.model:
         raise UserError("instruct has no projector to start from", needed="STAGES = [align, instruct], --align.epochs above 0",
                         cause="a language model that learns beside a random projector is spoilt")  # fmt: skip
@@ -190,26 +229,37 @@ def instruct(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
 
 def unfreeze(cfg: Config, run: core.Run, previous: core.Stage) -> core.Stage:
-    """Stage three, left out unless --unfreeze.epochs: the encoder at a tiny rate, the others at a tenth of what they had."""
+    """Stage three, only with --unfreeze.epochs: the encoder at a very low rate, the others at a tenth of theirs."""
     rates = {"encoder": cfg.optim.lr, "projector": cfg.instruct.lr / 10, "language": cfg.language_lr / 10}
     return make_stage(cfg, run, "unfreeze", previous.model, rates, previous.model.state_dict())
 
 
 def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: dict[str, float], start: dict[str, Tensor],
                fresh: tuple[str, ...] = ()) -> core.Stage:  # fmt: skip
-    """What all stages share. `rates`: {tower: peak rate}; a tower without one is frozen."""
+    """What all stages share. `rates`: {tower: peak rate}; towers without a rate are frozen."""
     attend(model.net[0] if cfg.model else model.language, cfg.attention, run.device)
     for key, p in model.named_parameters():
         adapted = not cfg.lora_rank or not key.startswith("language.") or ".lora_" in key
         p.requires_grad_(key.split(".")[0] in rates and adapted)
     frozen = tuple(key for key, p in model.named_parameters() if not p.requires_grad)
-    where = (astuple(cfg.data), cfg.model, cfg.language, model.reads)
+    if cfg.model and (cfg.chat_template or cfg.eos_token):
+        raise UserError("--chat-template and --eos-token are for --language", got=f"--model {cfg.model}",
+                        next="put a chat_template.jinja into the model's folder")  # fmt: skip
+    where = (astuple(cfg.data), cfg.model, (cfg.language, cfg.chat_template, cfg.eos_token), model.reads)
     data = {s: read(s, *where).copy() for s in ("train", "val", *folders.tested(cfg.data.path))}
     train_data, val_data = data["train"], data["val"]
     if not cfg.model:
-        train_data.notes |= {"vision encoder": vision.told(cfg.encoder), "language model": language.told(cfg.language)}
+        train_data.notes |= {
+            "vision encoder": vision.told(cfg.encoder),
+            "language model": language.told(cfg.language)
+            + ", in the turns of its chat template" * bool(train_data.chat),
+        }
     kinds, words = train_data.source.kinds, train_data.tokenizer
     guess = questions.majority(train_data.source)
+    names = chosen(cfg, val_data)
+    generated = [n for n in names if n not in ("accuracy", "perplexity")]
+    own_length = 0 if names == ["accuracy"] else max(train_data.longest_answer(), val_data.longest_answer())
+    longest = cfg.max_new_tokens or own_length
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         return {"answer": rows.nll(model(batch), batch["labels"])}
@@ -217,19 +267,41 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
     def counts(batch: dict) -> dict[str, float]:
         return {"answer": rows.scored(batch["labels"])}
 
-    def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        found, nats = [], []
+    def scores(model: nn.Module, data: core.Data, generated: list[str]) -> dict[str, float]:
+        found, nats, heard = [], [], [torch.zeros(0, 1 + len(generated), device=run.device)]
         for batch in run.batches(data):
             logits = model(batch)
             found.append(questions.verdicts(logits, batch))
             nats.append(questions.surprise(logits, batch["labels"]))
+            heard += [listen(model, batch, generated)] if generated else []
         lost, tokens = run.gather(torch.cat(nats)).sum(0).tolist()
-        return {**questions.score(run.gather(torch.cat(found)), kinds), "nll": lost / tokens}
+        told = questions.score(run.gather(torch.cat(found)), kinds)
+        told |= {"nll": lost / tokens} | ({"perplexity": math.exp(lost / tokens)} if "perplexity" in names else {})
+        if generated:
+            means = run.gather(torch.cat(heard)).double().mean(0).tolist()
+            told |= dict(zip(("stops", *map(metrics.key, generated)), means, strict=True))
+        return told
+
+    def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
+        return scores(model, data, generated)
+
+    def listen(model: nn.Module, batch: dict, generated: list[str]) -> Tensor:
+        """Return (answer ended by itself, metrics) of generated answers, (answers, 1 + metrics)."""
+        asked, table = questions.prompts(batch), []
+        if asked is None:
+            return torch.zeros(0, 1 + len(generated), device=run.device)
+        heard = model.speak(asked.batch, longest, train_data.ends).tolist()
+        for said, due in zip(heard, asked.answers, strict=True):
+            end = next((i for i, token in enumerate(said) if token in train_data.ends), len(said))
+            texts = train_data.texts(said[:end]), train_data.texts(due)
+            table.append([float(end < len(said)), *(metrics.score(name)(*texts) for name in generated)])
+        return torch.tensor(table, device=run.device)
 
     def baselines() -> dict[str, dict[str, float]]:
         n = len(val_data)
-        others = View(val_data, range(n), swap=[(i + n // 2) % n for i in range(n)])  # nobody keeps their own picture
-        return {"commonest answer to each question": {"accuracy": questions.blindly(val_data.source, guess), "pairs": 0.0},
+        others = View(val_data, range(n), swap=[(i + n // 2) % n for i in range(n)])  # no sample keeps its own image
+        blind = {name: questions.blindly(val_data.source, guess, name) for name in ("accuracy", *generated)}
+        return {"commonest answer to each question": {metrics.key(k): v for k, v in blind.items()} | {"pairs": 0.0},
                 "this model, another's picture": evaluate(model, others)}  # fmt: skip
 
     def preview(batch: dict) -> list[core.Tile]:
@@ -250,24 +322,69 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
             core.Tile(said.caption, seen.image, score=said.score) for said, seen in tiles]}  # fmt: skip
 
     def export(folder: Path) -> None:
-        """language/ for from_pretrained; vision.pt2 (torch.export): pictures -> embeddings that stand before the question. Of a
-        model of the hub: model/ for from_pretrained."""
+        """Save language/ for from_pretrained and vision.pt2 (torch.export): images -> embeddings that come before the question. For a hub
+        model: model/ for from_pretrained."""
         if cfg.model:
             return hub.export(model, cfg.model, folder)
         net = copy.deepcopy(model).eval().cpu()
         talker = net.language.merge_and_unload() if cfg.lora_rank else net.language
+        ends_with(talker, train_data.ends)
         talker.save_pretrained(folder / "language")
         words.save_pretrained(folder / "language")
         eyes = nn.Sequential(net.encoder, net.projector)
         save_file(net.projector.state_dict(), folder / "projector.safetensors")
         core.export_program(eyes, torch.zeros(2, 3, net.encoder.side, net.encoder.side), folder / "vision.pt2")
-        config = {"encoder": cfg.encoder, "language": cfg.language, "features": net.features, "side": net.encoder.side,
-                  "row": "embeddings of bos, those of the picture, those of '\\n' + question; then greedily up to eos",
+        line = "embeddings of bos, those of the picture, those of '\\n' + question; then greedily up to eos"
+        if train_data.chat:  # {question} and the image's place in the text that the template renders
+            asked = turns.placed(rows.Asked(0, "{question}", "answer"))
+            line = turns.parts(train_data.chat, "", [asked])[0][0]
+        config = {"encoder": cfg.encoder, "encoder_layer": cfg.encoder_layer, "language": cfg.language,
+                  "features": net.features, "side": net.encoder.side, "row": line,
                   "image": "float32 (B, 3, side, side) in [0, 1]; normalised inside vision.pt2"}  # fmt: skip
         (folder / "config.json").write_text(json.dumps(config, indent=1))
 
-    own = cfg.encoder == "cells" and not cfg.model  # others keep layers that nothing here reads (CLIP's last norm)
-    floor = questions.blindly(train_data.source, guess)
+    def metric_of(which: str) -> core.Metric:
+        """Return a metric, and its score without looking at images."""
+        if which == "accuracy":
+            return core.Metric(which, "what does the picture show, asked in words?", ceiling=1.0,
+                               floor=questions.blindly(train_data.source, guess))  # fmt: skip
+        found = metrics.metric(which, "which words of the wanted answers are said?", len(words))
+        if which != "perplexity":
+            found.floor = questions.blindly(train_data.source, guess, which)
+        return found
+
+    def expected(gate_metric: core.Metric) -> core.Expect:
+        """Return what eight samples must reach in this stage."""
+        found = core.Expect(frozen=frozen, new_parameters=fresh, overfit_steps=200 if name == "align" else 110,
+                            no_gradient=() if own else ("encoder.",))  # fmt: skip
+        if gate_metric.name == "accuracy":
+            # A projector alone, in front of a frozen language model, gets 30 of 32 answers at two of five seeds.
+            found.overfit_metric = 0.9 if name == "align" else None
+        elif name == "align":
+            # It cannot make that model produce long texts word by word: half of the initial loss is enough, and `aligned` checks that the
+            # answers depend on the image.
+            found.loss_floor, found.overfit_metric = halfway, gate_metric.floor
+            found.solvable_without_input = (
+                "long answers of a language model that stays; `aligned` compares pictures by the loss"
+            )
+        else:
+            found.overfit_metric, found.overfit_longer = max(MEMORISED, (1 + gate_metric.floor) / 2), True
+        return found
+
+    def halfway(batch: dict) -> float:
+        """Return half of the untrained model's loss."""
+        with evaluating(model), torch.no_grad(), run.autocast():
+            return 0.5 * sum(loss(model, batch).values()).item() / counts(batch)["answer"]
+
+    # hub encoders have layers that nothing here uses (CLIP's last norm)
+    own = cfg.encoder == "cells" and not cfg.model
+    metric = metric_of(names[0])
+    # Gates ask whether the answer follows the image. Perplexity of long answers cannot show that: their words follow from one another.
+    probe = (
+        core.Probe(metric_of("f1"), lambda model, data: scores(model, data, ["f1"]))
+        if names[0] == "perplexity"
+        else None
+    )
     return core.Stage(
         name=name,
         model=model,
@@ -276,10 +393,9 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         loss=loss,
         counts=counts,
         evaluate=evaluate,
-        metric=core.Metric("accuracy", "what does the picture show, asked in words?", floor=floor, ceiling=1.0),
-        # A projector alone, in front of a language model that stays, gets 30 of 32 answers at two seeds of five.
-        expect=core.Expect(frozen=frozen, new_parameters=fresh, overfit_steps=200 if name == "align" else 110,
-                           overfit_metric=0.9 if name == "align" else None, no_gradient=() if own else ("encoder.",)),
+        metric=metric,
+        probe=probe,
+        expect=expected(probe.metric if probe else metric),
         baselines=baselines,
         preview=preview,
         predict=predict,
@@ -287,6 +403,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         pretrained={k: v.clone() for k, v in start.items()} or None,
         export=export,
         gates=gates.gates(name, tuple(rates), first=name == "align" or not start),
+        monitors=[ended(longest)] if generated else [],
     )  # fmt: skip
 
 

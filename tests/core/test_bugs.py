@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.bugs import campaign, mutation, page, suite
+from trainworthy.core.bugs import campaign, mutation, outcomes, page, suite
 
 from tests.conftest import ROOT, Done
 from tests.helpers.commands import environment
@@ -117,7 +117,7 @@ def ran(
     ],
 )
 def test_the_rule_of_harm(runs: list[dict], part: str, outcome: str, words: str):
-    found, why = campaign.judged(runs, REFERENCE, part)
+    found, why = outcomes.judged(runs, REFERENCE, part)
     assert (found, words in why) == (outcome, True), why
 
 
@@ -143,6 +143,8 @@ def test_without_a_checkout_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path
         (("bugs", "--kind", "odd"), ("unknown kind 'odd'", "planted or healthy or mutants")),
         (("bugs", "--kind", "mutants"), ("mutants of what?", "--mutate")),
         (("bugs", "vision/clasify"), ("unknown recipe",)),
+        (("break",), ("no recipe given",)),
+        (("break", "vision/classify", "--bug", "softmax-twic"), ("unknown bug", "softmax-twice")),
         (("bugs", "--seeds", "a"), ("--seeds needs numbers",)),
         (("bugs", "--mutate", "vision/classify", "--helper", "none.py"), ("no helper module",)),
     ],
@@ -211,3 +213,13 @@ def test_a_mutated_helper_takes_the_place_of_the_original(tmp_path: Path):
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
     assert done.stdout.split() == [str(tmp_path / "mixing.py")] * 2, done.stderr
     assert (tmp_path / "mixing.py").read_text() == one.applied(helper.read_text())
+
+
+def test_break_shows_the_bug_and_the_gate(launch, tmp_path: Path):
+    done: Done = launch("break", "vision/classify", "--bug", "no-zero-grad", "--steps", "12", "--yes", timeout=300)
+    assert done.returncode == 0, done.shown
+    for words in ("* with the bug", "the bug: no-zero-grad", "stopped by the gate `wiring`", "zero_grad() is missing",
+                  "+        loss.backward()", "likely causes"):  # fmt: skip
+        assert words in done.stdout, done.shown
+    assert "no update" not in done.stdout
+    assert (tmp_path / "runs" / "break" / "vision-classify" / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from trainworthy.core.base import network
+from trainworthy.core.data import assets
 
 Refused = type("ConnectError", (Exception,), {"__module__": "httpx"})  # as such clients have them: no OSError
 
@@ -61,3 +62,16 @@ def test_the_settings_that_name_the_hub_are_named(tmp_path: Path, monkeypatch: p
     assert "--data.path hub:owner/set:small, --model owner/name" in said.splitlines()[0]
     assert "hf download --repo-type dataset owner/set --local-dir FOLDER, then --data.path hub:FOLDER" in said
     assert "runs/a" not in said
+
+
+def test_built_assets_depend_on_code_and_not_on_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRAINWORTHY_CACHE", str(tmp_path))
+    source = tmp_path / "recipe.py"
+
+    def folder(text: str) -> Path:
+        source.write_text(text)
+        return assets.built("toy", {}, lambda where: (where / "made").write_text("x"), sources=[source])
+
+    plain = folder("def f(x):\n    return x + 1\n")
+    assert folder('"""Words."""\ndef f(x):\n    """More words."""\n    return x + 1  # and more\n') == plain
+    assert folder("def f(x):\n    return x + 2\n") != plain

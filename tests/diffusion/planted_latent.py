@@ -11,8 +11,9 @@ TAKEN = "latent, label = self.latents[index], self.labels[index]\n"
 SAMPLER = "made = pipeline.sample(model, process.sampler(sampler), classes, noise, **how)\n"
 DECODED = "return pipeline.decode(vae, made).clamp(-1, 1)\n"
 EXPORTED = "pictures.save_pipeline(folder, (ema.model if ema else model).eval().cpu(), process.sampler(), vae)\n"
-OPTIMIZER = """        optimizers={"main": core.make_optimizer(model, cfg.optim)},
-        data={"train": train_data"""
+OPTIMIZER = """        name="latent",
+        model=model,
+        optimizers={"main": core.make_optimizer(model, cfg.optim)},"""
 UPDATED = '            stage.state["ema"].update(stage.model)\n'
 EARLY = """early = latents.make(cfg.vae, images.shape[1], cfg.data.image_size).to(run.device)
     early = latents.measured(early, latents.cached(early, images)[learn]).config
@@ -78,7 +79,7 @@ PLANTS = [
     bug("velocity-turned", "noise-process", "DF4", TARGET.replace('"image"', '"latent"'),
         TARGET.replace('"image"', '"latent"').replace("process.", "-process."), ("rms", "sign"), source="splitmeanflow#2",
         harm="the loss is fine, samples are noise"),
-    bug("class-never-dropped", "hidden-class", "DF5", HIDDEN, "condition = label\n", ("hidden from 0.0%", "drop mask"),
+    bug("class-never-dropped", "hidden-class", "DF5", HIDDEN, "condition = label\n", ("dropped in 0.0%", "drop mask"),
         source="lucidrains/DALLE2-pytorch#144", harm="guidance pushes away from what was never learnt"),
     bug("class-never-reaches-the-net", "hidden-class", "DF5", ASKED, ASKED.replace('batch["condition"]', '0 * batch["condition"]'),
         ("class", "never reaches"), harm="samples of any class, whatever was asked for"),

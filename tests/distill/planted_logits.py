@@ -6,6 +6,7 @@ LOGITS, SECOND = "distill/logits", ("--stage", "distilled")
 TAUGHT = "return soft(answers(images))\n"
 APART = 'apart = F.kl_div(soft(logits), taught(batch["image"]), reduction="sum", log_target=True)\n'
 ASKED = 'logits, known, terms = model(batch["image"]), batch["known"], {}\n'
+SAVED = "core.save_export(folder, model, config, torch.zeros(2, *shape), weights=model if small else model.net)\n"
 OPTIMIZER = 'optimizers={"main": core.make_optimizer(model, cfg.optim)},\n'
 
 
@@ -32,6 +33,10 @@ PLANTS = [
         ("train mode", "dropout"), source="DST-01 neuralmagic/sparseml PR#2191", harm="targets that change from call to call"),
     bug("teacher-sees-another-picture", "teacher", "V1", APART, APART.replace('batch["image"]', 'batch["image"].roll(1, 0)'),
         ("another picture",), harm="every picture is taught its neighbour's class"),
+    bug("exports-a-new-net", "exported-weights", "C18", SAVED,
+        "net = classify.make_model(cfg, data['train'], classes)[0]\n        "
+        + SAVED.replace("model", "net"),
+        ("trained tensors differ", "built anew"), harm="0.1 where 0.9 was reported"),
     bug("teacher-trains-too", "wiring", "C3", OPTIMIZER,
         OPTIMIZER.replace("(model,", "(nn.ModuleList([model, teacher.body.requires_grad_()]),"), ("no part of the model",),
         harm="the teacher follows its student"),
@@ -43,4 +48,5 @@ RELATIVES = [
     "teacher-trains-too",
     "student-switched-with-its-teacher",
     "labels-softened",
+    "exports-a-new-net",
 ]

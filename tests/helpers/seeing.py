@@ -54,3 +54,68 @@ def settings(home: Path) -> tuple[str, ...]:
             "--lora-rank", "2", "--train.precision", "fp32", "--loader.workers", "0", "--loader.eval-workers", "0",
             "--run.no-tensorboard", "--run.threads", "1", "--align.batch-size", "8", "--instruct.batch-size", "8",
             "--projector-width", "32")  # fmt: skip
+
+
+DESCRIBE = "digits left ?"
+"""A question whose answer is long: the whole scene in words."""
+
+
+def talkative(home: Path, *, steps: int = 250, train: int = 256, val: int = 64) -> Path:
+    """chat/ and talks/ in a folder: `words` taught to answer in the turns of a chat template, also at length, and conversations about
+    scenes as LLaVA writes them."""
+    from torchvision.io import write_png
+    from trainworthy.recipes.shared import composites
+    from trainworthy.recipes.vlm.data import rows, scenes, turns
+    from trainworthy.recipes.vlm.data.rows import Asked
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    from tests.helpers import language
+
+    torch.manual_seed(0)
+    folder = words.folder()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "user", "assistant"]})
+    tokenizer.chat_template = language.TEMPLATE
+    tokenizer.eos_token = "<|im_end|>"
+    model = LlamaForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(len(tokenizer))
+    model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id
+    chat = turns.chat(tokenizer)
+
+    def asked(items: list) -> list[Asked]:
+        short = [Asked(0, q, a) for q, a in zip(scenes.QUESTIONS.values(), scenes.answers(items), strict=True)]
+        return [Asked(0, DESCRIBE, scenes.describe(items)), *short]
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps, pct_start=0.1)
+    for step in range(steps):
+        found = []
+        for index in range(step * 24, (step + 1) * 24):
+            items = scenes.by_x(scenes.draw(composites.generator("train", "chat", index), "train")[0])
+            told = chat.ids(scenes.describe(items))
+            row = turns.packed(chat, len(told), asked(items))
+            row["ids"] = row["ids"].masked_scatter(row["ids"] == rows.IMAGE, torch.tensor(told))
+            found.append(row)
+        batch = rows.together(found)
+        logits = rows.answer(model, model.get_input_embeddings()(batch["ids"]), batch)
+        loss = rows.nll(logits, batch["labels"]) / rows.scored(batch["labels"])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    model.save_pretrained(home / "chat")
+    tokenizer.save_pretrained(home / "chat")
+    talks = home / "talks"
+    talks.mkdir()
+    for split, n in (("train", train), ("val", val)):
+        source, lines = scenes.Scenes(split, n // 2), []
+        for i in range(n):
+            write_png(source.image(i), str(talks / f"{split}-{i}.png"))
+            items = source.pairs[i // 2][i % 2]
+            said = [text for one in asked(items)[: 1 + i % 2] for text in (one.question, one.answer)]
+            said[0] = f"<image>\n{said[0]}"
+            lines.append({"image": f"{split}-{i}.png", "conversations": [
+                {"from": ("human", "gpt")[k % 2], "value": text} for k, text in enumerate(said)]})  # fmt: skip
+        (talks / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return home

@@ -34,6 +34,9 @@ def exported(change: str) -> str:
 
 
 PLANTS = [
+    Plant("reward-splits-in-another-order", "splits", "C6", 'zip(("train", "val", "test"), splits, strict=True)',
+          'zip(("val", "train", "test"), splits, strict=True)', ("are exchanged",), recipe=REWARD,
+          harm="238 pairs are learnt, 4,278 are evaluated"),
     Plant("reward-pad-is-eos", "place", "L3", TOKENS, TOKENS.replace("scoring_", ""), ("the pad is also the end of a turn",),
           recipe=REWARD, source="RL-08 RLHFlow/RLHF-Reward-Modeling#49", harm="the reward does not know whether the answer ended"),
     Plant("reward-pad-missing", "schema", "C7", BUILT, "    trainer.model.config.pad_token_id = None\n" + BUILT,

@@ -182,3 +182,6 @@ def test_a_test_set_is_what_validation_leaves_of_the_held_out_rows():
     assert not {r["prompt"] for r in val} & {r["prompt"] for r in test}
     assert pairs.spaced(rows, 0) == (rows, [])
     assert pairs.spaced(rows[:150], 128)[1] == [], "22 rows are too few to report"
+    asked = [{"prompt": str(i % 150)} for i in range(300)]  # every prompt twice
+    val, test = pairs.spaced(asked, 128)
+    assert not {r["prompt"] for r in val} & {r["prompt"] for r in test}

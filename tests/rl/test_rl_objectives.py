@@ -168,7 +168,7 @@ def test_a_run_that_is_lost_beyond_doubt_is_told_from_one_that_dips():
     assert not lost(history(**{"return": lambda p: FLOOR + 400 - 250 * (p > 0.5)}))
     assert "KL" in lost(history(approx_kl=lambda p: 3.8, **{"return": lambda p: FLOOR + 60 * (p < 0.8)}))
     assert not lost(history(approx_kl=lambda p: 3.8))  # it rises all the same
-    assert "always does the same" in lost(history(entropy=lambda p: 0.0, **{"return": lambda p: FLOOR - 10}))
+    assert "always takes the same action" in lost(history(entropy=lambda p: 0.0, **{"return": lambda p: FLOOR - 10}))
     assert not lost(history(entropy=lambda p: 0.0, **{"return": lambda p: CEILING}))
 
 

@@ -44,7 +44,7 @@ def whole(self, row):
 
 PLANTS = [
     bug("seg-ids-from-one", "labels", "V5", DATA, masks_as("torch.where(mask == IGNORE, mask, mask + 1)"),
-        ("no class", "count from 1"), source="VIS-04 open-mmlab/mmsegmentation#1609", harm="loud: an index beyond the outputs"),
+        ("not class ids", "ids start at 1"), source="VIS-04 open-mmlab/mmsegmentation#1609", harm="loud: an index beyond the outputs"),
     bug("seg-zero-is-void", "labels", "V5", DATA, masks_as("torch.where((mask == 0) | (mask == IGNORE), IGNORE, mask - 1)"),
         ("shifted by -1",), source="VIS-04 tensorflow-deeplab-resnet#10",
         harm="the background is void, the nuclei are the background"),
@@ -52,7 +52,7 @@ PLANTS = [
         ("learns from", "of void", "ignore_index"), source="VIS-04 train-DeepLab#19", harm="padding is learnt as the last class"),
     bug("seg-background-ignored", "scored", "V5", CE,
         'ce = F.cross_entropy(logits, mask.where(mask != IGNORE, 0), ignore_index=0, reduction="none")',
-        ("learns nothing from class 0", "ignore_index"), argv=("--dice", "0"), source="VIS-04 open-mmlab/mmsegmentation#1609",
+        ("ignores class 0", "ignore_index"), argv=("--dice", "0"), source="VIS-04 open-mmlab/mmsegmentation#1609",
         harm="everything becomes an object"),
     bug("seg-void-scored", "scored", "V5", TOTAL, TOTAL.replace('["mask"]', '["mask"].clamp_max(n - 1)'),
         ("truth as prediction", "ignore_index"), source="VIS-04 tensorflow-deeplab-resnet#10",
@@ -64,9 +64,11 @@ PLANTS = [
         "each = [masks.scores(confusion_matrix(model, core.View(data, [i])), classes) for i in range(len(data))]\n"
         "        return {k: sum(e.get(k, 1.0) for e in each) / len(each) for k in each[0]}\n",
         ("all pixels together", "counts first"), harm="windows with hardly an object decide the result"),
+    bug("seg-dice-by-sigmoid", "formula", "V5", "dice(logits.softmax(1), mask)", "dice(logits.sigmoid(), mask)",
+        ("dice", "a softmax is meant"), harm="classes no longer exclude each other in half of the loss; its start is the same"),
     bug("seg-mirrored-apart", "together", "V5", FLIP, "v2.Lambda(lambda x: v2.RandomHorizontalFlip()(x))]",
-        ("does not lie on its picture", "draw apart"), harm="half of the masks are mirrored"),
-    bug("seg-mask-behind", "together", "V5", DATA, masks_as("mask.roll(10, -1)"), ("does not lie on its picture",),
+        ("does not match its picture", "different random draws"), harm="half of the masks are mirrored"),
+    bug("seg-mask-behind", "together", "V5", DATA, masks_as("mask.roll(10, -1)"), ("does not match its picture",),
         harm="every outline ten pixels off; both paths agree"),
     bug("seg-ids-interpolated", "together", "V5", DATA, BILINEAR, ("interpolated", "nearest"), argv=("--resize", "384"),
         source="VIS-03 kornia/kornia PR#1630", harm="invented ids along every outline"),

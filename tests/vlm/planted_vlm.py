@@ -8,7 +8,7 @@ ALIGN_RATES = '{"projector": cfg.optim.lr}, start'
 INSTRUCT_RATES = 'rates = {"projector": cfg.optim.lr, "language": cfg.language_lr}\n'
 LOADED = "model.load_state_dict(previous.model.state_dict())\n"
 LOSS = 'return {"answer": rows.nll(model(batch), batch["labels"])}\n'
-ENCODER = "encoder, words = vision.load(cfg.encoder), language.load(cfg.language, cfg)\n"
+ENCODER = "encoder, words = vision.load(cfg.encoder, cfg.encoder_layer), language.load(cfg.language, cfg)\n"
 FEATURES = "features = self.projector(self.encoder(images))"
 FORWARD = "return rows.answer(self.language, self.embedded(batch), batch)\n"
 SOURCE = "    return Questions(source,"
@@ -25,6 +25,9 @@ def after(stage: str, body: str) -> str:
 
 
 PLANTS = [
+    Plant("vlm-features-viewed", "per-place", "X4", FEATURES,
+          "features = self.encoder(images)\n        features = self.projector(features.mT.reshape(features.shape))",
+          ("moves", "embeddings", "permute"), recipe=VLM, argv=FIRST, harm="each place mixes channels of many"),
     Plant("vlm-01-places-scored", "answers", "X4", LOSS,
           'labels = batch["ids"].clamp_min(0).masked_fill(batch["segment"] < 0, rows.IGNORE)\n'
           '        return {"answer": rows.nll(model(batch), labels)}\n',

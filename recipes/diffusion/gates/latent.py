@@ -20,19 +20,20 @@ from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.diffusion.data import pictures as source
 from trainworthy.recipes.diffusion.gates import samples, walks
-from trainworthy.recipes.diffusion.gates.samples import Knowing, clean_key, objective
+from trainworthy.recipes.diffusion.gates.averages import average
+from trainworthy.recipes.diffusion.gates.objective import Knowing, Objective, clean_key, objective
 from trainworthy.recipes.diffusion.models import latents, pipeline
 from trainworthy.recipes.shared.judge import Judge
 
-FEW = 64  # samples whose latents are made afresh, and the least noisy of LEVELS
-MEAN = 0.25  # of latents at the net: many an autoencoder has a factor and no shift
+FEW = 64  # samples whose latents are encoded again, and number of least noisy samples out of LEVELS
+MEAN = 0.25  # mean of latents at the net's input: many autoencoders have a factor and no shift
 STD = (0.8, 1.25)
-FRESH = 5e-3  # rms between cached latents and fresh ones, in deviations
-FACTOR = 0.01  # relative difference of a factor from the one that is declared, of a latent from the one that was learnt
-BACK = 0.05  # rms of pictures in [-1, 1] that should be one picture
-TRIED = 4  # pictures sampled by either path
+FRESH = 5e-3  # rms between cached and newly encoded latents, in deviations
+FACTOR = 0.01  # relative difference between a measured factor and the declared one
+BACK = 0.05  # rms between pictures in [-1, 1] that should be equal
+TRIED = 4  # pictures sampled on each path
 TRIED_STEPS = 10
-READ = 0.95  # share of what the judge reads of real pictures that it must still read
+READ = 0.95  # the classifier must recognise this share of what it recognises among real pictures
 
 
 @gate(
@@ -42,8 +43,8 @@ READ = 0.95  # share of what the judge reads of real pictures that it must still
     reads="data model loss counts frozen_modules",
 )
 def latent_scale(proof: Proof) -> Finding:
-    """What reaches the net at the least noisy levels, less the noise in it. Then the cached latents of 64 pictures of either split
-    against what the autoencoder makes of them now: they must be one line, its slope and offset the factors in its config."""
+    """Measures the scale of the net's input at the least noisy levels, minus the noise. Then it encodes 64 pictures of each split again:
+    cached latents must be a linear function of the new ones, with the slope and offset in the autoencoder's config."""
     asked, (run, stage) = objective(proof), proof.look()
     calm = asked.sigma.argsort()[:FEW]
     noise = asked.batch["noise"][calm]
@@ -70,7 +71,7 @@ def latent_scale(proof: Proof) -> Finding:
 
 
 def _line(proof: Proof, run: Run, stage: Stage, split: str) -> tuple[float, float, float]:
-    """(slope, offset, rms left over) of cached latents over what the autoencoder makes of the same pictures now."""
+    """Return (slope, offset, remaining rms) of a linear fit of cached latents to newly encoded ones."""
     data, seed = stage.data[split], proof.cfg.run.seed
     some = pick(data, min(FEW, len(data)), seed)
     cached = fetch(data, some, seed if split == "train" else None, run.device)[clean_key(data)].flatten().double()
@@ -86,7 +87,7 @@ def _line(proof: Proof, run: Run, stage: Stage, split: str) -> tuple[float, floa
 
 
 def round_trip(judge: Judge | None, needed: float, ask: walks.Ask = walks.by_class) -> Gate:
-    """The gate on what becomes of a picture on its way through latents; without a judge nobody reads it."""
+    """Return the gate on encoding and decoding; without a classifier, pictures are not classified."""
 
     @gate(
         "round-trip",
@@ -95,8 +96,8 @@ def round_trip(judge: Judge | None, needed: float, ask: walks.Ask = walks.by_cla
         reads="data model loss counts frozen_modules predict export",
     )
     def prove(proof: Proof) -> Finding:
-        """Reconstructions of held-out pictures: PSNR, and whether the judge still reads them. Then samples of a net that knows one
-        latent, made by predict() and by the exported pipeline, against the autoencoder's own reconstruction of that picture."""
+        """Checks PSNR and recognisability of reconstructed validation pictures. Then it compares samples of a net that knows one latent,
+        from predict() and from the exported pipeline, with the autoencoder's own reconstruction."""
         asked, (run, stage) = objective(proof), proof.build(Plan(steps=1))
         val, vae = stage.data["val"], stage.frozen_modules["vae"]
         some = pick(val, min(samples.KNOWN, len(val)), proof.cfg.run.seed)
@@ -129,29 +130,29 @@ def round_trip(judge: Judge | None, needed: float, ask: walks.Ask = walks.by_cla
 
 @torch.no_grad()
 def _through(vae: nn.Module, pictures: Tensor) -> Tensor:
-    """The autoencoder's own reconstructions, its factors left out of it."""
+    """Return the autoencoder's own reconstructions, without its scaling factors."""
     return torch.cat([vae.decode(pipeline.middle(vae, x)).sample for x in pictures.split(latents.AT_ONCE)]).float()
 
 
 @dataclass
 class Way:
-    """How far a path from a latent to a picture is from the autoencoder's own, the worst of a few."""
+    """Largest differences between one path from latents to pictures and the autoencoder's own."""
 
     pictures: float = 0.0
-    """Rms, in [-1, 1]."""
+    """Rms of pictures in [-1, 1]."""
     latents: float = 0.0
-    """Rms of what its decoder is given, in deviations. A decoder that normalises hides a wrong factor in its pictures."""
+    """Rms of the decoder's input, in deviations. A decoder with normalisation can hide a wrong factor in its pictures."""
     factor: float = 0.0
-    """The scaling_factor in the config of the autoencoder that decodes."""
+    """The scaling_factor in the decoding autoencoder's config."""
 
 
 def _read(judge: Judge | None, seen: tuple[Tensor, ...], labels: Tensor) -> list[float]:
-    """Share of each set of pictures that the judge reads right."""
+    """Return the share of each set of pictures that the classifier recognises."""
     return [1.0 if judge is None else (judge(x)[0] == labels).double().mean().item() for x in seen]
 
 
-def _ways(asked: samples.Objective, run: Run, stage: Stage, batch: dict, ask: walks.Ask) -> dict[str, Way]:
-    """predict() and the exported pipeline, with a net that knows one latent."""
+def _ways(asked: Objective, run: Run, stage: Stage, batch: dict, ask: walks.Ask) -> dict[str, Way]:
+    """Return the differences of predict() and of the exported pipeline, with a net that knows one latent."""
     with tempfile.TemporaryDirectory() as name:
         stage.export(Path(name))
         pipe = DiffusionPipeline.from_pretrained(name, trust_remote_code=True).to(run.device)
@@ -163,7 +164,8 @@ def _ways(asked: samples.Objective, run: Run, stage: Stage, batch: dict, ask: wa
     }
     for i in range(TRIED):
         one = {k: v[i : i + 1] for k, v in batch.items()}
-        knowing = Knowing(asked, one[clean_key(val)], [])  # whatever is asked for: guidance changes nothing
+        # The same answer for every condition, so that guidance changes nothing.
+        knowing = Knowing(asked, one[clean_key(val)], [])
         due, given = _decoded(vae, lambda one=one: _through(vae, one["picture"]))
         for way, net, make in (
             (found["predict()"], vae, lambda one=one, knowing=knowing: stage.predict(knowing, one)[0].image),
@@ -177,7 +179,7 @@ def _ways(asked: samples.Objective, run: Run, stage: Stage, batch: dict, ask: wa
 
 
 def _decoded(vae: nn.Module, make: Callable[[], Tensor]) -> tuple[Tensor, Tensor | None]:
-    """(the picture that `make` makes, as shown, in 0 .. 255; what the decoder of `vae` was given last, if it was asked)."""
+    """Return (the picture that `make` makes, in 0 .. 255; the last input of the decoder of `vae`, if it ran)."""
     given: list[Tensor] = []
     hook = vae.decoder.register_forward_pre_hook(lambda _, args: given.append(args[0].detach()[:1]))
     try:
@@ -189,12 +191,12 @@ def _decoded(vae: nn.Module, make: Callable[[], Tensor]) -> tuple[Tensor, Tensor
 
 
 def decoding(judge: Judge | None, vae: nn.Module) -> Judge | Callable[[Tensor], tuple[Tensor, Tensor]] | None:
-    """`judge`, of latents."""
+    """Return `judge` for latents."""
     return judge and (lambda z: judge(pipeline.decode(vae, z)))
 
 
 def of(judge: Judge, vae: nn.Module, needed: float) -> list[Gate]:
-    """The gates of a recipe in latents of `vae`, whose decoded samples `judge` judges."""
+    """Return the gates of a recipe in the latents of `vae`, whose decoded samples `judge` classifies."""
     process = samples.noise_process(decoding(judge, vae))
     own = [latent_scale, round_trip(judge, needed), process]
-    return [*own, samples.hidden_class, samples.average, samples.weighting, samples.two_samplers]
+    return [*own, samples.hidden_class, average, samples.weighting, samples.two_samplers]

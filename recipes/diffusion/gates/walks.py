@@ -12,24 +12,24 @@ from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
 
 Ask = Callable[[DiffusionPipeline, dict, nn.Module, int], Tensor]
-"""(pipeline, a batch of one, the net that knows it, steps) -> the picture (1, C, H, W) in [-1, 1] that the pipeline makes."""
-CALM = 0.05  # signal below which an implied picture is the prediction's rounding, magnified
+"""(pipeline, a batch of one, the net that knows it, number of steps) -> the pipeline's picture (1, C, H, W) in [-1, 1]."""
+CALM = 0.05  # signal level below which an implied picture only magnifies the prediction's rounding
 
 
 @dataclass
 class Walk:
-    """How well an exported pipeline uses what its net says."""
+    """How exactly an exported pipeline follows its net."""
 
     worst: float = 0.0
     """Largest rms between the clean picture that a step implies and the real one."""
     end: float = 0.0
     """The same after the last step."""
     met: set[float] = field(default_factory=set)
-    """Timesteps that it told the net."""
+    """Timesteps that the net got."""
 
 
 def walked(pipe: DiffusionPipeline, nets: list[nn.Module], ones: list[dict], clean: str, ask: Ask, steps: int) -> Walk:
-    """`pipe` asked for each of `ones` (batches of one, what was noised under `clean`) with the net of `nets` that knows it."""
+    """Run `pipe` for each of `ones` (batches of one; the clean tensor is in field `clean`) with its net from `nets`."""
     pipe.set_progress_bar_config(disable=True)
     found, scheduler, own = Walk(), pipe.scheduler, pipe.scheduler.step
 
@@ -40,7 +40,7 @@ def walked(pipe: DiffusionPipeline, nets: list[nn.Module], ones: list[dict], cle
     for net, one in zip(nets, ones, strict=True):
         last: list[Tensor] = []
 
-        @functools.wraps(own)  # pipelines look at its parameters
+        @functools.wraps(own)  # pipelines inspect the signature
         def step(prediction: Tensor, t: Tensor, sample: Tensor, *args, net=net, one=one, last=last, **kwargs):
             said = own(prediction, t, sample, *args, **{**kwargs, "return_dict": True})
             implied = _implied(scheduler, said, sample)
@@ -60,7 +60,7 @@ def walked(pipe: DiffusionPipeline, nets: list[nn.Module], ones: list[dict], cle
 
 
 def _implied(scheduler, said, sample: Tensor) -> Tensor | None:
-    """The clean picture that a step implies; None of a scheduler that names none."""
+    """Return the clean picture that a step implies, or None if the scheduler has none."""
     if getattr(said, "pred_original_sample", None) is not None:
         return said.pred_original_sample
     if not isinstance(scheduler, FlowMatchEulerDiscreteScheduler) or scheduler.step_index is None:
@@ -70,15 +70,15 @@ def _implied(scheduler, said, sample: Tensor) -> Tensor | None:
 
 
 def by_class(pipe: DiffusionPipeline, one: dict, knowing: nn.Module, steps: int = 10) -> Tensor:
-    """A pipeline that is asked for classes by number."""
+    """Call a pipeline whose condition is a class index."""
     pipe.unet.forward = lambda *a, **k: knowing(*a, **k)
     made = pipe(one["label"].tolist(), num_inference_steps=steps, guidance_scale=1.0, output_type="pt")
     return made.images * 2 - 1
 
 
 def left_over(scheduler) -> float:
-    """Share of the signal that the noisiest level of an exported scheduler keeps, where its sampler says there is none: 0 for a
-    flow, the square root of the last cumulative product of a diffusion's alphas."""
+    """Return the share of the signal at the noisiest level of an exported scheduler, where sampling assumes none: 0 for a flow; for a
+    diffusion, the square root of the last cumulative product of alphas."""
     if hasattr(scheduler, "alphas_cumprod"):
         return float(scheduler.alphas_cumprod[int(max(scheduler.timesteps.tolist()))]) ** 0.5
     return max(0.0, 1.0 - float(scheduler.sigmas.max()))

@@ -1,4 +1,4 @@
-"""The noise process of a rectified flow (Liu 2022): a straight line from picture to noise, and samplers that walk it back."""
+"""The noise process of a rectified flow (Liu 2022): a straight line from picture to noise, and samplers that integrate it backwards."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from trainworthy.core import UserError
 from trainworthy.recipes.diffusion.models import noise as curved
 
-COARSEST = 100  # diffusers' schedulers step to 1 / timesteps, then to 0; with one timestep all of their steps are at pure noise
+COARSEST = 100  # diffusers' schedulers end with the levels 1 / timesteps and 0; with one timestep all their steps are at pure noise
 
 
 @dataclass
@@ -16,14 +16,13 @@ class Noise:
     """The training objective."""
 
     mean: float = 0.0
-    """Noise levels are drawn logit-normal (Esser 2024): the logit of one is normal with this mean; above 0: noisier ones. Large
-    pictures need that."""
+    """Mean of the logit of noise levels in training (Esser 2024). Above 0: noisier levels, which large pictures need."""
     std: float = 1.0
-    """And with this standard deviation; the smaller, the more of training goes to the middle, where the error is."""
+    """Standard deviation of that logit. Smaller values train more on middle levels, where the error is."""
     timesteps: int = 1000
-    """What the net is told at pure noise; at a noise level of 0.3 three tenths of it."""
+    """Timestep at pure noise; it is proportional to the noise level."""
     shift: float = 1.0
-    """Above 1 the samplers take more of their steps where it is noisy (Esser 2024); training does so by a mean of log(shift)."""
+    """Above 1 samplers take more of their steps at noisy levels (Esser 2024); in training use a mean of log(shift) for that."""
 
     def __post_init__(self):
         if min(self.std, self.shift) <= 0 or self.timesteps < COARSEST:
@@ -32,44 +31,44 @@ class Noise:
                             needed=f"std and shift above 0, {COARSEST} timesteps or more: samplers end with one")  # fmt: skip
 
     def weights(self, _kind: str, snr: Tensor) -> Tensor:
-        """All levels weigh the same: what matters more is drawn more often."""
+        """Return weight 1 for all levels: important levels are drawn more often instead."""
         return torch.ones_like(snr)
 
     def below(self, t: Tensor) -> Tensor:
-        """Share of training's draws that are at most t: the integral up to s = t / timesteps of the logit-normal density,
+        """Return the share of training timesteps that are at most t: the integral up to s = t / timesteps of the logit-normal density,
         exp(-(logit(s) - mean)^2 / (2 std^2)) / (std sqrt(2 pi) s (1 - s))."""
         return torch.special.ndtr((torch.logit(t / self.timesteps) - self.mean) / self.std)
 
 
 class Process(curved.Process):
-    """x_t = (1 - s) x_0 + s noise, at the noise level s = t / timesteps of (0, 1); t is a real number."""
+    """x_t = (1 - s) x_0 + s noise, at noise level s = t / timesteps in (0, 1); t is a real number."""
 
     def __init__(self, noise: Noise, clean_key: str = "image", bound: float = 1.0):
         self.noise, self.clean_key, self.bound = noise, clean_key, bound
         self.scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=noise.timesteps, shift=noise.shift)
 
     def levels(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """alpha, sigma (B,)."""
+        """Return alpha and sigma, (B,) each."""
         return 1 - t / self.noise.timesteps, t / self.noise.timesteps
 
     def add(self, image: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """(B, C, H, W) noised to timestep t (B,). (The scheduler's own scale_noise knows whole timesteps only.)"""
+        """Return pictures (B, C, H, W) with noise of timestep t (B,). The scheduler's scale_noise accepts whole timesteps only."""
         alpha, sigma = (level.view(-1, 1, 1, 1) for level in self.levels(t))
         return alpha * image + sigma * noise
 
     def target(self, image: Tensor, noise: Tensor, _t: Tensor) -> Tensor:
-        """What the net should say: which way the noise is, the same all along the line."""
+        """Return the training target, noise - picture: it is the same at every level."""
         return noise - image
 
     def weights(self, t: Tensor) -> Tensor:
-        """(B,) weight of each sample's mean square error."""
+        """Return the weight of each sample's mean square error, (B,)."""
         return torch.ones_like(t)
 
     def clean(self, prediction: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
-        """The picture, within its bounds, that a prediction implies, in one step."""
+        """Return the picture that a prediction implies in one step, clamped to its range."""
         return (noisy - self.levels(t)[1].view(-1, 1, 1, 1) * prediction).clamp(-self.bound, self.bound)
 
     def sampler(self, name: str = "euler"):
-        """A scheduler that undoes it: `euler`, or `heun`, which asks the net twice a step. Both end with a step of a thousandth."""
+        """Return the sampler: `euler`, or `heun` with two net calls per step. The last step of both starts at a level of 0.001."""
         kind = {"euler": FlowMatchEulerDiscreteScheduler, "heun": FlowMatchHeunDiscreteScheduler}[name]
         return kind.from_config(self.scheduler.config)

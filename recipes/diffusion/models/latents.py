@@ -1,4 +1,4 @@
-"""Latents: an autoencoder's own factors, measured once it is trained; every picture encoded once; how well one comes back."""
+"""Latents of an autoencoder: its measured scaling factors, encoding each picture once, and reconstruction quality."""
 
 import math
 from dataclasses import dataclass
@@ -20,28 +20,28 @@ class Vae:
     """The autoencoder."""
 
     path: str = ""
-    """Folder or hub name of an AutoencoderKL that stage one starts from; empty: a new one."""
+    """Folder or hub name of an AutoencoderKL to start stage one from; empty: a new one."""
     widths: tuple[int, ...] = (16, 32, 32)
-    """Channels of a new one at each resolution; every one after the first halves it. Multiples of 8."""
+    """Channels of a new autoencoder at each resolution; each further one halves the resolution. Multiples of 8."""
     layers: int = 1
-    """Residual blocks of a new one at each resolution."""
+    """Residual blocks of a new autoencoder at each resolution."""
     channels: int = 4
     """Channels of a latent."""
     l1: float = 0.5
-    """Weight of the mean absolute error beside the mean square error."""
+    """Weight of the mean absolute error, added to the mean square error."""
     kl: float = 1e-3
-    """Weight of the divergence of a latent's values from a standard normal, in nats per value: keeps them near each other."""
+    """Weight of the KL divergence of latents from a standard normal, in nats per value."""
     needed: float = 20.0
-    """dB (PSNR) that held-out pictures must have after the way there and back, or stage two refuses the autoencoder."""
+    """Smallest PSNR of reconstructed validation pictures in dB; below it stage two refuses the autoencoder."""
 
 
 AT_ONCE = 256  # pictures encoded together
 KEPT: dict[str, Tensor] = {}
-"""Latents by what they are the latents of: gates build their stage again and again, of one and the same autoencoder."""
+"""Cached latents by (autoencoder, pictures): gates rebuild the stage with the same autoencoder."""
 
 
 def make(cfg: Vae, channels: int, side: int) -> AutoencoderKL:
-    """A new autoencoder of pictures of so many channels; or the one that was asked for."""
+    """Return a new autoencoder for pictures with this number of channels, or the requested one."""
     if not cfg.path:
         return nets.autoencoder(channels, cfg.channels, side, cfg.widths, cfg.layers)
     try:
@@ -58,7 +58,7 @@ def make(cfg: Vae, channels: int, side: int) -> AutoencoderKL:
 
 
 def shape(vae: nn.Module, side: int, strides: int) -> tuple[int, int, int]:
-    """(c, h, w) of the latents of pictures of `side` pixels, which `strides` more levels of a net must halve."""
+    """Return the shape (c, h, w) of latents of pictures of `side` pixels. The net must be able to halve it `strides` times."""
     factor = 2 ** (len(vae.config.block_out_channels) - 1)
     least = factor * 2**strides
     if side % least or side < 2 * least:
@@ -71,7 +71,7 @@ def shape(vae: nn.Module, side: int, strides: int) -> tuple[int, int, int]:
 
 @torch.no_grad()
 def cached(vae: nn.Module, images: Tensor) -> Tensor:
-    """The autoencoder's latents (N, c, h, w) of all pictures, as it makes them, on the CPU: encoded once for each autoencoder."""
+    """Return the unscaled latents of all pictures, (N, c, h, w), on the CPU. Encoded once per autoencoder."""
     key = digest({**vae.state_dict(), "pictures": images})
     if key not in KEPT:
         while len(KEPT) > 1:
@@ -82,8 +82,8 @@ def cached(vae: nn.Module, images: Tensor) -> Tensor:
 
 
 def measured(vae: nn.Module, middles: Tensor) -> nn.Module:
-    """`vae` with mean and deviation of its own latents (N, c, h, w) in its config, where pipelines look for them (shift_factor,
-    scaling_factor = 1 / deviation). To be done once it is trained: they drift as it learns."""
+    """Put mean and standard deviation of the latents (N, c, h, w) into the config of `vae` as shift_factor and scaling_factor (1 /
+    deviation). Call it after training: both drift while the autoencoder learns."""
     mean, std = middles.double().mean().item(), middles.double().std().item()
     if not (math.isfinite(std) and std > 1e-6):
         raise UserError("the autoencoder's latents are all the same", got=f"a deviation of {std:g}", needed="latents that vary",
@@ -93,14 +93,14 @@ def measured(vae: nn.Module, middles: Tensor) -> nn.Module:
 
 
 def told(vae: nn.Module) -> str:
-    """For the data report."""
+    """Return the line of the data report."""
     mean, std = vae.config.shift_factor or 0.0, 1 / vae.config.scaling_factor
     return f"each picture encoded once; mean {mean:.3f} and deviation {std:.3f} as they come, taken away and divided by"
 
 
 class Pictures(Data):
-    """Pictures (N, C, H, W) in [-1, 1] with labels (N,), each with the noise (c, h, w) that its latent is drawn with; none on the
-    evaluation path."""
+    """Pictures (N, C, H, W) in [-1, 1] with labels (N,). In training each has the noise (c, h, w) for sampling its latent; in evaluation
+    none."""
 
     def __init__(self, images: Tensor, labels: Tensor, classes: tuple[str, ...], shape: tuple[int, ...]):
         self.images, self.labels, self.shape = images, labels, shape
@@ -109,7 +109,7 @@ class Pictures(Data):
             "small": Field("source", low=-1.0, high=1.0),
             "image": Field("input", low=-1.0, high=1.0),
             "target": Field("target", low=-1.0, high=1.0),
-            "noise": Field("input"),  # it tells eight samples apart, too
+            "noise": Field("input"),  # it also makes eight samples distinguishable
             "label": Field("target", classes=classes),
         }
 
@@ -132,18 +132,18 @@ class Pictures(Data):
 
 
 class RoundTrip:
-    """What becomes of pictures on the way through an autoencoder and back."""
+    """Reconstruction quality of an autoencoder."""
 
     def __init__(self, run: Run, judge: Judge, found: Labelled):
         self.run, self.judge, self.found = run, judge, found
         mean = found.images[found.learn].mean(0)
         self.mean = mean
         self.floor = psnr((found.images[found.held_out] - mean).square().mean().item())
-        """Of the mean picture, whatever the picture (dB)."""
+        """PSNR of the mean picture as a constant prediction, in dB."""
 
     def evaluate(self, vae: nn.Module, data: Data) -> dict[str, float]:
-        """Peak signal-to-noise ratio of all pixels (dB); share of pictures whose class the judge still sees; divergence from a
-        standard normal per value of a latent (nats); mean and deviation of the latents."""
+        """Return the PSNR over all pixels (dB), the share of pictures whose class the classifier still recognises, the KL divergence per
+        latent value (nats), and mean and deviation of the latents."""
         rows = []
         for b in self.run.batches(data):
             said, back = there_and_back(vae, b)
@@ -156,7 +156,7 @@ class RoundTrip:
         return {"psnr": psnr(error), "read": right, "kl": kl, "latent_mean": mean, "latent_std": std}
 
     def blank(self) -> dict[str, dict[str, float]]:
-        """What the mean picture scores, and real pictures."""
+        """Return the scores of the mean picture and of real pictures."""
         held_out = self.found.held_out
         truth = self.found.labels[held_out]
         real = torch.cat(
@@ -167,19 +167,19 @@ class RoundTrip:
                 "real pictures": {"read": (real == truth).float().mean().item()}}  # fmt: skip
 
     def tiles(self, vae: nn.Module, batch: dict) -> list[Tile]:
-        """Each picture's reconstruction, and whether the judge still sees its class."""
+        """Return tiles: each picture's reconstruction and whether the classifier still recognises its class."""
         _, back = there_and_back(vae, batch)
         right = (self.judge(back)[0] == batch["label"]).float().tolist()
         return pictures.tiles(back, [self.found.classes[c] for c in batch["label"].tolist()], right)
 
 
 def there_and_back(vae: nn.Module, batch: dict) -> tuple[DiagonalGaussianDistribution, Tensor]:
-    """What is said of each latent, and its picture (B, C, H, W), drawn with the noise of the sample: none on the evaluation
-    path. Eight samples that are learnt by heart are so with their noise, and are read with it."""
+    """Return the posterior of each latent and its reconstruction (B, C, H, W), sampled with the sample's noise; without noise in evaluation.
+    Memorised samples are read with the noise that they were trained with."""
     said = vae.encode(batch["image"]).latent_dist
     return said, vae.decode(said.mean + said.std * batch["noise"]).sample.float()
 
 
 def psnr(error: float) -> float:
-    """dB of a mean square error of pictures in [-1, 1]."""
+    """Return the PSNR in dB of a mean square error of pictures in [-1, 1]."""
     return 10 * math.log10(4 / max(error, 1e-12))

@@ -1,7 +1,7 @@
 """Sampling of a class-conditional diffusion model, and the diffusers pipeline around it.
 
-This file travels with every export: `DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)` finds it there and needs
-diffusers alone. It is also the path by which training evaluates, so that what is measured is what is shipped.
+This file is part of every export: `DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)` loads it and needs only diffusers.
+Evaluation in training uses the same code, so that the exported model is the measured one.
 """
 
 import torch
@@ -10,13 +10,13 @@ from diffusers import DiffusionPipeline, ImagePipelineOutput
 
 @torch.no_grad()
 def sample(unet, scheduler, class_labels, noise, *, null, guidance_scale, num_inference_steps):
-    """Pictures (B, C, H, W) in about [-1, 1] of `class_labels` (B,), from `noise` (B, C, H, W) of std 1.
+    """Return pictures (B, C, H, W) in about [-1, 1] of `class_labels` (B,), from `noise` (B, C, H, W) with standard deviation 1.
 
-    Classifier-free guidance (Ho & Salimans 2022): unconditional + guidance_scale * (conditional - unconditional), where `null` is
-    the class that stands for none. At a scale of 1 the unconditional half is not computed.
+    Classifier-free guidance (Ho & Salimans 2022): unconditional + guidance_scale * (conditional - unconditional), where `null` is the
+    class index for no condition. At a scale of 1 the unconditional half is not computed.
     """
     scheduler.set_timesteps(num_inference_steps, device=noise.device)
-    # The schedulers of a flow name none, and scale no input.
+    # Flow schedulers have neither attribute and do not scale the input.
     sample = noise * getattr(scheduler, "init_noise_sigma", 1.0)
     guided = guidance_scale != 1
     asked = torch.cat([class_labels, torch.full_like(class_labels, null)]) if guided else class_labels
@@ -32,30 +32,30 @@ def sample(unet, scheduler, class_labels, noise, *, null, guidance_scale, num_in
 
 @torch.no_grad()
 def middle(vae, images):
-    """(B, c, h, w) the middle of what the autoencoder says of each picture (B, C, H, W) in [-1, 1], not a draw from it."""
+    """Return the mode of each picture's latent distribution, (B, c, h, w), for pictures (B, C, H, W) in [-1, 1]."""
     return vae.encode(images).latent_dist.mode()
 
 
 def scaled(vae, middles):
-    """Latents with mean 0 and deviation 1: shifted and scaled by the autoencoder's own measured factors."""
+    """Return latents with mean 0 and deviation 1: shifted and scaled by the autoencoder's measured factors."""
     return (middles - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
 
 
 @torch.no_grad()
 def decode(vae, latents):
-    """Pictures in about [-1, 1] of such latents: the same factors undone."""
+    """Return pictures in about [-1, 1] of such latents: the factors are inverted first."""
     return vae.decode(latents / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)).sample
 
 
 class ClassConditionalPipeline(DiffusionPipeline):
-    """`pipeline([3, 1, 4], guidance_scale=2.0).images`: a picture of each class asked for."""
+    """`pipeline([3, 1, 4], guidance_scale=2.0).images`: one picture of each class."""
 
     def __init__(self, unet, scheduler):
         super().__init__()
         self.register_modules(unet=unet, scheduler=scheduler)
 
     def shown(self, sample):
-        """The pictures that samples are."""
+        """Return the pictures of samples."""
         return sample
 
     def __call__(self, class_labels, *, guidance_scale=2.0, num_inference_steps=30, generator=None, output_type="pil"):
@@ -76,7 +76,7 @@ class ClassConditionalPipeline(DiffusionPipeline):
 
 
 class LatentPipeline(ClassConditionalPipeline):
-    """The same where the net makes latents: `vae` turns them into pictures."""
+    """The same for a net that makes latents: `vae` decodes them."""
 
     def __init__(self, unet, scheduler, vae):
         super(ClassConditionalPipeline, self).__init__()

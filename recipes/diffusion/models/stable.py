@@ -1,4 +1,4 @@
-"""Models in Stable Diffusion's layout (frozen text encoder and autoencoder, a net that reads both): loaded, assembled, saved."""
+"""Models in Stable Diffusion's layout: frozen text encoder and autoencoder, and a denoising net. Loading, assembling, saving."""
 
 import copy
 import logging
@@ -22,19 +22,19 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, CLIPTextModel
 from transformers.utils import logging as bars
 
 bars.disable_progress_bar()
-# It names every caption that is cut, batch by batch; the data report counts them.
+# It logs every cut caption, batch by batch; the data report counts them instead.
 logging.getLogger("diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion").setLevel(logging.ERROR)
-# It expects CLIP, and loads any text model that its index names.
+# It expects CLIP, but loads any text model that its index names.
 logging.getLogger("diffusers.pipelines.pipeline_utils").setLevel(logging.ERROR)
-LAYERS = 8  # of SmolLM2's 30: what its later ones know is which word comes next
+LAYERS = 8  # of SmolLM2's 30: later layers specialise in predicting the next word
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 READ: dict[tuple, Tensor] = {}
-"""Hidden states of the captions read last: gates build their stage again and again, of one frozen encoder."""
+"""Cached hidden states of the last captions: gates rebuild the stage with the same frozen encoder."""
 
 
 @dataclass
 class New:
-    """A net that is trained from nothing, and the frozen parts that it works with. Of no use with --model, which has its own."""
+    """A net trained from scratch and its frozen parts. Not used with --model, which has its own."""
 
     vae: str = "digits"
     """`digits` (built on first use by diffusion/latent), or a folder or hub name of an AutoencoderKL."""
@@ -42,9 +42,9 @@ class New:
     """The frozen text encoder: `smollm2` (the first eight layers of SmolLM2-135M), a folder or hub name of CLIP or of any
     decoder or encoder of transformers that has a tokenizer."""
     tokens: int = 77
-    """Tokens of a caption; longer ones are cut, shorter ones padded."""
+    """Tokens per caption; longer captions are cut, shorter ones padded."""
     widths: tuple[int, ...] = (32, 64)
-    """Channels at each resolution of a latent; every one after the first halves it. Multiples of 8. The first has no attention."""
+    """Channels at each resolution of a latent; each further one halves the resolution. Multiples of 8. The first has no attention."""
     layers: int = 1
     """Residual blocks at each resolution."""
 
@@ -53,14 +53,14 @@ class New:
 
 
 def resolved(name: str) -> str:
-    """A folder's whole path, so that a run is resumed from anywhere; any other name as it is."""
+    """Return the absolute path of a folder, so that a run can be resumed from anywhere; any other name unchanged."""
     packaged = name in ("", "digits", "smollm2")
     return str(Path(name).resolve()) if not packaged and Path(name).is_dir() else name
 
 
 @dataclass
 class Parts:
-    """What a pipeline is made of."""
+    """The parts of a pipeline."""
 
     vae: AutoencoderKL
     encoder: nn.Module
@@ -69,11 +69,11 @@ class Parts:
     noise: Noise
     """The training objective: a model's own prediction type and number of timesteps."""
     scheduler: DDPMScheduler
-    """The schedule of training. (steps_offset 1 is what StableDiffusionPipeline sets in any other.)"""
+    """The training noise schedule. (StableDiffusionPipeline sets steps_offset to 1 if it is not.)"""
     told: str
 
     def read(self, captions: tuple[str, ...], device: torch.device) -> Tensor:
-        """(n + 1, tokens, D) hidden states of each caption and, last, of the empty one, by the very pipeline that is exported."""
+        """Return the hidden states of each caption and, last, of the empty caption: (n + 1, tokens, D), computed by the exported pipeline."""
         key = (id(self.encoder), captions)
         if key not in READ:
             READ.clear()
@@ -85,17 +85,18 @@ class Parts:
         return READ[key]
 
     def cut(self, captions: tuple[str, ...]) -> int:
-        """How many captions have more tokens than are read."""
+        """Return the number of captions that are cut."""
         lengths = [len(ids) for ids in self.tokenizer(list(captions), verbose=False).input_ids]
         return sum(n > self.tokenizer.model_max_length for n in lengths)
 
 
 class Captioned(nn.Module):
-    """A net that is told captions by number: (noisy (B, c, h, w), timestep (B,), caption (B,), the last for none) -> prediction."""
+    """A net whose condition is a caption's index: (noisy (B, c, h, w), timestep (B,), caption (B,), the last index for none) -> prediction."""
 
     def __init__(self, unet: UNet2DConditionModel, words: Tensor):
         super().__init__()
-        self.unet, self.words = unet, [words]  # in a list: one table for the net and its average, and in no checkpoint
+        # In a list: one table, shared by the net and its EMA, and not in checkpoints.
+        self.unet, self.words = unet, [words]
 
     def forward(self, sample: Tensor, timestep: Tensor, caption: Tensor):
         if self.words[0].device != caption.device:
@@ -108,7 +109,7 @@ class Captioned(nn.Module):
 
 # ------------------------------------------------------------------------------------------------------------- a new net
 def new(cfg: New, noise: Noise, channels: int, side: int) -> Parts:
-    """An untrained net on an autoencoder and a text encoder that are there."""
+    """Return an untrained net for an existing autoencoder and text encoder."""
     vae, (encoder, tokenizer) = _autoencoder(cfg.vae, channels), _text(cfg.text, cfg.tokens)
     c, h, _ = latents.shape(vae, side, len(cfg.widths) - 1)
     if any(w % 8 for w in cfg.widths) or len(cfg.widths) < 2:
@@ -129,8 +130,8 @@ def new(cfg: New, noise: Noise, channels: int, side: int) -> Parts:
 
 
 def centred(vae: AutoencoderKL, middles: Tensor) -> AutoencoderKL:
-    """`vae` with the deviation of its latents (N, c, h, w) in its config, and their mean taken out by its own weights: Stable
-    Diffusion's pipeline knows no shift. What it makes of a picture, and back, stays what it was."""
+    """Put the standard deviation of the latents (N, c, h, w) into the config of `vae`, and subtract their mean through its weights, because
+    Stable Diffusion's pipeline has no shift. Encoding followed by decoding stays the same."""
     mean = latents.measured(vae, middles).config.shift_factor
     with torch.no_grad():
         vae.quant_conv.bias[: vae.config.latent_channels] -= mean
@@ -140,7 +141,7 @@ def centred(vae: AutoencoderKL, middles: Tensor) -> AutoencoderKL:
 
 
 def reachable(name: str, setting: str, what: str) -> None:
-    """Neither a folder nor a name of the hub: told at once, without asking the hub five times."""
+    """Raise UserError at once for a name that is neither a folder nor owner/name, before the hub is asked."""
     if not Path(name).is_dir() and name.count("/") != 1:
         raise UserError(f"{setting} {name}: no such folder", got="nothing there",
                         needed=f"a folder with a {what}, or owner/name on the hub")  # fmt: skip
@@ -148,7 +149,7 @@ def reachable(name: str, setting: str, what: str) -> None:
 
 @cache
 def _text(name: str, tokens: int) -> tuple[nn.Module, object]:
-    """(frozen text encoder, its tokenizer, set to pad on the right to so many tokens)."""
+    """Return (frozen text encoder, its tokenizer, which pads on the right to a fixed number of tokens)."""
     path = str(_smollm()) if name == "smollm2" else hub.locate(name, "--new.text", packaged="smollm2")
     config = AutoConfig.from_pretrained(path)
     if config.is_encoder_decoder:
@@ -165,8 +166,8 @@ def _text(name: str, tokens: int) -> tuple[nn.Module, object]:
 
 
 def begun(tokenizer):
-    """`tokenizer`, one and the same token in front of every caption: a decoder's states of the first token hardly depend on what it
-    is (bare figures are 2.8 apart, behind another token 18), so a caption of one word would say next to nothing."""
+    """Make `tokenizer` put one fixed token before every caption. A decoder's states of the first token hardly depend on that token (distance
+    between digits 2.8, after another token 18), so a caption of one word would carry almost no information."""
     first, beginning = {ids[0] for ids in tokenizer(["7", "a"]).input_ids}, tokenizer.bos_token or tokenizer.eos_token
     own = getattr(tokenizer, "backend_tokenizer", None)
     if len(first) > 1 and beginning and own:
@@ -177,7 +178,7 @@ def begun(tokenizer):
 
 
 def _smollm() -> Path:
-    """The first layers of SmolLM2, with its tokenizer."""
+    """Return the first layers of SmolLM2 and its tokenizer."""
 
     def build(folder: Path) -> None:
         model = AutoModel.from_pretrained(smollm.folder(), num_hidden_layers=LAYERS, dtype=torch.float32)
@@ -188,7 +189,7 @@ def _smollm() -> Path:
 
 
 def _autoencoder(path: str, channels: int) -> AutoencoderKL:
-    """A copy of its own, of pictures of so many channels."""
+    """Return a copy of the autoencoder, for pictures with this number of channels."""
     found = _digits() if path == "digits" else path
     return copy.deepcopy(_loaded(str(found), channels, "--new.vae"))
 
@@ -208,7 +209,7 @@ def _loaded(path: str, channels: int, setting: str) -> AutoencoderKL:
 
 
 def _digits() -> Path:
-    """The autoencoder of digits that diffusion/latent trains; it is judged at every use, by the gate `round-trip`."""
+    """Return the digit autoencoder that diffusion/latent trains. The gate `round-trip` checks it at every use."""
     home = Path(__file__).parents[1]
     sources = [home / f"{name}.py" for name in ("latent", "models/latents", "models/nets")]
     settings = ["--latent.epochs", "0.1", "--sampling.every", "50", "--sampling.steps", "4", "--gates.no-enabled"]
@@ -223,7 +224,8 @@ def _digits() -> Path:
 
 # ------------------------------------------------------------------------------------------------------ a model of the hub
 def model(name: str, noise: Noise, channels: int, side: int) -> Parts:
-    """The parts of a StableDiffusionPipeline for pictures of so many channels, its net a copy; `noise` says how timesteps weigh."""
+    """Return the parts of a StableDiffusionPipeline for pictures with this number of channels, with a copy of its net. `noise` sets the
+    weight of timesteps."""
     pipe = _pipeline(name)
     vae, unet, scheduler = pipe.vae, pipe.unet, _trained(name, pipe.scheduler.config)
     kinds = (unet.config.in_channels, vae.config.latent_channels)
@@ -247,13 +249,13 @@ def model(name: str, noise: Noise, channels: int, side: int) -> Parts:
 
 
 def channels(name: str) -> int:
-    """Of the pictures that a model's autoencoder reads; 1, those of digits, where there is no model."""
+    """Return the channels of a model's pictures; 1 (digits) without a model."""
     return _pipeline(name).vae.config.in_channels if name else 1
 
 
 @cache
 def _pipeline(name: str) -> StableDiffusionPipeline:
-    """Loaded once a process, its net on no account trained."""
+    """Load a pipeline once per process, frozen."""
     reachable(name, "--model", "StableDiffusionPipeline")
     try:
         kind = StableDiffusionPipeline.load_config(name).get("_class_name")
@@ -269,12 +271,12 @@ def _pipeline(name: str) -> StableDiffusionPipeline:
                         cause="a folder that was copied in part, a name with a typo, or no network",
                         next=f"with a network: hf download {name} --local-dir FOLDER") from None  # fmt: skip
     for part in (pipe.vae, pipe.unet, pipe.text_encoder):
-        nn.Module.float(part.eval().requires_grad_(False))  # trained weights: of bf16 ones small updates would be lost
+        nn.Module.float(part.eval().requires_grad_(False))  # trained weights in fp32: bf16 loses small updates
     return pipe
 
 
 def _trained(name: str, config: dict) -> DDPMScheduler:
-    """The schedule that the model was trained on, out of its sampler's config."""
+    """Return the training noise schedule, from the config of the model's sampler."""
     kind, says = config.get("_class_name", "?"), config.get("prediction_type")
     if "beta_schedule" not in config or says not in ("epsilon", "v_prediction"):
         raise UserError(f"the scheduler of {name} is of another family", got=f"{kind}, prediction_type {says}",
@@ -284,8 +286,8 @@ def _trained(name: str, config: dict) -> DDPMScheduler:
 
 
 def adapted(net: Captioned, rank: int) -> dict[str, Tensor]:
-    """LoRA (Hu 2021) on the projections of every attention of `net`, as diffusers' own scripts have it, the rest frozen; rank 0: it
-    trains whole. Returns the weights it came with, by the names they have now."""
+    """Add LoRA (Hu 2021) to the projections of every attention of `net`, as diffusers' scripts do, and freeze the rest. Rank 0 trains the
+    whole net. Returns the pretrained weights by their current names."""
     from peft import LoraConfig
 
     came = {n: p.detach().clone() for n, p in net.named_parameters()}
@@ -298,7 +300,7 @@ def adapted(net: Captioned, rank: int) -> dict[str, Tensor]:
 
 
 def snapshot(net: Captioned) -> Callable[[], Captioned]:
-    """Makes the net as it is now, from its trained weights alone."""
+    """Return a function that rebuilds the net as it is now and takes only its trained weights."""
     came = {n: p.detach().clone() for n, p in net.named_parameters() if p.requires_grad}
 
     def made() -> Captioned:
@@ -310,8 +312,7 @@ def snapshot(net: Captioned) -> Callable[[], Captioned]:
 
 
 def expected(cfg, net: Captioned, process: Process, loss: Callable) -> Expect:
-    """What the gates may ask of a new net; and of a pretrained one, which is given time to learn eight samples in part: a tenth of
-    its loss on them, from where it came."""
+    """Return the expectations of a new net or, for a pretrained one, that it reaches a tenth of its initial loss on eight samples."""
     fresh = tuple(n for n, _ in net.named_parameters() if "lora_" in n)
     if not cfg.model:
         return Expect(initial_loss=process.initial_loss, overfit_steps=200, overfit_metric=0.95)
@@ -338,7 +339,7 @@ def assembled(parts: Parts, unet: UNet2DConditionModel, scheduler) -> StableDiff
 
 
 def save(folder: Path, parts: Parts, net: Captioned, scheduler, rank: int) -> None:
-    """A StableDiffusionPipeline, adapters merged into its net and kept beside it as `load_lora_weights` reads them."""
+    """Save a StableDiffusionPipeline with merged adapters, and the adapters separately for `load_lora_weights`."""
     unet = copy.deepcopy(net.unet).cpu().eval()
     if rank:
         from peft import get_peft_model_state_dict

@@ -1,16 +1,16 @@
-"""Sensors of one's own: one .npy a recording, (frames, ...) of numbers, named in metadata.csv beside what was recorded with it.
+"""Data from your own sensor: one .npy file per recording, (frames, ...) of numbers, listed in metadata.csv with its sound.
 
 Columns of metadata.csv, in any order:
 
-file_name      the sound, wav, flac, ogg or mp3 of 16 kHz or more: the teacher hears it, the student never does
+file_name      the sound: wav, flac, ogg or mp3 of at least 16 kHz. Only the teacher reads it
 transcription  what is said
-array          the .npy file; what lies behind its first axis is flattened into channels (16 x 16 pixels are 256)
-rate           frames a second; 20, as two of the student's frames are five of the teacher's
-frames         how many there are
-ids            optional: token ids of the transcription as another program cached them, between blanks; they are compared, not used
+array          the .npy file; axes after the first are flattened into channels (16 x 16 pixels are 256)
+rate           frames per second; must be 20, since two frames of the student are five of the teacher
+frames         number of frames
+ids            optional: token ids of the transcription as another program cached them, separated by blanks; compared, not used
 group          optional: speaker, session; a group is held out whole. Without it every fifth line is held out
 
-A rate or ids of another kind are a mistake of the whole table: nothing starts. Single files that are missing, broken, of another
+A wrong rate, or ids of another tokenizer, concern the whole table and are an error. Single files that are missing, broken, of another
 length or shape, or not finite are left out, counted and named, up to `--data.max-bad`.
 """
 
@@ -28,9 +28,9 @@ from trainworthy.core.data.loader import ahead
 from trainworthy.core.data.texts import load_exclusions
 from trainworthy.recipes.shared import whisper
 
-THREADS, WINDOW = 16, 64  # reads at once where a set is surveyed, and in hand
-APART = 0.1  # seconds that an array may be longer or shorter than its sound
-LEAST = 1e-6  # what a frame of zeros becomes: to the student a row of zeros is no frame
+THREADS, WINDOW = 16, 64  # parallel reads while a set is checked, and files in memory
+APART = 0.1  # seconds by which an array and its sound may differ in length
+LEAST = 1e-6  # value for a frame of zeros: to the student a row of zeros is padding
 NAMED = 5  # files that a message names
 
 
@@ -44,11 +44,11 @@ class Row:
     array: Path | None
     frames: int
     group: int
-    """Of the same number: on the same side of the split."""
+    """Rows with the same number go to the same split."""
 
 
 def table(path: Path, layout: str) -> list[dict[str, str]]:
-    """The lines of metadata.csv."""
+    """Return the lines of metadata.csv."""
     if not path.is_file():
         raise UserError(f"no transcripts in {path.parent}", needed=layout,
                         got=" ".join(sorted(p.name for p in path.parent.glob("*"))[:5]) or "nothing there")  # fmt: skip
@@ -63,7 +63,7 @@ def table(path: Path, layout: str) -> list[dict[str, str]]:
 
 
 def rows(root: Path, lines: list[dict[str, str]], *, rate: int, teacher: whisper.Whisper) -> list[Row]:
-    """The table's lines, checked as far as the table alone says; ids must be those of the teacher's tokenizer."""
+    """Return the lines, checked without reading the arrays. Ids must come from the teacher's tokenizer."""
     groups: dict[str, int] = {}
     found = []
     for n, line in enumerate(lines):
@@ -86,15 +86,15 @@ def rows(root: Path, lines: list[dict[str, str]], *, rate: int, teacher: whisper
 
 
 def allowed(root: Path, found: list[Row], *, held_out: int) -> tuple[list[Row], int]:
-    """(the lines without those to learn from that the folder's exclusion lists name, how many these were); every `held_out`th
-    group is not learnt from. `trainworthy data` writes the lists."""
+    """Return (lines without the training lines on the folder's exclusion lists, how many these were). Every `held_out`th group is
+    validation. `trainworthy data` writes the lists."""
     skip = load_exclusions(root)
     kept = [row for row in found if row.group % held_out == 0 or not skip(row.text)]
     return kept, len(found) - len(kept)
 
 
 def _same_ids(line: dict[str, str], where: str, teacher: whisper.Whisper) -> None:
-    """Cached ids are those of the tokenizer that trains, with or without prompt and end."""
+    """Raise UserError unless cached ids come from the training tokenizer, with or without prompt and end."""
     if not line.get("ids"):
         return
     ours = [str(i) for i in teacher.ids(line["transcription"])]
@@ -108,7 +108,7 @@ def _same_ids(line: dict[str, str], where: str, teacher: whisper.Whisper) -> Non
 
 # ------------------------------------------------------------------------------------------------------------------ files
 def read(path: Path) -> np.ndarray:
-    """(frames, channels) float32 of a .npy file."""
+    """Return the array of a .npy file, (frames, channels) float32."""
     array = np.load(path, allow_pickle=False)
     if array.dtype.kind not in "fiub":
         raise ValueError(f"holds {array.dtype}, not numbers")
@@ -118,7 +118,7 @@ def read(path: Path) -> np.ndarray:
 
 
 def padded(path: Path, length: int) -> Tensor:
-    """(length, channels): the frames, and rows of zeros behind them."""
+    """Return the frames, padded with rows of zeros to (length, channels)."""
     try:
         array = read(path)
     except (OSError, ValueError, EOFError) as error:
@@ -132,7 +132,7 @@ def padded(path: Path, length: int) -> Tensor:
 
 
 def survey(found: list[Row], *, rate: int, max_bad: float) -> tuple[list[Row], str]:
-    """(the rows whose files are whole, what is wrong with the others). Every array is read to its end once, many at a time."""
+    """Return (rows whose files are complete, what is wrong with the others). Every array is read in full once, in parallel."""
 
     def look(row: Row) -> tuple[str, int]:
         try:

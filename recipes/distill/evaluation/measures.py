@@ -1,4 +1,4 @@
-"""How a student is measured: against the teacher's features, and by the words the frozen decoder reads from its own."""
+"""Metrics of a student: similarity to the teacher's features, and the words that the frozen decoder reads from its features."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from trainworthy import core
 
 
 def speech(batch: dict) -> Tensor:
-    """(B, frames) bool: where a recording goes on; what lies behind its end counts nowhere."""
+    """Return which frames are inside a recording, (B, frames) bool; later ones do not count."""
     return torch.arange(batch["features"].shape[1], device=batch["span"].device) < batch["span"][:, None]
 
 
@@ -24,13 +24,13 @@ class Measures:
     run: core.Run
     teacher: whisper.Whisper
     mean: Tensor
-    """(frames, width): the teacher's mean at each place of the canvas."""
+    """Mean of the teacher's features at each position, (frames, width)."""
     std: Tensor
-    """(width,): its standard deviation around that mean."""
+    """Standard deviation around that mean, (width,)."""
 
     def likeness(self, student: Callable[[Tensor], Tensor], data: core.Data) -> dict[str, float]:
-        """Cosine to the teacher over the speech of `data`, raw and with the teacher's mean at that place taken off both (that mean
-        alone has a raw cosine of 0.7); length of the student's frames over the teacher's."""
+        """Return the cosine to the teacher over the speech of `data`: raw, and with the teacher's mean at that position subtracted from both
+        (the mean alone has a raw cosine of 0.7). Also the norm of the student's frames over the teacher's."""
         rows, mean = [], self.mean.to(self.run.device)
         for batch in self.run.batches(data):
             ours, theirs, mask = student(batch["envelope"]).float(), batch["features"], speech(batch)
@@ -46,10 +46,9 @@ class Measures:
     def words(
         self, canvas: Callable[[dict], Tensor], data: core.Data, by: whisper.Whisper | None = None
     ) -> dict[str, float]:
-        """What the frozen decoder (or that of `by`) reads from the canvas of each batch: word error rate, how many of the
-        transcripts differ (where every input says something else: all of them, or the decoder does not listen), how many begin
-        with the same three words (its prior phrase, if it does not listen), and how many repeat themselves: the same four
-        ids stand in them twice, or they do not end."""
+        """Return metrics of what the frozen decoder (or that of `by`) reads from the features: word error rate; share of different
+        transcripts (1 if the decoder listens and every input differs); share that begins with the same three words (its prior, if it does
+        not listen); and share that repeats four ids or does not end."""
         said, heard = [], []
         for batch in self.run.batches(data):
             length = batch["ids"].shape[1] + 8  # a decoder that loops is cut off there
@@ -65,5 +64,5 @@ class Measures:
 
 
 def commonest_opening(texts: list[str], words: int = 3) -> float:
-    """The share of `texts` that begin as most others do."""
+    """Return the share of `texts` that begin with the most common three words."""
     return Counter(" ".join(text.lower().split()[:words]) for text in texts).most_common(1)[0][1] / len(texts)

@@ -1,4 +1,4 @@
-"""What the student reads, what the teacher hears and what the student gives, as pictures: time runs to the right."""
+"""Pictures of the student's input, the teacher's features and the student's features; time runs to the right."""
 
 from textwrap import fill
 
@@ -8,17 +8,18 @@ from trainworthy.recipes.shared.whisper import Whisper, word_error_rate
 
 from trainworthy import core
 
-BANDS, SHOWN, CHANNELS = 8, 4, 64  # pixels of a band of the sensor; recordings and channels of the teacher shown
+# pixels per band of the sensor; recordings and channels of the teacher that are shown
+BANDS, SHOWN, CHANNELS = 8, 4, 64
 
 
 def shaded(values: Tensor, height: int, low: float, high: float) -> Tensor:
-    """(T, C) numbers as a picture (C x height, T) uint8, the first channel at the bottom."""
+    """Return (T, C) numbers as a picture (C x height, T) uint8, the first channel at the bottom."""
     grey = ((values - low) / (high - low)).clamp(0, 1).mul(255).to(torch.uint8)
     return grey.T.flip(0).repeat_interleave(height, 0)
 
 
 def preview(batch: dict, teacher: Whisper) -> list[core.Tile]:
-    """The sensor's energies of each recording, and what its ids say."""
+    """Return the sensor's energies of each recording, with the text of its ids."""
     tiles = []
     for envelope, ids in zip(batch["envelope"], batch["ids"].tolist(), strict=True):
         frames = envelope[envelope.any(-1)]
@@ -29,7 +30,7 @@ def preview(batch: dict, teacher: Whisper) -> list[core.Tile]:
 
 
 def transcripts(model: nn.Module, batch: dict, teacher: Whisper) -> list[core.Tile]:
-    """What is written of each recording, and how much of it is right."""
+    """Return what is read from each recording, and the share that is correct."""
     heard = teacher.write(model(batch["envelope"]))
     return [
         core.Tile(h, score=max(0.0, 1 - word_error_rate([t], [h]))) for t, h in zip(batch["text"], heard, strict=True)
@@ -37,7 +38,7 @@ def transcripts(model: nn.Module, batch: dict, teacher: Whisper) -> list[core.Ti
 
 
 def side_by_side(model: nn.Module, data: core.Data, mean: Tensor) -> dict[str, list[core.Tile]]:
-    """Teacher's features above the student's, the teacher's mean taken off both."""
+    """Return the teacher's features above the student's, the teacher's mean subtracted from both."""
     samples = [data.get(i, None) for i in range(min(SHOWN, len(data)))]
     device = next(model.parameters()).device
     batch = data.collate(samples)

@@ -1,4 +1,4 @@
-"""Gates of compression: what was copied, what the teacher is asked and says, what the two terms of the loss are worth."""
+"""Gates of compression: copied layers, the teacher's transcripts and outputs, both terms of the loss."""
 
 import re
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.distill.gates.whisper import read, vocabulary
 from trainworthy.recipes.shared import whisper
 
-LISTENED = 16  # recordings that the teacher transcribes again
-SAME = 0.95  # share of the label's ids that the teacher, given the ids before, thinks likeliest
-MOVED = 1e-5  # relative: what rounding may do to one loss computed twice
-NEAR = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}  # relative: the loss against the formula
+LISTENED = 16  # recordings that are transcribed again
+SAME = 0.95  # share of the label's ids that must be the teacher's most likely ones, given the ids before
+MOVED = 1e-5  # relative rounding error of a loss that is computed twice
+NEAR = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}  # relative difference of the loss from the formula
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
 
 
@@ -28,7 +28,7 @@ def teacher_of(proof: Proof) -> whisper.Whisper:
 # ------------------------------------------------------------------------------------------------------------ the student
 @gate("copied", rows="C14", title="the student starts as its teacher's own layers, evenly spaced", reads="model")
 def copied(proof: Proof) -> Finding:
-    """Every layer of the untrained student is looked for among the teacher's, bit for bit; all else must be the teacher's."""
+    """Searches every layer of the untrained student among the teacher's layers, bit for bit. All other tensors must be the teacher's."""
     if proof.cfg.init_from:
         raise Skip("it starts from --init-from")
     _, stage = proof.build(Plan(steps=1))
@@ -53,7 +53,7 @@ def copied(proof: Proof) -> Finding:
 
 
 def _by_layer(tensors: dict[str, Tensor]) -> dict[tuple[str, int], dict[str, Tensor]]:
-    """{(side, number): {name within the layer: tensor}}; what is in no layer under ("", 0)."""
+    """Return {(side, number): {name within the layer: tensor}}; tensors outside layers have the key ("", 0)."""
     out: dict[tuple[str, int], dict[str, Tensor]] = {("", 0): {}}
     for name, value in tensors.items():
         at = LAYER.search(name)
@@ -74,7 +74,7 @@ def _equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     reads="data",
 )
 def labels(proof: Proof) -> Finding:
-    """Word error rate of every label to learn from against what was said; some are written again from the samples' own sound."""
+    """Computes the word error rate of every training label against the spoken text, and transcribes some samples again from their own sound."""
     run, stage = proof.build(Plan(steps=1))
     data, most, teacher = stage.data["train"], proof.cfg.data.max_wer, teacher_of(proof)
     pairs = [(data.peek(i, "truth"), data.peek(i, "text")) for i in range(len(data))]
@@ -85,7 +85,7 @@ def labels(proof: Proof) -> Finding:
     with torch.no_grad():
         again = teacher.write(teacher.encode(batch["mel"]), at_most=batch["ids"].shape[1] + 8)
     other = [(a, b) for a, b in zip(batch["text"], again, strict=True) if whisper.normalise(a) != whisper.normalise(b)]
-    allowed = len(again) // 16  # rounding may turn a word
+    allowed = len(again) // 16  # rounding may change a word
     example = f", e.g. '{other[0][1]}' for '{other[0][0]}'" if other else ""
     return Finding(
         not over and len(other) <= allowed,
@@ -105,10 +105,11 @@ def labels(proof: Proof) -> Finding:
     rows="C1 W2 C4",
     title="both loss terms equal their formulas, over text and end token only",
     reads="loss counts",
+    explains=True,
 )
 def divergence(proof: Proof) -> Finding:
-    """Both terms of four recordings against formulas, each recording by itself and without a pad, in double precision; then with
-    other pads."""
+    """Compares both terms for four recordings with formulas in double precision, each recording alone and without padding; then with other
+    padding."""
     run, stage = proof.build(Plan(steps=1))
     cfg, seed, teacher = proof.cfg, proof.cfg.run.seed, teacher_of(proof)
     batch = fetch(stage.data["train"], pick(stage.data["train"], 4, seed), seed, run.device)
@@ -116,7 +117,7 @@ def divergence(proof: Proof) -> Finding:
         by_hand = _by_hand(stage, batch, teacher, cfg)
     found = read(run, stage, batch)
     more = torch.full((len(batch["ids"]), 5), teacher.end, device=run.device)
-    more[:, 1:] = batch["ids"][:, 2:3]  # words where no word is
+    more[:, 1:] = batch["ids"][:, 2:3]  # real tokens at padded positions
     padded = read(run, stage, {**batch, "ids": torch.cat([batch["ids"], more], 1)})
     off = {k: abs(found.get(k, 0.0) - v) / max(abs(v), 1e-6) for k, v in by_hand.items()}
     moved = abs(sum(padded.values()) - sum(found.values())) / sum(found.values())
@@ -137,7 +138,7 @@ def divergence(proof: Proof) -> Finding:
 
 
 def _by_hand(stage: Stage, batch: dict, teacher: whisper.Whisper, cfg) -> dict[str, float]:
-    """{term: nats a token}, weights included."""
+    """Return {term: nats per token}, weights included."""
     student = whisper.Whisper(stage.model, teacher.tokenizer, teacher.seconds)
     ce, kl, count, start = 0.0, 0.0, 0, len(teacher.prompt)
     for mel, ids, n in zip(batch["mel"], batch["ids"], batch["words"].tolist(), strict=True):
@@ -158,10 +159,11 @@ def _by_hand(stage: Stage, batch: dict, teacher: whisper.Whisper, cfg) -> dict[s
     rows="V1 C12",
     title="the teacher gets the same input without augmentation, and wrote the labels",
     reads="data loss",
+    explains=True,
 )
 def teacher(proof: Proof) -> Finding:
-    """What the teacher answers while the loss is computed: its likeliest ids against the labels, its modules' modes, and the loss
-    of one batch twice under different draws, the student in eval mode."""
+    """Records the teacher while the loss is computed: its most likely ids against the labels, the modes of its modules, and the loss of one
+    batch under different random draws, the student in eval mode."""
     run, stage = proof.build(Plan(steps=1))
     own, data, asked = stage.frozen_modules["teacher"], stage.data["train"], []
     batch = fetch(data, pick(data, LISTENED, proof.cfg.run.seed), None, run.device)

@@ -1,4 +1,4 @@
-"""What must be proved of a teacher that answers with logits: it sees pictures as it was trained to, and says the same twice."""
+"""Gates of a teacher that returns logits: it gets pictures in its own format, and is deterministic."""
 
 import torch
 from torch import Tensor
@@ -11,19 +11,19 @@ from trainworthy.core.loop.run import evaluating
 from trainworthy.recipes.shared.judge import Judge
 
 SAMPLES = 250
-LOST = 0.03  # of its accuracy that augmentation may cost a teacher
-MOVED = 1e-5  # relative: what rounding may do to one loss computed twice
+LOST = 0.03  # accuracy that augmentation may cost a teacher
+MOVED = 1e-5  # relative rounding error of a loss that is computed twice
 
 
 def teacher(judge: Judge) -> Gate:
-    """The gate on `judge` as the loss asks it."""
+    """Return the gate on the teacher `judge` as the loss calls it."""
 
     title = "the teacher is as accurate inside the loss as alone, and repeatable"
 
-    @gate("teacher", rows="V1 C12", title=title, reads="data loss")
+    @gate("teacher", rows="V1 C12", title=title, reads="data loss", explains=True)
     def prove(proof: Proof) -> Finding:
-        """What its head answers while the loss of held-out pictures is computed, against the labels; and that loss twice under
-        different draws, the student in eval mode."""
+        """Compares the output of its head while the loss of validation pictures is computed with the labels, and that loss under different
+        random draws, the student in eval mode."""
         run, stage, _ = overfitted(proof)
         val, asked = stage.data["val"], []
         batch = fetch(val, pick(val, min(SAMPLES, len(val)), proof.cfg.run.seed), None, run.device)
@@ -56,19 +56,19 @@ def teacher(judge: Judge) -> Gate:
     return prove
 
 
-NEAR = {"fp32": 1e-4}  # relative: the loss of a sample against the formula
+NEAR = {"fp32": 1e-4}  # relative difference of a sample's loss from the formula
 COARSE = 5e-2  # the same in 16 bits
-PAIRS = 8  # samples with a label, and as many without
+PAIRS = 8  # samples with a label, and as many without one
 
 
 def divergence(judge: Judge) -> Gate:
-    """The gate on both terms of the loss, with `judge` as the teacher."""
+    """Return the gate on both terms of the loss, with `judge` as the teacher."""
     title = "both loss terms of each sample equal their formulas, on weights that have moved"
 
-    @gate("divergence", rows="C1", title=title, reads="data model loss counts train")
+    @gate("divergence", rows="C1", title=title, reads="data model loss counts train", explains=True)
     def prove(proof: Proof) -> Finding:
-        """Hinton 2015, equation 4 with T^2, sample by sample in double precision, on the overfit model: an untrained student's equal
-        scores make several wrong formulas look right. Where a term differs, known mistakes are computed, too."""
+        """Compares the loss with Hinton 2015, equation 4 with T^2, per sample in double precision. It uses the overfit model, because equal
+        scores of an untrained student hide several errors. If a term differs, known mistakes are computed, too."""
         (run, stage, _), cfg = overfitted(proof), proof.cfg
         data = stage.data["train"]
         order = pick(data, min(len(data), 64 * PAIRS), cfg.run.seed)

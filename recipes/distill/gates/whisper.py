@@ -1,5 +1,5 @@
-"""Gates of distillation into Whisper: what the lessons are, what the loss counts, where and how loud the student's features are,
-what the frozen decoder makes of them. A student is anything that turns envelopes (B, T, 16) into a canvas (B, frames, width)."""
+"""Gates of distillation into Whisper: the training data, what the loss counts, time and scale of the student's features, and how the frozen
+decoder reads them. A student maps envelopes (B, T, 16) to encoder features (B, frames, width)."""
 
 from collections.abc import Callable
 
@@ -18,25 +18,25 @@ from trainworthy.recipes.distill.evaluation.measures import speech
 from trainworthy.recipes.distill.models.heads import reader
 from trainworthy.recipes.shared import whisper
 
-LISTENED = 48  # lessons that the teacher transcribes again
-RANGE = 2.3  # natural log of energy, 10 dB, between the quietest and the loudest frame: less is silence or hum
+LISTENED = 48  # recordings that the teacher transcribes again
+RANGE = 2.3  # natural log of energy (10 dB) between the quietest and the loudest frame; less is silence or hum
 LOOPING = 0.05  # share of transcripts that may repeat themselves
-STILL = 1e-6  # the same of a sensor whose unit nobody knows: nothing moves
+STILL = 1e-6  # the same for a sensor of unknown unit: no change at all
 PLATEAU, SLOPE = (
     0.05,
     0.1,
-)  # a word error rate to be content with; the share of it that a third of a run takes away while it learns
+)  # word error rate that needs no further check; share by which it must fall per third of a run
 READABLE, VARIED, HEARD = (
     0.05,
     0.5,
     0.3,
-)  # centred cosine, share of different transcripts; nats a token that are left to learn
+)  # centred cosine, share of different transcripts; nats per token that remain to be learnt
 TAUGHT = {"rehearsed": 0.5, "trained": 0.3, "none": 0.3}
-"""Centred cosine that the first stage must have reached: on the eight samples the gates taught it, or on held-out ones."""
+"""Centred cosine that the first stage must have reached, on the eight samples of the gates or on validation samples."""
 
 
 def read(run: Run, stage: Stage, batch: dict, canvas: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
-    """The stage's loss terms per unit of their counts, from its student or from a canvas that stands for one."""
+    """Return the stage's loss terms divided by their counts, from its student or from features that replace its output."""
     counts = stage.counts(batch)
     with evaluating(stage.model), run.autocast():
         terms = stage.loss(canvas or stage.model, batch)
@@ -51,7 +51,7 @@ def read(run: Run, stage: Stage, batch: dict, canvas: Callable[[Tensor], Tensor]
     reads="data model",
 )
 def agreement(proof: Proof) -> Finding:
-    """The teacher's stored features, decoded once more on the canvas the student will fill; energy of every recording."""
+    """Decodes the teacher's stored features again in the student's format, and measures the energy of every recording."""
     run, stage = proof.build(Plan(steps=1))
     data, teacher = stage.data["train"], whisper.load(proof.cfg.data.teacher, proof.cfg.data.seconds)
     batch = fetch(data, pick(data, LISTENED, proof.cfg.run.seed), None, run.device)
@@ -61,7 +61,7 @@ def agreement(proof: Proof) -> Finding:
     wrong = [(t, h) for t, h in zip(batch["text"], heard, strict=True) if whisper.normalise(t) != whisper.normalise(h)]
     least = RANGE if data.source.arrays is None else STILL
     quiet = [i for i in range(len(data)) if _loudness(data.get(i, None)["envelope"]) < least]
-    allowed = len(heard) // 24  # half precision may turn a word
+    allowed = len(heard) // 24  # half precision may change a word
     example = f", e.g. '{wrong[0][0]}' as '{wrong[0][1]}'" if wrong else ""
     return Finding(
         len(wrong) <= allowed and not quiet,
@@ -75,14 +75,14 @@ def agreement(proof: Proof) -> Finding:
 
 
 def _loudness(envelope: Tensor) -> float:
-    """Log-energy of the loudest frame over the quietest, bands averaged; 0 without frames."""
+    """Return the log-energy of the loudest frame minus the quietest, mean over bands; 0 without frames."""
     level = envelope[envelope.any(-1)].mean(-1)
     return (level.max() - level.min()).item() if len(level) else 0.0
 
 
 @gate("vocabulary", rows="W5", title="texts and ids convert both ways, in the model's own vocabulary", reads="data")
 def vocabulary(proof: Proof) -> Finding:
-    """Every transcript of both splits there and back; prompt and end where they belong; no id the model has not got."""
+    """Encodes and decodes every transcript of both splits. Prompt and end must be in place, and all ids known to the model."""
     _, stage = proof.build(Plan(steps=1))
     teacher, wrong = whisper.load(proof.cfg.data.teacher, proof.cfg.data.seconds), []
     entries = teacher.model.proj_out.out_features
@@ -119,8 +119,8 @@ def vocabulary(proof: Proof) -> Finding:
     reads="data loss counts",
 )
 def counted(proof: Proof) -> Finding:
-    """The loss with noise where nobody speaks, with longer padding, and of canvases that stand for a student: the teacher's own,
-    half as large again, a tenth as large, a tenth as large in other directions."""
+    """Compares the loss with noise in silent parts, with longer padding, and for features that replace the student's: the teacher's, 1.5
+    times and 0.1 times as large, and 0.1 times as large in other directions."""
     run, stage = proof.build(Plan(steps=1))
     seed = proof.cfg.run.seed
     batch = fetch(stage.data["train"], pick(stage.data["train"], 4, seed), seed, run.device)
@@ -162,8 +162,8 @@ def counted(proof: Proof) -> Finding:
     reads="model data",
 )
 def magnitude(proof: Proof) -> Finding:
-    """Length of a frame, and of what is left of it without the mean of its place, student over teacher: before training, and of
-    the student that has learnt eight recordings."""
+    """Compares the norm of a frame, and of its part around the mean of its position, between student and teacher: before training, and after
+    eight recordings were memorised."""
     run, stage = proof.build(Plan(steps=1))
     found = {"untrained": _sizes(run, stage, proof)}
     _, taught, _ = overfitted(proof)
@@ -180,7 +180,7 @@ def magnitude(proof: Proof) -> Finding:
 
 
 def _sizes(run: Run, stage: Stage, proof: Proof) -> tuple[float, float]:
-    """(mean length of the student's frames over the teacher's, the same around the mean of each place of the batch)."""
+    """Return (mean norm of the student's frames over the teacher's, the same around the mean of each position of the batch)."""
     data = View(
         stage.data["train"], pick(stage.data["train"], OVERFIT_SAMPLES, proof.cfg.run.seed), draws=proof.cfg.run.seed
     )
@@ -201,8 +201,8 @@ def _sizes(run: Run, stage: Stage, proof: Proof) -> tuple[float, float]:
     reads="model data train",
 )
 def alignment(proof: Proof) -> Finding:
-    """One frame of a recording is changed, at eight places; where the canvas changes most is compared with it, in seconds. And the
-    sensor's frames must last as long as the teacher's."""
+    """Changes one frame of a recording, at eight places, and compares its time with that of the largest change in the features, in seconds.
+    The sensor's frames must last as long as the teacher's."""
     run, stage, _ = rehearsed(proof)
     data, seed = stage.data["val"], proof.cfg.run.seed
     batch = fetch(data, pick(data, 8, seed), None, run.device)
@@ -240,7 +240,7 @@ def alignment(proof: Proof) -> Finding:
     reads="data loss counts",
 )
 def head(proof: Proof) -> Finding:
-    """The stage's loss with the teacher's features instead of a student's: what its ids, shift and mask are worth."""
+    """Computes the stage's loss for the teacher's features: it shows errors in ids, shift and mask."""
     run, stage = proof.build(Plan(steps=1))
     data, seed = stage.data["train"], proof.cfg.run.seed
     batch = fetch(data, pick(data, 16, seed), seed, run.device)
@@ -258,8 +258,8 @@ def head(proof: Proof) -> Finding:
 @gate("collapse", rows="W1", title="the features carry enough for a frozen decoder, which attends to them",
       reads="model data")  # fmt: skip
 def collapse(proof: Proof) -> Finding:
-    """Centred cosine to the teacher of the student this stage starts from (raw cosine says nothing: the teacher's mean alone has
-    0.7), and the words of eight recordings."""
+    """Measures the centred cosine between the initial student and the teacher, and the words that it decodes from eight recordings. (The raw
+    cosine is useless: the teacher's mean alone has 0.7.)"""
     run, stage = proof.build(Plan(steps=1))
     teacher = whisper.load(proof.cfg.data.teacher, proof.cfg.data.seconds)
     follows, seed = proof.follows, proof.cfg.run.seed
@@ -290,7 +290,7 @@ def _eight(data: Data) -> dict:
 # -------------------------------------------------------------------------------------------------------------- the words
 @monitor("repetition", rows="W8", title="transcripts end, and do not repeat")
 def repetition(history: list[dict[str, float]]) -> Finding:
-    """Share of held-out transcripts that have the same four ids twice or do not end, at the last evaluation."""
+    """Measures the share of validation transcripts that repeat four ids or do not end, at the last evaluation."""
     share = history[-1]["val/repetition"]
     return Finding(
         share <= LOOPING, f"{share:.1%} of the transcripts repeat themselves or do not end", f"at most {LOOPING:.0%}",
@@ -302,12 +302,12 @@ def repetition(history: list[dict[str, float]]) -> Finding:
 
 
 def ladder(rung: str) -> Monitor:
-    """The monitor that names `rung` where the decoder stays deaf to features that are like the teacher's."""
+    """Return the monitor that recommends `rung` if the decoder does not read features that are close to the teacher's."""
 
     @monitor("ladder", rows="W7", title="the word error rate falls; otherwise the decoder must be trained too")
     def judge(history: list[dict[str, float]]) -> Finding:
-        """Word error rate in the last third of the evaluations against the third before; at the end: does the student say
-        something, and is anything left to learn?"""
+        """Compares the word error rate in the last third of the evaluations with the third before; at the end also whether transcripts
+        differ and the loss can still fall."""
         third = len(history) // 3
         if third < 1:
             return Finding(True, f"{len(history)} evaluations", "3 or more to tell a curve by")

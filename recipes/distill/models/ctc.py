@@ -1,9 +1,9 @@
-"""The second stage without a decoder: a layer of letters on the student's features, learnt with it by CTC (Graves 2006), read
+"""The second stage without a decoder: a linear layer of letters on the student's features, trained with it by CTC (Graves 2006), decoded
 greedily.
 
-Nobody completes words here, so nothing is written that was not heard; and no vocabulary but letters, digits, space and apostrophe.
-What goes wrong instead is that everything stays blank: it is what CTC learns first, and where a rate is too low or frames are fewer
-than letters it is also the last. So the share of blanks is measured, watched and proved to fall.
+There is no language model, so nothing is written that was not heard, and the vocabulary is letters, digits, space and apostrophe. The
+usual failure is that all frames stay blank: CTC learns blanks first, and with a low learning rate or fewer frames than letters it learns
+nothing else. So the share of blanks is measured and monitored.
 """
 
 import itertools
@@ -28,38 +28,38 @@ from trainworthy import core
 
 LETTERS = " 'abcdefghijklmnopqrstuvwxyz0123456789"
 BLANK = 0  # class 0; letter i of LETTERS is class i + 1
-EMPTY, BLANKS = 0.05, 0.95  # shares of transcripts that may be without a letter, and of frames that may be blank
+EMPTY, BLANKS = 0.05, 0.95  # largest shares of transcripts without a letter, and of blank frames
 
 
 def spell(text: str) -> list[int]:
-    """Classes of a transcript, as Whisper's normaliser writes it; what is no letter is left out."""
+    """Return the classes of a transcript, normalised as Whisper does. Other characters are left out."""
     return [LETTERS.index(c) + 1 for c in whisper.normalise(text) if c in LETTERS]
 
 
 def read(best: list[int]) -> str:
-    """The text of the best class of each frame: repeats once, then no blanks."""
+    """Return the text of the best class of each frame: repeats collapsed, then blanks removed."""
     once = [c for i, c in enumerate(best) if i == 0 or c != best[i - 1]]
     return "".join(LETTERS[c - 1] for c in once if c != BLANK).strip()
 
 
 class Speller(nn.Module):
-    """A student with a layer of letters; to callers that ask for features, the student."""
+    """A student with a layer of letters. `forward` returns the student's features."""
 
     def __init__(self, student: nn.Module, width: int):
         super().__init__()
         self.student, self.norm, self.letters = student, nn.LayerNorm(width), nn.Linear(width, 1 + len(LETTERS))
 
     def forward(self, envelope: Tensor) -> Tensor:
-        """(B, T, channels) -> the teacher's canvas (B, frames, width)."""
+        """Map (B, T, channels) to the encoder's features (B, frames, width)."""
         return self.student(envelope)
 
     def spelt(self, envelope: Tensor) -> Tensor:
-        """(B, T, channels) -> log-probabilities (B, frames, classes), 50 frames a second."""
+        """Map (B, T, channels) to log-probabilities (B, frames, classes), 50 frames per second."""
         return self.letters(self.norm(self(envelope).float())).log_softmax(-1)
 
 
 class Spelt(core.Data):
-    """Lessons with their letters, padded with blanks."""
+    """Training data with their letters, padded with blanks."""
 
     def __init__(self, data: core.Data):
         self.data, self.notes = data, data.notes
@@ -87,7 +87,7 @@ class Spelt(core.Data):
 
 
 def fits(text: str, frames: int) -> None:
-    """UserError where CTC cannot align a transcript with that many frames."""
+    """Raise UserError if CTC cannot align a transcript with that many frames."""
     needs = fewest(spell(text))
     if not 0 < needs <= frames:
         raise core.UserError(
@@ -98,12 +98,12 @@ def fits(text: str, frames: int) -> None:
 
 
 def fewest(letters: list[int]) -> int:
-    """Frames that CTC needs for them: one each, and a blank between two equal ones."""
+    """Return the frames that CTC needs: one per letter, and a blank between two equal letters."""
     return len(letters) + sum(a == b for a, b in itertools.pairwise(letters))
 
 
 def task(cfg: core.Config, run: core.Run, previous: core.Stage, measures: Measures) -> core.Stage:
-    """The words by letters: student and letters learn together, from what the first stage has learnt to hear."""
+    """Train student and letters together, starting from the first stage."""
     data = {name: Spelt(one) for name, one in previous.data.items()}
     model = Speller(heads.taught(previous), measures.teacher.width)
     return core.Stage(
@@ -126,20 +126,20 @@ def task(cfg: core.Config, run: core.Run, previous: core.Stage, measures: Measur
 
 
 def loss(model: Speller, batch: dict) -> dict[str, Tensor]:
-    """Sum of minus the log-probability of the letters, over all alignments with the frames in which somebody speaks."""
+    """Return the sum of the negative log-probabilities of the letters, over all alignments with the frames of speech."""
     count = (batch["letters"] != BLANK).sum(1)
     logs = model.spelt(batch["envelope"]).transpose(0, 1)  # (frames, B, classes)
     return {"ctc": F.ctc_loss(logs, batch["letters"], batch["span"], count, blank=BLANK, reduction="sum")}
 
 
 def greedy(model: Speller, batch: dict) -> Tensor:
-    """The best class of each frame (B, frames), blank where nobody speaks."""
+    """Return the best class of each frame, (B, frames); blank outside speech."""
     best = model.spelt(batch["envelope"]).argmax(-1)
     return best * (torch.arange(best.shape[1], device=best.device) < batch["span"][:, None])
 
 
 def words(run: core.Run, model: Speller, data: core.Data) -> dict[str, float]:
-    """Error rates of words and letters, share of frames that are blank, of transcripts without a letter, of different ones."""
+    """Return word and letter error rates, and the shares of blank frames, of transcripts without a letter and of different transcripts."""
     said, best, spans = [], [], []
     for batch in run.batches(data):
         best.append(greedy(model, batch))
@@ -154,32 +154,32 @@ def words(run: core.Run, model: Speller, data: core.Data) -> dict[str, float]:
 
 
 def baselines(run: core.Run, model: Speller, val: core.Data) -> dict[str, dict[str, float]]:
-    """What the letters say of another recording's input."""
+    """Return the scores with another recording's input."""
     others = View(val, range(len(val)), swap=[(i + 1) % len(val) for i in range(len(val))])
     return {"this model, input of another recording": words(run, model, others)}
 
 
 def tiles(model: Speller, batch: dict) -> list[core.Tile]:
-    """What is read of each recording, and how much of it is right."""
+    """Return what is read from each recording, and the share that is correct."""
     heard = [read(row) for row in greedy(model, batch).tolist()]
     return [core.Tile(h or "(blank)", score=max(0.0, 1 - whisper.word_error_rate([t], [h])))
             for t, h in zip(batch["text"], heard, strict=True)]  # fmt: skip
 
 
 class Program(nn.Module):
-    """What is exported: envelopes to log-probabilities."""
+    """The exported program: envelopes to log-probabilities."""
 
     def __init__(self, speller: Speller):
         super().__init__()
         self.speller = speller
 
     def forward(self, envelope: Tensor) -> Tensor:
-        """(B, rows, channels) -> (B, frames, classes)."""
+        """Map (B, rows, channels) to (B, frames, classes)."""
         return self.speller.spelt(envelope)
 
 
 def export(folder: Path, model: Speller, data: Spelt, cfg: core.Config) -> None:
-    """Weights, the alphabet, and a program from envelopes to log-probabilities."""
+    """Write the weights, the alphabet, and a program from envelopes to log-probabilities."""
     config = {"architecture": "Speller", "width": cfg.width, "depth": cfg.depth, "classes": ["blank", *LETTERS],
               "input": heads.sensed(data.data.source), "output": "(B, frames, classes) log-probabilities, 50 a second"}  # fmt: skip
     example = torch.stack([data.read(i)[0] for i in range(2)])
@@ -189,7 +189,7 @@ def export(folder: Path, model: Speller, data: Spelt, cfg: core.Config) -> None:
 # --------------------------------------------------------------------------------------------------- what must be proved
 @gate("spelling", rows="W5", title="words and letters convert both ways", reads="data")
 def spelling(proof: Proof) -> Finding:
-    """Every transcript of both splits there and back, each letter a frame long, a blank between two equal ones."""
+    """Encodes and decodes every transcript of both splits, with one frame per letter and a blank between equal ones."""
     _, stage = proof.look()
     wrong, n = [], 0
     for data in stage.data.values():
@@ -213,7 +213,7 @@ def spelling(proof: Proof) -> Finding:
     reads="model data loss counts optimizers",
 )
 def blanks(proof: Proof) -> Finding:
-    """Share of blank frames of the student that learnt eight recordings, and what is read of them."""
+    """Measures the share of blank frames after eight recordings were memorised, and what is read from them."""
     run, stage, _ = overfitted(proof)
     data, seed = stage.data["train"], proof.cfg.run.seed
     batch = fetch(data, pick(data, OVERFIT_SAMPLES, seed), seed, run.device)
@@ -235,7 +235,7 @@ def blanks(proof: Proof) -> Finding:
 
 @monitor("blanks-stay", rows="W1", title="held-out recordings are transcribed, not left blank")
 def silent(history: list[dict[str, float]]) -> Finding:
-    """Share of transcripts without a letter, and of blank frames, at the last evaluation."""
+    """Measures the shares of transcripts without a letter and of blank frames at the last evaluation."""
     empty, blank = history[-1]["val/empty"], history[-1]["val/blank"]
     return Finding(
         empty <= EMPTY and blank <= BLANKS,

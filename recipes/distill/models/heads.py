@@ -1,4 +1,4 @@
-"""What makes words of a student's features, where it learns with the student."""
+"""Decoders that are trained together with the student."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,19 +13,19 @@ from trainworthy import core
 
 
 class Opened(nn.Module):
-    """A student and the Whisper that learns to read it; to its callers, the student."""
+    """A student and the Whisper that learns to read it. `forward` returns the student's features."""
 
     def __init__(self, student: nn.Module, head: nn.Module):
         super().__init__()
         self.student, self.head = student, head
 
     def forward(self, envelope: Tensor) -> Tensor:
-        """(B, T, channels) -> the teacher's canvas (B, frames, width)."""
+        """Map (B, T, channels) to the encoder's features (B, frames, width)."""
         return self.student(envelope)
 
 
 def taught(previous: core.Stage | None) -> nn.Module:
-    """The student that the first stage leaves to the second."""
+    """Return the student that the first stage hands to the second."""
     if previous is None:
         raise core.UserError("task has no student to start from", needed="STAGES = [features, task], --features.epochs above 0",
                              cause="from features without sense the decoder writes its own words, whatever it hears")  # fmt: skip
@@ -33,18 +33,18 @@ def taught(previous: core.Stage | None) -> nn.Module:
 
 
 def reader(model: Callable[[Tensor], Tensor], teacher: whisper.Whisper) -> whisper.Whisper:
-    """Who reads what `model` says: the teacher, or the decoder that learnt with it."""
+    """Return the Whisper that reads the features of `model`: the teacher, or the decoder trained with it."""
     return replace(teacher, model=model.head) if isinstance(model, Opened) else teacher
 
 
 def sensed(source: lessons.Lessons) -> str:
-    """What an exported program reads."""
+    """Return what an exported program reads."""
     shape = f"float32 (B, {source.length}, {len(source.ears_mean)})"
     return f"{shape}: {source.sensor} at {lessons.FPS} frames a second, zeros after the end (of sound: lessons.py)"
 
 
 def export(folder: Path, model: nn.Module, teacher: whisper.Whisper, cfg: core.Config, source: lessons.Lessons) -> None:
-    """The student (model.safetensors, and model.pt2 that runs without this project) and the Whisper whose ears it replaces."""
+    """Save the student (model.safetensors, and model.pt2, which runs without this project) and the Whisper whose encoder it replaces."""
     student = model.student if isinstance(model, Opened) else model
     output = f"float32 (B, {teacher.frames}, {teacher.width}): encoder_outputs of whisper/"
     config = {"architecture": "Student", "width": cfg.width, "depth": cfg.depth, "teacher": cfg.data.teacher,

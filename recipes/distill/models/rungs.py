@@ -1,6 +1,5 @@
-"""The fallback ladder of distillation into a frozen head (W7): where the features are like the teacher's and the words stay wrong,
-the decoder learns to read the student it has got. First its attention to the features alone, at the student's own rate, then all of
-it at a tenth of that.
+"""Fallback stages of distillation into a frozen head (W7). If the features are close to the teacher's and the words stay wrong, the decoder
+is trained on the student: first its cross-attention at the student's learning rate, then all of it at a tenth of that.
 """
 
 import copy
@@ -14,7 +13,7 @@ from trainworthy import core
 
 
 def cross_attention(task: Maker) -> Maker:
-    """The rung on which `task` is trained on with the decoder's attention to the features open."""
+    """Return the fallback stage that continues `task` with the decoder's cross-attention trainable."""
 
     def cross_attention(cfg: core.Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
         stage = opened(task(cfg, run, widened(previous)), cfg, ".encoder_attn.", rate=1.0)
@@ -24,7 +23,7 @@ def cross_attention(task: Maker) -> Maker:
 
 
 def head(task: Maker) -> Maker:
-    """The rung on which all of the decoder is open, at a tenth of the student's rate."""
+    """Return the fallback stage with the whole decoder trainable, at a tenth of the student's learning rate."""
 
     def head(cfg: core.Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
         stage = opened(task(cfg, run, widened(previous)), cfg, ".decoder.", rate=0.1)
@@ -34,7 +33,7 @@ def head(task: Maker) -> Maker:
 
 
 def widened(previous: core.Stage) -> core.Stage:
-    """The stage that is gone on from, with a Whisper of its own for its student: a copy of the teacher, or what learnt before."""
+    """Return the stage to continue, whose student gets a Whisper of its own: a copy of the teacher, or the one trained so far."""
     model = previous.eval_model
     if "teacher" not in previous.frozen_modules:
         raise core.UserError("no decoder to open", got="--words ctc", needed="--words decoder")
@@ -44,7 +43,7 @@ def widened(previous: core.Stage) -> core.Stage:
 
 
 def opened(stage: core.Stage, cfg: core.Config, opens: str, *, rate: float) -> core.Stage:
-    """`stage` that also trains the parameters of its Whisper whose names contain `opens`, at that share of the student's rate."""
+    """Return `stage` with the Whisper parameters whose names contain `opens` trainable, at that share of the student's rate."""
     model = stage.model
     for name, p in model.named_parameters():
         p.requires_grad_(name.startswith("student.") or opens in name)

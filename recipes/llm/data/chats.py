@@ -1,4 +1,4 @@
-"""How a tokenizer's chat template puts a prompt and its answer: one place for training, evaluation and generation."""
+"""How a tokenizer's chat template renders a prompt and its answer, for training, evaluation and generation."""
 
 import json
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ COLUMNS = ("prompt", "completion")
 
 @dataclass(frozen=True)
 class Chat:
-    """How a tokenizer's chat template puts a prompt and a completion; the template is applied once, and nothing is added to it.
+    """Renders prompts and completions with a tokenizer's chat template. The template is applied once and nothing is added.
 
     A completion is what the model writes up to the token that ends its turn, without what the template puts around every answer.
     """
@@ -22,13 +22,13 @@ class Chat:
     tokenizer: Any
     system: str
     conversations: bool = False
-    """Prompts are conversations up to an answer, as JSON (`recipes/llm/data/conversations.py`); else what a user says."""
+    """Prompts are conversations up to an answer, as JSON (`recipes/llm/data/conversations.py`), not plain user texts."""
     every_turn: bool = True
-    """The answers in them are scored, too."""
+    """Answers inside the prompt are scored, too."""
 
     @property
     def form(self) -> templates.Form:
-        """What the template does with an answer."""
+        """How the template renders an answer."""
         return templates.form(self.tokenizer)
 
     @property
@@ -43,7 +43,7 @@ class Chat:
         return sorted({*own, self.tokenizer.eos_token_id})
 
     def rows(self, row: dict[str, Any]) -> list[dict[str, str]]:
-        """A row of a file as `prompt`, `completion` and `source`; several where a template changes an answer once another turn
+        """Return a row of a file as rows of `prompt`, `completion` and `source`: several if the template changes an answer once another turn
         follows it. Raises `BadRow`."""
         row = formats.conversation(row)
         if not self.conversations and "messages" not in row:
@@ -51,7 +51,7 @@ class Chat:
         return conversations.rows(formats.as_messages(row), self)
 
     def pair(self, row: dict[str, str]) -> dict[str, str]:
-        """A row of two texts, as it is; its completion as the template changes it."""
+        """Return a row of two texts, with the completion as the template renders it."""
         plain = not self.form.fault and not any("<" in row[k] or "[" in row[k] for k in COLUMNS)
         if plain:
             return row
@@ -60,46 +60,46 @@ class Chat:
         return row | {"completion": self.bare(said)}
 
     def turns(self, prompt: str, shots: list[dict[str, str]] = ()) -> list[dict[str, Any]]:
-        """The turns before the answer: the system's, examples of answered prompts, the prompt."""
+        """Return the turns before the answer: the system turn, examples of answered prompts, the prompt."""
         found = self.given(prompt)["messages"]
         system = [{"role": "system", "content": self.system}] if self.system and found[0]["role"] != "system" else []
         turns = [*system, *shots, *found]
         if turns[0]["role"] == "system" and not self.form.system and len(turns) > 1:
-            first, asked, *rest = turns  # the template has no such role: its text goes before the first question
+            first, asked, *rest = turns  # the template has no system role: its text goes before the first question
             text = "\n\n".join(t["content"] for t in (first, asked) if t["content"])
             return [asked | {"content": text}, *rest]
         return turns
 
     def given(self, prompt: str) -> dict[str, Any]:
-        """`messages`, and `tools` where it has some, of a prompt; a plain one (a gate's blank, too) is what a user says."""
+        """Return `messages`, and `tools` if there are any, of a prompt. A plain prompt is a user turn."""
         if self.conversations and prompt.startswith("{"):
             return json.loads(prompt)
         return {"messages": [{"role": "user", "content": prompt}]}
 
     def shots(self, rows: list[dict[str, str]], n: int) -> list[dict[str, str]]:
-        """Turns of `n` answered prompts, evenly spaced in `rows`: a prompt with examples."""
+        """Return the turns of `n` answered prompts, evenly spaced in `rows`, as examples for a prompt."""
         some = [rows[i * len(rows) // n] for i in range(n)]
         asked = ((r, {"role": "user", "content": r["prompt"]}) for r in some)
         return [turn for r, one in asked for turn in (one, {"role": "assistant", "content": r["completion"]})]
 
     def render(self, turns: list[dict[str, Any]], prompt: str = "", **how: Any) -> Any:
-        """What the template makes of `turns`, with the tools that `prompt` brings."""
+        """Return the template's rendering of `turns`, with the tools of `prompt`."""
         return templates.render(self.tokenizer, turns, self.form, self.given(prompt).get("tools"), **how)
 
     def ids(self, text: str) -> list[int]:
-        """Ids of a text that the template has rendered."""
+        """Return the ids of a rendered text."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def opening(self, turns: list[dict[str, Any]], prompt: str = "") -> str:
-        """The text up to where the answer begins."""
+        """Return the text up to the start of the answer."""
         return self.render(turns, prompt, add_generation_prompt=True, tokenize=False)
 
     def ask(self, turns: list[dict[str, Any]], prompt: str = "") -> list[int]:
-        """Ids up to where the answer begins: what generation starts from."""
+        """Return the ids up to the start of the answer, from which generation continues."""
         return self.ids(self.opening(turns, prompt))
 
     def spoken(self, before: list[dict[str, Any]], turn: dict[str, Any], prompt: str = "") -> tuple[str, str]:
-        """(text up to where the answer begins, the answer with the token that ends it) of an assistant's turn, as the last one."""
+        """Return (text up to the answer, the answer with the token that ends it) of an assistant's turn as the last one."""
         try:
             opening = self.opening(before, prompt)
             whole = self.render([*before, turn], prompt, tokenize=False)
@@ -115,7 +115,7 @@ class Chat:
         return opening, self.ended(said)
 
     def ended(self, said: str) -> str:
-        """What was rendered as an answer, up to the token that ends it and with it."""
+        """Return a rendered answer up to and including the token that ends it."""
         form, text = self.form, said.rstrip()
         if form.borrowed:
             return text + form.end
@@ -125,36 +125,37 @@ class Chat:
         raise BadRow(f"the chat template does not end this answer with {form.end!r}", repr(text[-60:]))
 
     def bare(self, said: str) -> str:
-        """An answer as `ended` gives it, without what the template puts around every answer."""
+        """Return an answer from `ended` without what the template puts around every answer."""
         form = self.form
         return said.removesuffix(form.end).removesuffix(form.close).removeprefix(form.lead)
 
     def framed(self, completion: str) -> str:
-        """The text of an answer as the template renders it, with the token that ends it."""
+        """Return an answer's text as the template renders it, with the token that ends it."""
         form = self.form
         if form.call_end and completion.endswith(form.call_end):
             return completion
-        own = any(tag in completion for tag in templates.tags(form.lead + form.close))  # its own reasoning or channel
+        # the answer has its own reasoning or channel
+        own = any(tag in completion for tag in templates.tags(form.lead + form.close))
         text = completion.strip() if form.trims and not own else completion
         return (text if own else form.lead + text + form.close) + form.end
 
     def answer(self, completion: str, opening: str = "") -> list[int]:
-        """Ids of an answer and of the token that ends its turn, behind the text that opens it."""
+        """Return the ids of an answer and of the token that ends its turn, after the text that opens it."""
         text = self.framed(completion)
-        if opening:  # some tokenizers put a mark of a word's begin before a text that stands alone
+        if opening:  # some tokenizers put a word-start mark before a text that stands alone
             asked, whole = self.ids(opening), self.ids(opening + text)
             if whole[: len(asked)] == asked:
                 return whole[len(asked) :]
         return self.ids(text)
 
     def said(self, text: str) -> str:
-        """What an answer says: without its reasoning and without what the template puts around it."""
+        """Return an answer without its reasoning and without what the template puts around it."""
         marks = templates.tags(self.form.lead)[-1:] or ["</think>"]
         text = text.removeprefix(self.form.lead).rpartition(marks[0])[2]
         return (text.partition(self.form.close)[0] if self.form.close else text).strip()
 
     def example(self, prompt: str, completion: str) -> dict[str, list[int]]:
-        """Ids and labels of one pair: only answers and the end-of-turn tokens after them are scored."""
+        """Return ids and labels of one pair: only answers and their end-of-turn tokens are scored."""
         turns = self.turns(prompt)
         opening = self.opening(turns, prompt)
         asked, answer = self.ids(opening), self.answer(completion, opening)
@@ -162,23 +163,23 @@ class Chat:
         for k in self.answered(turns, prompt):
             before, said = self.spoken(
                 turns[:k], turns[k], prompt
-            )  # `conversations.rows` has seen that it stands so in `asked`
+            )  # `conversations.rows` has checked that it is in `asked`
             start, stop = len(self.ids(before)), len(self.ids(before + said))
             labels[start:stop] = asked[start:stop]
         return {"input_ids": asked + answer, "labels": labels + answer}
 
     def answered(self, turns: list[dict[str, Any]], prompt: str = "") -> list[int]:
-        """Which of the turns before the last answer are scored in place."""
+        """Return which turns before the last answer are scored."""
         if not self.every_turn or self.given(prompt).get("alone"):
             return []
         return [k for k, turn in enumerate(turns) if turn["role"] == "assistant"]
 
     def shown(self, prompt: str) -> str:
-        """What was said last."""
+        """Return the last turn's text."""
         return self.given(prompt)["messages"][-1]["content"]
 
     def saying(self, prompt: str, more: str) -> str:
-        """The prompt, with `more` said at its end."""
+        """Return the prompt with `more` appended to its last turn."""
         found = self.given(prompt)
         last = found["messages"][-1]
         last["content"] = f"{last['content']} {more}"
@@ -186,5 +187,5 @@ class Chat:
 
 
 def any_conversation(rows: Iterable[dict[str, Any]]) -> bool:
-    """Is one of the rows more than a question and its answer?"""
+    """Return whether any row is more than a question and its answer."""
     return any(formats.is_conversation(row) for row in rows)

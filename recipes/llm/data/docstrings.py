@@ -1,7 +1,7 @@
-"""What the standard library's authors called a function, and the first sentence of what they wrote about it.
+"""Names of the standard library's functions, with the first sentence of their docstrings.
 
-Parsed from the sources of the running Python (nothing is imported), cached per version. The split is by top-level module, so that
-no module's habits are known; sentences that stand in both are held out of training (5% of them did, word for word).
+Parsed from the sources of the running Python (nothing is imported), cached per version. The split is by top-level module, so that no
+module's habits are known; sentences that occur in both splits are removed from training (5% of them, word for word).
 """
 
 import ast
@@ -17,12 +17,12 @@ from trainworthy.core.data import texts
 from trainworthy.core.data.assets import built
 
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
-WORDS = range(3, 25)  # a sentence of fewer says nothing, one of more is a list or a paragraph
+WORDS = range(3, 25)  # words in a sentence: fewer carry no information, more are a list or a paragraph
 
 
 @cache
 def load() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """(train, val) rows of `prompt` (the sentence), `completion` (the name) and `source` (the module)."""
+    """Return (train, val) rows of `prompt` (the sentence), `completion` (the name) and `source` (the module)."""
 
     def build(folder: Path) -> None:
         (folder / "rows.json").write_text(json.dumps(parse(Path(sysconfig.get_paths()["stdlib"]))))
@@ -32,7 +32,7 @@ def load() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
 
 
 def parse(root: Path) -> list[dict[str, str]]:
-    """One row for every documented function under `root`, the first of those with one sentence and name."""
+    """Return one row for every documented function under `root`, without repeated pairs of sentence and name."""
     found: dict[tuple[str, str], dict[str, str]] = {}
     for path in sorted(root.rglob("*.py")):
         place = path.relative_to(root).parts
@@ -40,7 +40,7 @@ def parse(root: Path) -> list[dict[str, str]]:
             continue
         try:
             tree = ast.parse(path.read_bytes())
-        except SyntaxError:  # some of the library's files are wrong on purpose
+        except SyntaxError:  # some of the library's files have syntax errors on purpose
             continue
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (doc := ast.get_docstring(node)):
@@ -52,7 +52,7 @@ def parse(root: Path) -> list[dict[str, str]]:
 
 
 def first_sentence(doc: str) -> str:
-    """The first sentence of a docstring, on one line; empty where it is none (doctests, signatures, lists)."""
+    """Return the first sentence of a docstring on one line, or "" if there is none (doctests, signatures, lists)."""
     paragraph = " ".join(doc.strip().split("\n\n")[0].split())
     sentence = re.split(r"(?<=[.!?])\s", paragraph)[0]
     good = sentence.isascii() and not re.search(r">>>|->|::|^\W|^\w+\(", sentence)
@@ -60,8 +60,8 @@ def first_sentence(doc: str) -> str:
 
 
 def split(rows: list[dict[str, str]]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """By module, the same whatever the run's seed: in val at most eight sentences of each of a fifth of the modules, no two alike;
-    in train nothing of those modules and no sentence that stands in val."""
+    """Split by module, independent of the run's seed. Val: at most eight different sentences from each of a fifth of the modules. Train: the
+    other modules, without sentences that are in val."""
     modules: dict[str, list[dict[str, str]]] = {}
     for row in sorted(rows, key=lambda r: crc32(r["prompt"].encode())):
         modules.setdefault(row["source"], []).append(row)

@@ -27,6 +27,7 @@ CHAT = (
 )
 SHORTEST = 16  # tokens of a row that two documents fit into
 FEWEST = 8  # documents to learn from
+LEAST = 32  # documents of a test set; of fewer there is none
 
 
 @dataclass
@@ -97,6 +98,21 @@ class Corpus(NamedTuple):
 def read(source: Source, load: Callable | None = None) -> Corpus:
     """The corpus, or the part of it that `load` finds (another function than the one below), tokenised once and cached."""
     return _read(source.path, source.column, source.tokenizer, source.vocabulary, source.max_bad, load, source.val)
+
+
+def with_test(corpus: Corpus, source: Source) -> tuple[Corpus, list[np.ndarray]]:
+    """(the corpus with half of its held-out documents, the other half, on which no setting is chosen). The side is that of the text,
+    so that equal documents stay together. There is no test set of the packaged prose, where half would be too few, of less than
+    twice LEAST documents, or where `--data.val` names the held-out texts."""
+    own = source.path == "prose" or (source.val and formats.share(source.val) is None)
+    if own or len(corpus.val) < 2 * LEAST:
+        return corpus, []
+    train, texts = corpus.texts
+    sides = [sha256(text.encode()).digest()[0] % 2 == 0 for text in texts]
+    val, test = ([row for row, side in zip(corpus.val, sides, strict=True) if side is of] for of in (True, False))
+    if len(val) < LEAST or len(test) < LEAST:
+        return corpus, []
+    return corpus._replace(val=val, texts=(train, [t for t, side in zip(texts, sides, strict=True) if side])), test
 
 
 @cache

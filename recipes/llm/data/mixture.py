@@ -1,4 +1,4 @@
-"""Several data sets as one: how often each is read, what stands in it twice, and what its validation asks about."""
+"""Several data sets as one: weights, duplicates across them, and rows that validation asks about."""
 
 import re
 from collections import Counter
@@ -12,7 +12,8 @@ from trainworthy.recipes.shared import hub
 from trainworthy import core
 
 LETTERS = (
-    20_000_000  # of all rows; from here on near duplicates are sought by a part of their runs, for the memory's sake
+    # words in all rows from which near duplicates are searched with a sample of their runs, to limit memory
+    20_000_000
 )
 
 
@@ -25,14 +26,14 @@ class Part:
 
     path: str
     weight: float
-    """How often its training rows are read in an epoch."""
+    """How many times its training rows are read in an epoch."""
     train: list[dict[str, Any]]
     val: list[dict[str, Any]]
     test: list[dict[str, Any]] = field(default_factory=list)
 
 
 def parts(paths: str) -> list[tuple[str, float]]:
-    """[(path, weight)] of `a.jsonl,b.jsonl*2`."""
+    """Return [(path, weight)] of `a.jsonl,b.jsonl*2`."""
     found = []
     for one in paths.split(","):
         path, _, weight = one.strip().partition("*")
@@ -44,7 +45,7 @@ def parts(paths: str) -> list[tuple[str, float]]:
 
 
 def absolute(paths: str) -> str:
-    """The same data sets, files by their whole names; not where one has a sign in it that parts data sets."""
+    """Return the same data sets with absolute file names, unless a name contains one of the separators."""
     words = [word.strip().partition("*") for word in paths.split(",")]
     whole = [hub.absolute(path) for path, _, _ in words]
     if any({",", "*"} & {*path} for path in whole):
@@ -53,8 +54,8 @@ def absolute(paths: str) -> str:
 
 
 def mixed(found: list[Part], near: float) -> tuple[Rows, Rows, Rows, list[str]]:
-    """(train, val, test, what to say). First goes what stands there twice, then what the validation of any of them asks about; the
-    weights come last: rows that are read twice because a weight says so are no duplicates."""
+    """Return (train, val, test, notes). It removes duplicates first, then training rows that any validation set asks about. Weights are
+    applied last, so that rows repeated by a weight are no duplicates."""
     val, test = ([row for part in found for row in getattr(part, split)] for split in ("val", "test"))
     rows, told = [(part, row) for part in found for row in part.train], []
     for gone, why in ((lambda r: repeated(r, near), f"repeat an earlier one exactly or nearly (--data.near {near:g})"),
@@ -79,20 +80,21 @@ def mixed(found: list[Part], near: float) -> tuple[Rows, Rows, Rows, list[str]]:
 
 
 def said(row: dict[str, str]) -> str:
-    """What two rows are compared by."""
+    """Return the text by which rows are compared."""
     return f"{row['prompt']} {row['completion']}"
 
 
 def prints(text: str, one_in: int = 1) -> set[int]:
-    """Fingerprints of a text's runs of four words; of many texts one run `one_in` so many will do, the same ones in each."""
+    """Return fingerprints of a text's runs of four words. For large data one run in `one_in` is kept, the same ones in every text."""
     found = (int.from_bytes(blake2b(" ".join(c).encode(), digest_size=8).digest()) for c in texts.chunks(text.split()))
     return {n for n in found if n % one_in == 0}
 
 
 def repeated(rows: list[dict[str, str]], near: float) -> set[int]:
-    """Positions of rows that an earlier one says again: equal words, or a share of `near` of its runs of four words in one row.
+    """Return the positions of rows that repeat an earlier one: equal words, or a share of at least `near` of their runs of four words in one
+    row.
 
-    Of runs that more than `RARE` rows have (a template, a system turn) nothing is learnt, as in `core/data/texts.py`.
+    Runs that more than `RARE` rows have (a template, a system turn) do not count, as in `core/data/texts.py`.
     """
     if not near:
         return set()
@@ -115,8 +117,8 @@ def repeated(rows: list[dict[str, str]], near: float) -> set[int]:
 
 
 def asked_about(train: list[dict[str, str]], val: list[dict[str, str]]) -> set[int]:
-    """Positions in `train` of what `val` asks about: a row's rare runs of four words, a share of `KNOWN` of them, in one training
-    row (`core/data/texts.py` measures leakage so), equal words, or the very prompt where it is no common one."""
+    """Return the positions in `train` of what `val` asks about: a share of at least `KNOWN` of a validation row's rare runs of four words in
+    one training row (as `core/data/texts.py` measures leakage), equal words, or the same prompt if it is not a common one."""
     wanted: dict[int, set[int]] = {}
     for v, row in enumerate(val):
         for n in prints(texts.normal(said(row))):

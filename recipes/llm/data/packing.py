@@ -1,6 +1,6 @@
-"""Documents packed into rows: nothing is lost, nothing is cut that fits, no document sees or predicts another.
+"""Documents packed into rows. No token is lost, no document is cut if it fits a row, and no document sees or predicts another.
 
-A document that is longer than a row is read in windows; whatever lies in a row begins at position 0, which is what isolates it.
+A document longer than a row is read in windows. Each document or window in a row starts at position 0, which isolates it.
 """
 
 from typing import Any, NamedTuple
@@ -21,12 +21,12 @@ class Window(NamedTuple):
     start: int
     end: int
     scored: int
-    """Tokens from here on are asked for; those before it are only read."""
+    """Tokens from here on are scored; earlier ones are context."""
 
 
 def windows(lengths: list[int], context: int, stride: int) -> list[Window]:
-    """Windows of at most `context` tokens, `stride` apart; each token but a document's first is asked for in exactly one, the
-    first that holds it with a token before it. At a stride of context - 1 windows share the one token that the next begins with."""
+    """Return windows of at most `context` tokens, `stride` apart. Each token but a document's first is scored in exactly one window, the
+    first that holds it after another token. At a stride of context - 1 consecutive windows share one token."""
     found = []
     for document, n in enumerate(lengths):
         start, scored = 0, 1
@@ -38,10 +38,10 @@ def windows(lengths: list[int], context: int, stride: int) -> list[Window]:
 
 
 def best_fit(lengths: list[int], room: int) -> list[list[int]]:
-    """Rows of indices: the longest first, each into the row whose room it leaves least of (Ding 2024, arXiv 2404.10830)."""
+    """Return rows of indices: longest first, each into the row with the least sufficient room (best fit, Ding 2024, arXiv 2404.10830)."""
     rows: list[list[int]] = []
-    free: list[list[int]] = [[] for _ in range(room + 1)]  # rows by the room that is left in them
-    some = 0  # bit k: there is a row with room for k
+    free: list[list[int]] = [[] for _ in range(room + 1)]  # rows by their free room
+    some = 0  # bit k is set if a row has free room k
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         n = lengths[i]
         if fitting := some >> n:
@@ -59,7 +59,7 @@ def best_fit(lengths: list[int], room: int) -> list[list[int]]:
 
 
 class Packed(core.Data):
-    """Rows of documents as tokens: ids, labels and positions, each (context,)."""
+    """Rows of packed documents: ids, labels and positions, (context,) each."""
 
     def __init__(self, documents: list[np.ndarray], *, context: int, stride: int, tokenizer: Any, sizes: np.ndarray,
                  some: list[Window] | None = None):  # fmt: skip
@@ -83,7 +83,7 @@ class Packed(core.Data):
         }
 
     def among(self, documents: list[np.ndarray]) -> "Packed":
-        """Other documents, packed alike."""
+        """Return other documents, packed in the same way."""
         return type(self)(
             documents, context=self.context, stride=self.stride, tokenizer=self.tokenizer, sizes=self.sizes
         )
@@ -103,7 +103,7 @@ class Packed(core.Data):
             labels[at + first : end] = tokens[first:]
             positions[at:end] = torch.arange(len(tokens))
             at = end
-        # The padding is a document of its own, of which nothing is asked.
+        # Padding is a document of its own that is not scored.
         positions[at:] = torch.arange(self.context - at)
         size = torch.tensor(int(self.sizes[labels[labels != IGNORED].numpy()].sum()))
         text = self.tokenizer.decode(ids[:at], skip_special_tokens=True)

@@ -1,10 +1,9 @@
-"""Texts that are read while they are trained on, from .jsonl or .parquet files on this disk or the hub; nothing holds them all.
+"""Texts from .jsonl or .parquet files, on this disk or the hub, that are read during training and never held in memory at once.
 
-Which row of tokens is which follows from the files, the tokenizer and the context alone, so a resumed run goes on bit for bit.
-Files are cut into blocks (row groups, or a megabyte of lines), blocks are dealt to lanes, and a lane is read from its beginning,
-a stretch of `ROWS` packed rows at a time. Where a stretch begins is known once the one before it has been read, and then noted in
-the cache: a resumed run starts there (without the cache it reads up to there again). Row i belongs to lane i % lanes, so of
-several processes each reads lanes of its own.
+The files, the tokenizer and the context determine every row of tokens, so that a resumed run continues bit for bit. Files are split into
+blocks (row groups, or a megabyte of lines), and blocks are distributed over lanes. A lane is read in order, `ROWS` packed rows (a
+stretch) at a time. The start of a stretch is known once the previous one was read; it is then stored in the cache, so that a resumed run
+starts there. Without the cache it reads up to there again. Row i belongs to lane i % lanes, so each process reads lanes of its own.
 """
 
 import json
@@ -29,15 +28,15 @@ from trainworthy.recipes.shared import hub
 
 from trainworthy import core
 
-LANES = 8  # read side by side; a multiple of the usual numbers of processes
-ROWS = 64  # of a stretch, which are shuffled together and packed together
+LANES = 8  # parallel lanes; a multiple of the usual numbers of processes
+ROWS = 64  # rows of a stretch, which are shuffled and packed together
 BLOCK = 1 << 20  # bytes of lines
-SAMPLE = 4 << 20  # bytes of text that are read before: for the tokenizer, the frequencies, and what is held out
-FEW = 2  # bad documents that any block may have
+SAMPLE = 4 << 20  # bytes of text that are read first: for the tokenizer, the frequencies and the validation set
+FEW = 2  # bad documents that every block may have
 
 
 class Block(NamedTuple):
-    """A part of a file: bytes from `start` to `end` of lines, or row group `start` of a parquet file."""
+    """A part of a file: bytes `start` to `end` of lines, or row group `start` of a parquet file."""
 
     url: str
     start: int
@@ -47,10 +46,10 @@ class Block(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """Where a stretch begins."""
+    """The start of a stretch."""
 
     block: int = 0
-    """Of its lane; after the last one the first comes again."""
+    """Block of the lane; after the last one the first follows again."""
     document: int = 0
     window: int = 0
 
@@ -58,7 +57,7 @@ class Cursor(NamedTuple):
 # ----------------------------------------------------------------------------------------------------------------- files
 @cache
 def blocks(path: str, column: str) -> dict[str, list[Block]]:
-    """{split: its blocks, in an order of their own}; nothing but sizes and schemas is read."""
+    """Return {split: its blocks, shuffled}. Only sizes and schemas are read."""
     files = {"train": [path]} if Path(path).is_file() else _listed(path)
     if "train" not in files:
         raise core.UserError(f"--data.path {path} has no split to learn from", got=", ".join(files) or "no data files",
@@ -72,7 +71,7 @@ def blocks(path: str, column: str) -> dict[str, list[Block]]:
 
 
 def _listed(path: str) -> dict[str, list[str]]:
-    """{split: files} of a folder or of a data set on the hub."""
+    """Return {split: files} of a folder or of a data set on the hub."""
     import datasets
 
     try:
@@ -106,7 +105,7 @@ def _cut(url: str, column: str) -> list[Block]:
 
 @cache
 def _rows(url: str, column: str) -> Any:
-    """The metadata of a parquet file that has the column."""
+    """Return the metadata of a parquet file that has the column."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -127,7 +126,7 @@ def _opened(url: str) -> Any:
 
 
 def texts(block: Block, column: str) -> Iterator[tuple[str, str | None]]:
-    """(place, text or None where there is none to be had) of each document that begins in the block."""
+    """Yield (place, text or None if it is unreadable) of each document that starts in the block."""
     name = block.url.rsplit("/", 1)[-1]
     with _opened(block.url) as file:
         if block.url.endswith(".parquet"):
@@ -135,7 +134,7 @@ def texts(block: Block, column: str) -> Iterator[tuple[str, str | None]]:
             return
         file.seek(max(0, block.start - 1))
         if block.start:
-            file.readline()  # it began in the block before
+            file.readline()  # it started in the previous block
         while (at := file.tell()) < block.end:
             yield from documents.parsed(file.readline(), f"the line at byte {at:,} of {name}", column)
 
@@ -157,7 +156,7 @@ def _of_rows(block: Block, file: Any, column: str, name: str) -> Iterator[tuple[
 
 # ----------------------------------------------------------------------------------------------------------------- lanes
 class Lanes:
-    """The blocks of a split, each lane an endless stream of documents, and the stretches of rows that are packed from it."""
+    """The blocks of a split. Each lane is an endless stream of documents, from which stretches of rows are packed."""
 
     def __init__(self, source: documents.Source, tokenizer: Any, sizes: np.ndarray):
         splits = blocks(source.path, source.column)
@@ -165,11 +164,11 @@ class Lanes:
         self.blocks, self.apart = splits["train"], len(splits) == 1
         self.n = min(LANES, len(self.blocks))
         self.lock = RLock()  # loader threads share a tokenizer
-        # A document may reach over stretches.
+        # A document may span several stretches.
         self.tokens = lru_cache(2 * LANES)(lambda text: documents.tokens(tokenizer, text))
         self.stretch = lru_cache(3 * LANES)(self._stretch)
         self.starts = [[Cursor()] for _ in range(self.n)]
-        self.going: dict[int, tuple] = {}  # by lane: (process, where it stands), documents read ahead, the rest
+        self.going: dict[int, tuple] = {}  # by lane: (process, position), documents read ahead, the rest
         code = [Path(module.__file__).read_bytes() for module in (documents, packing)] + [Path(__file__).read_bytes()]
         key = [tokenizer.backend_tokenizer.to_str(), tokenizer.bos_token_id, tokenizer.eos_token_id, source.context, source.column,
                *([*block, stamp(block.url)] for block in self.blocks)]  # fmt: skip
@@ -178,14 +177,15 @@ class Lanes:
 
     @cached_property
     def share(self) -> float:
-        """Bytes of text in a byte of a block."""
+        """Return bytes of text per byte of a block."""
         found = sum(len((text or "").encode()) for _, text in texts(self.blocks[0], self.source.column))
         return found / self.blocks[0].size
 
     def documents(self, lane: int, start: Cursor) -> Iterator[tuple[int, int, str]]:
-        """(block, document in it, text) from a cursor on, for ever. Bad documents are left out; a block with too many ends it."""
+        """Yield (block, document in it, text) from a cursor on, endlessly. Bad documents are skipped; a block with too many raises
+        UserError."""
         mine = self.blocks[lane :: self.n]
-        last = start.block  # that had something to learn from
+        last = start.block  # last block with usable text
         for b in count(start.block):
             bad, n = [], 0
             for d, (place, text) in enumerate(texts(mine[b % len(mine)], self.source.column)):
@@ -205,10 +205,10 @@ class Lanes:
                                      needed="documents")  # fmt: skip
 
     def _stretch(self, lane: int, number: int) -> Packed:
-        """`ROWS` rows of a lane: as many windows, in their order, as they hold."""
+        """Return `ROWS` rows of a lane: as many consecutive windows as fit."""
         context, start = self.source.context, self.start(lane, number)
         where, before, rest = self.going.pop(lane, (None, [], None))
-        if where != (os.getpid(), start):  # a file that is open in another process, too, has one place for both
+        if where != (os.getpid(), start):  # a file opened before a fork shares its position with the other process
             before, rest = [], self.documents(lane, start)
         taken, rows, found, places, total = [], [], [], [], 0
         for b, d, text in chain(before, rest):
@@ -225,7 +225,7 @@ class Lanes:
         lengths = [w.end - w.start for w in found]
         n = int(np.searchsorted(np.cumsum(lengths), ROWS * context, side="right"))
         while (over := len(best_fit(lengths[:n], context)) - ROWS) > 0:
-            n -= over  # a window less is a row less at most
+            n -= over  # one window less is at most one row less
         self.note(lane, number + 1, places[n])
         self.going[lane] = (os.getpid(), places[n]), taken[found[n].document :] + before[len(taken) :], rest
         made = Packed(
@@ -235,7 +235,7 @@ class Lanes:
         return made
 
     def start(self, lane: int, number: int) -> Cursor:
-        """Where a stretch begins: noted before, in this process or another, or found by reading all that stands before it."""
+        """Return the start of a stretch: from the cache, or by reading everything before it."""
         known, file = self.starts[lane], self.folder / str(lane)
         if number >= len(known) and file.exists():
             for line in file.read_text().splitlines(keepends=True):
@@ -247,7 +247,7 @@ class Lanes:
         return known[number]
 
     def note(self, lane: int, number: int, place: Cursor) -> None:
-        """What follows from the files is noted once; whoever notes it meanwhile notes the same."""
+        """Cache values that follow from the files. Processes that write at the same time write the same values."""
         if number == len(self.starts[lane]):
             self.starts[lane].append(place)
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -256,7 +256,7 @@ class Lanes:
 
 
 def stamp(url: str) -> list[int]:
-    """Changes when a file on this disk does; the hub's names hold the version."""
+    """Return a string that changes when a local file does; names on the hub contain the version."""
     if not Path(url).exists():
         return []
     found = Path(url).stat()
@@ -271,7 +271,7 @@ def _lanes(path: str, column: str, context: int, max_bad: float, tokenizer: Any)
 
 # -------------------------------------------------------------------------------------------------------------- data set
 def sample(path: str, column: str, max_bad: float) -> tuple[list[str], list[str], dict[str, str]]:
-    """(train, val, notes) of the first documents of the first blocks, as `documents.load` has them of all."""
+    """Return (train, val, notes) from the first documents of the first blocks, in the form of `documents.load`."""
     splits, notes = blocks(path, column), {}
     kept = {}
     for split, found in splits.items():
@@ -293,14 +293,14 @@ def sample(path: str, column: str, max_bad: float) -> tuple[list[str], list[str]
 
 
 def rows(corpus: documents.Corpus, source: documents.Source, **how: Any) -> Packed:
-    """What is trained on: rows of the whole corpus, or of its stream."""
+    """Training data: rows of the whole corpus, or of its stream."""
     if source.streaming:
         return Streamed(corpus, source, **how)
     return Packed(corpus.train, stride=source.context - 1, **how)
 
 
 class Streamed(Packed):
-    """`rows` rows of a stream, 0: as many as its size lets expect; what counts and gates look at are the documents of `sample`."""
+    """`rows`: number of rows of a stream, 0: estimated from its size. `sample`: the documents for statistics and gates."""
 
     def __init__(self, corpus: documents.Corpus, source: documents.Source, **how: Any):
         super().__init__(corpus.train, stride=source.context - 1, **how)
@@ -315,7 +315,7 @@ class Streamed(Packed):
         }
 
     def expected(self, corpus: documents.Corpus) -> int:
-        """Rows of the whole stream, by what its first documents take."""
+        """Return the estimated number of rows of the whole stream, from its first documents."""
         size = sum(b.size for b in self.lanes.blocks) * self.lanes.share * (19 / 20 if self.lanes.apart else 1)
         tokens = sum(map(len, corpus.train)) / sum(len(text.encode()) for text in corpus.texts[0])
         return int(size * tokens / self.context)
@@ -338,7 +338,7 @@ class Streamed(Packed):
         return self.read(index)
 
     def order(self, *parts: int | str) -> Tensor:
-        """Stretches as they come, lanes in turn, the rows of a stretch shuffled: each is read once."""
+        """Return the order of an epoch: stretches from all lanes in turn, rows shuffled within a stretch, each read once."""
         drawn, found = seeds.permutation(len(self), *parts), torch.empty(len(self), dtype=torch.long)
         for lane in range(self.lanes.n):
             mine = torch.arange(lane, len(self), self.lanes.n)
@@ -347,5 +347,5 @@ class Streamed(Packed):
         return found
 
     def representative(self, count: int) -> range:
-        """The first: what lies further off would have to be read up to."""
+        """Return the first indices: later ones would need everything before them to be read."""
         return range(count)

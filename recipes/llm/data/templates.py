@@ -1,8 +1,8 @@
-"""What a tokenizer's chat template does, measured by rendering short conversations: nothing is known by a model's name.
+"""Properties of a tokenizer's chat template, measured by rendering short conversations. No model is known by its name.
 
 Templates differ in the token that ends a turn (often not the tokenizer's eos), in what they put around an answer (reasoning blocks,
-channels), in the system role, in whether a content is a text or a list of parts, and in whether an answer looks the same once
-another turn follows it. `form` finds these things out; `read` loads a template that a user names.
+channels), in the system role, in whether content is a text or a list of parts, and in whether an answer looks the same once another turn
+follows it. `form` measures these properties; `read` loads a template that a user names.
 """
 
 import importlib.util
@@ -21,9 +21,9 @@ QUESTION = {"role": "user", "content": ASKED}
 ANSWERED = [QUESTION, {"role": "assistant", "content": ANSWER}]
 GOES_ON = [*ANSWERED, {"role": "user", "content": "And that?"}]
 REFUSED = (TemplateError, TypeError, ValueError, AttributeError, KeyError, IndexError)
-"""What a template raises for turns that it does not know."""
+"""Exceptions that templates raise for turns they do not support."""
 VARIANTS: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": False})
-"""Arguments of a template that are tried, in this order: some open a reasoning block in their prompt unless told not to."""
+"""Template arguments that are tried, in this order: some templates open a reasoning block in the prompt by default."""
 PACKAGED = "trl:"
 
 
@@ -34,32 +34,32 @@ class Form:
     end: str = ""
     """The token that ends an assistant's turn."""
     borrowed: bool = False
-    """No token ends the last answer; `end` is the one that opens the next user's turn, and is added."""
+    """No token ends the last answer; `end` is the token that opens the next user turn, and is appended."""
     lead: str = ""
-    """What the template puts between its generation prompt and the answer."""
+    """Text between the generation prompt and the answer."""
     close: str = ""
-    """What it puts between the answer and `end`."""
+    """Text between the answer and `end`."""
     trims: bool = False
-    """White space around a content is left out."""
+    """White space around content is removed."""
     system: bool = True
-    """It has a system role; else a system's text is put before the first user's."""
+    """There is a system role; else a system text is put before the first user text."""
     parts: bool = False
-    """A content is a list of parts, `[{"type": "text", "text": ...}]`."""
+    """Content is a list of parts, `[{"type": "text", "text": ...}]`."""
     call_end: str = ""
-    """The token that ends a turn which calls a tool, where that is another one."""
+    """The token that ends a turn with a tool call, if it is another one."""
     arguments: dict[str, Any] = field(default_factory=dict, hash=False)
-    """Arguments that it is rendered with."""
+    """Arguments for rendering."""
     fault: str = ""
-    """Why an answer without reasoning cannot be trained with it; empty: it can."""
+    """Why answers without reasoning cannot be trained with it; empty if they can."""
 
 
 def packaged() -> Path:
-    """The folder of the templates that TRL ships."""
+    """Return the folder of the templates that TRL ships."""
     return Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"
 
 
 def read(name: str) -> str:
-    """The template in a file, or `trl:NAME`, one that TRL ships."""
+    """Return the template in a file, or TRL's template `trl:NAME`."""
     if name.startswith(PACKAGED):
         folder = packaged()
         path = folder / f"{name.removeprefix(PACKAGED)}.jinja"
@@ -72,17 +72,17 @@ def read(name: str) -> str:
 
 
 def markers(tokenizer: Any) -> set[str]:
-    """Tokens that were added to the vocabulary, special or not: what templates put between turns is among them."""
+    """Return tokens that were added to the vocabulary, special or not. The tokens between turns are among them."""
     return {*tokenizer.all_special_tokens, *(t.content for t in tokenizer.added_tokens_decoder.values())}
 
 
 def tags(text: str) -> list[str]:
-    """What stands in angle brackets."""
+    """Return the tags in angle brackets."""
     return re.findall(r"<[^<>\s]+>", text)
 
 
 def render(tokenizer: Any, turns: list[dict[str, Any]], form: Form, tools: Any = None, **how: Any) -> Any:
-    """What the template makes of `turns`."""
+    """Return the template's rendering of `turns`."""
     if form.parts:
         turns = [
             t | {"content": [{"type": "text", "text": t["content"]}]} if isinstance(t.get("content"), str) else t
@@ -92,7 +92,7 @@ def render(tokenizer: Any, turns: list[dict[str, Any]], form: Form, tools: Any =
 
 
 def form(tokenizer: Any) -> Form:
-    """What this tokenizer's template does; raises `UserError` where it cannot be used for texts at all."""
+    """Return the properties of this tokenizer's template. Raises `UserError` if it cannot be used for texts."""
     return _form(tokenizer, tokenizer.chat_template, tokenizer.eos_token)
 
 
@@ -107,7 +107,7 @@ def _form(tokenizer: Any, template: str, eos: str) -> Form:
 
 
 def _reads_parts(tokenizer: Any) -> bool:
-    """Is a content a list of parts to it, and not a text?"""
+    """Return whether content must be a list of parts."""
     said = []
     for parts in (False, True):
         try:
@@ -131,7 +131,7 @@ def _has_system(tokenizer: Any, found: Form) -> bool:
 
 
 def _call_end(tokenizer: Any, found: Form) -> str:
-    """What ends a turn that calls a tool, where that is not what ends an answer; empty: the same, or the template has no calls."""
+    """Return the token that ends a turn with a tool call; empty if it is the same as for an answer, or if calls are not supported."""
     function = {"name": "look", "arguments": {"at": "it"}}
     call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
     try:
@@ -146,7 +146,7 @@ def _call_end(tokenizer: Any, found: Form) -> str:
 
 
 def _answer(tokenizer: Any, found: Form) -> Form:
-    """`found`, with what stands around an answer."""
+    """Return `found` with the text around an answer."""
     last = render(tokenizer, ANSWERED, found, tokenize=False)
     given = render(tokenizer, [QUESTION], found, add_generation_prompt=True, tokenize=False)
     try:
@@ -162,7 +162,7 @@ def _answer(tokenizer: Any, found: Form) -> Form:
         end = eos if eos in both else both[-1] if both else eos if eos in ends else ends[-1]
         close, borrowed = tail.partition(end)[0], False
     else:
-        # As GLM's: an answer ends where the next turn opens. An eos that opens none is not what such a model writes.
+        # In GLM's template an answer ends where the next turn opens. An eos that opens no turn is not what such a model writes.
         end, close, borrowed = next(iter(in_order(middle, known)), ""), tail.rstrip(), True
     fault = ""
     if not end:
@@ -177,12 +177,12 @@ def _answer(tokenizer: Any, found: Form) -> Form:
 
 
 def shared(a: str, b: str) -> str:
-    """What two texts begin with."""
+    """Return the common prefix of two texts."""
     return a[: next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))]
 
 
 def in_order(text: str, known: set[str]) -> list[str]:
-    """The `known` tokens that stand in `text`, in their order."""
+    """Return the `known` tokens in `text`, in order."""
     if not known:
         return []
     return re.findall("|".join(map(re.escape, sorted(known, key=len, reverse=True))), text)

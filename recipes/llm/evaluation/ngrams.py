@@ -1,4 +1,4 @@
-"""What counting says: unigram, bigram and trigram (Witten-Bell) over the same tokens, and xz, in bits per byte of text."""
+"""Baselines in bits per byte of text: unigram, bigram and trigram (Witten-Bell) over the same tokens, and xz."""
 
 import lzma
 import math
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def frequencies(documents: list[np.ndarray], vocabulary: int) -> np.ndarray:
-    """(V,) log-frequencies of what is asked for (all but each document's first token); one more for each, so that none is zero."""
+    """Return log-frequencies of scored tokens (all but each document's first), (V,). Each count is raised by one, so that none is zero."""
     counts = sum(
         (np.bincount(d[1:], minlength=vocabulary) for d in documents), start=np.ones(vocabulary, dtype=np.int64)
     )
@@ -17,13 +17,13 @@ def frequencies(documents: list[np.ndarray], vocabulary: int) -> np.ndarray:
 
 
 def unigram(log_p: np.ndarray, documents: list[np.ndarray], size: int) -> float:
-    """Bits per byte of documents of `size` bytes."""
+    """Return bits per byte of documents of `size` bytes."""
     return -sum(log_p[d[1:]].sum() for d in documents) / math.log(2) / size
 
 
 def smoothed(train: list[np.ndarray], val: list[np.ndarray], log_p: np.ndarray, size: int) -> dict[str, float]:
-    """{name: bits per byte} of both orders. Witten-Bell (Witten & Bell 1991): what followed a context n times, in t kinds, leaves
-    t / (n + t) to the next lower order. No context reaches across documents."""
+    """Return {name: bits per byte} for both orders. Witten-Bell (Witten & Bell 1991): a context followed n times, by t different tokens,
+    leaves t / (n + t) to the next lower order. No context crosses documents."""
     pairs: Counter[tuple[int, int]] = Counter()
     triples: Counter[tuple[int, int, int]] = Counter()
     for document in train:
@@ -50,7 +50,7 @@ def smoothed(train: list[np.ndarray], val: list[np.ndarray], log_p: np.ndarray, 
 
 
 def xz(train: list[str], val: list[str]) -> dict[str, float]:
-    """{name: bits per byte} of the held-out texts by themselves, and behind the training texts, whose phrases it then knows."""
+    """Return {name: bits per byte} of the validation texts alone, and after the training texts, whose phrases xz then knows."""
     known, held_out = ("\n".join(t).encode() for t in (train, val))
     packed = [len(lzma.compress(t, preset=9 | lzma.PRESET_EXTREME)) for t in (held_out, known, known + held_out)]
     return {

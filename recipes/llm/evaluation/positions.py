@@ -1,4 +1,4 @@
-"""How well a token is known that stands so far into what is read at once: what a longer context is worth, and where it breaks."""
+"""Perplexity by position in the context: what a longer context is worth, and where it breaks."""
 
 from collections.abc import Callable, Iterable
 
@@ -12,8 +12,8 @@ BINS = 16
 
 def perplexity(scores: Callable[[dict], tuple[Tensor, Tensor, Tensor]], batches: Iterable[dict], context: int,
                gather: Callable[[Tensor], Tensor]) -> Tensor:  # fmt: skip
-    """(BINS,) over as many equal parts of a row of `context` tokens; NaN where none is asked for. `scores` of a batch: (negative
-    log-likelihood in nats, log Z, is it asked for?) of each token after the first, (B, T - 1) all."""
+    """Return means over equal parts of a row of `context` tokens, (BINS,); NaN where no token is scored. `scores` of a batch: (negative
+    log-likelihood in nats, log Z, scored mask) of each token after the first, (B, T - 1) each."""
     rows = []
     for batch in batches:
         (nll, _, asked), place = scores(batch), batch["position_ids"][:, 1:]
@@ -27,9 +27,9 @@ def perplexity(scores: Callable[[dict], tuple[Tensor, Tensor, Tensor]], batches:
 
 
 def figure(curves: dict[str, Tensor], context: int, learnt: int) -> core.Points:
-    """Perplexity (BINS,) of each model, by name, the first of them the one that is reported."""
+    """Return the perplexity (BINS,) of each model by name; the first one is the reported model."""
     places, (first, *_) = (torch.arange(BINS) + 0.5) * context / BINS, curves.values()
-    there = first.isfinite()  # for all of them: they are asked the same
+    there = first.isfinite()  # the same bins for all: they score the same tokens
     note = f"Tokens by their place in what is read at once, {BINS} parts of {context / BINS:g}."
     note += f" Learnt before: up to {learnt}." if learnt else ""
     named = {name: curve[there] for name, curve in curves.items()} if len(curves) > 1 else {}

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,131 +14,58 @@ from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.llm.data.pairs import IGNORED, Chat
-from trainworthy.recipes.llm.data.templates import REFUSED, shared
+from trainworthy.recipes.llm.gates.rendering import answered, quoting, reference, rows, rows_of, shown
 from trainworthy.recipes.llm.models import loading
 
 SAMPLES = 3
 
 
 def of(chat: Chat, *, packed: bool) -> list[Gate]:
-    """The gates of a recipe whose pairs `chat` renders, and which generates."""
+    """Return the gates of a recipe that generates, for pairs rendered by `chat`."""
     return [*of_answers(chat, ("completion",)), *[isolation] * packed, asked(chat), padding()]
 
 
 def of_answers(chat: Chat, answers: tuple[str, ...]) -> list[Gate]:
-    """The gates on what reaches the loss: a batch has a row for each sample's first of `answers`, then for each sample's second."""
+    """Return the gates on the loss's input. A batch has one row for each sample's first field of `answers`, then one for each second field."""
     return [template(chat, answers), scored(chat, answers), causal]
 
 
-def rows_of(batch: dict) -> dict:
-    """The tensors of a batch, a text in each row: of (B, 2, T), two answers to each prompt, all first ones and then all second."""
-    return {
-        k: v.transpose(0, 1).flatten(0, 1) if v.dim() == 3 else v for k, v in batch.items() if isinstance(v, Tensor)
-    }
-
-
-def shown(tokenizer: Any, batch: dict) -> list[str]:
-    """The rows of a batch as text, without padding; what is scored in [[double brackets]]."""
-    batch = rows_of(batch)
-    rows = zip(batch["input_ids"], batch["labels"], batch["attention_mask"].bool(), strict=True)
-    return [_marked(tokenizer, ids[mask].tolist(), (labels[mask] != IGNORED).tolist()) for ids, labels, mask in rows]
-
-
-def _marked(tokenizer: Any, ids: list[int], scored: list[bool]) -> str:
-    text, inside = "", False
-    for token, now in zip(ids, scored, strict=True):
-        if now != inside:
-            text += "[[" if now else "]]"
-            inside = now
-        text += tokenizer.decode([token])
-    return text + "]]" * inside
-
-
 def backbone(model: nn.Module) -> nn.Module:
-    """What makes the hidden states: the transformer under the head, under an adapter too."""
+    """Return the transformer below the head, also inside an adapter."""
     bare = model.get_base_model() if hasattr(model, "peft_config") else model
     return bare.base_model
 
 
 def felt(run: Run, stage: Stage, batch: dict) -> Tensor:
-    """Where the loss has a gradient with respect to the last hidden states, (rows, T): what it reads, whatever labels say."""
+    """Return where the loss has a gradient with respect to the last hidden states, (rows, T). This is what the loss uses, whatever the
+    labels are."""
     states: list[Tensor] = []
 
     def keep(_module, _args, out) -> None:
-        if out.last_hidden_state.requires_grad:  # a reference's do not
+        if out.last_hidden_state.requires_grad:  # a reference model has no gradient
             states.append(out.last_hidden_state)
 
     hook = backbone(stage.model).register_forward_hook(keep)
     try:
         with torch.enable_grad(), run.autocast():
             total = sum(stage.loss(stage.model, batch).values())
-        grads = torch.autograd.grad(total, states, allow_unused=True)  # nothing is left on the weights
+        grads = torch.autograd.grad(total, states, allow_unused=True)  # no gradient is left on the weights
     finally:
         hook.remove()
     return sum(g.abs().sum(-1) for g in grads if g is not None) > 0
 
 
 def some(data: Data, seed: int) -> list[int]:
-    """Samples to look at: the longest of a few dozen (what truncation meets first), and others."""
+    """Return samples to check: the longest of 32, which truncation affects first, and others."""
     order = pick(data, 32, seed)
     longest = max(order, key=lambda i: sum(len(v) for v in data.get(i, None).values() if isinstance(v, str)))
     return [longest, *(i for i in order if i != longest)][:SAMPLES]
 
 
-def reference(chat: Chat, prompt: str, completion: str) -> tuple[list[int], list[int]]:
-    """(ids before the answer, ids of the answer with the token that ends it), as the tokenizer's own template has them."""
-    turns = chat.turns(prompt)
-    opening = chat.render(turns, prompt, add_generation_prompt=True, tokenize=False)
-    said = _rendered(chat, turns, prompt, opening, completion)
-    before, whole = chat.ids(opening), chat.ids(opening + said)
-    return before, whole[len(before) :] if whole[: len(before)] == before else chat.ids(said)
-
-
-def _rendered(chat: Chat, turns: list[dict], prompt: str, opening: str, completion: str) -> str:
-    """The text that the template puts behind `opening` for an assistant who says `completion`, up to the token that ends it. Where
-    the prompt opens a block that the answer closes, both together are its content; a call that only `tool_calls` can say is what
-    `conversations.rows` has seen rendered."""
-    for content in (completion, opening[opening.rfind("<") :] + completion):
-        try:
-            whole = chat.render([*turns, {"role": "assistant", "content": content}], prompt, tokenize=False)
-        except REFUSED:
-            continue
-        if whole.startswith(opening) and completion.strip() in whole[len(opening) :]:
-            return chat.ended(whole[len(opening) :])
-    return chat.framed(completion)
-
-
-def answered(chat: Chat, prompt: str, before: list[int]) -> set[int]:
-    """Positions in `before`, the ids of a conversation, that are what the assistant says there, and the tokens that end its turns:
-    between what the template puts with the turn and what it puts without."""
-    turns, found = chat.turns(prompt), set()
-    for k in chat.answered(turns, prompt):
-        opening = chat.render(turns[:k], prompt, add_generation_prompt=True, tokenize=False)
-        whole = chat.render(turns[: k + 1], prompt, tokenize=False)
-        start, end = len(chat.ids(opening)), len(chat.ids(whole)) + chat.form.borrowed
-        found |= set(range(start, 1 + max(i for i in range(start, end) if before[i] in chat.ends)))
-    return found
-
-
-def quoting(chat: Chat, sample: dict[str, str], answer: str) -> dict[str, str]:
-    """The sample with what opens an answer, and its answer, quoted in its prompt: who looks for them as text finds them twice."""
-    turns = chat.turns(sample["prompt"])
-    plain = chat.render(turns, sample["prompt"], tokenize=False)
-    opening = chat.opening(turns, sample["prompt"])
-    marker = opening[len(shared(plain, opening)) :]
-    return {**sample, "prompt": chat.saying(sample["prompt"], f"{marker}{sample[answer]}")}
-
-
-def rows(samples: dict[str, dict[str, str]], answers: tuple[str, ...]) -> list[tuple[str, str, str]]:
-    """(name, prompt, answer) of each row of their batch."""
-    named = {k: f" ({k})" if len(answers) > 1 else "" for k in answers}
-    return [(name + named[k], sample["prompt"], sample[k]) for k in answers for name, sample in samples.items()]
-
-
 def template(chat: Chat, answers: tuple[str, ...]) -> Gate:
     @gate("template", rows="L8", title="the chat template is applied exactly once, without extra tokens", reads="data")
     def prove(proof: Proof) -> Finding:
-        """The ids that reach the model against the tokenizer's own rendering of the same turns."""
+        """Compares the ids that reach the model with the tokenizer's own rendering of the same turns."""
         run, stage = proof.look()
         data, wrong = stage.data["train"], []
         indices = some(data, proof.cfg.run.seed)
@@ -174,14 +100,14 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
     title = "the answer and the token that ends it are scored, and nothing else"
 
     def words(batch: dict, row: int, places: set[int]) -> str:
-        """What follows some positions."""
+        """Return the text that follows some positions."""
         ids = batch["input_ids"][row].tolist()
         return chat.tokenizer.decode([ids[p + 1] for p in sorted(places)[:12] if p + 1 < len(ids)])
 
-    @gate("scored", rows="L2 L3", title=title, reads="data model loss train")
+    @gate("scored", rows="L2 L3", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
-        """Where the loss has a gradient with respect to the last hidden states: a state answers for the token that follows it. So
-        this is what the loss does, whatever the labels say."""
+        """Reads the scored tokens from the loss's gradient with respect to the last hidden states: each state predicts the next token. So it
+        measures what the loss does, whatever the labels are."""
         run, stage = proof.look()
         data, wrong = stage.data["train"], []
         samples = {f"sample {i}": data.get(i, None) for i in some(data, proof.cfg.run.seed)}
@@ -195,7 +121,7 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
         share = []
         for row, (name, prompt, said) in enumerate(rows(samples, answers)):
             before, answer = reference(chat, prompt, said)
-            start = int(batch["attention_mask"][row].argmax()) - 1  # a state answers for the next token
+            start = int(batch["attention_mask"][row].argmax()) - 1  # a state predicts the next token
             due = {start + i for i in (*answered(chat, prompt, before), *range(len(before), len(before) + len(answer)))}
             got = set(read[row].nonzero().flatten().tolist())
             share.append(len(got) / int(batch["attention_mask"][row].sum()))
@@ -208,7 +134,8 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
                 wrong.append(
                     f"{name} leaves {len(lost)} tokens of the answer unscored{end}: {words(batch, row, lost)!r}"
                 )
-        said_for = torch.where(read.roll(1, dims=1), batch["input_ids"], IGNORED)  # what each scored state answers for
+        # the token that each scored state predicts
+        said_for = torch.where(read.roll(1, dims=1), batch["input_ids"], IGNORED)
         example = shown(chat.tokenizer, {**batch, "labels": said_for})[0]
         return Finding(
             not wrong, "; ".join(wrong) or f"{sum(share) / len(share):.0%} of the tokens are scored: {example!r}",
@@ -231,7 +158,8 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
     reads="data model loss train",
 )
 def isolation(proof: Proof) -> Finding:
-    """What the recipe's own loss computes of three samples in one row: then the first is exchanged, then the last stands alone."""
+    """Compares hidden states in the recipe's own loss for three packed samples: with the first sample exchanged, and with the last sample
+    alone."""
     run, stage = proof.look()
     data = stage.data["train"]
     indices = some(data, proof.cfg.run.seed)
@@ -276,10 +204,10 @@ def isolation(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-@gate("causal", rows="L4", title="no token sees a later one", reads="data model loss")
+@gate("causal", rows="L4", title="no token sees a later one", reads="data model loss", explains=True)
 def causal(proof: Proof) -> Finding:
-    """The last answer token of each sample is exchanged, in what the recipe's own loss reads: the hidden states before it must not
-    move. Where the loss and its reference read the model in the same way, nothing else shows a model that reads its own target."""
+    """Exchanges the last answer token of each sample in the input of the recipe's own loss. Hidden states before it must not change. If loss
+    and reference read the model in the same way, no other gate notices a model that sees its target."""
     run, stage = proof.look()
     data = stage.data["train"]
     batch = fetch(data, some(data, proof.cfg.run.seed)[:2], proof.cfg.run.seed, run.device)
@@ -290,7 +218,7 @@ def causal(proof: Proof) -> Finding:
              stage.model.get_input_embeddings().register_forward_hook(lambda _m, args, _out: heard.append(args[0].detach()))]  # fmt: skip
 
     def states(one: dict) -> tuple[Tensor, Tensor]:
-        """(ids, hidden states) of the first forward."""
+        """Return (ids, hidden states) of the first forward pass."""
         seen.clear()
         heard.clear()
         with evaluating(stage.model), run.autocast():
@@ -298,7 +226,7 @@ def causal(proof: Proof) -> Finding:
         return heard[0], seen[0]
 
     def exchanged(one: dict) -> dict:
-        """The batch with the last answer token of each row replaced by the first token of its row."""
+        """Return the batch with the last answer token of each row replaced by the row's first token."""
         other = dict(one)
         if isinstance(one.get("inputs"), dict):
             other["inputs"] = exchanged(one["inputs"])
@@ -347,12 +275,12 @@ def causal(proof: Proof) -> Finding:
 
 
 class Enough(Exception):
-    """What was listened for has been heard."""
+    """Ends a forward pass once the input is recorded."""
 
 
 @contextlib.contextmanager
 def heard(model: nn.Module, *, once: bool = False) -> Iterator[list[Tensor]]:
-    """Every (ids) that goes into the embedding; `once`: what is inside ends there."""
+    """Record all ids that enter the embedding. `once`: stop after the first."""
     seen: list[Tensor] = []
 
     def listen(_module: nn.Module, args: tuple, _out: Tensor) -> None:
@@ -373,8 +301,8 @@ def asked(chat: Chat) -> Gate:
 
     @gate("prompts", rows="L8 L1", title=title, reads="data model loss evaluate")
     def prove(proof: Proof) -> Finding:
-        """What enters the embedding while `evaluate` generates, against what the loss sees of the same samples before the
-        answer; the loss is left as soon as it has been heard."""
+        """Compares the ids that `evaluate` generates from with those that the loss sees before the answer of the same samples. The loss is
+        aborted after its input is recorded."""
         run, stage = proof.look()
         data = stage.data["train"]
         indices = some(data, proof.cfg.run.seed)
@@ -410,7 +338,7 @@ def padding() -> Gate:
 
     @gate("padding", rows="L1", title=title, reads="data model loss evaluate")
     def prove(proof: Proof) -> Finding:
-        """Answers and loss of the overfit model, which is sure of them: three prompts of different lengths at once, and each
+        """Compares answers and loss of the overfit model, whose answers are certain, on a padded batch of three prompts and on each prompt
         alone."""
         run, stage, found = overfitted(proof)
         if "loss" not in found or stage.predict is None:
@@ -419,7 +347,7 @@ def padding() -> Gate:
         limit = 1e-3 if run.precision == "fp32" else 5e-2
 
         def see(rows: list[int]) -> tuple[list[str], float, Tensor]:
-            """(answers, loss, (rows, V) scores of the first token of each answer)."""
+            """Return (answers, loss, scores (rows, V) of the first token of each answer)."""
             batch, first = fetch(data, rows, None, run.device), []
             hook = stage.model.get_output_embeddings().register_forward_hook(
                 lambda _module, _args, out: first.append(out[:, -1].float())
@@ -436,9 +364,9 @@ def padding() -> Gate:
         alone = [see([i]) for i in rows]
         differ = [(a, b[0]) for a, (b, _, _) in zip(together, alone, strict=True) if a != b[0]]
         single = sum(x for _, x, _ in alone)
-        gap = abs(loss - single) / max(abs(single), 0.1)  # an overfit loss is nearly nothing
+        gap = abs(loss - single) / max(abs(single), 0.1)  # the loss of an overfit model is close to 0
         wrong = [f"answers differ: {differ[0][0]!r} in a batch, {differ[0][1]!r} alone"] if differ else []
-        # An overfit model gives its answers in spite of padding: the scores say whether it was read.
+        # An overfit model may give its answers in spite of padding; the scores show whether padding was read.
         own = torch.cat([x for _, _, x in alone])
         moved = ((scores - own).norm() / own.norm()).item() if scores.shape == own.shape else 0.0
         if moved > limit:

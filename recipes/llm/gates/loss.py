@@ -17,16 +17,16 @@ from trainworthy.recipes.llm.gates.chat import answered, reference, some
 
 BIGGEST = 2_000_000_000  # parameters
 Loaders = dict[str, Callable[[Path], nn.Module]]
-"""Name of what is exported: how a user loads it from the folder of an export."""
+"""Name of the exported model: the class that loads it from the export's folder."""
 
 
 def objective(chat: Chat) -> Gate:
     title = "the loss is the negative log-likelihood of each answer alone"
 
-    @gate("objective", rows="L2 L3 L1", title=title, reads="data model loss train")
+    @gate("objective", rows="L2 L3 L1", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
-        """The recipe's own loss of a batch against log-probabilities from plain logits: each sample by itself, without padding or
-        mask, its ids and answers from the tokenizer's own template. Where they differ, known bugs are computed, too."""
+        """Compares the recipe's loss of a batch with log-probabilities from plain logits: each sample alone, without padding or mask, with
+        ids and answers from the tokenizer's own template. If they differ, it also computes the loss with known bugs."""
         run, stage = proof.look()
         data = stage.data["train"]
         indices = some(data, proof.cfg.run.seed)
@@ -63,8 +63,8 @@ RIGHT = "the answers as they are"
 
 
 def _alternatives(log_p: Tensor, following: Tensor, due: list[int]) -> dict[str, float]:
-    """The loss of one sample in nats, and what it would be with known bugs; `log_p` (T, V) at each token, `following` (T,) the
-    tokens after them, `due` the places that are scored."""
+    """Return the loss of one sample in nats, and its value with known bugs. `log_p` (T, V) at each token, `following` (T,) the next tokens,
+    `due` the scored positions."""
 
     def nll(targets: Tensor, places: list[int]) -> float:
         return -log_p[places].gather(-1, targets[places][:, None]).sum().item()
@@ -83,15 +83,15 @@ def _alternatives(log_p: Tensor, following: Tensor, due: list[int]) -> dict[str,
 def exported(
     chat: Chat, name: str, load: Callable[[Path], nn.Module], untrained: Callable[[], nn.Module] | None
 ) -> Gate:
-    """The gate on one of the things that a recipe exports; `untrained` builds the model that training began with, where that is not
-    the trained one without its adapters."""
+    """Return the gate on one exported model. `untrained` builds the model before training, if that is not the trained one without its
+    adapters."""
     title = {"merged": "the exported whole, loaded from its files, answers like the model with its adapters"}.get(
         name, "the export, loaded from its files, answers like the model that was trained"
     )
 
     @gate(name, rows="L5", title=title, reads="data model export train")
     def prove(proof: Proof) -> Finding:
-        """What the overfit model and its export say of each token of its answers, against what training changed there."""
+        """Compares log-probabilities of the overfit model and of its export at each answer token, relative to what training changed."""
         run, stage, found = overfitted(proof)
         if sum(p.numel() for p in stage.model.parameters()) > BIGGEST:
             raise Skip("too large to be written and read again before each run")
@@ -99,7 +99,7 @@ def exported(
         asked = [reference(chat, s["prompt"], s["completion"]) for s in samples]
 
         def said(model: nn.Module, device: torch.device) -> Tensor:
-            """(tokens of all answers, vocabulary) log-probabilities."""
+            """Return log-probabilities, (tokens of all answers, vocabulary)."""
             with torch.no_grad():
                 each = [model(input_ids=torch.tensor([a + b], device=device), use_cache=False).logits[0, len(a) - 1 : -1]
                         for a, b in asked]  # fmt: skip
@@ -107,7 +107,8 @@ def exported(
 
         with tempfile.TemporaryDirectory() as folder:
             stage.export(Path(folder))
-            whole = said(load(Path(folder)).eval(), torch.device("cpu"))
+            loaded = load(Path(folder)).eval()
+            whole, missing = said(loaded, torch.device("cpu")), unended(loaded, chat)
         with evaluating(stage.model), run.autocast():
             trained = said(stage.model, run.device)
             if untrained is None:
@@ -116,12 +117,14 @@ def exported(
             else:
                 before = said(untrained().eval(), torch.device("cpu"))
         gap = ((whole - trained).norm() / (trained - before).norm()).item()
-        limit = 0.01 if run.precision == "fp32" else 0.05  # of the rounding of the model in memory
+        limit = 0.01 if run.precision == "fp32" else 0.05  # relative to the rounding of the model in memory
+        on = f"; `generate` of the export does not stop at {', '.join(map(repr, missing))}" if missing else ""
         return Finding(
-            gap <= limit, f"log-probabilities of {len(trained)} tokens off by {gap:.1%} of what "
-            f"{'the adapters' if untrained is None else 'training'} changed",
-            f"at most {limit:.0%}",
-            "adapters of a base in four bits are merged into the weights of its file, or packed into four bits again\n"
+            gap <= limit and not missing, f"log-probabilities of {len(trained)} tokens off by {gap:.1%} of what "
+            f"{'the adapters' if untrained is None else 'training'} changed{on}",
+            f"at most {limit:.0%}; the export's own settings name each token that ends a turn",
+            ("generation_config.json names other end tokens than the chat template writes: what serves it runs on behind the answer\n"
+             if missing else "") + "adapters of a base in four bits are merged into the weights of its file, or packed into four bits again\n"
             "they are merged twice, at another scale, or into another model\n"
             "what is written is a freshly built model, other weights than the trained ones, or only a part of them",
             evidence={"gap": gap},
@@ -130,18 +133,30 @@ def exported(
     return prove
 
 
+def unended(model: nn.Module, chat: Chat) -> list[str]:
+    """Tokens that end a turn of the chat, and at which `generate` would not stop. An adapter's files hold no such setting: it is the
+    base's, which the recipe does not write."""
+    if hasattr(model, "peft_config"):
+        return []
+    known = getattr(model.generation_config, "eos_token_id", None)
+    known = known if isinstance(known, list) else [known]
+    return [chat.tokenizer.decode([i]) for i in chat.ends if i not in known]
+
+
 def ended(longest: int) -> Monitor:
-    """The monitor of answers that are cut at `longest` tokens."""
+    """Return the monitor of answers that are cut at `longest` tokens."""
 
     @monitor("ends", rows="L3", title="held-out answers end by themselves")
     def judged(history: list[dict[str, float]]) -> Finding:
-        """The share that stopped by itself at the last evaluation."""
-        share = history[-1]["val/stops"]
+        """Reads the share of answers that ended by themselves at the last evaluation that generated some."""
+        seen = [row["val/stops"] for row in history if "val/stops" in row]
+        if not seen:  # with --metric perplexity, a run that stopped early
+            raise Skip("no answers were generated")
         return Finding(
-            share >= 0.9, f"{share:.0%} of the held-out answers end within {longest} tokens", "90%",
+            seen[-1] >= 0.9, f"{seen[-1]:.0%} of the held-out answers end within {longest} tokens; {1 - seen[-1]:.0%} are cut there", "90%",
             f"answers that are cut are judged as they stand: --max-new-tokens {2 * longest}\n"
             "the token that ends an answer is not learnt (gate `scored`), or more steps are needed",
-            evidence={"stops": [row["val/stops"] for row in history]},
+            evidence={"stops": seen},
         )  # fmt: skip
 
     return judged

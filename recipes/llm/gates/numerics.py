@@ -11,14 +11,14 @@ from trainworthy.core.gates.gate import Gate, Proof
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 
-WINDOW = 16  # tokens that are moved along; as few that their own positions are exact in any precision
-LIMIT = 0.02  # of what another order of the same tokens does
+WINDOW = 16  # tokens that are shifted; few enough that their own positions are exact in any precision
+LIMIT = 0.02  # relative to the effect of reordering the same tokens
 RELATIVE = ("default", "linear", "llama3", "yarn", "proportional")
-"""Kinds of rotary embedding that turn a position by the same angles wherever it stands; others change with the length."""
+"""Rotary embeddings whose angles depend on the position only; others change with the length."""
 
 
 def turns(model: nn.Module) -> bool:
-    """Are its positions rotary, and none of the kinds that change with the length?"""
+    """Return whether positions are rotary, of a kind that does not change with the length."""
     kinds = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     kind = kinds.get("rope_type", "default") if isinstance(kinds, dict) else "default"
     return any("rotary" in name for name, _ in model.named_modules()) and kind in RELATIVE
@@ -26,8 +26,8 @@ def turns(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def moved(model: nn.Module, ids: Tensor, far: int) -> dict[str, float]:
-    """How far the last logits of `ids` (1, T) move when all positions are one, or `far`, later; in units of how far they move when
-    the tokens before the last one change their order."""
+    """Return how much the last logits of `ids` (1, T) change if all positions are one, or `far`, later; relative to reordering the tokens
+    before the last one."""
 
     def last(ids: Tensor, shift: int) -> Tensor:
         places = torch.arange(ids.shape[1], device=ids.device)[None] + shift
@@ -40,12 +40,12 @@ def moved(model: nn.Module, ids: Tensor, far: int) -> dict[str, float]:
 
 
 def phases(find: Callable[[Proof], tuple[Run, Stage, Tensor, int]]) -> Gate:
-    """The gate; `find` gives the run, the stage, ids (1, T) of a text and the length that is in use."""
+    """Return the gate. `find` returns (run, stage, ids (1, T) of a text, length in use)."""
 
     @gate("phases", rows="L5", title="rotary phases are exact at the longest position in use", reads="data model train")
     def prove(proof: Proof) -> Finding:
-        """Attention over rotary positions depends on distances alone: a short text answers the same wherever it stands. Phases
-        that are kept in half precision do so at small positions only."""
+        """Attention with rotary positions depends on distances only, so shifting a short text must not change the logits. Phases kept in
+        half precision satisfy this at small positions only."""
         run, stage, ids, length = find(proof)
         if not turns(stage.model):
             raise Skip("positions are not rotary, or scaled by the length")

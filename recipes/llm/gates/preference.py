@@ -19,11 +19,12 @@ from trainworthy.recipes.llm.data.pairs import Chat
 from trainworthy.recipes.llm.gates.chat import reference
 
 PAIRS = 2
-SUNK = 1.0  # nats a token: what chosen answers may lose; healthy runs lose less and gain more elsewhere (see the page)
+# nats per token that chosen answers may lose; healthy runs lose less and gain more elsewhere (see the page)
+SUNK = 1.0
 
 
 def _won(over: Tensor, beta: float) -> Tensor:
-    """Implicit reward of the chosen answer less that of the rejected one, (B,)."""
+    """Return the implicit reward of the chosen answer minus that of the rejected one, (B,)."""
     return beta * (over[:, 0] - over[:, 1])
 
 
@@ -43,7 +44,7 @@ def _discopop(over: Tensor, sizes: Tensor, beta: float, flipped: float) -> Tenso
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor, float, float], Tensor]] = {
-    # (B, 2) log-probability over the reference's of chosen and rejected, in nats; (B, 2) their tokens; beta; flipped -> (B,)
+    # (log-probability ratios to the reference (B, 2) of chosen and rejected in nats, tokens (B, 2), beta, flipped) -> loss (B,)
     "sigmoid": lambda over, sizes, beta, _: F.softplus(-_won(over, beta)),
     "sigmoid_norm": lambda over, sizes, beta, _: F.softplus(-_won(over / sizes, beta)),
     "hinge": lambda over, sizes, beta, _: F.relu(1 - _won(over, beta)),
@@ -62,12 +63,12 @@ authors said to TRL), robust DPO (Chowdhury 2024), EXO (Ji 2024, equation 16), N
 SPPO with hard labels (Wu 2024), APO (D'Oosterlinck 2024, equations 7 and 8), DiscoPOP (Lu 2024, equation 5)."""
 
 FLOORS = {"nca_pair": 1.5 * math.log(3) - math.log(2)}
-"""Lowest loss of a pair where that is not zero: NCA stops where the chosen answer's implicit odds are two. (That of `robust` falls
-without end, the more slowly the smaller `flipped` is.)"""
+"""Lowest loss of a pair, if not zero: NCA's minimum is at implicit odds of two. (`robust` falls without end, more slowly for small
+`flipped`.)"""
 
 
 def first_loss(loss: str, beta: float, flipped: float = 0.0) -> float:
-    """Of a policy that still is its reference: ln 2 for DPO."""
+    """Return the loss of a policy that equals its reference: ln 2 for DPO."""
     return LOSSES[loss](torch.zeros(1, 2), torch.ones(1, 2), beta, flipped).item()
 
 
@@ -75,16 +76,16 @@ def preference(chat: Chat, cfg: Any) -> Gate:
     title = "the loss is the declared one, with the initial weights as reference"
 
     def one(model: nn.Module, prompt: str, answer: str, device: torch.device) -> tuple[float, int]:
-        """(log-probability of an answer in nats, its tokens), read alone, without padding, from plain logits."""
+        """Return (log-probability of an answer in nats, number of its tokens), computed alone, without padding, from plain logits."""
         before, after = reference(chat, prompt, answer)
         ids = torch.tensor([before + after], device=device)
         said = model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1].double().log_softmax(-1)
         return said.gather(-1, ids[0, len(before) :, None]).sum().item(), len(after)
 
-    @gate("preference", rows="L9", title=title, reads="data model loss train")
+    @gate("preference", rows="L9", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
-        """The loss of two pairs before training and after eight were learnt, against the formula from log-probabilities of each
-        answer read alone: the policy's, and those of a stage built afresh, which is what training begins with."""
+        """Compares the loss of two pairs, before training and after eight pairs were memorised, with the formula. Its log-probabilities come
+        from each answer alone, for the policy and for the reference, which is the initial model built again."""
         _, start = proof.look()
         run, learnt, found = overfitted(proof)
         data = View(start.data["train"], found["indices"][:PAIRS])
@@ -112,9 +113,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
             gaps.append(abs(got - due) / max(1.0, abs(due)))
             margins = ", ".join(f"{m:+.1f}" for m in (over[:, 0] - over[:, 1]).tolist())
             told.append(f"{name} training {got:.4f}, by the formula {due:.4f} (margins {margins} nats)")
-            if (
-                stage is start
-            ):  # in the modes it is trained in: nothing may be drawn between the policy and its reference
+            if stage is start:  # in the training mode: policy and reference must not differ by dropout
                 training_modes(stage)
                 moved = lost(stage, batch) - got
         said = run.measure(learnt, data)
@@ -124,7 +123,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
             told.append(
                 f"evaluated log-probability of {off[0]} answers {said[off[0]]:.4f}, read alone {due_of[off[0]]:.4f}"
             )
-        # Sums of log-probabilities round off by some 1e-5; an attention mask that is not passed moved a loss by 2.4e-4.
+        # Sums of log-probabilities have a rounding error of about 1e-5; an attention mask that was not passed changed a loss by 2.4e-4.
         limit = 1e-4 if run.precision == "fp32" else 5e-2
         if abs(moved) > limit:
             told.append(f"in train mode {moved:+.4f}")
@@ -153,7 +152,7 @@ FEATURES: dict[str, Callable[[str, str], float]] = {
     "has more lines": lambda prompt, text: text.count("\n"),
     "has more digits": lambda prompt, text: sum(c.isdigit() for c in text),
 }
-CERTAIN, READ = 5.0, 2000  # standard errors on either side; pairs of a split
+CERTAIN, READ = 5.0, 2000  # standard errors on each side; pairs per split
 
 
 def _words(text: str) -> list[str]:
@@ -162,8 +161,8 @@ def _words(text: str) -> list[str]:
 
 @gate("sides", rows="L9 R1", title="held-out pairs prefer what training pairs prefer", reads="data")
 def sides(proof: Proof) -> Finding:
-    """Simple properties of the preferred answer in both splits. If it is clearly the one with more of something in training and
-    clearly the one with less among held-out pairs, the two answers are exchanged in one of the splits."""
+    """Compares simple properties of the preferred answer between the splits. If it clearly has more of something in training and clearly
+    less in validation, the two answers are exchanged in one of the splits."""
     data, table, wrong = proof.look()[1].data, {}, []
     for split in ("train", "val"):
         rows = [data[split].get(i, None) for i in data[split].representative(min(READ, len(data[split])))]
@@ -191,9 +190,9 @@ def sides(proof: Proof) -> Finding:
 
 @monitor("likelihood", rows="L9", title="preferred answers do not become less likely")
 def likelihood(history: list[dict[str, float]]) -> Finding:
-    """That both answers lose is normal; that the chosen ones lose much, and nearly as much as the rejected, is not."""
+    """Both answers usually lose log-probability. It is a fault if the chosen ones lose much, and nearly as much as the rejected ones."""
     last = history[-1]
-    lost = {k: last[f"val/reference/{k}"] - last[f"val/{k}"] for k in ("chosen", "rejected")}  # nats an answer
+    lost = {k: last[f"val/reference/{k}"] - last[f"val/{k}"] for k in ("chosen", "rejected")}  # nats per answer
     sunk = lost["chosen"] / last["val/tokens"] > SUNK and lost["chosen"] > 0.5 * lost["rejected"]
     return Finding(
         not sunk,
@@ -206,7 +205,7 @@ def likelihood(history: list[dict[str, float]]) -> Finding:
 
 @monitor("reference", rows="L9", title="the reference does not change during the run")
 def moved_reference(history: list[dict[str, float]]) -> Finding:
-    """Its log-probabilities of the same held-out answers at the first evaluation and at the last."""
+    """Compares the reference's log-probabilities of the same validation answers at the first and the last evaluation."""
     first, last = ({k: row[f"val/reference/{k}"] for k in ("chosen", "rejected")} for row in (history[0], history[-1]))
     gap = max(abs(first[k] - last[k]) / max(1.0, abs(first[k])) for k in first)
     return Finding(

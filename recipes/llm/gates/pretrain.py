@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.diagnosis import ratio
 from trainworthy.core.gates.gate import Gate, Proof, fetch
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Run, evaluating
@@ -22,25 +23,25 @@ from trainworthy.recipes.llm.gates import numerics
 from trainworthy.recipes.llm.models import loading
 
 KEYS = ("input_ids", "labels", "position_ids")
-SHIFT = 10.0  # of all logits: a softmax does not feel it, log Z does
-DOCUMENTS, PARTS = 12, 3  # whole documents that are looked at, and rows that a longer one may fill
-BIGGEST = 300_000_000  # parameters; a larger model is not written to disk just to be read again
+SHIFT = 10.0  # added to all logits: softmax does not change, log Z does
+DOCUMENTS, PARTS = 12, 3  # whole documents that are checked, and most rows that a long one may fill
+BIGGEST = 300_000_000  # parameters; larger models are not written to disk for a gate
 
 
 def of(z_loss: float) -> list[Gate]:
-    """The gates of a recipe that trains on packed documents, with that weight of log^2 Z."""
-    return [asked, isolation, numerics.phases(beginning), z(z_loss), perplexity, export]
+    """Return the gates of a recipe that trains on packed documents, with this weight of the z-loss."""
+    return [asked, causal, isolation, numerics.phases(beginning), z(z_loss), perplexity, export]
 
 
 # ------------------------------------------------------------------------------------------------- what the recipe shows
 def parts(positions: Tensor) -> list[tuple[int, int]]:
-    """(start, end) of what lies in a row (T,) of positions: each begins where they begin anew."""
+    """Return (start, end) of each document in a row (T,) of positions: a document starts where positions restart."""
     starts = [0, *(i for i in range(1, len(positions)) if positions[i] != positions[i - 1] + 1)]
     return list(zip(starts, [*starts[1:], len(positions)], strict=True))
 
 
 def shown(tokenizer: Any, row: tuple[Tensor, Tensor, Tensor]) -> str:
-    """A row as text: its documents apart by a bar; what is read and not asked for in (brackets)."""
+    """Return a row as text: documents separated by a bar, tokens that are read but not scored in (parentheses)."""
     ids, labels, positions = row
     found = []
     for a, b in parts(positions):
@@ -52,7 +53,7 @@ def shown(tokenizer: Any, row: tuple[Tensor, Tensor, Tensor]) -> str:
 
 
 def floor(batch: dict) -> float:
-    """The lowest mean loss on these very rows: what stands behind one and the same beginning cannot be told apart."""
+    """Return the lowest possible mean loss on these rows: different continuations of the same beginning cannot be predicted."""
     after: dict[tuple[int, ...], Counter[int]] = {}
     total = 0
     for ids, labels, positions in zip(*(batch[k].tolist() for k in KEYS), strict=True):
@@ -66,7 +67,7 @@ def floor(batch: dict) -> float:
 
 
 def overfit(batch: dict, first: float) -> float:
-    """Bits per byte at the loss that overfitting must reach, from a first loss of `first` nats a token."""
+    """Return the bits per byte at the loss that overfitting must reach, from an initial loss of `first` nats per token."""
     lowest = floor(batch)
     tokens = (batch["labels"][:, 1:] != IGNORED).sum().item()
     return (lowest + 0.03 * abs(first - lowest)) * tokens / math.log(2) / batch["bytes"].sum().item()
@@ -75,7 +76,7 @@ def overfit(batch: dict, first: float) -> float:
 # ------------------------------------------------------------------------------------------------------- what gates read
 @contextmanager
 def heard(model: nn.Module, shift: float = 0.0) -> Iterator[list[Tensor]]:
-    """Logits (B, T, V) as they leave the head, all of them `shift` higher than they were."""
+    """Record the logits (B, T, V) at the head, after adding `shift` to all of them."""
     found: list[Tensor] = []
 
     def keep(_module, _args, out: Tensor) -> Tensor:
@@ -90,15 +91,15 @@ def heard(model: nn.Module, shift: float = 0.0) -> Iterator[list[Tensor]]:
 
 
 def felt(stage: Stage, batch: dict, shift: float = 0.0) -> tuple[Tensor, Tensor]:
-    """(logits, gradient of the recipe's own loss with respect to them), (B, T, V) both."""
+    """Return (logits, gradient of the recipe's own loss with respect to them), (B, T, V) each."""
     with heard(stage.model, shift) as logits:
         total = sum(stage.loss(stage.model, batch).values())
-    (gradient,) = torch.autograd.grad(total, logits)  # nothing is left on the weights
+    (gradient,) = torch.autograd.grad(total, logits)  # no gradient is left on the weights
     return logits[0].detach(), gradient
 
 
 def some(data: Packed, seed: int) -> list[np.ndarray]:
-    """A few documents, among them the longest of a hundred that fills no more than `PARTS` rows, which is cut."""
+    """Return a few documents, among them the longest of a hundred that fills at most `PARTS` rows."""
     order = np.random.default_rng(seed).permutation(len(data.documents))[:100]
     found = sorted((data.documents[i] for i in order), key=len)
     fits = [d for d in found if len(d) <= PARTS * data.context] or [found[0][: PARTS * data.context]]
@@ -106,13 +107,13 @@ def some(data: Packed, seed: int) -> list[np.ndarray]:
 
 
 def packed(data: Packed, documents: list[np.ndarray], run: Run) -> dict:
-    """These documents as one batch, by the recipe's own packing and collate."""
+    """Return these documents as one batch, made by the recipe's own packing and collate."""
     rows = data.among(documents)
     return fetch(rows, list(range(len(rows))), None, run.device)
 
 
 def beginning(proof: Proof) -> tuple[Run, Stage, Tensor, int]:
-    """(run, stage, the first tokens of a document (1, T), tokens of a row), the model a few steps trained."""
+    """Return (run, stage, the first tokens of a document (1, T), tokens per row) after a few training steps."""
     run, stage, _ = rehearsed(proof)
     data = stage.data["train"]
     document = max(data.documents[:100], key=len)[: numerics.WINDOW]
@@ -125,10 +126,11 @@ def beginning(proof: Proof) -> tuple[Run, Stage, Tensor, int]:
     rows="L2 L3",
     title="each token except a document's first is a target exactly once, after its predecessor",
     reads="data model loss",
+    explains=True,
 )
 def asked(proof: Proof) -> Finding:
-    """Where the loss has a gradient with respect to the logits, and which logit it pulls up: what is asked for behind which token,
-    whatever the labels say; against the documents themselves."""
+    """Reads targets from the loss's gradient with respect to the logits: which logit is increased after which token, whatever the labels
+    are. Compares them with the documents themselves."""
     run, stage = proof.look()
     data = stage.data["train"]
     documents = some(data, proof.cfg.run.seed)
@@ -173,14 +175,57 @@ def asked(proof: Proof) -> Finding:
 
 
 @gate(
+    "causal",
+    rows="L4",
+    title="no place sees a later token, nor the one that it is asked for",
+    reads="data model loss train",
+    explains=True,
+)
+def causal(proof: Proof) -> Finding:
+    """One token in the middle of a document is exchanged, the labels stay: logits of the places before it must not move. So nothing
+    can beat the entropy of random sequences. `asked` pairs the batch's ids with targets; this shows which ids the model was given."""
+    run, stage, _ = rehearsed(proof)  # the head begins at zero: nothing would move any logit
+    data = stage.data["train"]
+    batch = packed(data, some(data, proof.cfg.run.seed), run)
+    ids, (start, end) = batch["input_ids"], max(parts(batch["position_ids"][0]), key=lambda p: p[1] - p[0])
+    at = (start + end) // 2
+    if at - start < 2:
+        raise Skip("no document of four tokens")
+    exchanged = ids.clone()
+    exchanged[0, at] = next(int(t) for t in ids[0, start:].tolist() if t != int(ids[0, at]))
+
+    def said(one: dict) -> Tensor:
+        with evaluating(stage.model), torch.no_grad(), run.autocast(), heard(stage.model) as logits:
+            stage.loss(stage.model, one)
+        return logits[0][0].float()
+
+    before, after = said(batch), said({**batch, "input_ids": exchanged})
+    moved = (before - after).norm(dim=-1)  # (T,)
+    own = moved[at:].max().item()
+    if own == 0:
+        raise Skip("no logit depends on the token that was exchanged")
+    leak, limit = moved[:at].max().item() / own, 1e-4 if run.precision == "fp32" else 5e-2
+    first = int((moved[:at] > limit * own).nonzero()[0]) if leak > limit else at
+    away = at - first
+    return Finding(
+        leak <= limit, f"exchanging token {at} moves the logits of earlier places by {leak:.1e} of what it moves its own"
+        + (f", the first {away} before it" if leak > limit else ""), f"at most {limit:g}",
+        ("the model is given the token that it is asked for: inputs are shifted against the labels, or the target is the input\n"
+         if 0 < away <= 2 else "") + "attention without its causal mask, or with a mask that replaces it\n"
+        "a convolution, a norm or a mean over time in the model reads tokens to come",
+        evidence={"leak": leak, "first": first, "at": at}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
+    )  # fmt: skip
+
+
+@gate(
     "isolation",
     rows="L4",
     title="a packed document has the same logits as alone, on every attention backend",
     reads="data model loss train",
 )
 def isolation(proof: Proof) -> Finding:
-    """Two documents in one row; then the first is exchanged, then the second stands alone. On the rehearsed model: an untrained one
-    answers the same whatever it reads."""
+    """Compares logits of two packed documents: with the first document exchanged, and with the second alone. It uses the rehearsed model,
+    because an untrained one gives the same output for any input."""
     run, stage, _ = rehearsed(proof)
     data, model = stage.data["train"], stage.model
     half = data.context // 2
@@ -204,7 +249,8 @@ def isolation(proof: Proof) -> Finding:
                         "second": _place(batch["input_ids"][0], second),
                         "first": _place(batch["input_ids"][0], first),
                     }
-                    at["first"] = at["first"] if name == "both" else seen["both"]["where"]  # it was exchanged
+                    # the first document was exchanged
+                    at["first"] = at["first"] if name == "both" else seen["both"]["where"]
                     seen[name] = {k: logits[0][0, a : a + half - 4].float() for k, a in at.items()} | {
                         "where": at["first"]
                     }
@@ -234,7 +280,7 @@ def isolation(proof: Proof) -> Finding:
 
 
 def _place(row: Tensor, document: np.ndarray) -> int:
-    """Where a document begins in a row (T,); 0 where it is not there."""
+    """Return where a document starts in a row (T,); 0 if it is not there."""
     wanted = torch.from_numpy(document.astype(np.int64)).to(row.device)
     starts = row.unfold(0, len(wanted), 1)
     return int((starts == wanted).all(1).int().argmax())
@@ -245,8 +291,8 @@ def z(weight: float) -> Gate:
 
     @gate("z-loss", rows="L6", title=title, reads="data model loss")
     def prove(proof: Proof) -> Finding:
-        """At its usual weight no short run can show it, so it is proved where it acts: the gradient of the recipe's loss with
-        respect to the logits, and once more with every logit 10 higher, which cross-entropy does not feel."""
+        """A short run does not show a z-loss at its usual weight. So the gate compares the gradient of the recipe's loss with respect to the
+        logits, as they are and with 10 added to each, which does not change the cross-entropy."""
         if not weight:
             raise Skip("no z-loss: --z-loss 0")
         run, stage = proof.look()
@@ -257,9 +303,9 @@ def z(weight: float) -> Gate:
         p, log_z = logits[rows].double().softmax(-1), logits[rows].double().logsumexp(-1, keepdim=True)
         target = torch.zeros_like(p).scatter_(-1, gradient[rows].argmin(-1, keepdim=True), 1.0)
         plain = p - target + 2 * weight * log_z * p
-        due = 2 * weight * SHIFT * p  # what the shift adds: 2 w log Z softmax is linear in log Z
+        due = 2 * weight * SHIFT * p  # effect of the shift: 2 w log Z softmax is linear in log Z
         got = (shifted[rows] - gradient[rows]).double()
-        added = (got * due).sum().item() / due.square().sum().item()  # 1: as it should
+        added = (got * due).sum().item() / due.square().sum().item()  # 1 if correct
         gap = ((got - due).norm() / due.norm()).item()
         own = ((gradient[rows] - plain).norm() / plain.norm()).item()
         ok = gap < 0.02 and own < 1e-3
@@ -284,8 +330,8 @@ def z(weight: float) -> Gate:
     reads="data model evaluate train",
 )
 def perplexity(proof: Proof) -> Finding:
-    """The recipe's own evaluation of a few held-out documents, one longer than a row, at two batch sizes; against a reference that
-    reads one window up to each token by itself, with no packing, no padding and no labels."""
+    """Compares the recipe's evaluation of a few validation documents, one longer than a row, at two batch sizes, with a reference. The
+    reference reads one window up to each token, without packing, padding and labels."""
     run, stage, _ = rehearsed(proof)
     data, model = stage.data["val"], stage.model
     width, stride = data.context, data.stride
@@ -297,7 +343,7 @@ def perplexity(proof: Proof) -> Finding:
         for document in documents:
             ids = torch.from_numpy(document.astype(np.int64)).to(run.device)
             for i in range(1, len(ids)):
-                start = stride * max(0, (i - width) // stride + 1)  # of the first window that holds token i
+                start = stride * max(0, (i - width) // stride + 1)  # start of the first window that contains token i
                 logits = model(input_ids=ids[None, start:i], use_cache=False).logits[0, -1].double()
                 nll -= logits.log_softmax(-1)[ids[i]].item()
                 tokens, size = tokens + 1, size + int(data.sizes[document[i]])
@@ -313,10 +359,21 @@ def perplexity(proof: Proof) -> Finding:
     wrong = [f"{name} is {found[name]:.5f} in batches of {n}, {value:.5f} token by token" for n, found in got.items()
              for name, value in due.items() if name in found and abs(found[name] - value) > limit * value]  # fmt: skip
     shown = ", ".join(f"{name} {value:.4f}" for name, value in due.items())
+    bits = {
+        "bits per token: nats are divided by tokens, where bytes are meant": size / tokens,
+        "nats per byte: the division by ln 2 is missing": math.log(2),
+        "nats per token: divided by tokens and not by ln 2": math.log(2) * size / tokens,
+        "a mean over documents: nats are divided by their number": size / len(documents),
+        "a sum: nats are not divided by bytes": size,
+    }
+    off = [
+        ratio(f["bits_per_byte"], due["bits_per_byte"], bits) for f in got.values() if wrong and "bits_per_byte" in f
+    ]
+    why = next((f"{cause}\n" for cause in off if cause), "")
     return Finding(
         not wrong, "; ".join(wrong) or f"{shown} on {len(documents)} documents of {tokens} tokens, as token by token",
         f"the same to {limit:g}, whatever the batch size",
-        "tokens that two windows share are counted twice, or windows restart without the tokens before them\n"
+        why + "tokens that two windows share are counted twice, or windows restart without the tokens before them\n"
         "a mean of means: add up nats and tokens over all batches, divide once\n"
         "padding, or the first token of a document, is counted; bytes of another tokenizer or text",
         evidence={"due": due, "got": got, "tokens": tokens, "bytes": size},
@@ -330,8 +387,8 @@ def perplexity(proof: Proof) -> Finding:
     reads="data model export train",
 )
 def export(proof: Proof) -> Finding:
-    """The export of the rehearsed model, loaded by `AutoModelForCausalLM` and `AutoTokenizer` alone: the same logits, the same
-    settings, the same tokens."""
+    """Loads the export of the rehearsed model with `AutoModelForCausalLM` and `AutoTokenizer` alone, and compares logits, settings and
+    tokens."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     run, stage, _ = rehearsed(proof)

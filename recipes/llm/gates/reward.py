@@ -24,22 +24,23 @@ from trainworthy.recipes.llm.data.pairs import Chat
 from trainworthy.recipes.llm.evaluation.calibration import preferred
 from trainworthy.recipes.llm.gates.chat import backbone, felt, quoting, reference, rows, rows_of, some
 
-FIRST_LOSS = math.log(2)  # every answer is worth the same
-ONE_SIDED = 0.9  # share of the pairs whose preferred answer has more (or fewer) tokens: nothing else need be learnt
+FIRST_LOSS = math.log(2)  # all answers have the same reward
+# share of pairs whose preferred answer has more (or fewer) tokens from which length alone solves the task
+ONE_SIDED = 0.9
 FOLLOWS = (
-    0.5  # rank correlation of rewards with lengths that is told: measured -0.07 healthy, 0.82 trained on length alone
+    0.5  # limit of the rank correlation of rewards with lengths: measured -0.07 healthy, 0.82 trained on length alone
 )
 ANSWERS = ("chosen", "rejected")
 
 
 def loaded(folder: Path) -> nn.Module:
-    """An exported reward model, as the page says that a program of one's own loads it; fp32, on the CPU."""
+    """Load an exported reward model as its page tells users to; fp32, on the CPU."""
     from peft import AutoPeftModelForSequenceClassification
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
     from transformers.utils import logging
 
     level = logging.get_verbosity()
-    logging.set_verbosity_error()  # the base model has no head, and says so
+    logging.set_verbosity_error()  # silences the message that the base model has no head
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
@@ -52,7 +53,7 @@ def loaded(folder: Path) -> nn.Module:
 
 
 def alone(model: nn.Module, chat: Chat, prompt: str, answer: str, device: torch.device) -> Tensor:
-    """Reward of an answer read alone, without padding: the head on the last hidden state of its last token."""
+    """Return the reward of an answer alone, without padding: the head on the last hidden state of its last token."""
     before, after = reference(chat, prompt, answer)
     ids = torch.tensor([before + after], device=device)
     bare = model.get_base_model() if hasattr(model, "peft_config") else model
@@ -64,7 +65,7 @@ def lengths(chat: Chat) -> Gate:
 
     @gate("lengths", rows="R1", title=title, reads="data")
     def prove(proof: Proof) -> Finding:
-        """How many pairs a reward would get right that only counts tokens."""
+        """Return how many pairs a reward that only counts tokens would get right."""
         _, stage = proof.look()
         data = stage.data["train"]
         pairs = [data.get(i, None) for i in pick(data, 1000, proof.cfg.run.seed)]
@@ -85,10 +86,10 @@ def lengths(chat: Chat) -> Gate:
 def place(chat: Chat) -> Gate:
     title = "the reward is read at the token that ends the answer, and nowhere else"
 
-    @gate("place", rows="L2 L3", title=title, reads="data model loss train")
+    @gate("place", rows="L2 L3", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
-        """Where the loss of the overfit model, whose head is no longer zero, has a gradient with respect to the last hidden states:
-        this is what the loss does, whatever the pad and the configuration say."""
+        """Reads where the loss of the overfit model has a gradient with respect to the last hidden states. This is what the loss does,
+        whatever pad token and configuration say. The head of an overfit model is no longer zero."""
         run, stage, _ = overfitted(proof)
         data, wrong = stage.data["train"], []
         samples = {f"sample {i}": data.get(i, None) for i in some(data, proof.cfg.run.seed)}
@@ -127,17 +128,17 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
     title = "the loss is Bradley and Terry's, with the rewards of each answer alone"
 
     def formula(rewards: Tensor) -> float:
-        """Loss of (N, 2) rewards of chosen and rejected (TRL's centering, Eisenstein 2023, with it)."""
+        """Return the loss of rewards (N, 2) of chosen and rejected answers, with TRL's centering term (Eisenstein 2023)."""
         return (
             (-F.logsigmoid(rewards[:, 0] - rewards[:, 1]) + cfg.center_rewards_coefficient * rewards.sum(1) ** 2)
             .mean()
             .item()
         )
 
-    @gate("bradley-terry", rows="R1 L1", title=title, reads="data model loss evaluate train")
+    @gate("bradley-terry", rows="R1 L1", title=title, reads="data model loss evaluate train", explains=True)
     def prove(proof: Proof) -> Finding:
-        """The loss before training and after a few pairs were learnt, in order and exchanged, against the formula from
-        rewards of each answer read alone, without padding; and the evaluation's margin against theirs."""
+        """Compares the loss before training and after a few pairs were memorised, in order and exchanged, with the formula. Its rewards come
+        from each answer alone, without padding. The evaluation's margin is compared, too."""
         _, start = proof.look()
         run, learnt, found = overfitted(proof)
         data = View(start.data["train"], found["indices"])
@@ -179,7 +180,7 @@ def exported(chat: Chat) -> Gate:
 
     @gate("exported", rows="L5", title=title, reads="data model export train")
     def prove(proof: Proof) -> Finding:
-        """Rewards of the overfit model's answers, each alone, against those of its export in one batch, padded by the exported
+        """Compares rewards of the overfit model's answers, each alone, with those of its export in one batch, padded by the exported
         tokenizer on either side."""
         from transformers import AutoTokenizer
 
@@ -188,7 +189,7 @@ def exported(chat: Chat) -> Gate:
             raise Skip("no export of its own")
         samples = [stage.data["train"].get(i, None) for i in found["indices"]]
         asked = [(s["prompt"], s[k]) for s in samples for k in ANSWERS]
-        # What is exported is fp32: a run in bf16 is compared without its rounding of what it computes.
+        # The export is fp32: a run in bf16 is compared without its own rounding.
         exact = stage.model if run.precision == "fp32" else copy.deepcopy(stage.model).float()
         with evaluating(exact):
             due = torch.stack([alone(exact, chat, *a, run.device) for a in asked]).cpu()
@@ -222,7 +223,8 @@ def _few(rewards: Tensor) -> str:
 
 @monitor("length", rows="R1", title="rewards do not follow the number of tokens")
 def follows_length(history: list[dict[str, float]]) -> Finding:
-    """Of held-out answers: how rewards rank with the number of tokens, and how often they are right against it."""
+    """Compares rewards with the number of tokens on validation answers: rank correlation, and accuracy on pairs whose preferred answer is
+    the less likely one by length."""
     last = history[-1]
     follows = last["val/follows_length"]
     against = {k: last.get(f"val/accuracy/chosen is {k}", math.nan) for k in ("shorter", "longer")}

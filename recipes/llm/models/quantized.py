@@ -1,8 +1,8 @@
-"""A frozen base in four bits under its adapters (QLoRA, Dettmers 2023), and the gate that it stands for the weights of its file.
+"""A frozen 4-bit base model under adapters (QLoRA, Dettmers 2023), and the gate that it represents the weights of its file.
 
-bitsandbytes packs every linear layer but the head as NF4: two weights in a byte, scaled by the largest of each 64, those scales in
-eight bits again. Adapters learn on top of what the packed weights stand for, which is not what the file says: it is what they are
-merged into (`whole`).
+bitsandbytes packs every linear layer except the head as NF4: two weights per byte, scaled by the largest of each 64, with 8-bit scales.
+Adapters are trained on top of the packed weights, which differ from the file. So they are merged into the packed weights (`whole`), not
+into those of the file.
 """
 
 import importlib.util
@@ -19,14 +19,14 @@ from trainworthy.recipes.llm.models import loading
 
 from trainworthy import core
 
-BLOCK, SCALES = 64, 256  # weights that share a scale, scales that share theirs
-HALF_GAP = 0.152  # NF4's values are furthest apart between -1 and -0.6962: half of that
-HALF_STEP = 0.0071  # the same of the scales' eight bits (bitsandbytes' dynamic map): 64 values between 0.1 and 1
-NEEDED = 0.9  # share of the weights in matrices, embeddings and head apart
+BLOCK, SCALES = 64, 256  # weights per scale, scales per second-level scale
+HALF_GAP = 0.152  # half of NF4's widest gap, between -1 and -0.6962
+HALF_STEP = 0.0071  # the same for the 8-bit scales (bitsandbytes' dynamic map): 64 values between 0.1 and 1
+NEEDED = 0.9  # share of the matrices' weights that must be packed, without embeddings and head
 
 
 def load(path: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """The model on `device`, its linear layers but the head in four bits; the rest, and what is computed in, is `dtype`."""
+    """Return the model on `device` with its linear layers except the head in four bits; other weights and the computation in `dtype`."""
     from transformers import AutoConfig
 
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -42,13 +42,13 @@ def load(path: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
                                  needed=f"multiples of {BLOCK}, or an accelerator",
                                  cause="bitsandbytes' kernel for AVX-512 then reads scales of other rows",
                                  next="--no-load-in-4bit")  # fmt: skip
-        # On a CPU with AVX512-BF16 an evaluation would pack the weights anew for a kernel without gradients, and leave them so.
+        # On a CPU with AVX512-BF16 an evaluation would repack the weights for a kernel without gradients, and leave them so.
         layer.support_avx512bf16_for_cpu = False
     return model
 
 
 def nf4(dtype: torch.dtype) -> object:
-    """QLoRA's own settings."""
+    """Settings of QLoRA."""
     from transformers import BitsAndBytesConfig
 
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
@@ -56,15 +56,15 @@ def nf4(dtype: torch.dtype) -> object:
 
 
 def packed(model: nn.Module) -> dict[str, nn.Module]:
-    """Layers in four bits, by name."""
+    """Return the 4-bit layers by name."""
     from bitsandbytes.nn import Linear4bit
 
     return {name: module for name, module in model.named_modules() if isinstance(module, Linear4bit)}
 
 
 def whole(path: str, model: nn.Module) -> nn.Module:
-    """The model at `path`, fp32 on the CPU, with what the packed matrices of `model` stand for in place of those of the file: what
-    adapters that were trained on them belong to."""
+    """Return the model at `path`, fp32 on the CPU, with the values of the packed matrices of `model` instead of the file's. Adapters trained
+    on them belong to these weights."""
     base = loading.load(path, torch.float32)
     for name, layer in packed(model).items():
         own = name.removeprefix("base_model.model.").removesuffix(".base_layer")
@@ -79,9 +79,9 @@ def whole(path: str, model: nn.Module) -> nn.Module:
     reads="data model optimizers expect pretrained train",
 )
 def four_bit(proof: Proof) -> Finding:
-    """What each packed matrix multiplies by after a few steps of `train()`, read from its products with unit vectors, against the
-    file. The largest of each block is kept exactly, but for its scale's own eight bits; the others are rounded by no more than half
-    of NF4's widest gap beside that."""
+    """Reads what each packed matrix multiplies by, from products with unit vectors after a few steps of `train()`, and compares it with the
+    file. The largest weight of each block is exact up to its scale's 8 bits; the others may be rounded by half of NF4's widest gap in
+    addition."""
     _, stage, _ = rehearsed(proof)
     model, layers = stage.model, {f"{n}.weight": layer for n, layer in packed(stage.model).items()}
     words = {id(m.weight) for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m}
@@ -112,7 +112,7 @@ def four_bit(proof: Proof) -> Finding:
 
 
 def multiplied(layer: nn.Module, rows: int = 1024) -> Tensor:
-    """The matrix (out, in) that a packed layer multiplies by, as its products with unit vectors say, without its bias."""
+    """Return the matrix (out, in) that a packed layer multiplies by, from products with unit vectors, without its bias."""
     from bitsandbytes import matmul_4bit
 
     unit = torch.eye(layer.in_features, dtype=layer.compute_dtype, device=layer.weight.device)
@@ -122,11 +122,11 @@ def multiplied(layer: nn.Module, rows: int = 1024) -> Tensor:
 
 
 def apart(got: Tensor, due: Tensor) -> tuple[float, float]:
-    """(largest difference of a weight in its block's largest, that of a block's largest itself), beyond what the scales' own eight
-    bits and the rounding of `got` explain."""
+    """Return (largest error of a weight relative to its block's largest, error of a block's largest weight), beyond what 8-bit scales and
+    the rounding of `got` explain."""
     if got.shape != due.shape:
         return float("inf"), float("inf")
-    rounding = max(2 * torch.finfo(got.dtype).eps, 2e-3)  # products in fp32 may be TF32's
+    rounding = max(2 * torch.finfo(got.dtype).eps, 2e-3)  # products in fp32 may use TF32
     got, due = (F.pad(t.to(got).float().flatten(), (0, -t.numel() % BLOCK)).view(-1, BLOCK) for t in (got, due))
     largest = due.abs().amax(1)
     far = (largest - largest.mean()).abs()

@@ -31,9 +31,28 @@ CAUSES = {
 Compared = dict[str, tuple[float, str]]
 
 
+def mistakes_of_dqn(cfg: Any, unit: float) -> dict[str, dict[str, Any]]:
+    """Known mistakes, as variants of the definition."""
+    return {
+        "units are mixed up: rewards are in their own unit, the target network's value is in units of the returns' size": {
+            "size": 1.0
+        },
+        "units are mixed up: the value of the target network is scaled by the size that the online network knows": {
+            "size": unit
+        },
+        "the discount of the value that follows has one power too few": {"late": 0},
+        "the value is not discounted by its n steps, but by one": {"late": 2 - cfg.n_step},
+        "one step is taken, where `n_step` says more": {"n": 1},
+        "`double` is not applied" if cfg.double else "the net chooses the action, though `double` is off": {
+            "double": not cfg.double
+        },
+        "a truncated episode is taken for a terminated one: its value is cut off": {"ends": "done"},
+        "a termination is passed over: what follows it is bootstrapped": {"ends": "truncated"},
+    }
+
+
 def rows_of(seen: "Seen") -> tuple[dict[str, Tensor], list[list[tuple[int, int]]]]:
-    """(at most ROWS rows of the batch, on the host; for each the (step, environment) that it may be: those with its observation and
-    action)."""
+    """Return (at most ROWS rows of the batch, on the CPU; for each the (step, environment) pairs that have its observation and action)."""
     batch, steps, ends = seen.batch, seen.steps, seen.batch["return"].ndim - 1
     rows = {k: v.flatten(0, ends).cpu() for k, v in batch.items() if isinstance(v, Tensor)}
     n = len(rows["return"])
@@ -49,26 +68,26 @@ def rows_of(seen: "Seen") -> tuple[dict[str, Tensor], list[list[tuple[int, int]]
 
 
 def gap(found: float, due: list[float]) -> float:
-    """To the nearest: a step may look like another one."""
+    """Return the distance to the nearest candidate: a step may equal another one."""
     return min((abs(found - d) for d in due), default=float("inf"))
 
 
 def unplayed(places: list[list[tuple[int, int]]]) -> Compared:
-    """Rows that no environment ever saw."""
+    """Return the rows that no environment produced."""
     share = sum(not p for p in places) / max(len(places), 1)
     return {"observations and actions": (share, CAUSES["played"])}
 
 
 @torch.no_grad()
 def asked(net: Any, rows: Tensor, like: nn.Module) -> Tensor:
-    """What `net` answers to `rows` of the host, there."""
+    """Return the output of `net` for `rows` on the CPU, on the CPU."""
     return net(rows.to(next(like.parameters()).device)).float().cpu()
 
 
 # ------------------------------------------------------------------------------------------------------------------ PPO
 def ppo(cfg: Any, seen: "Seen") -> Compared:
-    """Generalised advantage estimates (Schulman 2016, equation 16) at the configured gamma and lambda, and what a rollout
-    stored, in the last pass over it. Values may have been estimated anew at the beginning of a pass."""
+    """Generalised advantage estimates (Schulman 2016, equation 16) at the configured gamma and lambda, and the stored rollout in the last
+    pass over it. Values may be estimated again at the beginning of a pass."""
     rows, places = rows_of(seen)
     first = seen.unit.index(1)
     places = [[(t, i) for t, i in some if t >= first] for some in places]
@@ -126,7 +145,8 @@ def _ppo_values(cfg: Any, seen: "Seen", net: nn.Module, places: list, rows: dict
 
 # ------------------------------------------------------------------------------------------------------------------ DQN
 def dqn(cfg: Any, seen: "Seen") -> Compared:
-    """n rewards of an episode, then the target network's value of the action that the net (double) or it itself likes best."""
+    """The sum of n discounted rewards of an episode, plus the target network's value of the action that the online network (double DQN) or
+    the target network itself selects."""
     rows, places = rows_of(seen)
     out = unplayed(places)
     if out["observations and actions"][0]:
@@ -135,35 +155,45 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
     done, reward = steps["terminated"] | steps["truncated"], steps["reward"]
     size = seen.target.returns.rms.item()
 
-    def targets(t: int, i: int) -> float | None:
+    def targets(t: int, i: int, *, size: float = size, n: int = cfg.n_step, double: bool = cfg.double, late: int = 1,
+                ends: str = "terminated") -> float | None:  # fmt: skip
         total = 0.0
-        for k in range(cfg.n_step):
+        for k in range(n):
             if t + k >= len(reward):
                 return None  # not yet played when it was drawn
             total += cfg.gamma**k * reward[t + k, i].item()
             if done[t + k, i]:
                 break
-        if steps["terminated"][t + k, i]:
+        if (done if ends == "done" else steps[ends])[t + k, i]:
             return total
         after = steps["next_observation"][t + k, i][None]
         worth = asked(seen.target, after, seen.target)[0]
-        liked = asked(seen.model, after, seen.model)[0] if cfg.double else worth
-        near = liked >= liked.max() - 1e-6 * liked.abs().max()  # two actions may be worth the same to rounding
-        return total + cfg.gamma ** (k + 1) * size * worth[near].max().item()
+        liked = asked(seen.model, after, seen.model)[0] if double else worth
+        near = liked >= liked.max() - 1e-6 * liked.abs().max()  # two actions may have equal values up to rounding
+        return total + cfg.gamma ** (k + late) * size * worth[near].max().item()
 
-    with seen.run.autocast():
-        due = [[d for t, i in some if (d := targets(t, i)) is not None] for some in places]
-    scale = max(max((abs(d) for some in due for d in some), default=0.0), 1e-9)
     unit = seen.model.returns.rms.item()
-    off = max(gap(r * unit, some) for r, some in zip(rows["return"].tolist(), due, strict=True)) / scale
-    out["targets"] = (off, CAUSES["dqn"])
+
+    def apart(**how: Any) -> float:
+        """Return the largest relative difference of the batch's targets from this definition."""
+        with seen.run.autocast():
+            due = [[d for t, i in some if (d := targets(t, i, **how)) is not None] for some in places]
+        scale = max(max((abs(d) for some in due for d in some), default=0.0), 1e-9)
+        return max(gap(r * unit, some) for r, some in zip(rows["return"].tolist(), due, strict=True)) / scale
+
+    off, cause = apart(), CAUSES["dqn"]
+    if off > 1e-3:  # find the known mistake that fits
+        cause = next(
+            (f"{name}\n{cause}" for name, how in mistakes_of_dqn(cfg, unit).items() if apart(**how) <= 1e-3), cause
+        )
+    out["targets"] = (off, cause)
     return out
 
 
 # ------------------------------------------------------------------------------------------------------------------ SAC
 def sac(cfg: Any, seen: "Seen") -> Compared:
-    """The reward, then the lower target critic of the action that the policy drew anew, less the temperature times its
-    log-probability (Haarnoja 2018, equations 3 and 5)."""
+    """The reward plus the lower target critic's value of a newly drawn action, minus the temperature times its log-probability (Haarnoja
+    2018, equations 3 and 5)."""
     rows, places = rows_of(seen)
     out = unplayed(places)
     if out["observations and actions"][0]:

@@ -1,8 +1,8 @@
-"""Several copies of one gymnasium environment, in which every episode is a function of its seed and its actions.
+"""Several copies of one gymnasium environment. Every episode depends only on its seed and its actions.
 
-Autoreset is off: `step` returns the true last observation of an episode, and the next episode starts from our own seed. So no
-reset observation needs a mask, and a truncated episode can be bootstrapped. Environments whose state is hidden (box2d, MuJoCo)
-are saved as the seed of the current episode and its actions so far.
+Autoreset is off: `step` returns the true last observation of an episode, and the next episode starts from a seed derived here. So no
+reset observation needs a mask, and a truncated episode can be bootstrapped. A checkpoint stores the seed of the current episode and its
+actions so far, because the state of many environments (box2d, MuJoCo) cannot be read.
 """
 
 import contextlib
@@ -12,7 +12,6 @@ import math
 import os
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,23 +20,23 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from torch import Tensor, nn
+from torch import Tensor
 from trainworthy.core.base import seeds
 from trainworthy.core.base.errors import Stop, UserError
-from trainworthy.core.recipe.stage import Data, Expect, Field, Tile
+from trainworthy.core.recipe.stage import Data, Expect, Field
 from trainworthy.recipes.rl.control import arrays, probes
 
 CEILINGS = {"CartPole-v1": 500.0, "CartPole-v0": 200.0, probes.HIDDEN: 500.0, "Pendulum-v1": 0.0}
-"""Returns that cannot be beaten; elsewhere the return at which the environment's authors call it solved."""
+"""Best possible returns. Other environments use the return at which gymnasium calls them solved."""
 BEST_KNOWN = {"CartPole-v1": "500: the pole stands until the time limit"}
 
 
 def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
-    """One environment whose observations are the last `stack` of an episode, oldest first and flat (its first one repeated until
-    there are as many), and actions in [-1, 1] where they are not discrete; whatever is wrong with its name, in one message."""
+    """Return one environment. Its observations are the last `stack` of an episode, flat, oldest first; at the start the first one is
+    repeated. Continuous actions are in [-1, 1]. Raises UserError if it cannot be made."""
     probes.register()
     if ":" in name and (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # its module may be the user's own; last, so that it shadows nothing
+        sys.path.append(here)  # its module may be in the working directory; appended last, so that it shadows nothing
     if stack < 1:
         raise UserError(
             "nothing would be observed", got=f"--frame-stack {stack}", needed="1 (the newest observation) or more"
@@ -51,15 +50,15 @@ def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
         raise UserError(f"gymnasium knows no environment '{name}'", got=str(error).splitlines()[0],
                         needed="one of: " + ", ".join(near) if near else "the id of a registered environment",
                         next="python -c 'import gymnasium; gymnasium.pprint_registry()'") from None  # fmt: skip
-    except Stop:  # a signal came while it was made
+    except Stop:  # a signal arrived meanwhile
         raise
-    except Exception as error:  # its own code
+    except Exception as error:  # the environment's own code
         raise UserError(
             f"the environment '{name}' cannot be made", got=f"{type(error).__name__}: {error}", cause=raised_at(error)
         ) from None
     given, space = env.observation_space, env.action_space
     if stack > 1 or not isinstance(given, gym.spaces.Box) or len(given.shape) != 1:
-        # A copy, too: frames are kept, and some environments fill one array for ever.
+        # FlattenObservation also copies: some environments return the same array at every step.
         env = gym.wrappers.FlattenObservation(env)
     if stack > 1:
         env = gym.wrappers.FlattenObservation(gym.wrappers.FrameStackObservation(env, stack, padding_type="reset"))
@@ -71,13 +70,13 @@ def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
 
 
 RECIPES = {gym.spaces.Discrete: "rl/ppo or rl/dqn", gym.spaces.Box: "rl/ppo or rl/sac"}
-"""What learns to act in which space."""
+"""Recipes for each action space."""
 MEND = "  next:         mend it, then `trainworthy resume` the run folder (from its newest checkpoint), or run again"
 
 
 def sizes(name: str, *actions: type[gym.Space], stack: int = 1) -> tuple[int, int, type[gym.Space]]:
-    """(numbers that a policy observes, actions to choose from or, where it is a Box, numbers in an action, which of the action
-    spaces `actions` it is)."""
+    """Return (length of an observation, number of actions or, for a Box, length of an action, type of the action space). `actions`: the
+    supported types."""
     with contextlib.closing(make(name, stack)) as env:
         space = env.unwrapped.action_space
         if not isinstance(space, actions):
@@ -99,29 +98,29 @@ def sizes(name: str, *actions: type[gym.Space], stack: int = 1) -> tuple[int, in
 
 
 def side_by_side(name: str, n: int, stack: int = 1) -> VectorEnv:
-    """`n` copies stepped together, autoreset off: in one array where that is known to be the same, else one after another."""
+    """Return `n` copies, autoreset off: computed in one array if that gives the same results, else one after another."""
     if stack == 1 and arrays.known(name):
         return arrays.CartPoles(n, make(name))
     return SyncVectorEnv([lambda: make(name, stack)] * n, autoreset_mode=AutoresetMode.DISABLED)
 
 
 def seen(n_obs: int, stack: int) -> str:
-    """What an export says of its input."""
+    """Return the description of the input for an export's config."""
     last = f"the last {stack} observations, oldest first, an episode's first one repeated until there are as many"
     return f"float32 (B, {n_obs}): {last if stack > 1 else 'observations as the environment gives them'}"
 
 
 def first_action(space: gym.Space) -> int:
-    """What discrete actions are counted from."""
+    """Return the number of the first discrete action."""
     return int(space.start) if isinstance(space, gym.spaces.Discrete) else 0
 
 
 @contextlib.contextmanager
 def blamed(name: str) -> Iterator[None]:
-    """What an environment raises ends the run, and is its own: the checkpoints before it are whole."""
+    """Turn an exception of an environment into a Stop that names it. Earlier checkpoints stay complete."""
     try:
         yield
-    except Stop:  # a signal asks for an end while the environment computes: that is not its error
+    except Stop:  # a signal that arrived while the environment computed is not its error
         raise
     except Exception as error:
         raise Stop(f"the environment '{name}' raised {type(error).__name__}: {error}\n"
@@ -129,13 +128,13 @@ def blamed(name: str) -> Iterator[None]:
 
 
 def raised_at(error: Exception) -> str:
-    """file:line."""
+    """Return file:line of an exception."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{frame.filename}:{frame.lineno}"
 
 
 def limits(name: str) -> tuple[float, float]:
-    """(return at which it counts as solved, return that cannot be beaten or nobody asks for more than); infinite if unknown."""
+    """Return (return at which it counts as solved, best possible return or the former); inf if unknown."""
     with contextlib.closing(make(name)) as env:
         solved = env.spec.reward_threshold
     solved = float("inf") if solved is None else float(solved)
@@ -143,7 +142,7 @@ def limits(name: str) -> tuple[float, float]:
 
 
 def expect(name: str, *small_terms: str) -> Expect:
-    """What is declared of every policy that learns in `name`."""
+    """Return the expectations that hold for every policy in environment `name`."""
     return Expect(
         loss_may_rise="its targets move with the policy", small_terms=small_terms, nondeterministic=own_randomness(name)
     )
@@ -151,7 +150,7 @@ def expect(name: str, *small_terms: str) -> Expect:
 
 @functools.cache
 def own_randomness(name: str, steps: int = 20) -> str:
-    """In words, if the same seed and actions do not give the same observations; empty if they do."""
+    """Return a sentence if the same seed and actions give different observations, else ""."""
     seen = []
     for _ in range(2):
         with contextlib.closing(make(name)) as env, blamed(name):
@@ -167,21 +166,20 @@ def own_randomness(name: str, steps: int = 20) -> str:
 
 
 class Environments:
-    """`n` environments over all processes, this one's part of them stepped together. Observations are (n_mine, n_obs), the last
-    `stack` of the running episode."""
+    """`n` environments, split over the processes. Observations are (n_mine, n_obs): the last `stack` of the running episode."""
 
     def __init__(self, name: str, n: int, *, seed: int, stack: int = 1, rank: int = 0, world: int = 1):
         self.name, self.n, self.seed, self.world = name, n, seed, world
         self.mine = range(rank * n // world, (rank + 1) * n // world)
         self.vector = side_by_side(name, len(self.mine), stack)
         self.first_action = first_action(self.vector.single_action_space)
-        self.inner = self.vector.envs[0].unwrapped.action_space  # as its authors made it
+        self.inner = self.vector.envs[0].unwrapped.action_space  # without wrappers
         self.low, self.high = (
             getattr(self.inner, k).tolist() if hasattr(self.inner, k) else None for k in ("low", "high")
         )
-        self.episode = [0] * len(self.mine)  # how many each has begun before its present one
-        self.actions: list[list[np.ndarray]] = [[] for _ in self.mine]  # since the present episode began
-        self.returned = np.zeros(len(self.mine))  # reward since then
+        self.episode = [0] * len(self.mine)  # number of each environment's current episode
+        self.actions: list[list[np.ndarray]] = [[] for _ in self.mine]  # since the start of the current episode
+        self.returned = np.zeros(len(self.mine))  # sum of rewards since then
         self._reset(np.ones(len(self.mine), bool))
 
     def _seed(self, i: int) -> int:
@@ -195,7 +193,7 @@ class Environments:
         self.observation = torch.from_numpy(observation).float()
 
     def _judge(self, **seen: np.ndarray) -> None:
-        """Nothing that is not a number goes further than this: statistics would never lose it again."""
+        """Raise Stop for non-finite values: running statistics would never recover."""
         for what, values in seen.items():
             if not np.isfinite(values).all():
                 i = int(np.argwhere(~np.isfinite(values))[0][0])
@@ -204,12 +202,13 @@ class Environments:
                            f"{MEND}")  # fmt: skip
 
     def step(self, actions: Tensor) -> dict[str, Tensor]:
-        """What followed `actions` (n_mine,) or (n_mine, n_act): reward, next_observation (the true one, also where an episode
-        ended), terminated, truncated; where one ended, `finished` holds its return, elsewhere NaN. `observation` is then what to
-        act on next."""
+        """Take `actions` (n_mine,) or (n_mine, n_act); return reward, next_observation, terminated, truncated and finished.
+
+        At the end of an episode next_observation is its true last one, and `finished` holds its return (else NaN). `self.observation` is
+        the one to act on next."""
         chosen = actions.cpu().numpy()
         if not isinstance(self.inner, gym.spaces.Discrete):
-            chosen = chosen.clip(-1, 1)  # what a Gaussian draws has no bounds
+            chosen = chosen.clip(-1, 1)  # a Gaussian is unbounded
         for history, action in zip(self.actions, chosen, strict=True):
             history.append(action)
         with blamed(self.name):
@@ -228,7 +227,7 @@ class Environments:
         return followed
 
     def rows(self, order: Tensor) -> Tensor:
-        """Which of this process's rows, laid out as (steps, n_mine), are among the rows `order` of (steps, n)."""
+        """Return this process's rows, indices into (steps, n_mine), that are among the rows `order` of (steps, n)."""
         if self.world == 1:
             return order
         step, env = order // self.n, order % self.n
@@ -236,7 +235,7 @@ class Environments:
         return (step * len(self.mine) + env - self.mine.start)[own]
 
     def state_dict(self) -> dict[str, Any]:
-        """Of all processes, so that any number of them can go on."""
+        """Return the state of all environments, so that any number of processes can resume."""
         kind = self.vector.single_action_space.dtype
         parts = [(self.episode, [torch.from_numpy(np.array(a, kind)) for a in self.actions])]
         if self.world > 1:
@@ -345,70 +344,3 @@ def draw(space: gym.Space, size: tuple[int, ...], generator: torch.Generator) ->
     if isinstance(space, gym.spaces.Discrete):
         return torch.randint(int(space.n), size, generator=generator)
     return 2 * torch.rand(*size, *space.shape, generator=generator) - 1
-
-
-def tiles(
-    name: str, starts: Tensor, act: Callable[[Tensor], Tensor], *, low: float, high: float, stack: int = 1
-) -> list[Tile]:
-    """An episode from each of the seeds `starts` (n,) to look at; good is one whose return is nearer `high` than `low`."""
-    returned, seen = play(name, starts, act, stack=stack)
-    return [Tile(f"{r:g} in {len(o)} steps", trace(o[:, -(o.shape[1] // stack) :]), score=min(max((r - low) / (high - low), 0), 1))
-            for r, o in zip(returned.tolist(), seen, strict=True)]  # fmt: skip
-
-
-def shown(
-    name: str, starts: Tensor, act: Callable[[Tensor], Tensor], *, low: float, high: float, stack: int = 1
-) -> dict[str, list[Tile]]:
-    """For the report: an episode from each of the seeds `starts` (n,) as lines, and the first in pictures where it renders."""
-    traces = tiles(name, starts, act, low=low, high=high, stack=stack)
-    pictures = strip(name, starts[:1], act, stack=stack)
-    found = {"Episodes: each number of the observation over time": traces, "The first of them in pictures": pictures}
-    return {title: some for title, some in found.items() if some}
-
-
-def strip(name: str, start: Tensor, act: Callable[[Tensor], Tensor], *, stack: int = 1, frames: int = 8) -> list[Tile]:
-    """`frames` pictures, evenly spaced, of the episode from the seed `start` (1,); none where the environment, or what it needs to
-    draw with, cannot."""
-    _, [observed] = play(name, start, act, stack=stack)
-    last, act = len(observed) - 1, anew(act)
-    actions = torch.cat([act(one) for one in observed.split(1)]).numpy()
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # drawn into memory: no display is asked for, none is missed
-    chosen, found = {round(i * last / (frames - 1)) for i in range(frames)}, []
-    try:
-        with (
-            warnings.catch_warnings(action="ignore"),
-            contextlib.closing(make(name, stack, render_mode="rgb_array")) as env,
-        ):
-            env.reset(seed=start.item())
-            for t, action in enumerate(actions + first_action(env.action_space)):
-                if t in chosen:
-                    picture = torch.from_numpy(env.render().copy()).permute(2, 0, 1)[None] / 255  # (1, 3, H, W)
-                    size = (80, 80 * picture.shape[3] // picture.shape[2])
-                    small = nn.functional.interpolate(picture, size, mode="area")[0]
-                    found.append(Tile(f"step {t} of {last}", small))
-                env.step(action)
-    except Stop:
-        raise
-    except Exception:  # drawing fails in as many ways as there are displays: no result hangs on a picture
-        return []
-    return found
-
-
-def views(name: str, stack: int) -> tuple[Callable, ...]:
-    """`play`, `tiles` and `shown` of one environment."""
-    return tuple(functools.partial(f, name, stack=stack) for f in (play, tiles, shown))
-
-
-def trace(observations: Tensor, height: int = 64, width: int = 250) -> Tensor:
-    """A picture (height, width) uint8 of one episode: a line for each number of the observation over time, darkest first."""
-    length, n = observations.shape
-    # Each in [-1, 1] of its own scale, zero in the middle.
-    scaled = observations / observations.abs().amax(0).clamp_min(1e-6)
-    x = torch.arange(width)
-    t = (x * (length - 1) / (width - 1)).round().long()  # a line, not dots, also where the episode is short
-    y = ((1 - scaled) / 2 * (height - 1)).round().long()[t]
-    picture = torch.full((height, width), 255, dtype=torch.uint8)
-    picture[height // 2] = 225
-    for i in reversed(range(min(n, 4))):
-        picture[y[:, i], x] = 55 * i
-    return picture

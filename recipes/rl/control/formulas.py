@@ -1,42 +1,27 @@
-"""The objectives of PPO, DQN and SAC, stated a second time from their papers. The gate `formula` compares a loss with them.
+"""The objectives of PPO, DQN and SAC, stated independently from their papers. The gate `formula` compares a loss with them.
 
-A statement gives, for each term of the loss, a number per sample (B,) that autograd can follow: the formula itself, other published
-forms that a fork may use on purpose, and known mistakes, so that a gate can name the one it sees. Nothing here is shared with a
-recipe's `loss`; what the net says (outputs, values) is read from the same net.
+For each term of the loss a statement gives one number per sample (B,), through which autograd works: the formula, other published forms
+that a fork may use on purpose, and known mistakes, so that the gate can name what it finds. Nothing is shared with a recipe's `loss`,
+except that outputs and values come from the same net.
 """
 
 import copy
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
+from trainworthy.core.gates.formula import Statement, Statements
 from trainworthy.recipes.rl.control import heads
 
-LIKELY_BONUS = 1.0  # coefficient that stands for an entropy bonus that is switched off
+LIKELY_BONUS = 1.0  # coefficient that stands in for an entropy bonus that is off
 MOVES = {"log_prob": 0.4, "value": 0.5, "return": 0.5}
-"""Noise (standard deviation) on entries of a real batch, so that a clip acts on every side and errors have every size."""
-
-
-@dataclass
-class Statement:
-    """What one term of the loss is, per sample (B,)."""
-
-    right: dict[str, Tensor]
-    """The formula first, then other published forms."""
-    wrong: dict[str, Tensor] = field(default_factory=dict)
-    """Known mistakes by what they are called."""
-    optional: bool = False
-    """May the term be zero (its weight is a setting that is 0)?"""
-
-
-Statements = dict[str, Statement]
+"""Standard deviation of noise on entries of a real batch, so that every side of a clip is active and errors have all sizes."""
 
 
 def distribution(model: nn.Module, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """(log-probability of `action`, entropy), both (B,), of what the policy's outputs mean: by torch's own distributions, or by the
-    head where it is one of a fork's own (the gate `density` has that)."""
+    """Return (log-probability of `action`, entropy), (B,) each, from the policy's outputs: by torch's distributions, or by a fork's own head
+    (which the gate `density` checks)."""
     head = model.head
     if not action.is_floating_point():
         chances = Categorical(logits=outputs.float())
@@ -50,7 +35,7 @@ def distribution(model: nn.Module, outputs: Tensor, action: Tensor) -> tuple[Ten
 
 # ------------------------------------------------------------------------------------------------------------------ PPO
 def ppo(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Statements:
-    """Schulman 2017, equations 7 and 9. `got`: what the recipe's own terms are, per sample."""
+    """Schulman 2017, equations 7 and 9. `got`: the recipe's own terms per sample."""
     outputs, value, *_ = model(batch["observation"], through=True)
     new, entropy = distribution(model, outputs, batch["action"])
     old, gain, back, before = (batch[k] for k in ("log_prob", "advantage", "return", "value"))
@@ -74,7 +59,7 @@ def ppo(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Stat
 
 
 def surrogate(new: Tensor, old: Tensor, gain: Tensor, clip: float, got: Tensor | None) -> Statement:
-    """PPO's clipped objective of log-probabilities after and before, advantages `gain`, all (B,)."""
+    """PPO's clipped objective for log-probabilities after and before and advantages `gain`, (B,) each."""
 
     def clipped(low: float, high: float) -> Tensor:
         return -torch.min(ratio * gain, ratio.clamp(1 - low, 1 + high) * gain)
@@ -82,8 +67,8 @@ def surrogate(new: Tensor, old: Tensor, gain: Tensor, clip: float, got: Tensor |
     ratio = (new - old).exp()
     right = {"the clipped surrogate": clipped(clip, clip)}
     if got is not None and got.shape == gain.shape:
-        # Of positive advantages the largest effective ratio is the upper bound, of negative ones the smallest is the lower bound. A
-        # bound is one that several samples are at: else it is the farthest sample.
+        # The largest effective ratio of positive advantages is the upper bound, the smallest of negative ones the lower bound. A value
+        # that several samples share is a bound; else it is only the most distant sample.
         each = (-got / gain).detach()
         up, down = each[gain > 0], each[gain < 0]
         if len(up) and len(down):
@@ -114,7 +99,7 @@ def surrogate(new: Tensor, old: Tensor, gain: Tensor, clip: float, got: Tensor |
 
 # ------------------------------------------------------------------------------------------------------------------ DQN
 def dqn(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Statements:
-    """Mnih 2015 with the weights of Schaul 2016; the targets are in the batch (see the gate `returns`)."""
+    """Mnih 2015 with the weights of Schaul 2016. The targets are in the batch (see the gate `returns`)."""
     worths, weight = model(batch["observation"]), batch.get("weight", torch.ones_like(batch["return"]))
     rows = torch.arange(len(worths), device=worths.device)
     off, best = worths[rows, batch["action"]] - batch["return"], worths.max(-1).values - batch["return"]
@@ -136,7 +121,7 @@ def huber(off: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------------------------ SAC
 def sac(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Statements:
-    """Haarnoja 2018 (algorithms and applications), equations 5, 9 and 18. Each term teaches its own part alone."""
+    """Haarnoja 2018 (algorithms and applications), equations 5, 9 and 18. Each term updates its own part only."""
     seen, back = batch["observation"], batch["return"]
     said = critics(model.critics, model.scaled(seen), batch["action"])
     action, log_prob = model.sample(seen, batch["noise"])
@@ -165,5 +150,5 @@ def sac(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Stat
 
 
 def critics(nets: nn.Module, observation: Tensor, action: Tensor) -> Tensor:
-    """What each of `nets` says (nets, B)."""
+    """Return the output of each of `nets`, (nets, B)."""
     return torch.stack([net(torch.cat([observation, action], -1)).squeeze(-1) for net in nets])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Categorical(nn.Module):
-    """One of `n` actions; outputs are the logarithms of their probabilities."""
+    """One of `n` actions; the net's outputs are log-probabilities."""
 
     def __init__(self, n: int):
         super().__init__()
@@ -19,14 +19,14 @@ class Categorical(nn.Module):
         return logits.log_softmax(-1)
 
     def noise(self, *shape: int, generator: torch.Generator) -> Tensor:
-        """Gumbel noise (*shape, n): the argmax of log-probabilities + noise is drawn from them."""
+        """Return Gumbel noise (*shape, n): the argmax of log-probabilities + noise is a sample."""
         return -(-torch.rand(*shape, self.n, generator=generator).clamp_min(1e-20).log()).log()
 
     def draw(self, outputs: Tensor, noise: Tensor) -> Tensor:
         return (outputs + noise).argmax(-1)
 
     def best(self, outputs: Tensor) -> Tensor:
-        """The likeliest action (B,)."""
+        """Return the most likely action (B,)."""
         return outputs.argmax(-1)
 
     def log_prob(self, outputs: Tensor, action: Tensor) -> Tensor:
@@ -36,14 +36,14 @@ class Categorical(nn.Module):
         return -(outputs.exp() * outputs).sum(-1)
 
     def near(self, outputs: Tensor, best: Tensor) -> Tensor:
-        """Probability of the actions `best` (B,)."""
+        """Return the probability of the actions `best` (B,)."""
         return self.log_prob(outputs, best).exp()
 
 
 class Gaussian(nn.Module):
-    """`n` numbers, of which the environment sees what lies in [-1, 1]. Outputs are their means and the logarithms of their standard
-    deviations, (B, 2n); these are learnt beside the net and do not depend on the observation (as in Andrychowicz 2021). What is
-    scored is the number drawn, not its clipped copy: the density at a bound would be that of no number."""
+    """Vectors of length `n`, clipped to [-1, 1] for the environment. The outputs are means and log standard deviations, (B, 2n); the latter
+    are parameters that do not depend on the observation (Andrychowicz 2021). Log-probabilities are those of the unclipped sample, because
+    a clipped one has no density at the bound."""
 
     def __init__(self, n: int):
         super().__init__()
@@ -54,7 +54,7 @@ class Gaussian(nn.Module):
         return torch.cat([mean, self.log_std.expand_as(mean)], -1)
 
     def noise(self, *shape: int, generator: torch.Generator) -> Tensor:
-        """Standard normal (*shape, n)."""
+        """Return standard normal noise (*shape, n)."""
         return torch.randn(*shape, self.n, generator=generator)
 
     def draw(self, outputs: Tensor, noise: Tensor) -> Tensor:
@@ -62,11 +62,11 @@ class Gaussian(nn.Module):
         return mean + log_std.exp() * noise
 
     def best(self, outputs: Tensor) -> Tensor:
-        """The mean (B, n)."""
+        """Return the mean (B, n)."""
         return outputs.chunk(2, -1)[0].clamp(-1, 1)
 
     def log_prob(self, outputs: Tensor, action: Tensor) -> Tensor:
-        """Sum over the numbers of an action (B,)."""
+        """Return the sum over the components of an action (B,)."""
         mean, log_std = outputs.chunk(2, -1)
         far = (action - mean) / log_std.exp()
         return (-0.5 * far.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
@@ -75,7 +75,7 @@ class Gaussian(nn.Module):
         return (outputs.chunk(2, -1)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
     def near(self, outputs: Tensor, best: Tensor) -> Tensor:
-        """1 where the mean is `best` (B, n), 0 at the other end of the range."""
+        """Return 1 where the mean is `best` (B, n), 0 at the other end of the range."""
         return 1 - (self.best(outputs) - best).abs().amax(-1) / 2
 
 

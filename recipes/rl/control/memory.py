@@ -65,7 +65,7 @@ class Memory(nn.Module):
 
 
 def fits(size: int, stack: int, rollout: int, batch: int, world: int) -> None:
-    """Settings under which a memory can be learnt."""
+    """Raise UserError if a recurrent policy cannot be trained with these settings."""
     if size < 0 or (size and stack > 1):
         raise UserError("what is seen of the past is either remembered or stacked", got=f"--rnn-hidden-size {size} --frame-stack {stack}",
                         needed="--rnn-hidden-size of 0 (none) or more, and with a memory --frame-stack 1")  # fmt: skip
@@ -79,19 +79,19 @@ def fits(size: int, stack: int, rollout: int, batch: int, world: int) -> None:
 
 @torch.no_grad()
 def after(policy: nn.Module, rows: Tensor) -> Tensor:
-    """State (B, size) after `rows` (B, row), on the host."""
+    """Return the recurrent state after `rows` (B, row): (B, size), on the CPU."""
     device = policy.memory.gru.weight_ih_l0.device
     return policy.memory.carried(policy.memory(rows.to(device), policy.scaled))[0].float().cpu()
 
 
 def beginning(policy: nn.Module, observation: Tensor) -> Tensor:
-    """Rows (n, row) of episodes that begin with `observation` (n, n_obs)."""
+    """Return the input rows of episodes that start with `observation` (n, n_obs): (n, row)."""
     n = len(observation)
     return torch.cat([observation, torch.ones(n, 1), torch.zeros(n, policy.memory.size)], -1)
 
 
 class Remembering:
-    """`envs`, whose observations are rows with what `policy` remembers, which is saved with them. `rows` are whole stretches."""
+    """`envs` with the recurrent state of `policy` appended to observations; the state is saved with them. `rows` are whole environments."""
 
     def __init__(self, envs: Environments, policy: nn.Module, rollout: int):
         self.envs, self.policy, self.rollout = envs, policy, rollout
@@ -104,7 +104,7 @@ class Remembering:
         return torch.cat([self.envs.observation, self.begun, self.state], -1)
 
     def step(self, actions: Tensor) -> dict[str, Tensor]:
-        """As that of `envs`; `next_observation` holds the state after the observation that was acted on."""
+        """As `envs.step`; `next_observation` holds the state after the observation that was acted on."""
         state = after(self.policy, self.observation)
         followed = self.envs.step(actions)
         goes_on = torch.zeros_like(self.begun)
@@ -113,7 +113,7 @@ class Remembering:
         return followed | {"next_observation": torch.cat([followed["next_observation"], goes_on, state], -1)}
 
     def rows(self, order: Tensor) -> Tensor:
-        """Of the environments `order` (k,) all rows (k, steps), laid out as (steps, n)."""
+        """Return all rows of the environments `order` (k,): (k, steps), indices into (steps, n)."""
         return torch.arange(self.rollout) * self.n + order[:, None]
 
     def state_dict(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Remembering:
 
 
 class Player:
-    """`act(model, rows)` for whole episodes side by side, whose observations alone are given; `begin` before each."""
+    """Calls `act(model, rows)` for parallel episodes given their observations. Call `begin` before each episode."""
 
     def __init__(self, act: Callable[[nn.Module, Tensor], Tensor], model: nn.Module):
         self.act, self.model = act, model
@@ -143,5 +143,5 @@ class Player:
 
 
 def player(act: Callable[[nn.Module, Tensor], Tensor], model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """What `play` asks for actions."""
+    """Return the function from observations to actions that `play` calls."""
     return Player(act, model) if model.memory.size else lambda observation: act(model, observation)

@@ -12,27 +12,28 @@ if TYPE_CHECKING:
     from trainworthy.core.loop.run import Run
     from trainworthy.core.recipe.stage import Stage
 
-LOST = 0.5  # of the way from random actions to the best evaluation
-DECIDED = 0.05  # of the entropy of even chances
+LOST = 0.5  # share of the best evaluation's gain over random actions
+DECIDED = 0.05  # share of the entropy of uniform actions
 EXPLAINED = 0.2  # share of the returns' variance
-RUNAWAY, IN_A_ROW = 10, 3  # times FAR, in so many evaluations: the updates no longer have to do with the samples
+RUNAWAY, IN_A_ROW = 10, 3  # KL of RUNAWAY x FAR in so many evaluations: the samples no longer come from the policy
 # KL in nats between the policy before and after an iteration's updates; share of its samples at the clip
 FAR, CLIPPED = 0.1, 0.4
 NOWHERE = 1e-6  # nats
-DONE = 0.9  # of the way from random actions to what cannot be beaten: nothing is left to say
+DONE = 0.9  # share of the range from random actions to the best possible return from which monitors stay silent
 
-GONE = 0.9  # of what was earned above random actions at best,
-CLEAR = 3.0  # where that is so many standard deviations of an episode's return
+# Limits of `lost`, which stops a run:
+GONE = 0.9  # share of the best gain over random actions that is lost again,
+CLEAR = 3.0  # if that gain was so many standard deviations of an episode's return
 BEYOND = 10.0  # times FAR
-STILL = 0.002  # of the entropy of even chances
+STILL = 0.002  # share of the entropy of uniform actions
 AGAIN = 2  # evaluations in a row
 
 Rows = list[dict[str, float]]
 
 
 def lost(history: Rows, floor: float, ceiling: float, *, over: bool = False, actions: int = 0) -> str:
-    """What leaves no doubt that this run will not end well, or nothing. `over`: was this its last evaluation? A function of what is
-    in the checkpoint, so a resumed run agrees."""
+    """Return why this run has failed beyond doubt, or "". `over`: this was its last evaluation. It depends only on what a checkpoint
+    holds, so that a resumed run decides the same."""
     if not history or reached(history, floor, ceiling):
         return ""
     last, rows = history[-1], history[-AGAIN:]
@@ -43,14 +44,14 @@ def lost(history: Rows, floor: float, ceiling: float, *, over: bool = False, act
     if gone and gone[-1] and (over or (len(gone) >= AGAIN and all(gone))):
         return _told(
             f"the return was {peak:.4g} at iteration {best['step']:g} and is {now:.4g}: {GONE:.0%} or more of it is lost",
-            "a rate too high for what is left to learn, or values that ran away (see value, explained_variance)",
+            "the learning rate is too high for what is left to learn, or the values diverged (see value, explained_variance)",
             "the best weights are kept; a new run with a lower --optim.lr",
         )
     kl = [row.get("train/policy/approx_kl", 0.0) for row in rows]
     if len(rows) == AGAIN and min(kl) > BEYOND * FAR and (now < peak or peak <= floor):
         return _told(
-            f"KL {min(kl):.3g} nats or more over an iteration's updates, where {FAR:g} is much, and the return does not rise",
-            "the ratio or its clip is not in the loss (see the gate formula), or a rate too high",
+            f"KL of at least {min(kl):.3g} nats over an iteration's updates ({FAR:g} is already large), and the return does not rise",
+            "the ratio or its clip is not in the loss (see the gate formula), or the learning rate is too high",
             "trainworthy check --only formula; a lower --optim.lr, fewer --update-epochs",
         )
     share = [
@@ -59,9 +60,9 @@ def lost(history: Rows, floor: float, ceiling: float, *, over: bool = False, act
     poor = not math.isfinite(ceiling) or now < floor + 0.5 * (ceiling - floor)
     if len(share) == AGAIN and max(share) < STILL and not clear and poor:
         return _told(
-            f"the policy always does the same: entropy {max(share):.1%} of even chances, and it earns {now:.4g} where "
-            f"random actions earn {floor:.4g}",
-            "a rate too high, rewards that drown the entropy bonus, or its sign (see the gate formula)",
+            f"the policy always takes the same action: entropy {max(share):.1%} of uniform actions, return {now:.4g}; "
+            f"random actions have {floor:.4g}",
+            "the learning rate is too high, rewards dominate the entropy bonus, or its sign is wrong (see the gate formula)",
             "a lower --optim.lr, a larger --target-entropy",
         )
     return ""
@@ -72,23 +73,24 @@ def _told(measured: str, cause: str, next: str) -> str:
 
 
 def halt(run: "Run", stage: "Stage", *, actions: int = 0) -> None:
-    """After an evaluation: end a run (exit code 4) that is lost beyond doubt. Rehearsals of gates go on."""
+    """After an evaluation, stop a run that has failed beyond doubt (exit code 4). Rehearsals of gates continue."""
     if run.plan or not getattr(run.cfg, "stop_lost", True):
         return
     over = run.current is not None and run.current.index + 1 == run.total
-    if said := lost(run.journal.history, stage.metric.floor, stage.metric.ceiling, over=over, actions=actions):
+    if reason := lost(run.journal.history, stage.metric.floor, stage.metric.ceiling, over=over, actions=actions):
         raise Stop(
-            f"the policy is lost (R6): the run stopped itself at iteration {run.step + 1} of {run.total}\n{said}"
-            "                (--no-stop-lost goes on all the same)"
+            f"the policy is lost (R6): the run stopped itself at iteration {run.step + 1} of {run.total}\n{reason}"
+            "                (--no-stop-lost: continue anyway)"
         )
 
 
 def monitors(
     floor: float, ceiling: float, *, ratio: bool = False, actions: int = 0, capacity: int = 0
 ) -> list[Monitor]:
-    """`floor`: return of random actions, `ceiling`: one that cannot be beaten (or inf). `ratio`: does the policy learn from samples
-    weighed by how far it moved since? `actions`: how many it draws from (0: it draws numbers, or none). `capacity`: units that a
-    replay holds (0: there is none)."""
+    """Return the monitors of a control recipe.
+
+    `floor`: return of random actions. `ceiling`: the best possible return, or inf. `ratio`: the loss uses importance ratios.
+    `actions`: number of discrete actions, 0 for none. `capacity`: iterations that a replay buffer spans, 0 for none."""
     found = [kept(floor), values(floor, ceiling)]
     found += [undecided(floor, ceiling, actions)] if actions else []
     found += [far()] if ratio else []
@@ -96,17 +98,17 @@ def monitors(
 
 
 def curve(history: Rows, key: str) -> list[float]:
-    """What was logged under `train/policy/<key>`, evaluation by evaluation."""
+    """Return the values of `train/policy/<key>` at each evaluation."""
     return [row[f"train/policy/{key}"] for row in history if f"train/policy/{key}" in row]
 
 
 def reached(history: Rows, floor: float, ceiling: float) -> bool:
-    """Is the last evaluation next to what cannot be beaten?"""
+    """Return whether the last evaluation is close to the best possible return."""
     return math.isfinite(ceiling) and history[-1]["val/return"] >= floor + DONE * (ceiling - floor)
 
 
 def kept(floor: float) -> Monitor:
-    """The return after its peak."""
+    """Return the monitor of the return after its peak."""
 
     @monitor("return", rows="R6", title="the policy keeps its best return")
     def judge(history: Rows) -> Finding:
@@ -116,7 +118,7 @@ def kept(floor: float) -> Monitor:
         lost = (peak - last) / max(peak - floor, 1e-9)
         return Finding(
             lost <= LOST or not learnt, f"return {peak:.4g} at iteration {best['step']}, {last:.4g} at the end",
-            f"at most {LOST:.0%} of it lost again",
+            f"at most {LOST:.0%} of the gain lost again",
             "take the best weights (--run.export best); then a lower --optim.lr, or a schedule that ends near zero",
             evidence={"peak": peak, "last": last, "lost": lost},
         )  # fmt: skip
@@ -125,8 +127,8 @@ def kept(floor: float) -> Monitor:
 
 
 def values(floor: float, ceiling: float) -> Monitor:
-    """A value function that says nothing, whatever its loss: judged by what it explains of the returns, never by a loss that must
-    go to zero, for its targets move."""
+    """Return the monitor of the value function. It uses the explained variance, because the value loss has moving targets and need not
+    fall."""
 
     @monitor("values", rows="R5", title="the value function explains the returns")
     def judge(history: Rows) -> Finding:
@@ -135,16 +137,16 @@ def values(floor: float, ceiling: float) -> Monitor:
         share = sum(late) / len(late)
         return Finding(
             share >= EXPLAINED or reached(history, floor, ceiling),
-            f"{share:.0%} of the variance of the returns explained in the second half", f"{EXPLAINED:.0%} or more",
-            "values that learn too slowly (a larger --optim.lr, a smaller --gamma), are clipped too hard, or share a net that the "
-            "policy's term pulls away; check the probes again", evidence={"explained_variance": seen},
+            f"{share:.0%} of the variance of the returns explained in the second half", f"at least {EXPLAINED:.0%}",
+            "values learn too slowly (a larger --optim.lr, a smaller --gamma), are clipped too hard, or share a net that the policy's "
+            "term dominates; run the probe gates again", evidence={"explained_variance": seen},
         )  # fmt: skip
 
     return judge
 
 
 def undecided(floor: float, ceiling: float, actions: int) -> Monitor:
-    """Entropy that is gone long before the policy is good: nothing new is tried any more."""
+    """Return the monitor of exploration: entropy must not vanish before the policy is good."""
 
     @monitor("entropy", rows="R1", title="the policy keeps exploring until it has learnt")
     def judge(history: Rows) -> Finding:
@@ -154,15 +156,15 @@ def undecided(floor: float, ceiling: float, actions: int) -> Monitor:
         earned = [r["val/return"] for r in rows]
         stuck = bool(early) and max(earned) - earned[early[0]] <= 0.1 * max(earned[early[0]] - floor, 1e-9)
         where = (
-            f", {share[early[0]]:.1%} already at iteration {rows[early[0]]['step']}, and no better since"
+            f", {share[early[0]]:.1%} already at iteration {rows[early[0]]['step']}, and no better return since"
             if stuck
             else ""
         )
         return Finding(
             not stuck or reached(history, floor, ceiling),
-            f"entropy {share[-1]:.0%} of even chances at the end{where}" if share else "not logged",
-            f"{DECIDED:.0%} or more in the first half, or a policy that gets better without",
-            "a larger --ent-coef, a lower --optim.lr, fewer --update-epochs; rewards of a size that drowns the bonus",
+            f"entropy {share[-1]:.0%} of uniform actions at the end{where}" if share else "not logged",
+            f"at least {DECIDED:.0%} in the first half, or a return that still rises",
+            "a larger --ent-coef, a lower --optim.lr, fewer --update-epochs; or rewards so large that they dominate the entropy bonus",
             evidence={"share": share},
         )  # fmt: skip
 
@@ -170,7 +172,7 @@ def undecided(floor: float, ceiling: float, actions: int) -> Monitor:
 
 
 def far() -> Monitor:
-    """How far the updates of one unit take the policy from what made its samples (mean over the units of an evaluation)."""
+    """Return the monitor of the policy's change over one iteration's updates (mean over the iterations of an evaluation)."""
 
     @monitor("policy-steps", rows="R3", title="an iteration's updates change the policy, and not too far")
     def judge(history: Rows) -> Finding:
@@ -180,19 +182,19 @@ def far() -> Monitor:
         runaway = len(kl) >= IN_A_ROW and min(kl[-IN_A_ROW:]) > RUNAWAY * FAR
         return Finding(
             most <= FAR and share <= CLIPPED and not still,
-            f"KL {most:.2g} at most from before to after an iteration's updates, {share:.0%} of the samples at the clip",
+            f"KL of at most {most:.2g} over an iteration's updates, {share:.0%} of the samples at the clip",
             f"KL between {NOWHERE:g} and {FAR:g}, at most {CLIPPED:.0%} at the clip",
-            "the policy does not move: --optim.lr, or advantages that are all alike" if still
+            "the policy does not change: --optim.lr, or equal advantages" if still
             else "a lower --optim.lr, fewer --update-epochs, a larger --train.batch-size", evidence={"kl": kl, "clip_fraction": clipped,
-                "stop": f"updates that nothing holds back: KL above {RUNAWAY * FAR:g} in {IN_A_ROW} evaluations in a row; is the "
-                "ratio that of the new to the old policy, and is it clipped?" if runaway else ""},
+                "stop": f"updates without a limit: KL above {RUNAWAY * FAR:g} in {IN_A_ROW} evaluations in a row; is the ratio that "
+                "of the new to the old policy, and is it clipped?" if runaway else ""},
         )  # fmt: skip
 
     return judge
 
 
 def fresh(capacity: int) -> Monitor:
-    """The mean age of what the replay holds: a ring that no longer takes in what is played grows old without a bound."""
+    """Return the monitor of the replay buffer's mean age. It grows without bound if new transitions are not added."""
 
     @monitor("replay", rows="R4", title="the replay buffer holds the newest transitions")
     def judge(history: Rows) -> Finding:
@@ -201,7 +203,7 @@ def fresh(capacity: int) -> Monitor:
         return Finding(
             oldest <= max(capacity, 1), f"transitions {age[-1] if age else 0:.3g} iterations old on average at the end",
             f"at most {capacity} iterations, what a full replay buffer spans",
-            "new steps are not added any more (a full replay must make room), or are written elsewhere than they are drawn",
+            "new steps are no longer added (a full buffer must drop the oldest), or are written to another place than they are read from",
             evidence={"age": age},
         )  # fmt: skip
 

@@ -1,5 +1,4 @@
-"""Parts of policies: plain nets, and normalisation statistics that are updated during a run and saved with the
-weights."""
+"""Parts of policies: MLPs, and running statistics that are saved with the weights."""
 
 from itertools import pairwise
 
@@ -10,10 +9,10 @@ from trainworthy.core.loop.optim import exact
 
 
 class Running(nn.Module):
-    """Mean and variance of all rows (n, size) it was ever given (Chan 1983). Reading never moves them; 0 and 1 before the first.
+    """Running mean and variance of all rows (n, size) (Chan 1983); 0 and 1 before the first. Reading does not change them.
 
-    With them, since every forward asks for them and they move once a unit: `std` (size,), 1 where nothing varies, and `rms`, the
-    root of the mean square (size,), 1 before the first rows and where all were 0.
+    Cached with them, because every forward pass needs them and they change once per rollout: `std` (size,), 1 for constant columns, and
+    `rms`, the root mean square (size,), 1 before the first rows and if all are 0.
     """
 
     def __init__(self, size: int):
@@ -25,7 +24,7 @@ class Running(nn.Module):
 
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
-        """Take in rows (n, size)."""
+        """Add rows (n, size)."""
         rows, n, seen = exact(rows), len(rows), self.count.item()
         mean, var = rows.mean(0), rows.var(0, correction=0)
         apart, total = mean - exact(self.mean), n + seen
@@ -38,20 +37,20 @@ class Running(nn.Module):
 
 
 def _root(square: Tensor) -> Tensor:
-    """(size,); 1 where there is nothing."""
+    """Return values (size,), with 1 instead of 0."""
     return torch.where(square > 1e-8, square, torch.ones_like(square)).sqrt()
 
 
 class Side(nn.ModuleList):
-    """Nets side by side, each an `mlp`, that read the same (B, n) and say a number each: (nets, B)."""
+    """Parallel MLPs with the same input (B, n) and one output each: (nets, B)."""
 
     def forward(self, x: Tensor, *, still: bool = False) -> Tensor:
-        """`still`: what comes of it teaches whatever made `x`, but not these nets."""
+        """`still`: gradients reach `x`, but not these nets."""
         return torch.stack([(untaught(net, x) if still else net(x)).squeeze(-1) for net in self])
 
 
 class Layers(nn.Sequential):
-    """What it is made of, one after another: in a small net a module's call takes as long as the arithmetic of its layer."""
+    """Return the layers of a Sequential: in a small net calling the Sequential costs as much as its arithmetic."""
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self:
@@ -61,7 +60,7 @@ class Layers(nn.Sequential):
 
 
 def untaught(net: nn.Sequential, x: Tensor) -> Tensor:
-    """An `mlp` whose weights get no gradient; `torch.func.functional_call` is the same in six times the overhead."""
+    """Apply an `mlp` without gradients for its weights. `torch.func.functional_call` does the same with six times the overhead."""
     for layer in net:
         linear = isinstance(layer, nn.Linear)
         x = F.linear(x, layer.weight.detach(), layer.bias.detach()) if linear else layer(x)
@@ -69,7 +68,7 @@ def untaught(net: nn.Sequential, x: Tensor) -> Tensor:
 
 
 def mlp(*sizes: int, activation: type[nn.Module] = nn.Tanh) -> Layers:
-    """Layers with an activation between, orthogonal weights (Andrychowicz 2021), biases 0."""
+    """Linear layers with an activation in between, orthogonal weights (Andrychowicz 2021), biases 0."""
     layers: list[nn.Module] = []
     for a, b in pairwise(sizes):
         linear = nn.Linear(a, b)

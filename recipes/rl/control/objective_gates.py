@@ -13,13 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import formula as stated_by
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.formula import limit
 from trainworthy.core.gates.gate import Gate, Proof
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage, batch_size
 from trainworthy.recipes.rl.control import formulas
 from trainworthy.recipes.rl.control.environments import Environments
 from trainworthy.recipes.rl.control.memory import Remembering
+from trainworthy.recipes.rl.control.nets import Running
 
 ROWS = 64  # samples of a batch that are compared one by one
 ON_PURPOSE = (
@@ -28,41 +31,36 @@ ON_PURPOSE = (
 )
 
 
-def limit(run: Run, exact: float) -> float:
-    """`exact` in fp32, wider in 16 bits."""
-    return exact if run.precision == "fp32" else max(exact, 5e-2)
-
-
 # ------------------------------------------------------------------------------------------------------ what is rehearsed
 @dataclass
 class Seen:
-    """Two units of the recipe's own `train()` at its own settings."""
+    """Two rollouts of the recipe's own `train()` at its own settings."""
 
     run: Run
     stage: Stage
     steps: dict[str, Tensor] = field(default_factory=dict)
-    """(steps, environments, ...) on the host, as the environments were stepped: observation, action, reward, ..."""
+    """Steps of the environments, (steps, environments, ...) on the CPU: observation, action, reward, ..."""
     unit: list[int] = field(default_factory=list)
-    """In which unit each step was made."""
+    """The rollout of each step."""
     begins: list[nn.Module] = field(default_factory=list)
-    """The model at the beginning of the second unit, and of each later pass over its samples."""
+    """The model at the start of the second rollout, and of each later pass over its samples."""
     batch: dict[str, Any] = field(default_factory=dict)
-    """The last one learnt from, just before the loss,"""
+    """The last batch, as the loss gets it,"""
     model: nn.Module | None = None
-    """the model then,"""
+    """the model at that time,"""
     target: nn.Module | None = None
-    """its target network then,"""
+    """its target network at that time,"""
     sampled: tuple[Tensor, ...] = ()
-    """and what `model.sample` was last asked and answered without gradients: observation, action, log-probability."""
+    """and the last inputs and outputs of `model.sample` without gradients: observation, action, log-probability."""
 
 
 def seen(proof: Proof) -> Seen:
-    """What `formula`, `returns` and `entries` read."""
+    """Return the recording that `formula`, `returns` and `entries` use."""
     return proof.once("rl-seen", lambda: _rehearse(proof))
 
 
 def stepped_in(stage: Stage) -> Environments | Remembering:
-    """What the loop steps."""
+    """Return the environments that the loop steps."""
     found = next((s for s in stage.state.values() if isinstance(s, Environments | Remembering)), None)
     if found is None:
         raise Skip("no environments in stage.state (see environments)")
@@ -71,6 +69,8 @@ def stepped_in(stage: Stage) -> Environments | Remembering:
 
 def _rehearse(proof: Proof) -> Seen:
     run, stage = proof.build(Plan(steps=2, peak=True))
+    for net in (stage.model, getattr(stage.state.get("target"), "net", None)):
+        _sized(net)
     out, rows, envs, own, answered = Seen(run, stage), [], stepped_in(stage), stage.loss, []
     plain, step = getattr(stage.model, "sample", None), envs.step
     per_pass, learnt = proof.cfg.num_steps * len(envs.mine), [0]
@@ -118,8 +118,15 @@ def _rehearse(proof: Proof) -> Seen:
     return out
 
 
+def _sized(net: nn.Module | None) -> None:
+    """Statistics of rewards and returns start at 1, which hides wrong units: let them start at about 2."""
+    for module in net.modules() if net is not None else ():
+        if isinstance(module, Running) and len(module.rms) == 1 and module.count == 0:
+            module.update(2 + torch.linspace(-1, 1, 8, device=module.mean.device)[:, None])
+
+
 def _everywhere(run: Run, steps: Tensor) -> Tensor:
-    """(steps, environments of all processes, ...): a replay holds what any of them played."""
+    """Return (steps, environments of all processes, ...), because a replay buffer holds steps of all processes."""
     if run.world == 1:
         return steps
     return run.gather(steps.to(run.device).transpose(0, 1).contiguous()).transpose(0, 1).cpu()
@@ -135,10 +142,10 @@ def _copy(model: nn.Module) -> nn.Module:
 def formula_gate(formula: Callable | None) -> Gate:
     title = "each term of the loss is its formula, sample by sample, with the formula's gradient"
 
-    @gate("formula", rows="R3 R5", title=title)
+    @gate("formula", rows="R3 R5", title=title, explains=True)
     def prove(proof: Proof) -> Finding:
-        """The last batch of two units, its stored numbers moved by noise, so that policies before and after differ and every clip
-        acts: value of each sample and gradient of the whole, against recipes/rl/control/formulas.py."""
+        """Compares the last batch of two rollouts with recipes/rl/control/formulas.py: the value of each sample and the gradient of the sum.
+        Stored numbers get noise, so that old and new policy differ and every clip is active."""
         if formula is None:
             raise Skip("no formula is stated for this objective (`formula=` of gates.Subject)")
         one, run = compared(proof, formula), seen(proof).run
@@ -155,7 +162,7 @@ def formula_gate(formula: Callable | None) -> Gate:
 
 @dataclass
 class Comparison:
-    """Of a loss with its formula."""
+    """Differences of a loss from its formula."""
 
     batch: dict[str, Any]
     samples: int = 0
@@ -163,13 +170,13 @@ class Comparison:
     said: list[str] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
     own: list[str] = field(default_factory=list)
-    """Terms that the formula does not know."""
+    """Terms without a formula."""
     forms: dict[str, str] = field(default_factory=dict)
-    """Term -> the published form that it is."""
+    """Term -> the published form that it equals."""
 
 
 def compared(proof: Proof, formula: Callable) -> Comparison:
-    """The loss of a real batch against its formula."""
+    """Compare the loss of a real batch with its formula."""
     return proof.once("rl-formula", lambda: _compared(proof, formula))
 
 
@@ -180,14 +187,14 @@ def _compared(proof: Proof, formula: Callable) -> Comparison:
         raise Skip(f"declared: {stage.expect.couplings}")
     model, out = stage.model.eval(), Comparison(batch)
     with run.autocast():
-        one_by_one = [stage.loss(model, _row(batch, i)) for i in range(batch_size(batch))]
+        one_by_one = [stage.loss(model, stated_by.row(batch, i)) for i in range(batch_size(batch))]
         got = {k: torch.stack([one[k].detach() for one in one_by_one]).float() for k in one_by_one[0]}
         whole = stage.loss(model, batch)
         due = _stated(formula, proof.cfg, model, batch, got)
-    got, whole, due, out.own = _paired(got, whole, due)
+    got, whole, due, out.own = stated_by.paired(got, whole, due)
     out.samples = batch_size(batch)
     for term, statement in due.items():
-        fault, said, cause, form = _compare(term, statement, got[term], whole[term], model, limit(run, 1e-4))
+        fault, said, cause, form = stated_by.compare(term, statement, got[term], whole[term], model, limit(run, 1e-4))
         out.wrong += [fault] * bool(fault)
         out.said += [said] * bool(said)
         out.causes += [cause] * bool(cause)
@@ -197,14 +204,14 @@ def _compared(proof: Proof, formula: Callable) -> Comparison:
 
 def _stated(formula: Callable, cfg: Any, model: nn.Module, batch: dict, got: dict) -> formulas.Statements:
     try:
-        return {k: _summed(s) for k, s in formula(cfg, model, batch, got).items()}
+        return {k: stated_by.summed(s) for k, s in formula(cfg, model, batch, got).items()}
     except (KeyError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         said = f"{type(error).__name__}: {error}"
         raise Skip(f"the formula does not read this model or batch ({said}); {ON_PURPOSE}") from None
 
 
 def _moved(batch: dict, seed: int) -> dict:
-    """At most ROWS rows, stored numbers moved; the weights of samples, too."""
+    """Return at most ROWS rows with noise on stored numbers and on the weights of samples."""
     draws = torch.Generator().manual_seed(seed)
     out = {k: v[:ROWS].clone() if isinstance(v, Tensor) else v for k, v in batch.items()}
     for key, size in formulas.MOVES.items():
@@ -215,130 +222,11 @@ def _moved(batch: dict, seed: int) -> dict:
     return out
 
 
-def _row(batch: dict, i: int) -> dict:
-    return {k: v[i : i + 1] if isinstance(v, Tensor) else v for k, v in batch.items()}
-
-
-def _summed(s: formulas.Statement) -> formulas.Statement:
-    """Rows that are whole stretches of steps: one number for each."""
-
-    def rows(forms: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {k: v.float().flatten(1).sum(1) if v.ndim > 1 else v.float() for k, v in forms.items()}
-
-    return formulas.Statement(rows(s.right), rows(s.wrong), s.optional)
-
-
-def _paired(got: dict, whole: dict, due: dict) -> tuple[dict, dict, dict, list[str]]:
-    """Terms with those of the same name; where the loss names its terms otherwise, the sum of all with the sum of all."""
-    if missing := [k for k, s in due.items() if k not in got and not s.optional]:
-        if len(missing) < len(due):
-            zero = torch.zeros_like(next(iter(got.values())))
-            got, whole = got | dict.fromkeys(missing, zero), whole | dict.fromkeys(missing, zero.sum())
-        else:
-            all_of_it = sum(next(iter(s.right.values())) for s in due.values() if not s.optional)
-            statement = formulas.Statement({"the sum of its terms": all_of_it})
-            return {"loss": sum(got.values())}, {"loss": sum(whole.values())}, {"loss": statement}, []
-    return got, whole, {k: s for k, s in due.items() if k in got}, [k for k in got if k not in due]
-
-
-def _compare(
-    term: str, s: formulas.Statement, got: Tensor, whole: Tensor, model: nn.Module, exact: float
-) -> tuple[str, str, str, str]:
-    """(what is wrong or nothing, what was found, the cause that fits, the published form that it is) of one term."""
-    if s.optional and not got.any():
-        return "", "", "", ""
-    gaps = {name: _gap(got, form.detach()) for name, form in s.right.items()}
-    fit = {name: factor for name, (gap, factor) in gaps.items() if gap <= exact and 0.1 <= factor <= 10}
-    first = next(iter(s.right.values())).detach()
-    if not fit:
-        size = first.abs() + first.abs().mean()
-        far = (got - first).abs() / size.clamp_min(1e-30)
-        i = far.argmax().item()
-        fault = f"{term}: {int((far > exact).sum())} of {len(got)} samples off, e.g. {got[i]:.4g}, by the formula {first[i]:.4g}"
-        return fault, "", f"{term}: {_cause(s, got, exact)}", ""
-    name, factor = next(iter(fit.items()))
-    due, total = (factor * s.right[name].sum()).detach(), whole.detach()
-    if abs(total - due) > 10 * exact * got.abs().sum():
-        mean = len(got) * total.abs() < 1.5 * due.abs()
-        part = (
-            "the loss is a mean: return the SUM, core divides it" if mean else "samples see each other (see dependency)"
-        )
-        fault = f"{term}: each sample's is the formula's, but the batch's is {total:.4g} where its samples add up to {due:.4g}"
-        return fault, "", f"{term}: {part}", ""
-    weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    mine, far = _gradient(whole, weights), []
-    for name, factor in fit.items():
-        theirs = _gradient(factor * s.right[name].sum(), weights)
-        size, apart = _norm(theirs), _norm({n: mine[n] - theirs[n] for n in weights})
-        if apart <= 10 * exact * max(size, 1e-12) or (s.optional and size == 0):
-            times = f" (times {factor:.3g})" if abs(factor - 1) > 1e-3 else ""
-            return "", f"{term}: {name} within {gaps[name][0]:.1e}{times}", "", name
-        far.append((apart / max(size, 1e-12), theirs))
-    fault = f"{term}: the value is the formula's, the gradient is {far[0][0]:.2g} of its length off"
-    return fault, "", f"{term}: {_gradient_cause(s, got, weights, mine, far[0][1], exact)}", ""
-
-
-def _gradient_cause(s: formulas.Statement, got: Tensor, weights: dict, mine: dict, theirs: dict, exact: float) -> str:
-    """What fits where values are right and gradients are not."""
-    for name, form in s.wrong.items():
-        gap, factor = _gap(got, form.detach())
-        if gap <= 10 * exact:
-            other = _gradient(factor * form.sum(), weights)
-            if _norm({n: mine[n] - other[n] for n in mine}) <= 10 * exact * _norm(mine):
-                return name
-    along = sum((mine[n] * theirs[n]).sum() for n in mine).item()
-    if along < -0.99 * _norm(mine) * _norm(theirs):
-        return "its sign is turned round"
-    deaf = sorted({n.split(".")[0] for n in mine if theirs[n].any() and not mine[n].any()})
-    reached = sorted({n.split(".")[0] for n in mine if mine[n].any() and not theirs[n].any()})
-    if deaf:
-        return f"a detach() or no_grad() in the term: it teaches nothing to {', '.join(deaf)}"
-    if reached:
-        return f"a detach() is missing: the term must not teach {', '.join(reached)}"
-    return "the gradient goes another way than the value: a detach() too many or too few"
-
-
-def _norm(parts: dict[str, Tensor]) -> float:
-    return sum(g.square().sum() for g in parts.values()).sqrt().item()
-
-
-def _gap(got: Tensor, due: Tensor) -> tuple[float, float]:
-    """(largest difference of a sample, as a share of its size and the mean size, after a constant factor, that factor)."""
-    if not due.any():
-        return (0.0, 1.0) if not got.any() else (math.inf, 1.0)
-    factor = ((got @ due) / (due @ due)).item()
-    factor = 1.0 if abs(factor - 1) < 1e-3 else factor
-    size = (factor * due).abs()
-    return ((got - factor * due).abs() / (size + size.mean()).clamp_min(1e-30)).max().item(), factor
-
-
-def _cause(s: formulas.Statement, got: Tensor, exact: float) -> str:
-    """The known mistake that fits."""
-    for name, form in s.wrong.items():
-        gap, factor = _gap(got, form.detach())
-        if gap <= 10 * exact and 0.1 <= factor <= 10:
-            return name
-    if not got.any():
-        return "it is zero, or missing"
-    for name, form in s.right.items():
-        gap, factor = _gap(got, form.detach())
-        if gap <= 10 * exact:
-            return f"its sign is turned round ({name})" if factor < 0 else f"{factor:.3g} times {name}"
-    return "no known mistake fits: compare the term with its formula line by line"
-
-
-def _gradient(total: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    given: Any = [None] * len(weights)
-    if total.requires_grad:
-        given = torch.autograd.grad(total, list(weights.values()), retain_graph=True, allow_unused=True)
-    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(weights.items(), given, strict=True)}
-
-
 # --------------------------------------------------------------------------------------------------------------- entries
 def entries_gate(unread: Callable[[Any], dict[str, str]], formula: Callable | None) -> Gate:
     @gate("entries", rows="R5", title="the loss depends on every entry of the batch")
     def prove(proof: Proof) -> Finding:
-        """Each entry of a real batch alone: floats moved by noise of their own size, the rest exchanged between samples."""
+        """Changes one entry of a real batch at a time: noise of its own scale for floats, exchange between samples for others."""
         found = seen(proof)
         run, stage, batch, why = found.run, found.stage, found.batch, unread(proof.cfg)
         draws, model = torch.Generator().manual_seed(proof.cfg.run.seed), stage.model.eval()
@@ -359,7 +247,7 @@ def entries_gate(unread: Callable[[Any], dict[str, str]], formula: Callable | No
                 continue
             other = _other(value, draws)
             if torch.equal(other, value):
-                continue  # the same in every sample: nothing to exchange
+                continue  # equal in all samples: nothing to exchange
             change = ((terms(batch | {key: other}) - before).abs() / before.abs().clamp_min(1e-6)).max().item()
             moved[key] = change
             if change <= 1e-5 and not _spare(proof, formula, batch, key, other):
@@ -379,7 +267,7 @@ def entries_gate(unread: Callable[[Any], dict[str, str]], formula: Callable | No
 
 
 def _spare(proof: Proof, formula: Callable | None, batch: dict, key: str, other: Tensor) -> bool:
-    """Is the loss a published form that does not read this entry either?"""
+    """Return whether the loss is a published form that does not use this entry either."""
     if formula is None:
         return False
     run, model = seen(proof).run, seen(proof).stage.model
@@ -396,7 +284,7 @@ def _spare(proof: Proof, formula: Callable | None, batch: dict, key: str, other:
 
 
 def _other(value: Tensor, draws: torch.Generator) -> Tensor:
-    """`value` moved by noise of its own spread; what is no float: of another sample."""
+    """Return `value` with noise of its own standard deviation, or exchanged between samples if it is no float."""
     if value.is_floating_point():
         spread = value.float().std().item() or 1.0
         return value + spread * torch.randn(value.shape, generator=draws).to(value)
@@ -407,9 +295,9 @@ def _other(value: Tensor, draws: torch.Generator) -> Tensor:
 def returns_gate(targets: Callable | None) -> Gate:
     title = "training targets equal their definition, computed step by step from the played transitions"
 
-    @gate("returns", rows="R4 R5", title=title)
+    @gate("returns", rows="R4 R5", title=title, explains=True)
     def prove(proof: Proof) -> Finding:
-        """Rows of the last batch of two units at the run's own settings, found again among the steps that the environments made."""
+        """Searches rows of the last batch of two rollouts, at the run's own settings, among the steps of the environments."""
         if targets is None:
             raise Skip("no definition is stated for these targets (`targets=` of gates.Subject)")
         found = seen(proof)
@@ -430,17 +318,17 @@ def returns_gate(targets: Callable | None) -> Gate:
 
 
 # ----------------------------------------------------------------------------------------------------------- target-rate
-FEWEST, LOOK = 3.0, 12  # times that the target is renewed in a run; units that are watched at most
-SHORT = 1000  # updates: a shorter run is a trial, of which nobody expects a policy
+FEWEST, LOOK = 3.0, 12  # times that the target must be replaced in a run; rollouts that are watched at most
+SHORT = 1000  # updates: shorter runs are only trials
 
 
 def target_rate_gate(lag: Callable[[Any], float] | None) -> Gate:
     title = "the target network is updated more than once in the run, and less often than the online network"
 
-    @gate("target-rate", rows="R5", title=title)
+    @gate("target-rate", rows="R5", title=title, explains=True)
     def prove(proof: Proof) -> Finding:
-        """A few units at the run's own settings (the probes have their own): how far the target goes to the net in each update,
-        times the updates of the whole run."""
+        """Measures how far the target network moves towards the net in each update, over a few rollouts at the run's own settings (the probe
+        gates use others), and scales it to the updates of the whole run."""
         if lag is None:
             raise Skip("no target network")
         return _renewed(proof, lag(proof.cfg))
@@ -459,12 +347,12 @@ def _renewed(proof: Proof, due: float) -> Finding:
     shares, last, seen_units = [], {}, [0]
 
     def watch(model: nn.Module) -> None:
-        """How far the target went to the net since the update before."""
+        """Return the share by which the target moved towards the net since the previous update."""
         now, net = (torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (target.net, model))
         if last and torch.equal(net, last["net"]):
             return  # another part of the same batch
         if last:
-            way = net - last["target"]  # the copy is of the net after its update
+            way = net - last["target"]  # the copy contains the net after its update
             shares.append(((now - last["target"]) @ way / (way @ way).clamp_min(1e-30)).item())
         last.update(target=now, net=net)
 
@@ -481,12 +369,12 @@ def _renewed(proof: Proof, due: float) -> Finding:
     proof.train(proof.cfg, run, stage)
     if not shares:
         raise Skip("no updates to watch (see wiring)")
-    updates = (len(shares) + 1) / seen_units[0]  # of a unit
+    updates = (len(shares) + 1) / seen_units[0]  # updates per rollout
     found = sum(shares) / len(shares)
     copies = [i for i, share in enumerate(shares) if share > 0.5]
-    if len(copies) > 1:  # between the first and the last: what is before and after them says nothing
+    if len(copies) > 1:  # between the first and the last copy: steps before and after them carry no information
         found = (len(copies) - 1) / (copies[-1] - copies[0])
-    rate = found if found > 0 else 1 / due  # not seen in these units: by the settings
+    rate = found if found > 0 else 1 / due  # no copy in these rollouts: use the settings
     times = rate * updates * total
     told = 1 / due
     plain = len(shares) * told >= 2 or found * len(shares) >= 2  # enough was watched

@@ -1,6 +1,6 @@
-"""Environments so small that their values and best actions are known analytically (after Andy Jones, "Debugging RL, without the
-agonizing pain", 2021). Each needs one more part of an agent than the one before, so the first failure names the part. The last
-one is larger: its newest observation is not sufficient."""
+"""Environments so small that their values and best actions are known analytically (after Andy Jones, "Debugging RL, without the agonizing
+pain", 2021). Each needs one more part of an agent than the one before, so the first failure names the part. In the last, larger one the
+newest observation is not sufficient."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ import numpy as np
 
 
 class Probe(gym.Env):
-    """An episode of `length` steps. `rule(signal, action, step)` gives the reward; the observation is (signal, step), shifted and
-    scaled, the signal in the first step alone where it is `brief`. It ends by termination, or by truncation where `limited`. An
-    action is one of `actions`, or with `box` a number between the first and the second of two."""
+    """An episode of `length` steps. `rule(signal, action, step)` gives the reward. The observation is (signal, step), shifted and scaled;
+    with `brief` the signal is visible in the first step only. It ends by termination, with `limited` by truncation. An action is one of
+    `actions`, or with `box` a number between the first and the second of two."""
 
     def __init__(self, rule, *, length: int = 1, actions: int = 1, limited: bool = False, random: bool = False,
                  brief: bool = False, shift: float = 0.0, scale: float = 1.0, box: bool = False,
@@ -22,7 +22,7 @@ class Probe(gym.Env):
         self.action_space = gym.spaces.Box(0.0, 1.0, (1,)) if box else gym.spaces.Discrete(actions)
 
     def _look(self) -> np.ndarray:
-        shown = 0 if self.limited else self.time  # a time limit is no part of the world: it is not seen
+        shown = 0 if self.limited else self.time  # a time limit is not part of the environment's state
         signal = 0 if self.brief and self.time else self.signal
         return (self.shift + self.scale * np.array([signal, shown])).astype(np.float32)
 
@@ -60,8 +60,8 @@ HIDDEN = "hidden/CartPole-v1"
 
 
 def register() -> None:
-    """Make them known to gymnasium as probe/constant-v0, with continuous actions probe/constant-box-v0, and so on, and CartPole-v1
-    without its two velocities as hidden/CartPole-v1; twice does no harm."""
+    """Register the probes with gymnasium as probe/constant-v0, with continuous actions as probe/constant-box-v0, and so on, and CartPole-v1
+    without its two velocities as hidden/CartPole-v1. Calling it twice is fine."""
     for name, settings in PROBES.items():
         for id, box in ((f"probe/{name}-v0", False), (f"probe/{name}-box-v0", True)):
             if id not in gym.registry:

@@ -16,37 +16,37 @@ KEPT = ("observation", "action", "reward", "next_observation", "terminated", "tr
 
 
 def fits(n_step: int, rollout: int, capacity: int, envs: int) -> None:
-    """Settings under which a ring holds whatever is drawn from it."""
+    """Raise UserError if an iteration's steps do not fit into the buffer."""
     if not n_step <= rollout <= capacity // envs:
         raise UserError("the steps of an iteration do not fit", got=f"{n_step}, {rollout}, {capacity}",
                         needed=f"--n-step <= --num-steps <= --buffer-size / {envs} environments")  # fmt: skip
 
 
 class Replay:
-    """A ring of the newest `steps` steps of `n` environments. Every process holds the whole of it and draws the same from it.
+    """A ring buffer of the newest `steps` steps of `n` environments. Every process holds all of it and draws the same samples.
 
-    A checkpoint holds all that is filled. Every time it is saved, what was added since then becomes a segment, which later
-    checkpoints link to; a segment that is half overwritten in the ring is still whole on disk.
+    A checkpoint holds all filled steps. At each save the steps that were added since the last one become a segment file, which later
+    checkpoints link to. A segment stays complete on disk when its steps are overwritten in the ring.
     """
 
     def __init__(self, steps: int, n: int, device: torch.device):
         self.steps, self.n, self.device = steps, n, device
-        self.added = 0  # steps ever added
-        self.cuts = [0]  # where segments begin and end, in steps ever added
-        self.rows: dict[str, Tensor] = {}  # (steps, n, ...), allocated once, by the first stretch
-        self.born = torch.zeros(steps, dtype=torch.long)  # unit that played a step
-        self.priority = torch.zeros(steps, n, device=device)  # what a transition's chance to be drawn grows with
+        self.added = 0  # steps added so far
+        self.cuts = [0]  # boundaries of the segments, in steps added so far
+        self.rows: dict[str, Tensor] = {}  # (steps, n, ...), allocated at the first add()
+        self.born = torch.zeros(steps, dtype=torch.long)  # rollout that a step comes from
+        self.priority = torch.zeros(steps, n, device=device)  # sampling priority of each transition
 
     def __len__(self) -> int:
-        """Steps of every environment that are held."""
+        """Return the number of filled steps per environment."""
         return min(self.added, self.steps)
 
     def age(self, unit: int) -> float:
-        """How many units ago, on average, what is held was played."""
+        """Return the mean age of the held steps, in rollouts."""
         return unit - self.born[: len(self)].double().mean().item()
 
     def add(self, stretch: dict[str, Tensor], unit: int) -> None:
-        """Copy in consecutive steps (length, n, ...) that `unit` played; the oldest make room."""
+        """Copy in consecutive steps (length, n, ...) of rollout `unit`, over the oldest ones."""
         newest = {k: stretch[k][-self.steps :] for k in KEPT}
         length, skipped = len(newest["reward"]), max(0, len(stretch["reward"]) - self.steps)
         if not self.rows:
@@ -55,19 +55,21 @@ class Replay:
         for k, v in newest.items():
             self.rows[k][at] = v
         self.born[at.cpu()] = unit
-        self.priority[at] = self.priority.max() if self.added else 1.0  # drawn soon, then known
+        self.priority[at] = (
+            self.priority.max() if self.added else 1.0
+        )  # new steps get the highest priority until they are drawn
         self.added += length + skipped
 
     def draw(self, size: int, length: int, generator: torch.Generator, alpha: float = 0.0) -> tuple[Tensor, Tensor]:
-        """(places (size,) of steps with `length` - 1 more after them, how many times likelier than by uniform chance each was to
-        be drawn (size,)). `alpha`: 0 draws uniformly, 1 in proportion to `priority` (Schaul 2016)."""
+        """Draw steps that have `length` - 1 more after them. Return (their places (size,), their probability relative to uniform sampling
+        (size,)). `alpha`: 0 draws uniformly, 1 in proportion to `priority` (Schaul 2016)."""
         steps = len(self) - length + 1
         oldest = self.added - len(self)
         if not alpha:
             flat = torch.randint(steps * self.n, (size,), generator=generator).to(self.device)
             row = (oldest + flat // self.n) % self.steps
             return row * self.n + flat % self.n, torch.ones(size, device=self.device)
-        share = self.priority**alpha  # 0 where nothing was ever written
+        share = self.priority**alpha  # 0 for places that were never written
         share[(torch.arange(self.added - length + 1, self.added, device=self.device)) % self.steps] = 0
         total = exact(share.flatten()).cumsum(0)
         point = torch.rand(size, generator=generator, dtype=torch.float64).to(total.dtype).to(self.device) * total[-1]
@@ -75,8 +77,8 @@ class Replay:
         return place, (share.flatten()[place] / total[-1] * steps * self.n).float()
 
     def stretch(self, places: Tensor, length: int) -> dict[str, Tensor]:
-        """`length` consecutive steps from each of `places` (B,): (length, B, ...)."""
-        size = self.steps * self.n  # a step later is n places later
+        """Return `length` consecutive steps from each of `places` (B,): (length, B, ...)."""
+        size = self.steps * self.n  # consecutive steps are n places apart
         at = (places + self.n * torch.arange(length, device=self.device)[:, None]) % size
         return {k: v.flatten(0, 1)[at] for k, v in self.rows.items()}
 
@@ -86,11 +88,11 @@ class Replay:
         self.cuts = [a for a, b in pairwise([*cuts, math.inf]) if b > oldest]
         segments = {f"{a}-{b}": Segment(partial(self._rows, a, b)) for a, b in pairwise(self.cuts)}
         some = self.priority[: len(self)]
-        alike = len(some) and (some == some[0, 0]).all()  # until it is learnt from by priority
+        alike = len(some) and (some == some[0, 0]).all()  # all equal: prioritised sampling is off
         return {"added": self.added, "segments": segments, "priority": some[:1, :1] if alike else some}
 
     def _rows(self, begin: int, end: int) -> dict[str, Tensor]:
-        """What is left of the steps from `begin` to `end`, and which they are."""
+        """Return the steps from `begin` to `end` that are still held, with their numbers."""
         step = torch.arange(max(begin, self.added - len(self)), end)
         at = step % self.steps
         return {"step": step, "born": self.born[at], **{k: v[at.to(self.device)] for k, v in self.rows.items()}}
@@ -111,17 +113,17 @@ class Replay:
 
 
 class Target:
-    """A copy of `net` (its buffers, too) that is never trained: what moving targets are computed with."""
+    """A copy of `net` with its buffers that is never trained: the target network."""
 
     def __init__(self, net: nn.Module, device: torch.device):
         self.net = copy.deepcopy(net).requires_grad_(False).eval().to(device)
         self.followed: nn.Module | None = None
-        self.tensors: list[list[Tensor]] = []  # parameters and buffers of the copy, then those of what it follows
+        self.tensors: list[list[Tensor]] = []  # parameters and buffers of the copy, then those of the followed net
 
     @torch.no_grad()
     def follow(self, net: nn.Module, share: float = 1.0) -> None:
-        """Go `share` of the way towards `net`: 1 copies it. Buffers are copied."""
-        if net is not self.followed:  # looked up once: walking through the modules costs as much as the arithmetic
+        """Move the parameters by `share` towards those of `net`; 1 copies them. Buffers are always copied."""
+        if net is not self.followed:  # looked up once: walking the modules costs as much as the update itself
             self.followed, self.tensors = net, [[*f()] for m in (self.net, net) for f in (m.parameters, m.buffers)]
         mine, my_buffers, theirs, their_buffers = self.tensors
         torch._foreach_lerp_(mine, theirs, share)

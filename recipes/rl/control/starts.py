@@ -9,13 +9,13 @@ from torch import Tensor
 from trainworthy.core.base import seeds
 from trainworthy.recipes.rl.control.environments import Environments
 
-RESETS, SECONDS = 256, 2.0  # begun to estimate how often two starts are the same; and no longer than that
-CHANCE = 1e-4  # of a false alarm
+RESETS, SECONDS = 256, 2.0  # resets, and seconds at most, to estimate how often two starts are equal
+CHANCE = 1e-4  # probability of a false alarm
 EPISODES = 32
 
 
 def alike(envs: Environments) -> float:
-    """Chance that two episodes begin with the same observation, from pairs of independent resets."""
+    """Return the probability that two episodes start from the same observation, estimated from independent resets."""
     env, seen, began = envs.vector.envs[0], {}, time.monotonic()
     for i in range(RESETS):
         start = env.reset(seed=seeds.derive("start", i))[0].tobytes()
@@ -27,23 +27,23 @@ def alike(envs: Environments) -> float:
 
 
 def starts(envs: Environments, episode: int) -> Tensor:
-    """The first observations (n_mine, n_obs) of that episode of each environment."""
+    """Return the first observation of the given episode of each environment, (n_mine, n_obs)."""
     envs.load_state_dict({"episode": [episode] * envs.n, "actions": [torch.zeros(0)] * envs.n})
     return envs.observation.clone()
 
 
 def at_least(pairs: int, expected: float) -> float:
-    """Chance of `pairs` or more matches where `expected` are (Poisson: matches of different pairs hardly depend on one another)."""
+    """Return the probability of at least `pairs` matches if `expected` are (Poisson, since pairs are nearly independent)."""
     return 1.0 - sum(math.exp(-expected) * expected**k / math.factorial(k) for k in range(min(pairs, 100)))
 
 
 def matches(rows: Tensor) -> Tensor:
-    """(n, n): which two begin alike."""
+    """Return which pairs start from the same observation, (n, n) bool."""
     return (rows[:, None] == rows[None]).flatten(2).all(-1).triu(1)
 
 
 def shared(envs: Environments) -> tuple[str, str]:
-    """(what is wrong or nothing, what is worth saying) of the seeds of `envs`: two may begin one episode alike, not every one."""
+    """Return (fault or "", remark or "") on the seeds of `envs`. Two may start one episode alike by chance, but not every one."""
     n, chance = len(envs.mine), alike(envs)
     pairs = n * (n - 1) // 2
     if chance >= 1 or not pairs:

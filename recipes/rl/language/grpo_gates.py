@@ -1,8 +1,8 @@
 """Gates of GRPO: the reward function, the answers, which tokens are scored, the loss."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from trainworthy.core.adapters.hosted import Hosted
 from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates import gate
+from trainworthy.core.gates import formula, gate
 from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.monitoring.monitors import Monitor, monitor
@@ -51,7 +52,17 @@ class Unit:
 
 def gates(s: Subject) -> list[Gate]:
     """All of them."""
-    return [rewards(s), questions(s), samples(s), advantages(s), scored(s), objective(s), prompts(s), judge(s)]
+    return [
+        rewards(s),
+        questions(s),
+        samples(s),
+        advantages(s),
+        scored(s),
+        objective(s),
+        formula_gate(s),
+        prompts(s),
+        judge(s),
+    ]
 
 
 def unit(s: Subject, proof: Proof) -> Unit:
@@ -206,7 +217,7 @@ def questions(s: Subject) -> Gate:
 def samples(s: Subject) -> Gate:
     title = "training uses the policy's own answers, up to their end token"
 
-    @gate("samples", rows="L1 L3", title=title, reads="data model loss train")
+    @gate("samples", rows="L1 L3", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
         """The log-probability of what was sampled, read alone without padding, against what the same distributions give on
         average (their entropy), by prompt length; and where each answer ends."""
@@ -247,7 +258,7 @@ def samples(s: Subject) -> Gate:
 def advantages(s: Subject) -> Gate:
     title = "an answer's advantage is its reward relative to its group"
 
-    @gate("advantages", rows="R1", title=title, reads="data model loss train")
+    @gate("advantages", rows="R1", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
         """The declared reward of each answer, asked alone, less its group's mean and over its standard deviation."""
         u = unit(s, proof)
@@ -260,6 +271,16 @@ def advantages(s: Subject) -> Gate:
         got = u.batch["advantages"].cpu().double().view(-1, s.cfg.num_generations)
         still = int((groups.std(1) == 0).sum())
         due = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
+        asked = [{r["question"] for r in u.rows[i : i + s.cfg.num_generations]}
+                 for i in range(0, len(u.rows), s.cfg.num_generations)]  # fmt: skip
+        if mixed := [len(q) for q in asked if len(q) > 1]:
+            return Finding(
+                False, f"{len(mixed)} of {len(asked)} groups hold answers to {max(mixed)} questions",
+                f"{s.cfg.num_generations} answers to one question in each group",
+                "the answers of a group belong to different questions: advantages compare questions, not answers. The order of the "
+                "rows is question by question, not round by round (two loops in the other order, a sampler, a shuffle)",
+                evidence={"questions": [sorted(q) for q in asked]},
+            )  # fmt: skip
         if still == len(groups):
             raise Skip(f"in all {still} groups every answer earns {own[0]:g}: nothing to compare, nothing to learn yet")
         gap, centre = (got - due).abs().max().item(), got.mean(1).abs().max().item()
@@ -284,7 +305,7 @@ def advantages(s: Subject) -> Gate:
 def scored(s: Subject) -> Gate:
     title = "the answer and the token that ends it are scored, and nothing else"
 
-    @gate("scored", rows="L2 L3", title=title, reads="data model loss train")
+    @gate("scored", rows="L2 L3", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
         """Where the loss has a gradient with respect to the last hidden states: a state answers for the token that follows it."""
         u, wrong, states = unit(s, proof), [], []
@@ -329,7 +350,7 @@ def scored(s: Subject) -> Gate:
 def objective(s: Subject) -> Gate:
     title = "the loss is the declared one, with each answer computed alone"
 
-    @gate("objective", rows="R1 L1", title=title, reads="data model loss train")
+    @gate("objective", rows="R1 L1", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
         """With advantages and an older policy that are made up, so that every branch of the clip is taken: the recipe's loss of a
         padded batch against the formula from log-probabilities of each answer read alone, without padding, from plain logits.
@@ -372,6 +393,83 @@ def objective(s: Subject) -> Gate:
         )  # fmt: skip
 
     return prove
+
+
+def formula_gate(s: Subject) -> Gate:
+    @gate("formula", rows="R1 L1", title=formula.TITLE, reads="data model loss train", explains=True)
+    def prove(proof: Proof) -> Finding:
+        """Answers of the last rehearsed iteration, at the weights that it has left, with advantages and an older policy that are made
+        up as in `objective`: the loss of each answer, and the gradient of all. A gradient of the wrong sign changes no value."""
+        run, stage, record = rehearsed(proof)
+        if not record.batch:
+            raise Skip("the loop updates by itself: no batch was seen (see wiring)")
+        batch = _few(record.batch)
+        batch["advantages"] = torch.linspace(-1.5, 1.5, len(batch["prompt_ids"]), device=run.device)
+        said = [_said(stage, run, batch, i, s.cfg.temperature) for i in range(len(batch["prompt_ids"]))]
+        mask = batch["completion_mask"].bool()
+        apart = torch.tensor(STEPS, device=run.device).repeat(mask.numel())[: mask.numel()].view_as(mask)
+        old, over = apart.new_zeros(mask.shape), apart.flip(1)
+        for i, one in enumerate(said):
+            old[i, mask[i]] = one.detach().float()
+        batch["old_per_token_logps"] = old - apart
+        if s.cfg.beta:
+            batch["ref_per_token_logps"] = old + over
+
+        def state() -> formula.Statements:
+            rows = [_said(stage, run, batch, i, s.cfg.temperature) for i in range(len(said))]
+            forms = [_forms(s.cfg, new, (old - apart)[i, mask[i]], (old + over)[i, mask[i]], batch["advantages"][i])
+                     for i, new in enumerate(rows)]  # fmt: skip
+            right, wrong = ({k: torch.stack([one[j][k] for one in forms]) for k in forms[0][j]} for j in (0, 1))
+            return {"loss": formula.Statement(right, wrong)}
+
+        one, exact = formula.compared(run, stage, batch, state, training), formula.limit(run, 1e-4)
+        return Finding(
+            not one.wrong, "; ".join(one.wrong) or f"{one.samples} answers: {', '.join(one.said)}",
+            f"the formula within {exact:g}, its gradient within {10 * exact:g}",
+            "\n".join([*dict.fromkeys(one.causes), "a detach() in the loss, or a sign that it hides", formula.ON_PURPOSE]),
+            evidence={"compared": one.said},
+        )  # fmt: skip
+
+    return prove
+
+
+def _few(batch: dict) -> dict[str, Tensor]:
+    """The first and the last two answers."""
+    rows = {k: v for k, v in batch.items() if isinstance(v, Tensor) and v.dim()}
+    n = len(rows["prompt_ids"])
+    picked = sorted({0, 1, n - 2, n - 1} & set(range(n)))
+    return {k: v[picked].clone() for k, v in rows.items()}
+
+
+def _said(stage: Hosted, run: Run, batch: dict[str, Tensor], i: int, temperature: float) -> Tensor:
+    """Log-probabilities (tokens,) of an answer's tokens, read alone, without padding, from plain logits."""
+    before, after = (batch[f"{k}_ids"][i][batch[f"{k}_mask"][i].bool()] for k in ("prompt", "completion"))
+    with formula.evaluated(stage.model), run.autocast():
+        logits = stage.model(input_ids=torch.cat([before, after])[None], use_cache=False).logits[
+            0, len(before) - 1 : -1
+        ]
+    return (exact(logits) / temperature).log_softmax(-1).gather(-1, after[:, None])[:, 0]
+
+
+def _forms(
+    cfg: Any, new: Tensor, old: Tensor, ref: Tensor, gain: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """({name: sum over an answer's tokens} of the declared loss, the same of known mistakes)."""
+    ratio, low, high = (new - old).exp(), 1 - cfg.epsilon, 1 + cfg.epsilon
+    kl = ratio * ((ref - new).exp() - (ref - new) - 1) if cfg.beta else torch.zeros_like(ratio)
+    surrogate = torch.min(ratio * gain, ratio.clamp(low, high) * gain)
+    right = {"the clipped surrogate": (-surrogate + cfg.beta * kl).sum()}
+    wrong = {
+        "the ratio is 1 everywhere: the new log-probability is divided by itself": -(new - new.detach()).exp() * gain,
+        "the ratio is missing: log-probability times advantage": -new * gain,
+        "the ratio upside down: old minus new": -torch.min(
+            (old - new).exp() * gain, (old - new).exp().clamp(low, high) * gain
+        ),
+        "the maximum instead of the minimum": -torch.max(ratio * gain, ratio.clamp(low, high) * gain),
+        "the ratio is not clipped": -ratio * gain,
+        "the clipped ratio alone": -ratio.clamp(low, high) * gain,
+    }
+    return right, {k: v.sum() for k, v in wrong.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------- evaluation
@@ -458,15 +556,43 @@ def judge(s: Subject) -> Gate:
 
 
 # ------------------------------------------------------------------------------------------------------------- monitors
+AGAIN = 2  # evaluations in a row that end a run
+CERTAIN = 0.02  # of the first entropy
+GROWN, FAR_OFF = 3.0, 5.0  # times the first length, times the first KL
+
+
 def monitors(cfg: Any, held_out: int) -> list[Monitor]:
-    """What only a whole run shows."""
-    found = [hacked(held_out), still_groups, lengths, decided]
-    return found + [clipped] * (cfg.num_iterations > 1) + [drift] * (cfg.beta > 0)
+    """What only a whole run shows; each ends the run where it is sure (--no-stop-hacked: it only tells)."""
+    noise = 2 * (0.5 / held_out) ** 0.5  # two standard errors of a difference at one half
+    found = [hacked(held_out), still_groups, lengths(noise), decided(noise)]
+    found += [clipped] * (cfg.num_iterations > 1) + [drift(noise)] * (cfg.beta > 0)
+    return found if cfg.stop_hacked else [replace(m, judge=_telling(m)) for m in found]
+
+
+def _telling(one: Monitor) -> Callable[[History], Finding]:
+    """What it finds, without an end of the run."""
+
+    def judged(history: History) -> Finding:
+        found = one.judge(history)
+        return replace(found, evidence={k: v for k, v in found.evidence.items() if k != "stop"})
+
+    return judged
 
 
 def logged(history: History, name: str) -> list[float]:
     """What the trainer logged, a mean over the units of each evaluation."""
     return [row[f"train/trainer/{name}"] for row in history if f"train/trainer/{name}" in row]
+
+
+def lately(values: list[float], wrong: Callable[[float], bool]) -> bool:
+    """Was it wrong at the last evaluations, and not at the first?"""
+    return len(values) > AGAIN and all(map(wrong, values[-AGAIN:]))
+
+
+def unpaid(history: History, noise: float) -> bool:
+    """Are held-out answers right no more often than at the first evaluation, and not nearly always?"""
+    right = [row["val/accuracy"] for row in history]
+    return right[-1] - right[0] <= noise and right[-1] < 0.9
 
 
 def hacked(held_out: int) -> Monitor:
@@ -477,11 +603,15 @@ def hacked(held_out: int) -> Monitor:
     def judged(history: History) -> Finding:
         earned, right = logged(history, "reward"), [row["val/accuracy"] for row in history]
         fell = max(right) - right[-1] > noise
+        top = right.index(max(right))
+        before = logged(history[: top + 1], "reward")[-1:] or earned[:1]
+        stop = lately(right, lambda value: max(right) - value > noise) and earned[-1] > before[0]
         told = f"reward {earned[0]:.3g} -> {earned[-1]:.3g} while training; held-out accuracy {right[0]:.3f} -> {right[-1]:.3f}"
         return Finding(
             not fell, f"{told}, at best {max(right):.3f}", f"held-out accuracy within {noise:.2f} of its best",
             "the reward has a hole: read what earns most; a lower --optim.lr, --beta above 0, the best weights (--run.export best)",
-            evidence={"reward": earned, "accuracy": right},
+            evidence={"reward": earned, "accuracy": right}
+            | ({"stop": "the reward pays for something else than right answers"} if stop else {}),
         )  # fmt: skip
 
     return judged
@@ -491,33 +621,50 @@ def hacked(held_out: int) -> Monitor:
 def still_groups(history: History) -> Finding:
     """Groups whose answers all earn the same: counted, for they teach nothing."""
     share = logged(history, "frac_reward_zero_std")
+    stop = len(share) >= AGAIN and min(share[-AGAIN:]) >= 0.999 and history[-1]["val/accuracy"] < 0.9
     return Finding(
         share[-1] <= 0.8, f"{share[0]:.0%} of the groups without a difference at first, {share[-1]:.0%} at last", "at most 80%",
         "questions that are all too easy or all too hard: other ones, a larger --num-generations, a higher --temperature",
-        evidence={"share": share},
+        evidence={"share": share} | ({"stop": "no group's rewards differ: there is no gradient, nothing is learnt"} if stop else {}),
     )  # fmt: skip
 
 
-@monitor("lengths", rows="L3", title="answers end by themselves, and do not grow")
-def lengths(history: History) -> Finding:
-    """The share that is cut at the limit, and the mean length."""
-    cut, mean = logged(history, "completions/clipped_ratio"), logged(history, "completions/mean_length")
-    return Finding(
-        cut[-1] <= 0.5 and mean[-1] <= 3 * mean[0], f"{cut[0]:.0%} cut at the limit at first, {cut[-1]:.0%} at last; "
-        f"{mean[0]:.1f} tokens, then {mean[-1]:.1f}", "at most half of them cut, at most three times as long",
-        "a larger --max-new-tokens; a reward that pays for length", evidence={"cut": cut, "mean": mean},
-    )  # fmt: skip
+def lengths(noise: float) -> Monitor:
+    """Answers that grow, or are cut, and are right no more often."""
+
+    @monitor("lengths", rows="L3", title="answers end by themselves, and do not grow")
+    def judged(history: History) -> Finding:
+        """The share that is cut at the limit, and the mean length."""
+        cut, mean = logged(history, "completions/clipped_ratio"), logged(history, "completions/mean_length")
+        endless = cut[0] < 0.5 and lately(cut, lambda value: value > 0.9)
+        stop = unpaid(history, noise) and (endless or lately(mean, lambda value: value > GROWN * mean[0]))
+        return Finding(
+            cut[-1] <= 0.5 and mean[-1] <= GROWN * mean[0], f"{cut[0]:.0%} cut at the limit at first, {cut[-1]:.0%} at last; "
+            f"{mean[0]:.1f} tokens, then {mean[-1]:.1f}", "at most half of them cut, at most three times as long",
+            "a larger --max-new-tokens; a reward that pays for length",
+            evidence={"cut": cut, "mean": mean} | ({"stop": "a reward that pays for length"} if stop else {}),
+        )  # fmt: skip
+
+    return judged
 
 
-@monitor("entropy", rows="R1", title="the policy keeps exploring while it learns")
-def decided(history: History) -> Finding:
-    """Entropy of a token (nats). Gone early, nothing new is tried."""
-    seen, share = logged(history, "entropy"), logged(history, "frac_reward_zero_std")
-    gone = seen[-1] < 0.02 * seen[0] and history[-1]["val/accuracy"] < 0.9
-    return Finding(
-        not gone, f"{seen[0]:.3g} nats a token, then {seen[-1]:.3g}", "2% of what it was, or nearly all answers right",
-        "a lower --optim.lr, --beta above 0, a higher --temperature", evidence={"entropy": seen, "zero_variance": share},
-    )  # fmt: skip
+def decided(noise: float) -> Monitor:
+    """A policy that is sure of its answers before they are right."""
+
+    @monitor("entropy", rows="R1", title="the policy keeps exploring while it learns")
+    def judged(history: History) -> Finding:
+        """Entropy of a token (nats). Gone early, nothing new is tried."""
+        seen, share = logged(history, "entropy"), logged(history, "frac_reward_zero_std")
+        gone = seen[-1] < CERTAIN * seen[0] and history[-1]["val/accuracy"] < 0.9
+        stop = gone and unpaid(history, noise) and lately(seen, lambda value: value < CERTAIN * seen[0])
+        return Finding(
+            not gone, f"{seen[0]:.3g} nats a token, then {seen[-1]:.3g}", "2% of what it was, or nearly all answers right",
+            "a lower --optim.lr, --beta above 0, a higher --temperature",
+            evidence={"entropy": seen, "zero_variance": share}
+            | ({"stop": "a rate that is too high, or a reward that one answer gets for every question"} if stop else {}),
+        )  # fmt: skip
+
+    return judged
 
 
 @monitor("clip", rows="R1", title="an iteration's updates stay within the clipping range")
@@ -528,9 +675,18 @@ def clipped(history: History) -> Finding:
                    "a lower --optim.lr, fewer --num-iterations", evidence={"share": share})  # fmt: skip
 
 
-@monitor("kl", rows="R2", title="the policy stays near its reference")
-def drift(history: History) -> Finding:
-    """KL to the reference, nats a token."""
-    seen = logged(history, "kl")
-    return Finding(max(seen) <= 1.0, f"KL {seen[-1]:.3g} nats a token at the end, {max(seen):.3g} at most", "1 nat a token",
-                   "a higher --beta, a lower --optim.lr", evidence={"kl": seen})  # fmt: skip
+def drift(noise: float) -> Monitor:
+    """A policy that leaves its reference and is right no more often."""
+
+    @monitor("kl", rows="R2", title="the policy stays near its reference")
+    def judged(history: History) -> Finding:
+        """KL to the reference, nats a token."""
+        seen = logged(history, "kl")
+        stop = unpaid(history, noise) and lately(seen, lambda value: value > max(1.0, FAR_OFF * seen[0]))
+        return Finding(
+            max(seen) <= 1.0, f"KL {seen[0]:.3g} nats a token at first, {seen[-1]:.3g} at the end, {max(seen):.3g} at most",
+            "1 nat a token", "a higher --beta, a lower --optim.lr",
+            evidence={"kl": seen} | ({"stop": "--beta is too low for this rate and this reward"} if stop else {}),
+        )  # fmt: skip
+
+    return judged

@@ -5,22 +5,22 @@ from typing import Any
 import torch
 from trainworthy.core.base.errors import Stop
 
-BOUND = 1000.0  # times the start, up and down
-FAR = 4.0  # times the target
-FEWER, SHORTER = 0.5, 0.25  # of what the start said: distinct tokens, tokens
-IN_A_ROW = 3  # units
+BOUND = 1000.0  # limits of the coefficient, relative to its start, upwards and downwards
+FAR = 4.0  # relative to the target
+FEWER, SHORTER = 0.5, 0.25  # relative to the first rollout: distinct tokens, tokens
+IN_A_ROW = 3  # rollouts
 
 
 class Controller:
-    """The price of a nat (Ziegler 2019, section 2.2): higher where the policy is further than `target` nats from its reference,
-    lower where it is nearer, by at most `step` an update. A start of 0 stays 0: no price."""
+    """The KL coefficient (Ziegler 2019, section 2.2): it rises if the policy is further than `target` nats from its reference and falls if
+    it is nearer, by at most `step` per update. A start of 0 stays 0."""
 
     def __init__(self, start: float, target: float, step: float):
         self.start, self.target, self.step = start, target, step
         self.value = start
 
     def update(self, kl: float) -> None:
-        """`kl`: nats of a completion, the mean over one rollout. Proportional within 20% of the target, as Ziegler's."""
+        """`kl`: nats per completion, the mean over one rollout. Proportional within 20% of the target, as in Ziegler."""
         error = max(-1.0, min(1.0, (kl / self.target - 1) / 0.2))
         self.value = max(self.start / BOUND, min(self.start * BOUND, self.value * (1 + self.step * error)))
 
@@ -32,17 +32,17 @@ class Controller:
 
 
 class Watch:
-    """Compares every unit with the first: a reward that rises while the completions become short, repeat themselves or leave
-    everything behind is a hole that was found."""
+    """Compares every rollout with the first. A reward that rises while completions become short, repetitive or far from the reference is
+    being exploited."""
 
     def __init__(self, target: float):
         self.target = target
-        self.first = self.seen = torch.zeros(3, dtype=torch.float64)  # reward, distinct share, tokens
-        self.odd = torch.zeros((), dtype=torch.int64)  # units in a row
+        self.first = self.seen = torch.zeros(3, dtype=torch.float64)  # reward, share of distinct tokens, tokens
+        self.odd = torch.zeros((), dtype=torch.int64)  # rollouts in a row
         self.units = torch.zeros((), dtype=torch.int64)
 
     def see(self, told: dict[str, float]) -> str:
-        """What is wrong since `IN_A_ROW` units, or nothing."""
+        """Return what has been wrong for `IN_A_ROW` rollouts, or ""."""
         now = torch.tensor([told[k] for k in ("reward", "distinct", "tokens")], dtype=torch.float64)
         self.first = now if self.units == 0 else self.first
         self.units = self.units + 1
@@ -59,7 +59,7 @@ class Watch:
         return said if self.odd >= IN_A_ROW else ""
 
     def stop(self, told: dict[str, float], unit: int) -> None:
-        """See, and end the run where something is wrong."""
+        """Record a rollout, and end the run if something is wrong."""
         if said := self.see(told):
             raise Stop(
                 f"the reward is being hacked (R1): {said}; the run stopped itself at iteration {unit}\n"

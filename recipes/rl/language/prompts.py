@@ -25,15 +25,15 @@ class Source:
     """`prose` (beginnings of the texts of the running Python), or a file, folder or `hub:owner/name` as llm/pretrain reads texts:
     each is a prompt."""
     column: str = "prompt"
-    """Of a table: the column with the prompt."""
+    """Column with the prompt, for tables."""
     tokens: int = 24
-    """Tokens of the longest prompt; one that is longer is left out, counted and named."""
+    """Longest prompt in tokens; longer ones are left out, counted and named."""
     held_out: int = 256
-    """Prompts to be judged by, at most."""
+    """Largest number of validation prompts."""
     chat: bool = False
-    """Ask in the turns of the tokenizer's own chat template."""
+    """Use the tokenizer's chat template."""
     max_bad: float = 0.01
-    """Share of prompts that may be empty, no valid UTF-8 or too long."""
+    """Largest share of prompts that are empty, invalid UTF-8 or too long."""
     val: str = ""
     """Validation prompts: a file or folder like `path`, or a share of the prompts (`0.1`); empty: the data set's own split, else
     0.05."""
@@ -46,7 +46,7 @@ class Source:
 
 
 class Prompts(core.Data):
-    """Prompts as tokens (P,), their mask, and a number in [0, 1) for each token that may be drawn after them (T,)."""
+    """Prompts as tokens (P,), their mask, and one number in [0, 1) for each token that may be sampled after them (T,)."""
 
     def __init__(self, texts: list[str], ids: list[list[int]], *, width: int, new_tokens: int, tokenizer: Any):
         self.texts, self.ids, self.width, self.new_tokens, self.tokenizer = texts, ids, width, new_tokens, tokenizer
@@ -65,7 +65,7 @@ class Prompts(core.Data):
 
 
 def read(source: Source, tokenizer: Any, new_tokens: int) -> dict[str, Prompts]:
-    """{"prompts": to learn from, "val": to be judged by}; read once per process."""
+    """Return {"prompts": training prompts, "val": validation prompts}. Read once per process."""
     return {**_read(astuple(source), tokenizer, new_tokens)}
 
 
@@ -106,13 +106,13 @@ def _read(settings: tuple, tokenizer: Any, new_tokens: int) -> dict[str, Prompts
 
 
 def beginning(text: str) -> str:
-    """The first words of a text, three to eight: how many depends on the text alone. What underlines a heading is no word."""
+    """Return the first three to eight words of a text; the text determines how many. Underlines of headings are no words."""
     words = (w for w in text.split() if any(c.isalnum() for c in w))
     return " ".join(islice(words, SHORTEST + crc32(text.encode()) % (LONGEST - SHORTEST + 1)))
 
 
 def encode(source: Source, tokenizer: Any, text: str) -> list[int]:
-    """The ids of a prompt: what begins a text where the tokenizer has such a token, or the turns of a chat."""
+    """Return the ids of a prompt: with the tokenizer's BOS token if it has one, or as chat turns."""
     if source.chat:
         if tokenizer.chat_template is None:
             raise core.UserError(

@@ -1,7 +1,7 @@
-"""Rewards of texts: their sources, required outputs, and probes that find a useless or misleading one.
+"""Rewards of texts: their sources, what they must return, and probes that find useless or exploitable ones.
 
-A reward is a function `reward(prompts, completions) -> list of numbers`, one per completion. `PROBES` test it before training
-with texts of different lengths, the empty text, and scrambled texts.
+A reward is a function `reward(prompts, completions) -> list of numbers`, one per completion. `PROBES` test it before training with texts
+of different lengths, the empty text, and scrambled texts.
 """
 
 import importlib
@@ -20,41 +20,41 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.shared import hub
 
 Reward = Callable[[list[str], list[str]], list[float]]
-FEWEST = 6  # words of a sentence
+FEWEST = 6  # words in a sentence
 EXPLAINED = 0.9  # share of a reward's variance that length alone may explain
 SAME = 1e-6
-TIMES = 3  # texts are turned to nonsense
+TIMES = 3  # times that texts are scrambled
 
 
 # -------------------------------------------------------------------------------------------------------------- rewards
 def sentence(prompts: list[str], completions: list[str]) -> list[float]:
-    """1 for a completion that comes to an end: its last sign is a full stop, and it says six different words or more."""
+    """1 for a completion that ends: its last character is a full stop, and it has at least six different words."""
     return [float(bool(re.search(r"\w[\"')`*]*\.$", c.rstrip())) and len({*words(c)}) >= FEWEST) for c in completions]
 
 
 def the(prompts: list[str], completions: list[str]) -> list[float]:
-    """How often " the" is said. It has a hole that every text of nothing else falls into."""
+    """The number of " the". It is exploited by repeating that word."""
     return [float(c.count(" the")) for c in completions]
 
 
 def longer(prompts: list[str], completions: list[str]) -> list[float]:
-    """The number of words: longer is better, and nothing else counts."""
+    """The number of words; only length counts."""
     return [float(len(c.split())) for c in completions]
 
 
 def ceiling(reward: Reward) -> float:
-    """The most that it can say; `inf` where nobody knows."""
+    """Its highest possible value; `inf` if unknown."""
     return 1.0 if reward is sentence else math.inf
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words of letters."""
+    """Return the lower-case words of letters."""
     return re.findall(r"[a-z]+", text.lower())
 
 
 @cache
 def load(name: str, setting: str = "--reward") -> Reward:
-    """`module:function`, or a folder with a sequence classifier of one label (what llm/reward exports)."""
+    """Load `module:function`, or a folder with a sequence classifier of one label (as llm/reward exports)."""
     if Path(name).is_dir():
         return Model(hub.locate(name, setting, packaged="module:function"))
     module, _, function = name.partition(":")
@@ -72,13 +72,13 @@ def load(name: str, setting: str = "--reward") -> Reward:
 
 
 def nets(reward: Reward) -> dict[str, nn.Module]:
-    """What of it core can hold still."""
+    """Return its modules, so that core can keep them frozen."""
     return {"reward": reward.net} if isinstance(reward, Model) else {}
 
 
 class Model:
-    """A reward model: the one number that a sequence classifier says of a prompt and its completion, in the turns of its chat
-    template where its tokenizer has one (as llm/reward shows them), else one after the other."""
+    """A reward model: the output of a sequence classifier for a prompt and its completion, in the chat template's turns if its tokenizer has
+    one (as in llm/reward), else concatenated."""
 
     def __init__(self, folder: str):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -111,7 +111,7 @@ class Model:
 
 
 def ask(reward: Reward, prompts: list[str], completions: list[str]) -> torch.Tensor:
-    """(B,) of what the reward says; what it must not say is told with the text it was asked about."""
+    """Return the rewards (B,). Raises UserError with the text for values that are not finite numbers."""
     try:
         said = reward(prompts, completions)
     except Exception as error:
@@ -130,7 +130,7 @@ def ask(reward: Reward, prompts: list[str], completions: list[str]) -> torch.Ten
 # --------------------------------------------------------------------------------------------------------------- probes
 @dataclass
 class Sample:
-    """Texts to ask about, of different lengths."""
+    """Return texts of different lengths for the probes."""
 
     prompts: list[str]
     completions: list[str]
@@ -138,15 +138,15 @@ class Sample:
 
 @dataclass
 class Probe:
-    """One thing that a reward must not do."""
+    """A property that a reward must have."""
 
     id: str
     judge: Callable[[Reward, Sample], str]
-    """Empty, or what is wrong."""
+    """Return what is wrong, or ""."""
 
 
 def answers(reward: Reward, sample: Sample) -> str:
-    """A finite number for each, whatever is asked."""
+    """A finite number for each text."""
     try:
         ask(reward, [*sample.prompts, sample.prompts[0]], [*sample.completions, ""])
         ask(reward, sample.prompts[:1], [""])
@@ -156,7 +156,7 @@ def answers(reward: Reward, sample: Sample) -> str:
 
 
 def repeats(reward: Reward, sample: Sample) -> str:
-    """The same again, and the same where every other text is asked about: a text's reward is its own."""
+    """The same reward again, also among other texts: it depends on its own text only."""
     first, again = (ask(reward, sample.prompts, sample.completions) for _ in range(2))
     if not torch.equal(first, again):
         return "the same texts get other rewards when asked again"
@@ -171,13 +171,13 @@ def repeats(reward: Reward, sample: Sample) -> str:
 
 
 def constant(reward: Reward, sample: Sample) -> str:
-    """Not all alike: where every text earns the same, nothing can be learnt."""
+    """Different rewards for different texts: if all are equal, nothing can be learnt."""
     said = ask(reward, sample.prompts, sample.completions)
     return f"constant: {len(said)} texts all get {said[0]:g}" if said.max() - said.min() <= SAME * spread(said) else ""
 
 
 def empty(reward: Reward, sample: Sample) -> str:
-    """An empty answer earns less than a good one: no more than nine in ten of the texts."""
+    """An empty answer has a lower reward than at least 10% of the texts."""
     said = ask(reward, sample.prompts, sample.completions)
     nothing = ask(reward, sample.prompts, [""] * len(said)).mean()
     best = said.max() > said.min() and nothing >= said.quantile(0.9) and nothing > said.min()
@@ -185,7 +185,7 @@ def empty(reward: Reward, sample: Sample) -> str:
 
 
 def length(reward: Reward, sample: Sample) -> str:
-    """Something but the length counts: other signs in the places of a text's own get another reward, and no fit by length does."""
+    """Not only length counts: the same length with other characters gives another reward, and no fit by length explains it."""
     said = ask(reward, sample.prompts, sample.completions).double()
     if said.max() - said.min() <= SAME * spread(said):
         return ""
@@ -206,7 +206,7 @@ def length(reward: Reward, sample: Sample) -> str:
 
 
 def nonsense(text: str, signs: list[str], draws: random.Random) -> str:
-    """The same number of characters and words, all but the spaces drawn from `signs`."""
+    """Return a text with the same number of characters and words, all characters but spaces drawn from `signs`."""
     return "".join(s if s.isspace() else draws.choice(signs) for s in text)
 
 
@@ -215,16 +215,16 @@ def spread(said: torch.Tensor) -> float:
 
 
 PROBES = [Probe(f.__name__, f) for f in (answers, repeats, constant, empty, length)]
-"""In this order: the first that fails names what is wrong."""
+"""In this order: the first that fails names the fault."""
 
 
 def fault(reward: Reward, sample: Sample) -> str:
-    """What the first probe that fails says; empty: nothing is wrong."""
+    """Return the result of the first probe that fails, or ""."""
     return next((said for probe in PROBES if (said := probe.judge(reward, sample))), "")
 
 
 def of_nothing(reward: Reward, prompts: list[str]) -> float:
-    """What an empty answer gets on average; 0 where the reward cannot be asked, which `answers` tells."""
+    """Return the mean reward of an empty answer; 0 if the reward raises, which `answers` reports."""
     try:
         return ask(reward, prompts, [""] * len(prompts)).mean().item()
     except UserError:

@@ -97,7 +97,7 @@ def parts(batch: dict, row: int, end: int, lengths: dict) -> tuple[Tensor, Tenso
 @torch.no_grad()
 def alone(model: Writer, prompt: Tensor, answer: Tensor) -> tuple[Tensor, Tensor]:
     """(log-probabilities of an answer (n,), values before its tokens (n,)), read by itself: no padding, no mask, no cache."""
-    states = model.lm.base_model(input_ids=torch.cat([prompt, answer])[None], use_cache=False).last_hidden_state
+    states = model.body(input_ids=torch.cat([prompt, answer])[None], use_cache=False).last_hidden_state
     states = states[0, len(prompt) - 1 : -1]
     log_p = (exact(model.lm.get_output_embeddings()(states)) / model.temperature).log_softmax(-1)
     return own(log_p, answer), exact(model.head(states)[:, 0])
@@ -243,7 +243,7 @@ def estimates(reward: list[float], value: list[float], gamma: float, lam: float)
 def returns_gate(reward: Reward) -> Gate:
     title = "token rewards are the final reward minus the KL penalty; advantages are whitened over answers"
 
-    @gate("returns", rows="L2 R2 R3", title=title, reads="data model loss state train")
+    @gate("returns", rows="L2 R2 R3", title=title, reads="data model loss state train", explains=True)
     def prove(proof: Proof) -> Finding:
         """What two units learnt from, against reward - price x (log p - log p of the start) of each answer read alone, added up by
         the definition of the estimate, and whitened over the tokens of answers."""
@@ -300,6 +300,7 @@ def returns_gate(reward: Reward) -> Gate:
     rows="R3",
     title="the loss is PPO's, with clipped ratio and value, over answer tokens only",
     reads="model loss train",
+    explains=True,
 )
 def formula(proof: Proof) -> Finding:
     """The recipe's own loss against the formula, token by token in double precision, of one and the same logits: on a batch whose

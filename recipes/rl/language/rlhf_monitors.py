@@ -5,31 +5,32 @@ from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.recipes.rl.control.monitors import curve, far
 from trainworthy.recipes.rl.language.kl_control import Watch
 
-BEYOND = 1.2  # of the target, over the last third
-LESS = 0.7  # of what the start had: distinct tokens
+BEYOND = 1.2  # relative to the target, over the last third
+LESS = 0.7  # distinct tokens, relative to the start
 SHORT = 0.4  # tokens
 DECIDED = 0.2  # entropy
 EXPLAINED = (
-    0.02  # share of the returns' variance, over the second half; of a reward that is nearly always 1 little is left
+    # share of the returns' variance over the second half; if the reward is nearly always 1, little variance is left
+    0.02
 )
 
 Rows = list[dict[str, float]]
 
 
 def of(target: float, watch: Watch) -> list[Monitor]:
-    """`watch` has seen what the start was like."""
+    """Return the monitors of RLHF. `watch` has recorded the first rollout."""
     return [held(target), texts(watch), undecided, values, far()]
 
 
 def late(history: Rows, key: str, share: int) -> float:
-    """Mean of the last `share`-th of the curve."""
+    """Return the mean of the last 1 / `share` of the curve."""
     seen = curve(history, key)
     tail = seen[-max(1, len(seen) // share) :] or [0.0]
     return sum(tail) / len(tail)
 
 
 def held(target: float) -> Monitor:
-    """The distance to the reference, where it settles."""
+    """Return the monitor of the KL divergence from the reference at the end."""
 
     @monitor("kl", rows="R2", title="the policy's KL to its reference stays near the target")
     def judge(history: Rows) -> Finding:
@@ -37,7 +38,7 @@ def held(target: float) -> Monitor:
         return Finding(
             last <= BEYOND * target, f"KL {last:.3g} nats a completion over the last third, {most:.3g} at most",
             f"{BEYOND:g} x {target:g} or less",
-            "a price that begins too low or moves too slowly (0.05 and 4% are as good as none): --init-kl-coef 0.2 --kl-coef-rate 0.1",
+            "the KL coefficient starts too low or adapts too slowly (0.05 and 4% have almost no effect): --init-kl-coef 0.2 --kl-coef-rate 0.1",
             evidence={"kl": curve(history, "kl")},
         )  # fmt: skip
 
@@ -45,7 +46,7 @@ def held(target: float) -> Monitor:
 
 
 def texts(watch: Watch) -> Monitor:
-    """Repetition and length, while the reward rises."""
+    """Return the monitor of repetition and length while the reward rises."""
 
     @monitor("hacking", rows="R1", title="completions with higher reward are still meaningful text")
     def judge(history: Rows) -> Finding:
@@ -66,7 +67,7 @@ def texts(watch: Watch) -> Monitor:
 
 @monitor("entropy", rows="R1", title="the policy keeps exploring until the end")
 def undecided(history: Rows) -> Finding:
-    """Of the next token, against the first evaluation's."""
+    """Return the monitor of the next token's entropy relative to the first evaluation."""
     seen = curve(history, "entropy") or [0.0]
     return Finding(
         seen[-1] >= DECIDED * seen[0], f"entropy {seen[0]:.3g} nats a token at first, {seen[-1]:.3g} at the end",
@@ -76,7 +77,7 @@ def undecided(history: Rows) -> Finding:
 
 @monitor("values", rows="R3", title="the value function explains the returns")
 def values(history: Rows) -> Finding:
-    """Explained variance; never a loss that must go to zero, for its targets move."""
+    """Return the monitor of the explained variance; the value loss has moving targets and need not fall."""
     share = late(history, "explained_variance", 2)
     return Finding(
         share >= EXPLAINED, f"{share:.0%} of the variance of the returns explained in the second half", f"{EXPLAINED:.0%} or more",

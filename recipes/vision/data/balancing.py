@@ -15,19 +15,18 @@ from trainworthy import core
 
 @dataclass
 class Balance:
-    """What is done about classes of unequal size."""
+    """Balancing of classes of unequal size."""
 
     by: Literal["none", "weights", "sampler", "focal"] = "none"
-    """A weight of 1 / its size for each class, as many samples of each by repeating small ones, or focal loss (Lin 2017)."""
+    """Class weights of 1 / size, equally many samples of each class by repeating those of small classes, or focal loss (Lin 2017)."""
     gamma: float = 2.0
-    """Focal loss: a sample counts by (1 - p)^gamma of what its own class has."""
+    """Gamma of focal loss: the weight of a sample is (1 - p)^gamma."""
     ratio: float = 1.0
-    """Training samples are left out, by class, until sizes fall exponentially to 1 / ratio (Cui 2019): to see what the above does.
-    Held-out ones stay."""
+    """Remove training samples by class until sizes fall exponentially to 1 / ratio (Cui 2019), to test balancing. Validation samples stay."""
 
 
 def thinned(found: Labelled, ratio: float) -> Labelled:
-    """With fewer to learn from: of class c of n the first `size * ratio^(-c / (n - 1))`."""
+    """Return fewer training samples: of class c of n the first `size * ratio^(-c / (n - 1))`."""
     if ratio < 1:
         raise core.UserError("--balance.ratio is the largest class over the smallest", got=ratio, needed=">= 1")
     if ratio == 1:
@@ -39,7 +38,7 @@ def thinned(found: Labelled, ratio: float) -> Labelled:
 
 
 class Even(core.Data):
-    """`data` with as many samples of each class as its largest has: those of smaller ones come again, with draws of their own."""
+    """`data` with as many samples of each class as the largest has. Repeated samples get new random draws."""
 
     def __init__(self, data: core.Data, labels: Tensor):
         self.data, self.fields, self.notes = data, data.fields, data.notes
@@ -64,29 +63,29 @@ class Even(core.Data):
 
 
 def smoothing(cfg: Any) -> float:
-    """Label smoothing, which focal loss is without: it would pull back what (1 - p)^gamma lets go."""
+    """Return the label smoothing. Focal loss has none: smoothing would counteract (1 - p)^gamma."""
     return 0.0 if cfg.balance.by == "focal" else cfg.label_smoothing
 
 
 class Parts(NamedTuple):
-    """What balancing changes of a stage."""
+    """What balancing changes in a stage."""
 
     loss: Callable | None
-    """None: plain cross-entropy."""
+    """The loss; None: plain cross-entropy."""
     counts: Callable
     first_loss: float
-    """Of a net that knows nothing, in nats."""
+    """Loss of an untrained net, in nats."""
     floor: float
-    """The lowest loss there is: the entropy of a smoothed target."""
+    """Lowest possible loss: the entropy of a smoothed target."""
 
 
 def repeated(balance: Balance, data: core.Data, labels: Tensor) -> core.Data:
-    """What is trained on."""
+    """Training data."""
     return Even(data, labels) if balance.by == "sampler" else data
 
 
 def parts(balance: Balance, labels: Tensor, n: int, smoothing: float, *, mixed: bool) -> Parts:
-    """For training samples of these labels (N,), of `n` classes."""
+    """Return the changes for training samples of these labels (N,), of `n` classes."""
     if balance.by != "none" and mixed:
         raise core.UserError("--balance.by and --mix do not go together", got=balance.by, needed="one of them",
                              cause="a mixed picture has two classes")  # fmt: skip
@@ -96,7 +95,7 @@ def parts(balance: Balance, labels: Tensor, n: int, smoothing: float, *, mixed: 
         return {"ce": ((1 - (-nll).exp()) ** balance.gamma * nll).sum()}
 
     def weighed(model: nn.Module, batch: dict) -> dict[str, Tensor]:
-        """Each sample by its class, smoothing included, so that the floor of the loss stays what it is."""
+        """Weight each sample by its class, including the smoothing term, so that the loss floor does not change."""
         logits, label = model(batch["image"]).float(), batch["label"]
         each = F.cross_entropy(logits, label, label_smoothing=smoothing, reduction="none")
         return {"ce": (weight.to(each)[label] * each).sum()}

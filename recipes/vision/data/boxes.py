@@ -6,10 +6,7 @@ read (COCO has xywh). Every box is stored in its image's own pixels. The net rea
 
 import hashlib
 import io
-import json
-import os
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -30,28 +27,26 @@ from trainworthy.core.data.validation_split import absolute
 from trainworthy.core.data.validation_split import parse_val as chosen
 from trainworthy.recipes.shared import digits
 from trainworthy.recipes.vision.data import pasted
-from trainworthy.recipes.vision.data.pictures import VALIDATION, Decoded, decode, readable, said, shown, survey
+from trainworthy.recipes.vision.data.coco import LAYOUT, checked, read_list, read_lists
+from trainworthy.recipes.vision.data.encoded import Decoded, decode, said, shown
+from trainworthy.recipes.vision.data.pictures import readable, survey
 
 from trainworthy import core
-
-LAYOUT = ("FOLDER/annotations/instances_train*.json with pictures in FOLDER/train*/ (the same for val), or FOLDER/train/*.json "
-          "among its pictures, or one FOLDER/*.json")  # fmt: skip
-SLACK = 1.0  # pixels that a box may reach over the edge before it is called outside: rounding
 
 
 @dataclass
 class Source:
-    """Which pictures."""
+    """Which images."""
 
     path: str = "digits"
-    """`digits` (embedded digits on embedded photos), or a folder with COCO's JSON and its pictures."""
+    """`digits` (built-in digits on built-in photos), or a folder with COCO's JSON and its images."""
     val: str = ""
-    """Held-out pictures: a COCO JSON, a folder with one, or the share to hold out; default: the folder's own val, else 0.2."""
+    """Validation images: a COCO JSON, a folder with one, or the share to hold out. Default: the folder's own val, else 0.2."""
     scenes: int = 4800
-    """Digits: how many pictures to learn from."""
+    """Number of training images of `digits`."""
     max_bad: float = 0.01
-    """Share of pictures that may be missing or unreadable, and of boxes that may be empty or outside; they are left out (clipped),
-    counted and named. More is an error."""
+    """Largest share of missing or unreadable images, and of empty or outside boxes. They are left out (clipped), counted and named; a larger
+    share is an error."""
 
     def __post_init__(self):
         if self.val and self.path == "digits":
@@ -63,29 +58,29 @@ class Source:
 
 # ---------------------------------------------------------------------------------------------------------------- pictures
 class Annotated(NamedTuple):
-    """A data set: pictures with boxes, and which of them to learn from."""
+    """A data set: images with boxes, and the rows of each split."""
 
     pictures: Sequence[Tensor]
-    """(3, H, W) of 0-255 each."""
+    """Images, (3, H, W) in 0-255 each."""
     sizes: list[tuple[int, int]]
-    """(H, W) of each."""
+    """(H, W) of each image."""
     boxes: list[Tensor]
-    """(k, 4) float32 of each: xyxy in its own pixels; k may be 0."""
+    """Boxes of each image, (k, 4) float32, xyxy in its own pixels; k may be 0."""
     labels: list[Tensor]
-    """(k,) int64: indices into `classes`."""
+    """Labels of each image, (k,) int64, indices into `classes`."""
     classes: tuple[str, ...]
     learn: list[int]
     held_out: list[int]
     notes: dict[str, str]
     """What was left out or converted, for the data report."""
     digests: Sequence[str] = ()
-    """Of the bytes of each picture's file, where there are files."""
+    """Hash of each image file; empty for built-in data."""
     test: Sequence[int] = ()
-    """Rows that are evaluated once, at the end."""
+    """Rows of the test split, which is evaluated once, at the end."""
 
 
 class Drawn(Sequence):
-    """Scenes, drawn when asked for."""
+    """Scenes, rendered when read."""
 
     def __init__(self, scenes: list[tuple[str, pasted.Scene]]):
         self.scenes = scenes
@@ -98,7 +93,7 @@ class Drawn(Sequence):
 
 
 class Files(Decoded):
-    """Picture files."""
+    """Image files."""
 
     kind = "boxes"
 
@@ -113,19 +108,19 @@ class Files(Decoded):
         return decode(Image.open(self.files[row]))
 
     def look(self, row: int) -> tuple:
-        """(problem, kind, digest of its bytes, its size)."""
+        """Return (problem, image mode, hash of the file, image size)."""
         try:
             data = self.files[row].read_bytes()
             image = Image.open(io.BytesIO(data))
             return "", image.mode, hashlib.blake2b(data, digest_size=12).hexdigest(), list(decode(image).shape[1:])
         except FileNotFoundError:
             return "there is no such file", "", "", []
-        except Exception as error:  # decoders raise whatever they like on damaged files
+        except Exception as error:  # decoders raise many types on damaged files
             return said(error), "", "", []
 
 
 def load(source: Source) -> Annotated:
-    """The data set, read once a process."""
+    """Load the data set. Each is read once per process."""
     return _digits(source.scenes) if source.path == "digits" else _coco(source.path, source.val, source.max_bad)
 
 
@@ -141,33 +136,18 @@ def _digits(n: int) -> Annotated:
 
 
 # -------------------------------------------------------------------------------------------------------------------- COCO
-class Listed(NamedTuple):
-    """What a JSON file lists."""
-
-    file: Path
-    pictures: list[Path]
-    sizes: list[tuple[int, int]]
-    """(H, W) of each, as the file says."""
-    of: Tensor
-    """(N,) which picture each box is on."""
-    boxes: Tensor
-    """(N, 4) float64, as they stand in the file."""
-    categories: Tensor
-    """(N,) category ids, as they stand in the file."""
-    names: dict[int, str]
-    crowds: int
 
 
 @cache
 def _coco(where: str, val: str, max_bad: float) -> Annotated:
-    """Every picture is read once; what was found is cached by size and time of change."""
+    """Load a folder. Every image is read once; what was found is cached by file size and modification time."""
     root = Path(where)
     if not root.is_dir():
         raise UserError(f"there is no data folder {where}", got="a file" if root.exists() else "nothing there", needed=LAYOUT,
                         next="--data.path FOLDER, or leave it out for the digits")  # fmt: skip
-    lists, wanted = _lists(root), chosen(val)
+    lists, wanted = read_lists(root), chosen(val)
     if isinstance(wanted, Path):
-        lists = [lists[0], _lists(wanted)[-1] if wanted.is_dir() else _listed(root, wanted, "val")]
+        lists = [lists[0], read_lists(wanted)[-1] if wanted.is_dir() else read_list(root, wanted, "val")]
     elif wanted:
         lists = lists[:1]
     names = lists[0].names
@@ -202,7 +182,7 @@ def _coco(where: str, val: str, max_bad: float) -> Annotated:
         start += len(one.pictures)
     rows, ends, test = good.tolist(), [*accumulate(len(one.pictures) for one in lists)], []
     if len(lists) > 1:
-        of = [bisect_right(ends, i) for i in rows]  # which list a row is from
+        of = [bisect_right(ends, i) for i in rows]  # index of each row's file
         learn, held_out, test = ([j for j, one in enumerate(of) if one == i] for i in range(3))
     else:
         learn, held_out = _split([facts[i][2] for i in rows], wanted or 0.2)
@@ -220,7 +200,7 @@ def _coco(where: str, val: str, max_bad: float) -> Annotated:
 
 
 def _split(digests: list[str], share: float) -> tuple[list[int], list[int]]:
-    """A `share` held out, the same whatever the run's seed; copies of a picture stay on one side."""
+    """Hold out a `share`, independent of the run's seed. Copies of an image go to one split."""
     owner = {d: i for i, d in reversed(list(enumerate(digests)))}
     one_each = torch.tensor(sorted(owner.values()))
     drawn = {
@@ -230,149 +210,26 @@ def _split(digests: list[str], share: float) -> tuple[list[int], list[int]]:
     return sorted({*range(len(digests))} - {*held_out}), held_out
 
 
-def _lists(root: Path) -> list[Listed]:
-    """The JSON of train and of val, or the only one."""
-
-    def of(*splits: str) -> Path | None:
-        patterns = [p.format(s) for s in splits for p in
-                    ("annotations/instances_{}*.json", "annotations/{}*.json", "{}*.json", "{}*/*.json")]  # fmt: skip
-        return next((f for p in patterns for f in sorted(root.glob(p))), None)
-
-    train, val = of("train"), of(*VALIDATION)
-    if train and val:
-        test = of("test")
-        lists = [_listed(root, train, "train"), _listed(root, val, next(v for v in VALIDATION if of(v) == val))]
-        lists += [_listed(root, test, "test")] if test and test != val else []
-        return [one for i, one in enumerate(lists) if i < 2 or len(one.boxes)]  # COCO's own test list has no boxes
-    only = [f for p in ("annotations/*.json", "*.json", "images/*.json", "train*/*.json") for f in sorted(root.glob(p))]
-    if not only:
-        raise UserError(f"no annotations in {root}", got=", ".join(sorted(p.name for p in root.iterdir())[:5]) or "nothing",
-                        needed=LAYOUT, cause="the path stops one folder too early or too late")  # fmt: skip
-    return [_listed(root, only[0], "train")]
-
-
-def _listed(root: Path, file: Path, split: str) -> Listed:
-    """One JSON file, its references resolved."""
-    try:
-        found = json.loads(file.read_text())
-        pictures = {p["id"]: (p["file_name"], (int(p["height"]), int(p["width"]))) for p in found["images"]}
-        names = {int(c["id"]): str(c["name"]) for c in found["categories"]}
-        entries = [(a["image_id"], int(a["category_id"]), [float(v) for v in a["bbox"]], a.get("iscrowd", 0))
-                   for a in found["annotations"]]  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        problem = f"no {error}" if isinstance(error, KeyError) else said(error)
-        raise UserError(f"cannot read {file}", got=problem, needed="COCO: images (id, file_name, width, height), annotations "
-                        "(image_id, category_id, bbox), categories (id, name)") from None  # fmt: skip
-    whole = [e for e in entries if not e[3]]
-    orphans = {e[0] for e in whole} - pictures.keys()
-    strange = Counter(e[1] for e in whole if e[1] not in names)
-    if len(pictures) < len(found["images"]) or orphans:
-        got = (
-            f"{len(orphans):,} ids of pictures that are not listed, e.g. {min(orphans, key=str)}"
-            if orphans
-            else "an id twice"
-        )
-        raise UserError(
-            f"the pictures of {file} do not belong to its boxes", got=got, needed="one entry in images for each id"
-        )
-    if strange:
-        raise UserError(f"{strange.total():,} of {len(whole):,} boxes of {file} have a category that the file does not list",
-                        got=", ".join(f"{k} ({n:,} times)" for k, n in strange.most_common(5)),
-                        needed=", ".join(f"{i} {names[i]}" for i in sorted(names)[:5]) + (", ..." if len(names) > 5 else ""),
-                        cause="ids that count from 0 in one place and from 1 in another, or a class removed from the list only",
-                        next="list it under categories, or remove its boxes")  # fmt: skip
-    if any(len(e[2]) != 4 for e in whole):
-        raise UserError(
-            f"boxes of {file} are not boxes", got=next(e[2] for e in whole if len(e[2]) != 4), needed="[x, y, w, h]"
-        )
-    places = [file.parent, *sorted(p for p in root.glob(f"{split}*") if p.is_dir()), *sorted(root.glob(f"images/{split}*")),
-              root / "images", root]  # fmt: skip
-    beyond = [name for name, _ in pictures.values() if not any(_inside(root, p / name) for p in places)]
-    if beyond:
-        raise UserError(f"{len(beyond):,} of {len(pictures):,} pictures of {file} lie outside of the data folder", got=beyond[0],
-                        needed=f"a file_name below {root}", cause="written on another machine, or by somebody else's tool",
-                        next="write file_name relative to the folder of the pictures")  # fmt: skip
-
-    def where(name: str) -> Path:
-        allowed = [p / name for p in places if _inside(root, p / name)]
-        return next((path for path in allowed if path.is_file()), allowed[0])
-
-    place = {key: i for i, key in enumerate(pictures)}
-    return Listed(file, [where(name) for name, _ in pictures.values()], [s for _, s in pictures.values()],
-                  torch.tensor([place[e[0]] for e in whole], dtype=torch.long),
-                  torch.tensor([e[2] for e in whole], dtype=torch.float64).view(-1, 4),
-                  torch.tensor([e[1] for e in whole], dtype=torch.long), names, len(entries) - len(whole))  # fmt: skip
-
-
-def _inside(root: Path, path: Path) -> bool:
-    """Is `path` below `root` by its name? What a link inside points to is the user's own choice."""
-    return Path(os.path.normpath(path)).is_relative_to(os.path.normpath(root))
-
-
-def checked(one: Listed, notes: dict[str, str], *, max_bad: float) -> tuple[Tensor, Tensor]:
-    """(xyxy float32 of the boxes that are kept, which those are); boxes in another format or scale are told, not repaired."""
-    x, y, w, h = one.boxes.unbind(1)
-    high, wide = torch.tensor(one.sizes, dtype=torch.float64).view(-1, 2)[one.of].unbind(1)
-    n, name = max(1, len(x)), lambda bad: _named(one, bad)
-    if len(x) and not one.boxes.isfinite().all():
-        odd = name(~one.boxes.isfinite().all(1))
-        raise UserError(f"boxes of {one.file} are not finite", got=odd, needed="[x, y, w, h]")
-    if len(x) and one.boxes.max() <= 1 and min(high.min(), wide.min()) > 2:
-        raise UserError(f"boxes of {one.file} are in normalised coordinates", got=f"no value above {one.boxes.max():g}, "
-                        f"e.g. {name(w > -1)}", needed="[x, y, w, h] in pixels",
-                        cause="written by a tool that divides by the picture's size (YOLO's format: centres, too)",
-                        next="multiply x and w by the picture's width, y and h by its height")  # fmt: skip
-    empty = (w <= 0) | (h <= 0)
-    outside = ~empty & ((x < -SLACK) | (y < -SLACK) | (x + w > wide + SLACK) | (y + h > high + SLACK))
-    corners = (w > x) & (h > y) & (w <= wide + SLACK) & (h <= high + SLACK)
-    if (empty | outside).sum() / n > max_bad and corners.double().mean() > 0.99:
-        raise UserError(f"boxes of {one.file} are xyxy", needed="[x, y, w, h], as COCO has it",
-                        got=f"read as x, y, w, h, {int(outside.sum()):,} of {n:,} reach outside their pictures, e.g. "
-                        f"{name(outside | empty)}; read as two corners, none",
-                        cause="two corners were written, where COCO has a corner and a size",
-                        next="subtract: w = x2 - x1, h = y2 - y1")  # fmt: skip
-    for bad, what, cause in ((empty, "no area", "corners in the wrong order, clipped away, or a point for a box"),
-                             (outside, "parts outside their pictures", "the pictures were resized or cropped and the boxes not, "
-                              "or x and y are exchanged")):  # fmt: skip
-        if bad.sum() / n > max_bad:
-            raise UserError(f"{int(bad.sum()):,} of {n:,} boxes of {one.file} have {what}", got=name(bad),
-                            needed=f"at most {max_bad:.1%}", cause=cause,
-                            next=f"mend them, or accept it: --data.max-bad {bad.double().mean() + 0.01:.2f}")  # fmt: skip
-        if bad.any():
-            notes[f"boxes with {what} in {one.file.name}"] = f"{int(bad.sum()):,} of {n:,}: {name(bad)}"
-    xyxy = torch.stack([x, y, x + w, y + h], 1).clamp_min(0)
-    xyxy = torch.minimum(xyxy, torch.stack([wide, high, wide, high], 1))
-    kept = ~empty & (xyxy[:, 2:] > xyxy[:, :2]).all(1)
-    return xyxy[kept].float(), kept
-
-
-def _named(one: Listed, bad: Tensor) -> str:
-    """The first box at fault, with its picture."""
-    i = int(bad.nonzero()[0])
-    (h, w), box = one.sizes[one.of[i]], ", ".join(f"{v:g}" for v in one.boxes[i].tolist())
-    return f"[{box}] on {one.pictures[one.of[i]].name} ({w}x{h})"
-
-
 # ------------------------------------------------------------------------------------------------------------------ samples
 def canonical(boxes: Tensor, size: tuple[int, int]) -> tv_tensors.BoundingBoxes:
-    """xyxy boxes (k, 4) of a picture (H, W) as the type that torchvision's transforms move with their picture."""
+    """Return xyxy boxes (k, 4) of an image (H, W) as the type that torchvision's transforms move with their image."""
     return tv_tensors.BoundingBoxes(boxes.view(-1, 4), format="XYXY", canvas_size=size)
 
 
 def ratio(size: Sequence[int], side: int, shorter: int) -> float:
-    """How many pixels of a canvas of `side` a pixel of a picture (H, W) has."""
+    """Return the pixels of a canvas of `side` per pixel of an image (H, W)."""
     whole = side / max(size)
     return min(whole, shorter / min(size)) if shorter else whole
 
 
 class Boxed(core.Data):
-    """Pictures on a square canvas of `side` pixels, in its upper left corner, as large as `ratio` says; with their boxes there
-    (`boxes`) and in their own pixels (`truth`), both filled up with rows of 0 whose label is -1."""
+    """Images on a square canvas of `side` pixels, in its upper left corner, scaled by `ratio`, with their boxes on the canvas (`boxes`) and
+    in their own pixels (`truth`). Both are padded with rows of 0 and label -1."""
 
     shorter = 0
-    """Pixels of a picture's shorter side, where its longer one then fits; 0: the longer side fills the canvas."""
+    """Pixels of an image's shorter side, if the longer one then fits; 0: the longer side fills the canvas."""
     fill: Sequence[float] = ()
-    """Colour of the rest of the canvas; none: black."""
+    """Colour of the rest of the canvas; None: black."""
 
     def __init__(self, data: Annotated, rows: Sequence[int], *, side: int, augment: nn.Module | None = None):
         self.data, self.rows, self.side, self.augment = data, rows, side, augment
@@ -391,7 +248,7 @@ class Boxed(core.Data):
         return self.data.digests[self.rows[index]] if self.data.digests else None
 
     def whole(self, row: int) -> tuple[tv_tensors.Image, tv_tensors.BoundingBoxes, Tensor]:
-        """A picture (3, H, W) of 0-1 with its boxes and labels."""
+        """Return an image (3, H, W) in [0, 1] with its boxes and labels."""
         picture, size = self.data.pictures[row], self.data.sizes[row]
         return tv_tensors.Image(picture.float() / 255), canonical(self.data.boxes[row], size), self.data.labels[row]
 
@@ -405,13 +262,13 @@ class Boxed(core.Data):
         return self.fitted(image, boxes, labels) | {"seed": torch.tensor(seed)}
 
     def resized(self, h: int, w: int) -> list[int]:
-        """[height, width] on the canvas."""
+        """Return [height, width] on the canvas."""
         if self.shorter and self.shorter * max(h, w) < self.side * min(h, w):
             return [max(1, round(s * self.shorter / min(h, w))) for s in (h, w)]
         return [max(1, round(s * self.side / max(h, w))) for s in (h, w)]
 
     def fitted(self, image: Tensor, boxes: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """A picture and its boxes on the canvas."""
+        """Return an image and its boxes on the canvas."""
         h, w = image.shape[-2:]
         to = self.resized(h, w)
         seen, moved = image, boxes
@@ -431,20 +288,20 @@ class Boxed(core.Data):
 
 
 def targets(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """What a detector learns from, picture by picture, without the rows that fill up."""
+    """Return the detector's targets, one per image, without padding."""
     rows = zip(batch["boxes"], batch["labels"], batch["seed"], strict=True)
     return [{"boxes": b[y >= 0], "labels": y[y >= 0], "seed": s} for b, y, s in rows]
 
 
 def to_own(boxes: Tensor, scale: Tensor, size: Tensor) -> Tensor:
-    """Boxes (k, 4) on a canvas in the picture's own pixels; `scale` (2,) along x and y, `size` (2,) is H, W."""
+    """Convert boxes (k, 4) on a canvas to pixels of the image; `scale` (2,) along x and y, `size` (2,) is H, W."""
     return (boxes / scale.repeat(2)).clamp_min(0).minimum(size.flip(0).repeat(2))
 
 
 # ------------------------------------------------------------------------------------------------------------------- scores
 def scores(found: Tensor, truth: Tensor, n: int, classes: Sequence[str]) -> dict[str, float]:
-    """COCO's average precision. `found` (N, 7): picture, label, score, box; `truth` (M, 6): picture, label, box; pictures 0 to
-    n - 1, boxes xyxy in the pictures' own pixels. Where nothing is to be found, nothing found is right."""
+    """Return COCO's average precision. `found` (N, 7): image, label, score, box; `truth` (M, 6): image, label, box; images 0 to n - 1, boxes
+    xyxy in the images' own pixels. Without objects, no detections score 1."""
     from torchmetrics.detection import MeanAveragePrecision
 
     if not len(truth):
@@ -457,7 +314,7 @@ def scores(found: Tensor, truth: Tensor, n: int, classes: Sequence[str]) -> dict
     metric.update([{"labels": r[:, 1].long(), "scores": r[:, 2], "boxes": r[:, 3:]} for r in parts(found)],
                   [{"labels": r[:, 1].long(), "boxes": r[:, 2:]} for r in parts(truth)])  # fmt: skip
     got = metric.compute()
-    # At IoU 0.5, of every size, with 100 boxes a picture; -1: no such object.
+    # At IoU 0.5, all sizes, 100 boxes per image; -1: there is no such object.
     recall = got["recall"][0, :, 0, -1].tolist()
     sizes = {k: float(got[f"map_{k}"]) for k in ("small", "medium", "large")}
     return {
@@ -468,14 +325,14 @@ def scores(found: Tensor, truth: Tensor, n: int, classes: Sequence[str]) -> dict
 
 
 def listed(data: Annotated, rows: Sequence[int]) -> Tensor:
-    """(M, 6) picture (a place in `rows`), label, box: the truth as `scores` reads it."""
+    """Return the ground truth as `scores` reads it, (M, 6): image (position in `rows`), label, box."""
     each = [torch.cat([torch.full((len(data.boxes[row]), 1), float(i)), data.labels[row][:, None], data.boxes[row]], 1)
             for i, row in enumerate(rows)]  # fmt: skip
     return torch.cat(each)
 
 
 def by_hand(data: Annotated) -> dict[str, float]:
-    """Scores of pasted.by_hand on the held-out scenes, at the threshold that is best on 100 of those to learn from."""
+    """Return the scores of pasted.by_hand on the validation scenes, with the threshold that is best on 100 training scenes."""
 
     def judged(rows: Sequence[int], threshold: int) -> dict[str, float]:
         found, _ = pasted.by_hand([data.pictures.scenes[i] for i in rows], threshold)
@@ -486,7 +343,7 @@ def by_hand(data: Annotated) -> dict[str, float]:
 
 
 def overlap_share(found: Tensor, truth: Tensor) -> float:
-    """How many of the objects (m, 5: label, box) were found (k, 5) with an IoU of 0.5, over how many there are or are said."""
+    """Return the objects (m, 5: label, box) that were found (k, 5) at an IoU of 0.5, divided by the larger number of objects or detections."""
     from torchvision.ops import box_iou
 
     if not len(found) or not len(truth):
@@ -501,7 +358,7 @@ HUES = ("white", "yellow", "cyan", "magenta", "lime", "orange", "red", "deepskyb
 
 
 def drawn(image: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:
-    """(3, H, W) uint8-rounded picture of 0-1 with boxes drawn around (not over) what they hold, one colour for each label."""
+    """Return an image in [0, 1] as uint8-rounded (3, H, W) with boxes drawn around their objects, one colour per label."""
     picture = (image.detach().float().cpu() * 255).round().clamp(0, 255).to(torch.uint8).expand(3, -1, -1)
     if len(boxes):
         edges = boxes.detach().float().cpu() + torch.tensor([-1, -1, 0, 0])

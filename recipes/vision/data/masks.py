@@ -1,11 +1,9 @@
-"""Images with a mask of class ids, from a folder or the packaged nuclei, read in windows of one size.
+"""Images with masks of class ids, from a folder or a built-in data set, read in windows of one size.
 
-A mask is a PNG of the image's size whose values are class ids (grey or palette, 8 or 16 bits). `IGNORE` is void: no class, never
-learnt, never scored. Padding, and pixels that another window scores, are void too.
+A mask is a PNG as large as its image whose values are class ids (grey or palette, 8 or 16 bits). `IGNORE` marks void pixels: they have
+no class and count neither in the loss nor in the metric. Padding is void. So are pixels that another window scores.
 """
 
-import hashlib
-import io
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,9 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision import tv_tensors
@@ -27,15 +23,13 @@ from trainworthy.core.data.validation_split import absolute
 from trainworthy.core.data.validation_split import parse_val as chosen
 from trainworthy.recipes.shared import digits, nuclei
 from trainworthy.recipes.vision.data import pasted
-from trainworthy.recipes.vision.data.pictures import VALIDATION, Decoded, decode, readable, said, shown, survey
+from trainworthy.recipes.vision.data.mask_files import IGNORE, LAYOUT, Pair, Pairs, class_names, matched
+from trainworthy.recipes.vision.data.pictures import VALIDATION, readable, survey
 
 from trainworthy import core
 
-IGNORE = 255
-"""Void. Loss, metric, padding and augmentation read it here."""
 QUESTIONS = {"nuclei": "which pixels are nuclei?", "digits": "which pixels belong to which digit?"}
 EMBEDDED = tuple(QUESTIONS)
-LAYOUT = "FOLDER/train/images and FOLDER/train/masks (and the same in val), or FOLDER/images and FOLDER/masks; FOLDER/classes.txt"
 
 
 @dataclass
@@ -43,14 +37,14 @@ class Source:
     """Which pictures."""
 
     path: str = "nuclei"
-    """`nuclei` or `digits` (pasted on photos; both embedded), or a folder: images/ and masks/ with files of equal names, or both in
-    train/ and in val/; `classes.txt` beside them names the class ids line by line, from 0."""
+    """`nuclei` or `digits` (pasted on photos), which are built in, or a folder that has images/ and masks/ with files of equal names,
+    or train/ and val/ with both. `classes.txt` in that folder names the class ids, one per line, from 0."""
     val: str = ""
-    """Held-out pictures: a folder with images/ and masks/, or the share to hold out; default: the folder's own val, else 0.2."""
+    """Validation images: a folder with images/ and masks/, or the share to hold out. Default: the folder's own val, else 0.2."""
     scenes: int = 4800
-    """Digits: how many pictures to learn from."""
+    """Number of training images of `digits`."""
     max_bad: float = 0.01
-    """Share of pictures or masks that may be unreadable; they are left out, counted and named. More is an error."""
+    """Largest share of unreadable images or masks. They are left out, counted and named; a larger share is an error."""
 
     def __post_init__(self):
         if self.val and self.path in EMBEDDED:
@@ -61,77 +55,29 @@ class Source:
 
 
 # ------------------------------------------------------------------------------------------------------------------ pairs
-Pair = tuple[Tensor, Tensor]  # picture (C, H, W) of 0-255, mask (H, W) uint8
 
 
 class Annotated(NamedTuple):
-    """A data set: pictures with masks, and which of them to learn from."""
+    """A data set: images with masks, and the rows of each split."""
 
     pairs: Sequence[Pair]
     sizes: list[tuple[int, int]]
     """(H, W) of each."""
     pixels: Tensor
-    """(N, 256) int64: how often each value stands in each mask."""
+    """Number of pixels of each value in each mask, (N, 256) int64."""
     classes: tuple[str, ...]
     learn: list[int]
     held_out: list[int]
     notes: dict[str, str]
     """What was left out or converted, for the data report."""
     digests: Sequence[str] = ()
-    """Of the bytes of each picture's file, where there are files."""
+    """Hash of each image file; empty for built-in data."""
     test: Sequence[int] = ()
-    """Rows that are evaluated once, at the end."""
-
-
-def ids(image: Image.Image) -> Tensor:
-    """(H, W) uint8 class ids of a mask. ValueError where its values are none."""
-    if image.mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
-        raise ValueError(
-            f"colours ({image.mode}), where one number a pixel is needed: its class id, grey or as a palette"
-        )
-    values = np.asarray(image)  # a palette's indices, not its colours
-    if values.max() > IGNORE:
-        raise ValueError(
-            f"values up to {values.max()}: instance numbers, or depth; class ids are 0 to 254, {IGNORE} is void"
-        )
-    return torch.from_numpy(values.astype(np.uint8))
-
-
-class Pairs(Decoded):
-    """A picture and its mask in each row; the windows of a picture come one after another."""
-
-    kind, beside, needed = "masks", " or its mask", "a picture and a mask"
-
-    def name(self, row: int) -> str:
-        return shown(self.files[row][0], self.root)
-
-    def stamp(self, row: int) -> str:
-        return " ".join(f"{f.stat().st_size} {f.stat().st_mtime_ns}" for f in self.files[row])
-
-    def _read(self, row: int) -> Pair:
-        picture, mask = self.files[row]
-        return decode(Image.open(picture)), ids(Image.open(mask))
-
-    def look(self, row: int) -> tuple:
-        """(problem, kind, digest of the picture's bytes, its size, the mask's size, values of the mask with their counts)."""
-        try:
-            data = self.files[row][0].read_bytes()
-            image = Image.open(io.BytesIO(data))
-            kind, digest = image.mode, hashlib.blake2b(data, digest_size=12).hexdigest()
-            picture = decode(image)
-        except Exception as error:  # decoders raise whatever they like on damaged files
-            return said(error), "", "", [], [], {}
-        try:
-            mask = ids(Image.open(self.files[row][1]))
-        except Exception as error:
-            return f"its mask: {said(error)}", kind, digest, [], [], {}
-        values, counts = mask.unique(return_counts=True)
-        found = dict(zip(map(str, values.tolist()), counts.tolist(), strict=True))
-        return "", kind, digest, list(picture.shape[1:]), list(mask.shape), found
+    """Rows of the test split, which is evaluated once, at the end."""
 
 
 def load(source: Source) -> Annotated:
-    """The data set, read once a process."""
+    """Load the data set. Each is read once per process."""
     if source.path in EMBEDDED:
         return _nuclei() if source.path == "nuclei" else _digits(source.scenes)
     return _folder(source.path, source.val, source.max_bad)
@@ -147,7 +93,7 @@ def _nuclei() -> Annotated:
 
 
 class Composed(Sequence):
-    """Digits pasted on photos, drawn when asked for, and their masks."""
+    """Digits pasted on photos, rendered when a row is read, and their masks."""
 
     def __init__(self, scenes: list[tuple[str, pasted.Scene]]):
         self.scenes, self.masks = scenes, [pasted.ids(*s, void=IGNORE) for s in scenes]
@@ -171,7 +117,7 @@ def _digits(n: int) -> Annotated:
 
 @cache
 def _folder(where: str, val: str, max_bad: float) -> Annotated:
-    """Pictures and masks of equal names. Every file is read once; what was found is cached by size and time of change."""
+    """Load images and masks of equal names. Every file is read once; what was found is cached by file size and modification time."""
     root = Path(where)
     if not root.is_dir():
         raise UserError(f"there is no data folder {where}", got="a file" if root.exists() else "nothing there", needed=LAYOUT,
@@ -182,12 +128,12 @@ def _folder(where: str, val: str, max_bad: float) -> Annotated:
     val = own if wanted is None else wanted if isinstance(wanted, Path) else None
     test = root / "test" if own and own.name != "test" and (root / "test" / "masks").is_dir() else None
     notes: dict[str, str] = {}
-    files = [_matched(split, notes) for split in (train, val, test) if split]
+    files = [matched(split, notes) for split in (train, val, test) if split]
     pairs = Pairs(root, [f for found in files for f in found])
     facts = survey(pairs, len(pairs), pairs.look)
     good, left_out = readable(pairs, facts, where=where, max_bad=max_bad)
     ends = [*accumulate(map(len, files))]
-    of = [bisect_right(ends, i) for i in good.tolist()]  # which split a row is from
+    of = [bisect_right(ends, i) for i in good.tolist()]  # index of each row's split
     pairs, facts = Pairs(root, [pairs.files[i] for i in good]), [facts[i] for i in good]
     wrong = [i for i, fact in enumerate(facts) if fact[3] != fact[4]]
     if wrong:
@@ -199,9 +145,9 @@ def _folder(where: str, val: str, max_bad: float) -> Annotated:
     pixels = torch.zeros(len(facts), 256, dtype=torch.long)
     for row, fact in zip(pixels, facts, strict=True):
         row[[int(v) for v in fact[5]]] = torch.tensor(list(fact[5].values()))
-    classes = _named(root, pixels, pairs)
+    classes = class_names(root, pixels, pairs)
     if val is None:
-        owner = {fact[2]: i for i, fact in reversed(list(enumerate(facts)))}  # copies of a picture stay on one side
+        owner = {fact[2]: i for i, fact in reversed(list(enumerate(facts)))}  # copies of an image go to one split
         one_each = torch.tensor(sorted(owner.values()))
         drawn = one_each[seeds.permutation(len(one_each), "masks", "split")][
             : max(1, round(len(one_each) * (wanted or 0.2)))
@@ -218,92 +164,24 @@ def _folder(where: str, val: str, max_bad: float) -> Annotated:
     return Annotated(pairs, sizes, pixels, classes, learn, held_out, left_out | notes, digests, tested)
 
 
-def _matched(split: Path, notes: dict[str, str]) -> list[tuple[Path, Path]]:
-    """Each picture with its mask; a picture without one is an error, a mask without a picture a note."""
-    inside = lambda name: sorted(p for p in (split / name).glob("*") if p.is_file() and not p.name.startswith("."))  # noqa: E731
-    pictures, masks = inside("images"), {p.stem: p for p in inside("masks")}
-    alone = [p.name for p in pictures if p.stem not in masks]
-    if not pictures:
-        raise UserError(f"no picture in {split / 'images'}", needed=LAYOUT,
-                        got=", ".join(sorted(p.name for p in split.iterdir())[:5]) or "nothing",
-                        cause="the path stops one folder too early or too late")  # fmt: skip
-    if alone:
-        raise UserError(f"{len(alone):,} of {len(pictures):,} pictures in {split} have no mask",
-                        got=", ".join(alone[:5]) + (", ..." if len(alone) > 5 else ""), needed=f"{split / 'masks'}/<name>.png",
-                        cause="a mask has its picture's name; a picture without any object has a mask of 0 everywhere",
-                        next="write those masks, or move the pictures away")  # fmt: skip
-    spare = sorted(masks.keys() - {p.stem for p in pictures})
-    if spare:
-        notes[f"masks without a picture in {split.name}"] = f"{len(spare):,}: {', '.join(spare[:5])}"
-    return [(p, masks[p.stem]) for p in pictures]
-
-
-def _named(root: Path, pixels: Tensor, pairs: Pairs) -> tuple[str, ...]:
-    """Names of the ids: those of classes.txt, or the numbers that occur. Values that are not class ids and not void are refused."""
-    seen = [v for v in pixels.sum(0).nonzero().flatten().tolist() if v != IGNORE]
-    file = root / "classes.txt"
-    classes = tuple(n.strip() for n in file.read_text().splitlines() if n.strip()) if file.exists() else ()
-    n = len(classes)
-    beyond = [v for v in seen if v >= n] if classes else []
-    if beyond:
-        odd = int(pixels[:, beyond].sum(1).nonzero()[0])
-        shown = ", ".join(f"{v} ({int(pixels[:, v].sum()):,} pixels)" for v in beyond[:5]) + (
-            ", ..." if len(beyond) > 5 else ""
-        )
-        raise UserError(f"masks of {root} have ids that are not class ids", got=f"{shown}, first in the mask of {pairs.name(odd)}",
-                        needed=f"0 to {n - 1} ({', '.join(classes[:5])}{', ...' if n > 5 else ''}), or {IGNORE} for void",
-                        cause="ids that count from 1" if beyond == [n] and 0 not in seen else
-                        "instance masks (a number for each object), grey levels for ids, or another list of classes")  # fmt: skip
-    if not classes and numbered(pixels, pairs):
-        raise UserError(f"masks of {root} number objects, they do not name classes",
-                        got=f"values up to {max(seen)}, each in one piece", needed="class ids, the same for every object of a kind",
-                        cause="instance masks, or areas counted by a labelling tool",
-                        next=f"write the object's class for its number; where they are classes, name them in {file}")  # fmt: skip
-    classes = classes or tuple(map(str, range(max(seen, default=0) + 1)))
-    if len(classes) < 2 or len(classes) > IGNORE:
-        raise UserError(f"{root} has {len(classes)} classes", got=f"values {', '.join(map(str, seen[:5])) or 'none but void'}",
-                        needed=f"2 to {IGNORE}, the background counted", next=f"name them line by line in {file}")  # fmt: skip
-    return classes
-
-
-def numbered(pixels: Tensor, pairs: Pairs, look: int = 20) -> bool:
-    """Do masks number objects? Values in one piece each, and either as many as objects are (the median mask has ten), or counted
-    from 1 without a gap to another number in each mask."""
-    from scipy import ndimage
-
-    some = (pixels[:, 1:IGNORE].sum(1) > 0).nonzero().flatten()[:look].tolist()
-    each = [(pixels[i, 1:IGNORE] > 0).nonzero().flatten() + 1 for i in some]
-    most = sorted(map(len, each))
-    counted_up = sum(torch.equal(v, torch.arange(1, len(v) + 1)) for v in each) >= 0.95 * len(each)
-    if not each or not (most[len(most) // 2] >= 10 or (counted_up and most[0] < most[-1] and most[-1] >= 5)):
-        return False
-    masks = [pairs[i][1].numpy() for i in some]
-    pieces = [
-        ndimage.label(m == v, np.ones((3, 3)))[1]
-        for m, values in zip(masks, each, strict=True)
-        for v in values.tolist()
-    ]
-    return sum(n == 1 for n in pieces) >= 0.95 * len(pieces)
-
-
 # ---------------------------------------------------------------------------------------------------------------- windows
 def starts(length: int, window: int, step: int) -> list[int]:
-    """Where windows begin that cover `length`, `step` or less apart; the last ends where the picture does."""
+    """Return the start of each window, at most `step` apart. The last window ends at the border of the image."""
     return [*range(0, max(length - window, 0), step), max(length - window, 0)]
 
 
 def owned(places: list[int], i: int, window: int, length: int) -> tuple[int, int]:
-    """The stretch that window `i` answers for: up to the middle of what it shares with its neighbours."""
+    """Return the interval that window `i` scores: it ends in the middle of the overlap with each neighbour."""
     low = 0 if i == 0 else (places[i - 1] + window + places[i]) // 2
     high = max(length, window) if i + 1 == len(places) else (places[i] + window + places[i + 1]) // 2
     return low - places[i], high - places[i]
 
 
 class Windows(core.Data):
-    """Windows (C, window, window) of 0-1 with masks (window, window) int64 that cover every picture.
+    """Windows that cover every image: images (C, window, window) in [0, 1], masks (window, window) int64.
 
-    On the evaluation path each pixel of a picture is scored in one window, where it stands deepest, and void in the others: what is
-    counted over windows is counted over pictures. On the training path `augment` cuts a window anywhere in the same picture.
+    In evaluation each pixel is scored in one window, the one in which it is farthest from the border, and is void in the others. Counts
+    over windows are therefore counts over images. In training `augment` draws a random window of the same image.
     """
 
     def __init__(self, data: Annotated, rows: list[int], *, window: int, step: int, resize: int = 0,
@@ -336,11 +214,11 @@ class Windows(core.Data):
         return f"{self.digests[row]} {top} {left}" if self.digests else None
 
     def fitted(self, size: tuple[int, int]) -> tuple[int, int]:
-        """(H, W) with `resize` pixels on the shorter side, if that is not 0."""
+        """Return (H, W) with `resize` pixels on the shorter side; unchanged if `resize` is 0."""
         return tuple(max(1, round(s * self.resize / min(size))) for s in size) if self.resize else size
 
     def whole(self, row: int) -> tuple[tv_tensors.Image, tv_tensors.Mask]:
-        """A picture (C, H, W) of 0-1 with its mask, resized together: ids by nearest neighbour."""
+        """Return an image (C, H, W) in [0, 1] and its mask, resized together; ids by nearest neighbour."""
         picture, mask = self.pairs[row]
         image, mask = tv_tensors.Image(picture.float() / 255), tv_tensors.Mask(mask)
         if self.resize:
@@ -348,7 +226,7 @@ class Windows(core.Data):
         return image, mask
 
     def cut(self, index: int, image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The window `index` of a whole picture; void is what other windows answer for, and what lies outside."""
+        """Return window `index` of an image and its mask. Pixels that other windows score, and padding, are void."""
         _, top, left, (t, b), (lo, hi) = self.places[index]
         window = slice(top, top + self.window), slice(left, left + self.window)
         image, mask = image[:, *window], mask[window]
@@ -370,8 +248,10 @@ class Windows(core.Data):
 
 # ------------------------------------------------------------------------------------------------------------------ scores
 def scores(confusion: Tensor, classes: Sequence[str]) -> dict[str, float]:
-    """From (n, n) pixels with truth in rows: intersection over union of each class that occurs or is said, their mean, of two
-    classes the object's beside it (the binary Jaccard index), recall and accuracy."""
+    """Return the metrics of a confusion matrix (n, n) of pixels, truth in rows.
+
+    Intersection over union and recall of each class that occurs or is predicted, the mean IoU and the pixel accuracy. With two classes
+    also `iou`, the IoU of class 1."""
     hit, truth, said = confusion.diag().double(), confusion.sum(1), confusion.sum(0)
     union = truth + said - hit
     iou, seen = hit / union.clamp_min(1), union > 0
@@ -388,13 +268,13 @@ def scores(confusion: Tensor, classes: Sequence[str]) -> dict[str, float]:
 
 
 def counted(mask: Tensor, answer: Tensor, n: int) -> Tensor:
-    """(n, n) pixels with truth in rows; void is in no row. Any shapes, both alike."""
+    """Return the confusion matrix (n, n) in pixels, truth in rows, without void. `mask` and `answer` have the same shape."""
     scored = mask != IGNORE
     return torch.bincount(mask[scored].long() * n + answer[scored].long(), minlength=n * n).view(n, n)
 
 
 def table(confusion: Tensor, classes: Sequence[str]) -> core.Matrix:
-    """Each class in percent, and their mean."""
+    """Return IoU, recall and precision in percent, for each class and their mean."""
     hit, truth, said = confusion.diag().double(), confusion.sum(1), confusion.sum(0)
     over = torch.stack([truth + said - hit, truth, said], 1)
     shares = torch.where(over > 0, 100 * hit[:, None] / over.clamp_min(1), torch.nan)
@@ -405,7 +285,7 @@ def table(confusion: Tensor, classes: Sequence[str]) -> core.Matrix:
 
 
 def by_hand(data: Annotated) -> dict[str, dict[str, float]]:
-    """Scores on the held-out pictures of who uses no net, with the threshold that is best where the net learns."""
+    """Return the validation metrics of a threshold without a net. The threshold is the best one on the training images."""
     if isinstance(data.pairs, Composed):
         scenes, n = data.pairs.scenes, len(data.classes)
 
@@ -421,47 +301,10 @@ def by_hand(data: Annotated) -> dict[str, dict[str, float]]:
     return {"brightness above a threshold": {"iou": share(unseen[0] > bright, truth)}}
 
 
-# ------------------------------------------------------------------------------------------------------------ what to expect
-def outlines(mask: Tensor, reach: int) -> Tensor:
-    """(B, H, W) pixels within `reach` of another class."""
-    void = mask == IGNORE
-    pool = lambda x: F.max_pool2d(x.float()[:, None], 2 * reach + 1, 1, reach)[:, 0]  # noqa: E731
-    return (pool(mask.masked_fill(void, -1)) > -pool(-mask.masked_fill(void, IGNORE))) & ~void
-
-
-def answered(mask: Tensor, own: Tensor, n: int, *, focal: float, dice: float) -> float:
-    """Loss of who gives the true class of each pixel the probability `own` (B, H, W), and every other class as much of the rest."""
-    scored, other, apart = mask != IGNORE, (1 - own) / (n - 1), []
-    ce = -((1 - own) ** focal * own.log())[scored].mean()
-    for c in range(n):
-        mine = mask == c
-        both, truth = (own * mine).flatten(1).sum(1), mine.flatten(1).sum(1)
-        said = both + (other * (scored & ~mine)).flatten(1).sum(1)
-        apart.append((1 - 2 * both / (said + truth).clamp_min(1))[truth > 0])
-    return (ce + dice * torch.cat(apart).mean()).item()
-
-
-def unsure(mask: Tensor, n: int) -> Tensor:
-    """(B, H, W) the probability of every class that an untrained net gives."""
-    return torch.full(mask.shape, 1 / n, device=mask.device)
-
-
-def sure_inside(mask: Tensor, reach: int) -> Tensor:
-    """(B, H, W) all but certain of the true class, even odds within `reach` of an outline: no hand draws, no net answers finer."""
-    return torch.where(outlines(mask, reach), 0.5, 1.0)
-
-
-def close(mask: Tensor, n: int, reach: int) -> Tensor:
-    """(n,) IoU of each class with a quarter of the pixels along its outlines on the wrong side; NaN where it does not occur."""
-    edge, mine = outlines(mask, reach), [mask == c for c in range(n)]
-    all_, wrong = (torch.stack([m.sum() for m in ms]).double() for ms in (mine, [m & edge for m in mine]))
-    return (all_ - wrong / 4) / (all_ + wrong / 4)
-
-
 # --------------------------------------------------------------------------------------------------------------- pictures
 def coloured(mask: Tensor) -> Tensor:
-    """(H, W) ids as (3, H, W) of 0-1: black for 0, a hue of its own for every other class, mid-grey for void."""
-    hue = mask.float() * 0.618034 % 1  # neighbours in number lie far apart in hue
+    """Return ids (H, W) as colours (3, H, W) in [0, 1]: black for id 0, one hue per class, mid-grey for void."""
+    hue = mask.float() * 0.618034 % 1  # golden ratio: consecutive ids get distant hues
     wheel = (
         ((hue + torch.tensor([0, 2 / 3, 1 / 3], device=mask.device).view(3, 1, 1)) % 1 * 6 - 3).abs().sub(1).clamp(0, 1)
     )
@@ -469,12 +312,12 @@ def coloured(mask: Tensor) -> Tensor:
 
 
 def beside(image: Tensor, *ids: Tensor) -> Tensor:
-    """A window (C, H, W) of 0-1 with masks beside it: (3, H, W x (1 + len(ids)))."""
+    """Return an image (C, H, W) in [0, 1] next to coloured masks: (3, H, W x (1 + len(ids)))."""
     return torch.cat([image.detach().float().expand(3, -1, -1), *map(coloured, ids)], 2)
 
 
 def stitched(data: Windows, answer: Callable[[Tensor], Tensor], most: int = 4) -> list[core.Tile]:
-    """The first `most` pictures whole, each beside its mask and what `answer` says, put together from their windows."""
+    """Return tiles of the first `most` whole images: image, mask, and the prediction of `answer`, assembled from windows."""
     tiles = []
     for row in list(data.sizes)[:most]:
         image, mask = data.whole(row)

@@ -1,10 +1,9 @@
-"""Pictures mixed in pairs: mixup (Zhang 2018, arXiv 1710.09412) and CutMix (Yun 2019, arXiv 1905.04899).
+"""Images mixed in pairs: mixup (Zhang 2018, arXiv 1710.09412) and CutMix (Yun 2019, arXiv 1905.04899).
 
-Every draw is made in the sample, so no cut of a batch, no process and no resume changes a mixture. The sample's own picture
-always has the larger share `lam` >= 1/2, so `label` stays the hard answer and gates and metrics need not know of mixing. For mixup
-nothing is lost: the pair (a, b, lam) is the pair (b, a, 1 - lam). For CutMix the order does matter: the partner's rectangle is at
-most half of the picture here, where the paper's may be any part of it (a small rest of the own picture around a large rectangle
-never occurs).
+All random draws belong to the sample, so a mixture does not depend on the batch, the process or a resume. The sample's own image always
+has the larger share `lam` >= 1/2, so `label` stays the hard answer, and gates and metrics work as without mixing. For mixup this loses
+nothing: the pair (a, b, lam) equals (b, a, 1 - lam). CutMix becomes a restricted version: the partner's rectangle covers at most half of
+the image, where the paper allows any part.
 """
 
 from collections.abc import Callable
@@ -16,17 +15,17 @@ from torch import Tensor
 
 from trainworthy import core
 
-SURE = 0.6  # from this share on, a model that has learnt the mixture surely names its own picture's class
+SURE = 0.6  # share from which a model that has learnt the mixture names its own image's class with certainty
 
 
 @dataclass
 class Mix:
-    """Pictures mixed in pairs while training."""
+    """Mixing of training images in pairs."""
 
     mixup: float = 0.0
-    """Alpha of mixup (Zhang 2018; 0.2 is usual); 0 mixes nothing."""
+    """Alpha of mixup (Zhang 2018; usually 0.2); 0: off."""
     cutmix: float = 0.0
-    """Alpha of CutMix (Yun 2019; 1.0 is usual); with mixup too, each sample draws which of the two it gets."""
+    """Alpha of CutMix (Yun 2019; usually 1.0). With mixup also on, each sample draws one of the two."""
 
     @property
     def on(self) -> bool:
@@ -42,9 +41,9 @@ class Mix:
 
 
 class Mixed(core.Data):
-    """`data` with, on the training path, each picture mixed with another one: of the whole set, or of `near(index)`.
+    """`data` whose training images are mixed with another one, from the whole set or from `near(index)`.
 
-    Adds `label2` (the partner's class) and `lam` (the own share, 1 on the evaluation path).
+    Adds `label2` (the partner's class) and `lam` (the own share, 1 in evaluation).
     """
 
     def __init__(self, data: core.Data, mix: Mix, near: Callable[[int], range] | None = None):
@@ -62,9 +61,7 @@ class Mixed(core.Data):
         other = self.data.get(among[int(torch.randint(len(among), (), generator=generator))], generator)
         cut = self.mix.mixup == 0 or (self.mix.cutmix > 0 and torch.rand((), generator=generator) < 0.5)
         alpha = torch.tensor(self.mix.cutmix if cut else self.mix.mixup)
-        lam = torch.distributions.Beta(
-            alpha, alpha
-        ).sample()  # draws from torch's global generator, which is the one we are handed
+        lam = torch.distributions.Beta(alpha, alpha).sample()  # torch's global generator, seeded per sample
         lam = torch.maximum(lam, 1 - lam)
         if cut:
             image, lam = pasted(own["image"], other["image"], lam, generator)
@@ -86,7 +83,7 @@ class Mixed(core.Data):
 
 
 def pasted(image: Tensor, other: Tensor, lam: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(image (C, H, W) with a rectangle of `other` of about 1 - lam of its area, what is left of it as a share)."""
+    """Return (image (C, H, W) with a rectangle of `other` of about 1 - lam of its area, remaining share)."""
     height, width = image.shape[-2:]
     side = (1 - lam).sqrt()
     h, w = int(height * side), int(width * side)
@@ -98,19 +95,19 @@ def pasted(image: Tensor, other: Tensor, lam: Tensor, generator: torch.Generator
 
 
 def soft(batch: dict[str, Tensor], n_classes: int) -> Tensor:
-    """(B, n_classes) target probabilities: `lam` on the own class, the rest on the partner's."""
+    """Return target probabilities (B, n_classes): `lam` for the own class, the rest for the partner's."""
     own, other = (torch.nn.functional.one_hot(batch[k], n_classes) for k in ("label", "label2"))
     lam = batch["lam"][:, None]
     return lam * own + (1 - lam) * other
 
 
 def floor(batch: dict[str, Tensor], n_classes: int, smoothing: float) -> float:
-    """Lowest cross-entropy there is on this batch: the mean entropy of its smoothed targets, in nats."""
+    """Return the lowest possible cross-entropy on this batch: the mean entropy of its smoothed targets, in nats."""
     p = soft(batch, n_classes).double() * (1 - smoothing) + smoothing / n_classes
     return torch.special.entr(p).sum(1).mean().item()
 
 
 def sure(batch: dict[str, Tensor]) -> float:
-    """Share of the batch whose own class a perfect model names for sure; a half-and-half mixture may go either way."""
+    """Return the share of the batch whose own class a perfect model names with certainty."""
     alike = batch["label"] == batch["label2"]
     return ((batch["lam"] >= SURE) | alike).double().mean().item()

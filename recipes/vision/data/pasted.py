@@ -1,5 +1,5 @@
-"""Digits pasted on photos, 96x96: two to four real handwritten digits of 22 to 40 pixels on a crop of a real photo, with exact
-boxes. Digits and photos are split into train and val before composition; a scene is a function of its number."""
+"""Digits pasted on photos, 96x96: two to four real handwritten digits of 22 to 40 pixels on a crop of a real photo, with exact boxes. Digits
+and photos are split into train and val first; a scene is a function of its number."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -13,14 +13,14 @@ from trainworthy.recipes.shared import photos
 from trainworthy.recipes.shared.composites import COLOURS, TINTS, generator, pool
 
 SIDE, FEWEST, MOST = 96, 2, 4
-HEIGHTS, INK = (22, 40), 64  # pixels; what counts as written, of 255
-EDGE = (0.1, 0.5)  # opacity: from the first on a pixel is no longer the photo's, from the second on it is the digit's
-HELD_OUT = 500  # scenes that are scored
+HEIGHTS, INK = (22, 40), 64  # pixels; grey level from which a pixel is ink, of 255
+EDGE = (0.1, 0.5)  # opacity from which a pixel no longer belongs to the photo, and from which it belongs to the digit
+HELD_OUT = 500  # validation scenes
 TESTED = range(
     HELD_OUT, 2 * HELD_OUT
-)  # of the same digits and photos as those, which nobody learns from: there are no others
-WINDOW = (96, 200)  # pixels of a side that a photo's crop has before it is shrunk to SIDE
-TRIES = 20  # places to try for a digit; where none is free, it is left out
+)  # test scenes: other compositions of the same held-out digits and photos, since there are no others
+WINDOW = (96, 200)  # side in pixels of a photo's crop before it is reduced to SIDE
+TRIES = 20  # random positions to try for a digit; without a free one it is left out
 
 
 class Pasted(NamedTuple):
@@ -28,14 +28,14 @@ class Pasted(NamedTuple):
 
     digit: int
     tile: int
-    """Which picture of the pool it is."""
+    """Index of the digit's picture in the pool."""
     colour: tuple[float, float, float]
     box: tuple[int, int, int, int]
-    """x0, y0, x1, y1: its ink ends at these pixel edges."""
+    """x0, y0, x1, y1: pixel edges of its ink."""
 
 
 class Scene(NamedTuple):
-    """What is known of a picture before it is drawn."""
+    """Description of a scene before it is rendered."""
 
     photo: int
     crop: tuple[int, int, int, int]
@@ -44,7 +44,7 @@ class Scene(NamedTuple):
 
 @cache
 def inked(split: str, tile: int) -> Image.Image:
-    """A digit cut to its ink, grey."""
+    """Return a digit cropped to its ink, grey."""
     image = pool(split).tiles[tile]
     rows, columns = (np.flatnonzero((image > INK).any(axis)) for axis in (1, 0))
     return Image.fromarray(image[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
@@ -52,7 +52,7 @@ def inked(split: str, tile: int) -> Image.Image:
 
 @cache
 def scene(split: str, index: int) -> Scene:
-    """Scene number `index`."""
+    """Return scene number `index`."""
     rng = generator("pasted", split, index)
     backgrounds = photos.load(split)
     photo = int(rng.integers(len(backgrounds)))
@@ -75,7 +75,7 @@ def scene(split: str, index: int) -> Scene:
 
 
 def render(split: str, found: Scene) -> Tensor:
-    """(3, 96, 96) uint8."""
+    """Render a scene, (3, 96, 96) uint8."""
     background = Image.fromarray(photos.load(split)[found.photo]).resize(
         (SIDE, SIDE), Image.Resampling.BILINEAR, found.crop
     )
@@ -88,13 +88,13 @@ def render(split: str, found: Scene) -> Tensor:
 
 
 def opacity(split: str, one: Pasted) -> np.ndarray:
-    """(h, w) of 0-1: how much of each pixel of its box is the digit's."""
+    """Return the digit's opacity in its box, (h, w) in [0, 1]."""
     x0, y0, x1, y1 = one.box
     return np.asarray(inked(split, one.tile).resize((x1 - x0, y1 - y0), Image.Resampling.BILINEAR), np.float32) / 255
 
 
 def ids(split: str, found: Scene, *, void: int) -> Tensor:
-    """(96, 96) uint8: 0 where the photo is, a digit's number + 1, `void` along its edges, where both are blended."""
+    """Return the mask (96, 96) uint8: 0 for the photo, digit + 1, and `void` along edges, where both are blended."""
     mask = np.zeros((SIDE, SIDE), np.uint8)
     for one in found.items:
         x0, y0, x1, y1 = one.box
@@ -105,13 +105,13 @@ def ids(split: str, found: Scene, *, void: int) -> Tensor:
 
 
 # --------------------------------------------------------------------------------------------------------------- by hand
-# Pixels of a side that the reader sees; how vivid a pixel of a digit may be.
+# Side in pixels of the classifier's input; saturation from which a pixel belongs to a digit.
 SEEN, THRESHOLDS = 20, (40, 60, 80, 100, 120, 140)
 
 
 def by_hand(scenes: Sequence[tuple[str, Scene]], threshold: int) -> tuple[Tensor, Tensor]:
-    """What is found without a learnt eye: ((N, 7) picture, label, score, box; (len(scenes), 96, 96) uint8, 0 or label + 1). Digits
-    are the vivid pixels that hang together; which ones is read by logistic regression on the digits to learn from."""
+    """Detect without a neural net: ((N, 7) picture, label, score, box; (len(scenes), 96, 96) uint8, 0 or label + 1). Connected saturated
+    pixels are digits; logistic regression, trained on the training digits, classifies them."""
     from scipy import ndimage
 
     reader, found, masks = _reader(), [], torch.zeros(len(scenes), SIDE, SIDE, dtype=torch.uint8)

@@ -10,49 +10,51 @@ import io
 import json
 import math
 import os
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import v2
 from trainworthy.core import UserError
 from trainworthy.core.base import network, seeds
 from trainworthy.core.data.assets import cache_dir
 from trainworthy.core.data.validation_split import absolute, parse_val
+from trainworthy.recipes.vision.data.encoded import Encoded, Files, Pictures, RowGroups, Rows, decode, opened, said
 
 
 @dataclass
 class Source:
-    """Which pictures."""
+    """Which images."""
 
     path: str = "digits"
-    """`digits` (embedded), a folder (train/<class>/.. and val/<class>/.., or <class>/.., or parquet files), or hub:owner/name."""
+    """`digits` (built in), a folder (train/<class>/.. and val/<class>/.., or <class>/.., or parquet files), or hub:owner/name."""
     val: str = ""
-    """Held-out pictures: a folder <class>/.., or the share of each class to hold out; default: the data's own val, else 0.2."""
+    """Validation images: a folder <class>/.., or the share of each class to hold out. Default: the data's own val, else 0.2."""
     streaming: bool = False
-    """Read parquet files by row group instead of copying the set to this disk; the shuffle is then by groups of row groups."""
+    """Read parquet files by row group instead of copying the set to this disk. Shuffling is then over groups of row groups."""
     max_bad: float = 0.01
-    """Share of pictures that may be unreadable; they are left out, counted and named. More is an error."""
+    """Largest share of unreadable images. They are left out, counted and named; a larger share is an error."""
     through: int = 0
-    """Digits: a third of the training pictures are shrunk to so many pixels a side and enlarged again; 0: none."""
+    """Digits: a third of the training images are reduced to this many pixels a side and enlarged again; 0: none."""
     test: float = 0.0
-    """Share of the training pictures of each class that becomes the test split, where the data have none of their own."""
+    """Share of the training images of each class that becomes the test split, if the data have none of their own."""
 
     def __post_init__(self):
         if not 0 <= self.test < 1:
             raise UserError("--data.test is a share of the training pictures", got=self.test, needed="0 to below 1")
         if self.through and self.path != "digits":
             raise UserError("--data.through is for the digits", got=self.path, needed="--data.path digits")
+        if self.test and self.path == "digits":
+            raise UserError("--data.test is for pictures of your own: the digits have a test set", got=self.test,
+                            needed="--data.path FOLDER")  # fmt: skip
         if self.val and self.path == "digits":
             raise UserError("--data.val is for pictures of your own", got=self.val, needed="--data.path FOLDER")
         self.val = absolute(self.val)
@@ -60,220 +62,18 @@ class Source:
             self.path = str(Path(self.path).resolve())  # resumable from any folder
 
 
-VALIDATION = ("val", "valid", "validation", "test")  # names of the held-out part, the first that is there
-SHARE = 0.2  # of each class, held out where the data have no split of their own
-WINDOW = 8  # row groups that are shuffled together when streaming
+VALIDATION = ("val", "valid", "validation", "test")  # names of a validation split; the first that exists is used
+SHARE = 0.2  # share of each class that is held out if the data have no split
 
 
 def through(augment: nn.Module, small: int, side: int) -> nn.Module:
-    """`augment`, and for a third of the pictures down to `small` pixels a side and back, so that the net reads small ones, too."""
+    """Return `augment`, followed for a third of the images by shrinking to `small` pixels a side and enlarging again."""
     return v2.Compose([augment, v2.RandomApply([v2.Resize(small), v2.Resize(side)], p=1 / 3)])
-
-
-# ------------------------------------------------------------------------------------------------------------- pictures
-def decode(image: Image.Image) -> Tensor:
-    """(3, H, W) of 0-255: uint8, or float32 where there were 16 bits. ValueError where there is no telling what white is."""
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):
-        values = torch.from_numpy(np.asarray(image).astype(np.float32)) / 257
-        if not 0 <= values.min() <= values.max() <= 255:
-            raise ValueError(f"values from {257 * values.min():.0f} to {257 * values.max():.0f}, beyond 16 bits")
-        return values.expand(3, *values.shape)
-    if image.mode == "F":
-        raise ValueError("a floating-point picture says nothing of its range")
-    if "A" in image.getbands() or "transparency" in image.info:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
-
-
-class Pictures:
-    """Pictures read when asked for: `[i]` is one, `[rows]` with a tensor of indices is a part of them."""
-
-    def __init__(self, encoded: "Encoded", rows: Tensor, digests: Sequence[str] | None = None):
-        self.encoded, self.rows, self.digests = encoded, rows, digests
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: "int | Tensor") -> "Tensor | Pictures":
-        if isinstance(index, Tensor):
-            return Pictures(self.encoded, self.rows[index], self.digests)
-        row = int(self.rows[index])
-        try:
-            return decode(Image.open(io.BytesIO(self.encoded.read(row))))
-        except (OSError, ValueError, SyntaxError) as error:
-            raise UserError(f"cannot read the picture {self.encoded.name(row)}", got=said(error), needed="a picture",
-                            cause="changed or removed since the data set was checked, or streamed, which is not checked before",
-                            next="start again, without --data.streaming: what cannot be read is left out") from None  # fmt: skip
-
-    def digest(self, index: int) -> str | None:
-        """Of the bytes of one picture, where they were read when the set was checked."""
-        return self.digests and self.digests[int(self.rows[index])]
-
-    def class_of(self, index: int) -> str | None:
-        """Name of the folder that holds the picture, below its split; None where pictures are not files."""
-        return self.encoded.class_of(int(self.rows[index]))
-
-    def near(self, index: int) -> range:
-        """Indices of the pictures in the row group of `index`."""
-        group = self.encoded.group(int(self.rows[index]))
-        ends = torch.tensor(self.encoded.starts[group : group + 2])  # the last group has no next one
-        first, *last = torch.searchsorted(self.rows, ends).tolist()
-        return range(first, last[0] if last else len(self))
-
-    def order(self, *parts: int | str) -> Tensor:
-        """Row groups in random order, their rows shuffled together `WINDOW` groups at a time: a permutation that reads each
-        group once."""
-        group = torch.bucketize(self.rows, torch.tensor(self.encoded.starts), right=True) - 1
-        present = group.unique()
-        drawn = present[seeds.permutation(len(present), *parts, "groups")]
-        windows = [torch.isin(group, some).nonzero().flatten() for some in drawn.split(WINDOW)]
-        return torch.cat([w[seeds.permutation(len(w), *parts, i)] for i, w in enumerate(windows)])
-
-
-# -------------------------------------------------------------------------------------------------------------- sources
-class Encoded:
-    """Encoded pictures by row."""
-
-    key: str
-    """What the cache knows this source by."""
-
-    def read(self, row: int) -> bytes:
-        raise NotImplementedError
-
-    def name(self, row: int) -> str:
-        """How a message names the picture."""
-        raise NotImplementedError
-
-    def stamp(self, row: int) -> str:
-        """Changes when the picture does, where `key` does not."""
-        return ""
-
-    def class_of(self, row: int) -> str | None:
-        return None
-
-
-class Files(Encoded):
-    """Files under `root`."""
-
-    def __init__(self, root: Path, paths: list[Path]):
-        self.root, self.paths, self.key = root, paths, str(root)
-
-    def read(self, row: int) -> bytes:
-        return self.paths[row].read_bytes()
-
-    def name(self, row: int) -> str:
-        return shown(self.paths[row], self.root)
-
-    def class_of(self, row: int) -> str:
-        path = self.paths[row]
-        if not path.is_relative_to(self.root):  # --data.val names another folder
-            return path.parent.name
-        return path.relative_to(self.root).parts[int((self.root / "train").is_dir())]
-
-    def stamp(self, row: int) -> str:
-        found = self.paths[row].stat()
-        return f"{found.st_size} {found.st_mtime_ns}"
-
-
-class Decoded(Encoded):
-    """Rows of files under `root` (`files`), decoded when asked for; the last two stay at hand."""
-
-    kind = ""
-    """Tells its survey in the cache from others of the same folder."""
-    beside = ""
-    """What a message names beside the picture, behind a blank."""
-    needed = "a picture"
-
-    def __init__(self, root: Path, files: list):
-        self.root, self.files, self.key = root, files, f"{self.kind} {root}"
-        self.read = lru_cache(2)(self._read)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getstate__(self) -> dict:
-        return {k: v for k, v in vars(self).items() if k != "read"}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__init__(state["root"], state["files"])
-
-    def _read(self, row: int):
-        raise NotImplementedError
-
-    def __getitem__(self, row: int):
-        try:
-            return self.read(row)
-        except (OSError, ValueError, SyntaxError) as error:
-            raise UserError(f"cannot read the picture {self.name(row)}{self.beside}", got=said(error), needed=self.needed,
-                            cause="changed or removed since the data set was checked",
-                            next="start again: what cannot be read is left out") from None  # fmt: skip
-
-
-class Rows(Encoded):
-    """A column of a `datasets.Dataset` on disk (Arrow, random access)."""
-
-    def __init__(self, data, column: str, key: str):
-        self.data, self.column, self.key = data, column, key
-
-    def read(self, row: int) -> bytes:
-        value = self.data[row][self.column]
-        return value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
-
-    def name(self, row: int) -> str:
-        return f"row {row:,}"
-
-
-class RowGroups(Encoded):
-    """A column of parquet files wherever fsspec reads, a row group at a time: nothing is copied to this disk."""
-
-    def __init__(self, urls: list[str], column: str):
-        import pyarrow.parquet as pq
-
-        self.column, self.groups, self.starts, n = column, [], [], 0
-        for url in urls:
-            with _opened(url) as file:
-                metadata = pq.read_metadata(file)
-            for i in range(metadata.num_row_groups):
-                self.groups.append((url, metadata, i))
-                self.starts.append(n)
-                n += metadata.row_group(i).num_rows
-        self._table = lru_cache(WINDOW)(self._read_group)
-
-    def _read_group(self, group: int):
-        import pyarrow.parquet as pq
-
-        url, metadata, i = self.groups[group]
-        with _opened(url) as file:  # opened each time: a handle must not be shared with a forked worker
-            return pq.ParquetFile(file, metadata=metadata).read_row_group(i, columns=[self.column], use_threads=False)
-
-    def group(self, row: int) -> int:
-        return bisect_right(self.starts, row) - 1
-
-    def read(self, row: int) -> bytes:
-        group = self.group(row)
-        return self._table(group)[self.column][row - self.starts[group]]["bytes"].as_py()
-
-    def name(self, row: int) -> str:
-        group = self.group(row)
-        return f"{self.groups[group][0]}, row group {self.groups[group][2]}, row {row - self.starts[group]}"
-
-
-def shown(path: Path, root: Path) -> str:
-    """A file as a message names it: from the data's folder if it is in it (held-out ones may be elsewhere)."""
-    return str(path.relative_to(root) if path.is_relative_to(root) else path)
-
-
-def _opened(url: str):
-    import fsspec
-
-    return fsspec.open(url).open()
 
 
 # ------------------------------------------------------------------------------------------------------------ data sets
 class Labelled(NamedTuple):
-    """A data set: every picture with its label, and which of them to learn from."""
+    """A data set: every image with its label, and the rows of each split."""
 
     images: Tensor | Pictures
     labels: Tensor
@@ -284,11 +84,11 @@ class Labelled(NamedTuple):
     notes: Mapping[str, str] = MappingProxyType({})
     """What was left out or converted, for the data report."""
     test: Tensor | None = None
-    """Evaluated once, at the end."""
+    """Rows of the test split, which is evaluated once, at the end."""
 
 
 def apart(found: Labelled, share: float) -> Labelled:
-    """`share` of the pictures of each class to learn from becomes the test split, the same whatever the run's seed."""
+    """Move `share` of the training images of each class to the test split, independent of the run's seed."""
     if not share or found.test is not None:
         return found
     drawn = torch.zeros(len(found.learn), dtype=torch.bool)
@@ -300,14 +100,14 @@ def apart(found: Labelled, share: float) -> Labelled:
 
 
 def load(source: Source) -> Labelled:
-    """The data set, read once a process."""
+    """Load the data set. Each is read once per process."""
     return apart(_load(source.path, source.val, source.streaming, source.max_bad), source.test)
 
 
 @cache
 def _load(where: str, val: str, streaming: bool, max_bad: float) -> Labelled:
-    """The data set `where`: a folder `train/<class>/..` with `val/<class>/..`, or `<class>/..` that is split here; a folder of
-    parquet files in the hub's layout; or `hub:owner/name`. More than `max_bad` of unreadable pictures is an error."""
+    """Load the data set `where`: a folder `train/<class>/..` with `val/<class>/..`, or `<class>/..`, which is split here; a folder of
+    parquet files in the hub's layout; or `hub:owner/name`. More than `max_bad` unreadable images is an error."""
     root, wanted = Path(where), parse_val(val)
     if where.startswith("hub:"):
         return from_parquet(where.removeprefix("hub:"), wanted, streaming=streaming, max_bad=max_bad)
@@ -327,8 +127,8 @@ LAYOUT = "a folder train/<class>/.. and val/<class>/.., or <class>/.., or parque
 
 
 def from_folder(root: Path, wanted: float | Path | None, *, max_bad: float) -> Labelled:
-    """Pictures in class folders. A class that one split lacks is a class all the same: the data gate names it. `wanted`: where the
-    held-out ones are, or their share, instead of the folder's own."""
+    """Load images in class folders. A class that is missing in one split still counts; the data gate names it. `wanted`: the validation
+    folder, or the share to hold out, instead of the folder's own split."""
     train = root / "train" if (root / "train").is_dir() else root
     val = next((root / v for v in VALIDATION if (root / v).is_dir()), None) if train != root else None
     val = val if wanted is None else wanted if isinstance(wanted, Path) else None
@@ -348,20 +148,19 @@ def from_folder(root: Path, wanted: float | Path | None, *, max_bad: float) -> L
 
 
 def _ranges(sizes: Sequence[int]) -> list[Tensor]:
-    """Rows of each split, one split after the other."""
+    """Return the rows of each split, one split after the other."""
     return list(torch.arange(sum(sizes)).split(list(sizes)))
 
 
 def _class_folders(split: Path) -> dict[str, list[Path]]:
-    """{class: its files, however deep}; hidden files are nobody's pictures."""
+    """Return {class: its files at any depth}, without hidden files."""
     folders = sorted(p for p in split.iterdir() if p.is_dir() and not p.name.startswith("."))
     inside = lambda folder: sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))  # noqa: E731
     return {folder.name: inside(folder) for folder in folders}
 
 
 def from_parquet(where: str, wanted: float | Path | None, *, streaming: bool, max_bad: float) -> Labelled:
-    """A data set in the hub's layout, on this disk or on the hub. Streamed sets are not checked before: that would be reading
-    them."""
+    """Load a data set in the hub's layout, from this disk or the hub. Streamed sets are not checked first, because that would read them."""
     try:
         import datasets
         import pyarrow.parquet as pq
@@ -383,7 +182,7 @@ def from_parquet(where: str, wanted: float | Path | None, *, streaming: bool, ma
             )
         if streaming:
             urls = [u for s in chosen for u in files[s]]
-            tables = {s: [pq.ParquetFile(_opened(u)) for u in files[s]] for s in chosen}
+            tables = {s: [pq.ParquetFile(opened(u)) for u in files[s]] for s in chosen}
             features = builder.info.features or datasets.Features.from_arrow_schema(tables["train"][0].schema_arrow)
             image, label = _columns(features, where)
             columns = {s: [v for t in ts for v in t.read([label])[label].to_pylist()] for s, ts in tables.items()}
@@ -410,16 +209,24 @@ def from_parquet(where: str, wanted: float | Path | None, *, streaming: bool, ma
         ) from None  # fmt: skip
     unlabelled = {}
     if len(columns) == 3 and {*columns["test"]} <= {-1, None}:  # labels withheld, as benchmarks do
-        del columns["test"]  # its rows are the last: no index reaches them
+        del columns["test"]  # its rows are the last ones, so no index refers to them
         unlabelled = {"test": "its labels are not published: not used"}
-    found = [v for c in columns.values() for v in c]
-    if isinstance(features[label], datasets.ClassLabel):
-        classes = tuple(features[label].names)
-    else:
+    labels, classes = _classes([v for c in columns.values() for v in c], getattr(features[label], "names", None), where)
+    parts, share = _ranges([len(c) for c in columns.values()]) if val else None, wanted or SHARE
+    if streaming:
+        rows = Pictures(source, torch.arange(len(labels)))
+        return _split(rows, labels, classes, parts, where=where, share=share, notes=unlabelled)
+    found = _checked(source, labels, classes, parts, where=where, max_bad=max_bad, share=share)
+    return found._replace(notes={**found.notes, **unlabelled})
+
+
+def _classes(found: list, names: Sequence[str] | None, where: str) -> tuple[Tensor, tuple[str, ...]]:
+    """Return (labels (N,), classes) of the values of a column: indices into `names` if it has them, else names themselves."""
+    if names is None:
         classes = tuple(map(str, sorted(set(found))))
         found = [classes.index(str(v)) for v in found]
-    parts = _ranges([len(c) for c in columns.values()]) if val else None
-    share = wanted or SHARE
+    else:
+        classes = tuple(names)
     labels = torch.tensor(found)
     wrong = Counter(labels[(labels < 0) | (labels >= len(classes))].tolist())
     if wrong:
@@ -428,15 +235,11 @@ def from_parquet(where: str, wanted: float | Path | None, *, streaming: bool, ma
                         needed=f"0 to {len(classes) - 1} ({', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''})",
                         cause="-1 stands for unlabelled on the hub; counting from 1; another list of classes",
                         next="leave those rows out, or give the split that has labels")  # fmt: skip
-    if streaming:
-        rows = Pictures(source, torch.arange(len(labels)))
-        return _split(rows, labels, classes, parts, where=where, share=share, notes=unlabelled)
-    found = _checked(source, labels, classes, parts, where=where, max_bad=max_bad, share=share)
-    return found._replace(notes={**found.notes, **unlabelled})
+    return labels, classes
 
 
 def _columns(features, where: str) -> tuple[str, str]:
-    """Names of the picture's and of the class's column."""
+    """Return the names of the image column and the class column."""
     import datasets
 
     pictures = [
@@ -451,12 +254,13 @@ def _columns(features, where: str) -> tuple[str, str]:
 
 
 # ------------------------------------------------------------------------------------------------------------- checking
-Fact = tuple[str, str, str]  # (problem or "", kind, digest of the bytes), and what else a look saw: plain values
+# (problem or "", image mode, hash of the file), then any plain values that the check adds
+Fact = tuple[str, str, str]
 
 
 def _checked(encoded: Encoded, labels: Tensor, classes: tuple[str, ...], parts: list[Tensor] | None, *, where: str,
              max_bad: float, share: float) -> Labelled:  # fmt: skip
-    """The data set without what cannot be read."""
+    """Return the data set without unreadable images."""
     facts = survey(encoded, len(labels))
     good, notes = readable(encoded, facts, where=where, max_bad=max_bad)
     kinds = Counter(kind for problem, kind, _ in facts if not problem)
@@ -470,7 +274,7 @@ def _checked(encoded: Encoded, labels: Tensor, classes: tuple[str, ...], parts: 
 
 
 def readable(encoded: Encoded, facts: list[Fact], *, where: str, max_bad: float) -> tuple[Tensor, dict[str, str]]:
-    """(rows that can be read, a note on those that cannot); too many of these are an error."""
+    """Return (readable rows, a note on the others). Too many unreadable rows are an error."""
     bad = [i for i, (problem, *_) in enumerate(facts) if problem]
     good = torch.tensor([i for i, (problem, *_) in enumerate(facts) if not problem], dtype=torch.long)
     named = "; ".join(f"{encoded.name(i)} ({facts[i][0]})" for i in bad[:5]) + ("; ..." if len(bad) > 5 else "")
@@ -485,7 +289,7 @@ def readable(encoded: Encoded, facts: list[Fact], *, where: str, max_bad: float)
 
 def _split(images: Pictures, labels: Tensor, classes: tuple[str, ...], parts: list[Tensor] | None, *, where: str, share: float,
            digests: list[str] | None = None, notes: dict[str, str] | None = None) -> Labelled:  # fmt: skip
-    """The data set in its own split, or a `share` of each class held out: the same whatever the run's seed."""
+    """Return the data set in its own split, or with a `share` of each class held out, independent of the run's seed."""
     present = [classes[i] for i in labels.unique().tolist()]
     if len(present) < 2:
         raise UserError(f"{where} has one class only", got=", ".join(present) or "no picture at all", needed="two or more",
@@ -493,7 +297,7 @@ def _split(images: Pictures, labels: Tensor, classes: tuple[str, ...], parts: li
     if parts is None:
         keys = digests or list(range(len(labels)))
         first = {key: i for i, key in reversed(list(enumerate(keys)))}
-        owner = torch.tensor([first[key] for key in keys])  # copies of one picture stay on one side
+        owner = torch.tensor([first[key] for key in keys])  # copies of an image go to one split
         held_out = torch.zeros(len(labels), dtype=torch.bool)
         for label in labels.unique().tolist():
             mine = owner[labels == label].unique()
@@ -505,7 +309,7 @@ def _split(images: Pictures, labels: Tensor, classes: tuple[str, ...], parts: li
 
 
 def survey(encoded: Encoded, n: int, look: Callable[[int], Fact] | None = None) -> list[Fact]:
-    """What reading every picture to its end showed, or what `look(row)` saw; from the cache where it has not changed since."""
+    """Return what reading every image found, or what `look(row)` returned; from the cache if the image has not changed."""
     look = look or (lambda i: examine(lambda: encoded.read(i)))
     path = cache_dir() / "pictures" / f"{hashlib.blake2b(encoded.key.encode(), digest_size=12).hexdigest()}.json"
     known = json.loads(path.read_text()) if path.exists() else {}
@@ -525,19 +329,13 @@ def survey(encoded: Encoded, n: int, look: Callable[[int], Fact] | None = None) 
 
 
 def examine(read: Callable[[], bytes]) -> Fact:
-    """Read one picture to its end; a JPEG at an eighth of its size, which needs all of its bytes and a fraction of the time."""
+    """Decode one image in full. A JPEG is decoded at 1/8 of its size, which reads all bytes in a fraction of the time."""
     try:
         data = read()
         image = Image.open(io.BytesIO(data))
         kind = {"I;16": "16-bit", "I;16B": "16-bit", "I": "16-bit"}.get(image.mode, image.mode)
         image.draft(image.mode, (image.width // 8, image.height // 8))
         decode(image)
-    except Exception as error:  # decoders raise whatever they like on damaged files
+    except Exception as error:  # decoders raise many types on damaged files
         return said(error), "", ""
     return "", kind, hashlib.blake2b(data, digest_size=12).hexdigest()
-
-
-def said(error: BaseException) -> str:
-    if isinstance(error, UnidentifiedImageError):
-        return "not a picture"
-    return (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -1,7 +1,7 @@
-"""Gates of detection: boxes match their objects (V3), the evaluation's score (V3), detections in an image's own pixels (V3),
-score threshold and NMS (V4), an anchor or location for every object (V4).
+"""Gates of detection: boxes match their objects (V3), the metric of the ground truth (V3), detections in the pixels of the original
+image (V3), score threshold and NMS (V4), an anchor or location for every object (V4).
 
-They require: data of boxes.Boxed (`data`, `rows`, `side`, `augment`), a detectors.Detector, `stage.evaluate` over it.
+They need data of type boxes.Boxed, a model of type detectors.Detector, and a `stage.evaluate` that reads both.
 """
 
 import copy
@@ -19,155 +19,21 @@ from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import boxes
-from trainworthy.recipes.vision.gates import pictures
+from trainworthy.recipes.vision.gates import objectives, pictures
+from trainworthy.recipes.vision.gates.boxes import MEANINGS, PAINTED, SAMPLES, Change, lie_on, painted, twin
 from trainworthy.recipes.vision.models import detectors
 
-PAINTED, SAMPLES = 32, 32
-AS_ONE = (
-    0.6  # IoU of a box with the rectangle that was painted in it (healthy: 0.8 and more, a pixel off along every edge)
-)
 NEAR_ONE = 0.999
-OVERFIT = 0.85  # mAP of eight pictures that were learnt by heart, read a little differently
-DOUBLE = 0.75  # IoU of two boxes of one class that are one object
-FULL = 10  # boxes for every object
-CROWDED = 100  # objects of a picture beyond which COCO's score of the truth is below 1: it takes 100 boxes
-REACHED = 0.8  # share of the objects; COCO's smallest fall between the anchors of healthy nets
-
-
-# ------------------------------------------------------------------------------------------------------------------- boxes
-class Painted(Sequence):
-    """Dark pictures with bright rectangles in their boxes."""
-
-    def __init__(self, sizes: list[tuple[int, int]], where: list[Tensor]):
-        self.sizes, self.where = sizes, where
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __getitem__(self, row: int) -> Tensor:
-        picture = torch.full((3, *self.sizes[row]), 40, dtype=torch.uint8)
-        for x0, y0, x1, y1 in self.where[row].long().tolist():
-            picture[:, y0:y1, x0:x1] = 215
-        return picture
-
-
-def painted(data: boxes.Annotated, side: int, n: int, most: int) -> boxes.Annotated:
-    """`n` painted pictures of many sizes (as large as the canvas to twice as large, wide and high), one to `most` boxes each that
-    do not meet, labels as they come."""
-    draw = torch.Generator().manual_seed(0)
-    sizes, where, labels = [], [], []
-    for row in range(n):
-        h, w = (int(side * (1 + row % 3 / 2 * (d if row % 2 else 1))) for d in (1.0, 0.4))
-        sizes.append((h, w))
-        found: list[list[int]] = []
-        for column in range(1 + row % most):  # each in a column of its own
-            wide, high = w // most, int(h * (0.3 + 0.2 * torch.rand((), generator=draw)))
-            across = int(wide * (0.25 + 0.15 * torch.rand((), generator=draw)))
-            # Beside the middle: what is mirrored alone has an IoU of 0.5 at most with what is not (all of it at 20 of 20 seeds).
-            left, y0 = (_beside(room, draw) for room in (wide - across, h - high))
-            x0 = column * wide + left
-            found.append([x0, y0, x0 + across, y0 + high])
-        where.append(torch.tensor(found, dtype=torch.float32))
-        labels.append(torch.randint(len(data.classes), (len(found),), generator=draw))
-    return data._replace(pictures=Painted(sizes, where), sizes=sizes, boxes=where, labels=labels)
-
-
-def _beside(room: int, draw: torch.Generator) -> int:
-    """A place in `room` that is not within its middle third."""
-    at = int(torch.randint(max(1, 2 * room // 3), (), generator=draw))
-    return at if at < room // 3 else at + room - 2 * room // 3
-
-
-def twin(data: boxes.Boxed, other: boxes.Annotated) -> boxes.Boxed:
-    """The same reading of other pictures."""
-    same = copy.copy(data)
-    same.data, same.rows = other, range(len(other.pictures))
-    return same
-
-
-# (box (4,), scale (2,) onto the canvas, size (2,) of the picture, side of the canvas) -> what the box may mean
-Change = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-MEANINGS: dict[str, Change] = {
-    "are in normalised coordinates (0 to 1)": lambda b, scale, size, side: b * (scale * size.flip(0)).repeat(2),
-    "are normalised by the canvas": lambda b, scale, size, side: b * side,
-    "are xywh, read as xyxy": lambda b, *_: torch.cat([b[:2], b[:2] + b[2:]]),
-    "are xyxy, converted as if they were xywh": lambda b, *_: torch.cat([b[:2], b[2:] - b[:2]]),
-    "are centre and size, read as corners": lambda b, *_: torch.cat([b[:2] - b[2:] / 2, b[:2] + b[2:] / 2]),
-    "were not resized with their picture": lambda b, scale, size, side: b * scale.repeat(2),
-    "were resized, their picture was not (or they were twice)": lambda b, scale, size, side: b / scale.repeat(2),
-    "are not mirrored with their picture": lambda b, scale, size, side: torch.stack(
-        [scale[0] * size[1] - b[2], b[1], scale[0] * size[1] - b[0], b[3]]),
-    "have x and y exchanged": lambda b, *_: b[[1, 0, 3, 2]],
-}  # fmt: skip
-
-
-def rectangle(image: Tensor) -> Tensor | None:
-    """The bright part (4,) of a painted canvas; None where nothing of it is seen."""
-    grey = image.double().mean(0)
-    if grey.max() - grey.min() < 0.15:
-        return None
-    bright = grey > (grey.max() + grey[grey > 0].min()) / 2 if (grey > 0).any() else grey > 0
-    rows, columns = (bright.any(d).nonzero().flatten() for d in (1, 0))
-    return torch.stack([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]).float()
-
-
-def iou(a: Tensor, b: Tensor) -> float:
-    return box_iou(a[None].float(), b[None].float()).item() if (a[2:] > a[:2]).all() else 0.0
-
-
-@gate("boxes", rows="V3", title="boxes match their objects, on both paths", reads="data")
-def lie_on(proof: Proof) -> Finding:
-    """Pictures of many sizes with one bright rectangle each go through both paths: the box must come out where the rectangle does.
-    If it does not, what it means instead is tried out: another format, another scale, mirrored apart."""
-    (run, stage), seed = proof.look(), proof.cfg.run.seed
-    wrong, told, batch = [], [], None
-    for name, data in stage.data.items():
-        same = twin(data, painted(data.data, data.side, PAINTED, 1))
-        for path, draws in (("training", seed), ("evaluation", None)):
-            now = fetch(same, list(range(PAINTED)), draws, run.device)
-            batch = batch or now
-            rows = [
-                i for i in range(PAINTED) if (now["labels"][i] >= 0).any() and rectangle(now["image"][i]) is not None
-            ]
-            for key in ("boxes", "truth"):
-                fault, least = _apart(now, rows, key, data.side)
-                told += [least]
-                if fault:
-                    wrong.append(f"{name}, {path} path: {'' if key == 'boxes' else 'truth: '}{fault}")
-                    batch = now
-    return Finding(
-        not wrong, "; ".join(wrong) or f"painted rectangles lie in their boxes, IoU {min(told):.2f} at least",
-        f"an IoU of {AS_ONE} with what was painted for 90% of the boxes",
-        "the file's format is not what it is read as: COCO has x, y, w, h; convert once, where it is read\n"
-        "the picture is resized, mirrored or cropped and its boxes are not: hand both to one transform (tv_tensors)\n"
-        "boxes divided by the picture's size, for a net that wants pixels", batch=batch if wrong else None,
-    )  # fmt: skip
-
-
-def _apart(batch: dict, rows: list[int], key: str, side: int) -> tuple[str, float]:
-    """(what is wrong with boxes of the painted pictures in `rows`, the 10% quantile of their IoU)."""
-    seen = [(rectangle(batch["image"][i]), batch[key][i][batch["labels"][i] >= 0][0], batch["scale"][i], batch["size"][i])
-            for i in rows]  # fmt: skip
-    onto = lambda b, scale: b * scale.repeat(2) if key == "truth" else b  # noqa: E731
-    close = torch.tensor([iou(onto(b, scale), r) for r, b, scale, _ in seen])
-    bad = [s for s, c in zip(seen, close, strict=True) if c < AS_ONE]
-    if len(bad) <= 0.1 * len(seen):
-        return "", float(close.quantile(0.1)) if len(close) else 1.0
-    fits = {m: sum(iou(onto(f(b, scale, size, side), scale), r) >= AS_ONE for r, b, scale, size in bad)
-            for m, f in MEANINGS.items()}  # fmt: skip
-    best = max(fits, key=fits.get)
-    sides = lambda b: b[2:] - b[:2]  # noqa: E731
-    by = torch.stack([sides(r) / sides(onto(b, scale)).clamp_min(1e-6) for r, b, scale, _ in bad]).median()
-    means = f"they {best}" if fits[best] > 0.5 * len(bad) else f"what they box is {by:.2f} times as large"
-    r, b, *_ = bad[0]
-    shown = f"{[round(v, 2) for v in b.tolist()]} for what lies at {[round(v, 2) for v in r.tolist()]} of the canvas"
-    return f"{len(bad)} of {len(seen)} boxes lie elsewhere, e.g. {shown}; {means}", 0.0
+OVERFIT = 0.85  # mAP on eight memorised pictures that are read a little differently
+DOUBLE = 0.75  # IoU from which two boxes of one class count as one object
+FULL = 10  # boxes per object
+CROWDED = 100  # objects in a picture above which the ground truth scores below 1: COCO's metric takes 100 boxes
+REACHED = 0.8  # share of the objects; the smallest of COCO match no anchor of healthy nets
 
 
 # --------------------------------------------------------------------------------------------------------------- precision
 class Knowing(nn.Module):
-    """A detector that knows the boxes of each picture it is shown, from the annotations as they are stored; `change` makes of its
-    answer another."""
+    """A detector that returns the stored annotations of each picture, after `change`."""
 
     def __init__(
         self, data: boxes.Boxed, indices: Sequence[int], device: torch.device, change: Callable[[dict], dict] = dict
@@ -201,7 +67,7 @@ def relabelled(by: int, n: int) -> Callable[[dict], dict]:
 
 
 def moved(said: dict) -> dict:
-    """Every box beside its object."""
+    """Move every box by its width, off its object."""
     by = (said["boxes"][:, 2:] - said["boxes"][:, :2]) * torch.tensor([1.0, 0.0])
     return said | {"boxes": said["boxes"] + by.repeat(1, 2)}
 
@@ -212,30 +78,31 @@ def meaning(change: Change, side: float) -> Callable[[dict], dict]:
 
 
 def judging(stage: Stage, net: nn.Module) -> Stage:
-    """The stage with another net to be evaluated."""
+    """Return the stage with another net to evaluate."""
     judged = copy.copy(stage)
     judged.model, judged.ema_model = net, None
     return judged
 
 
 READ_AS: dict[str, Change] = {
-    "it takes boxes of the canvas for boxes of the picture": lambda b, scale, size, side: b / scale.repeat(2),
-    "it takes boxes of the picture for boxes of the canvas": lambda b, scale, size, side: b * scale.repeat(2),
-    "it takes them for xywh": lambda b, *_: torch.cat([b[:2], b[2:] - b[:2]]),
-    "it turns them into xywh": lambda b, *_: torch.cat([b[:2], b[:2] + b[2:]]),
-    "it takes them for normalised ones": lambda b, scale, size, side: b / side,
+    "it reads boxes on the canvas as boxes on the picture": lambda b, scale, size, side: b / scale.repeat(2),
+    "it reads boxes on the picture as boxes on the canvas": lambda b, scale, size, side: b * scale.repeat(2),
+    "it reads them as xywh": lambda b, *_: torch.cat([b[:2], b[2:] - b[:2]]),
+    "it converts them to xywh": lambda b, *_: torch.cat([b[:2], b[:2] + b[2:]]),
+    "it reads them as normalised boxes": lambda b, scale, size, side: b / side,
 }
 
 
 @gate(
     "precision",
     rows="V3",
-    title="ground truth as prediction scores 1, anything else less",
+    title="the ground truth as prediction scores 1, other boxes and classes near 0",
     reads="data evaluate metric",
 )
 def precision(proof: Proof) -> Finding:
-    """Detectors that know the stored boxes are evaluated, on held-out pictures and on painted ones of many sizes: theirs must be an
-    average precision of 1, of other classes or of boxes beside their objects next to none. What scores 1 tells what is wrong."""
+    """Evaluates a detector that returns the stored boxes, on validation pictures and on painted ones of many sizes. It must score an
+    average precision of 1; with other classes, or with boxes moved off their objects, near 0. If not, the misreading that scores best is
+    reported as the likely cause."""
     (run, stage), seed = proof.look(), proof.cfg.run.seed
     val, name, n = stage.data["val"], stage.metric.name, len(stage.data["val"].data.classes)
     wrong, told, evidence = [], [], {}
@@ -260,25 +127,25 @@ def precision(proof: Proof) -> Finding:
             tried |= {why: value(meaning(change, val.side)) for why, change in READ_AS.items()}
             likely = max(tried, key=tried.get)
             because = f"; {tried[likely]:.3f} with {likely}" if tried[likely] > best + 0.2 else ""
-            wrong.append(f"the truth as prediction has {name} {best:.3f} on {what}{because}")
+            wrong.append(f"the ground truth as prediction has {name} {best:.3f} on {what}{because}")
             continue
         if what == "held-out pictures" and not any(map(objects, real)):
-            continue  # nothing is there, nothing can be said wrongly
-        fooled = {"boxes beside their objects": value(moved)}
+            continue  # without objects there is nothing to move or relabel
+        fooled = {"boxes moved off their objects": value(moved)}
         fooled |= {"other classes": value(relabelled(1, n))} if n > 1 else {}
         wrong += [f"{k} have {name} {v:.3f} on {what}" for k, v in fooled.items() if v > 0.5]
     return Finding(
-        not wrong, "; ".join(wrong) or f"{name} of the truth: {', '.join(told)}; of boxes beside it, other classes: below half",
-        f"{name} 1 for the truth, on pictures of any size; next to none for other boxes or classes",
-        "boxes are scored in the canvas's pixels, or scaled twice: go back to the picture's own once\n"
-        "class ids counted from 0 on one side and from 1 on the other\nanother box format in the evaluator than in the predictions",
+        not wrong, "; ".join(wrong) or f"{name} of the ground truth: {', '.join(told)}; of moved boxes and other classes: below 0.5",
+        f"{name} 1 for the ground truth on pictures of any size; at most 0.5 for moved boxes and other classes",
+        "boxes are scored in pixels of the canvas, or scaled twice: convert to pixels of the picture once\n"
+        "class ids start at 0 in one place and at 1 in another\nthe evaluator expects another box format than the predictions have",
         evidence=evidence,
     )  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------------- own pixels
 class ByOtherHands(Data):
-    """Samples of boxes.Boxed made without its code: the stored picture, the same draws, an own way onto the canvas."""
+    """Samples of boxes.Boxed made without its code: the same stored picture and random draws, resized and padded here."""
 
     def __init__(self, data: boxes.Boxed, indices: Sequence[int], seed: int):
         self.data, self.indices, self.seed, self.fields = data, indices, seed, data.fields
@@ -327,8 +194,8 @@ class Altered(nn.Module):
 @gate("own-pixels", rows="V3", title="memorised objects are found in the original images, in their own pixels",
       reads="data model loss counts evaluate metric optimizers train")  # fmt: skip
 def own_pixels(proof: Proof) -> Finding:
-    """The overfit model on the eight pictures it knows, read without the recipe's data code, through the recipe's evaluation.
-    Through the pipeline it was trained with, several bugs score 1.00; here they do not."""
+    """Evaluates the overfit model on its eight memorised pictures, read without the recipe's data code. Bugs that shift picture and
+    boxes together score 1.00 through the pipeline that they were trained with, but not here."""
     run, stage, found = overfitted(proof)
     if "loss" not in found:
         raise Skip("train() made no step (see overfit)")
@@ -349,11 +216,11 @@ def own_pixels(proof: Proof) -> Finding:
         likely = max(tried, key=tried.get)
         because = f"; {tried[likely]:.3f} with {likely}" if tried[likely] > value + 0.2 else ""
     batch = fetch(data, list(range(len(data))), None, run.device)
-    told = f"{name} {value:.3f} on {len(data)} learnt pictures read by other hands ({through:.3f} as they were learnt)"
+    told = f"{name} {value:.3f} on {len(data)} memorised pictures, read independently of the recipe ({through:.3f} through its pipeline)"
     return Finding(
         value >= OVERFIT, told + because, f"{OVERFIT:g} or more",
-        "picture and boxes are moved apart (see boxes), or both in a way that the user's picture is not\n"
-        "the loss learns other classes or boxes than the evaluation scores\nthe net did not learn eight pictures (see overfit)",
+        "the data path moves the picture relative to its boxes (see boxes), or moves both in a way that does not happen at inference\n"
+        "the loss uses other classes or boxes than the evaluation\nthe net did not memorise eight pictures (see overfit)",
         batch=None if value >= OVERFIT else batch, evidence={"own": value, "pipeline": through},
     )  # fmt: skip
 
@@ -362,8 +229,9 @@ def own_pixels(proof: Proof) -> Finding:
 @gate("suppression", rows="V4", title="score threshold and NMS leave one box for each object",
       reads="data model loss counts optimizers train")  # fmt: skip
 def suppression(proof: Proof) -> Finding:
-    """Boxes of the overfit model on what it knows, before NMS and after: each object is found before and still after it, hardly any
-    twice, and pictures are not filled up to their limit. An untrained detector says nothing: no box is healthy then."""
+    """Counts the boxes of the overfit model on its memorised pictures, before and after NMS. Nearly every object must be found before
+    NMS and after it, few of them twice, and most pictures must have fewer boxes than the limit. The untrained model's count is shown for
+    comparison; zero is healthy."""
     run, stage, found = overfitted(proof)
     if "loss" not in found:
         raise Skip("train() made no step (see overfit)")
@@ -395,25 +263,25 @@ def suppression(proof: Proof) -> Finding:
     elif seen["after"] < seen["before"] - 0.1 * objects:
         wrong.append(f"NMS removes {seen['before'] - seen['after']} of {objects} objects that were found before it")
     if twice > 0.2 * max(n["after"], 1):
-        wrong.append(f"{twice} of {n['after']} boxes lie where a better one of their class does: NMS does nothing")
+        wrong.append(f"{twice} of {n['after']} boxes overlap a better box of their class: NMS does nothing")
     if full > 0.5 * len(after) and most > FULL * objects / len(after):
         wrong.append(
-            f"{full} of {len(after)} pictures are filled up to {most} boxes, with {objects / len(after):.1f} objects each"
+            f"{full} of {len(after)} pictures have the maximum of {most} boxes, with {objects / len(after):.1f} objects each"
         )
     shown = (
         f"{n['before']} boxes before NMS, {n['after']} after it, for {objects} objects, {seen['after']} of them found"
     )
     return Finding(
-        not wrong, "; ".join([*wrong, shown]) + f" (untrained: {untrained}, which says nothing)",
-        f"nine in ten objects found before NMS and after it; at most a fifth of the boxes twice; fewer than {FULL} boxes an object",
-        "--min-score: too high drops what is found, too low fills every picture\n"
-        "--nms: at 1 no box is ever dropped, near 0 neighbours of one class are; NMS needs the boxes it is to compare in one list\n"
-        "the net did not learn eight pictures (see overfit)", evidence=n | {"objects": objects, "found": seen, "twice": twice},
+        not wrong, "; ".join([*wrong, shown]) + f" (untrained: {untrained} boxes)",
+        f"90% of the objects found before and after NMS; at most 20% of the boxes doubled; fewer than {FULL} boxes per object",
+        "--min-score: too high drops detected objects, too low fills every picture with boxes\n"
+        "--nms: at 1 no box is dropped; near 0 neighbouring objects of one class are. NMS must get all boxes of a picture in one call\n"
+        "the net did not memorise eight pictures (see overfit)", evidence=n | {"objects": objects, "found": seen, "twice": twice},
     )  # fmt: skip
 
 
 def _found(said: list[dict], known: list[dict]) -> int:
-    """Objects with a box of their class at an IoU of 0.5."""
+    """Return the number of objects that have a box of their class at an IoU of 0.5."""
     hits = 0
     for s, k in zip(said, known, strict=True):
         if len(s["boxes"]) and len(k["boxes"]):
@@ -423,7 +291,7 @@ def _found(said: list[dict], known: list[dict]) -> int:
 
 
 def _doubles(said: dict) -> int:
-    """Boxes on the spot of a better one of their class."""
+    """Return the number of boxes that overlap a better one of their class."""
     if len(said["boxes"]) < 2:
         return 0
     same = (said["labels"][:, None] == said["labels"][None]) & (
@@ -435,8 +303,8 @@ def _doubles(said: dict) -> int:
 # ----------------------------------------------------------------------------------------------------------------- reached
 @gate("reached", rows="V4", title="every object is assigned an anchor or a location", reads="data model")
 def reached(proof: Proof) -> Finding:
-    """Of up to 2,000 training boxes on the canvas: the best IoU with any anchor, which must reach what the head calls a match; of
-    FCOS, which has no anchors, whether a location answers for the box."""
+    """Takes up to 2,000 training boxes on the canvas. The best IoU of each with any anchor must be at least 0.5. FCOS has no anchors:
+    there each box needs a location that is assigned to it."""
     run, stage = proof.look()
     data, model = stage.data["train"], stage.model
     batch = fetch(data, pick(data, min(500, len(data)), proof.cfg.run.seed), None, run.device)
@@ -447,21 +315,24 @@ def reached(proof: Proof) -> Finding:
         hit = torch.cat(
             [torch.isin(torch.arange(len(b), device=b.device), m) for b, m in zip(found, matched, strict=True)]
         )
-        what = "boxes have a location in their middle"
+        what = "boxes have a location assigned"
     else:
         best = detectors.best_overlap(model.anchors(shape), torch.cat(found)[:2000])
-        hit, what = best >= 0.5, f"boxes have an anchor with an IoU of 0.5 (mean of the best: {best.mean():.2f})"
+        hit, what = (
+            best >= 0.5,
+            f"boxes have an anchor with an IoU of at least 0.5 (mean of the best IoU: {best.mean():.2f})",
+        )
     every = torch.cat(found)[: len(hit)]
     share = hit.double().mean().item()
     sides = every[:, 2:] - every[:, :2]
     lost = sides[~hit].median(0).values.tolist() if share < 1 else [0, 0]
-    missed = f"; those without are {lost[0]:.0f} x {lost[1]:.0f} pixels of the canvas (median)" if share < 1 else ""
+    missed = f"; the others measure {lost[0]:.0f} x {lost[1]:.0f} pixels of the canvas (median)" if share < 1 else ""
     return Finding(
         share >= REACHED, f"{share:.1%} of {len(hit):,} {what}{missed}", f"{REACHED:.0%}",
-        "objects are too small for the net's stride: a larger --image-size, or fewer --widths\n"
-        "anchors of another data set: --backbone small fits them to the boxes (--anchors); else another --image-size\n"
-        "boxes of another scale than the canvas (see boxes)", evidence={"share": share},
+        "objects are too small for the net's stride: use a larger --image-size or fewer --widths\n"
+        "the anchors were made for another data set: --backbone small fits them to the boxes (--anchors); else change --image-size\n"
+        "the boxes have another scale than the canvas (see boxes)", evidence={"share": share},
     )  # fmt: skip
 
 
-DETECTING = [lie_on, precision, own_pixels, suppression, reached, pictures.scale]
+DETECTING = [lie_on, precision, own_pixels, suppression, reached, pictures.scale, objectives.DETECT]

@@ -1,12 +1,11 @@
-"""Gates on images: what the net really reads (V1), and a monitor of classes that are never predicted (V6). For semantic
-segmentation: the content of masks (V5), which pixels loss and metric score (V5), one transform for image and mask (V2, V5).
+"""Gates on images: scale of the net's input (V1), class balance (V6), and a monitor of classes that are never predicted (V6). For
+semantic segmentation: ids in masks (V5), the pixels that loss and metric score (V5), one transform for image and mask (V2, V5).
 
-The latter require: data of masks.Windows (`pairs`, `places`), samples with `image` and `mask`, answers (B, n, H, W).
+The gates of segmentation need data of type masks.Windows, samples with `image` and `mask`, and logits (B, n, H, W).
 """
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,27 +18,21 @@ from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import masks
 from trainworthy.recipes.vision.data.masks import IGNORE
+from trainworthy.recipes.vision.gates import objectives
+from trainworthy.recipes.vision.gates.together import outputs, together
 
 SAMPLES, WINDOWS = 16, 200
-# Augmented windows; correlation of a picture with the mask it was painted from (healthy: 1, apart: 0).
-DRAWS, AS_ONE = 32, 0.7
-# Of what reaches the first layer: standard deviation of a channel, distance of its mean from 0.
+# Limits of the first layer's input: standard deviation of a channel, distance of its mean from 0.
 SPREAD, OFF = (0.2, 4.0), 2.5
-EVEN = 1.2  # the most that one class may have of what another has of the loss
-SHIFT = 6  # pixels: a prediction that is wrong along one side of everything
-
-
-def outputs(proof: Proof) -> int:
-    """Classes the net tells apart."""
-    run, stage = proof.look()
-    with evaluating(stage.model), torch.no_grad(), run.autocast():
-        return stage.model(fetch(stage.data["train"], [0], None, run.device)["image"]).shape[1]
+EVEN = 1.2  # largest ratio between the shares of two classes in the loss
+SHIFT = 6  # pixels by which a prediction is moved: it is wrong along one side of every object
 
 
 # ---------------------------------------------------------------------------------------------------------------- classes
 @gate("balance", rows="V6", title="classes have equal weight if balancing is set", reads="data model loss counts")
 def balance(proof: Proof) -> Finding:
-    """How often a class comes in an epoch, times what a sample of it weighs in the loss and in what the loss is divided by."""
+    """Multiplies the number of samples of a class in an epoch by the weight of one sample in the loss. Classes must have equal products,
+    and the loss must be divided by the same weight."""
     (run, stage), smoothing = proof.look(), proof.cfg.label_smoothing
     data = stage.data["train"]
     first, often = {}, Counter()
@@ -66,19 +59,19 @@ def balance(proof: Proof) -> Finding:
     return Finding(
         apart <= EVEN and not wrong,
         "; ".join([told, *wrong[:1]]),
-        f"no class more than {EVEN:g} times another; divided by what it weighs",
-        "weights of another split, of classes in another order, or upside down\n"
-        "weighed in the loss and not in its denominator (counts), or twice: sampler and weights together\n"
-        "the sampler repeats other samples than those of small classes",
+        f"no class more than {EVEN:g} times another; the same weight in loss and denominator",
+        "the weights are those of another split, in another class order, or inverted\n"
+        "the weights are in the loss but not in its denominator (counts), or sampler and weights are both on\n"
+        "the sampler repeats samples of the wrong classes",
         evidence={"say": say, "often": {names[k]: v for k, v in often.items()}},
     )  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------------- labels
-@gate("labels", rows="V5", title="masks hold the stored class ids or void", reads="data model")
+@gate("labels", rows="V5", title="masks hold the stored class ids or void", reads="data model", explains=True)
 def labels(proof: Proof) -> Finding:
-    """Values of masks on both paths; and over whole pictures, the pixels of each class on the evaluation path against the masks as
-    they are stored: none lost, none twice, no id shifted."""
+    """Checks the values of masks on both paths. Over whole pictures it also compares the pixels of each class on the evaluation path
+    with the stored masks: none lost, none counted twice, no id shifted."""
     (run, stage), n, seed = proof.look(), outputs(proof), proof.cfg.run.seed
     wrong, shown, batch = [], [], None
     for name, data in stage.data.items():
@@ -94,7 +87,7 @@ def labels(proof: Proof) -> Finding:
             if mask.dtype != torch.int64:
                 wrong.append(f"{name}, {path} path: masks are {mask.dtype}, the loss needs int64")
             if (mask == IGNORE).all():
-                wrong.append(f"{name}, {path} path: nothing but void in {len(mask)} masks")
+                wrong.append(f"{name}, {path} path: all pixels of {len(mask)} masks are void")
         read, stored = _pixels(data, n)
         shown.append(
             f"{name} {int(read.sum()):,} pixels, {' '.join(f'{s:.1%}' for s in (read / read.sum().clamp_min(1)).tolist()[:8])}"
@@ -111,15 +104,15 @@ def labels(proof: Proof) -> Finding:
             wrong.append(f"{name}: {counts}{by_one}")
     return Finding(
         not wrong, "; ".join(wrong or shown), f"0 to {n - 1}, or {IGNORE} for void; each stored pixel read once, as its class",
-        "ids that count from 1 (or 0 that means void): shift them where masks are loaded, once\n"
-        "masks resized by interpolation, which invents ids: by nearest neighbour only\n"
-        "another number of classes than the net has, or instance numbers", batch=batch if wrong else None,
+        "ids start at 1, or 0 means void: shift them once, where masks are loaded\n"
+        "masks are resized by interpolation, which makes new ids: use nearest neighbour\n"
+        "the masks have another number of classes than the net, or number instances", batch=batch if wrong else None,
     )  # fmt: skip
 
 
 def _pixels(data: Data, n: int) -> tuple[Tensor, Tensor]:
-    """(n,) pixels of each class on the evaluation path, and in the stored masks, of as many whole pictures as `WINDOWS` cover; in
-    stored pixels, where pictures are resized."""
+    """Return the pixels of each class, (n,), on the evaluation path and in the stored masks, over as many whole pictures as `WINDOWS`
+    windows cover. Both are in stored pixels, also if pictures are resized."""
     rows = Counter(place[0] for place in data.places)
     chosen: list[int] = []
     for row, windows in rows.items():
@@ -137,7 +130,7 @@ def _pixels(data: Data, n: int) -> tuple[Tensor, Tensor]:
 
 # ----------------------------------------------------------------------------------------------------------------- scored
 class Said(nn.Module):
-    """A net that says the same logits whatever it sees, and keeps them for their gradient."""
+    """A net that returns fixed logits and keeps them for their gradient."""
 
     def __init__(self, logits: Tensor):
         super().__init__()
@@ -148,8 +141,8 @@ class Said(nn.Module):
 
 
 class Knowing(nn.Module):
-    """A net that knows the mask of each picture it is shown, moved to the right by `by` pixels and by `off` ids; where there is
-    void, it says one class after the other."""
+    """A net that returns the mask of each picture, moved to the right by `by` pixels and by `off` ids. On void pixels it predicts
+    stripes of all classes."""
 
     def __init__(self, batch: dict, n: int, *, by: int = 0, off: int = 0):
         super().__init__()
@@ -169,7 +162,7 @@ def _key(image: Tensor) -> bytes:
 
 
 class Voided(View):
-    """Samples with a bar of void across every mask."""
+    """Samples whose masks have a void bar."""
 
     def get(self, index: int, generator: torch.Generator | None) -> dict:
         sample = super().get(index, generator)
@@ -187,11 +180,12 @@ def _barred(mask: Tensor) -> Tensor:
     rows="V5",
     title="loss and metric score the same pixels with the same classes",
     reads="data model loss evaluate metric",
+    explains=True,
 )
 def scored(proof: Proof) -> Finding:
-    """Read off the loss's gradient with respect to the logits: which pixels it learns from, and which class it asks for. Then nets
-    that know the masks are evaluated: the truth must score its ceiling, a prediction that is moved to the right must score the IoU
-    of all pixels together. A bar of each mask is void, and whatever is said there must not matter."""
+    """Reads the pixels that count in the loss, and their classes, from the loss's gradient with respect to the logits. Then it evaluates
+    the ground truth, which must score the metric's ceiling, and the ground truth moved to the right, which must score the IoU over all
+    pixels together. A bar of each mask is void; predictions there must not matter."""
     (run, stage), n, seed = proof.look(), outputs(proof), proof.cfg.run.seed
     train, val = stage.data["train"], stage.data["val"]
     seen = Voided(train, pick(train, min(SAMPLES, len(train)), seed))
@@ -213,7 +207,7 @@ def scored(proof: Proof) -> Finding:
             if other[shift] > best + 0.05
             else ""
         )
-        wrong.append(f"the truth as prediction has {name} {best:.3f}{by_one}")
+        wrong.append(f"the ground truth as prediction has {name} {best:.3f}{by_one}")
     moved = Knowing(truth, n, by=SHIFT)
     answer, mask = moved(truth["image"]).argmax(1), truth["mask"]
     counts = torch.bincount((mask * n + answer)[mask != IGNORE], minlength=n * n).view(n, n)
@@ -222,21 +216,19 @@ def scored(proof: Proof) -> Finding:
         wrong.append(
             f"a prediction {SHIFT} pixels to the right has {name} {got:.3f}, over all pixels together {together:.3f}"
         )
-    told = (
-        f"the loss asks for the class of each of {int((batch['mask'] != IGNORE).sum()):,} pixels and for none of void; "
-    )
+    told = f"the loss uses the class of each of {int((batch['mask'] != IGNORE).sum()):,} pixels and no void pixel; "
     return Finding(
-        not wrong, "; ".join(wrong) or told + f"{name} {best:.3f} for the truth, {got:.3f} for one moved by {SHIFT} pixels",
-        f"void ({IGNORE}) neither learnt nor scored, every class learnt as itself, {name} {stage.metric.ceiling:g} for the truth, "
-        "the IoU of all pixels together for anything else",
-        "another ignore_index in the loss than in the metric, or none: take both from one constant\n"
-        "ids shifted on one of the two sides\na mean over pictures or batches of their own IoU: add up the counts first",
+        not wrong, "; ".join(wrong) or told + f"{name} {best:.3f} for the ground truth, {got:.3f} for the ground truth moved by {SHIFT} pixels",
+        f"void ({IGNORE}) neither in the loss nor in the metric, every class learnt as itself, {name} {stage.metric.ceiling:g} for the "
+        "ground truth, the IoU over all pixels together for a moved one",
+        "the loss has another ignore_index than the metric, or none: use one constant\n"
+        "ids are shifted in the loss or in the metric\nthe metric is a mean of the IoU of pictures or batches: add up the counts first",
         batch=batch if wrong else None, evidence={"truth": best, "moved": got, "expected": together},
     )  # fmt: skip
 
 
 def _learnt(stage: Stage, batch: dict, n: int) -> list[str]:
-    """What is wrong with the pixels the loss learns from."""
+    """Return what is wrong with the pixels and classes in the loss."""
     mask, wrong = batch["mask"], []
     logits = torch.randn(len(mask), n, *mask.shape[1:], generator=torch.Generator().manual_seed(0)).to(mask.device)
     net = Said(0.1 * logits)
@@ -246,96 +238,27 @@ def _learnt(stage: Stage, batch: dict, n: int) -> list[str]:
         wrong.append(f"the loss learns from {int(touched[void].sum()):,} of {int(void.sum()):,} pixels of void")
     deaf = [c for c in mask[~void].unique().tolist() if not touched[mask == c].any()]
     if deaf:
-        wrong.append(
-            f"the loss learns nothing from class {', '.join(map(str, deaf[:5]))}, though its pixels are not void"
-        )
+        wrong.append(f"the loss ignores class {', '.join(map(str, deaf[:5]))}, whose pixels are not void")
     heard = touched & ~void
     share = lambda off: (asked == mask + off)[heard].double().mean().item()  # noqa: E731
     if heard.any() and share(0) < 0.95:
         off = max((1, -1), key=share)
         by_one = f", {share(off):.0%} of them one id off ({off:+d})" if share(off) > share(0) else ""
-        wrong.append(f"the loss asks for another class than the mask's at {1 - share(0):.0%} of the pixels{by_one}")
+        wrong.append(f"the loss asks for another class than the mask at {1 - share(0):.0%} of the pixels{by_one}")
     return wrong
 
 
 def _judging(stage: Stage, net: nn.Module) -> Stage:
-    """The stage with another net to be evaluated."""
+    """Return the stage with another net to evaluate."""
     judged = copy.copy(stage)
     judged.model, judged.ema_model = net, None
     return judged
 
 
-# --------------------------------------------------------------------------------------------------------------- together
-class Painted(Sequence):
-    """Pairs of the same sizes whose pictures show their masks: blocks of the first class, the last and void, at random."""
-
-    def __init__(self, pairs: Sequence, n: int, block: int):
-        self.pairs, self.n, self.block = pairs, n, block
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
-        picture, mask = self.pairs[row]
-        h, w = mask.shape
-        kinds = torch.tensor([0, 0, self.n - 1, self.n - 1, IGNORE], dtype=mask.dtype)
-        coarse = torch.randint(
-            5, (-(-h // self.block), -(-w // self.block)), generator=torch.Generator().manual_seed(row)
-        )
-        ids = kinds[coarse].repeat_interleave(self.block, 0).repeat_interleave(self.block, 1)[:h, :w]
-        bright = torch.where(ids == 0, 40, torch.where(ids == IGNORE, 128, 215)).to(picture.dtype)
-        return bright.expand_as(picture).contiguous(), ids.contiguous()
-
-
-@gate("together", rows="V2 V5", title="image and mask get the same crop, mirroring and resizing", reads="data model")
-def together(proof: Proof) -> Finding:
-    """Pictures that show their own masks go through both paths: picture and mask must still agree, window for window, and no id may
-    appear that was not painted."""
-    (run, stage), n, seed = proof.look(), outputs(proof), proof.cfg.run.seed
-    wrong, batch, told = [], None, []
-    for name, data in stage.data.items():
-        twin = copy.copy(data)
-        twin.pairs = Painted(data.pairs, n, max(4, stage.data["train"].get(0, None)["mask"].shape[0] // 8))
-        for path, draws in (("training", seed), ("evaluation", None)):
-            indices = pick(data, min(DRAWS, len(data)), seed)
-            now = fetch(twin, indices, draws, run.device)
-            image, mask = now["image"].double().mean(1), now["mask"]
-            close = [_agree(x, m, n) for x, m in zip(image, mask, strict=True)]
-            close = [c for c in close if c is not None]
-            apart = sum(c < AS_ONE for c in close)
-            made_up = [v for v in mask.unique().tolist() if v not in (0, n - 1, IGNORE)]
-            if apart > 0.1 * len(close):
-                wrong.append(
-                    f"{name}, {path} path: in {apart} of {len(close)} windows the mask does not lie on its picture"
-                )
-            if made_up:
-                wrong.append(
-                    f"{name}, {path} path: ids appear that no mask had ({', '.join(map(str, made_up[:5]))}): interpolated"
-                )
-            batch, told = now, [*told, f"{min(close, default=1.0):.2f}"]
-    return Finding(
-        not wrong, "; ".join(wrong) or f"pictures painted by their masks lie on them (least correlation {' '.join(told)})",
-        f"a correlation of {AS_ONE} in 90% of the windows of both paths, and no new ids",
-        "two transforms that draw apart: hand picture and mask to one (torchvision's tv_tensors), or draw once for both\n"
-        "the picture is resized, turned or padded and its mask is not\nmasks resized by interpolation: by nearest neighbour only",
-        batch=batch if wrong else None,
-    )  # fmt: skip
-
-
-def _agree(image: Tensor, mask: Tensor, n: int) -> float | None:
-    """|correlation| of a picture (H, W) with its mask over the two classes; None where a window shows only one."""
-    inside = (mask == 0) | (mask == n - 1)
-    x, y = image[inside], (mask[inside] > 0).double()
-    if len(y) < 100 or not 0.1 < y.mean() < 0.9:
-        return None
-    x, y = x - x.mean(), y - y.mean()
-    return ((x @ y) / (x.norm() * y.norm()).clamp_min(1e-12)).abs().item()
-
-
 # ------------------------------------------------------------------------------------------------------------------ scale
 @gate("scale", rows="V1", title="the first layer's input is normalised exactly once, on both paths", reads="data model")
 def scale(proof: Proof) -> Finding:
-    """Mean and standard deviation of each channel just before the first layer with weights."""
+    """Measures mean and standard deviation of each channel at the input of the first layer with weights."""
     (run, stage), seed = proof.look(), proof.cfg.run.seed
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for path, name, draws in (("training", "train", seed), ("evaluation", "val", None)):
@@ -355,13 +278,13 @@ def scale(proof: Proof) -> Finding:
                       for p, (m, s) in found.items())  # fmt: skip
     return Finding(
         not wrong, "; ".join(wrong) or shown, f"means within {OFF:g} of 0, standard deviations from {SPREAD[0]:g} to {SPREAD[1]:g}",
-        "normalised twice: by the data and by the model\npictures of 0-255 where 0-1 is meant, or never normalised\n"
-        "the mean and std of other weights or other pictures",
+        "normalised twice: by the data and by the model\npictures of 0-255 instead of 0-1, or never normalised\n"
+        "mean and std belong to other weights or other pictures",
     )  # fmt: skip
 
 
 def _first_input(model: nn.Module, images: Tensor) -> Tensor:
-    """What the first module with weights of its own is handed."""
+    """Return the input of the first module that has weights."""
     kept: list[Tensor] = []
     leaves = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False)) and not list(m.children())]
     hooks = [m.register_forward_pre_hook(lambda _, args: kept.append(args[0].detach())) for m in leaves]
@@ -374,12 +297,12 @@ def _first_input(model: nn.Module, images: Tensor) -> Tensor:
     return kept[0]
 
 
-SEGMENTING = [labels, scored, together, scale]
+SEGMENTING = [labels, scored, together, scale, objectives.SEGMENT]
 
 
 # --------------------------------------------------------------------------------------------------------------- monitors
 def _every_class(remedy: str) -> Monitor:
-    """Recall of each class at the last evaluation."""
+    """Return a monitor of each class's recall at the last evaluation."""
 
     @monitor("forgotten", rows="V6", title="every class is predicted")
     def judge(history: list[dict[str, float]]) -> Finding:
@@ -397,6 +320,6 @@ def _every_class(remedy: str) -> Monitor:
 
 forgotten = _every_class("a rare class against a large background: --dice, --focal, or more windows in which it occurs")
 forgotten_class = _every_class(
-    "a class that is rare in training: --balance.by weights or sampler; one that is not: its pictures are read otherwise for the "
-    "evaluation (channels, scale, order of classes)"
+    "if the class is rare in training: --balance.by weights or sampler; if not: the evaluation reads its pictures differently "
+    "(channels, scale, order of classes)"
 )

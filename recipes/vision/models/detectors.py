@@ -22,17 +22,19 @@ from torchvision.models.detection.retinanet import RetinaNet
 from torchvision.ops import MultiScaleRoIAlign, box_iou
 
 Target = dict[str, Tensor]
-"""`boxes` (k, 4), `labels` (k,) and, where the loss draws (Faster R-CNN), `seed` ()."""
+"""`boxes` (k, 4), `labels` (k,) and, where the loss samples at random (Faster R-CNN), `seed` ()."""
 
 
 class Detector(nn.Module):
-    """A detector of torchvision that owns its normalisation. With targets: {term: sum}; without: a dict of `boxes` (k, 4), `scores`
-    (k,) and `labels` (k,) for each picture, best first."""
+    """A torchvision detector with its normalisation inside.
+
+    With targets it returns {term: sum}. Without, it returns a dict of `boxes` (k, 4), `scores` (k,) and `labels` (k,) for each picture,
+    best first."""
 
     background = 0
-    """Labels of the net that stand before class 0."""
+    """Number of the net's labels before class 0."""
     near = 0.5
-    """Boxes so many pixels too wide and too high are as close as an overfit gate asks for; see `lowest`."""
+    """Error in pixels of a box's width and height that the overfit gate still accepts; see `lowest`."""
 
     def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float]):
         super().__init__()
@@ -42,12 +44,12 @@ class Detector(nn.Module):
         self._grids: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     def features(self, images: Tensor) -> "OrderedDict[str, Tensor]":
-        """Maps of every level, (B, C, h, w) each."""
+        """Return the feature map of every level, (B, C, h, w) each."""
         found = self.net.backbone((images - self.mean) / self.std)
         return found if isinstance(found, dict) else OrderedDict([("0", found)])
 
     def grids(self, shape: Sequence[int]) -> list[tuple[int, int]]:
-        """(h, w) of every level for pictures (..., H, W), without computing anything."""
+        """Return (h, w) of every level for pictures (..., H, W), from a pass on the meta device."""
         size = tuple(shape[-2:])
         if size not in self._grids:
             ghost = copy.deepcopy(self.net.backbone).to("meta").eval()
@@ -57,7 +59,7 @@ class Detector(nn.Module):
         return self._grids[size]
 
     def anchors(self, shape: Sequence[int]) -> Tensor:
-        """(A, 4) of one picture; FCOS has a square as large as the stride around each of its locations."""
+        """Return the anchors of one picture, (A, 4). FCOS has one per location: a square as large as the stride."""
         device = self.mean.device
         maps = [torch.empty(1, 1, *g, device=device) for g in self.grids(shape)]
         pictures = ImageList(torch.empty(1, 1, *shape[-2:], device=device), [tuple(shape[-2:])])
@@ -69,31 +71,32 @@ class Detector(nn.Module):
 
     @property
     def limits(self) -> nn.Module:
-        """Where `score_thresh`, `nms_thresh` and `detections_per_img` are kept."""
+        """The module that has `score_thresh`, `nms_thresh` and `detections_per_img`."""
         return self.net
 
     def inside(self, targets: list[Target]) -> list[Target]:
-        """Targets as the net counts classes."""
+        """Return targets with the net's labels."""
         return [{**t, "labels": t["labels"] + self.background} for t in targets]
 
-    def outside(self, said: list[Target]) -> list[Target]:
-        return [{**s, "labels": s["labels"] - self.background} for s in said]
+    def outside(self, detections: list[Target]) -> list[Target]:
+        """Return detections with labels from 0."""
+        return [{**d, "labels": d["labels"] - self.background} for d in detections]
 
     def counts(self, shape: Sequence[int], targets: list[Target]) -> float | Tensor:
-        """What the sums are divided by: pictures, as RetinaNet does (each picture's loss is a mean of its own)."""
+        """Return the divisor of the sums: pictures, as in RetinaNet, whose loss is a mean over each picture first."""
         return len(targets)
 
     def lowest(self, shape: Sequence[int], targets: list[Target], off: float = 0.0) -> float:
-        """Lowest loss there is on these targets, for boxes that are `off` pixels too wide and too high."""
+        """Return the lowest possible loss on these targets if boxes are `off` pixels too wide and too high."""
         return 0.0
 
 
 class Dense(Detector):
-    """FCOS and RetinaNet: one head over every location."""
+    """FCOS and RetinaNet: one head, applied at every location."""
 
     def forward(self, images: Tensor, targets: list[Target] | None = None) -> dict[str, Tensor] | list[Target]:
         maps = list(self.features(images).values())
-        outputs = {k: v.float() for k, v in self.net.head(maps).items()}  # (B, A, ...), all levels in a row
+        outputs = {k: v.float() for k, v in self.net.head(maps).items()}  # (B, A, ...), levels concatenated
         if targets is not None:
             return self.sums(images.shape, outputs, targets)
         anchors = self.anchors(images.shape)
@@ -104,13 +107,13 @@ class Dense(Detector):
             split, [list(anchors.split(sizes))] * len(images), [tuple(images.shape[-2:])] * len(images)))  # fmt: skip
 
     def sums(self, shape: Sequence[int], outputs: dict[str, Tensor], targets: list[Target]) -> dict[str, Tensor]:
-        """The library's loss of these outputs, its division undone."""
+        """Return the library's loss of these outputs, multiplied by its divisor."""
         means = self.library_loss(shape, outputs, self.inside(targets))
         n = self.divided_by(shape, targets)
         return {k: v * n for k, v in means.items()}
 
     def divided_by(self, shape: Sequence[int], targets: list[Target]) -> float:
-        """What the library divides a batch's sums by."""
+        """Return the divisor that the library uses for a batch."""
         return len(targets)
 
     def library_loss(
@@ -119,28 +122,28 @@ class Dense(Detector):
         return self.net.compute_loss(targets, outputs, [self.anchors(shape)] * len(targets))
 
     def ignorant(self, shape: Sequence[int], n: int, prior: float = 0.01) -> dict[str, Tensor]:
-        """Outputs of an untrained head for `n` pictures: every class improbable, every box as it starts."""
+        """Return the outputs of an untrained head for `n` pictures: class probabilities `prior`, initial box offsets."""
         a, like, head = len(self.anchors(shape)), self.mean, self.net.head
         logit = -math.log((1 - prior) / prior)
         return {"cls_logits": like.new_full((n, a, head.classification_head.num_classes), logit),
                 "bbox_regression": self.offsets().expand(n, a, 4), "bbox_ctrness": like.new_zeros(n, a, 1)}  # fmt: skip
 
     def offsets(self) -> Tensor:
-        """(4,) what an untrained head says of a box."""
+        """Return the box offsets of an untrained head, (4,)."""
         return self.mean.new_zeros(4)
 
     def untrained(self, shape: Sequence[int], targets: list[Target]) -> float:
-        """Loss of a net that knows nothing yet, on these targets."""
+        """Return the loss of an untrained net on these targets."""
         sums = self.sums(shape, self.ignorant(shape, len(targets)), targets)
         return float(sum(sums.values())) / float(self.counts(shape, targets))
 
 
 class Fcos(Dense):
-    """FCOS (Tian 2019). The library divides by the locations inside objects over the whole batch; they are counted before the
-    forward, so that no cut of a batch changes what a location weighs."""
+    """FCOS (Tian 2019). The library divides by the number of locations inside objects in the batch. Here they are counted before the
+    forward pass, over the global batch, so that splitting a batch does not change the weight of a location."""
 
     def matches(self, shape: Sequence[int], targets: list[Target]) -> list[Tensor]:
-        """(A,) for each picture: which box a location answers for, or -1; the library's own matching."""
+        """Return for each picture (A,): index of the box assigned to each location, or -1. It is the library's matching."""
         head = SimpleNamespace(compute_loss=lambda targets, outputs, anchors, matched: matched)
         me = SimpleNamespace(center_sampling_radius=self.net.center_sampling_radius, head=head)
         levels = [h * w for h, w in self.grids(shape)]
@@ -150,11 +153,11 @@ class Fcos(Dense):
         return self.net.head.regression_head.bbox_reg.bias.detach().relu()
 
     def answering(self, shape: Sequence[int], targets: list[Target]) -> Tensor:
-        """(B,) locations that answer for an object."""
+        """Return the number of locations with an assigned box in each picture, (B,)."""
         return torch.stack([(m >= 0).sum() for m in self.matches(shape, targets)])
 
     def counts(self, shape: Sequence[int], targets: list[Target]) -> Tensor:
-        """Locations; a picture without any counts as one, so that a batch of nothing else is no division by zero."""
+        """Return the number of assigned locations. A picture without any counts as one, to avoid division by zero."""
         return self.answering(shape, targets).clamp_min(1).sum().float()
 
     def divided_by(self, shape: Sequence[int], targets: list[Target]) -> float:
@@ -167,7 +170,7 @@ class Fcos(Dense):
         return self.net.compute_loss(targets, outputs, [self.anchors(shape)] * len(targets), levels)
 
     def lowest(self, shape: Sequence[int], targets: list[Target], off: float = 0.0) -> float:
-        """Centerness is a soft target: its entropy cannot be learnt away."""
+        """Return the entropy of centerness, a soft target, plus the loss of inexact boxes."""
         total = 0.0
         for target, matched in zip(targets, self.matches(shape, targets), strict=True):
             mine = matched >= 0
@@ -182,16 +185,16 @@ class Fcos(Dense):
 
 
 class FasterRcnn(Detector):
-    """Faster R-CNN (Ren 2015): the backbone sees the batch, its two heads one picture after the other, so that a picture's loss is
-    its own. Which anchors and proposals a picture learns from is drawn by the seed that came with it."""
+    """Faster R-CNN (Ren 2015). The backbone runs on the batch, the two heads on one picture after the other, so that a picture's loss
+    does not depend on the rest of the batch. The picture's `seed` determines which anchors and proposals are sampled."""
 
     background = 1
-    # Its second stage multiplies what a box is off by ten, over proposals that the first has just changed: never still at a peak
-    # rate. A pixel on these digits is an IoU of 0.93: the 0.9 that is asked for.
+    # The second stage multiplies box errors by ten, on proposals that the first stage still changes, so the loss keeps moving at the peak
+    # learning rate. One pixel on these digits is an IoU of 0.93; the gate needs 0.9.
     near = 1.0
 
     def lowest(self, shape: Sequence[int], targets: list[Target], off: float = 0.0) -> float:
-        """The second stage's boxes alone; its proposals lie on their objects, as many of them as are ever sampled."""
+        """Return the box loss of the second stage, for proposals that match their objects, at the largest sampled share."""
         heads, total = self.net.roi_heads, 0.0
         for target in targets:
             sides = target["boxes"][:, 2:] - target["boxes"][:, :2]
@@ -211,11 +214,11 @@ class FasterRcnn(Detector):
 
     def forward(self, images: Tensor, targets: list[Target] | None = None) -> dict[str, Tensor] | list[Target]:
         maps = OrderedDict((k, v.float()) for k, v in self.features(images).items())
-        with torch.autocast(images.device.type, enabled=False):  # half precision would round a box's corner by pixels
+        with torch.autocast(images.device.type, enabled=False):  # half precision rounds corners of boxes by pixels
             return self.heads(images, maps, targets)
 
     def heads(self, images: Tensor, maps: "OrderedDict[str, Tensor]", targets: list[Target] | None):
-        """What `forward` gives, from the backbone's maps."""
+        """Return what `forward` returns, from the backbone's maps."""
         size = tuple(images.shape[-2:])
         if targets is None:
             pictures = ImageList(images, [size] * len(images))
@@ -235,7 +238,7 @@ class FasterRcnn(Detector):
 
     @staticmethod
     def _as(training: bool, module: nn.Module, *args):
-        """Call a part that asks its own flag for what to return, whatever mode the net is in; its children keep theirs."""
+        """Call a module whose return value depends on `training`, with that flag set. Its children keep their modes."""
         kept, module.training = module.training, training
         try:
             return module(*args)
@@ -244,8 +247,8 @@ class FasterRcnn(Detector):
 
 
 class Raw(nn.Module):
-    """What a dense detector says of every anchor, above any threshold or not: (B, 3, S, S) in [0, 1] -> boxes (B, A, 4), scores
-    (B, A, n)."""
+    """The boxes and scores of every anchor of a dense detector, without threshold and NMS: (B, 3, S, S) in [0, 1] -> boxes (B, A, 4),
+    scores (B, A, n)."""
 
     def __init__(self, detector: Dense, side: int):
         super().__init__()
@@ -263,13 +266,13 @@ class Raw(nn.Module):
 
 
 KINDS: dict[str, type[Detector]] = {"fcos": Fcos, "retinanet": Dense, "faster-rcnn": FasterRcnn}
-# Torchvision's: a higher one cuts the tail of the precision curve off.
+# Torchvision's values: a higher threshold cuts off the tail of the precision-recall curve.
 MIN_SCORES = {"fcos": 0.2, "retinanet": 0.05, "faster-rcnn": 0.05}
 
 
 # ---------------------------------------------------------------------------------------------------------------- anchors
 class Fitted(AnchorGenerator):
-    """Anchors of these (w, h) at every location of every level, `per_level` of them."""
+    """Anchors of these widths and heights, (k, 2), at every location of every level."""
 
     def __init__(self, sizes: Tensor, levels: int = 1):
         super().__init__(sizes=((1.0,) * len(sizes),) * levels, aspect_ratios=((1.0,),) * levels)
@@ -277,7 +280,7 @@ class Fitted(AnchorGenerator):
 
 
 def fit(boxes: Tensor, k: int, *, rounds: int = 30) -> Tensor:
-    """(k, 2) widths and heights: k-means over the boxes' (N, 4) logarithms, started at quantiles of their area."""
+    """Return k widths and heights, (k, 2): k-means over the logarithms of the boxes' (N, 4) sides, started at quantiles of their area."""
     sides = (boxes[:, 2:] - boxes[:, :2]).log()
     order = sides.sum(1).argsort()
     centres = sides[order[((torch.arange(k) + 0.5) / k * len(order)).long()]]
@@ -288,18 +291,18 @@ def fit(boxes: Tensor, k: int, *, rounds: int = 30) -> Tensor:
 
 
 def best_overlap(anchors: Tensor, boxes: Tensor) -> Tensor:
-    """(k,) the best IoU that each box (k, 4) has with any anchor."""
+    """Return the best IoU of each box (k, 4) with any anchor, (k,)."""
     return box_iou(boxes, anchors).max(1).values if len(boxes) else boxes.new_zeros(0)
 
 
 # --------------------------------------------------------------------------------------------------------------- building
 def small(kind: str, backbone: nn.Module, n_classes: int, anchors: Tensor, *, stride: int, limits: dict) -> nn.Module:
-    """One of torchvision's three on a backbone of one level, its heads a size that two CPU cores can train."""
+    """Return a torchvision detector on a backbone of one level, with heads small enough for two CPU cores."""
     channels = backbone.out_channels
     if kind == "fcos":
         squares = AnchorGenerator(((stride,),), ((1.0,),))
         head = FCOSHead(channels, 1, n_classes, num_convs=2)
-        # Sides come out of a ReLU: from 0, a high rate kills one for good (seen: loss 1.11 for ever). From the mean side, none.
+        # Sides are the output of a ReLU. Started at 0, a high learning rate can kill it for good (loss stuck at 1.11). Start at the mean side.
         nn.init.constant_(head.regression_head.bbox_reg.bias, anchors.mean().item() / 2 / stride)
         return FCOS(backbone, n_classes, anchor_generator=squares, head=head, **limits)
     fitted = Fitted(anchors)
@@ -318,7 +321,7 @@ def small(kind: str, backbone: nn.Module, n_classes: int, anchors: Tensor, *, st
 
 @contextlib.contextmanager
 def without_nms(model: Detector) -> Iterator[None]:
-    """Every box above the score threshold, as many as there are."""
+    """Make the model return every box above the score threshold."""
     limits = model.limits
     kept = limits.nms_thresh, limits.detections_per_img
     limits.nms_thresh, limits.detections_per_img = 1.0, 10**6

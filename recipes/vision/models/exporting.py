@@ -19,7 +19,7 @@ READER = Path(read_export.__file__)
 
 
 def stored(data: core.Data, index: int) -> tuple[core.Data, int]:
-    """The data set that holds the picture, and its place there: below classes evened out and pictures mixed."""
+    """Return the data set that stores the image, and its index there: below balancing and mixing."""
     while hasattr(data, "data") and isinstance(data.data, core.Data):
         index = data.places[index] if hasattr(data, "places") else index
         data = data.data
@@ -27,7 +27,7 @@ def stored(data: core.Data, index: int) -> tuple[core.Data, int]:
 
 
 def said(run: core.Run, answer: Callable[[nn.Module, Tensor], Tensor]) -> Callable:
-    """`Exported.answers` of a net that sees `image` alone, four pictures at a time."""
+    """Return `Exported.answers` of a net whose only input is `image`, four images at a time."""
 
     def answers(model: nn.Module, data: core.Data, indices: Sequence[int]) -> list[Tensor]:
         found: list[Tensor] = []
@@ -40,12 +40,12 @@ def said(run: core.Run, answer: Callable[[nn.Module, Tensor], Tensor]) -> Callab
 
 
 def ready(data: core.Data, index: int) -> dict[str, Tensor]:
-    """The picture as the recipe's own evaluation path gives it."""
+    """Return the image as the recipe's own evaluation path gives it."""
     return {"ready": data.get(index, None)["image"]}
 
 
 def of_classes(run: core.Run) -> Exported:
-    """Samples of `images` and `labels`: logits."""
+    """For samples of `images` and `labels`: logits."""
 
     def sample(data: core.Data, index: int) -> dict[str, Tensor]:
         data, index = stored(data, index)
@@ -59,7 +59,7 @@ def of_classes(run: core.Run) -> Exported:
 
 
 def of_masks(run: core.Run, classes: Sequence[str], metric: str) -> Exported:
-    """Windows of pictures: logits of every pixel."""
+    """For windows of images: logits of every pixel."""
 
     def sample(data: masks.Windows, index: int) -> dict:
         row, top, left, *_ = data.places[index]
@@ -76,7 +76,7 @@ def of_masks(run: core.Run, classes: Sequence[str], metric: str) -> Exported:
 
 
 def of_boxes(run: core.Run, classes: Sequence[str], limits: dict[str, float]) -> Exported:
-    """Pictures on a canvas: boxes of every location as shares of the canvas, beside the scores of every class."""
+    """For images on a canvas: boxes of every location as shares of the canvas, next to the scores of every class."""
 
     def sample(data: boxes.Boxed, index: int) -> dict[str, Tensor]:
         return {"picture": data.data.pictures[data.rows[index]]}

@@ -1,5 +1,5 @@
-"""Segmentation models of transformers by folder or hub id, each as a net that answers for every pixel: those with a map of classes
-(SegFormer, BEiT, DPT, UperNet, MobileViT, ...) and those with masks that are classified (Mask2Former, MaskFormer, EoMT)."""
+"""Segmentation models of transformers by folder or hub id, each as a net that predicts every pixel: those with a class map (SegFormer, BEiT,
+DPT, UperNet, MobileViT, ...) and those that classify masks (Mask2Former, MaskFormer, EoMT)."""
 
 import copy
 import json
@@ -15,17 +15,17 @@ from trainworthy.recipes.shared import hub
 from trainworthy.recipes.vision.models.zoo import SEGMENTERS, Normalised, Start
 
 QUERIES = ("mask2former", "maskformer", "eomt")
-LEAST = 1e-6  # of a class's share at a pixel: its logarithm stays finite
+LEAST = 1e-6  # lower limit of a class's share at a pixel, so that its logarithm is finite
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 
 
 def named(model: str) -> bool:
-    """Is it a folder or owner/name, and not a net that is known here by name?"""
+    """Return whether `name` is a folder or owner/name, and not the name of a built-in net."""
     return model not in ("small", *SEGMENTERS) and ("/" in model or Path(model).is_dir())
 
 
 class Semantic(Normalised):
-    """(B, 3, H, W) in [0, 1] -> (B, n, H, W) logits, from maps at a quarter of that or so."""
+    """Map (B, 3, H, W) in [0, 1] to logits (B, n, H, W), enlarged from about a quarter of that size."""
 
     def forward(self, images: Tensor) -> Tensor:
         said = self.net(pixel_values=(images - self.mean) / self.std)
@@ -34,19 +34,19 @@ class Semantic(Normalised):
 
 
 def by_queries(classes: Tensor, masks: Tensor) -> Tensor:
-    """(B, Q, n + 1) what each of Q masks shows, the last being nothing, and (B, Q, h, w) where it is -> (B, n, h, w), the logarithm
-    of each class's share (MaskFormer's semantic inference; Cheng 2021)."""
+    """Combine (B, Q, n + 1), the class of each of Q masks with the last meaning none, and (B, Q, h, w), the masks, into (B, n, h, w): the
+    logarithm of each class's share (MaskFormer's semantic inference; Cheng 2021)."""
     share = torch.einsum("bqc,bqhw->bchw", classes.float().softmax(-1)[..., :-1], masks.float().sigmoid())
     return share.clamp_min(LEAST).log()
 
 
 def segmenter(model: str, weights: str, classes: Sequence[str]) -> Start:
-    """The net with a head for `classes` that starts at zero: every class equally likely. `weights`: none, or DEFAULT, those of the
-    folder or the hub."""
+    """Return the net with a head for `classes` that starts at zero, so that all classes are equally likely. `weights`: none, or DEFAULT for
+    those of the folder or the hub."""
     from transformers import AutoConfig
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # the head is exchanged on purpose
+    logging.set_verbosity_error()  # the head is replaced on purpose
     logging.disable_progress_bar()
     if weights not in ("none", "DEFAULT"):
         raise UserError(f"--weights {weights} of {model}", needed="DEFAULT (those of the folder or the hub) or none")
@@ -56,7 +56,7 @@ def segmenter(model: str, weights: str, classes: Sequence[str]) -> Start:
         path, id2label=dict(enumerate(classes)), label2id={c: i for i, c in enumerate(classes)}
     )
     kind = _kind(config, model)
-    for head in ("use_auxiliary_head", "auxiliary_head"):  # a second head that only their own loss reads
+    for head in ("use_auxiliary_head", "auxiliary_head"):  # a second head that only the library's own loss uses
         if hasattr(config, head):
             setattr(config, head, False)
     net, missing = kind.from_config(config), []
@@ -66,7 +66,7 @@ def segmenter(model: str, weights: str, classes: Sequence[str]) -> Start:
         missing = sorted(found["missing_keys"])
     head = _head(kind, config, net)
     for name, module in net.named_modules():
-        if name.endswith("swin.layernorm"):  # Swin's last norm, which stands behind what the masks are made from
+        if name.endswith("swin.layernorm"):  # Swin's last norm, after the layers that masks are made from
             module.requires_grad_(False)
     for name, parameter in net.named_parameters():
         if name in head:
@@ -84,7 +84,7 @@ def segmenter(model: str, weights: str, classes: Sequence[str]) -> Start:
 
 
 def configured(model: nn.Module) -> dict[str, Any] | None:
-    """What config.json of an export needs for from_pretrained; None for nets that are not transformers'."""
+    """Return what config.json of an export needs for from_pretrained, or None for nets that are not from transformers."""
     if not isinstance(model, Semantic):
         return None
     theirs = json.loads(model.net.config.to_json_string(use_diff=False))
@@ -93,7 +93,7 @@ def configured(model: nn.Module) -> dict[str, Any] | None:
 
 
 def _kind(config: Any, model: str) -> Any:
-    """The class that answers for pixels."""
+    """Return the class that predicts pixels."""
     from transformers import AutoModelForSemanticSegmentation as Maps
     from transformers import AutoModelForUniversalSegmentation as Masks
 
@@ -106,7 +106,7 @@ def _kind(config: Any, model: str) -> Any:
 
 
 def _head(kind: Any, config: Any, net: nn.Module) -> list[str]:
-    """Tensors that depend on the number of classes, as a net with one more shows."""
+    """Return the tensors that depend on the number of classes, found with a net that has one class more."""
     more = copy.deepcopy(config)
     more.num_labels = config.num_labels + 1
     with torch.device("meta"):
@@ -115,7 +115,7 @@ def _head(kind: Any, config: Any, net: nn.Module) -> list[str]:
 
 
 def _normalisation(path: str, model: str) -> tuple[Sequence[float], Sequence[float]]:
-    """Mean and standard deviation that the weights were trained with."""
+    """Return mean and standard deviation of the weights' preprocessing."""
     from transformers import AutoImageProcessor
 
     try:

@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 
 
 def load(folder: str) -> tuple[dict, dict]:
-    """(config.json, {way: a function of a batch of pictures (B, C, H, W) in [0, 1]})."""
+    """Return (config.json, {name: function of a batch of images (B, C, H, W) in [0, 1]})."""
     config = json.loads((Path(folder) / "config.json").read_text())
     ways = {"model.pt2": torch.export.load(Path(folder) / "model.pt2").module()}
     if config.get("library") == "torchvision" and config.get("preprocessing") and config["norm"] in ("own", "frozen"):
@@ -24,7 +24,7 @@ def load(folder: str) -> tuple[dict, dict]:
 
 
 def _classifier(config: dict, file: Path):
-    """torchvision's net with the exported weights, behind the normalisation that config.json names."""
+    """Return torchvision's net with the exported weights, after the normalisation in config.json."""
     from safetensors.torch import load_file
 
     name, size = config["architecture"], config["preprocessing"]["crop"]
@@ -40,7 +40,7 @@ def _classifier(config: dict, file: Path):
 
 
 def answer(loaded: tuple[dict, dict], sample: dict) -> dict[str, Tensor]:
-    """{way: its answer} to one picture (C, H, W) of 0-255."""
+    """Return {name: its output} for one image (C, H, W) in 0-255."""
     config, ways = loaded
     if "ready" in sample:
         return {way: flat(net(sample["ready"][None]), sample["ready"]) for way, net in ways.items()}
@@ -55,14 +55,14 @@ def answer(loaded: tuple[dict, dict], sample: dict) -> dict[str, Tensor]:
 
 
 def prepared(picture: Tensor, how: dict) -> Tensor:
-    """The shorter side resized, the middle cut out, three channels."""
+    """Resize the shorter side, crop the centre, return three channels."""
     by = v2.InterpolationMode(how["interpolation"])
     picture = v2.functional.resize(picture, [how["resize"]], interpolation=by, antialias=True)
     return v2.functional.center_crop(picture, [how["crop"]]).expand(3, -1, -1).clamp(0, 1)
 
 
 def window(picture: Tensor, config: dict, place: list[int]) -> Tensor:
-    """The window (left, top, side) of a whole picture, resized as config.json says; zeros beyond its edges."""
+    """Return the window (left, top, side) of an image, resized as config.json says; zeros beyond its edges."""
     left, top, side = place
     if config["resize"]:
         h, w = picture.shape[1:]
@@ -73,7 +73,7 @@ def window(picture: Tensor, config: dict, place: list[int]) -> Tensor:
 
 
 def canvas(picture: Tensor, config: dict) -> Tensor:
-    """Resized as config.json says, its fill (or black) to the right and below."""
+    """Resize as config.json says and pad on the right and below with its fill (or black)."""
     side, (h, w) = config["image_size"], picture.shape[1:]
     shorter = config["shorter"]
     by = (shorter, min(h, w)) if shorter and shorter * max(h, w) < side * min(h, w) else (side, max(h, w))
@@ -86,7 +86,7 @@ def canvas(picture: Tensor, config: dict) -> Tensor:
 
 
 def flat(said: Tensor | tuple[Tensor, Tensor], picture: Tensor) -> Tensor:
-    """One tensor for one picture: logits, or (A, 4 + n) boxes as shares of the canvas beside the scores of every class."""
+    """Return one tensor for one image: logits, or (A, 4 + n) boxes as shares of the canvas next to the scores of every class."""
     if isinstance(said, Tensor):
         return said[0]
     boxes, scores = said

@@ -1,5 +1,4 @@
-"""Torchvision's classifiers, segmentation nets and detectors by name, with their own weights and preprocessing, and a head for
-other classes."""
+"""Torchvision's classifiers, segmentation nets and detectors by name, with their weights and preprocessing and a new head."""
 
 import math
 import re
@@ -18,27 +17,27 @@ from trainworthy.recipes.vision.models import detectors
 
 NAMES = [
     n for n in models.list_models(module=models) if n not in ("googlenet", "inception_v3")
-]  # those answer with three heads
+]  # these have three heads
 SEGMENTERS = models.list_models(module=models.segmentation)
 DETECTORS = {
     "fcos": "fcos",
     "retinanet": "retinanet",
     "faster-rcnn": "fasterrcnn",
-}  # ours: what torchvision's names begin with
+}  # our name: prefix of torchvision's names
 Norm = Literal["own", "batch", "group", "frozen"]
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a net wants its pictures: one object for both paths, the model's normalisation and the exported config.
+    """Preprocessing of a net: one object for both paths, the model's normalisation and the exported config.
 
-    Called with (1 or 3, H, W) in [0, 1], it gives (3, crop, crop) in [0, 1]: the evaluation path.
+    Called with (1 or 3, H, W) in [0, 1], it returns (3, crop, crop) in [0, 1], as in evaluation.
     """
 
     resize: int
-    """The shorter side becomes so many pixels."""
+    """Pixels of the shorter side after resizing."""
     crop: int
-    """Then so many from the middle."""
+    """Pixels of the centre crop after that."""
     interpolation: v2.InterpolationMode
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -48,25 +47,25 @@ class Preprocessing:
         return self.coloured(v2.functional.center_crop(image, [self.crop]))
 
     def augmented(self) -> nn.Module:
-        """The training path: a random part of the picture, mirrored or not (Szegedy 2015), and one of fourteen changes of colour or
-        shape (TrivialAugment, Mueller & Hutter 2021), to the same size by the same interpolation."""
+        """Return the training transform: a random crop, mirroring (Szegedy 2015), and one of fourteen changes of colour or shape
+        (TrivialAugment, Mueller & Hutter 2021), to the same size with the same interpolation."""
         return v2.Compose([
             v2.RandomResizedCrop(self.crop, interpolation=self.interpolation, antialias=True), v2.Lambda(self.coloured),
             v2.RandomHorizontalFlip(), v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR),
         ])  # fmt: skip
 
     def plain(self) -> dict:
-        """For the exported config: what to do to a picture before this model sees it."""
+        """Return the preprocessing for the exported config."""
         return {**asdict(self), "interpolation": self.interpolation.value}
 
     @staticmethod
     def coloured(image: Tensor) -> Tensor:
-        """Three channels; bicubic interpolation runs over the edges of [0, 1], which is cut off."""
+        """Return three channels in [0, 1]: bicubic interpolation can leave that range."""
         return image.expand(3, -1, -1).clamp(0, 1)
 
 
 class Normalised(nn.Module):
-    """A net that owns its normalisation: pictures come in as [0, 1]."""
+    """A net with its normalisation inside: images come in as [0, 1]."""
 
     def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float]):
         super().__init__()
@@ -79,14 +78,14 @@ class Normalised(nn.Module):
 
 
 class Segmenting(Normalised):
-    """One that answers for every pixel: (B, 3, H, W) in [0, 1] -> (B, n_classes, H, W)."""
+    """A net that predicts every pixel: (B, 3, H, W) in [0, 1] -> (B, n_classes, H, W)."""
 
     def forward(self, images: Tensor) -> Tensor:
         return super().forward(images)["out"]
 
 
 def find(model: str, weights: str, names: Sequence[str] = NAMES) -> models.WeightsEnum:
-    """The weights `weights` of `model` (a member's name or DEFAULT); their metadata, nothing is fetched."""
+    """Return the weights `weights` of `model` (a member's name or DEFAULT), with their metadata. Downloads nothing."""
     if model not in names:
         kind = "classifier" if names is NAMES else "segmentation net" if names is SEGMENTERS else "detector"
         raise unknown(f"model '{model}'", model, names, cause=f"--model is `small` or the name of a torchvision {kind}")
@@ -97,8 +96,8 @@ def find(model: str, weights: str, names: Sequence[str] = NAMES) -> models.Weigh
 
 
 def preprocessing(model: str, weights: str, image_size: int = 0) -> Preprocessing:
-    """What the weights were trained with; at `image_size` pixels, in proportion, where that is not 0. The `small` net has no
-    weights and sees 64 pixels."""
+    """Return the preprocessing of the weights, scaled to `image_size` pixels if that is not 0. The `small` net has no weights and uses 64
+    pixels."""
     p = find("resnet18" if model == "small" else model, weights).transforms()
     crop, resize = (64, 72) if model == "small" else (p.crop_size[0], p.resize_size[0])
     if image_size < 0:
@@ -109,7 +108,7 @@ def preprocessing(model: str, weights: str, image_size: int = 0) -> Preprocessin
 
 
 class Start(NamedTuple):
-    """A model, the tensors it was started from (None: from scratch) and the names of those that are new (its head)."""
+    """A model, the tensors that it started from (None: from scratch), and the names of the new ones (its head)."""
 
     model: nn.Module
     pretrained: dict[str, Tensor] | None = None
@@ -117,8 +116,8 @@ class Start(NamedTuple):
 
 
 def build(model: str, weights: str, n_classes: int, prepare: Preprocessing) -> Start:
-    """The net with a head for `n_classes` that starts at zero: every class equally likely. Fetches only where weights are asked
-    for and not yet cached ($TORCH_HOME)."""
+    """Return the net with a head for `n_classes` that starts at zero, so that all classes are equally likely. Downloads only requested
+    weights that are not cached ($TORCH_HOME)."""
     sized = {}
     if model.startswith("vit_"):
         sized = {"image_size": prepare.crop}
@@ -146,21 +145,21 @@ def build(model: str, weights: str, n_classes: int, prepare: Preprocessing) -> S
 
 
 def segmenter(model: str, weights: str, n_classes: int) -> Start:
-    """The same for a segmentation net; the auxiliary head that some weights bring is left out."""
+    """Return a segmentation net in the same way, without the auxiliary head of some weights."""
     p = find(model, weights, SEGMENTERS).transforms()
     net = models.get_model(model, weights=None, weights_backbone=None, num_classes=n_classes)
     with torch.device("meta"):
         other = models.get_model(model, weights=None, weights_backbone=None, num_classes=n_classes + 1)
     head, started = _loaded(net, other, model, weights, SEGMENTERS)
     for name, parameter in net.named_parameters():
-        if name in head:  # 1x1 convolutions, nothing behind them
+        if name in head:  # 1x1 convolutions, the last layer
             nn.init.zeros_(parameter)
     return Start(Segmenting(net, p.mean, p.std), started, tuple(f"net.{n}" for n in head))
 
 
 def detector(model: str, backbone: str, weights: str, n_classes: int, limits: dict[str, float]) -> Start:
-    """The detector `model` of torchvision on its backbone `backbone`, a head for `n_classes`, thresholds as in `limits`. Started
-    from weights it keeps the statistics of its batch norms (frozen, as torchvision has it): a batch of detection is small."""
+    """Return torchvision's detector `model` on `backbone`, with a head for `n_classes` and the thresholds in `limits`. With weights, batch
+    norm keeps its statistics (frozen, as in torchvision), because batches in detection are small."""
     made = models.list_models(module=models.detection, include=f"{DETECTORS[model]}_*")
     offered = [n.removeprefix(f"{DETECTORS[model]}_") for n in made]
     if backbone not in offered:
@@ -173,7 +172,7 @@ def detector(model: str, backbone: str, weights: str, n_classes: int, limits: di
         other = build(n_classes + 1)
     head, started = _loaded(net, other, name, weights, made)
     if weights != "none":
-        # The first ResNet-50 weights were trained with norms that add nothing to the variance; torchvision sets that, too.
+        # The first ResNet-50 weights were trained without an epsilon in their norms; torchvision does the same.
         eps = 0.0 if name in ("fasterrcnn_resnet50_fpn", "retinanet_resnet50_fpn") else 1e-5
         _replace(net, nn.BatchNorm2d, lambda norm: frozen(norm, eps))
     mean, std = net.transform.image_mean, net.transform.image_std
@@ -184,8 +183,8 @@ def detector(model: str, backbone: str, weights: str, n_classes: int, limits: di
 
 
 def normed(start: Start, norm: Norm, run: Run) -> Start:
-    """The same net with other norms: `batch` or `group` (from scratch), `frozen` (statistics and weights of the file, for good), or
-    its `own`. Batch norm takes its statistics over all processes, where accelerators make that possible."""
+    """Replace the norms of a net: `batch` or `group` (from scratch), `frozen` (fixed statistics and weights of the file), or its `own`.
+    Batch norm is synchronised over processes if the accelerator supports it."""
     model, scratch = start.model, start.pretrained is None
     if norm == "frozen" and scratch:
         raise UserError("--norm frozen has no statistics to keep", got="a net from scratch: mean 0 and variance 1 of no picture",
@@ -205,14 +204,14 @@ def normed(start: Start, norm: Norm, run: Run) -> Start:
 
 
 def frozen(norm: nn.BatchNorm2d, eps: float) -> FrozenBatchNorm2d:
-    """Its statistics and weights, fixed, whatever the mode."""
+    """Fixed statistics and weights, in any mode."""
     fixed = FrozenBatchNorm2d(norm.num_features, eps=eps)
     fixed.load_state_dict({k: v for k, v in norm.state_dict().items() if k != "num_batches_tracked"})
     return fixed
 
 
 def grouped(norm: nn.BatchNorm2d) -> nn.GroupNorm:
-    """GroupNorm (Wu & He 2018) for as many channels, four or more to a group: one alone at 1x1 would be 0."""
+    """GroupNorm (Wu & He 2018) with at least four channels per group: a single channel at 1x1 would always be 0."""
     groups = math.gcd(32, norm.num_features)
     while groups > 1 and norm.num_features // groups < 4:
         groups //= 2
@@ -220,7 +219,7 @@ def grouped(norm: nn.BatchNorm2d) -> nn.GroupNorm:
 
 
 def _replace(module: nn.Module, kind: type, by: Callable) -> None:
-    """Every module of that kind inside `module` gives way to what `by` makes of it."""
+    """Replace every module of that type inside `module` by the result of `by`."""
     for name, child in module.named_children():
         if isinstance(child, kind):
             setattr(module, name, by(child))
@@ -231,8 +230,8 @@ def _replace(module: nn.Module, kind: type, by: Callable) -> None:
 def _loaded(
     net: nn.Module, other: nn.Module, model: str, weights: str, names: Sequence[str]
 ) -> tuple[list[str], dict | None]:
-    """Load `weights` into `net`: (the tensors that depend on the number of classes, as `other` with one more shows; what was
-    loaded, by its name in the started model)."""
+    """Load `weights` into `net`. Returns (tensors that depend on the number of classes, found with `other`, which has one class more; loaded
+    tensors by their name in the started model)."""
     shapes = {n: t.shape for n, t in other.state_dict().items()}
     head, started = [n for n, t in net.state_dict().items() if t.shape != shapes[n]], None
     if weights != "none":
@@ -259,3 +258,10 @@ def _loaded(
         net.load_state_dict({n: state[n] for n in wanted}, strict=False)
         started = {f"net.{n}": state[n] for n in wanted}
     return head, started
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a classifier, each of which `--shard` gathers at once: whatever has layers of its own and is in a row of
+    modules (torchvision's stages and encoder layers)."""
+    rows = [m for m in model.modules() if isinstance(m, nn.Sequential)]
+    return [block for row in rows for block in row if any(block.children())]

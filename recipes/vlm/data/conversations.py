@@ -1,13 +1,15 @@
-"""Conversations about pictures: any number of each in a sample, each answer scored, as LLaVA and the hub write them.
+"""Conversations about images, with any number of turns and images in a sample and every answer scored, in the formats of LLaVA and
+of the hub.
 
 {"image": "a.jpg", "conversations": [{"from": "human", "value": "<image>\\nWhat is it?"}, {"from": "gpt", "value": "A cat."}]}
 {"images": ["a.jpg", "b.jpg"], "messages": [{"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text",
 "text": "Which is larger?"}]}, {"role": "assistant", "content": "The first."}]}
 
-A content may be one text with `<image>` in it, a part may bring its own "path". Pictures that no text places stand before the first
-question.
+Content may be one text with `<image>` in it, and a part may have its own "path". Images without a place in the text come before the
+first question.
 """
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.vision.data.pictures import decode
 from trainworthy.recipes.vlm.data.rows import PLACE, Asked
 
+OPENED = 5000  # pictures that are opened before training
 ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 
 
@@ -26,16 +29,16 @@ class Talk(NamedTuple):
 
     pictures: tuple[str, ...]
     turns: tuple[tuple[str, str], ...]
-    """Questions, with PLACE where a picture stands, and answers."""
+    """Questions, with PLACE for each image, and answers."""
     system: str = ""
 
 
 class Wrong(ValueError):
-    """What keeps a line from being a conversation, in words."""
+    """Why a line is not a conversation."""
 
 
 def talk(line: dict[str, Any]) -> Talk:
-    """A line with `conversations` or `messages`. Raises `Wrong`."""
+    """Parse a line with `conversations` or `messages`. Raises `Wrong`."""
     name = "messages" if "messages" in line else "conversations"
     if not isinstance(line[name], list) or not all(isinstance(turn, dict) for turn in line[name]):
         raise Wrong(f"{name} is {type(line[name]).__name__}, not a list of turns")
@@ -57,7 +60,7 @@ def talk(line: dict[str, Any]) -> Talk:
             raise Wrong(f"turn {k}: {PLACE} in an answer")
         else:
             said.append(text)
-    said = said[: len(said) // 2 * 2]  # a last question without an answer is left off
+    said = said[: len(said) // 2 * 2]  # a last question without an answer is removed
     if not said:
         raise Wrong("it has no answer")
     pictures = pictures or own
@@ -72,7 +75,7 @@ def talk(line: dict[str, Any]) -> Talk:
 
 
 def _content(content: Any, k: int) -> tuple[str, list[str]]:
-    """(text with PLACE for each picture, the paths of pictures that it brings)."""
+    """Return (text with PLACE for each image, paths of its images)."""
     if isinstance(content, str):
         return content, []
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
@@ -90,7 +93,7 @@ def _content(content: Any, k: int) -> tuple[str, list[str]]:
 
 
 class Talks:
-    """Conversations of one split, with their pictures. Those without a picture are left out and counted: they are for llm/sft."""
+    """Conversations of one split, with their images. Those without an image are left out and counted: they belong to llm/sft."""
 
     def __init__(self, root: Path, talks: list[Talk], kinds: tuple[str, ...]):
         self.talks = [t for t in talks if t.pictures]
@@ -102,12 +105,13 @@ class Talks:
                             next="trainworthy run llm/sft, for text alone")  # fmt: skip
         names = list(dict.fromkeys(name for t in self.talks for name in t.pictures))
         self.found = looked_over(root, names)
+        self.unopened = self.found.note
 
     def __len__(self) -> int:
         return len(self.talks)
 
     def asked(self, index: int) -> list[Asked]:
-        """Its questions, each with its answer; a later one follows those before it."""
+        """Return its questions with their answers; later ones follow earlier ones."""
         return [Asked(self._kind(q), q, a) for q, a in self.talks[index].turns]
 
     def _kind(self, question: str) -> int:
@@ -115,25 +119,29 @@ class Talks:
         return self.kinds.index(text) if text in self.kinds else 0
 
     def system(self, index: int) -> str:
-        """What is said before the first question."""
+        """Return the text before the first question."""
         return self.talks[index].system
 
+    def count(self, index: int) -> int:
+        """Return its number of images."""
+        return len(self.talks[index].pictures)
+
     def sizes(self, index: int) -> list[tuple[int, int]]:
-        """(height, width) of each picture."""
+        """Return (height, width) of each image."""
         return [self.found[name] for name in self.talks[index].pictures]
 
     def images(self, index: int) -> list[Tensor]:
-        """(3, H, W) of 0-255 each."""
+        """Return its images, (3, H, W) in 0-255 each."""
         return [opened(self.root / name) for name in self.talks[index].pictures]
 
 
 def plain(question: str) -> str:
-    """A question without the places of its pictures."""
+    """Return a question without its image places."""
     return question.replace(PLACE, "").strip()
 
 
 class Apart:
-    """A source whose questions about a picture stand alone, each as a conversation of its own."""
+    """A source with independent questions about one image, each as its own conversation."""
 
     note = ""
 
@@ -145,48 +153,77 @@ class Apart:
         return len(self.of)
 
     def asked(self, index: int) -> list[Asked]:
-        """The one question, behind its picture."""
+        """Return the only question, after its image."""
         i, q = self.of[index]
         one = self.source.asked(i)[q]
         return [one._replace(question=PLACE + one.question)]
 
     def system(self, index: int) -> str:
-        """Nothing."""
+        """Return the empty text."""
         return ""
 
+    def count(self, index: int) -> int:
+        """One image."""
+        return 1
+
     def sizes(self, index: int) -> list[tuple[int, int]]:
-        """(height, width) of the picture."""
+        """Return (height, width) of the image."""
         return [self.source.size(self.of[index][0])]
 
     def images(self, index: int) -> list[Tensor]:
-        """(3, H, W) of 0-255."""
+        """Return the image, (3, H, W) in 0-255."""
         return [self.source.image(self.of[index][0])]
 
 
-def looked_over(root: Path, names: list[str]) -> dict[str, tuple[int, int]]:
-    """(height, width) of each picture; one that is none is told, with their number."""
+class Sizes(dict):
+    """(height, width) of each image by its name; images that were not opened before training are read when needed."""
+
+    note = ""
+
+    def __init__(self, root: Path, found: dict[str, tuple[int, int]]):
+        super().__init__(found)
+        self.root = root
+
+    def __missing__(self, name: str) -> tuple[int, int]:
+        if isinstance(size := looked_at(self.root / name), str):
+            raise UserError(f"cannot read a picture in {self.root}", got=size, needed="a picture that Pillow opens")
+        self[name] = size
+        return size
+
+
+def looked_over(root: Path, names: list[str]) -> Sizes:
+    """Return (height, width) of each image. Unreadable images raise UserError with their number. At most OPENED images are opened, evenly
+    spaced; the others must exist."""
+    some = names if len(names) <= OPENED else [names[i * len(names) // OPENED] for i in range(OPENED)]
+    others = set(names) - set(some)
     with ThreadPoolExecutor(8) as pool:
-        found = dict(zip(names, pool.map(looked_at, (root / name for name in names)), strict=True))
-    if bad := [why for why in found.values() if isinstance(why, str)]:
+        found = dict(zip(some, pool.map(looked_at, (root / name for name in some)), strict=True))
+        there = dict(zip(others, pool.map(os.path.isfile, (root / name for name in others)), strict=True))
+    bad = [why for why in found.values() if isinstance(why, str)]
+    bad += [f"{name}: no such file" for name, is_there in there.items() if not is_there]
+    if bad:
         raise UserError(f"{len(bad):,} of {len(names):,} pictures in {root} cannot be read", got=bad[0],
                         needed="a picture that Pillow opens; paths are the folder's")  # fmt: skip
-    return found
+    sizes = Sizes(root, found)
+    if others:
+        sizes.note = f"{len(some):,} of {len(names):,} were opened before training; the others are there, and read when they are needed"
+    return sizes
 
 
 def looked_at(path: Path) -> tuple[int, int] | str:
-    """(height, width) of a picture as it is read, turned by its EXIF tag; or why it is none."""
+    """Return (height, width) of an image after its EXIF rotation, or why it cannot be read."""
     try:
         with Image.open(path) as image:
             turned = "exif" in image.info and image.getexif().get(274, 1) > 4
             size = image.size if turned else image.size[::-1]
             image.verify()
-    except Exception as error:  # Pillow's readers raise whatever they meet in a broken file
+    except Exception as error:  # Pillow raises many types on damaged files
         return f"{path.name}: {error}"
     return size
 
 
 def opened(path: Path) -> Tensor:
-    """(3, H, W) of 0-255."""
+    """Read an image, (3, H, W) in 0-255."""
     try:
         return decode(Image.open(path))
     except (OSError, ValueError) as error:

@@ -20,23 +20,23 @@ from trainworthy.recipes.vlm.data.conversations import Talk, Talks, Wrong, looke
 from trainworthy.recipes.vlm.data.rows import PLACE, Asked
 
 COLUMNS = ("image", "question", "answer")
-SORTS = 20  # different questions up to which each is a kind of its own in the tables
+SORTS = 20  # number of different questions up to which each is a kind of its own in the tables
 
 
 @dataclass
 class Where:
-    """Which pictures and questions."""
+    """Which images and questions."""
 
     path: str = "scenes"
-    """`scenes` (composites of digits, made here), or a folder with train.jsonl and val.jsonl."""
+    """`scenes` (built-in composites of digits), or a folder with train.jsonl and val.jsonl."""
     pairs: int = 3000
-    """Scenes to learn from, each with its counterfactual."""
+    """Number of training scenes, each with its counterfactual."""
     held_out: int = 250
-    """Scenes of other digits to judge by, each with its counterfactual."""
+    """Number of validation scenes of other digits, each with its counterfactual."""
     val: str = ""
-    """Lines held out of a folder of your own: a file like train.jsonl, or a share of its pictures such as 0.1 (default: val.jsonl)."""
+    """Validation lines of your own folder: a file like train.jsonl, or a share of its images such as 0.1. Default: val.jsonl."""
     longest: int = 128
-    """Tokens of a sample, those of the picture included; longer samples are left out whole and counted, never cut."""
+    """Largest number of tokens of a sample, its image included. Longer samples are left out whole and counted, never cut."""
 
     def __post_init__(self):
         if self.path != "scenes" and Path(self.path).exists():
@@ -48,7 +48,7 @@ class Where:
 
 
 class Folder:
-    """Pictures of one split with their questions."""
+    """Images of one split with their questions."""
 
     def __init__(self, root: Path, lines: list[dict[str, str]], texts: list[str]):
         by_picture: dict[str, list[dict[str, str]]] = {}
@@ -60,26 +60,27 @@ class Folder:
         self.paths = [root / name for name in by_picture]
         self.lines = [[Asked(texts.index(x["question"]) if each else 0, x["question"], x["answer"], pair.get(x.get("pair"), -1))
                        for x in found] for found in by_picture.values()]  # fmt: skip
-        self.sizes = [*looked_over(root, list(by_picture)).values()]
+        self.names, self.found = list(by_picture), looked_over(root, list(by_picture))
+        self.unopened = self.found.note
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def asked(self, index: int) -> list[Asked]:
-        """The questions about a picture."""
+        """Return the questions about an image."""
         return self.lines[index]
 
     def image(self, index: int) -> Tensor:
-        """(3, H, W) of 0-255."""
+        """Return the image, (3, H, W) in 0-255."""
         return opened(self.paths[index])
 
     def size(self, index: int) -> tuple[int, int]:
-        """(height, width) of the picture."""
-        return self.sizes[index]
+        """Return (height, width) of the image."""
+        return self.found[self.names[index]]
 
 
 def load(path: str, split: str, val: str = "") -> Folder | Talks:
-    """`train`, `val` or `test` of a folder; a question is of one kind in all. One conversation makes all lines conversations.
+    """Load `train`, `val` or `test` of a folder; all splits share the kinds of questions. One conversation makes all lines conversations.
     `val`: see Where."""
     both = splits(Path(path), val)
     every = [line for found in both.values() for line in found]
@@ -91,13 +92,13 @@ def load(path: str, split: str, val: str = "") -> Folder | Talks:
 
 
 def tested(path: str) -> tuple[str, ...]:
-    """("test",) if there are samples that no setting is chosen on: further scenes of the held-out digits, or test.jsonl."""
+    """Return ("test",) if there are samples that no setting was chosen on: further scenes of the held-out digits, or test.jsonl."""
     return ("test",) if path == "scenes" or (Path(path) / "test.jsonl").is_file() else ()
 
 
 @cache
 def splits(root: Path, val: str) -> dict[str, list[Talk | dict[str, str]]]:
-    """The lines of each split: `train`, `val` and, if the folder has it, `test`."""
+    """Return the lines of each split: `train`, `val` and, if the folder has it, `test`."""
     learn, test = read(root / "train.jsonl"), root / "test.jsonl"
     more = {"test": read(test)} if test.is_file() else {}
     try:
@@ -116,7 +117,7 @@ def splits(root: Path, val: str) -> dict[str, list[Talk | dict[str, str]]]:
 
 
 def held_out(lines: list[Talk | dict[str, str]], share: float) -> list[bool]:
-    """Whether each line is held out. Lines that share a picture or a pair are on one side, by the picture's name alone."""
+    """Return whether each line is held out. Lines with the same image or pair go to one split, by the image's name alone."""
     group: dict[str, str] = {}
 
     def root(name: str) -> str:
@@ -142,7 +143,7 @@ def _talk(line: Talk | dict[str, str]) -> Talk:
 
 
 def read(file: Path) -> list[Talk | dict[str, str]]:
-    """The lines of one file: conversations, or questions with their columns."""
+    """Return the lines of one file: conversations, or questions with their columns."""
     if not file.is_file():
         raise UserError(f"there is no {file}", needed="a folder with train.jsonl and val.jsonl (or --data.val), pictures beside them",
                         next='a line: {"image": "a.jpg", "question": "how many cats?", "answer": "two"}')  # fmt: skip

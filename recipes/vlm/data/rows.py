@@ -1,7 +1,7 @@
-"""Rows of tokens: all questions of an image in one row, masked from one another, never truncated.
+"""Rows of tokens: all questions about an image in one row, masked from one another, never truncated.
 
-A row is a prefix (a position for each image feature) and then each question with its answer. A question attends to the prefix and
-to itself: attention is masked in blocks and positions restart, so each answer is the same as if its question were alone.
+A row is a prefix (one position per image feature) and then each question with its answer. A question attends to the prefix and to itself:
+attention is masked in blocks and positions restart, so each answer is the same as if its question were alone.
 """
 
 from collections.abc import Sequence
@@ -13,26 +13,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-PLACE = "<image>"  # stands in a question for a picture
-IMAGE = -200  # stands in a row for one feature of the picture (LLaVA's own number)
+PLACE = "<image>"  # in a question: the place of an image
+IMAGE = -200  # in a row: the place of one image feature (LLaVA's number)
 IGNORE = -100  # a label that is not scored
-FILL = {"ids": 0, "labels": IGNORE, "segment": -1, "position": 0}  # what rows are filled up with
+FILL = {"ids": 0, "labels": IGNORE, "segment": -1, "position": 0}  # padding of rows
 
 
 class Asked(NamedTuple):
-    """One question about a picture."""
+    """One question about an image."""
 
     kind: int
-    """Which sort of question, for the tables."""
+    """Kind of question, for the tables."""
     question: str
     answer: str
     pair: int = -1
-    """Shared with the same question about the counterfactual picture, where there is one."""
+    """Shared with the same question about the counterfactual image, if there is one."""
 
 
 def pack(tokenizer: Any, prefix: Sequence[int], asked: list[Asked]) -> dict[str, Tensor]:
-    """One row (T,) each: `ids`; `labels` (answers and their end, not shifted); `segment` (0: prefix, q: question q);
-    `position` (each question's begins where the prefix ends)."""
+    """Return one row (T,) of each: `ids`; `labels` (answers and their end, not shifted); `segment` (0: prefix, q: question q); `position`
+    (each question's starts after the prefix)."""
     ids, labels, segment = list(prefix), [IGNORE] * len(prefix), [0] * len(prefix)
     position = list(range(len(prefix)))
     for q, one in enumerate(asked, 1):
@@ -50,8 +50,8 @@ def pack(tokenizer: Any, prefix: Sequence[int], asked: list[Asked]) -> dict[str,
 
 
 def chain(tokenizer: Any, start: Sequence[int], features: int, system: str, asked: list[Asked]) -> dict[str, Tensor]:
-    """One row (T,) each of a conversation, as `pack`: a turn sees all before it, and a picture's places stand where its text has
-    PLACE. One turn whose picture comes first reads as its question does in `pack`."""
+    """Return one row (T,) of each field of a conversation. Each turn sees all before it, and an image's features take the place of PLACE. A
+    single turn that starts with its image gives the same row as `pack`."""
     ids, labels = list(start), [IGNORE] * len(start)
     for text, answer in [(system, ""), *((one.question, one.answer) for one in asked)]:
         for i, piece in enumerate(text.split(PLACE)):
@@ -70,17 +70,17 @@ def chain(tokenizer: Any, start: Sequence[int], features: int, system: str, aske
 
 @cache
 def tokens(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Ids of a text, nothing added."""
+    """Return the ids of a text, without special tokens."""
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 def together(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Rows filled up to the longest: (B, T) each."""
+    """Return rows padded to the longest: (B, T) each."""
     return {k: pad_sequence([r[k] for r in rows], batch_first=True, padding_value=v) for k, v in FILL.items()}
 
 
 def seen(segment: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, T) -> (B, 1, T, T), added to attention's scores: 0 where a token sees another, else the lowest number."""
+    """Return (B, 1, T, T) from (B, T), to add to attention scores: 0 where a token sees another, else the lowest number."""
     earlier = torch.ones(segment.shape[1], segment.shape[1], dtype=torch.bool, device=segment.device).tril()
     same = (segment[:, :, None] == segment[:, None]) | (segment == 0)[:, None]
     allowed = earlier & same & (segment >= 0)[:, None]
@@ -90,33 +90,33 @@ def seen(segment: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def answer(model: nn.Module, embeds: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    """Logits (B, T, V) of a causal language model of transformers on rows of embeddings (B, T, d)."""
+    """Return logits (B, T, V) of a causal language model of transformers on rows of embeddings (B, T, d)."""
     mask = seen(batch["segment"], embeds.dtype)
     return model(inputs_embeds=embeds, attention_mask=mask, position_ids=batch["position"], use_cache=False).logits
 
 
 def nll(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum over the scored tokens of -log p, each predicted by the token before it IN ITS ROW: (B, T, V) and (B, T)."""
+    """Return the sum of -log p over the scored tokens, each predicted by the token before it in its row: (B, T, V) and (B, T)."""
     return F.cross_entropy(
         logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=IGNORE, reduction="sum"
     )
 
 
 def scored(labels: Tensor) -> int:
-    """Tokens that `nll` sums over."""
+    """Return the number of tokens that `nll` sums over."""
     return int((labels[:, 1:] != IGNORE).sum())
 
 
 def numbered(labels: Tensor) -> Tensor:
-    """(B, T) or (T,): of each scored token, which answer of its row it belongs to, from 1; 0: not scored. Between two answers
-    there is always a token that is not."""
+    """Return the number of the answer that each scored token belongs to, from 1; 0: not scored. (B, T) or (T,). There is always an unscored
+    token between two answers."""
     scored = (labels != IGNORE).long()
     return (scored.diff(dim=-1, prepend=torch.zeros_like(scored[..., :1])) > 0).cumsum(-1) * scored
 
 
 def right(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    """(B, Q): is each answer what greedy decoding would say? That is so just where every token of it, its end included, is the
-    likeliest after those before it."""
+    """Return whether greedy decoding would give each answer, (B, Q): every token of it, its end included, is the most likely one after the
+    right tokens before it."""
     number = numbered(batch["labels"])[:, 1:]
     missed = (logits[:, :-1].argmax(-1) != batch["labels"][:, 1:]) & (number > 0)
     wrong = torch.zeros(len(logits), batch["kind"].shape[1] + 1, device=logits.device)

@@ -1,7 +1,7 @@
-"""Questions about composites, as text and as pictures: balanced by construction, every scene beside its counterfactual.
+"""Questions about composites, as text and as images: balanced by construction, every scene with its counterfactual.
 
-Pair k is one scene twice (samples 2k and 2k + 1), changed in what question k % 4 asks about and in nothing else, so that no answer
-can be had from the question alone (Goyal 2017, "Making the V in VQA matter", calls these complementary pairs).
+Pair k is one scene twice (samples 2k and 2k + 1) that differ only in what question k % 4 asks about, so that no answer follows from the
+question alone (Goyal 2017, "Making the V in VQA matter", calls them complementary pairs).
 """
 
 from functools import cache
@@ -16,20 +16,19 @@ QUESTIONS = {"count": "how many digits ?", "colour": "left colour ?", "digit": "
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 NAMES = tuple(COLOURS)
 RED, MOST = NAMES.index("red"), 3
-COLUMN = 8  # pixels; no two digits of a scene stand in one column, so that left is left
+COLUMN = 8  # pixels; no two digits of a scene share a column, so that "left" is unambiguous
 WORDS = ("<pad>", "<bos>", "<eos>", ".", "?", "how", "many", "digits", "left", "colour", "digit", "any", "yes", "no",
          *NAMES, *NUMBERS)  # fmt: skip
 
 
 def answers(items: list[Item]) -> tuple[str, ...]:
-    """One for each of QUESTIONS; items stand in order from left to right."""
+    """One answer for each of QUESTIONS; items are ordered from left to right."""
     red = any(one.colour == RED for one in items)
     return NUMBERS[len(items)], NAMES[items[0].colour], NUMBERS[items[0].digit], "yes" if red else "no"
 
 
 def describe(items: list[Item]) -> str:
-    """A scene in words, as one reads it from left to right, column by column, the upper half before the lower: `. . red seven . .
-    blue two . .`"""
+    """Return a scene in words, from left to right, column by column, the upper half first: `. . red seven . . blue two . .`"""
     words = ["."] * (2 * SIDE // COLUMN)
     for one in items:
         words[one.x // COLUMN * 2 + one.y * 2 // SIDE] = f"{NAMES[one.colour]} {NUMBERS[one.digit]}"
@@ -37,12 +36,13 @@ def describe(items: list[Item]) -> str:
 
 
 def draw(rng: Generator, split: str) -> tuple[list[Item], list[Item]]:
-    """(shown, spare): one to three digits, and what is left of three. The left-most is always shown; its colour and class, the
-    number of digits and whether any is red are balanced."""
+    """Return (shown, spare): one to three digits, and the rest of three. The leftmost is always shown. Its colour and class, the number of
+    digits, and whether any is red are balanced."""
     first, *rest = sorted(places(rng, MOST, aside=COLUMN))
     n, left = int(rng.integers(1, MOST + 1)), int(rng.integers(len(NAMES)))
     colours = [left, *rng.integers(len(NAMES), size=2).tolist()]
-    if left != RED:  # then red is somewhere else in half of those that have a place for it: half of all scenes have one
+    # then red occurs elsewhere in half of the scenes that have a place for it, so that half of all scenes have red
+    if left != RED:
         others = [c for c in range(len(NAMES)) if c != RED]
         colours = [left, *rng.choice(others, 2).tolist()]
         if rng.random() < 0.5:
@@ -55,7 +55,7 @@ def draw(rng: Generator, split: str) -> tuple[list[Item], list[Item]]:
 
 
 def change(rng: Generator, split: str, kind: int, shown: list[Item], spare: list[Item]) -> list[Item]:
-    """The same scene with another answer to question `kind`."""
+    """Return the same scene with another answer to question `kind`."""
     first, *rest = shown
     if kind == 0:
         n = int(rng.choice([n for n in range(1, MOST + 1) if n != len(shown)]))
@@ -72,7 +72,7 @@ def change(rng: Generator, split: str, kind: int, shown: list[Item], spare: list
 
 
 def _other(rng: Generator, value: int, n: int) -> int:
-    """Any of `n` but this one."""
+    """Return a random one of `n` other than this one."""
     return (value + int(rng.integers(1, n))) % n
 
 
@@ -82,7 +82,7 @@ def by_x(items: list[Item]) -> list[Item]:
 
 @cache
 def pairs(split: str, n: int) -> list[tuple[list[Item], list[Item]]]:
-    """The first `n` pairs of a split, items from left to right."""
+    """Return the first `n` pairs of a split, items from left to right."""
     found = []
     for k in range(n):
         rng = generator(split, k)
@@ -92,7 +92,7 @@ def pairs(split: str, n: int) -> list[tuple[list[Item], list[Item]]]:
 
 
 class Scenes:
-    """Pictures with four questions each; two for every pair."""
+    """Images with four questions each; two images for every pair."""
 
     kinds = tuple(QUESTIONS)
 
@@ -103,17 +103,17 @@ class Scenes:
         return 2 * len(self.pairs)
 
     def asked(self, index: int) -> list[Asked]:
-        """The questions about a picture."""
+        """Return the questions about an image."""
         k, which = divmod(index, 2)
         said = zip(QUESTIONS.values(), answers(self.pairs[k][which]), strict=True)
         return [Asked(i, q, a, k if i == k % len(QUESTIONS) else -1) for i, (q, a) in enumerate(said)]
 
     def size(self, index: int) -> tuple[int, int]:
-        """(height, width) of a picture."""
+        """Return (height, width) of an image."""
         return SIDE, SIDE
 
     def image(self, index: int) -> Tensor:
-        """(3, 64, 64) of 0-255; both of a pair stand on one background."""
+        """Return an image, (3, 64, 64) in 0-255; both of a pair have the same background."""
         k, which = divmod(index, 2)
         image = render(generator(self.split, k, "picture"), self.pairs[k][which], pool(self.split).tiles)
         return torch.from_numpy(image).permute(2, 0, 1)

@@ -1,28 +1,35 @@
 """Gates of vision-language models: which parts learn in which stage and at what rate (X1, X3), the language model's inputs (X2),
-a position for every feature and scores for answers only (X4), answers that depend on the image (X5).
+a position for every feature and scores for answers only (X4), the language model's own chat template (L8), answers that depend
+on the image (X5).
 
 They require: a model with three parts `encoder`, `projector` and `language`; data of questions.Questions.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
-from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted, skill
+from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Stage, View
-from trainworthy.recipes.vlm.data import questions, rows
+from trainworthy.recipes.llm.gates.chat import heard
+from trainworthy.recipes.vlm.data import questions, rows, turns
 
 TOWERS = ("encoder", "projector", "language")
 STEPS, BATCH = 3, 16
-FASTEST, SLOWEST = 0.05, 1e-6  # of a tower's weights in one step: more tears down what it knew, less is no learning
-PRIOR = 0.8  # who knows the questions alone must be wrong more often than in one of five
+# relative change of a tower's weights in one step: more destroys what it has learnt, less is no learning
+FASTEST, SLOWEST = 0.05, 1e-6
+PRIOR = 0.8  # largest accuracy of an answerer that sees the questions only
 PAIRS = 4
 HELD_OUT = 200
-EXACT = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}  # of a decoder
+LOOKED_AT = 2000  # samples of a split whose rows are counted
+OTHERS = 4  # other images that a sample is tried with
+ERRORS, LEAST = 3.0, 1e-3  # standard errors, and share of the loss, by which a sample's own image must be better
+EXACT = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}  # decoder options
 
 
 LEARN = {
@@ -30,13 +37,13 @@ LEARN = {
     "instruct": ("projector", "language"),
     "unfreeze": ("encoder", "projector", "language"),
 }
-"""Towers that train in each stage: said here, not taken from the rates that a fork may have changed."""
+"""Towers that train in each stage, stated here independently of the rates, which a fork may have changed."""
 
 
 def gates(stage: str, towers: tuple[str, ...], *, first: bool) -> list[Gate]:
-    """Those of a stage by its name, of one that a fork has named by the `towers` it trains. `first`: none stands before it."""
+    """Return the towers of a stage by its name; for a stage that a fork has named, by its own `towers`. `first`: no stage comes before it."""
     learn = LEARN.get(stage, towers)
-    found = [towers_gate(learn), rates, places, answers_alone, spoken]
+    found = [towers_gate(learn), rates, places, per_place, template, answers_alone, prompts, spoken]
     found = [*found, prior] if first else [aligned, *found]
     return found if learn == ("projector",) else [*found, pairs]
 
@@ -44,18 +51,18 @@ def gates(stage: str, towers: tuple[str, ...], *, first: bool) -> list[Gate]:
 # ---------------------------------------------------------------------------------------------------------------- towers
 @dataclass
 class Watched:
-    """A few steps of the recipe's own `train()` at the peak rate, tower by tower."""
+    """Records a few steps of the recipe's own `train()` at the peak rate, per tower."""
 
     run: Run
     stage: Stage
     share: dict[str, list[float]] = field(default_factory=dict)
-    """Of each tower and step, |change of its weights| / |its weights as they came|, frozen ones included."""
+    """For each tower and step, |change of the weights| / |initial weights|, frozen weights included."""
     training: list[bool] = field(default_factory=list)
-    """Was any module of the encoder in train mode at a forward that learns?"""
+    """Whether any module of the encoder was in train mode in a training forward pass."""
 
 
 def watched(proof: Proof) -> Watched:
-    """Rehearsed once for several gates."""
+    """Rehearse once for several gates."""
 
     def rehearse() -> Watched:
         run, stage = proof.build(
@@ -64,8 +71,9 @@ def watched(proof: Proof) -> Watched:
         found, mine = Watched(run, stage), {t: _of(stage.parameters(), t) for t in TOWERS}
         before = {t: _flat(ps) for t, ps in mine.items() if ps}
         every = dict(stage.model.named_parameters())
-        size = {t: _flat(_of(every, t)).norm() for t in before}  # adapters are small; what they are added to is not
-        # Qwen's projector lies within the encoder and is none of it; what has no weights there is in the mode of what holds both.
+        # adapters are small; the weights that they are added to are not
+        size = {t: _flat(_of(every, t)).norm() for t in before}
+        # Qwen's projector is inside the encoder module but does not belong to it; modules without weights there share the mode of both.
         projector, encoder = {*stage.model.projector.modules()}, [*stage.model.encoder.modules()]
         if not projector.isdisjoint(encoder):
             encoder = [m for m in encoder if projector.isdisjoint(m.modules()) and [*m.parameters()]]
@@ -101,7 +109,7 @@ def _flat(parameters: list[nn.Parameter]) -> Tensor:
 
 
 def towers_gate(learn: tuple[str, ...]) -> Gate:
-    """Does this stage train those towers and no other?"""
+    """Checks that exactly the stage's towers train."""
 
     @gate(
         "towers",
@@ -143,7 +151,7 @@ def towers_gate(learn: tuple[str, ...]) -> Gate:
     reads="model optimizers expect train",
 )
 def rates(proof: Proof) -> Finding:
-    """The table of groups, and how far a step at the peak rate moves each tower's weights."""
+    """Reads the optimiser's groups, and how far a step at the peak rate moves each tower's weights."""
     found = watched(proof)
     names = {id(p): n.split(".")[0] for n, p in found.stage.model.named_parameters()}
     groups = [g for o in found.stage.optimizers.values() for g in o.param_groups if g["params"]]
@@ -173,30 +181,54 @@ def rates(proof: Proof) -> Finding:
     "aligned",
     rows="X2",
     title="this stage starts from a trained projector",
-    reads="data model evaluate metric",
+    reads="data model loss",
 )
 def aligned(proof: Proof) -> Finding:
-    """Before the first step here, answers must follow the picture: on held-out samples where the stage before has run, on the eight
-    it was rehearsed with where it has not."""
+    """Before the first step of this stage, the right answers must be likelier with a sample's own image than with another's: on validation
+    samples if the previous stage was trained, else on the eight it was rehearsed with. It uses the loss per sample, which shows what a
+    projector has learnt long before whole answers are right."""
     run, stage = proof.build(Plan(steps=1))
     if proof.follows == "none":
         raise Skip("no stage before this one")
     name = "val" if proof.follows == "trained" else "train"
-    data, n = stage.data[name], HELD_OUT if name == "val" else OVERFIT_SAMPLES
-    found = skill(run, stage, data, pick(data, min(n, len(data)), proof.cfg.run.seed), proof.cfg.run.seed)
+    data, most = stage.data[name], HELD_OUT if name == "val" else OVERFIT_SAMPLES
+    indices = pick(data, min(most, len(data)), proof.cfg.run.seed)
+    n = len(indices)
+    own = _nats(run, stage, View(data, indices))
+    shifts = sorted({1 + k * (n - 1) // OTHERS for k in range(OTHERS)} - {n}) if n > 1 else []
+    if not shifts:
+        raise Skip("one sample: there is no other's picture")
+    others = torch.stack(
+        [_nats(run, stage, View(data, indices, swap=[(i + k) % n for i in range(n)])) for k in shifts]
+    ).mean(0)
+    gain = others - own
+    spread = (gain.std() / n**0.5).item()
+    mean, needed = gain.mean().item(), max(ERRORS * spread, LEAST * own.mean().item())
     return Finding(
-        found.clear, f"{stage.metric.name} before the first step {found} on {min(n, len(data))} samples",
-        f"better with its own picture than with another's by more than {found.needed:.3f}",
+        mean > needed, f"the answers cost {own.mean():.3f} nats a token before the first step, {mean:+.3f} (+- {spread:.3f}) with "
+        f"another's picture, on {n} samples",
+        f"more with another's picture than with their own, by over {needed:.3f}",
         "the stage before was skipped, or ended before its projector learnt anything (--align.epochs)\n"
         "its projector was not loaded here: other names under strict=False, or a new one made afterwards\n"
         "it was trained for another encoder or language model",
-        evidence={"own": found.own, "others": found.others, "needed": found.needed},
+        evidence={"own": own.mean().item(), "gain": mean, "needed": needed},
     )  # fmt: skip
+
+
+def _nats(run: Run, stage: Stage, view: View) -> Tensor:
+    """Return the loss per token of each sample's answers in nats, (N,)."""
+    found = []
+    with evaluating(stage.eval_model), run.autocast():
+        for start in range(0, len(view), BATCH):
+            batch = fetch(view, list(range(start, min(start + BATCH, len(view)))), None, run.device)
+            lost, tokens = questions.surprise(stage.eval_model(batch), batch["labels"]).double().unbind(1)
+            found.append((lost / tokens).cpu())
+    return torch.cat(found)
 
 
 # ------------------------------------------------------------------------------------------------------- places, answers
 def _through(stage: Stage, run: Run, batch: dict, module: nn.Module) -> Tensor:
-    """(.., d): gradient of the loss with respect to what a module gives out."""
+    """Return the gradient of the loss with respect to a module's output, (.., d)."""
     kept: list[Tensor] = []
 
     def keep(_module: nn.Module, _args: tuple, out: Tensor) -> None:
@@ -220,16 +252,20 @@ def _through(stage: Stage, run: Run, batch: dict, module: nn.Module) -> Tensor:
     reads="data model loss",
 )
 def places(proof: Proof) -> Finding:
-    """Places counted in every row of the data set and of collated batches, and the features that the loss really reads."""
+    """Counts image places in every row of the data set and in collated batches, and compares them with the features that the loss really
+    uses."""
     run, stage, wrong, cut = *proof.build(Plan(steps=1)), [], []
     data = stage.data["train"]
     grad = _through(stage, run, fetch(data, [0], None, run.device), stage.model.projector)
-    each = grad.flatten(0, -2).shape[0] // data.pictures(0)  # of a picture, by the model
+    each = grad.flatten(0, -2).shape[0] // data.pictures(0)  # per image, from the model
+    looked = 0
     for name, data in stage.data.items():
-        needed = [data.places(i) if data.varied else each * data.pictures(i) for i in range(len(data))]
-        odd = [i for i in range(len(data)) if int((data.peek(i, "ids") == rows.IMAGE).sum()) != needed[i]]
-        dumb = [i for i in range(len(data)) if _answers(data.peek(i, "labels")) != len(data.source.asked(data.kept[i]))]
+        some = range(len(data)) if len(data) <= questions.EVERY else [*dict.fromkeys(data.representative(LOOKED_AT))]
+        looked += len(some)
         picked = pick(data, min(16, len(data)), proof.cfg.run.seed)
+        needed = {i: data.places(i) if data.varied else each * data.pictures(i) for i in {*some, *picked}}
+        odd = [i for i in some if int((data.peek(i, "ids") == rows.IMAGE).sum()) != needed[i]]
+        dumb = [i for i in some if _answers(data.peek(i, "labels")) != len(data.source.asked(data.kept[i]))]
         batch = fetch(data, picked, None, run.device)
         found = (batch["ids"] == rows.IMAGE).sum(1).tolist()
         short = sum(n != needed[i] for n, i in zip(found, picked, strict=True))
@@ -237,11 +273,11 @@ def places(proof: Proof) -> Finding:
             _answers(row) != int((kinds >= 0).sum()) for row, kinds in zip(batch["labels"], batch["kind"], strict=True)
         )
         for many, what in (
-            (odd, f"without {needed[(odd or [0])[0]]} places"),
+            (odd, f"without {needed[(odd or picked)[0]]} places"),
             (dumb, "with a question whose answer is cut"),
         ):
             if many:
-                wrong.append(f"{name}: {len(many):,} of {len(data):,} samples {what}, e.g. sample {many[0]}")
+                wrong.append(f"{name}: {len(many):,} of {len(some):,} samples {what}, e.g. sample {many[0]}")
         if short or mute:
             wrong.append(
                 f"{name}: {short} of {len(found)} collated rows without a place for each feature, {mute} unanswered"
@@ -252,9 +288,7 @@ def places(proof: Proof) -> Finding:
         read = int((grad.abs().amax(-1) > 0).sum())
         if read != sum(found):
             wrong.append(f"the loss reads {read} of {sum(found)} features of {len(found)} samples")
-    told = (
-        f"a place for each feature ({each} of the first picture) in all {sum(map(len, stage.data.values())):,} samples"
-    )
+    told = f"a place for each feature ({each} of the first picture) in all {looked:,} samples"
     return Finding(
         not wrong, "; ".join(wrong) or "; ".join([told, *cut]),
         "as many places as features in every row, an answer to every question",
@@ -264,15 +298,70 @@ def places(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
+@gate(
+    "per-place",
+    rows="X4",
+    title="what enters a place of the row comes from one place of the picture",
+    reads="data model",
+    explains=True,
+)
+def per_place(proof: Proof) -> Finding:
+    """One feature of the encoder is changed: of the embeddings that the language model reads, one must move. A reshape where a
+    transposition is meant keeps every shape, and mixes places."""
+    run, stage = proof.look()
+    model, data = stage.model, stage.data["train"]
+    if not hasattr(model, "embedded"):
+        raise Skip("the model does not show its embeddings (a whole model of the hub)")
+    batch, out, change = fetch(data, [0], None, run.device), [], [None]
+
+    def altered(_module: nn.Module, _args: tuple, features: Tensor) -> Tensor:
+        out[:] = [features.shape]
+        if change[0] is not None:
+            features = features.clone()
+            features[0, change[0]] = features[0, change[0]] + 3 * features.std() * torch.randn(
+                features.shape[-1:], generator=draws
+            ).to(features)
+        return features
+
+    def read(place: int | None) -> Tensor:
+        change[0] = place
+        with evaluating(model), torch.no_grad(), run.autocast():
+            return model.embedded(batch)[0].float()
+
+    draws, hook = torch.Generator().manual_seed(0), model.encoder.register_forward_hook(altered)
+    try:
+        own = read(None)
+        places = (batch["ids"][0] == rows.IMAGE).nonzero().flatten().tolist()
+        n = out[0][1] if len(out[0]) == 3 else 0
+        if n < 2 or len(places) < n:
+            raise Skip("features are not a row of places (B, n, width), or the projector joins several")
+        moved = [(read(k) - own).norm(dim=-1) for k in (0, n // 2, n - 1)]
+    finally:
+        hook.remove()
+    hit = [[i for i, p in enumerate(places) if m[p] > 1e-3 * m.max()] for m in moved]
+    wrong = [
+        f"feature {k} of {n} moves {len(h)} embeddings"
+        for k, h in zip((0, n // 2, n - 1), hit, strict=True)
+        if len(h) != 1
+    ]
+    return Finding(
+        not wrong, "; ".join(wrong) or f"features 0, {n // 2} and {n - 1} of {n} each move one embedding", "one each",
+        "features are transposed and reshaped: view() or reshape() where transpose() or permute() is meant\n"
+        "a softmax, a norm or a mean over places, or over the pictures of a batch\n"
+        "on purpose (a resampler that reads all places): --gates.waive per-place --gates.because \"...\"",
+        evidence={"moved": hit}, batch=batch if wrong else None,
+    )  # fmt: skip
+
+
 def _answers(labels: Tensor) -> int:
-    """How many answers of a row (T,) are scored."""
-    return int(rows.numbered(labels[1:]).max())  # what is first in a row has nothing before it to be told from
+    """Return the number of scored answers in a row (T,)."""
+    return int(rows.numbered(labels[1:]).max())  # the first token of a row has none before it
 
 
 @gate("answers", rows="X4 L2", title="the loss scores the answers, all of them and nothing else", reads="data loss")
 def answers_alone(proof: Proof) -> Finding:
-    """Read off the loss itself: where its gradient with respect to the logits is not zero, the next token is scored. Those tokens
-    must be the answers with their ends, as the data set asks them."""
+    """Reads scored tokens from the loss's gradient with respect to the logits: where it is not zero, the next token is scored. Those tokens
+    must be the answers with their ends, as the data set has them."""
     run, stage = proof.build(Plan(steps=1))
     data = stage.data["train"]
     indices = pick(data, min(8, len(data)), proof.cfg.run.seed)
@@ -283,8 +372,9 @@ def answers_alone(proof: Proof) -> Finding:
     for row, index in enumerate(indices):
         ids = batch["ids"][row].tolist()
         found = [ids[i + 1] if i + 1 < len(ids) else -1 for i in scored[row].nonzero().flatten().tolist()]
-        asked = data.source.asked(data.kept[index])
-        needed = "".join(words.decode(rows.tokens(words, a.answer), **EXACT) + data.end for a in asked)
+        needed = "".join(
+            words.decode(words.encode(a, add_special_tokens=False), **EXACT) for a in data.wanted(data.kept[index])
+        )
         said = words.decode([t for t in found if t >= 0], **EXACT) or "nothing"
         shown = shown or f"sample {index}: {said}"
         if rows.IMAGE in found or "".join(said.split()) != "".join(needed.split()):
@@ -299,10 +389,102 @@ def answers_alone(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
+@gate("template", rows="L8", title="the language model's chat template is applied exactly once", reads="data")
+def template(proof: Proof) -> Finding:
+    """Compares the ids of a few rows, without image places, with the tokenizer's own rendering of the same turns; scored text is marked."""
+    _, stage = proof.look()
+    data = stage.data["train"]
+    if not data.tokenizer.chat_template or data.varied:
+        raise Skip(
+            "rows are the processor's own" if data.varied else "no chat template: questions and answers in lines"
+        )
+    chat, wrong, shown = turns.chat(data.tokenizer), [], ""
+    for i in pick(data, min(8, len(data)), proof.cfg.run.seed):
+        row, k = {key: data.peek(i, key) for key in ("ids", "labels", "segment")}, data.kept[i]
+        asked, system = data.source.asked(k), data.source.system(k) if data.talks else ""
+        alone = [(system, asked)] if data.talks else [("", [turns.placed(one)]) for one in asked]
+        for q, (before, some) in enumerate(alone, 1):
+            mine = (row["segment"] == 0) | (row["segment"] == q)
+            text = "".join(piece for piece, _ in turns.parts(chat, before, some))
+            due = [t for piece in text.split(rows.PLACE) for t in chat.ids(piece)]
+            got = [t for t in row["ids"][mine].tolist() if t != rows.IMAGE]
+            same = data.tokenizer.decode(got, **EXACT) == data.tokenizer.decode(due, **EXACT)
+            if not same:  # some tokenizers merge characters across turns: then the texts must agree
+                at = next(
+                    (n for n, (a, b) in enumerate(zip(got, due, strict=False)) if a != b), min(len(got), len(due))
+                )
+                here, there = (data.tokenizer.decode(x[max(0, at - 4) : at + 8], **EXACT) for x in (got, due))
+                wrong.append(f"sample {i} differs from token {at} on: {here!r}, the template gives {there!r}")
+            shown = shown or _marked(data.tokenizer, row["ids"][mine].tolist(), row["labels"][mine].tolist())
+    return Finding(
+        not wrong, "; ".join(wrong[:2]) or f"rows as the template renders them, what is scored in brackets: {shown!r}",
+        "the tokenizer's own apply_chat_template of the same turns, with the pictures in their places",
+        "questions and answers joined by hand, without the roles that the model was trained on\n"
+        "special tokens added to a text that has them (a second BOS), or the template applied twice",
+        evidence={"example": shown},
+    )  # fmt: skip
+
+
+def _marked(tokenizer: Any, ids: list[int], labels: list[int]) -> str:
+    """Return a row as text: <image> for image features, scored text in [[double brackets]]."""
+    text, inside = "", False
+    for n, (token, label) in enumerate(zip(ids, labels, strict=True)):
+        if (label != rows.IGNORE) != inside:
+            text += "]]" if inside else "[["
+            inside = not inside
+        if token != rows.IMAGE:
+            text += tokenizer.decode([token], **EXACT)
+        elif not n or ids[n - 1] != rows.IMAGE:
+            text += rows.PLACE
+    return text + "]]" * inside
+
+
+@gate(
+    "prompts",
+    rows="L8 L1",
+    title="answers are generated behind the very text that they are trained behind",
+    reads="data model evaluate",
+)
+def prompts(proof: Proof) -> Finding:
+    """Compares the ids that `evaluate` generates from with each question's training row up to its answer."""
+    run, stage = proof.look()
+    data, wrong, due = stage.data["train"], [], []
+    indices = pick(data, min(3, len(data)), proof.cfg.run.seed)
+    batch = fetch(data, indices, None, torch.device("cpu"))
+    net = stage.model.net[0] if data.varied else stage.model.language
+    with heard(net) as ids:
+        run.measure(stage, View(data, indices), probe=True)
+    if not any(one.shape[1] == 1 for one in ids):
+        raise Skip("the evaluation generates nothing")
+    for b, i in enumerate(indices):
+        number = rows.numbered(batch["labels"][b])
+        for q in range(1, int(number.max()) + 1):
+            before = questions.prompt(batch, b, q, number)
+            if (batch["ids"][b, ~before] == rows.IMAGE).any():
+                continue  # later images: the rows differ in the number of image places only
+            due.append((i, batch["ids"][b, before].tolist()))
+    drop = {0, rows.IMAGE, *([stage.model.image] if data.varied else [])}  # padding and image places
+    ends = [[t for t in row.tolist() if t not in drop] for one in ids for row in one]
+    for i, text in due:
+        plain = [t for t in text if t not in drop]
+        if not any(row[-len(plain) :] == plain for row in ends):
+            wrong.append(
+                f"sample {i} is trained behind {data.tokenizer.decode(plain[-24:], **EXACT)!r}; no prompt of the evaluation ends so"
+            )
+    return Finding(
+        not wrong, wrong[0] if wrong else f"{len(due)} prompts end alike, token for token",
+        "every prompt that is generated from ends as its training row does before the answer",
+        "no generation prompt (the assistant's header) in one of them\n"
+        "prompts padded on the right for generation: the answer then continues the padding\n"
+        "a template or BOS that one of the two paths applies and the other does not",
+        evidence={"prompts": len(due)},
+    )  # fmt: skip
+
+
 @gate("spoken", rows="C12 X5", title="accuracy is measured on the model's own generated answers")
 def spoken(proof: Proof) -> Finding:
-    """Evaluation judges every token behind the right ones before it. Here the model that has learnt eight samples is given their
-    questions alone, and `generate` of transformers says what it answers: each verdict must be the same."""
+    """Evaluation scores each token after the right tokens before it. This gate gives the model that memorised eight samples their questions
+    alone, generates with transformers' `generate`, and compares the verdicts."""
     run, stage, _ = overfitted(proof)
     data, said = stage.data["train"], []
     with evaluating(stage.model), torch.no_grad(), run.autocast():
@@ -310,14 +492,13 @@ def spoken(proof: Proof) -> Finding:
             batch = fetch(data, [i], None, run.device)
             right, number = rows.right(stage.model(batch), batch)[0], rows.numbered(batch["labels"][0])
             for q in range(1, int(number.max()) + 1):
-                first = int((number == q).nonzero()[0])
-                before = (torch.arange(len(number), device=number.device) < first) & (
-                    (batch["segment"][0] == 0) | (batch["segment"][0] == batch["segment"][0, first]))  # fmt: skip
+                before = questions.prompt(batch, 0, q, number)
                 if (batch["ids"][0, ~before] == rows.IMAGE).any():
-                    continue  # a picture that is shown later would be among the pictures now
+                    continue  # an image of a later turn would be among the images now
                 answer = batch["labels"][0, number == q]
-                heard = stage.model.speak({**batch, **{k: batch[k][:, before] for k in rows.FILL}}, len(answer))
-                said.append((bool(right[q - 1]), answer.tolist() == heard.tolist(), data.tokenizer.decode(heard)))
+                alone = {**batch, **{k: batch[k][:, before] for k in rows.FILL}}
+                told = stage.model.speak(alone, len(answer), data.ends)[0]
+                said.append((bool(right[q - 1]), answer.tolist() == told.tolist(), data.tokenizer.decode(told)))
     if not said:
         raise Skip("every answer has pictures behind it")
     differ = [s for s in said if s[0] != s[1]]
@@ -334,7 +515,7 @@ def spoken(proof: Proof) -> Finding:
 # ----------------------------------------------------------------------------------------------------- from the picture
 @gate("prior", rows="X5", title="questions alone do not predict the answers", reads="data")
 def prior(proof: Proof) -> Finding:
-    """Who says the commonest answer to each question of the training set, asked about the held-out pictures."""
+    """Scores the most common training answer to each question on the validation images."""
     _, stage = proof.build(Plan(steps=1))
     guess = questions.majority(stage.data["train"].source)
     share = questions.blindly(stage.data["val"].source, guess)
@@ -348,8 +529,8 @@ def prior(proof: Proof) -> Finding:
 
 @gate("pairs", rows="X5", title="the model learns counterfactual pairs, and its answers depend on the image")
 def pairs(proof: Proof) -> Finding:
-    """Four pairs, each one scene with and without a change, learnt through the recipe's own `train()`: that can only close through
-    the picture. Then each is shown its counterfactual instead: no answer of a pair may stay."""
+    """Trains on four pairs, each one scene with and without a change, with the recipe's own `train()`. The loss can only close through the
+    image. Then each sample gets its counterfactual image: no answer that differs within a pair may stay."""
     _, probe = proof.build(Plan(steps=1))
     data = probe.data["train"]
     indices = _some_pairs(data)
@@ -381,7 +562,7 @@ def pairs(proof: Proof) -> Finding:
 
 
 def _some_pairs(data: questions.Questions) -> list[int]:
-    """Positions of the first pairs, both of each side by side."""
+    """Return the positions of the first pairs, both members of each next to each other."""
     where: dict[int, list[int]] = {}
     for i in range(len(data)):
         for one in data.source.asked(data.kept[i]):
@@ -393,8 +574,8 @@ def _some_pairs(data: questions.Questions) -> list[int]:
 
 
 def _paired(run: Run, stage: Stage, view: View) -> float:
-    """Share of right answers among the questions that tell pairs apart."""
+    """Return the accuracy on the questions that differ within pairs."""
     batch = fetch(view, list(range(len(view))), None, run.device)
     with evaluating(stage.eval_model), run.autocast():
-        found = questions.verdicts(stage.judged(batch), batch)
+        found = questions.verdicts(stage.eval_model(batch), batch)
     return found[found[:, 2] >= 0, 0].double().mean().item()

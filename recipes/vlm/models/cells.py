@@ -21,17 +21,17 @@ from trainworthy.recipes.shared import composites, digits
 from trainworthy.recipes.shared.composites import COLOURS, SIDE, TILE
 
 WIDTHS = (16, 32, 64)
-CROWD = (2, 4)  # digits in a picture that the encoder learns from: more to learn from each than questions need
-GRID = 8  # places along a side
+CROWD = (2, 4)  # digits in a training image of the encoder: more than questions need, so that each image teaches more
+GRID = 8  # positions along a side
 PLACE = SIDE // GRID
 STEPS, BATCH, PEAK = 1400, 48, 3e-3
-PASS = 256  # pictures between two warps of all digits
+PASS = 256  # images between two warps of all digits
 NEEDED = 0.93  # an encoder that reads fewer digits cannot answer about them
 
 
 class Cells(nn.Module):
-    """(B, 3, 64, 64) in [0, 1] -> (B, 16, 256): a stride-2 stem and three basic blocks (He 2016) with GroupNorm see what is centred
-    at each of 8 x 8 places. The upper and the lower half of each column are one feature; columns are read from left to right."""
+    """(B, 3, 64, 64) in [0, 1] -> (B, 16, 256): a stride-2 stem and three basic blocks (He 2016) with GroupNorm, at 8 x 8 positions. The
+    upper and the lower half of each column are one feature; columns go from left to right."""
 
     side, width = SIDE, 4 * WIDTHS[-1]
 
@@ -41,8 +41,8 @@ class Cells(nn.Module):
         self.blocks = nn.Sequential(_block(WIDTHS[0], WIDTHS[0], 1), *[_block(a, b, 2) for a, b in pairwise(WIDTHS)])
 
     def places(self, images: Tensor) -> Tensor:
-        """(B, 64, 8, 8)."""
-        return self.blocks(F.relu(self.stem(4 * images - 1)))  # the pictures' mean is about 0.25
+        """Return features at each position, (B, 64, 8, 8)."""
+        return self.blocks(F.relu(self.stem(4 * images - 1)))  # the images' mean is about 0.25
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.places(images).unflatten(2, (2, GRID // 2))  # (B, C, 2, 4, 8)
@@ -56,8 +56,8 @@ def _block(n_in: int, n_out: int, stride: int) -> BasicBlock:
 
 
 class Reader(nn.Module):
-    """The encoder while it is trained: at each of 64 places, is a digit centred there (B, 64), which one (B, 64, 10), in
-    which colour (B, 64, 4)?"""
+    """The encoder during training. For each of 64 positions: is a digit centred there (B, 64), which one (B, 64, 10), in which colour (B,
+    64, 4)."""
 
     def __init__(self):
         super().__init__()
@@ -73,14 +73,14 @@ class Reader(nn.Module):
 
 @cache
 def folder() -> Path:
-    """encoder.safetensors and its result; trained on first use."""
+    """Return the folder of encoder.safetensors and its result; trained on first use."""
     sources = [__file__, composites.__file__, digits.__file__]
     return assets.built("vlm-encoder", {"torch": torch.__version__}, build, sources=sources)
 
 
 def build(target: Path) -> None:
-    """Train on crowded composites of training digits, warped; measure on those of the others."""
-    with torch.random.fork_rng(devices=[]):  # who needs it is seeded already
+    """Train on crowded composites of warped training digits; evaluate on held-out digits."""
+    with torch.random.fork_rng(devices=[]):  # callers that need randomness are seeded already
         torch.manual_seed(0)
         reader = Reader()
         optimizer = torch.optim.AdamW(reader.parameters(), lr=PEAK, weight_decay=0.05)
@@ -94,7 +94,7 @@ def build(target: Path) -> None:
             said_there, said_digit, said_colour = reader(images)
             at = digit >= 0
             loss = F.cross_entropy(said_digit[at], digit[at]) + 0.5 * F.cross_entropy(said_colour[at], colour[at])
-            # One place in twenty has a digit.
+            # One position in twenty has a digit.
             loss = loss + 5 * F.binary_cross_entropy_with_logits(said_there, at.float())
             optimizer.zero_grad()
             loss.backward()
@@ -109,7 +109,7 @@ def build(target: Path) -> None:
 
 @torch.no_grad()
 def measure(reader: Reader, n: int = 500) -> dict[str, float]:
-    """On held-out digits: share of them, and of their colours, that are read right where they stand."""
+    """Return the share of held-out digits, and of their colours, that are classified correctly at their position."""
     images, digit, colour = crowd("val", composites.pool("val").tiles, range(n))
     _, said_digit, said_colour = (torch.cat(said) for said in zip(*map(reader, images.split(100)), strict=True))
     share = lambda said, truth: (said.argmax(-1) == truth)[digit >= 0].double().mean().item()  # noqa: E731
@@ -117,7 +117,7 @@ def measure(reader: Reader, n: int = 500) -> dict[str, float]:
 
 
 def crowd(split: str, tiles: np.ndarray, indices: range) -> tuple[Tensor, Tensor, Tensor]:
-    """Pictures (n, 3, 64, 64) of several digits, the digit centred at each place (n, 64; -1: none) and its colour (n, 64)."""
+    """Return images (n, 3, 64, 64) of several digits, the digit centred at each position (n, 64; -1: none) and its colour (n, 64)."""
     images, digit = [], torch.full((len(indices), GRID * GRID), -1)
     colour = torch.zeros_like(digit)
     for row, index in enumerate(indices):
@@ -138,7 +138,7 @@ def crowd(split: str, tiles: np.ndarray, indices: range) -> tuple[Tensor, Tensor
 
 
 def warp(tiles: np.ndarray) -> np.ndarray:
-    """Every digit (n, 28, 28) turned by up to 12 degrees, scaled and sheared by up to 15%, each by its own draw."""
+    """Return every digit (n, 28, 28) rotated by up to 12 degrees, scaled and sheared by up to 15%, at random."""
     n = len(tiles)
     turn, shear = math.radians(12) * (2 * torch.rand(n) - 1), 0.15 * (2 * torch.rand(n) - 1)
     scale = 1 + 0.15 * (2 * torch.rand(n) - 1)

@@ -7,6 +7,7 @@ without reading pictures, so that what is too long is known before anything is t
 
 import copy
 import inspect
+import math
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,13 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from trainworthy import core
 
-KINDS = ("mm_token_type_ids", "token_type_ids")  # which tokens are a picture's, to models that ask
+KINDS = ("mm_token_type_ids", "token_type_ids")  # keys that mark image tokens, for models that need them
 NEEDS = (hub.TOKENIZER, "preprocessor_config.json or processor_config.json")
 
 
 # ----------------------------------------------------------------------------------------------------------------- model
 class Whole(nn.Module):
-    """A batch of `Templated` -> logits (B, T, V)."""
+    """Maps a batch of `Templated` to logits (B, T, V)."""
 
     def __init__(self, name: str, lora: language_models.LoRA | None = None):
         super().__init__()
@@ -42,8 +43,8 @@ class Whole(nn.Module):
         head, decoder, self.image = net.get_output_embeddings(), parts["language"], processor(name).image_token_id
         adapted = lora and language_models.adapted(decoder, lora, alpha=lora.lora_rank, task=None)
         adapted = None if adapted is decoder else adapted
-        self.net = (net, adapted)  # a tuple: its parts are registered below, under the names of their towers
-        self.projector = parts["projector"]  # first: one within the encoder is the projector still
+        self.net = (net, adapted)  # in a tuple: its parts are registered below under the names of their towers
+        self.projector = parts["projector"]  # first: a projector inside the encoder still counts as the projector
         self.encoder = parts["encoder"]
         self.language = nn.ModuleDict({"decoder": decoder, "head": head})
         own = {id(p) for p in self.parameters()}
@@ -51,7 +52,7 @@ class Whole(nn.Module):
         self.reads = tuple(inspect.signature(net.forward).parameters)
 
     def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What the model itself takes."""
+        """Return the inputs that the model itself takes."""
         ids, seen = batch["ids"], {}
         for key in (k.removesuffix(".shape") for k in batch if k.endswith(".shape")):
             there = torch.arange(batch[key].shape[1], device=ids.device) < batch[f"{key}.shape"][:, :1]
@@ -67,14 +68,14 @@ class Whole(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         return self.net[0](**self.inputs(batch), use_cache=False).logits
 
-    def speak(self, batch: dict[str, Tensor], n: int) -> Tensor:
-        """What a row without its answer is answered with, at most `n` tokens of it."""
-        return self.net[0].generate(**self.inputs(batch), max_new_tokens=n, do_sample=False, pad_token_id=0)[
-            0, batch["ids"].shape[1] :
-        ]
+    def speak(self, batch: dict[str, Tensor], n: int, ends: list[int]) -> Tensor:
+        """Return generated answers for rows without their answers, (B, up to n)."""
+        return self.net[0].generate(
+            **self.inputs(batch), max_new_tokens=n, do_sample=False, eos_token_id=ends, pad_token_id=ends[0]
+        )[:, batch["ids"].shape[1] :]
 
     def merged(self) -> nn.Module:
-        """The model as from_pretrained knows it, adapters added to its weights; a copy."""
+        """Return a copy of the model as from_pretrained knows it, with adapters merged."""
         net, adapted = copy.deepcopy(self.net)
         if adapted is not None:
             adapted.merge_and_unload()
@@ -82,13 +83,14 @@ class Whole(nn.Module):
 
 
 def towers(net: nn.Module, name: str) -> dict[str, nn.Module]:
-    """{tower: module} of a model: what sees, what speaks, and what stands between."""
+    """Return {tower: module} of a model: vision encoder, language model and projector."""
     encoder, language = net.get_encoder("image"), net.get_decoder()
     holders = [m for m in net.modules() if {id(encoder), id(language)} <= {id(c) for c in m.children()}]
     between = [
         c for m in holders for c in m.children() if c not in (encoder, language) and any(True for _ in c.parameters())
     ]
-    between = between or [c for n, c in encoder.named_children() if n == "merger"]  # Qwen's is a part of what sees
+    # Qwen's projector is a part of the encoder module
+    between = between or [c for n, c in encoder.named_children() if n == "merger"]
     if not holders or not between:
         raise UserError(f"--model {name}: its parts cannot be told apart", got=type(net).__name__,
                         needed="a vision encoder, a projector and a language model side by side",
@@ -97,13 +99,13 @@ def towers(net: nn.Module, name: str) -> dict[str, nn.Module]:
 
 
 def locate(name: str) -> str:
-    """What `from_pretrained` reads."""
+    """Return what `from_pretrained` reads."""
     return hub.locate(name, "--model", packaged="our own three towers (leave --model out)", needs=NEEDS)
 
 
 @cache
 def processor(name: str) -> Any:
-    """Its processor; one that can make rows."""
+    """Return its processor, which must be able to make rows."""
     found = AutoProcessor.from_pretrained(locate(name))
     lacking = [what for what, there in (("a chat template", getattr(found, "chat_template", None)),
                ("an image token", getattr(found, "image_token", None))) if not there]  # fmt: skip
@@ -116,22 +118,30 @@ def processor(name: str) -> Any:
 
 # ------------------------------------------------------------------------------------------------------------------ data
 class Templated(Questions):
-    """Conversations as the processor's template says them, each a sample with all its pictures."""
+    """Conversations in the processor's template, each a sample with all its images."""
 
     varied = True
 
     def __init__(self, source: Any, name: str, *, takes: tuple[str, ...], longest: int):
         self.source, self.name, self.takes, self.talks = source, name, takes, True
-        self.processor, self.end = processor(name), ""
+        self.processor, self.end, self.chat = processor(name), "", None
         self.tokenizer, self.token = self.processor.tokenizer, self.processor.image_token
         self.stands = lru_cache(100_000)(self._stands)
         self.fields = {"pixel_values": core.Field("input"), "labels": core.Field("target")}
-        self.keep([self.row(i) for i in range(len(source))], longest)
+        self.keep(longest)
+        ends = self.tokenizer(self.end, add_special_tokens=False)["input_ids"]
+        self.ends = sorted({self.tokenizer.eos_token_id, *ends[:1]} - {None})
+
+    def wanted(self, index: int) -> list[str]:
+        return [f" {one.answer}{self.end}" for one in self.source.asked(index)]
+
+    def at_most(self, index: int) -> float:
+        return math.inf  # the number of image places depends on the image's size
 
     def row(self, index: int) -> dict[str, Tensor]:
-        """The tokens of a sample of the source: those of the whole text, scored where an answer stands in it."""
+        """Return the tokens of a sample: those of the whole text, scored inside answers."""
         stands, parts, text, n = self.stands(tuple(self.source.sizes(index))), self.told(index), "", 0
-        scored = []  # of each character
+        scored = []  # for each character
         for part, answer in parts:
             pieces = part.split(self.token)
             said = pieces[0] + "".join(a + b for a, b in zip(stands[n:], pieces[1:], strict=False))
@@ -149,7 +159,7 @@ class Templated(Questions):
                 "segment": torch.ones_like(ids), "position": torch.arange(len(ids))}  # fmt: skip
 
     def told(self, index: int) -> list[tuple[str, bool]]:
-        """What the template says, part by part, and whether it is an answer with its end."""
+        """Return the template's text in parts, each with whether it is an answer with its end."""
         system, before, parts = self.source.system(index), "", []
         turns = [said("system", system)] if system else []
         for one in self.source.asked(index):
@@ -162,7 +172,7 @@ class Templated(Questions):
                 raise UserError(f"--model {self.name}: its template drops or changes what was said before an answer",
                                 got=repr(whole[-200:]), needed="each answer behind the very text that it is given to",
                                 next="put a chat_template.jinja for training into the model's folder")  # fmt: skip
-            # LLaVA's template ends no answer: its model would never learn to stop
+            # LLaVA's template ends no answer: a model trained on it would never stop
             self.end = rest.strip() or self.tokenizer.eos_token
             tail = rest[len(rest.rstrip()) :]
             parts += [(given[len(before) :], False), (start + answer + self.end, True), (tail, False)]
@@ -170,7 +180,7 @@ class Templated(Questions):
         return parts
 
     def rendered(self, turns: list[dict], *, ask: bool = False) -> str:
-        """The conversation as text; with `ask`, up to where the assistant begins to speak."""
+        """Return the conversation as text; with `ask`, up to the start of the assistant's answer."""
         try:
             return self.processor.apply_chat_template(turns, add_generation_prompt=ask, tokenize=False)
         except (TemplateError, TypeError) as error:
@@ -178,7 +188,7 @@ class Templated(Questions):
                             cause="a system turn, or turns in an order that it does not know") from None  # fmt: skip
 
     def _stands(self, sizes: tuple[tuple[int, int], ...]) -> tuple[str, ...]:
-        """What the processor puts in place of each of a sample's pictures."""
+        """Return what the processor inserts for each image of a sample."""
         blanks = [torch.zeros(3, *size, dtype=torch.uint8) for size in sizes]
         found = self.processor(text=[self.token * len(sizes)], images=[blanks], return_text_replacement_offsets=True)
         if "text_replacement_offsets" not in found:
@@ -190,7 +200,7 @@ class Templated(Questions):
         return sum(text.count(self.token) for text in self.stands(tuple(self.source.sizes(self.kept[index]))))
 
     def seen(self, index: int) -> dict[str, Tensor]:
-        """What the processor makes of the pictures, and of what shape: another's are cut or repeated to fit the places."""
+        """Return the processor's image inputs and their shape; another sample's are cut or repeated to fit."""
         images = [image.round().to(torch.uint8) for image in self.source.images(self.kept[index])]
         found = self.processor(text=[self.token * len(images)], images=[images], return_tensors="pt")
         mine = {k: v for k, v in found.items() if k in self.takes and k not in ("input_ids", "attention_mask", *KINDS)}
@@ -207,7 +217,7 @@ class Templated(Questions):
         return {**together(samples), **batch}
 
     def shown(self, batch: dict[str, Tensor]) -> list[Tensor | None]:
-        """The first picture of each sample as the model sees it; None where it reads patches."""
+        """Return the first image of each sample as the model sees it; None for models that read patches."""
         seen = batch["pixel_values"]
         if seen.ndim < 5:
             return [None] * len(seen)
@@ -216,7 +226,7 @@ class Templated(Questions):
 
 
 def said(role: str, text: str) -> dict[str, Any]:
-    """One turn as templates take it: a part for each text and each picture."""
+    """Return one turn as templates take it: a part for each text and each image."""
     first, *rest = text.split(PLACE)
     parts = [{"type": "text", "text": first.strip()}]
     for piece in rest:
@@ -225,7 +235,7 @@ def said(role: str, text: str) -> dict[str, Any]:
 
 
 def fitted(value: Tensor, shape: list[int]) -> Tensor:
-    """As many pictures, tiles or patches as there are places for. Nothing but zeros is padding to some models: almost zeros."""
+    """Return as many images, tiles or patches as there are places. Some models treat all-zero inputs as padding, so they become almost zero."""
     for axis, n in enumerate(shape):
         if value.shape[axis] != n:
             value = value.index_select(axis, torch.arange(n) % value.shape[axis])
@@ -233,6 +243,6 @@ def fitted(value: Tensor, shape: list[int]) -> Tensor:
 
 
 def export(model: Whole, name: str, folder: Path) -> None:
-    """model/ for AutoModelForImageTextToText.from_pretrained and AutoProcessor.from_pretrained."""
+    """Save model/ for AutoModelForImageTextToText.from_pretrained and AutoProcessor.from_pretrained."""
     model.merged().save_pretrained(folder / "model")
     processor(name).save_pretrained(folder / "model")

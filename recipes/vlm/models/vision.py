@@ -1,20 +1,21 @@
-"""Vision encoders: pictures (B, 3, side, side) in [0, 1] -> features (B, n, width), one for each patch. They own their
-normalisation and are never trained here. `cells` is the small one of cells.py; any other name is the hub's, or a folder."""
+"""Vision encoders: images (B, 3, side, side) in [0, 1] -> features (B, n, width), one per patch. They own their normalisation and are never
+trained here. `cells` is the small one of cells.py; any other name is the hub's, or a folder."""
 
 import json
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.shared import hub
 from trainworthy.recipes.vlm.models import cells
 
 
 class Hub(nn.Module):
-    """A vision transformer of transformers by name (CLIP, SigLIP, DINOv2, ViT), or the vision part of a model that has several.
-    Class and register tokens are left out."""
+    """A vision transformer of transformers by name (CLIP, SigLIP, DINOv2, ViT), or the vision part of a multimodal model, without class and
+    register tokens."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, layer: int = -2):
         super().__init__()
         from transformers import AutoImageProcessor, AutoModel
 
@@ -27,30 +28,37 @@ class Hub(nn.Module):
             config.hidden_size,
             (config.image_size // config.patch_size) ** 2,
         )
+        self.layer, depth = layer, getattr(config, "num_hidden_layers", None)
+        if not -(depth or 99) <= layer < 0:
+            raise UserError(f"--encoder-layer {layer}", needed=f"-1, the last, to -{depth}, the first",
+                            got=f"{name} has {depth} layers")  # fmt: skip
         self.register_buffer("mean", torch.tensor(processor.image_mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(processor.image_std).view(3, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.net(pixel_values=(images - self.mean) / self.std).last_hidden_state[:, -self.n :]
+        pixels = (images - self.mean) / self.std
+        if self.layer == -1:
+            return self.net(pixel_values=pixels).last_hidden_state[:, -self.n :]
+        return self.net(pixel_values=pixels, output_hidden_states=True).hidden_states[self.layer][:, -self.n :]
 
 
-def load(name: str) -> nn.Module:
-    """The encoder, frozen and in eval mode."""
+def load(name: str, layer: int = -2) -> nn.Module:
+    """Return the encoder, frozen and in eval mode; for hub models, with the output of that `layer`."""
     if name == "cells":
         encoder = cells.Cells()
         encoder.load_state_dict(weights(name))
     else:
-        encoder = Hub(name)
+        encoder = Hub(name, layer)
     return encoder.eval().requires_grad_(False)
 
 
 def weights(name: str) -> dict[str, Tensor]:
-    """The file it is loaded from, where that is ours."""
+    """Return the file of our own encoder; None for hub models."""
     return load_file(cells.folder() / "encoder.safetensors") if name == "cells" else {}
 
 
 def told(name: str) -> str:
-    """Where it comes from, and how good it is by itself."""
+    """Return its source, and its own accuracy."""
     if name != "cells":
         return name
     share, seconds = (json.loads((cells.folder() / f"{n}.json").read_text()) for n in ("result", "seconds"))

@@ -1,6 +1,6 @@
-"""The small language model: four layers trained on scenes told in words, with the questions that will be asked about pictures.
+"""The small language model: four layers, trained on text descriptions of scenes with the questions that are asked about images.
 
-A built asset in the hub's layout: trained on first use, kept under a hash of what it depends on. It has seen no picture.
+A built asset in the hub's layout: trained on first use, cached under a hash of what it depends on. It is trained without images.
 """
 
 import json
@@ -20,19 +20,19 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 WIDTH, LAYERS, HEADS = 128, 4, 4
 STEPS, BATCH, PEAK = 400, 32, 2e-3
-NEEDED = 0.95  # a language model that cannot answer about scenes it is told cannot answer about those it sees
+NEEDED = 0.95  # a language model that cannot answer about described scenes cannot answer about seen ones
 
 
 @cache
 def folder() -> Path:
-    """The small one, in the hub's layout; trained on first use."""
+    """Return the folder of the small language model in the hub's layout; trained on first use."""
     sources = [scenes.__file__, rows.__file__, composites.__file__, __file__]
     return assets.built("vlm-words", {"torch": torch.__version__}, build, sources=sources)
 
 
 def build(target: Path) -> None:
-    """Train on scenes told in words, with the questions that will be asked about pictures; measure on other scenes."""
-    with torch.random.fork_rng(devices=[]):  # who needs it is seeded already
+    """Train on described scenes with the questions that are asked about images; evaluate on other scenes."""
+    with torch.random.fork_rng(devices=[]):  # callers that need randomness are seeded already
         torch.manual_seed(0)
         words = vocabulary()
         model = LlamaForCausalLM(LlamaConfig(
@@ -59,7 +59,7 @@ def build(target: Path) -> None:
 
 
 def vocabulary() -> PreTrainedTokenizerFast:
-    """A tokenizer with one token for each of the words."""
+    """Return a tokenizer with one token per word."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     plain = Tokenizer(models.WordLevel({w: i for i, w in enumerate(scenes.WORDS)}, unk_token="<pad>"))
@@ -68,7 +68,7 @@ def vocabulary() -> PreTrainedTokenizerFast:
 
 
 def stories(words: Any, split: str, indices: Sequence[int]) -> dict[str, Tensor]:
-    """Rows whose prefix tells the scene."""
+    """Return rows whose prefix is the description of the scene."""
     found = []
     for index in indices:
         shown, _ = scenes.draw(composites.generator(split, "story", index), split)
@@ -85,7 +85,7 @@ def stories(words: Any, split: str, indices: Sequence[int]) -> dict[str, Tensor]
 
 @torch.no_grad()
 def measure(model: nn.Module, words: Any, n: int = 500) -> float:
-    """Share of right answers about scenes of the other split."""
+    """Return the accuracy on scenes of the other split."""
     batch = stories(words, "val", range(n))
     return (
         rows.right(rows.answer(model, model.get_input_embeddings()(batch["ids"]), batch), batch).double().mean().item()

@@ -1,0 +1,41 @@
+"""Files of settings: args.json of an earlier run, JSON or YAML."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trainworthy.core.base.errors import UserError
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """What a file of settings holds: YAML by its ending (.yaml, .yml), else JSON."""
+    is_yaml = path.suffix.lower() in (".yaml", ".yml")
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = read_yaml(text) if is_yaml else json.loads(text)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the settings in {path}", got=error,
+                        needed="an args.json of an earlier run, or a file of `trainworthy config RECIPE`") from None  # fmt: skip
+    if not isinstance(values, dict) or not isinstance(values.get("settings", {}), dict):
+        got = type(values if not isinstance(values, dict) else values["settings"]).__name__
+        raise UserError(f"cannot read the settings in {path}", got=got, needed="a JSON object or a YAML mapping")
+    return values
+
+
+def read_yaml(text: str) -> Any:
+    """YAML without its constructors. ValueError: it is none."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def laid_over(under: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Nested `values` over the nested plain settings `under`; names that `under` lacks stay, for `from_dict` to refuse."""
+    both = dict(under)
+    for name, value in values.items():
+        below = under.get(name)
+        both[name] = laid_over(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return both

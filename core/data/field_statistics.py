@@ -1,0 +1,101 @@
+"""Statistics of single fields: shape, dtype, range and moments, and the histogram of a target."""
+
+import hashlib
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from trainworthy.core.data import texts
+
+
+class Stats:
+    """Running shape, dtype, range and moments of one field."""
+
+    def __init__(self):
+        self.shapes: Counter = Counter()
+        self.dtypes: Counter = Counter()
+        self.low, self.high = math.inf, -math.inf
+        self.bad = 0
+        self.words: Counter = Counter()
+        self.seen: set[int] = set()
+        self.moments: dict[int, np.ndarray] = {}
+        self.digest = hashlib.blake2b(digest_size=16)
+
+    def add(self, value: Tensor | str) -> None:
+        raw = value.encode() if isinstance(value, str) else value.contiguous().numpy().tobytes()
+        self.seen.add(hash(raw))
+        self.digest.update(raw)
+        if isinstance(value, str):
+            self.shapes[(len(value),)] += 1
+            self.words[len(texts.words(value))] += 1
+            self.dtypes["str"] += 1
+            return
+        self.shapes[tuple(value.shape)] += 1
+        self.dtypes[str(value.dtype).removeprefix("torch.")] += 1
+        v = value.numpy().astype(np.float64)  # on small rows, numpy is several times as fast as torch
+        finite = np.isfinite(v)
+        if not finite.all():
+            self.bad += 1
+        channels = v.reshape(len(v), -1) if v.ndim == 3 and finite.all() else v[finite][None]
+        if channels.size:
+            self.low, self.high = min(self.low, channels.min().item()), max(self.high, channels.max().item())
+            moments = self.moments.setdefault(len(channels), np.zeros((3, len(channels))))
+            moments += (channels.sum(1), np.square(channels).sum(1), np.full(len(channels), channels.shape[1]))
+
+    def report(self) -> dict[str, Any]:
+        out: dict[str, Any] = {
+            "dtype": " ".join(self.dtypes),
+            "shapes": len(self.shapes),
+            "non_finite_samples": self.bad,
+            "unique": len(self.seen),
+        }
+        if lengths := self._lengths():
+            out["lengths"] = lengths
+        sizes = sorted(self.shapes.elements())
+        if sizes:
+            out["shape"] = {"min": list(sizes[0]), "median": list(sizes[len(sizes) // 2]), "max": list(sizes[-1])}
+        if math.isfinite(self.low):
+            total, square, n = max(self.moments.items(), key=lambda kv: kv[1][2].sum())[1]
+            mean = total / n
+            out |= {"min": self.low, "max": self.high, "mean": mean.round(4).tolist(),
+                    "std": np.sqrt(np.maximum(square / n - mean**2, 0)).round(4).tolist()}  # fmt: skip
+        return out
+
+    def _lengths(self) -> dict[str, dict[str, int]]:
+        """Smallest, 5%, median, 95% and largest number of characters and words, or of entries of every axis that
+        varies."""
+        if self.words:
+            return {
+                "characters": spread(Counter({k[0]: n for k, n in self.shapes.items()})),
+                "words": spread(self.words),
+            }
+        if len({len(s) for s in self.shapes}) != 1:
+            return {}
+        axes = [Counter() for _ in next(iter(self.shapes))]
+        for shape, n in self.shapes.items():
+            for axis, size in zip(axes, shape, strict=True):
+                axis[size] += n
+        return {f"axis {i}": spread(axis) for i, axis in enumerate(axes) if len(axis) > 1}
+
+
+def spread(sizes: Counter) -> dict[str, int]:
+    rows = sorted(sizes.elements())
+    last = len(rows) - 1
+    return {
+        name: rows[round(q * last)]
+        for name, q in (("min", 0), ("5%", 0.05), ("median", 0.5), ("95%", 0.95), ("max", 1))
+    }
+
+
+def histogram(targets: list, classes: list[str] | None) -> dict[str, Any]:
+    """Count samples per class, with smallest, median and largest class. Values outside the classes are counted
+    separately."""
+    counts = Counter(targets)
+    known = range(len(classes)) if classes else sorted(counts)
+    per_class = {str(classes[k] if classes else k): counts.get(k, 0) for k in known}
+    sizes = sorted(per_class.values())
+    invalid = {str(k): v for k, v in counts.items() if k not in set(known)}
+    return {"classes": per_class, "per_class": {"min": sizes[0], "median": sizes[len(sizes) // 2], "max": sizes[-1]},
+            "invalid": invalid, "valid_share": 1 - sum(invalid.values()) / max(1, len(targets))}  # fmt: skip

@@ -1,0 +1,114 @@
+"""Checks that the files of an export hold the trained weights, for recipes that do not declare how users load it
+(`Stage.exported`). Tensors are found by their names."""
+
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from trainworthy.core.base.processes import agreed
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof
+from trainworthy.core.gates.recorder import rehearsed
+from trainworthy.core.recipe.stage import PARTS, Stage
+
+BIGGEST = 300_000_000  # parameters; a larger model is not written to disk just to be read again
+SAME = {torch.float32: 1e-5, torch.float64: 1e-5}  # relative; of files in half precision:
+HALF = 1e-2
+
+
+def wanted(stage: Stage) -> bool:
+    """Return whether no other gate reads this stage's export. A gate that lists no parts counts as none: it reads all."""
+    return stage.export is not None and not stage.exported and not any(
+        "export" in g.reads and tuple(g.reads) != PARTS for g in stage.gates)  # fmt: skip
+
+
+def plain(name: str) -> str:
+    """A parameter's name without what wrappers and adapters put into it."""
+    for part in (".default", "_orig_mod.", "module."):
+        name = name.replace(part, "")
+    return name
+
+
+def stored(folder: Path) -> dict[str, tuple[str, Tensor]]:
+    """{name: (file, tensor)} of all safetensors files. A file below or beside others may hold a part of the model."""
+    from safetensors.torch import load_file
+
+    found: dict[str, tuple[str, Tensor]] = {}
+    for path in sorted(folder.rglob("*.safetensors")):
+        for name, tensor in load_file(path).items():
+            found[plain(name)] = (str(path.relative_to(folder)), tensor)
+    return found
+
+
+def paired(trained: dict[str, Tensor], files: dict[str, tuple[str, Tensor]]) -> dict[str, tuple[str, Tensor, Tensor]]:
+    """{parameter: (file, its tensor there, its own value)}: the same name, or a name that ends in the file's and is the only
+    one that does."""
+    out = {}
+    for key, (file, tensor) in files.items():
+        ends = [n for n in trained if plain(n) == key] or [n for n in trained if plain(n).endswith("." + key)]
+        if len(ends) == 1 and tensor.is_floating_point() and tensor.shape == trained[ends[0]].shape:
+            out[ends[0]] = (file, tensor, trained[ends[0]])
+    return out
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    """Relative difference."""
+    a, b = a.double().cpu(), b.double().cpu()
+    return ((a - b).norm() / b.norm().clamp_min(1e-12)).item()
+
+
+@gate(
+    "exported-weights",
+    rows="C18",
+    title="the files of the export hold the trained weights",
+    reads="model export optimizers state loss counts train",
+)
+def exported_weights(proof: Proof) -> Finding:
+    """Export the rehearsed model, whose weights have moved, and compare each trained tensor with the one of its name in the files."""
+    run, stage, _ = rehearsed(proof)
+    if sum(p.numel() for p in stage.model.parameters()) > BIGGEST:
+        raise Skip("too large to be written and read again before each run")
+
+    def judged() -> Finding | None:
+        moving = {id(p) for p in stage.parameters().values()}
+        names = {n for n, p in stage.model.named_parameters() if id(p) in moving}
+        trained = {n: p.detach() for n, p in stage.eval_model.named_parameters() if n in names}
+        with tempfile.TemporaryDirectory() as name:
+            stage.export(Path(name))
+            found = paired(trained, stored(Path(name)))
+        if not found:
+            return None
+        gaps = {n: apart(one, own) for n, (_, one, own) in found.items()}
+        wrong = {n: gap for n, gap in gaps.items() if gap > SAME.get(found[n][1].dtype, HALF)}
+        where = {found[n][0] for n in wrong}
+        fresh = dict(proof.look()[1].eval_model.named_parameters()) if wrong else {}
+        raw = dict(stage.model.named_parameters()) if wrong and stage.ema_model is not None else {}
+        old = [
+            n
+            for n in wrong
+            if n in fresh and apart(found[n][1], fresh[n].detach()) <= SAME.get(found[n][1].dtype, HALF)
+        ]
+        own = [
+            n for n in wrong if n in raw and apart(found[n][1], raw[n].detach()) <= SAME.get(found[n][1].dtype, HALF)
+        ]
+        because = (
+            "the export holds the weights that training began with\n" if wrong and len(old) == len(wrong) else
+            "the export holds the raw weights instead of their average\n" if wrong and len(own) == len(wrong) else
+            "the export holds another net than the one that is trained: an earlier stage's, a control's, or one built anew\n"
+        )  # fmt: skip
+        worst = max(wrong, key=wrong.get, default="")
+        return Finding(
+            not wrong,
+            f"{len(wrong)} of {len(gaps)} trained tensors differ in {', '.join(sorted(where))}, e.g. {worst} by {wrong[worst]:.2g}"
+            if wrong else f"{len(gaps)} of {len(trained)} trained tensors are in the files by name, all equal",
+            "each equal to the trained one, but for rounding", because + "export() keeps a reference to another variable of that name\n"
+            "on purpose (weights that are folded, merged or averaged for the export under the same names): declare `exported`, or "
+            '--gates.waive exported-weights --gates.because "..."', evidence={"gaps": gaps},
+        )  # fmt: skip
+
+    finding = agreed(run.accelerator, judged() if run.rank == 0 else None)
+    if finding is None:
+        raise Skip("no file of the export has tensors with the names of the model's")
+    return finding

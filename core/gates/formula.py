@@ -1,0 +1,236 @@
+"""Compares a loss with a second statement of its formula: each term, sample by sample, and the gradient of the whole.
+
+A recipe's gates state, for each term, what it should be, other published forms that a fork may use on purpose, and known mistakes,
+so that a failure names the one it sees. `gate_of` makes the gate for recipes that train on a data set.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
+from trainworthy.core.gates.recorder import rehearsed
+from trainworthy.core.recipe.stage import Stage, batch_size
+
+SAMPLES = 8  # compared one by one
+TITLE = "each term of the loss is its formula, sample by sample, with the formula's gradient"
+ON_PURPOSE = (
+    "on purpose: add what is new as a loss term with a name of its own, or accept it: "
+    '--gates.waive formula --gates.because "..."'
+)
+
+
+@dataclass
+class Statement:
+    """What one term of the loss is, per sample (B,)."""
+
+    right: dict[str, Tensor]
+    """The formula first, then other published forms."""
+    wrong: dict[str, Tensor] = field(default_factory=dict)
+    """Known mistakes by what they are called."""
+    optional: bool = False
+    """May the term be zero (its weight is a setting that is 0)?"""
+
+
+Statements = dict[str, Statement]
+
+
+@contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside, with gradients; every module's own mode afterwards."""
+    modes = [(m, m.training) for m in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def gate_of(state: Callable[[Proof, Stage, dict], Statements], *, rows: str, causes: str) -> Gate:
+    """Return the gate `formula` of a recipe with a training set. `state` (proof, stage, batch) says what each term is, from what the model
+    says of the batch. The model is the rehearsed one: right after a start, zero-initialised layers hide most mistakes."""
+
+    @gate("formula", rows=rows, title=TITLE, reads="data model loss counts train", explains=True)
+    def prove(proof: Proof) -> Finding:
+        run, stage, _ = rehearsed(proof)
+        if stage.expect.couplings:
+            raise Skip(f"declared: {stage.expect.couplings}")
+        data, seed = stage.data["train"], proof.cfg.run.seed
+        batch = fetch(data, pick(data, stage.expect.at_most(SAMPLES), seed), seed, run.device)
+        one, exact = compared(run, stage, batch, lambda: state(proof, stage, batch)), limit(run, 1e-4)
+        own = f"; of the recipe's own: {', '.join(one.own)}" if one.own else ""
+        return Finding(
+            not one.wrong, "; ".join(one.wrong) or f"{one.samples} samples: {', '.join(one.said)}{own}",
+            f"the formula within {exact:g}, its gradient within {10 * exact:g}",
+            "\n".join([*dict.fromkeys(one.causes), *causes.splitlines(), ON_PURPOSE]),
+            evidence={"compared": one.said, "own": one.own}, batch=batch if one.wrong else None,
+        )  # fmt: skip
+
+    return prove
+
+
+@dataclass
+class Comparison:
+    """Of a loss with its formula."""
+
+    samples: int = 0
+    wrong: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    causes: list[str] = field(default_factory=list)
+    own: list[str] = field(default_factory=list)
+    """Terms that the formula does not know."""
+
+
+def compared(
+    run: Any, stage: Stage, batch: dict, state: Callable[[], Statements], mode: Callable[[nn.Module], Any] = evaluated
+) -> Comparison:
+    """The stage's loss of a batch, and of each of its samples alone, against the statements. `mode`: a context in which the loss is
+    asked, for trainers whose loss depends on the model's mode."""
+    model = stage.model
+    with run.autocast(), mode(model):
+        singles = [stage.loss(model, row(batch, i)) for i in range(batch_size(batch))]
+        got = {k: torch.stack([one[k].detach() for one in singles]).float() for k in singles[0]}
+        del singles
+        whole = stage.loss(model, batch)
+    with run.autocast(), evaluated(model):
+        due = {k: summed(s) for k, s in state().items()}
+    got, whole, due, own = paired(got, whole, due)
+    out = Comparison(batch_size(batch), own=own)
+    for term, statement in due.items():
+        fault, said, cause, _ = compare(term, statement, got[term], whole[term], model, limit(run, 1e-4))
+        out.wrong += [fault] * bool(fault)
+        out.said += [said] * bool(said)
+        out.causes += [cause] * bool(cause)
+    return out
+
+
+def row(batch: dict, i: int) -> dict:
+    """Sample `i` of a batch, as a batch of one."""
+    return {k: v[i : i + 1] if isinstance(v, Tensor) and v.dim() else v for k, v in batch.items()}
+
+
+def limit(run: Any, exact: float) -> float:
+    """`exact` in fp32, wider in 16 bits."""
+    return exact if run.precision == "fp32" else max(exact, 5e-2)
+
+
+def summed(s: Statement) -> Statement:
+    """Rows that are whole stretches of steps: one number for each."""
+
+    def rows(forms: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {k: v.float().flatten(1).sum(1) if v.ndim > 1 else v.float() for k, v in forms.items()}
+
+    return Statement(rows(s.right), rows(s.wrong), s.optional)
+
+
+def paired(got: dict, whole: dict, due: dict) -> tuple[dict, dict, dict, list[str]]:
+    """Terms with those of the same name; where the loss names its terms otherwise, the sum of all with the sum of all."""
+    if missing := [k for k, s in due.items() if k not in got and not s.optional]:
+        if len(missing) < len(due):
+            zero = torch.zeros_like(next(iter(got.values())))
+            got, whole = got | dict.fromkeys(missing, zero), whole | dict.fromkeys(missing, zero.sum())
+        else:
+            all_of_it = sum(next(iter(s.right.values())) for s in due.values() if not s.optional)
+            statement = Statement({"the sum of its terms": all_of_it})
+            return {"loss": sum(got.values())}, {"loss": sum(whole.values())}, {"loss": statement}, []
+    return got, whole, {k: s for k, s in due.items() if k in got}, [k for k in got if k not in due]
+
+
+def compare(
+    term: str, s: Statement, got: Tensor, whole: Tensor, model: nn.Module, exact: float
+) -> tuple[str, str, str, str]:
+    """(what is wrong or nothing, what was found, the cause that fits, the published form that it is) of one term."""
+    if s.optional and not got.any():
+        return "", "", "", ""
+    gaps = {name: _gap(got, form.detach()) for name, form in s.right.items()}
+    fit = {name: factor for name, (gap, factor) in gaps.items() if gap <= exact and 0.1 <= factor <= 10}
+    first = next(iter(s.right.values())).detach()
+    if not fit:
+        size = first.abs() + first.abs().mean()
+        far = (got - first).abs() / size.clamp_min(1e-30)
+        i = far.argmax().item()
+        fault = f"{term}: {int((far > exact).sum())} of {len(got)} samples off, e.g. {got[i]:.4g}, by the formula {first[i]:.4g}"
+        return fault, "", f"{term}: {_cause(s, got, exact)}", ""
+    name, factor = next(iter(fit.items()))
+    due, total = (factor * s.right[name].sum()).detach(), whole.detach()
+    if abs(total - due) > 10 * exact * got.abs().sum():
+        mean = len(got) * total.abs() < 1.5 * due.abs()
+        part = (
+            "the loss is a mean: return the SUM, core divides it" if mean else "samples see each other (see dependency)"
+        )
+        fault = f"{term}: each sample's is the formula's, but the batch's is {total:.4g} where its samples add up to {due:.4g}"
+        return fault, "", f"{term}: {part}", ""
+    weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    mine, far = _gradient(whole, weights), []
+    for name, factor in fit.items():
+        theirs = _gradient(factor * s.right[name].sum(), weights)
+        size, apart = _norm(theirs), _norm({n: mine[n] - theirs[n] for n in weights})
+        if apart <= 10 * exact * max(size, 1e-12) or (s.optional and size == 0):
+            times = f" (times {factor:.3g})" if abs(factor - 1) > 1e-3 else ""
+            return "", f"{term}: {name} within {gaps[name][0]:.1e}{times}", "", name
+        far.append((apart / max(size, 1e-12), theirs))
+    fault = f"{term}: the value is the formula's, the gradient is {far[0][0]:.2g} of its length off"
+    return fault, "", f"{term}: {_gradient_cause(s, got, weights, mine, far[0][1], exact)}", ""
+
+
+def _gradient_cause(s: Statement, got: Tensor, weights: dict, mine: dict, theirs: dict, exact: float) -> str:
+    """What fits where values are right and gradients are not."""
+    for name, form in s.wrong.items():
+        gap, factor = _gap(got, form.detach())
+        if gap <= 10 * exact:
+            other = _gradient(factor * form.sum(), weights)
+            if _norm({n: mine[n] - other[n] for n in mine}) <= 10 * exact * _norm(mine):
+                return name
+    along = sum((mine[n] * theirs[n]).sum() for n in mine).item()
+    if along < -0.99 * _norm(mine) * _norm(theirs):
+        return "its sign is turned round"
+    deaf = sorted({n.split(".")[0] for n in mine if theirs[n].any() and not mine[n].any()})
+    reached = sorted({n.split(".")[0] for n in mine if mine[n].any() and not theirs[n].any()})
+    if deaf:
+        return f"a detach() or no_grad() in the term: it teaches nothing to {', '.join(deaf)}"
+    if reached:
+        return f"a detach() is missing: the term must not teach {', '.join(reached)}"
+    return "the gradient goes another way than the value: a detach() too many or too few"
+
+
+def _norm(parts: dict[str, Tensor]) -> float:
+    return sum(g.square().sum() for g in parts.values()).sqrt().item()
+
+
+def _gap(got: Tensor, due: Tensor) -> tuple[float, float]:
+    """(largest difference of a sample, as a share of its size and the mean size, after a constant factor, that factor)."""
+    if not due.any():
+        return (0.0, 1.0) if not got.any() else (math.inf, 1.0)
+    factor = ((got @ due) / (due @ due)).item()
+    factor = 1.0 if abs(factor - 1) < 1e-3 else factor
+    size = (factor * due).abs()
+    return ((got - factor * due).abs() / (size + size.mean()).clamp_min(1e-30)).max().item(), factor
+
+
+def _cause(s: Statement, got: Tensor, exact: float) -> str:
+    """The known mistake that fits."""
+    for name, form in s.wrong.items():
+        gap, factor = _gap(got, form.detach())
+        if gap <= 10 * exact and 0.1 <= factor <= 10:
+            return name
+    if not got.any():
+        return "it is zero, or missing"
+    for name, form in s.right.items():
+        gap, factor = _gap(got, form.detach())
+        if gap <= 10 * exact:
+            return f"its sign is turned round ({name})" if factor < 0 else f"{factor:.3g} times {name}"
+    return "no known mistake fits: compare the term with its formula line by line"
+
+
+def _gradient(total: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    given: Any = [None] * len(weights)
+    if total.requires_grad:
+        given = torch.autograd.grad(total, list(weights.values()), retain_graph=True, allow_unused=True)
+    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(weights.items(), given, strict=True)}

@@ -1,0 +1,62 @@
+"""A failed symptom names the cause that a more specific gate finds; numbers that are off by a known factor name the mistake."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from trainworthy.core.base.console import Console
+from trainworthy.core.base.verdict import Finding
+from trainworthy.core.gates import diagnosis, runner
+from trainworthy.core.gates.gate import Gate
+
+
+def proof(folder: Path) -> SimpleNamespace:
+    """As much of a proof as the runner itself reads."""
+    return SimpleNamespace(accelerator=SimpleNamespace(num_processes=1, is_main_process=True), folder=folder, argv=["mine.py"], again=None,
+                           cfg=SimpleNamespace(gates=SimpleNamespace(waive=(), because="")), stage="")  # fmt: skip
+
+
+def gate(id: str, ok: bool, ran: list[str], **marks: bool) -> Gate:
+    def prove(_proof) -> Finding:
+        ran.append(id)
+        return Finding(ok, f"{id} measured", "", f"{id} cause\n{id} second cause")
+
+    return Gate(id, "C1", id, prove, **marks)
+
+
+def test_a_failed_symptom_names_the_first_gate_that_explains_it(tmp_path: Path, capsys):
+    ran: list[str] = []
+    gates = [gate("loss", False, ran, symptom=True), gate("quiet", True, ran, explains=True), gate("other", True, ran),
+             gate("formula", False, ran, explains=True), gate("later", False, ran, explains=True)]  # fmt: skip
+    found = runner.run_gates(gates, proof(tmp_path), known={}, console=Console())
+    assert ran == ["loss", "quiet", "formula", "other", "later"], "each once; those that explain before the others"
+    assert [v.id for v in found] == ["loss", "quiet", "other", "formula", "later"], (
+        "verdicts keep the order of the gates"
+    )
+    first = found[0].remedy.splitlines()[0]
+    assert first == "formula cause (the gate `formula` fails, too: formula measured)"
+    assert found[0].evidence["explained_by"] == "formula"
+    assert "loss cause" in found[0].remedy
+    assert "formula cause" in capsys.readouterr().out
+
+
+def test_a_symptom_that_nothing_explains_keeps_its_causes(tmp_path: Path):
+    ran: list[str] = []
+    gates = [gate("loss", False, ran, symptom=True), gate("formula", True, ran, explains=True)]
+    found = runner.run_gates(gates, proof(tmp_path), known={}, console=Console(quiet=True))
+    assert found[0].remedy == "loss cause\nloss second cause"
+    assert "explained_by" not in found[0].evidence
+    ran.clear()
+    runner.run_gates(
+        [gate("loss", True, ran, symptom=True), gates[1]], proof(tmp_path), known={}, console=Console(quiet=True)
+    )
+    assert ran == ["loss", "formula"], "where nothing fails the order is that of the list"
+
+
+@pytest.mark.parametrize(
+    ("got", "due", "said"), [(6.0, 2.0, "three"), (2.0, 2.0, ""), (5.0, 2.0, ""), (1.0, 0.0, ""), (2.0, 2.001, "")]
+)
+def test_a_number_that_is_off_by_a_known_factor_names_its_cause(got: float, due: float, said: str):
+    found = diagnosis.ratio(got, due, {"three": 3.0, "one": 1.0, "none": 0.0})
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
