@@ -244,6 +244,6 @@ def test_the_pytest_fixture_fails_with_the_table(trainworthy_check, tmp_path: Pa
     assert trainworthy_check(lambda: loops.vae(**QUICK)).ok
     with pytest.raises(pytest.fail.Exception, match="in no optimiser"):
         trainworthy_check(lambda: loops.vae(bug="decoder-left-out", **QUICK))
-    with pytest.raises(GateFailed, match="of 18 checks failed"):
+    with pytest.raises(GateFailed, match="checks failed"):
         trainworthy.check(lambda: loops.vae(bug="decoder-left-out", **QUICK))
     assert trainworthy.check(lambda: loops.vae(bug="decoder-left-out", **QUICK), waive={"wiring": "on purpose"}).ok
