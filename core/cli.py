@@ -32,6 +32,8 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   trainworthy resume RUN_FOLDER --rung NAME [settings]    continue from its weights with a rung that its recipe offers
   trainworthy report RUN_FOLDER [--json]    write report.html again; its verdicts and advice as JSON
   trainworthy report THEIRS [--metric NAME]    the same of another tool's run: a TensorBoard folder, a trainer_state.json
+  trainworthy chat RUN_FOLDER               talk to the language model that a run exported
+  trainworthy predict RUN_FOLDER FILE [--out FILE]    its answers to a file of prompts or conversations
   trainworthy compare RUNS_A RUNS_B [--json]    two groups of seeds: the difference and its interval
   trainworthy config RECIPE [settings]      all settings as a file, for --config FILE
   trainworthy repro RUN_FOLDER              what a run was made of, and what differs here
@@ -88,6 +90,8 @@ def main() -> None:
             "sweep": elsewhere,
             "board": elsewhere,
             "bugs": elsewhere,
+            "predict": launch,
+            "chat": launch,
             "break": elsewhere,
             "data": launch,
             "batch": launch,
@@ -241,15 +245,18 @@ def launch(argv: list[str]) -> None:
     from trainworthy.core.base.config import take
 
     if len(argv) == 1:  # before the slow import of torch
-        what = {"resume": "a run folder", "profile": "a recipe or a run folder"}.get(
-            argv[0], "a recipe: an id, or the path of a fork"
-        )
+        what = {
+            "resume": "a run folder",
+            "predict": "a run folder and a file of prompts",
+            "chat": "a run folder",
+            "profile": "a recipe or a run folder",
+        }.get(argv[0], "a recipe: an id, or the path of a fork")
         raise UserError(f"{argv[0]} what?", needed=what, next=f"trainworthy {argv[0]} --help")
     asked = argv
     argv, n = take(argv, "-n")
     argv, file = take(argv, "--accelerate-config")
     of_run = argv[0] == "profile" and len(argv) > 1 and Path(argv[1]).is_dir()
-    if len(argv) > 1 and not argv[1].startswith("-") and argv[0] != "resume" and not of_run:
+    if len(argv) > 1 and not argv[1].startswith("-") and argv[0] not in ("resume", "predict", "chat") and not of_run:
         from trainworthy.core.recipe.registry import find
 
         find(argv[1])  # reports a typo before the slow import of torch

@@ -26,6 +26,7 @@ from trainworthy.core.commands.help import RUN_OPTIONS
 from trainworthy.core.data import contents, inventory
 from trainworthy.core.gates import order
 from trainworthy.core.gates.exported import WrongExport
+from trainworthy.core.loop import shard
 from trainworthy.core.loop.checkpoint import assert_resumable, digest, load_into, load_weights
 from trainworthy.core.loop.run import Run, precision
 from trainworthy.core.monitoring import board, cost, monitors
@@ -47,7 +48,13 @@ from trainworthy.core.session.session import (
     write_start,
 )
 
-BESIDE = ("data", "batch", "profile")  # commands that need a stage and have their own module, core/commands/<verb>.py
+BESIDE = (
+    "data",
+    "batch",
+    "profile",
+    "predict",
+    "chat",
+)  # commands that need torch and have their own module, core/commands/<verb>.py
 USAGE = """usage: trainworthy run RECIPE [--seeds N] [settings]    train RECIPE (id, or path of a fork) behind its gates
        trainworthy check RECIPE [--seeds N] [--only ID,...] [--stage NAME] [--deep] [settings]    the gates alone
        trainworthy lr RECIPE [--steps 200] [settings]    which peak rate? a range test
@@ -268,12 +275,14 @@ def prove_stage(session: Session, part: stages.Part, proof: gates.Proof, only: t
     code = recipes.sources(s.recipe)
     about = {"processes": s.accelerator.num_processes, "stage": part.name, "start": s.start and s.start.sha256, "before": mark,
              "device": str(s.accelerator.device.type), "precision": precision(cfg, s.accelerator)}  # fmt: skip
+    sharded = shard.mode(cfg, s.accelerator.num_processes) != shard.NONE
+    about |= {"shard": cfg.run.shard} if sharded else {}
     base = recipes.fingerprint(s.recipe, cfg, "", **about)
     report_data(s, proof, stage, base)
     counts = " / ".join(f"{x.total:,} {name}" for name, x in proof.scans.items())
     counts += "".join(f"\n       {k}: {v}" for x in proof.scans.values() for k, v in x.notes.items())
     title = f"\nstage  {part.name}, {part.index + 1} of {part.of}\n" if part.of > 1 else ""
-    chosen = [g for g in order.of_stage(stage) if not only or g.id in only]
+    chosen = [g for g in order.of_stage(stage, sharded=sharded) if not only or g.id in only]
     if not cfg.gates.enabled and not only:
         s.console.say(f"{title}data   {counts}\ngates  OFF (--gates.no-enabled): nothing is checked", style="yellow")
         if copies := proof.data_report.get("overlap", {}).get("exact"):
@@ -291,6 +300,8 @@ def prove_stage(session: Session, part: stages.Part, proof: gates.Proof, only: t
     s.console.say(
         f"{title}data   {counts}\ngates  before the budget is spent"
         + from_it.get(proof.follows, ", from the stage before as it is now")
+        + "\n       on the whole model in each process; the gate `sharding` compares the sharded one with it, and `resume` saves "
+        "its shards" * sharded
     )
     verdicts = gates.run_gates(chosen, proof, known=known, console=s.console)
     s.accelerator.free_memory()  # accelerate keeps every model that it wrapped
@@ -420,7 +431,16 @@ def train_stage(
     one.console.end_bar()
     one.wait_for_checkpoints()
     ended = part.last or not (folder / "summary.json").exists()  # a resumed run has looked back at its earlier stages
-    result = finish(s, one, stage) if agreed(s.accelerator, ended) else {}
+
+    def whole() -> Stage:
+        """The same stage with whole weights, for the report and the export."""
+        if one.shard == shard.NONE:
+            return stage
+        alone = replace(cfg, run=replace(cfg.run, shard="none"))
+        plain = Run(alone, s.accelerator, folder=folder, console=s.console)
+        return shard.gathered_stage(stage, part.build(plain, previous))
+
+    result = finish(s, one, stage, whole) if agreed(s.accelerator, ended) else {}
     if not part.last and config.phases(cfg)[part.name].hand_on == "best":
         assert one.checkpoints  # its loop made them
         best = one.checkpoints.folder / f"best_val_{stage.metric.name}"

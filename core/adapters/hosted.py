@@ -30,6 +30,22 @@ from transformers.utils import logging
 # TRL 1.16 uses a name that transformers 5.23 deprecates, in every loss.
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 
+
+_aligned: set[str] = set()
+
+
+def _once(record: Any) -> bool:
+    """Let this message of every `trainer.train()` through the first time: gates train a dozen models with one tokenizer."""
+    text = record.getMessage()
+    if "The tokenizer has new PAD/BOS/EOS" not in text:
+        return True
+    new = text not in _aligned
+    _aligned.add(text)
+    return new
+
+
+logging.get_logger("transformers.trainer_utils").addFilter(_once)
+
 CHANCE = 256  # samples on which the chance level is measured
 SHOWN = 64  # validation samples per evaluation in a rehearsal
 OWN = {"loss", "grad_norm", "learning_rate", "epoch"}  # entries of the trainer's log that core already logs

@@ -133,6 +133,10 @@ class RunSettings:
     """Seed of every random draw."""
     threads: int = 0
     """CPU threads of torch; 0: torch's default. Results repeat bitwise only with the same number of threads."""
+    shard: Literal["full", "grad", "none"] = "none"
+    """What each of several processes (`-n 2`) holds a part of (FSDP2), with the same result: `full`: parameters,
+    gradients and optimiser state; `grad`: gradients and optimiser state, while parameters are whole from the forward
+    to the backward pass; `none`: nothing (DDP). `--shard` is short for it."""
     out: Path = Path("runs")
     """Folder that will hold the run's folder."""
     save_every: float = 1.0
@@ -343,6 +347,8 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str, options: str 
     known = flags(module.Config)
     if "max-steps" not in known:
         argv = [re.sub(r"^--max[-_]steps(?==|$)", "--train.max-steps", w) for w in argv]
+    if "shard" not in known:
+        argv = [re.sub(r"^--shard(?==|$)", "--run.shard", w) for w in argv]
     for word in argv:
         name = word[2:].split("=")[0].replace("_", "-")
         if word.startswith("--") and name != "help" and name not in known:
@@ -385,6 +391,13 @@ def read_args(path: Path, cls: type) -> Any:
     """Read the settings from an earlier run's args.json, or from a file with settings alone."""
     values = read_settings(path)
     return from_dict(cls, values.get("settings", values), where=str(path))
+
+
+def assert_whole(cfg: Config, command: str) -> None:
+    """Raise UserError for a command that measures the whole model in each process."""
+    if cfg.run.shard != "none":
+        raise UserError(f"trainworthy {command} does not shard", got=f"--shard {cfg.run.shard}",
+                        needed="--shard none: it measures the whole model in each process")  # fmt: skip
 
 
 def take(argv: list[str], flag: str) -> tuple[list[str], str | None]:

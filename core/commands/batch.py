@@ -79,6 +79,7 @@ def main(argv: list[str]) -> None:
                         next=shlex.join(["trainworthy", "batch", *rest]))  # fmt: skip
     loaded = recipes.load(rest[0])
     cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy batch {rest[0]}")
+    config.assert_whole(cfg, "batch")
     session = open_session(loaded, cfg, preset, rest, kind="checks")
     load, allowed = os.getloadavg()[0], cores().allowed
     if load > allowed / 2:

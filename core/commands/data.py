@@ -115,6 +115,9 @@ def show(found: dict[str, Any], console: Console, lists: Exclusions | None) -> N
     ):
         rows.append((label, *(value(s) for s in splits.values())))
     console.say(table(rows))
+    notes = [f"  {k}: {v}" for s in splits.values() for k, v in s["notes"].items()]
+    if notes:
+        console.say("\n" + "\n".join(notes))
     for key in next(iter(splits.values()))["fields"]:
         show_field(key, {name: s["fields"][key] for name, s in splits.items()}, console)
     if "overlap" in found:

@@ -2,6 +2,7 @@
 
 RUN_OPTIONS = """\
   -n 2                  number of processes (default 1); --accelerate-config FILE for several machines
+  --shard full          each process holds a part of the parameters, gradients and optimiser state (FSDP2); grad: not of the parameters
   --seeds 5             five seeds in parallel, or --seeds 0,1,2: their mean with its interval, and compare's input
   --init-from PATH      fine-tune: start from these weights (a file or a run folder), at a seventh of the learning rate
   --config FILE         settings from a file: an args.json, or one that `trainworthy config` wrote
@@ -64,7 +65,7 @@ Continues a stopped run from its newest complete checkpoint, with its own settin
 
   --force        continue although the recipe's sources changed since
   --rung NAME    train this fallback stage, which its recipe offers, in a folder of its own
-  -n N           another number of processes
+  -n N           another number of processes: the same global batches, so the same losses to rounding
 
 Exit codes: as `trainworthy run`.""",
     "report": """\

@@ -71,6 +71,7 @@ def main(argv: list[str]) -> None:
 
     recipe = loading.load(rest[0])
     cfg, preset = config.parse(recipe.module, rest[1:], prog=f"trainworthy plan {rest[0]}")
+    config.assert_whole(cfg, "plan")
     settings_check.check_values(cfg, processes=processes or 1)
     with contextlib.redirect_stdout(sys.stderr):  # what libraries say while they build
         found = plan(recipe, cfg, memory=memory, processes=processes or 1, samples=samples)

@@ -270,6 +270,7 @@ def main(argv: list[str]) -> None:
     rest = of_run(rest)
     loaded = recipes.load(rest[0])
     cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy profile {rest[0]}")
+    config.assert_whole(cfg, "profile")
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         s = open_session(loaded, cfg, preset, rest, kind="checks")
         with session_lock(s):

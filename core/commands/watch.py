@@ -9,6 +9,9 @@ Loss and learning rate of every step go to runs/watch-<script>/<time>/step_metri
 `trainworthy guard` that need no rehearsal are reported as advice. In code: `with trainworthy.watch("folder"): train()`.
 Exit codes: the script's own; 4 with --stop."""
 
+import contextlib
+import multiprocessing
+import signal
 import sys
 
 from trainworthy.core.base.errors import USAGE, UserError
@@ -20,6 +23,15 @@ class _Plain:
     @staticmethod
     def intervene(source: int, batch: object) -> object:
         return batch
+
+
+def end_workers() -> None:
+    """End the script's loader workers. Python terminates them at its exit and waits, for ever where they ignore SIGTERM."""
+    with contextlib.suppress(ValueError):  # torch raises when a worker is killed; not in the main thread: it cannot
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for worker in multiprocessing.active_children():
+        if worker.daemon:
+            worker.kill()
 
 
 def main(argv: list[str]) -> None:
@@ -47,8 +59,8 @@ def main(argv: list[str]) -> None:
             running.run(target, seen, _Plain())
         except SystemExit as leave:
             code = leave.code
-    if not seen.steps:
-        tell(f"watch  no optimiser step was seen in {target.path.name}")
+        finally:
+            end_workers()
     tell(f"watch  {seen.steps:,} steps; {out / 'report.html'}")
     if isinstance(code, str):
         tell(code)

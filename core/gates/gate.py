@@ -12,6 +12,7 @@ from trainworthy.core.base import config, seeds
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import inventory
 from trainworthy.core.data.loader import Keyed, to_device
+from trainworthy.core.loop import shard
 from trainworthy.core.loop.init_from import read_weights, start_from
 from trainworthy.core.loop.run import Plan, Run, denominator
 from trainworthy.core.recipe.stage import PARTS, Data, Expect, Stage
@@ -100,7 +101,7 @@ class Proof:
 
 
 def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
-    """Build a stage from the run's seed alone, on the run's device."""
+    """Build a stage from the run's seed alone, on the run's device, sharded if the run is."""
     seeds.seed_global(run.cfg.run.seed, "build")
     stage = make(run)
     if run.cfg.init_from:
@@ -112,8 +113,11 @@ def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
     if run.plan is None:  # the full run: free the memory of what only gates use
         stage.pretrained = None
         read_weights.cache_clear()
-    stage.model.to(run.device)
-    stage.eval_model.to(run.device)
+    if run.shard != shard.NONE:
+        shard.apply(stage, run)
+    else:
+        stage.model.to(run.device)
+        stage.eval_model.to(run.device)
     for module in stage.frozen_modules.values():
         module.to(run.device).eval().requires_grad_(False)
     return stage

@@ -12,6 +12,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base import seeds
+from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.verdict import Skip
 from trainworthy.core.gates.diagnosis import Candidates, Experiment, experiments, rolled, small
 from trainworthy.core.gates.gate import Proof
@@ -295,14 +296,14 @@ def four(proof: Proof, **how: Any) -> Plan:
 
 
 def tensors(stage: Stage, kinds: tuple[str, ...] = ("optimizers", "state")) -> dict[str, Tensor]:
-    """Return what is trained, and its state, by name."""
-    out = {f"model.{n}": t for n, t in stage.model.state_dict().items()}
+    """Return what is trained, and its state, by name; of what is sharded, this process's part."""
+    out = {f"model.{n}": local(t) for n, t in stage.model.state_dict().items()}
     if stage.ema_model is not None:
-        out |= {f"average.{n}": t for n, t in stage.ema_model.state_dict().items()}
+        out |= {f"average.{n}": local(t) for n, t in stage.ema_model.state_dict().items()}
     for kind in kinds:
         for key, one in getattr(stage, kind).items():
             leaves = [x for x in tree_leaves(_read(one.state_dict())) if isinstance(x, Tensor)]
-            out |= {f"{kind}.{key}.{i}": t for i, t in enumerate(leaves)}
+            out |= {f"{kind}.{key}.{i}": local(t) for i, t in enumerate(leaves)}
     return out
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from trainworthy.core.base import seeds
+from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate
@@ -23,6 +24,7 @@ from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.gates.recorder import STEPS, Record, bits, four, rehearsed, tensors
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.shard import NONE, mode
 from trainworthy.core.recipe.stage import Stage, View
 
 
@@ -338,12 +340,13 @@ def resume(proof: Proof) -> Finding:
         raise Skip(proof.expect.nondeterministic)
     world = proof.accelerator.num_processes
     bitwise = proof.accelerator.device.type == "cpu"
-    short = bool(proof.expect.gate_batch_size) and bitwise and not proof.deep and not proof.half_in
+    sharded = mode(proof.cfg, world) != NONE  # the shards are what is saved and loaded
+    short = bool(proof.expect.gate_batch_size) and bitwise and not proof.deep and not proof.half_in and not sharded
     steps = STEPS if short else 6
     half, size = steps // 2, min(proof.cfg.train.batch_size, proof.expect.at_most(32) * world)
 
     def go(folder: Path | None, stop: int | None) -> tuple[Run, Stage]:
-        how = {"stop_after": stop, "keep_in": folder}
+        how = {"stop_after": stop, "keep_in": folder, "shard": sharded}
         run, stage = proof.build(four(proof, **how) if short else Plan(steps=steps, batch_size=size, due=(2,), **how))
         proof.train(proof.cfg, run, stage)
         return run, stage
@@ -414,8 +417,8 @@ def _differences(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[st
 
 
 def _apart(a: Stage, b: Stage) -> float:
-    second = b.model.state_dict()
-    return max((exact(t) - exact(second[n])).abs().max().item() for n, t in a.model.state_dict().items())
+    pairs = [(local(t), local(b.model.state_dict()[n])) for n, t in a.model.state_dict().items()]
+    return max((exact(one) - exact(other)).abs().max().item() for one, other in pairs if one.numel())
 
 
 def _short(values: list[float]) -> str:

@@ -122,8 +122,10 @@ def _prove(one: Gate, proof: Proof) -> Verdict:
         reason = skipped or "skipped on another process"
         return Verdict(one.id, one.rows, one.title, "skip", "", "", "", 0.0, reason=reason)
     ok = worst == 2
-    if finding.cause:
-        finding.remedy = f"{finding.cause}\n{finding.remedy}"
+    if finding.cause:  # the list of likely causes often has it, too, without the evidence
+        clause = finding.cause.split(" (")[0].split(":")[0]
+        others = [line for line in finding.remedy.splitlines() if not line.startswith(clause)]
+        finding.remedy = "\n".join([finding.cause, *others])
     if not ok and finding.ok:
         finding.measured += " (failed on another process)"
     verdict = Verdict(one.id, one.rows, one.title, "pass" if ok else "fail", finding.measured, finding.needed,

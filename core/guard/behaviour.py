@@ -12,6 +12,14 @@ from trainworthy.core.guard.records import DROPS, NORMS
 
 def schedule(seen: Observer) -> dict:
     """Check the pace of every scheduler, and predict it to the end of the first epoch by stepping it on."""
+    negative = next((g for g in stepped(seen) if g.rates and min(g.rates) < 0 < max(g.rates)), None)
+    if negative is not None:
+        at = next(i for i, r in enumerate(negative.rates) if r < 0)
+        return finding(
+            "schedule",
+            f"the rate of step {at + 1} is {negative.rates[at]:.3g}",
+            "a negative rate climbs the loss: a constant is missing in the schedule's formula, or it runs past its end",
+        )
     if not seen.schedulers:
         return skip("schedule", "no scheduler of torch.optim")
     train = [p for p in seen.passes if p.training]
@@ -32,6 +40,14 @@ def schedule(seen: Observer) -> dict:
                 "schedule",
                 f"{kind} is stepped {len(one.at) / mine.steps:.1f} times per optimiser step",
                 "scheduler.step() is called for every micro-batch or process: it ends that much before the training",
+            )
+        pairs = list(zip(one.at, one.at[1:], strict=False))
+        idle = [b for a, b in pairs if 0 < a[0] == b[0] and b[1] >= a[1] + 2]
+        if idle and len(idle) >= 0.4 * len({steps for steps, _ in one.at if steps}):
+            return finding(
+                "schedule",
+                f"{kind} is stepped again after an evaluation, without an optimiser step in between",
+                "scheduler.step() is called after the training and after the validation of an epoch: it ends too soon",
             )
         low = lowered(one)
         if still and mine.steps >= 16 and low < 0.2:
@@ -318,19 +334,6 @@ def scales(seen: Observer, both: set[int]) -> dict:
     return finding("evaluated", "the trained model is evaluated")
 
 
-def dependency(seen: Observer) -> dict:
-    """Check that in eval mode a sample's output does not depend on the other samples of its batch."""
-    if not seen.together:
-        return skip("dependency", "no evaluation by class in eval mode was seen, or a batch cannot be cut")
-    worst = max(seen.together.values())
-    told = f"outputs change by {worst:.2g} of their spread without the other half of the batch"
-    cause = (
-        "the model mixes samples: an axis is wrong (softmax, normalisation or attention over the batch; "
-        "batch_first=True is missing), or a view() mixes rows"
-    )
-    return finding("dependency", told, cause if worst > 0.05 else "")
-
-
 def state(seen: Observer) -> dict:
     """Find state_dicts that share memory with the weights while training continues, and loads that load nothing."""
     if seen.self_loads:
@@ -350,6 +353,12 @@ def state(seen: Observer) -> dict:
                 f"a state_dict taken after step {step} is still held and changes with the weights",
                 "it is a reference, not a copy: copy.deepcopy(model.state_dict())",
             )
+    if seen.empty_saves:
+        return finding(
+            "state",
+            "torch.save() got an empty dict after training began",
+            "no name matches the filter of what is saved (a prefix or suffix was renamed)",
+        )
     if seen.partial_loads:
         return finding(
             "state",

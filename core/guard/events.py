@@ -7,6 +7,7 @@ torch.nn.functional import cross_entropy` must import the patched function.
 """
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,15 +15,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import torch.optim.lr_scheduler as schedulers
-from torch import nn
+from torch import distributions, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as loading
+from trainworthy.core.base.errors import UserError
 
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "kl_div")
+COMPARED = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "triplet_margin_loss", "cosine_embedding_loss",
+            "triplet_margin_with_distance_loss", "margin_ranking_loss")  # fmt: skip
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
 _undo: list[Callable[[], None]] = []
+_made: list[tuple[Any, str, Any, Any]] = []  # owner, name, function before, function now
 _depth = threading.local()
 
 
@@ -33,6 +38,7 @@ def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None
     wrapped = make(original)
     functools.update_wrapper(wrapped, original)
     setattr(owner, name, wrapped)
+    _made.append((owner, name, original, wrapped))
     _undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
 
 
@@ -40,10 +46,15 @@ def remove() -> None:
     """Undo all patches."""
     while _undo:
         _undo.pop()()
+    _made.clear()
 
 
 def install(seen: Any, *, losses: bool = True) -> None:
     """Report everything to `seen`, an object with the methods of `Observer`. `losses`: also the loss and dropout functions."""
+    if _undo:
+        raise UserError(
+            "torch is observed already", cause="trainworthy.watch() or check() inside a `with trainworthy.watch():`"
+        )
     _data(seen)
     _modules(seen)
     _gradients(seen)
@@ -52,6 +63,20 @@ def install(seen: Any, *, losses: bool = True) -> None:
     if losses:
         _functions(seen)
         _states(seen)
+    _imported_by_name()
+
+
+def _imported_by_name() -> None:
+    """Modules that have imported a function by its name (`from torch.nn.functional import cross_entropy`) before it was
+    replaced get the new one, too."""
+    new = {id(old): (old, wrapped) for owner, _, old, wrapped in _made if not isinstance(owner, type)}
+    for module in list(sys.modules.values()):
+        if str(getattr(module, "__name__", "torch")).partition(".")[0] == "torch" or not hasattr(module, "__dict__"):
+            continue
+        for name, value in list(vars(module).items()):
+            if id(value) in new and new[id(value)][0] is value:
+                setattr(module, name, new[id(value)][1])
+                _undo.append(functools.partial(setattr, module, name, value))
 
 
 def _data(seen: Any) -> None:
@@ -140,6 +165,18 @@ def _gradients(seen: Any) -> None:
 
         return run
 
+    def derivative(original: Callable) -> Callable:
+        def run(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if not seen.busy:
+                seen.differentiated(inputs)
+            out = original(outputs, inputs, *args, **kwargs)
+            if not seen.busy and kwargs.get("create_graph"):
+                seen.evidence.derived(out)
+            return out
+
+        return run
+
+    replace(torch.autograd, "grad", derivative)
     replace(torch.autograd, "backward", backward)
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         replace(nn.utils, name, clip)
@@ -233,6 +270,26 @@ def _functions(seen: Any) -> None:
 
         return run
 
+    def compared(original: Callable, name: str) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not seen.busy:
+                given = (*args, *(v for k, v in kwargs.items() if k != "weight"))
+                tensors = [x for x in given if isinstance(x, torch.Tensor)]
+                seen.compared(name, tensors)
+                if name.endswith("1_loss") or name in ("mse_loss", "huber_loss"):
+                    seen.regressed(*tensors[:2])
+            return original(*args, **kwargs)
+
+        return run
+
+    def normalize(original: Callable) -> Callable:
+        def run(input: Any, p: float = 2.0, dim: int = 1, *args: Any, **kwargs: Any) -> Any:
+            if not seen.busy:
+                seen.evidence.normalized(input, dim)
+            return original(input, p, dim, *args, **kwargs)
+
+        return run
+
     def dropout(original: Callable) -> Callable:
         def run(input: Any, p: float = 0.5, training: bool = True, *args: Any, **kwargs: Any) -> Any:
             if training and p:
@@ -251,8 +308,11 @@ def _functions(seen: Any) -> None:
 
     def difference(original: Callable) -> Callable:
         def run(self: torch.Tensor, other: Any) -> Any:
-            if isinstance(other, torch.Tensor) and self.dim() + other.dim() == 3:
-                seen.difference(self, other)
+            if isinstance(other, torch.Tensor):
+                if self.dim() + other.dim() == 3:
+                    seen.difference(self, other)
+                if self.requires_grad != other.requires_grad and self.dim() and not seen.busy:
+                    seen.regressed(self, other)
             return original(self, other)
 
         return run
@@ -261,6 +321,21 @@ def _functions(seen: Any) -> None:
         replace(torch.Tensor, name, difference)
     for name in LOSSES:
         replace(F, name, functools.partial(loss, name=name))
+
+    def probability(original: Callable) -> Callable:
+        def run(self: Any, value: Any) -> Any:
+            out = original(self, value)
+            if not seen.busy and torch.is_grad_enabled():
+                seen.log_prob(out)
+            return out
+
+        return run
+
+    for cls in (distributions.Categorical, distributions.Normal, distributions.MultivariateNormal):
+        replace(cls, "log_prob", probability)
+    replace(F, "normalize", normalize)
+    for name in COMPARED:
+        replace(F, name, functools.partial(compared, name=name))
     for name in DROPOUTS:
         replace(F, name, dropout)
     replace(F, "scaled_dot_product_attention", attention)

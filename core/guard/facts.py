@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from trainworthy.core.guard import objectives
 from trainworthy.core.guard.invariants import finding, skip
 from trainworthy.core.guard.observer import Observer
 
@@ -30,6 +31,9 @@ def targets(seen: Observer) -> dict:
         return finding(
             "targets", seen.pairs[0], "a squeeze() or unsqueeze() is missing: every prediction meets every target"
         )
+    for check in (objectives.exchanged, objectives.copied, objectives.mixed, objectives.text_along_batch):
+        if fault := check(seen):
+            return finding("targets", *fault)
     rows = [r for r in seen.calls if r.get("n")]
     if not rows and seen.labels and seen.labels[0]["distinct"] + seen.labels[-1]["distinct"]:
         return labels(seen.labels)
@@ -59,6 +63,18 @@ def targets(seen: Observer) -> dict:
         if shift and 1 not in shift and times > 0.8 * sum(found.values()):
             what, cause = SHIFTS[shift[0]]
             return finding("targets", what, cause)
+    inside = [r["inside"] for r in rows if "inside" in r]
+    if (
+        inside
+        and sum(n for n, _, _ in inside) >= 32
+        and sum(k for _, k, _ in inside) >= 0.1 * sum(r for _, _, r in inside)
+    ):
+        return finding(
+            "targets",
+            f"token {next(r['ignored'] for r in rows if 'inside' in r)} is ignored by the loss, and occurs "
+            f"{sum(n for n, _, _ in inside):,} times between other tokens",
+            "ignore_index is the id of a real token, which is never scored: padding needs an id of its own, or -100",
+        )
     distinct = set().union(*(r["distinct"] for r in rows))
     classes = max(r["classes"] for r in rows)
     if len(distinct) == 1 and scored >= 64 and len(rows) >= 4:

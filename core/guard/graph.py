@@ -4,6 +4,7 @@ own gradients, once."""
 import torch
 from torch import nn
 from trainworthy.core.guard.invariants import finding, listed, moved_now, names, skip, stepped, tops
+from trainworthy.core.guard.objectives import dropped_terms, unrestored
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import CLOSE, Group
 
@@ -13,7 +14,7 @@ def wiring(seen: Observer) -> dict:
     module ran, and lost updates."""
     groups = stepped(seen)
     if not groups:
-        return skip("wiring", "no optimiser of torch.optim made a step")
+        return unmoved_by_hand(seen)
     owned = {id(p) for g in seen.groups.values() for p in g.parameters}
     modules = tops()
     called = names(modules)
@@ -35,12 +36,18 @@ def wiring(seen: Observer) -> dict:
         )
     elif dead and lost:
         wrong.append(f"{len(dead)} tensors in an optimiser never got a gradient: {listed(dead)}")
+    elif (text := shut(seen, groups, missing)) and not lost:
+        wrong.append(text)
+        causes.append("the optimiser was built over a part that was frozen or replaced afterwards")
     elif dead and cut:
         wrong.append(
             f"{len(dead)} tensors ({share:.0%} of what the optimiser holds) never got a gradient although "
             f"their modules ran: {listed(dead)}"
         )
         causes.append("a detach(), no_grad(), argmax or .data cuts the graph above them")
+    if not wrong and (term := dropped_terms(seen)):
+        wrong.append(term[0])
+        causes.append(term[1])
     flat = zeroed(seen, groups)
     if flat:
         wrong.append(
@@ -66,6 +73,40 @@ def wiring(seen: Observer) -> dict:
     return finding(
         "wiring", "; ".join(wrong) or text, "\n".join(causes), missing=[called.get(i) for i, _ in missing][:20]
     )
+
+
+def unmoved_by_hand(seen: Observer) -> dict:
+    """Without an optimiser: check that parameters with gradients change between the backward() calls."""
+    rows = [p for p, n in seen.leaves.values() if n >= 8]
+    if (
+        seen.backwards >= 24
+        and rows
+        and seen.cleared >= 16
+        and not any(moved_now(seen, p) for p in rows if id(p) in seen.snap)
+    ):
+        return finding(
+            "wiring",
+            f"{len(rows)} parameters got gradients from {seen.backwards} backward() calls, and none of them moved",
+            "the update is assigned to a new tensor (p = p - lr * p.grad) and not to the parameter (p -= ... under no_grad)",
+        )
+    return skip("wiring", "no optimiser of torch.optim made a step")
+
+
+def shut(seen: Observer, groups: list[Group], missing: list) -> str:
+    """Return whether an optimiser holds frozen tensors alone, while others get gradients and are in no optimiser."""
+    for g in groups:
+        if (
+            missing
+            and g.steps >= CLOSE
+            and g.parameters
+            and not g.received
+            and not any(p.requires_grad for p in g.parameters)
+        ):
+            return (
+                f"the {len(g.parameters)} tensors in the optimiser are frozen, and {len(missing)} others get gradients "
+                "and are in no optimiser"
+            )
+    return ""
 
 
 def fault(seen: Observer, i: int, modules: list[nn.Module], owned: set[int]) -> bool:
@@ -196,6 +237,9 @@ def gradients(seen: Observer) -> dict:
                 f"{g.twice} of {looked} steps used gradients that had been used already, without a new backward()"
             )
             causes.append("step() is called twice for one backward()")
+        if len(groups) == 1 and (fault := unrestored(seen)):
+            wrong.append(fault[0])
+            causes.append(fault[1])
         short = short_window(g.windows) if len(groups) == 1 else ""
         if short:
             wrong.append(short)

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import torch
-from trainworthy.core.guard import behaviour, facts, graph, invariants, samples
+from trainworthy.core.guard import behaviour, causality, facts, graph, invariants, objectives, samples
 from trainworthy.core.guard.observer import Observer
 
 
@@ -21,8 +21,10 @@ def judge(seen: Observer, plan: Any) -> dict[str, Any]:
         behaviour.frozen,
         behaviour.modes,
         behaviour.evaluated,
-        behaviour.dependency,
+        causality.dependency,
         facts.targets,
+        objectives.direction,
+        objectives.noise,
         facts.loss_input,
         samples.samples,
         samples.passes,

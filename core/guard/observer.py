@@ -3,8 +3,6 @@
 The observer keeps counts and references, and measures only during the first steps of a phase.
 """
 
-import gc
-import inspect
 import weakref
 from typing import Any
 
@@ -13,28 +11,27 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
+from trainworthy.core.guard import events
+from trainworthy.core.guard.evidence import Evidence
 from trainworthy.core.guard.records import (
     CLOSE,
     NORMS,
     Group,
     Pass,
     Sched,
-    alive,
     alone,
     bare,
     class_target,
-    epochs_of,
     fingerprint,
     logits_of,
     point,
-    spots,
     used,
-    values,
-    weights,
 )
+from trainworthy.core.guard.targets import tokens_of
+from trainworthy.core.guard.updates import Updates
 
 
-class Observer:
+class Observer(Updates):
     """Receives the events of `events.install`."""
 
     def __init__(self, control: Any = None):
@@ -81,6 +78,10 @@ class Observer:
         self.ranks = 1  # processes that train together
         self.trace: list = []  # the weights at the first steps, to compare ranks
         self.batch_prints: list[int] = []
+        self.evidence = Evidence()
+        self.shifted: tuple | None = None  # a model's call whose targets are the next tokens, and these
+        self.classified: tuple | None = None  # a model's call whose outputs are classified
+        self.empty_saves = self.cleared = 0
         self._last: list[tuple[Tensor, int]] = []
         self._plain_leaf = False
         self._hook: Any = None
@@ -124,6 +125,7 @@ class Observer:
             batch = self.control.batch(one, batch, self)
         self.recent = [p for p in self.recent if not p.ended and p is not one] + [one]
         one.recent.append(batch)
+        self.evidence.batch(batch)
         if (one.loader.num_workers > 1 or self.ranks > 1) and one.got <= 64:
             one.prints.append(fingerprint(batch))
         return batch
@@ -136,6 +138,7 @@ class Observer:
         if next(module.parameters(), None) is None:
             return None
         self.last_root = (module, args, kwargs)
+        self.evidence.environments(events.replace)
         first = id(module) not in self.roots
         if first:
             self.roots[id(module)] = module
@@ -184,6 +187,7 @@ class Observer:
 
             self.labels.append(argument(module, args, kwargs))
         self._measure(module, args, kwargs, out, grad)
+        self.evidence.root(self, module, args, kwargs, out, grad)
 
     def _measure(self, module: nn.Module, args: tuple, kwargs: dict, out: Any, grad: bool) -> None:
         one = self.recent[-1] if self.recent else None
@@ -238,189 +242,6 @@ class Observer:
                 m.num_batches_tracked.sub_(1)
             self.busy = False
 
-    # --- gradients
-
-    def before_backward(self, tensors: Any) -> None:
-        roots = [t for t in ([tensors] if isinstance(tensors, Tensor) else list(tensors)) if isinstance(t, Tensor)]
-        value = float(roots[0].detach().float().sum()) if roots else 0.0
-        self.losses.append(value)
-        if value != value or abs(value) == float("inf"):
-            self.nonfinite.append(self.backwards)
-        if not self.snap and self.steps == 0:
-            self._snapshot()
-        if self.ranks > 1 and not self.trace:
-            self._trace()
-        for group in self.groups.values():
-            if group.consumed and not any(alive(p) for p in group.probe):
-                group.consumed = False
-        if self._last and not self.since_step:
-            untouched = all(p._version == v for p, v in self._last)
-            if untouched and not any(alive(p) for p, _ in self._last):
-                self.wasted += 1
-        self._plain_leaf = self.backwards >= 2 * CLOSE  # a graph that was not walked may hold an input's gradient
-        if self.backwards < 2 * CLOSE:
-            self._walk(roots)
-
-    def _walk(self, roots: list[Tensor]) -> None:
-        """Record every leaf of the graph that requires a gradient."""
-        stack, done = [t.grad_fn for t in roots if t.grad_fn is not None], set()
-        while stack:
-            node = stack.pop()
-            if node in done:
-                continue
-            done.add(node)
-            leaf = getattr(node, "variable", None)
-            if isinstance(leaf, nn.Parameter):
-                self.leaves[id(leaf)] = (leaf, self.leaves.get(id(leaf), (leaf, 0))[1] + 1)
-            elif leaf is not None:
-                self._plain_leaf = True
-                kept = self.others.get(id(leaf))
-                self.others[id(leaf)] = (leaf, kept[1] + 1, kept[2]) if kept else (leaf, 1, leaf._version)
-            stack.extend(n for n, _ in node.next_functions if n is not None)
-
-    def backward(self) -> None:
-        self.backwards += 1
-        self.since += 1
-        self.since_step = False
-        self._last = []
-        if not self._plain_leaf:
-            for group in self.groups.values():
-                self._last += [(p, p._version) for p in self._live(group)]
-        for group in self.groups.values():
-            group.backwards += 1
-            if self._scaler is not None:
-                group.scaled, group.unscaled = True, False
-        for one in self.recent:
-            if one.calls:
-                one.backwards += 1
-        if self.control is not None:
-            self.control.backward(self)
-
-    since_step = True
-
-    def _live(self, group: Group, n: int = 3) -> list[Tensor]:
-        """Return up to three parameters with a non-zero gradient, from a few candidates."""
-        found: list[Tensor] = []
-        for p in group.parameters[:40]:
-            if alive(p):
-                found.append(p)
-                if len(found) == n:
-                    break
-        return found
-
-    def clip(self, parameters: list[Tensor], limit: Any) -> None:
-        live = [p for p in parameters if p.grad is not None]
-        ids = {id(p) for p in parameters}
-        for group in self.groups.values():
-            if ids & {id(p) for p in group.parameters}:
-                state = (
-                    "empty"
-                    if not any(alive(p) for p in live)
-                    else "late"
-                    if group.consumed and not self.since
-                    else "ok"
-                )
-                if group.scaled and not group.unscaled and self._scaler and self._scaler > 1:
-                    state = "scaled"
-                group.clipped.append(state)
-
-    # --- optimisers
-
-    def optimizer(self, it: torch.optim.Optimizer) -> None:
-        params = [p for g in it.param_groups for p in g["params"]]
-        asleep = {id(p) for m in gc.get_objects() if issubclass(type(m), nn.Module)
-                  for p in m._parameters.values() if p is not None and not p.requires_grad}  # fmt: skip
-        own = {id(p) for p in params if not p.requires_grad}
-        self.groups[id(it)] = Group(weakref.ref(it), own, asleep)
-
-    def scaled(self, factor: float) -> None:
-        self._scaler = factor
-
-    def unscale(self, it: Any) -> None:
-        group = self.groups.get(id(it))
-        if group:
-            group.unscaled = True
-
-    def scaler_step(self, scaler: Any, it: Any) -> None:
-        self._last = []  # a skipped step is the scaler's own decision
-        self.since_step = True
-
-    def before_step(self, it: torch.optim.Optimizer, closure: Any) -> None:
-        if id(it) not in self.groups:
-            self.optimizer(it)
-        group = self.groups[id(it)]
-        group.closure = group.closure or closure is not None
-        group.before, group.held = [], []
-        if closure is not None:
-            return
-        params = group.parameters
-        if group.steps < CLOSE:
-            ready = [p for p in params if p.grad is not None]
-            group.received |= {id(p) for p in ready}
-            live = [p for p in ready if alive(p)]
-            if live and self._lossy():
-                still = {id(p) for p in ready} - {id(p) for p in live}
-                group.zero = still if not group.steps else group.zero & still
-            else:
-                group.zero = set()
-            group.empty += not live and self._lossy()
-            group.silent += not live and not self._lossy()
-            group.nonfinite += any(not bool(torch.isfinite(values(p)).all()) for p in live)
-            sizes = [float(values(p).abs().max()) for p in live[:40]]
-            loud = [
-                p for p, size in zip(live, sizes, strict=False) if size > 1e-4 * max(sizes)
-            ]  # not a bias before a norm
-            group.before = [spots(p) for p in loud if not p.grad.is_sparse]
-            group.held = [(p, p.detach().clone()) for p in params if not p.requires_grad and p.numel() < 10**7][:100]
-        else:
-            group.received |= {id(p) for p in params if p.grad is not None and id(p) not in group.received}
-            group.empty += not self._live(group) and self._lossy()
-        group.stale += group.consumed and group.backwards > 0
-        group.twice += group.consumed and group.backwards == 0
-        group.probe = self._live(group)
-
-    def _lossy(self) -> bool:
-        """Return whether there is anything to learn: a satisfied hinge loss has no gradient."""
-        return not self.losses or self.losses[-1] != 0
-
-    def step(self, it: torch.optim.Optimizer) -> None:
-        group = self.groups[id(it)]
-        rate = max((float(g.get("lr", 0.0)) for g in it.param_groups), default=0.0)
-        group.rates.append(rate)
-        for p, where, old in group.before:
-            share = float((p.detach().flatten()[where] != old).float().mean()) if len(where) else 1.0
-            group.moved.setdefault(id(p), []).append(share)
-        group.frozen_moved |= {id(p) for p, old in group.held if not torch.equal(p.detach(), old)}
-        if group.closure:
-            group.received |= {id(p) for p in group.parameters if p.grad is not None}
-        group.before, group.held = [], []
-        group.windows.append(group.backwards)
-        group.backwards, group.consumed = 0, not group.closure
-        group.steps += 1
-        self.steps += 1
-        self.since, self.since_step = 0, True
-        self._last = []
-        self.gaps.append([])
-        if self.steps == CLOSE and self.control is not None:
-            self.epochs = epochs_of(inspect.currentframe())
-        if self.ranks > 1 and self.steps <= CLOSE:
-            self._trace()
-        for one in self.recent:
-            one.steps += one.backwards > 0
-        if self.control is not None:
-            self.control.step(self)
-
-    def _trace(self) -> None:
-        self.trace.append(weights(list(self.groups.values())))
-
-    def _snapshot(self) -> None:
-        """Copy every parameter before training (large ones in part), to detect changes later."""
-        for module in [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]:
-            for p in module._parameters.values():
-                if p is None:
-                    continue
-                self.snap.setdefault(id(p), (p, p.detach().flatten()[:256].clone()))
-
     # --- schedulers, losses, states
 
     def scheduler(self, it: Any) -> None:
@@ -431,7 +252,7 @@ class Observer:
     def schedule(self, it: Any) -> None:
         for one in self.schedulers:
             if one.it is it:
-                one.at.append((self.steps, sum(p.training for p in self.passes)))
+                one.at.append((self.steps, len(self.gaps[-1])))
 
     def loss(self, name: str, input: Any, target: Any, out: Any, kwargs: dict) -> None:
         if not isinstance(input, Tensor) or not isinstance(target, Tensor):
@@ -449,11 +270,55 @@ class Observer:
         self.busy = True
         try:
             with torch.no_grad():
-                rows.append(
-                    {"step": self.steps, **describe(name, input.detach(), target.detach(), kwargs, self.last_root)}
-                )
+                row = {"step": self.steps, **describe(name, input.detach(), target.detach(), kwargs, self.last_root)}
+                rows.append(row)
+                if train and self.last_root is not None:
+                    self._note(row, input, target)
         finally:
             self.busy = False
+
+    def _note(self, row: dict, input: Tensor, target: Tensor) -> None:
+        """Keep what the checks of objectives and of causality need of a class loss in training."""
+        if row.get("soft"):
+            given = next((x for x in self.last_root[1] if isinstance(x, Tensor)), None)
+            if given is not None and len(given) == len(target):
+                self.evidence.mixed(target, given)
+        elif row.get("nll") is not None:
+            self.evidence.similar(input)
+            self.evidence.scored(row["nll"], target, self.steps)
+            row["home"], row["rows"] = target.data_ptr(), len(target) if target.dim() else 1
+            if 1 in (row.get("shift") or ()):
+                self.shifted = (*self.last_root, target.detach().flatten())
+                self.evidence.read(tokens_of(*self.last_root), target.detach())
+            elif target.dim() == 1 and len(self.calls) <= CLOSE:
+                self.classified = self.last_root
+
+    def compared(self, name: str, tensors: tuple) -> None:
+        """A loss function of several tensors was called."""
+        self.evidence.compared(name, tensors, any(x.requires_grad for x in tensors if isinstance(x, Tensor)))
+
+    def log_prob(self, out: Any) -> None:
+        """A distribution's log-probability was taken."""
+        if isinstance(out, Tensor):
+            self.evidence.log_prob(out, self.last_root)
+
+    def regressed(self, prediction: Any, target: Any) -> None:
+        """A difference of a prediction and a float target was taken."""
+        if isinstance(prediction, Tensor) and isinstance(target, Tensor) and torch.is_grad_enabled():
+            self.evidence.regressed(prediction, target, self.last_root)
+
+    def differentiated(self, inputs: Any) -> None:
+        """`torch.autograd.grad` was called for `inputs`."""
+        self.input_differentiated([x for x in tree_leaves(inputs) if isinstance(x, Tensor)])
+
+    def input_differentiated(self, inputs: list[Tensor]) -> None:
+        """Note a class loss that is differentiated by something with as many rows as there are targets."""
+        row = self.calls[-1] if self.calls and self.groups else {}
+        if not row.get("home") or row["step"] != self.steps:
+            return
+        owned = {id(p) for g in self.groups.values() for p in g.parameters} if inputs else set()
+        if any(x.dim() > 1 and len(x) == row["rows"] and id(x) not in owned for x in inputs):
+            self.evidence.input_gradient(row["nll"], row["home"], self.steps)
 
     def _place(self, target: Tensor) -> None:
         home = target.untyped_storage().data_ptr()
@@ -484,6 +349,7 @@ class Observer:
                 return
 
     def save(self, obj: Any) -> None:
+        self.empty_saves += bool(self.backwards) and isinstance(obj, dict) and not obj
         todo = [obj]
         while todo:
             one = todo.pop()

@@ -1,9 +1,12 @@
 """Plain records of passes, optimisers and schedulers, and small measurements on tensors for `observer`."""
 
+import contextlib
 import hashlib
 import re
 import time
+import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,8 +45,17 @@ class Pass:
     prints: list[int] = field(default_factory=list)
     recent: deque = field(default_factory=lambda: deque(maxlen=4))
     """The last batches, because some loops fetch batches ahead."""
-    source: Any = None
+    held: Any = None
+    """Weak reference to the iterator: its workers must end when the script drops it."""
     clock: float = field(default_factory=time.monotonic)
+
+    @property
+    def source(self) -> Any:
+        return None if self.held is None else self.held()
+
+    @source.setter
+    def source(self, iterator: Any) -> None:
+        self.held = None if iterator is None else weakref.ref(iterator)
 
     @property
     def training(self) -> bool:
@@ -96,7 +108,7 @@ class Sched:
     it: Any
     optimizer: Any
     at: list[tuple[int, int]] = field(default_factory=list)
-    """For each of its steps: optimiser steps and training passes so far."""
+    """For each of its steps: optimiser steps so far, and model calls without gradients since the last one."""
 
 
 def values(p: Tensor) -> Tensor | None:
@@ -148,6 +160,16 @@ def epochs_of(frame: Any) -> int:
 def bare(module: nn.Module) -> nn.Module:
     """Return the module inside DistributedDataParallel, whose call would wait for the other processes."""
     return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
+
+
+def on_gradient(x: Tensor, function: Callable[[Tensor], None]) -> None:
+    """Call `function` with the gradient of `x` when it is known. An error in it does not reach the script."""
+
+    def hook(grad: Tensor) -> None:
+        with contextlib.suppress(Exception):
+            function(grad.detach())
+
+    x.register_hook(hook)
 
 
 def alone(module: nn.Module, args: tuple, kwargs: dict, logits: Tensor) -> float | None:

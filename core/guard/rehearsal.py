@@ -87,6 +87,7 @@ def start(target: Target, plan: Any, folder: Path, below: Path | None = None) ->
         os.dup2(out, 1), os.dup2(out, 2), os.dup2(quiet, 0)
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  whatever the parent has put there
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         from trainworthy.core.guard.child import Rehearsal

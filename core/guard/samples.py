@@ -58,7 +58,7 @@ def same_order(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
 def never(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
     """Return indices that neither of two whole epochs draws."""
     loader = train[0].loader
-    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None or train[0].source is None:
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return None
     sampler, total = loader.sampler, len(loader.dataset)
     if type(sampler).__name__ in STOCK[2:] or isinstance(sampler, SequentialSampler) or total < 32:
@@ -104,12 +104,37 @@ def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
         shares[key] = shared(train[0].loader, loader, mine, limit + SECONDS)
     known = [s for s in shares.values() if s is not None]
     if not known or min(known) < 0.1:
-        return None
+        return partners(train[0].loader, evals, mine, limit + 2 * SECONDS)
     share = min(known)
     return (
         f"{share:.0%} of the validation samples are training samples",
         "the training loader reads the unsplit data, or the split is made twice with different seeds",
     )
+
+
+def partners(
+    train: DataLoader, evals: dict[int, DataLoader], mine: dict[int, int], limit: float
+) -> tuple[str, str] | None:
+    """Find a second entry of validation samples (a positive, a negative, another view) that is a training sample."""
+    for loader in evals.values():
+        data, counts = loader.dataset, Counter()
+        if not mine or isinstance(data, IterableDataset):
+            continue
+        total = 0
+        for i in range(0, len(data), max(1, len(data) // 200)):
+            if time.monotonic() > limit:
+                break
+            leaves = [x for x in tree_leaves(data[i]) if isinstance(x, Tensor) and x.numel() >= 8]
+            total += 1
+            counts.update(k for k, x in enumerate(leaves) if k and x.shape == leaves[0].shape and x.dtype == leaves[0].dtype
+                          and hash(x.detach().cpu().numpy().tobytes()) in mine)  # fmt: skip
+        covered = min(1.0, sum(mine.values()) / max(1, len(train.dataset)))
+        if total >= 20 and counts and (top := counts.most_common(1)[0])[1] > 0.5 * covered * total:
+            return (
+                f"entry {top[0]} of {top[1] / total:.0%} of the validation samples is a training sample",
+                "an index into one split is used on the whole data, or the pool that partners are drawn from is not split",
+            )
+    return None
 
 
 def indices(loader: DataLoader) -> tuple[int, set[int]] | None:

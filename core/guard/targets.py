@@ -29,12 +29,18 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
         rows = torch.nonzero(flat != ignore).flatten()[:4096]
         row["nll"] = float(-logs[rows, flat[rows]].mean()) if len(rows) else 0.0
         row["shift"] = shifts(flat, ignore, root)
+        if 1 in (row["shift"] or ()) and 0 <= ignore < row["classes"]:
+            ids = tokens_of(*root)
+            ids = ids if fits(ids, target.view(ids.shape), 1, ignore) or target.numel() != ids.numel() else ids.t()
+            alone = (ids[:, 1:-1] == ignore) & (ids[:, 2:] != ignore) & (ids[:, :-2] != ignore)
+            row["ignored"], row["inside"] = ignore, [int(alone.sum()), int(alone.any(1).sum()), len(ids)]
     elif name == "cross_entropy" and input.dim() == 2 and target.shape == input.shape:
         hard = target.argmax(1)
         row |= {"n": len(hard), "scored": len(hard), "classes": input.shape[1], "distinct": hard.unique().tolist()[:50]}
         row["counts"] = torch.bincount(hard, minlength=input.shape[1]).tolist()
         row["right"] = int((input.argmax(1) == hard).sum())
         row["nll"] = float(-(target * torch.log_softmax(input.float(), 1)).sum(1).mean())
+        row["soft"] = True
     elif name == "binary_cross_entropy_with_logits":
         row["low"], row["high"] = float(target.min()), float(target.max())
     return row

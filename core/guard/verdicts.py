@@ -26,6 +26,8 @@ TITLES = {
     "evaluated": "the trained model is evaluated",
     "dependency": "each output depends on its own sample",
     "targets": "targets that can be learnt",
+    "direction": "losses push in the right direction",
+    "noise": "noised inputs and their time fit",
     "loss-input": "losses get what they want",
     "samples": "order, coverage and split of the samples",
     "passes": "batches are learnt from",

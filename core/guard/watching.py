@@ -4,6 +4,7 @@ Nothing is redirected, cut or restarted. The first steps are measured in full, l
 rate of every step go to step_metrics.jsonl. `tests/guard/test_guard.py` measures the overhead.
 """
 
+import gc
 import secrets
 import sys
 import time
@@ -38,6 +39,24 @@ class Light(Observer):
         self.parts: list[Tensor] = []
         self.bad = self.told = 0
         self.verdicts: list[Verdict] = []
+
+    def meet(self) -> None:
+        """Take in the optimisers that exist already: a program may build them long before the block."""
+        for one in gc.get_objects():
+            if issubclass(type(one), torch.optim.Optimizer) and hasattr(one, "param_groups"):
+                self.optimizer(one)
+
+    def release(self) -> None:
+        """Let go of batches and tensors, so that the memory of a notebook's cell is free after it."""
+        for one in self.passes:
+            one.recent.clear()
+        for kept in (self.snap, self.plain, self.leaves, self.others, self.roots, self.called):
+            kept.clear()
+        self.points, self.last_root, self._last, self.recent = [], None, [], []
+
+    def schedule(self, it: Any) -> None:
+        self.scheduler(it)  # unless it is known: it may be older than the block
+        super().schedule(it)
 
     def before_root(self, module: nn.Module, args: tuple, kwargs: dict) -> int | None:
         known = self.recent[-1].calls > 3 if self.recent else torch.is_grad_enabled() or len(self.gaps[-1]) > 3
@@ -111,6 +130,8 @@ class Light(Observer):
                 self.gaps.append([])
             for one in self.recent:
                 one.steps += 1
+        if self.steps == FULL:
+            self.evidence.close()
         self.close = self.steps < FULL or self.steps % EVERY < PAIR
         if len(self.gaps) > 400:
             del self.gaps[1:200]
@@ -141,16 +162,22 @@ def watch(folder: str | Path | None = None, *, stop: bool = False, say: Any = pr
     out = None if folder is None else Path(folder)
     tracker = None if out is None else MetricsTracker(out, use_tensorboard=False)
     seen = Light(tracker, stop=stop, say=say)
+    seen.meet()
     events.install(seen, losses=True)
     began = time.monotonic()
     try:
         yield seen
     finally:
         events.remove()
-        seen.flush()
-        if tracker is not None:
-            tracker.close()
-        seen.verdicts = verdicts(seen, say) if seen.steps else []
+        try:
+            seen.flush()
+        finally:
+            if tracker is not None:
+                tracker.close()
+        seen.verdicts = verdicts(seen, say) if seen.steps or seen.backwards else []
+        if not seen.steps:
+            say(f"  watch: no optimiser made a step inside the block, {seen.backwards:,} backward() calls were seen")
+        seen.release()
         if out is not None:
             from trainworthy.core.guard.page import write
 

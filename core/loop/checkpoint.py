@@ -1,7 +1,8 @@
 """Checkpoints that survive a kill at any moment: write to a temporary folder, add a manifest with hashes, fsync,
 rename, then delete old ones.
 
-Layout of `checkpoints/<stage>/`: `step-<n>/` complete states (the last `keep`), `latest` a link to the newest complete
+Layout of `checkpoints/<stage>/`: `step-<n>/` complete states (the last `keep`; of a sharded run the weights and moments
+are in the `.distcp` files of torch.distributed.checkpoint, one for each process), `latest` a link to the newest complete
 one, `best-step-<n>/` weights only, `best_val_<metric>` a link to the best of them. A part that never changes again
 (`Segment`) is written once. Later checkpoints hold hard links to its file, so each checkpoint is complete, and a file
 disappears with its last link.
@@ -22,6 +23,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from trainworthy.core.base.dtensor import like
 from trainworthy.core.base.errors import DISK_FULL, Stop, UserError
 
 MANIFEST = "manifest.json"
@@ -249,6 +251,35 @@ class Checkpoints:
         self._wait_for_best()  # at most one copy of the weights is queued
         self._pending_best = self._writer.submit(job)
 
+    def unfinished(self, step: int) -> Path:
+        """Return the folder in which the state of `step` is put together."""
+        return self.folder / f".writing-step-{step}"
+
+    def begin(self, step: int) -> None:
+        """Create the folder into which sharded processes write. `complete` gives it its name."""
+        self.wait()
+        shutil.rmtree(self.unfinished(step), ignore_errors=True)
+        self.unfinished(step).mkdir(parents=True)
+
+    def complete(
+        self, step: int, state: dict[str, Any], info: dict[str, Any], known: dict[str, dict], *, problem: str = ""
+    ) -> None:
+        """Add to what sharded processes wrote the rest of the state and the manifest; then rename. `known`: manifest
+        entries of their files. `problem`: why one of them could not write."""
+
+        def write(folder: Path) -> None:
+            if problem:
+                raise RuntimeError(problem)
+            torch.save(snapshot(state), folder / "state.pt")
+            (folder / "info.json").write_text(json.dumps({"step": step, **info}, indent=1))
+
+        def job() -> None:
+            self._publish(f"step-{step}", write, link=LATEST, known=known, begun=True)
+            self._held = {}
+            self._prune([p for p in self.steps() if _step(p) <= step][: -self.keep])
+
+        self._result(self._writer.submit(job))
+
     def wait(self) -> None:
         """Wait until all saves are on disk; raise their errors."""
         self._wait_for_state()
@@ -305,6 +336,10 @@ class Checkpoints:
         """Return the newest complete full checkpoint."""
         return self.survey()[0]
 
+    def info(self, folder: Path) -> dict[str, Any]:
+        """Return info.json of a checkpoint."""
+        return json.loads((folder / "info.json").read_text())
+
     def load(self, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
         """Return (model state dict, state, info) of a complete checkpoint. Later saves continue from it."""
         info, files = (json.loads((folder / name).read_text()) for name in ("info.json", MANIFEST))
@@ -321,17 +356,24 @@ class Checkpoints:
         return load_weights(folder / "model.safetensors"), state, info
 
     def _publish(
-        self, name: str, write: Callable[[Path], None], *, link: str | None, known: Mapping[str, dict] | None = None
+        self,
+        name: str,
+        write: Callable[[Path], None],
+        *,
+        link: str | None,
+        known: Mapping[str, dict] | None = None,
+        begun: bool = False,
     ) -> dict[str, dict]:
-        """Return the manifest's entries. Hashes of files in `known` are not computed again."""
+        """Return the manifest's entries. Hashes of files in `known` are not computed again. `begun`: the temporary
+        folder already has some of the files."""
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self.folder / f".writing-{name}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+        if not begun:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
         try:
             write(temporary)
-            files = {p.name: (known or {}).get(p.name) or {"sha256": _sha256(p), "bytes": p.stat().st_size}
-                     for p in sorted(temporary.iterdir())}  # fmt: skip
+            files = {p.name: (known or {}).get(p.name) or entry(p) for p in sorted(temporary.iterdir())}
             (temporary / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
             for path in (*temporary.iterdir(), temporary):
                 _fsync(path)
@@ -363,7 +405,10 @@ class Checkpoints:
 
 
 def load_into(module: nn.Module, state: dict[str, Tensor], *, where: str, without: Collection[str] = ()) -> None:
-    """Load a full state dict, except the names in `without`. A missing or an unexpected name raises an error."""
+    """Load a full state dict, except the names in `without`; a sharded module takes its parts. A missing or an
+    unexpected name raises an error."""
+    own = module.state_dict()
+    state = {name: like(value, own[name]) if name in own else value for name, value in state.items()}
     missing, unexpected = module.load_state_dict(state, strict=False)
     missing = [name for name in missing if name not in without]
     if missing or unexpected:
@@ -396,6 +441,11 @@ def _link(file: Path, to: Path) -> None:
         os.link(file, to)
     except OSError:
         shutil.copyfile(file, to)
+
+
+def entry(path: Path) -> dict[str, Any]:
+    """Return what the manifest says of a file."""
+    return {"sha256": _sha256(path), "bytes": path.stat().st_size}
 
 
 def _sha256(path: Path) -> str:

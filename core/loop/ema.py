@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.errors import UserError
 
 
@@ -43,6 +44,7 @@ class Ema:
 
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:
-    """Parameters and buffers, tied ones once, from a single walk over the modules (two walks take twice the time)."""
+    """Parameters and buffers, tied ones once, from a single walk over the modules (two walks take twice the time). Of
+    sharded ones, the part that this process holds."""
     every = (t for m in model.modules() for t in (*m._parameters.values(), *m._buffers.values()) if t is not None)
-    return list({id(t): t for t in every}.values())
+    return [local(t) for t in {id(t): t for t in every}.values()]

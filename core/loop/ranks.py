@@ -38,7 +38,8 @@ class Ranks:
 
     def __init__(self, run: "Run", stage: Stage):
         self._run, self._stage = weakref.ref(run), weakref.ref(stage)  # the run holds this object and outlives its loop
-        self._world = run.accelerator.num_processes  # the real number: a gate simulates others
+        # The real number, because a gate simulates others; sharded processes hold no copies that could drift apart.
+        self._world = 1 if run.shard != "none" else run.accelerator.num_processes
         self._names = {id(o): name for name, o in stage.optimizers.items()}
         self._seen: dict[str, Tensor] = {}
         self._hook: Any = None

@@ -6,6 +6,7 @@ finite check, the learning rate of every step, checkpoint contents. The recipe s
 
 import contextlib
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import Interrupted, Stop, UserError
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.data import loader
-from trainworthy.core.loop import checkpoint, optim, ranks
+from trainworthy.core.loop import checkpoint, optim, ranks, shard
 from trainworthy.core.loop.journal import Halt, Journal, Logged, finite
 from trainworthy.core.monitoring import monitors
 from trainworthy.core.monitoring.metrics import MetricsTracker
@@ -58,6 +59,8 @@ class Plan:
     """Called after each step; a true result ends the rehearsal."""
     keep_in: Path | None = None
     """Folder for checkpoints, if the rehearsal saves."""
+    shard: bool = False
+    """Shard the model as the full run does (`--run.shard`)."""
     losses: list[float] = field(default_factory=list)
     """Filled by the run: the loss of every update."""
 
@@ -97,6 +100,7 @@ class Run:
         self.console = console or Console(quiet=True)
         self.device, self.rank, self.world = accelerator.device, accelerator.process_index, accelerator.num_processes
         self.precision = precision(cfg, accelerator)
+        self.shard = shard.mode(cfg, self.world, rehearses=plan is not None and not plan.shard)
         self.signal: str | None = None  # set by the signal handler, read between steps
         self.step = self.total = 0  # optimiser steps done in this stage, and their planned total
         self.started = 0  # steps already done when this process started
@@ -124,6 +128,9 @@ class Run:
         n = len(data)
         mine = range(self.rank * n // self.world, (self.rank + 1) * n // self.world)
         keys = [[(-1, i) for i in mine[s : s + size]] for s in range(0, len(mine), size)]
+        if self.shard != shard.NONE:
+            ends = itertools.accumulate(shard.even_cut(n, self.rank, self.world, size), initial=0)
+            keys = [[(-1, i) for i in mine[a:b]] for a, b in itertools.pairwise(ends)]
         settings = replace(self.cfg.loader, workers=0 if self.plan else self.cfg.loader.eval_workers)
         return loader.batches(data, keys, seed=0, settings=settings, device=self.device)
 
@@ -310,10 +317,13 @@ class Run:
         self.used_loss, self.used_batches = loss, batches  # a gate compares the gradient with these
         counts = self._global(summed([stage.counts(b) for b in batches]))
         objective = self._objective(stage, loss)
-        wrapped = self.world if loss is None else 1  # undoes DDP's average over ranks
+        sharded = self.shard != shard.NONE
+        wrapped = self.world if loss is None and not sharded else 1  # undoes DDP's average over ranks
         sums: dict[str, Tensor] = {}
         for i, batch in enumerate(batches):
             last = i == len(batches) - 1
+            if sharded:
+                stage.model.set_requires_gradient_sync(last)  # type: ignore[operator]  # FSDP's
             with contextlib.nullcontext() if last or wrapped == 1 else objective.no_sync():  # type: ignore[operator]  # DDP's
                 terms = objective(batch)
                 # d(mean)/d(sum) = 1 / denominator is passed to autograd directly, without an operation in the graph
@@ -323,13 +333,14 @@ class Run:
             for term, value in terms.items():
                 sums[term] = sums[term] + value.detach() if term in sums else value.detach()
 
-        if wrapped < self.world:  # DDP does not wrap a custom loss, so sum its gradients here
+        if wrapped < self.world and not sharded:  # DDP does not wrap a custom loss, so sum its gradients here
             for p in parameters:
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                 dist.all_reduce(p.grad)
         self.scaler.unscale_(opt)
         grads = [p.grad for p in parameters if p.grad is not None]
-        norm = optim.clip(grads, self.cfg.optim.clip) if grads else torch.zeros((), device=self.device)
+        clip = shard.clip if sharded else optim.clip
+        norm = clip(grads, self.cfg.optim.clip) if grads else torch.zeros((), device=self.device)
         own = functools.reduce(torch.add, sums.values()) if self.world > 1 else None
         means = {t: s / denominator(t, counts) for t, s in self._global(sums).items()}
         total = functools.reduce(torch.add, means.values())
@@ -394,18 +405,20 @@ class Run:
         shown = stage.expect.at_most(REHEARSED)
         if self.plan and len(val) > shown:  # a rehearsal tests the path, so a few samples suffice
             val = View(val, [i * len(val) // shown for i in range(shown)])
-        metrics = self.measure(stage, val)
+        metrics = self.measure(stage, val, final=False)
         self.log_eval(stage, metrics)
         return metrics
 
-    def measure(self, stage: Stage, data: Data, *, probe: bool = False) -> dict[str, float]:
+    def measure(self, stage: Stage, data: Data, *, probe: bool = False, final: bool = True) -> dict[str, float]:
         """Run `stage.evaluate` (with `probe`: the probe's) on `data` in eval mode, without gradients; restore all modes
-        afterwards."""
+        afterwards. Not `final`: an evaluation within the loop, which may be a cheaper one."""
         model = stage.eval_model
         if self.world > 1:  # batch norm statistics differ between ranks; rank 0's are saved and exported
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
         with evaluating(model), self.autocast():
+            if not final and not self.plan and stage.evaluate_while_training:
+                return stage.evaluate_while_training(model, data)
             return (stage.gate_evaluator if probe else stage).evaluate(model, data)
 
     def log_eval(self, stage: Stage, metrics: dict[str, float]) -> None:
@@ -417,10 +430,15 @@ class Run:
         epoch, told = self.journal.evaluated(stage, step, metrics)
         name, best, checkpoints = stage.metric.name, self.journal.best, self.checkpoints
 
+        is_best = checkpoints is not None and (metrics[name], step) in best
+        model: Any = stage.eval_model
+        if is_best and self.shard != shard.NONE:
+            model = shard.gathered(model, keep=self.rank == 0)
+
         def keep_best() -> None:
-            if checkpoints and (metrics[name], step) in best:
+            if checkpoints and is_best:
                 info = {"metric": name, "value": metrics[name], "epoch": epoch}
-                checkpoints.save_best(step, stage.eval_model, info, metric=name, best=[s for _, s in best],
+                checkpoints.save_best(step, model, info, metric=name, best=[s for _, s in best],
                                       without=stage.not_saved)  # fmt: skip
 
         if checkpoints:
@@ -455,7 +473,7 @@ class Run:
             return _Objective(self, stage.model, loss)
         if stage.wrapped is None or stage.wrapped[0] is not stage.model:
             module: nn.Module = _Objective(self, stage.model, stage.loss)
-            if self.world > 1:
+            if self.world > 1 and self.shard == shard.NONE:
                 module = self.accelerator.prepare_model(module)
             if self.cfg.train.compile and not self.plan:
                 module.compile()
@@ -495,19 +513,25 @@ class Run:
             k: s.state_dict() for k, s in stage.state.items()
         }  # called on every rank, because it may gather parts
 
-        def save() -> None:
-            state = {
-                "optimizers": {k: o.state_dict() for k, o in stage.optimizers.items()},
-                "stateful": stateful,
-                "scaler": self.scaler.state_dict(),
-            }
-            info = {"stage": stage.name, "run": self.identity, **self.journal.state(), "finished": self.finished,
+        def state() -> dict[str, Any]:
+            optimizers = {k: o.state_dict() for k, o in stage.optimizers.items()}
+            return {"optimizers": optimizers, "stateful": stateful, "scaler": self.scaler.state_dict()}
+
+        def info() -> dict[str, Any]:
+            return {"stage": stage.name, "run": self.identity, **self.journal.state(), "finished": self.finished,
                     "seconds": self.seconds, "frozen": self._frozen(stage)}  # fmt: skip
+
+        def save() -> None:
             if self.tracker:
                 self.tracker.flush()
-            checkpoints.save(self.step, stage.model, state, info, without=stage.not_saved)
+            checkpoints.save(self.step, stage.model, state(), info(), without=stage.not_saved)
 
-        self._on_rank_0(save)
+        if self.shard != shard.NONE:
+            if self.tracker:
+                self.tracker.flush()
+            shard.save(self, stage, state(), info(), self._on_rank_0)
+        else:
+            self._on_rank_0(save)
         self._saved_at = time.monotonic()
         if self.plan:  # every rank of a rehearsal reads it back at once
             checkpoints.wait()
@@ -555,15 +579,19 @@ class Run:
         if newest is None:
             return 0
         checkpoint.assert_own(newest, self.identity)
-        model, state, info = self.checkpoints.load(newest)
+        if shard.is_in(newest):
+            model, state, info = *shard.load(newest, stage), self.checkpoints.info(newest)
+        else:
+            model, state, info = self.checkpoints.load(newest)
         if info["frozen"] != self._frozen(stage):
             raise UserError(f"the frozen weights are not those of {newest}", needed="the model this run was started with",
                             cause="its files were changed or replaced", next="start a new run")  # fmt: skip
         checkpoint.load_into(stage.model, model, where=str(newest), without=stage.not_saved)
         for name, optimizer in stage.optimizers.items():
-            optimizer.load_state_dict(state["optimizers"][name])
+            optimizer.load_state_dict(shard.optimizer_state(state["optimizers"][name], optimizer))
         for name, stateful in stage.state.items():
-            stateful.load_state_dict(state["stateful"][name])
+            own = stateful.state_dict() if self.shard != shard.NONE else None
+            stateful.load_state_dict(shard.stateful_state(state["stateful"][name], own))
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
         self.journal.restore(info)
@@ -658,6 +686,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+        shard.reshard(model)
 
 
 def crosses(step: int, size: int, stretch: float) -> bool:

@@ -271,6 +271,11 @@ class Stage:
     evaluate: Callable[[nn.Module, Data], dict[str, float]]
     """(model, data) -> metrics over all processes, computed the way users will use the model."""
     metric: Metric
+    evaluate_while_training: Callable[[nn.Module, Data], dict[str, float]] | None = None
+    """A cheaper evaluation for the run's own loop, if `evaluate` is expensive (it generates text). It must return `metric`. Core
+    runs `evaluate` once more at the end. Default: `evaluate`."""
+    intervals: Callable[[], dict[str, tuple[float, float]]] | None = None
+    """-> {metric: 95% interval over the samples} of the last call of `evaluate`; the report shows them next to the result."""
     probe: Probe | None = None
     """Replaces `metric` and `evaluate` in gates that train on a few samples. Default: `metric` and `evaluate`."""
     counts: Callable[[dict], Mapping[str, float | Tensor]] = lambda batch: {"*": batch_size(batch)}
@@ -307,9 +312,15 @@ class Stage:
     loads weights itself sets it. A gate compares it with the model. Core drops it before the full run trains."""
     export: Callable[[Path], None] | None = None
     """Writes the export in a format that other libraries load. Default: model.safetensors."""
+    model_card: Mapping[str, Any] = field(default_factory=dict)
+    """Header of the export's README.md, with the hub's keys (base_model, license, datasets, library_name, tags), and the key
+    `usage`, a Python example. Core adds results, gates and settings. Empty: the export gets no README.md."""
     exported: Any = None
     """How users load the export (an `exported.Exported`). A gate, and the end of each run, load it in a fresh process
     and compare its answers with the model's."""
+    shard_units: Callable[[nn.Module], Sequence[nn.Module]] | None = None
+    """model or its EMA -> submodules whose parameters `--shard` gathers together, one unit after the other (transformer
+    blocks). Each must be called as a module. What is in none of them is one more unit. None: not to be sharded."""
     gates: list = field(default_factory=list)
     """The domain's own gates, in addition to core's."""
     monitors: list = field(default_factory=list)

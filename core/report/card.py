@@ -1,10 +1,14 @@
 """card.md: what this model is, which weights these are, the baselines, the number of seeds."""
 
 import json
+import math
 import re
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
+from typing import Any
 
+import yaml
 from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.recipe.registry import find
@@ -15,19 +19,34 @@ CHOSEN = {
     "best": "chosen on the validation set itself: the number flatters",
 }
 
+BOOTSTRAP = "95% interval over the held-out samples (bootstrap; Wilson's of shares), which says nothing of other seeds"
+
 
 def measured(summary: dict) -> list[tuple[str, ...]]:
     """The result next to its baselines, with a header: the metric, then other numbers that a baseline has of it."""
     name, own, against = summary["metric"], summary["metrics"], summary["baselines"]
     columns = list(dict.fromkeys([name, *(k for m in against.values() for k in m if k in own)]))
     model = f"{summary['recipe']}, step {summary['reported']['step']}"
+    ranges = summary.get("intervals", {})
     test = (
         {f"the same on the test split ({summary['test']['samples']:,})": summary["test"]["metrics"]}
         if summary.get("test")
         else {}
     )
     rows = {model: own, **test, **{k: m for k, m in against.items() if name in m}}
-    return [("", *columns), *((k, *(f"{m[c]:.4f}" if c in m else "" for c in columns)) for k, m in rows.items())]
+    known = {model: ranges.get("val", {}), **dict.fromkeys(test, ranges.get("test", {}))}
+
+    def cell(row: str, m: dict, column: str) -> str:
+        if column not in m:
+            return ""
+        return f"{m[column]:.4f}{between(known.get(row, {}).get(column)) if column == name else ''}"
+
+    return [("", *columns), *((k, *(cell(k, m, c) for c in columns)) for k, m in rows.items())]
+
+
+def between(limits: list[float] | None) -> str:
+    """An interval, behind its number."""
+    return f" [{limits[0]:.4f}, {limits[1]:.4f}]" if limits else ""
 
 
 def write_card(folder: Path) -> Path:
@@ -37,10 +56,11 @@ def write_card(folder: Path) -> Path:
     )
     metric, reported = summary["metric"], summary["reported"]
     name = plain(metric)
+    limits = between(summary.get("intervals", {}).get("val", {}).get(metric))
     lines = [
         f"# {plain(summary['recipe'])}: {plain(summary['question'])}",
         "",
-        f"**{name} {reported[metric]:.4f}** on {data['splits']['val']['samples']:,} held-out samples: the {reported['weights']} "
+        f"**{name} {reported[metric]:.4f}**{limits} on {data['splits']['val']['samples']:,} held-out samples: the {reported['weights']} "
         f"weights, step {reported['step']:,}, seed {args['settings']['run']['seed']}."
         + ("" if gates["enabled"] else " **Gates were off: nothing about this run was checked.**"),
         *tested(summary),
@@ -53,6 +73,7 @@ def write_card(folder: Path) -> Path:
         "",
         *against(summary),
         "",
+        *([f"In brackets: {BOOTSTRAP}.", ""] if limits else []),
         f"Best known: {plain(summary['best_known'] or 'not stated')}.",
         "",
         *_origin(args, summary),
@@ -82,8 +103,9 @@ def tested(summary: dict) -> list[str]:
     metric, test = summary["metric"], summary.get("test")
     if not test:
         return ["There is no test split: settings may have been chosen on the same held-out samples."]
+    limits = between(summary.get("intervals", {}).get("test", {}).get(metric))
     return [
-        f"{plain(metric)} {test['metrics'][metric]:.4f} on the {test['samples']:,} samples of the test split, evaluated once, at the end."
+        f"{plain(metric)} {test['metrics'][metric]:.4f}{limits} on the {test['samples']:,} samples of the test split, evaluated once, at the end."
     ]
 
 
@@ -140,11 +162,115 @@ def against(summary: dict) -> list[str]:
     return [f"| {' | '.join(map(plain, cells))} |" for cells in lines]
 
 
+def write_model_card(folder: Path, about: Mapping[str, Any]) -> Path:
+    """Write README.md of a finished run's export, as the hub reads it. It is meant to leave this machine, so of a path it has the
+    last part only."""
+    summary, args, gates, data = (
+        json.loads((folder / f"{n}.json").read_text()) for n in ("summary", "args", "gates", "data")
+    )
+    about, samples = dict(about), data["splits"]["val"]["samples"]
+    usage, facts, source = about.pop("usage", ""), about.pop("facts", ()), about.pop("data", "data of the user's own")
+    limits, settings = summary.get("intervals", {}).get("val", {}), masking.settings(args["settings"])
+    values = [{"type": k, "value": round(v, 6)} for k, v in summary["metrics"].items() if math.isfinite(v)]
+    name = "-".join(
+        [str(about.get("base_model") or summary["recipe"]).rstrip("/").rpartition("/")[2], summary["stage"]]
+    )
+    dataset = {"name": f"{source}: {samples} held-out samples", "type": (about.get("datasets") or ["own"])[0]}
+    recipe = Path(args["recipe"]).name if args["recipe"].endswith(".py") else args["recipe"]
+    test = summary.get("test") or {"samples": 0, "metrics": {}}
+
+    def row(name: str, value: float) -> str:
+        tested = (
+            f"{test['metrics'][name]:.4f}{between(summary['intervals'].get('test', {}).get(name))}"
+            if name in test["metrics"]
+            else ""
+        )
+        cells = (name, f"{value:.4f}{between(limits.get(name))}", *([tested] if test["samples"] else []))
+        return f"| {' | '.join(map(plain, cells))} |"
+
+    head = (
+        "metric",
+        f"{samples:,} validation samples",
+        *([f"{test['samples']:,} test samples"] if test["samples"] else []),
+    )
+    task = {"type": about.get("pipeline_tag", "other")}
+    header = {**about, "metrics": [v["type"] for v in values], "tags": [*about.get("tags", ()), "trainworthy"],
+              "model-index": [{"name": name, "results": [{"task": task, "dataset": dataset, "metrics": values}]}]}  # fmt: skip
+    lines = [
+        f"# {plain(name)}",
+        "",
+        f"Trained with the recipe `{plain(recipe)}` of Trainworthy, whose gates check a training run before it begins.",
+        "",
+        *[f"- {plain(line)}" for line in facts],
+        "",
+        "## Result",
+        "",
+        f"{plain(summary['question'][:1].upper() + summary['question'][1:])} Measured with the {summary['reported']['weights']} weights, "
+        f"step {summary['reported']['step']:,}, seed {settings['run']['seed']}" + (f". In brackets: {BOOTSTRAP}." if limits else "."),
+        "",
+        f"| {' | '.join(head)} |",
+        f"|{'---|' * len(head)}",
+        *[row(k, v) for k, v in summary["metrics"].items()],
+        "",
+        "Next to other ways to answer, on the validation samples:",
+        "",
+        *against(summary),
+        "",
+        *(["## Use", "", "```python", usage.strip(), "```", ""] if usage else []),
+        "## Data",
+        "",
+        *[f"- {split}: {d['samples']:,} samples" for split, d in data["splits"].items()],
+        *[f"- {split}: {plain(k)}: {plain(v)}" for split, d in data["splits"].items() for k, v in d["notes"].items()],
+        "",
+        "## Gates",
+        "",
+        *([] if gates["enabled"] else ["**Switched off: nothing about this run was checked.**"]),
+        *[f"- {v['verdict']}: {plain(v['id'])}: {plain(v['title'] if v['verdict'] == 'pass' else v['reason'] or v['measured'])}"
+          for v in gates["gates"]],
+        "",
+        "## Settings",
+        "",
+        *[f"- `{k}`: {plain(v)}" for k, v in _flat(settings)],
+    ]  # fmt: skip
+    path = folder / "export" / "README.md"
+    for file in (
+        path,
+        *(p.with_name("README.md") for p in path.parent.glob("*/config.json")),
+    ):  # a merged copy has its own
+        kind = {"library_name": "transformers"} if file != path and "library_name" in header else {}
+        text = yaml.safe_dump(masked(header | kind), sort_keys=False, allow_unicode=True, width=10_000)
+        file.write_text(
+            f"---\n{without_folders(text)}---\n\n{without_folders(page(lines, kept=usage))}", encoding="utf-8"
+        )
+    return path
+
+
+def masked(value: Any) -> Any:
+    """Plain values without secrets."""
+    if isinstance(value, dict):
+        return {k: masked(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [masked(v) for v in value]
+    return masking.hide(value) if isinstance(value, str) else value
+
+
+def without_folders(text: str) -> str:
+    """A text whose absolute paths are their last part."""
+    return re.sub(r"(?<![\w.:/<])/(?:[^\s/'\"`,;|]+/)+([^\s/'\"`,;|)]+)", r"\1", text)
+
+
+def _flat(settings: dict, prefix: str = "") -> list[tuple[str, Any]]:
+    """Settings by their names on the command line."""
+    return [pair for k, v in settings.items()
+            for pair in (_flat(v, f"{prefix}{k}.") if isinstance(v, dict) else [(f"{prefix}{k}", v)])]  # fmt: skip
+
+
 def plain(text: object) -> str:
     """Return text from data, settings or metric names for one line or table cell."""
     return re.sub(r"\s*\n\s*", " ", str(text)).replace("|", "\\|")
 
 
-def page(lines: list[str]) -> str:
-    """Return the card's text without secrets, and without lines that Markdown would take as markup."""
-    return escape(masking.hide("\n".join(lines)), quote=False) + "\n"
+def page(lines: list[str], kept: str = "") -> str:
+    """Return the card's text without secrets, and without lines that Markdown would take as markup, but for the code `kept`."""
+    text = escape(masking.hide("\n".join(lines)), quote=False) + "\n"
+    return text.replace(escape(kept.strip(), quote=False), kept.strip()) if kept.strip() else text

@@ -47,6 +47,20 @@ def iqm_interval(values: list[float], *, draws: int = 20_000) -> tuple[float, fl
     return float(low), float(high)
 
 
+def bootstrap(values: np.ndarray, weights: np.ndarray | None = None, *, draws: int = 2_000) -> tuple[float, float]:
+    """95% percentile-bootstrap interval (Efron 1979) of the mean of `values` (N,) over their samples; with `weights` of the sum of
+    values over the sum of weights (nats over tokens). The same values give the same interval."""
+    values = np.asarray(values, float)
+    weights = np.ones(len(values)) if weights is None else np.asarray(weights, float)
+    rng, found = np.random.default_rng(0), []
+    at_once = max(1, 4_000_000 // max(1, len(values)))
+    while len(found) < draws:
+        again = rng.integers(len(values), size=(min(at_once, draws - len(found)), len(values)))
+        found += (values[again].sum(1) / weights[again].sum(1)).tolist()
+    low, high = np.quantile(found, (0.025, 0.975))
+    return float(low), float(high)
+
+
 def profile(values: list[float]) -> tuple[list[float], list[float]]:
     """Performance profile (Dolan 2002): (scores, fraction of the runs that reach each), as corners of a falling step
     function."""

@@ -138,6 +138,8 @@ def result(f: Folder) -> tuple[str, str]:
         ),
     ]
     number = tag("p", f"<strong>{esc(num(shown[name]))}</strong> <span>{esc(name)}</span>", class_="number")
+    if limits := s.get("intervals", {}).get("val", {}).get(name):
+        fine.append(f"95% interval over these samples {num(limits[0])} to {num(limits[1])}")
     if test := s.get("test"):
         value, n = num(test["metrics"][name]), test["samples"]
         fine.append(f"{name} {value} on the {n:,} samples of the test split, evaluated once, at the end")

@@ -31,7 +31,8 @@ def refuse(kinds: list[str], precision: str, where: str) -> None:
                 needed="data parallel: each process holds the whole model (distributed_type MULTI_GPU, MULTI_CPU or NO)",
                 cause="it would train wrongly, or silently as something else: gates, checkpoints and the exact division of the "
                       "loss are not verified for sharded models",
-                next="trainworthy run RECIPE -n PROCESSES; what does not fit one device: --train.accumulate N, "
+                next="trainworthy run RECIPE -n PROCESSES, with --shard full if the recipe can be sharded (FSDP2); what does not fit "
+                     "one device: --train.accumulate N, "
                      "--train.precision bf16, LoRA or four bits where the recipe has them (trainworthy batch RECIPE)",
             )  # fmt: skip
     if precision not in PRECISIONS:

@@ -301,19 +301,7 @@ def _estimate(
     least = ours + average + frozen + _size(trained) * (2 if processes > 1 else 1) + state
     for p in trained:
         p.grad = None
-    evaluation = None
-    val = stage.data.get("val")
-    if val is not None and len(val):
-        memory.restart()
-        memory.ends = time.monotonic() + LONGEST_EVALUATION
-        try:
-            run.measure(stage, View(val, range(min(len(val), t.eval_batch_size))))
-            evaluation = memory.peak
-        except TooLong:  # a generation: its later steps need what its first ones do, and their keys and values
-            evaluation = memory.peak
-        except Exception as error:
-            missing.append(f"the evaluation: {_said(error)}")
-        memory.ends = math.inf
+    evaluation = _evaluation(run, stage, memory, t.eval_batch_size, missing)
     kept = _size(v for n, v in stage.model.state_dict().items() if n not in stage.not_saved)
     inside = _size(x for s in stage.state.values() for x in tree_leaves(s.state_dict()))
     return stage, Estimate(
@@ -323,6 +311,24 @@ def _estimate(
         flops=flops / STEPS * (t.accumulate / pieces if reads else 1), steps=total, checkpoint=kept + state + inside, best=kept,
         evaluation=evaluation, cache=_cache(stage, part.cfg), missing=missing,
     )  # fmt: skip
+
+
+def _evaluation(run: Run, stage: Stage, memory: Simulation, batch_size: int, missing: list[str]) -> int | None:
+    """Return the peak memory of evaluating one batch; None if there is nothing to evaluate on or it failed (then `missing` says why)."""
+    val, peak = stage.data.get("val"), None
+    if val is None or not len(val):
+        return None
+    memory.restart()
+    memory.ends = time.monotonic() + LONGEST_EVALUATION
+    try:
+        run.measure(stage, View(val, range(min(len(val), batch_size))))
+        peak = memory.peak
+    except TooLong:  # a generation: its later steps need what its first ones do, and their keys and values
+        peak = memory.peak
+    except Exception as error:
+        missing.append(f"the evaluation: {_said(error)}")
+    memory.ends = math.inf
+    return peak
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -12,12 +13,13 @@ from trainworthy.core.base import seeds
 from trainworthy.core.data.pictures import contact_sheet, png
 from trainworthy.core.gates import exported, paths
 from trainworthy.core.gates.norms import by_batch, layers
+from trainworthy.core.loop import shard
 from trainworthy.core.loop.checkpoint import load_into, load_weights, save_weights, weights
 from trainworthy.core.loop.journal import Halt
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.monitoring import monitors
 from trainworthy.core.recipe.stage import Stage, Tile, View
-from trainworthy.core.report.card import measured, write_card
+from trainworthy.core.report.card import measured, write_card, write_model_card
 from trainworthy.core.session.session import Session
 
 
@@ -49,10 +51,15 @@ class Watcher:
 
     def look(self, step: int) -> None:
         """Predict the fixed batch, one row per evaluation; a resumed run writes its rows again."""
-        if self.run.rank or not self.stage.predict:
+        whole = (
+            self.run.shard == shard.NONE
+        )  # else all ranks predict the same batch, since each forward needs all shards
+        if not self.stage.predict or (self.run.rank and whole):
             return
         with evaluating(self.stage.eval_model), self.run.autocast():
             tiles: list[Tile] = self.stage.predict(self.stage.eval_model, self.batch)
+        if self.run.rank:
+            return
         if any(t.image is not None for t in tiles):
             contact_sheet(tiles, self.path / "predictions" / f"step-{step}.png")
         path = self.path / "predictions.jsonl"
@@ -83,8 +90,9 @@ class ClassWatch:
                        keep=False)  # fmt: skip
 
 
-def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
-    """Write the final evaluation with baselines, figures, export, summary.json and card.md."""
+def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> dict[str, Any]:
+    """Write the final evaluation with baselines, figures, export, summary.json and card.md. `whole`: makes the same
+    stage with unsharded weights, for what is drawn and exported."""
     metric, cfg = stage.metric, s.cfg
     if not run.journal.history or run.journal.history[-1]["step"] != run.step:
         run.evaluate(stage)  # the loop ended without an evaluation
@@ -99,9 +107,17 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
             stage.eval_model, load_weights(folder / "model.safetensors"), where=str(folder), without=stage.not_saved
         )
         final, chosen_step = run.measure(stage, stage.data["val"]), best_step
+    elif stage.evaluate_while_training or (
+        stage.intervals and not stage.intervals()
+    ):  # a resumed run may have nothing left to train
+        final = run.measure(stage, stage.data["val"])
+        run.journal.history[-1] |= {f"val/{k}": v for k, v in final.items()}
+    intervals = {"val": stage.intervals()} if stage.intervals else {}
     inputs = tuple(k for k, f in stage.data["val"].fields.items() if f.role == "input")
     val, test = stage.data["val"], stage.data.get("test")
     tested = run.measure(stage, test) if test else None  # once, with the reported weights
+    if tested and stage.intervals:
+        intervals["test"] = stage.intervals()
     zeroed = run.measure(stage, View(val, range(len(val)), blank=inputs)) if inputs else None
     gap, norms, train = None, None, stage.data.get("train")
     if train:
@@ -116,6 +132,7 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     if gap and classes and classes.blocks:
         gap.because = classes.remedy
     shown: dict[str, Any] = {}
+    stage = whole()
     if stage.figures:
         with evaluating(stage.eval_model), run.autocast():
             shown = stage.figures(stage.eval_model, val)
@@ -144,7 +161,7 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
         "reported": {"weights": cfg.run.export, "step": chosen_step, metric.name: final[metric.name]},
         "final": run.journal.history[-1], "best": {"step": best_step, metric.name: best_value},
         "n_best": [{"step": st, metric.name: v} for v, st in run.journal.best], "evaluations": len(run.journal.history),
-        "metrics": final, "test": tested and {"samples": len(test), "metrics": tested},
+        "metrics": final, "test": tested and {"samples": len(test), "metrics": tested}, "intervals": intervals,
         "baselines": baselines, "bounds": stage.upper_bounds, "seeds": [cfg.run.seed],
         "steps": run.step, "planned_steps": run.total_steps(stage),
         "epochs": cfg.train.epochs, "train_seconds": round(run.seconds, 1), "skipped_steps": run.journal.skipped,
@@ -157,6 +174,8 @@ def finish(s: Session, run: Run, stage: Stage) -> dict[str, Any]:
     spare.write_text(json.dumps(summary, indent=1, default=str))
     os.replace(spare, s.folder / "summary.json")  # written last: this file marks the run as finished
     write_card(s.folder)
+    if stage.model_card:
+        write_model_card(s.folder, stage.model_card)
     return {
         "table": measured(summary),
         "wrong": [v for v in read if v.blocks],

@@ -23,7 +23,7 @@ from trainworthy.core.base.errors import SIGNALS, Interrupted, Stop, UserError
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.data import contents as hashed
 from trainworthy.core.gates import order
-from trainworthy.core.loop import init_from
+from trainworthy.core.loop import init_from, shard
 from trainworthy.core.loop.run import Run, precision
 from trainworthy.core.monitoring import trackers
 from trainworthy.core.monitoring.cost import Meter
@@ -95,7 +95,15 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
         if accelerator.num_processes > 1
         else str(accelerator.device)
     )
-    console.say(f"{loaded.id} · {preset} · seed {cfg.run.seed} · {devices} · {precision(cfg, accelerator)}")
+    cut = shard.mode(cfg, accelerator.num_processes)
+    cut = (
+        ""
+        if cfg.run.shard == shard.NONE
+        else " · one process, so nothing to shard"
+        if cut == shard.NONE
+        else f" · shard {cut}"
+    )
+    console.say(f"{loaded.id} · {preset} · seed {cfg.run.seed} · {devices} · {precision(cfg, accelerator)}{cut}")
     if start:
         console.say(f"{start.lines()}\n       fine-tuning: fresh optimiser, peak rate {cfg.optim.lr:g}, warm-up "
                     f"{cfg.optim.warmup:g} (unless given: a seventh of the preset's rate, 0.03)")  # fmt: skip
@@ -113,9 +121,10 @@ def check_settings(
         settings_check.check_values(part.cfg, processes=accelerator.num_processes)
     with told(loaded, cfg):
         built = stages.untrained(loaded, cfg, accelerator)
+    shard.assert_supported(loaded.id, [stage for _, stage in built], cfg, precision=precision(cfg, accelerator))
     fits.check(loaded, cfg, accelerator, [(part.name, stage) for part, stage in built])
     for part, stage in built:
-        known += [g.id for g in order.of_stage(stage)]
+        known += [g.id for g in order.of_stage(stage, sharded=shard.mode(cfg, accelerator.num_processes) != shard.NONE)]
         if part.cfg.init_from:
             start = init_from.report(stage, Path(part.cfg.init_from), trust_pickle=cfg.trust_pickle)
         if "train" in stage.data and len(stage.data["train"]) < 2:

@@ -85,13 +85,13 @@ def full() -> Config:
 
 # ----------------------------------------------------------------------------------------------------------------- data
 class Noised(core.Data):
-    """Latents (N, c, h, w) of `images` with labels (N,), each noised to a timestep; on the training path its class may be hidden.
+    """Latents (N, c, h, w) of `images` with labels (N,) and noise of a random timestep. In training the class may be dropped.
 
-    The evaluation path has one noise and one timestep for each latent, always the same, and hides nothing.
+    In evaluation each latent always has the same noise and timestep, and no class is dropped.
     """
 
     split = "val"
-    """Each split has noise of its own on the evaluation path."""
+    """Each split has its own evaluation noise."""
 
     def __init__(
         self, latents: Tensor, images: Tensor, labels: Tensor, classes: tuple[str, ...], process: Process, drop: float
@@ -99,7 +99,7 @@ class Noised(core.Data):
         self.latents, self.images, self.labels = latents, images, labels
         self.small = pictures.small(
             images
-        )  # splits are compared by pictures: latents of different ones may be near each other
+        )  # splits are compared by images: latents of different images may be near each other
         self.process, self.drop, self.null = process, drop, len(classes)
         self.fields = {
             "small": core.Field("source", low=-1.0, high=1.0),
@@ -131,7 +131,7 @@ class Noised(core.Data):
 
 # --------------------------------------------------------------------------------------------------------------- stages
 def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
-    """First: pictures to latents and back."""
+    """Stage one: images to latents and back."""
     found, side = pictures.read(cfg.data), cfg.data.image_size
     images, labels, classes, learn, held_out, notes, tested = found
     model = latents.make(cfg.vae, images.shape[1], side)
@@ -156,7 +156,7 @@ def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) 
         return (batch["target"].square().mean() + cfg.vae.l1 * batch["target"].abs().mean()).item()
 
     def export(folder: Path) -> None:
-        """AutoencoderKL, its own factors in its config."""
+        """Save the AutoencoderKL with its own factors in its config."""
         latents.measured(model.eval(), latents.cached(model, images)[learn]).save_pretrained(folder)
 
     return core.Stage(
@@ -180,7 +180,7 @@ def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) 
 
 
 def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
-    """Then: diffusion of latents, which the autoencoder, frozen, has made once."""
+    """Stage two: diffusion of latents that the frozen autoencoder has encoded once."""
     found = pictures.read(cfg.data)
     images, labels, classes, learn, held_out, notes, tested = found
     process, n, asked = Process(cfg.noise, "latent", math.inf), len(classes), cfg.sampling
@@ -210,7 +210,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         return {"mse": (process.weights(t) * error).sum()}
 
     def sample(model: nn.Module, classes: Tensor, noise: Tensor, scale: float, sampler: str = "ddim") -> Tensor:
-        """Pictures (B, C, H, W) in [-1, 1], by the very functions that the exported pipeline calls."""
+        """Return images (B, C, H, W) in [-1, 1], from the functions that the exported pipeline calls."""
         how = {"null": n, "guidance_scale": scale, "num_inference_steps": asked.steps}
         made = pipeline.sample(model, process.sampler(sampler), classes, noise, **how)
         return pipeline.decode(vae, made).clamp(-1, 1)
@@ -218,7 +218,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
     scores = Scores(run, judge, found, sample, asked.every)
 
     def denoise(model: nn.Module, data: core.Data) -> dict[str, float]:
-        """One step from every sample's own noise level."""
+        """Denoise every sample in one step from its own noise level."""
         return process.seen(run.gather(torch.cat([process.look(model, b) for b in run.batches(data)])))
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
@@ -249,7 +249,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         return scores.shown(sample(model, batch["label"], batch["noise"], asked.guidance_scale), batch["label"])
 
     def export(folder: Path) -> None:
-        """A DiffusionPipeline: unet/, scheduler/, vae/ with its factors, and the pipeline's own source beside them."""
+        """Save a DiffusionPipeline: unet/, scheduler/, vae/ with its factors, and the pipeline's own source."""
         pictures.save_pipeline(folder, (ema.model if ema else model).eval().cpu(), process.sampler(), vae)
 
     thing = "digit" if cfg.data.path == "digits" else "class"

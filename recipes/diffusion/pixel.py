@@ -73,13 +73,13 @@ def full() -> Config:
 
 # ----------------------------------------------------------------------------------------------------------------- data
 class Noised(core.Data):
-    """Pictures (N, C, H, W) in [-1, 1] with labels (N,), each noised to a timestep; on the training path its class may be hidden.
+    """Images (N, C, H, W) in [-1, 1] with labels (N,) and noise of a random timestep. In training the class may be dropped.
 
-    The evaluation path has one noise and one timestep for each picture, always the same, and hides nothing.
+    In evaluation each image always has the same noise and timestep, and no class is dropped.
     """
 
     split = "val"
-    """Each split has noise of its own on the evaluation path."""
+    """Each split has its own evaluation noise."""
 
     def __init__(self, images: Tensor, labels: Tensor, classes: tuple[str, ...], process: Process, drop: float):
         self.images, self.labels, self.process, self.drop, self.null = images, labels, process, drop, len(classes)
@@ -137,7 +137,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
     model = make_model(cfg, images.shape[1], n)
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
-    # After the model: building a judge draws random numbers once a process, and takes a minute that a wrong setting need not cost.
+    # After the model: building a judge draws random numbers and takes a minute, which a wrong setting should not cost.
     judge = pictures.judge(cfg.data)
     train_data.notes = {**notes, "judge": judge.told}
 
@@ -149,14 +149,14 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         return {"mse": (process.weights(t) * error).sum()}
 
     def sample(model: nn.Module, classes: Tensor, noise: Tensor, scale: float, sampler: str = "ddim") -> Tensor:
-        """(B, C, H, W) in [-1, 1], by the very function that the exported pipeline calls."""
+        """Return images (B, C, H, W) in [-1, 1], from the function that the exported pipeline calls."""
         how = {"null": n, "guidance_scale": scale, "num_inference_steps": asked.steps}
         return pipeline.sample(model, process.sampler(sampler), classes, noise, **how).clamp(-1, 1)
 
     scores = Scores(run, judge, found, sample, asked.every)
 
     def denoise(model: nn.Module, data: core.Data) -> dict[str, float]:
-        """One step from every sample's own noise level."""
+        """Denoise every sample in one step from its own noise level."""
         return process.seen(run.gather(torch.cat([process.look(model, b) for b in run.batches(data)])))
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
@@ -186,7 +186,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         return scores.shown(sample(model, batch["label"], batch["noise"], asked.guidance_scale), batch["label"])
 
     def export(folder: Path) -> None:
-        """A DiffusionPipeline: unet/, scheduler/, and the pipeline's own source beside them."""
+        """Save a DiffusionPipeline: unet/, scheduler/ and the pipeline's own source."""
         pictures.save_pipeline(folder, (ema.model if ema else model).eval().cpu(), process.sampler())
 
     thing = "digit" if cfg.data.path == "digits" else "class"
@@ -196,6 +196,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
         data=data,
         loss=loss,
+        shard_units=nets.blocks,
         evaluate=evaluate,
         metric=core.Metric("agreement", f"do the samples show the {thing} that was asked for?", floor=1 / n, ceiling=1.0),
         probe=core.Probe(core.Metric("denoised", "how much of a picture is seen through its noise?", 0.0, 1.0), denoise),

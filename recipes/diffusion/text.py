@@ -79,7 +79,7 @@ def full() -> Config:
 
 # ---------------------------------------------------------------------------------------------------------------- model
 def make_parts(cfg: Config, found: captions.Captioned) -> stable.Parts:
-    """Text encoder, autoencoder and net: those of a model, or a new net between two that are there."""
+    """Return text encoder, autoencoder and net: those of a model, or a new net for existing encoders."""
     channels, side = found.images.shape[1:3]
     if cfg.model:
         return stable.model(cfg.model, cfg.noise, channels, side)
@@ -118,7 +118,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         return {"mse": (process.weights(t) * error).sum()}
 
     def sample(model: nn.Module, captions: Tensor, noise: Tensor, scale: float, sampler: str = "ddim") -> Tensor:
-        """Pictures (B, C, H, W) in [-1, 1]. That the exported pipeline makes the same ones is proved by the gate `prompt`."""
+        """Return images (B, C, H, W) in [-1, 1]. The gate `prompt` checks that the exported pipeline makes the same ones."""
         how = {"null": val_data.null, "guidance_scale": scale, "num_inference_steps": asked.steps}
         return pipeline.decode(vae, pipeline.sample(model, process.sampler(sampler), captions, noise, **how)).clamp(
             -1, 1
@@ -127,7 +127,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     scores = Scores(run, judge, found, sample, asked.every) if judge else None
 
     def denoise(model: nn.Module, data: core.Data) -> dict[str, float]:
-        """One step from every sample's own noise level."""
+        """Denoise every sample in one step from its own noise level."""
         return process.seen(run.gather(torch.cat([process.look(model, b) for b in run.batches(data)])))
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
@@ -165,7 +165,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         return pictures.tiles(seen, [f"{(*found.captions, '(empty)')[c]}, t {t}" for c, t in told])
 
     def export(folder: Path) -> None:
-        """diffusers' own StableDiffusionPipeline; of adapters merged, and as a file of their own in lora/."""
+        """Save diffusers' own StableDiffusionPipeline, with adapters merged and also separate in lora/."""
         stable.save(folder, parts, ema.model if ema else model, process.sampler(), cfg.lora_rank)
 
     shown = core.Metric("agreement", "do the samples show what was asked for in new words?", floor=1 / max(1, len(found.classes)),

@@ -71,18 +71,18 @@ def full() -> Config:
 
 # ---------------------------------------------------------------------------------------------------------------- model
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
-TIMED = 12  # recordings whose time is taken
+TIMED = 12  # recordings for timing
 
 
 def evenly(layers: int, kept: int) -> list[int]:
-    """Which of the teacher's layers are kept, first and last among them: 2 of 4 are 0 and 3, 4 of 12 are 0, 4, 7 and 11."""
+    """Return which of the teacher's layers are kept, first and last among them: 2 of 4 are 0 and 3, 4 of 12 are 0, 4, 7 and 11."""
     if not 1 <= kept <= layers:
         raise core.UserError("the student has more layers than its teacher, or none", got=kept, needed=f"1 to {layers}")
     return [round(i * (layers - 1) / max(1, kept - 1)) for i in range(kept)]
 
 
 def make_student(cfg: Config, teacher: whisper.Whisper) -> tuple[whisper.Whisper, dict[str, Tensor]]:
-    """(a Whisper with some of the teacher's layers, the weights it starts from)."""
+    """Return (a Whisper with some of the teacher's layers, its initial weights)."""
     config = copy.deepcopy(teacher.model.config)
     kept = {"encoder": evenly(config.encoder_layers, cfg.encoder or config.encoder_layers),
             "decoder": evenly(config.decoder_layers, cfg.decoder)}  # fmt: skip
@@ -101,8 +101,8 @@ def make_student(cfg: Config, teacher: whisper.Whisper) -> tuple[whisper.Whisper
 
 
 def frozen(cfg: Config) -> tuple[str, ...]:
-    """Prefixes of the parameters that stay the teacher's: positions, the vocabulary (over half of tiny.en's parameters), and the
-    encoder where none of its layers was dropped."""
+    """Return the prefixes of parameters that stay the teacher's: positions, the vocabulary (over half of tiny.en's parameters), and the
+    encoder if none of its layers is dropped."""
     whole = () if cfg.encoder else ("model.encoder",)
     return (
         "model.encoder.embed_positions",
@@ -114,7 +114,7 @@ def frozen(cfg: Config) -> tuple[str, ...]:
 
 
 def price(one: whisper.Whisper) -> dict[str, float]:
-    """Of a recording that fills the canvas and ten words: floating-point operations in 10^9; and parameters in 10^6."""
+    """Return floating-point operations in 10^9 for a recording that fills the window and ten words, and parameters in 10^6."""
     config, device = one.model.config, one.model.device
     mel = torch.zeros(1, config.num_mel_bins, 2 * one.frames, device=device)
     ids = torch.full((1, len(one.prompt) + 10), one.end, device=device)
@@ -124,8 +124,8 @@ def price(one: whisper.Whisper) -> dict[str, float]:
 
 
 def clock(one: whisper.Whisper, waves: list, device: torch.device) -> list[float]:
-    """Milliseconds of each step from sound to words and of all, recordings one at a time; the quickest of three rounds. On a CPU
-    the process's own time, which what else runs there does not stretch."""
+    """Return milliseconds of each step from sound to words and in total, one recording at a time; the fastest of three rounds. On a CPU, CPU
+    time of this process, which other programs do not change."""
     one.model.to(device).eval()
 
     def now() -> float:
@@ -154,7 +154,7 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     """The one stage of this recipe."""
     teacher = whisper.load(cfg.data.teacher, cfg.data.seconds)
     tested = lessons.test_source(cfg.data)
-    with run.accelerator.local_main_process_first():  # one process writes the transcripts, the others wait for them
+    with run.accelerator.local_main_process_first():  # one process makes the transcripts, the others wait
         source, further = transcripts.load(cfg.data), tested and transcripts.load(*tested)
     learn, held_out, told = source.split(cfg.data.max_wer)
     data = {"train": transcripts.Spoken(source, learn, teacher), "val": transcripts.Spoken(source, held_out, teacher)}
@@ -167,7 +167,7 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         ids, place = batch["ids"], torch.arange(1, batch["ids"].shape[1], device=batch["ids"].device)
-        # What is asked for: text and its end, no prompt, no pad.
+        # Scored tokens: text and its end, no prompt, no padding.
         scored = (place >= len(teacher.prompt)) & (place < batch["words"][:, None])  # (B, L - 1)
         with torch.no_grad():
             heard = teacher.encode(batch["mel"])
@@ -178,11 +178,11 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         apart = F.kl_div(soft, hard, reduction="sum", log_target=True)
         return {
             "ce": cfg.ce * F.cross_entropy(ours, ids[:, 1:][scored], reduction="sum"),
-            "kl": cfg.kl * temperature**2 * apart,  # T^2 keeps the gradient's size whatever the temperature
+            "kl": cfg.kl * temperature**2 * apart,  # T^2 keeps the gradient's size at any temperature
         }
 
     def write(model: nn.Module, data: core.Data) -> list[str]:
-        """What a model writes of every recording."""
+        """Return a model's transcripts of every recording."""
         own, rows = replace(student, model=model), []
         for batch in run.batches(data):
             ids = own.generate(own.encode(batch["mel"]).float(), at_most=length - len(own.prompt))
@@ -200,7 +200,7 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
     def baselines() -> dict[str, dict[str, float]]:
         n, val = len(data["val"]), data["val"]
-        others = View(val, range(n), swap=[(i + 1) % n for i in range(n)])  # nobody keeps their own
+        others = View(val, range(n), swap=[(i + 1) % n for i in range(n)])  # no sample keeps its own input
         theirs = {"wer": source.teachers(held_out), "wer_to_teacher": 0.0}
         return {"the teacher on the same canvas": theirs | price(teacher),
                 "its layers, as they were copied": evaluate(before.to(run.device), val),
@@ -216,7 +216,7 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
                 for t, h in zip(batch["truth"], own.write(own.encode(batch["mel"])), strict=True)]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict[str, core.Matrix]:
-        """What a recording costs from sound to words, and how many times as fast it is than on the canvas as published."""
+        """Return the cost of a recording from sound to words, and the speed-up over the published window."""
         waves = [source.wave(data.which[i]) for i in range(min(TIMED, len(data)))]
         whole = whisper.load(cfg.data.teacher, whisper.CANVAS)
         known = {f"teacher, {whisper.CANVAS} s": whole, f"teacher, {cfg.data.seconds} s": teacher,
@@ -229,12 +229,12 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         }
 
     def export(folder: Path) -> None:
-        """What transformers loads: model and tokenizer, and a feature extractor for this canvas."""
+        """Save what transformers loads: model, tokenizer, and a feature extractor for this window."""
         whisper.save(replace(student, model=model), folder)
         teacher.extract.save_pretrained(folder)
 
     def goal(batch: dict) -> float:
-        """A student that writes its labels has as many words wrong as they have."""
+        """Return the word error rate of a student that equals its labels."""
         return whisper.word_error_rate(batch["truth"], batch["text"]) + 1e-9
 
     return core.Stage(
@@ -247,7 +247,7 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         counts=lambda batch: {"*": (batch["words"] - len(teacher.prompt)).sum()},
         evaluate=evaluate,
         metric=core.Metric("wer", "which words were spoken?", floor=1.0, ceiling=0.0, higher_is_better=False),
-        # An answer is decoded word by word, and the teacher asked at every step.
+        # Answers are decoded token by token, and the teacher runs at every step.
         expect=core.Expect(loss_floor=0.1, overfit_metric=goal, overfit_steps=40, gate_batch_size=4, frozen=frozen(cfg)),
         pretrained=start,
         baselines=baselines,

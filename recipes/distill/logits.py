@@ -87,7 +87,7 @@ def full() -> Config:
 
 # ----------------------------------------------------------------------------------------------------------------- data
 class Pictures(classify.Images):
-    """The pictures of vision/classify; a sample also says whether its label is known (N,) bool."""
+    """The images of vision/classify; a sample also has whether its label is known, bool."""
 
     known: Tensor
 
@@ -100,7 +100,7 @@ class Pictures(classify.Images):
 
 
 def some(labels: Tensor, share: float) -> Tensor:
-    """(N,) bool: a share of the samples of each class, the same whatever the run's seed, so that results compare."""
+    """Return which labels are known, (N,) bool: a share of each class, independent of the run's seed, so that results are comparable."""
     chosen = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique().tolist():
         mine = (labels == label).nonzero().flatten()
@@ -109,7 +109,7 @@ def some(labels: Tensor, share: float) -> Tensor:
 
 
 def read(cfg: Config) -> dict[str, Pictures]:
-    """All splits; the test split only if the data have one."""
+    """Return all splits; the test split only if the data have one."""
     images, labels, classes, learn, held_out, notes, tested = classify.read(cfg)
     fit, augment = classify.preprocessing(cfg)
     rows = {"train": learn, "val": held_out} | ({} if tested is None else {"test": tested})
@@ -124,7 +124,7 @@ def read(cfg: Config) -> dict[str, Pictures]:
 
 # --------------------------------------------------------------------------------------------------------------- stages
 def alone(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
-    """The control: the student on the labelled pictures, without a teacher, for as many steps."""
+    """The control: the student on the labelled images, without a teacher, for the same number of steps."""
     data = read(cfg)
     train_data = data["train"]
     data["train"] = View(train_data, train_data.known.nonzero().flatten().tolist())
@@ -133,7 +133,7 @@ def alone(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> cor
 
 
 def distilled(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
-    """The same student from the same start, taught on every picture."""
+    """The same student from the same start, trained on every image."""
     data = read(cfg)
     start = classify.make_model(cfg, data["train"], data["train"].classes)
     return make_stage(cfg, run, "distilled", data, start, weight=cfg.weight, control=previous)
@@ -141,29 +141,29 @@ def distilled(cfg: Config, run: core.Run, previous: core.Stage | None = None) ->
 
 def make_stage(cfg: Config, run: core.Run, name: str, data: dict[str, core.Data], start: zoo.Start, *, weight: float,
                control: core.Stage | None = None) -> core.Stage:  # fmt: skip
-    """What both stages share; `weight` is that of the teacher."""
+    """What both stages share; `weight` is that of the teacher's loss."""
     (model, started_from, fresh), val_data = start, data["val"]
     classes, temperature = val_data.classes, cfg.temperature
     teacher = teachers.load(16) if cfg.teacher == "digits" else teachers.of(Path(cfg.teacher))
     before = control and copy.deepcopy(control.eval_model)
 
     def soft(logits: Tensor) -> Tensor:
-        """Log-probabilities at the temperature, (B, n_classes)."""
+        """Return log-probabilities at the temperature, (B, n_classes)."""
         return (logits.float() / temperature).log_softmax(1)
 
     def answers(images: Tensor) -> Tensor:
-        """What the teacher says of (B, C, H, W) in [0, 1], which it reads in [-1, 1]."""
+        """Return the teacher's logits for (B, C, H, W) in [0, 1], which it reads in [-1, 1]."""
         return teacher.logits(images * 2 - 1)
 
     def taught(images: Tensor) -> Tensor:
-        """The same, softened."""
+        """The same at the temperature."""
         return soft(answers(images))
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         logits, known, terms = model(batch["image"]), batch["known"], {}
         if weight < 1:
             terms["ce"] = (1 - weight) * F.cross_entropy(logits[known], batch["label"][known], reduction="sum")
-        if weight > 0:  # a sum over classes; T^2 keeps the gradient's size whatever the temperature
+        if weight > 0:  # a sum over classes; T^2 keeps the gradient's size at any temperature
             apart = F.kl_div(soft(logits), taught(batch["image"]), reduction="sum", log_target=True)
             terms["kl"] = weight * temperature**2 * apart
         return terms
@@ -211,7 +211,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, data: dict[str, core.Data]
         core.save_export(folder, model, config, torch.zeros(2, *shape), weights=model if small else model.net)
 
     def first_loss(batch: dict) -> float:
-        """Of a student that says every class is equally likely: ln N, and T^2 (ln N - entropy of the softened teacher)."""
+        """Return the losses of uniform predictions: ln N, and T^2 (ln N - entropy of the softened teacher)."""
         if not weight:
             return math.log(len(classes))
         log_p = taught(batch["image"])
@@ -219,7 +219,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, data: dict[str, core.Data]
         return (1 - weight) * math.log(len(classes)) + weight * temperature**2 * (math.log(len(classes)) - unsure)
 
     def goal(batch: dict) -> float:
-        """A student can be no better than who teaches it."""
+        """The teacher's own metrics, an upper limit for the student."""
         return (taught(batch["image"]).argmax(1) == batch["label"]).float().mean().item() if weight else 1.0
 
     return core.Stage(

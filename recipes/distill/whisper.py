@@ -85,7 +85,7 @@ def full() -> Config:
 
 # ----------------------------------------------------------------------------------------------------------------- data
 class Heard(core.Data):
-    """Envelopes (20 x seconds, 16), with what the teacher hears in them (50 x seconds, width) and the words said, as ids."""
+    """Envelopes (20 x seconds, 16) with the teacher's features (50 x seconds, width) and the spoken words as ids."""
 
     def __init__(self, source: lessons.Lessons, which: list[int], teacher: whisper.Whisper):
         self.source, self.which = source, which
@@ -101,7 +101,7 @@ class Heard(core.Data):
         return self.make(index, self.read(index), generator)
 
     def read(self, index: int) -> tuple[Tensor, Tensor]:
-        # Two files, where the sensor has arrays: --loader.threads reads ahead.
+        # Two files per sample if the sensor has arrays: --loader.threads reads ahead.
         return self.source.read(self.which[index])
 
     def make(self, index: int, got: tuple[Tensor, Tensor], generator: torch.Generator | None) -> dict:
@@ -109,26 +109,27 @@ class Heard(core.Data):
         (envelope, heard), ids = got, self.ids[i]
         features = torch.zeros(canvas)
         features[: len(heard)] = heard
-        padded = torch.tensor(ids + [end] * (length - len(ids)))  # the end is a label once; `words` tells it from a pad
+        # the end token is a label once; `words` separates it from padding
+        padded = torch.tensor(ids + [end] * (length - len(ids)))
         return {"envelope": envelope, "features": features, "span": torch.tensor(len(heard)), "ids": padded,
                 "words": torch.tensor(len(ids)), "text": self.source.texts[i]}  # fmt: skip
 
     def collate(self, samples: list[dict]) -> dict:
         batch = super().collate(samples)
-        longest = int(batch["envelope"].any(-1).sum(1).max())  # of this batch: no more pads than it needs
+        longest = int(batch["envelope"].any(-1).sum(1).max())  # no more padding than this batch needs
         batch["envelope"] = batch["envelope"][:, : max(2, longest + longest % 2)]
         return batch
 
 
 def prepare(cfg: Config, run: core.Run) -> tuple[whisper.Whisper, dict[str, Heard], Measures]:
-    """What both stages work with: the frozen teacher, its lessons, and how a student is measured against it."""
+    """Return what both stages share: the frozen teacher, its data, and the student's metrics."""
     if cfg.width % 32:
         raise core.UserError(
             "the student is not cut into heads of 32", got=f"--width {cfg.width}", needed="a multiple of 32"
         )
     teacher = replace(whisper.load(cfg.data.teacher, cfg.data.seconds), no_repeat=cfg.no_repeat)
     tested = lessons.test_source(cfg.data)
-    with run.accelerator.local_main_process_first():  # one process makes the lessons, the others wait for them
+    with run.accelerator.local_main_process_first():  # one process makes the data, the others wait
         source, further = lessons.load(cfg.data), tested and lessons.load(*tested)
     learn, held_out = ((source.held_out == k).nonzero()[:, 0].tolist() for k in (False, True))
     data = {"train": Heard(source, learn, teacher), "val": Heard(source, held_out, teacher)}
@@ -140,7 +141,7 @@ def prepare(cfg: Config, run: core.Run) -> tuple[whisper.Whisper, dict[str, Hear
 
 # ---------------------------------------------------------------------------------------------------------------- model
 class Block(nn.Module):
-    """A convolution over time, attention over the whole recording and a two-layer net, each added to what it reads."""
+    """A convolution over time, attention over the whole recording and a two-layer net, each with a residual connection."""
 
     def __init__(self, d: int, kernel: int = 5):
         super().__init__()
@@ -150,7 +151,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(d, 2 * d), nn.Linear(2 * d, d)
 
     def forward(self, x: Tensor, there: Tensor) -> Tensor:
-        """(B, T, d) and (B, T) bool: which frames are of the recording -> (B, T, d)."""
+        """Map (B, T, d), with (B, T) bool for frames inside the recording, to (B, T, d)."""
         x = x + F.gelu(self.conv((self.norms[0](x) * there[..., None]).mT).mT)
         q, k, v = self.qkv(self.norms[1](x)).unflatten(-1, (3, -1, 32)).permute(2, 0, 3, 1, 4)  # heads of 32
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=there[:, None, None])
@@ -159,8 +160,8 @@ class Block(nn.Module):
 
 
 class Student(nn.Module):
-    """Envelopes (B, T, 16) at 20 frames a second -> the teacher's canvas (B, frames, width) at 50. A row of zeros is no frame;
-    after the last frame the canvas holds what the teacher's holds there on average."""
+    """Envelopes (B, T, 16) at 20 frames per second -> encoder features (B, frames, width) at 50. A row of zeros is padding. After the last
+    frame the features are the teacher's mean there."""
 
     def __init__(self, d: int, depth: int, ears: tuple[Tensor, Tensor], mean: Tensor, std: Tensor, rest: Tensor):
         super().__init__()
@@ -178,7 +179,7 @@ class Student(nn.Module):
         x = (envelope - self.ears_mean) / self.ears_std * there[..., None]
         x = F.gelu(self.stem(x.mT).mT)
         x = x + sinusoids(x.shape[1], x.shape[2], x.device)
-        # Attention to nothing at all is NaN: an empty recording sees its pads.
+        # Attention to nothing gives NaN, so an empty recording attends to its padding.
         seen = there | ~there.any(-1, keepdim=True)
         for block in self.blocks:
             x = block(x, seen)
@@ -186,7 +187,7 @@ class Student(nn.Module):
         x = F.gelu(self.upsample(x)).unflatten(-1, (5, -1)).flatten(1, 2)  # (B, 5 T / 2, d)
         place = torch.arange(x.shape[1], device=x.device)
         ended = (place >= 2.5 * there.sum(1, keepdim=True))[..., None]  # (B, 5 T / 2, 1)
-        # Behind the end stands what stands behind the canvas: zeros.
+        # Zeros after the recording's end, as beyond the window.
         x = self.final((self.norms[1](x) * ~ended).mT).mT.float()
         speech = self.offset[: x.shape[1]] + self.scale * x
         start = torch.where(ended, self.rest[: x.shape[1]], speech)
@@ -194,14 +195,14 @@ class Student(nn.Module):
 
 
 def sinusoids(length: int, d: int, device: torch.device) -> Tensor:
-    """(length, d) sines and cosines of the frame's number (Vaswani 2017)."""
+    """Return sines and cosines of the frame's index, (length, d) (Vaswani 2017)."""
     angle = torch.arange(length, device=device)[:, None] / 10_000 ** (torch.arange(0, d, 2, device=device) / d)
     return torch.cat([angle.sin(), angle.cos()], 1)
 
 
 # --------------------------------------------------------------------------------------------------------------- stages
 def alike(cfg: Config, ours: Tensor, batch: dict) -> dict[str, Tensor]:
-    """How far the student's canvas is from the teacher's while somebody speaks, in size and in direction."""
+    """Return the differences between student's and teacher's features during speech, in magnitude and in direction."""
     ours, theirs, mask = ours.float(), batch["features"], speech(batch)
     return {
         "mse": cfg.mse * ((ours - theirs).square().mean(-1) * mask).sum(),
@@ -210,7 +211,7 @@ def alike(cfg: Config, ours: Tensor, batch: dict) -> dict[str, Tensor]:
 
 
 def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
-    """First: what the teacher hears, frame by frame."""
+    """Stage one: the teacher's features, frame by frame."""
     teacher, data, measures = prepare(cfg, run)
     source, mean = data["train"].source, measures.mean
     model = Student(cfg.width, cfg.depth, (source.ears_mean, source.ears_std), mean, measures.std, source.rest)
@@ -229,7 +230,7 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         evaluate=measures.likeness,
         metric=core.Metric("centred_cosine", "does the student hear what the teacher hears?", floor=0.0, ceiling=1.0),
         counts=lambda batch: {"*": batch["span"].sum()},
-        expect=core.Expect(loss_floor=0.3, overfit_metric=0.8, unread=("ids",)),  # measured: what 120 steps reach
+        expect=core.Expect(loss_floor=0.3, overfit_metric=0.8, unread=("ids",)),  # measured after 120 steps
         baselines=baselines,
         preview=lambda batch: pictures.preview(batch, teacher),
         figures=lambda model, data: pictures.side_by_side(model, data, measures.mean),
@@ -238,7 +239,7 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
 
 def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
-    """Then: the words, through the teacher's frozen decoder. The student alone learns."""
+    """Stage two: the words, through the teacher's frozen decoder. Only the student trains."""
     teacher, data, measures = prepare(cfg, run)
     if cfg.words == "ctc":
         return ctc.task(cfg, run, previous, measures)
@@ -247,7 +248,8 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         ids, place = batch["ids"], torch.arange(batch["ids"].shape[1], device=batch["ids"].device)
-        scored = (place >= len(teacher.prompt)) & (place < batch["words"][:, None])  # text and end: no prompt, no pad
+        # text and end token: no prompt, no padding
+        scored = (place >= len(teacher.prompt)) & (place < batch["words"][:, None])
         canvas = model(batch["envelope"])
         logits = reader(model, teacher).logits(canvas, ids[:, :-1]).float()  # (B, L - 1, vocabulary)
         wrong = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)
@@ -259,12 +261,12 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         return {**words, **measures.likeness(model, data)}
 
     def teachers(batch: dict) -> Tensor:
-        """The teacher's own features while somebody speaks, and what the student puts after it."""
+        """Return the teacher's own features during speech, and the student's after it."""
         return torch.where(speech(batch)[..., None] > 0, batch["features"], model(batch["envelope"]))
 
     def baselines() -> dict[str, dict[str, float]]:
         n, val = len(data["val"]), data["val"]
-        others = View(val, range(n), swap=[(i + 1) % n for i in range(n)])  # nobody keeps their own
+        others = View(val, range(n), swap=[(i + 1) % n for i in range(n)])  # no sample keeps its own input
         return {"the teacher's own features": measures.words(teachers, val), f"after the stage {previous.name}":
                 evaluate(before, val), "this model, input of another recording": evaluate(model, others)}  # fmt: skip
 
@@ -278,7 +280,7 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         evaluate=evaluate,
         metric=core.Metric("wer", "which words were spoken?", floor=1.0, ceiling=0.0, higher_is_better=False),
         counts=lambda batch: {"ce": (batch["words"] - len(teacher.prompt)).sum(), "*": batch["span"].sum()},
-        # An answer is decoded word by word.
+        # Answers are decoded token by token.
         expect=core.Expect(
             overfit_metric=0.05, overfit_steps=20, gate_batch_size=8, loss_may_rise="a ramp" if cfg.ramp else ""
         ),
@@ -294,7 +296,8 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
 
 STAGES = [features, task]
-RUNGS = [rungs.cross_attention(task), rungs.head(task)]  # `resume RUN --rung NAME`, where the page advises it (W7)
+# `resume RUN --rung NAME`, when the report recommends it (W7)
+RUNGS = [rungs.cross_attention(task), rungs.head(task)]
 
 
 # ----------------------------------------------------------------------------------------------------------------- loop

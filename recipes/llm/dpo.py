@@ -23,10 +23,12 @@ from trainworthy.core.adapters import hosted
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
-from trainworthy.recipes.llm.data import pairs, preferences
+from trainworthy.recipes.llm.data import formats, pairs, preferences
+from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.llm.gates import chat as gates
 from trainworthy.recipes.llm.gates import preference, splits
-from trainworthy.recipes.llm.models import loading
+from trainworthy.recipes.llm.models import loading, speaking
+from trainworthy.recipes.shared import hub
 
 from trainworthy import core
 
@@ -57,6 +59,9 @@ class Config(loading.LoRA, core.Config):
     """Assumed fraction of swapped pairs, for `robust` (usually 0.1) and `exo_pair` (1e-3) only."""
     merge_adapters: bool = False
     """Also export the full model with merged adapters."""
+
+    def __post_init__(self):
+        self.model = hub.folder(self.model)
 
 
 def tiny() -> Config:
@@ -95,6 +100,7 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
         data[name] = preferences.Preferences(kept, chat)
         data[name].notes = {f"left out of {name}": "; ".join(told)} if told else {}
     data["train"].notes |= {"rows that cannot be used": "; ".join(bad)} if bad else {}
+    data["train"].notes |= preferences.described(data["train"].rows, chat, sizes[0], limit)
     return data
 
 
@@ -144,6 +150,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     loading.fits(path, cfg.data.max_length)
     chat = preferences.chat(tokenizer, cfg.data)
     data = read(cfg, chat)
+    seen = metrics.Seen()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
         trainer = hosted.built(lambda: make_trainer(cfg, run, path))
@@ -191,10 +198,11 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         table = run.gather(torch.cat([scores(model, batch) for batch in run.batches(data)])).double()  # (N, 6)
         margin, chosen, rejected, ref_chosen, ref_rejected, tokens = table.unbind(1)
+        shares = seen.means(
+            {"accuracy": hits(margin), "likelier": hits(chosen - rejected), "margin": cfg.beta * margin}
+        )
         return {
-            "accuracy": preferred(margin),
-            "likelier": preferred(chosen - rejected),
-            "margin": cfg.beta * margin.mean().item(),
+            **shares,
             "chosen": chosen.mean().item(),
             "rejected": rejected.mean().item(),
             "reference/chosen": ref_chosen.mean().item(),
@@ -231,9 +239,14 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def export(folder: Path) -> None:
         """The adapter (or the model) as `from_pretrained` of peft (or transformers) reads it, and the tokenizer."""
+        loading.ends_with(trainer.model, chat.ends)
         loading.export(trainer.model, tokenizer, folder)
         if cfg.lora_rank and cfg.merge_adapters:
-            loading.export(loading.merged(path, folder), tokenizer, folder / "merged")
+            whole = loading.merged(path, folder)
+            loading.ends_with(whole, chat.ends)
+            loading.export(whole, tokenizer, folder / "merged")
+        longest = max(max(pairs.answer_tokens(data["val"].rows, chat, k)) for k in ("chosen", "rejected"))
+        loading.complete_export(folder, path, ends=chat.ends, pad=tokenizer.pad_token_id, most=longest)
 
     # Adapters begin at nothing, or stand in the file of --init-from; of the reference's nothing stands anywhere.
     new = tuple(n for n, _ in trainer.model.named_parameters() if ".ref." in n or ("lora_" in n and not cfg.init_from))
@@ -245,6 +258,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         frozen_modules={} if cfg.lora_rank else {"reference": trainer.ref_model},
         on_start=begin,
         evaluate=evaluate,
+        intervals=seen.intervals,
         metric=core.Metric("accuracy", "which of two answers is the preferred one?", floor=0.5, ceiling=1.0),
         expect=core.Expect(
             initial_loss=preference.first_loss(cfg.loss, cfg.beta, cfg.label_smoothing),
@@ -265,12 +279,23 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         predict=predict,
         figures=figures,
         export=export,
+        model_card=loading.model_card(path, cfg.lora_rank, cfg.data.path, system=chat.system, arguments=chat.form.arguments),
     )  # fmt: skip
+
+
+def speaker(cfg: Config, export: Path) -> speaking.Speaker:
+    """The export, for `trainworthy predict` and `trainworthy chat`."""
+    return speaking.chatting(cfg, export, formats.system(cfg.data.system, cfg.data.path, preferences.SYSTEM))
+
+
+def hits(margins: Tensor) -> Tensor:
+    """1 for a positive margin, 0 for a negative one, a half at a tie."""
+    return (margins > 0).double() + 0.5 * (margins == 0).double()
 
 
 def preferred(margins: Tensor) -> float:
     """Share of positive margins; a tie is half of one."""
-    return ((margins > 0).double() + 0.5 * (margins == 0).double()).mean().item()
+    return hits(margins).mean().item()
 
 
 STAGES = [dpo]

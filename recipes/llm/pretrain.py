@@ -29,7 +29,7 @@ from trainworthy.recipes.llm.data import documents, streaming
 from trainworthy.recipes.llm.data.packing import IGNORED, Packed
 from trainworthy.recipes.llm.evaluation import ngrams, positions
 from trainworthy.recipes.llm.gates import pretrain as pretrain_gates
-from trainworthy.recipes.llm.models import loading
+from trainworthy.recipes.llm.models import loading, speaking
 from trainworthy.recipes.shared import hub
 
 from trainworthy import core
@@ -270,6 +270,7 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         data=data,
         loss=loss,
         counts=counts,
+        shard_units=loading.blocks,
         evaluate=evaluate,
         metric=core.Metric("bits_per_byte", "how well is the next token known?", floor=unigram, ceiling=0.0,
                            higher_is_better=False),
@@ -287,6 +288,15 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         export=export,
         gates=pretrain_gates.of(cfg.z_loss),
     )  # fmt: skip
+
+
+def speaker(cfg: Config, export: Path) -> speaking.Speaker:
+    """The export, for `trainworthy predict` and `trainworthy chat`: it goes on with a text as with the beginning of a document."""
+
+    def put(tokenizer, text: str) -> list[int]:
+        return [tokenizer.bos_token_id, *tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+    return speaking.going_on(cfg, export, put)
 
 
 STAGES = [pretrain]

@@ -221,6 +221,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         else:
             trainer.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        loading.name_base(folder, path)
 
     # The head begins at nothing, unless --model is a reward model; adapters do, or stand in the file of --init-from.
     head = "base_model.model.score." if cfg.lora_rank else "score."

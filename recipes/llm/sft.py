@@ -23,11 +23,12 @@ from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.data.loader import to_device
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
-from trainworthy.recipes.llm.data import pairs
+from trainworthy.recipes.llm.data import formats, pairs
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.llm.gates import chat as gates
 from trainworthy.recipes.llm.gates import loss
-from trainworthy.recipes.llm.models import loading, quantized
+from trainworthy.recipes.llm.models import loading, quantized, speaking
+from trainworthy.recipes.shared import hub
 
 from trainworthy import core
 
@@ -52,14 +53,18 @@ class Config(loading.LoRA, core.Config):
     """Maximum number of generated tokens; an answer without an end token by then counts as unfinished. 0: the length of the
     longest held-out answer (docstrings: 10 tokens)."""
     metric: str = "f1"
-    """Metrics of generated answers, separated by commas; the first selects the best checkpoint: exact, f1, rouge, bleu, chrf,
-    perplexity, or your own `module:function`, called with the generated and the wanted text (1 is best)."""
+    """Metrics of generated answers, separated by commas; the first selects the best checkpoint: exact, f1, rouge1, rouge2, rouge
+    (ROUGE-L), bleu, chrf, perplexity, or your own `module:function`, called with the generated and the wanted text (1 is best).
+    With perplexity first, no answers are generated until the run ends."""
     packing: bool = False
     """Concatenate the pairs of a micro-batch without padding; each pair attends only to itself."""
     neftune_noise_alpha: float = 0.0
     """Noise on the embeddings in training (NEFTune, Jain 2023: 5 to 15); 0: none."""
     merge_adapters: bool = False
     """Also export the full model with merged adapters."""
+
+    def __post_init__(self):
+        self.model = hub.folder(self.model)
 
 
 def tiny() -> Config:
@@ -154,7 +159,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     tokenizer = loading.tokenizer(path, cfg.chat_template, cfg.eos_token)
     loading.fits(path, cfg.data.max_length)
     chat = pairs.chat(tokenizer, cfg.data)
-    names = metrics.named(cfg.metric)
+    names, seen = metrics.named(cfg.metric), metrics.Seen()
     judged = list(dict.fromkeys(["f1", "exact", *(k for k in names if k != "perplexity")]))
     data = read(cfg, chat)
     longest = new_tokens(cfg, data["val"], chat)
@@ -189,22 +194,29 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         )  # (B, T - first)
         return each.sum(1), (labels != pairs.IGNORED).sum(1)
 
-    def scores(model: nn.Module, data: core.Data, before: list[dict] = ()) -> dict[str, float]:
+    def scores(model: nn.Module, data: core.Data, before: list[dict] = (), *, answers: bool = True) -> dict[str, float]:
+        """Of generated answers and of the wanted ones; without `answers` of these alone."""
         rows = []
         for batch in run.batches(data):
-            answers = generate(model, batch["prompt"], before)
-            said = zip(answers, map(chat.said, batch["completion"]), strict=True)
-            told = [[stopped, *(metrics.score(k)(text, wanted) for k in judged)] for (text, stopped), wanted in said]
             each = [x[:, None].double().cpu() for x in nll(model, batch, before)]
-            rows.append(torch.cat([torch.tensor(told, dtype=torch.float64), *each], 1))
-        table = run.gather(torch.cat(rows).to(run.device, torch.float32)).double()  # (N, 3 + metrics)
-        stops, *values = table[:, :-2].mean(0).tolist()
-        perplexity = (table[:, -2].sum() / table[:, -1].sum()).exp().item()
-        found = {metrics.key(k): v for k, v in zip(judged, values, strict=True)}
-        return {"f1": found.pop("f1"), "perplexity": perplexity, "stops": stops, **found}
+            if answers:
+                said = zip(generate(model, batch["prompt"], before), map(chat.said, batch["completion"]), strict=True)
+                told = [
+                    [*(metrics.score(k)(text, wanted) for k in judged), stopped] for (text, stopped), wanted in said
+                ]
+                each.append(torch.tensor(told, dtype=torch.float64))
+            rows.append(torch.cat(each, 1))
+        table = run.gather(torch.cat(rows).to(run.device, torch.float32)).double()  # (N, 3 + metrics), or (N, 2)
+        nats, tokens, *values = table.unbind(1)
+        found = {metrics.key(k): v for k, v in zip([*judged, "stops"] if answers else [], values, strict=True)}
+        return seen.means({**({"f1": found.pop("f1")} if answers else {}), "perplexity": (nats, tokens),
+                           **({"stops": found.pop("stops")} if answers else {}), **found})  # fmt: skip
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         return scores(model, data)
+
+    def evaluate_loss(model: nn.Module, data: core.Data) -> dict[str, float]:
+        return scores(model, data, answers=False)
 
     def baselines() -> dict[str, dict[str, float]]:
         untrained = trainer.model if cfg.lora_rank else loading.load(path, torch.bfloat16).to(run.device)
@@ -234,6 +246,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
             whole = loading.merged(path, folder, base=base)
             loading.ends_with(whole, chat.ends)
             loading.export(whole, tokenizer, folder / "merged")
+        loading.complete_export(folder, path, ends=chat.ends, pad=tokenizer.pad_token_id, most=longest)
 
     untrained = None if cfg.lora_rank else lambda: loading.load(path, torch.float32)
     question = f"which words are in {'the name of the function' if cfg.data.path == 'docstrings' else 'the answer'}?"
@@ -245,6 +258,8 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         name="sft",
         data=data,
         evaluate=evaluate,
+        evaluate_while_training=evaluate_loss if names[0] == "perplexity" else None,
+        intervals=seen.intervals,
         metric=metrics.metric(names[0], question, len(tokenizer)),
         expect=core.Expect(new_parameters=new, frozen=("base_model.",) if cfg.lora_rank else (), overfit_steps=40, gate_batch_size=2),
         pretrained=loading.from_file(trainer.model, path),
@@ -256,7 +271,13 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         predict=predict,
         figures=figures,
         export=export,
+        model_card=loading.model_card(path, cfg.lora_rank, cfg.data.path, system=chat.system, arguments=chat.form.arguments),
     )  # fmt: skip
+
+
+def speaker(cfg: Config, export: Path) -> speaking.Speaker:
+    """The export, for `trainworthy predict` and `trainworthy chat`."""
+    return speaking.chatting(cfg, export, formats.system(cfg.data.system, cfg.data.path, pairs.SYSTEM))
 
 
 def exports(cfg: Config, path: str) -> loss.Loaders:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
-from trainworthy.recipes.rl.control import definitions, environments, formulas, gates, monitors
+from trainworthy.recipes.rl.control import definitions, environments, episode_pictures, formulas, gates, monitors
 from trainworthy.recipes.rl.control.environments import Environments, Episodes
 from trainworthy.recipes.rl.control.nets import Layers, Running, mlp
 from trainworthy.recipes.rl.control.replay import Replay, Target, fits
@@ -219,7 +219,7 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     policy = Policy(n_obs, n_actions, cfg.hidden_sizes, cfg.dueling)
     untrained = copy.deepcopy(policy).eval()
     envs = Environments(cfg.env, cfg.num_envs, seed=cfg.run.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)
-    play, tiles, shown = environments.views(cfg.env, cfg.frame_stack)
+    play, tiles, shown = episode_pictures.views(cfg.env, cfg.frame_stack)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         error = F.smooth_l1_loss(model.of(batch["observation"], batch["action"]), batch["return"], reduction="none")

@@ -23,8 +23,10 @@ from trainworthy.core.base.errors import Stop
 from trainworthy.core.data.loader import Stream
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
-from trainworthy.recipes.llm.models import loading
+from trainworthy.recipes.llm.evaluation import metrics
+from trainworthy.recipes.llm.models import loading, speaking
 from trainworthy.recipes.rl.language import grpo_gates, problems
+from trainworthy.recipes.shared import hub
 
 from trainworthy import core
 
@@ -46,7 +48,8 @@ class Config(loading.LoRA, core.Config):
     """Token that ends an answer, if it differs from the tokenizer's eos and the template does not show it."""
     reward: str = "exact"
     """`exact` (1 for the right last number, else 0), or your own function as `file.py:function` or `module:function`. It is
-    called with lists of texts as `prompts`, `completions` and `answer`, and returns a list of numbers."""
+    called with lists of texts as `prompts`, `completions` and `answer`, and returns a list of numbers. Several as their weighted
+    sum: `exact=1,rewards.py:short=0.2`."""
     num_generations: int = 8
     """Answers per question (the group size). An answer's advantage is relative to its group."""
     num_iterations: int = 1
@@ -54,18 +57,24 @@ class Config(loading.LoRA, core.Config):
     epsilon: float = 0.2
     """Clipping range of the probability ratio of a token."""
     beta: float = 0.0
-    """KL coefficient towards the reference (per nat and token); 0: no reference."""
+    """KL coefficient towards the reference (per nat and token); 0: no reference, and no KL is measured."""
     temperature: float = 1.0
     """Sampling temperature of training answers. Held-out questions are answered greedily."""
     max_new_tokens: int = 6
     """Maximum number of tokens in an answer, including the end token."""
     shuffle_rewards: bool = False
     """Control experiment: each answer gets another answer's reward, so no reward can teach anything. The gates refuse it."""
+    stop_hacked: bool = True
+    """Stop a run whose reward rises while held-out answers get worse, whose groups no longer differ, or whose answers grow, get
+    certain or leave the reference without being right more often."""
     rehearsed: int = 2
     """Questions per iteration in a gate's rehearsal. Use more if few answers are right: a group with equal rewards gives no
     gradient."""
     merge_adapters: bool = False
     """Also export the full model with merged adapters."""
+
+    def __post_init__(self):
+        self.model = hub.folder(self.model)
 
 
 def tiny() -> Config:
@@ -78,9 +87,12 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """Grade-school mathematics from your own file, or any questions with one right answer."""
+    """Grade-school mathematics (GSM8K, 7,473 questions, MIT, from the hub), or any questions with one right answer: --data.path
+    FILE. `examples/questions.jsonl` is a small file of that kind."""
     return Config(
-        data=problems.Source(path="gsm8k.jsonl", style="chat", shots=0, max_prompt=512, held_out=500),
+        data=problems.Source(
+            path="hub:openai/gsm8k:main", columns="prompt=question", style="chat", shots=0, max_prompt=512, held_out=500
+        ),
         model="HuggingFaceTB/SmolLM2-360M-Instruct",
         lora_rank=16,
         max_new_tokens=512,
@@ -103,6 +115,7 @@ def read(cfg: Config, asker: problems.Asker, rows: tuple, context: int) -> dict[
         data[name] = problems.Problems(kept)
         data[name].notes = {f"left out of {name}": told} if told else {}
     data["questions"].notes |= {"rows that cannot be used": "; ".join(bad)} if bad else {}
+    data["val"].notes |= problems.answers_told(data["val"].rows, asker, cfg.max_new_tokens)
     return data
 
 
@@ -171,6 +184,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         trainer = hosted.built(lambda: make_trainer(cfg, run, path, asker, reward))
     trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)
     data = read(cfg, asker, rows, trainer.model.config.max_position_embeddings)
+    seen = metrics.Seen()
     start: dict[str, Tensor] = {}  # of --init-from: what is trained, as it was
     stream = Stream(len(data["questions"]), cfg.run.seed, order=data["questions"].order)
 
@@ -225,10 +239,8 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         for batch in run.batches(data):
             answers = zip(generate(model, batch["prompt"]), batch["answer"], strict=True)
             table += [[problems.right(said, due), ended, n] for (said, n, ended), due in answers]
-        right, ended, n = (
-            run.gather(torch.tensor(table, device=run.device, dtype=torch.float32)).double().mean(0).tolist()
-        )
-        return {"accuracy": right, "ended": ended, "tokens": n}
+        right, ended, n = run.gather(torch.tensor(table, device=run.device, dtype=torch.float32)).double().unbind(1)
+        return seen.means({"accuracy": right, "ended": ended, "tokens": n})
 
     def baselines() -> dict[str, dict[str, float]]:
         found = {"the commonest answer": {"accuracy": problems.majority(data["questions"].rows, data["val"].rows)}}
@@ -254,6 +266,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         loading.export(trainer.model, tokenizer, folder)
         if cfg.lora_rank and cfg.merge_adapters:
             loading.export(loading.merged(path, folder), tokenizer, folder / "merged")
+        loading.complete_export(folder, path, ends=asker.ends, pad=tokenizer.pad_token_id, most=cfg.max_new_tokens)
 
     # Adapters begin at nothing, or stand in the file of --init-from; of the reference's nothing stands anywhere.
     new = tuple(n for n, _ in trainer.model.named_parameters() if ".ref." in n or ("lora_" in n and not cfg.init_from))
@@ -269,6 +282,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         frozen_modules={} if trainer.ref_model is None else {"reference": trainer.ref_model},
         on_start=begin,
         evaluate=evaluate,
+        intervals=seen.intervals,
         metric=core.Metric("accuracy", "which share of unseen questions is answered right?", floor=0.0, ceiling=1.0),
         expect=core.Expect(
             new_parameters=new,
@@ -284,7 +298,17 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         predict=predict,
         figures=figures,
         export=export,
+        model_card=loading.model_card(path, cfg.lora_rank, cfg.data.path, chat=cfg.data.style == "chat"),
     )  # fmt: skip
+
+
+def speaker(cfg: Config, export: Path) -> speaking.Speaker:
+    """The export, for `trainworthy predict` and `trainworthy chat`: a question is put as in the run, with its solved ones."""
+    if cfg.data.style == "chat" and not cfg.data.shots:
+        return speaking.chatting(cfg, export, cfg.data.system)
+    tokenizer = loading.tokenizer(str(export)) if cfg.data.style == "chat" else loading.plain(str(export))
+    asker = problems.Asker(tokenizer, cfg.data, problems.read(cfg.data)[0] if cfg.data.shots else [])
+    return speaking.going_on(cfg, export, lambda _, text: asker.ids(text), ends=lambda _: asker.ends)
 
 
 STAGES = [grpo]

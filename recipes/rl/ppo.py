@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.rl.control import definitions, environments, formulas, gates, monitors
+from trainworthy.recipes.rl.control import definitions, environments, episode_pictures, formulas, gates, monitors
 from trainworthy.recipes.rl.control.environments import Environments, Episodes
 from trainworthy.recipes.rl.control.heads import HEADS
 from trainworthy.recipes.rl.control.memory import Memory, Remembering, fits, player
@@ -205,7 +205,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     policy = Policy(n_obs, HEADS[space](size), cfg.hidden_sizes, cfg.rnn_hidden_size)
     untrained = copy.deepcopy(policy).eval()
     envs = Environments(cfg.env, cfg.num_envs, seed=cfg.run.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)
-    play, tiles, shown = environments.views(cfg.env, cfg.frame_stack)
+    play, tiles, shown = episode_pictures.views(cfg.env, cfg.frame_stack)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         outputs, value, *_ = model(batch["observation"], through=True)

@@ -21,24 +21,29 @@ from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import loader
 from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.llm.models import speaking
 from trainworthy.recipes.llm.models.loading import from_file
 from trainworthy.recipes.rl.language import models, rewards, rlhf_gates, rlhf_monitors
 from trainworthy.recipes.rl.language.kl_control import Controller, Watch
-from trainworthy.recipes.rl.language.policy import Writer, own, shape, texts
-from trainworthy.recipes.rl.language.prompts import Source, read
+from trainworthy.recipes.rl.language.policy import Writer, own, scored, shape, texts
+from trainworthy.recipes.rl.language.prompts import Source, encode, read
+from trainworthy.recipes.shared import language_models
 
 from trainworthy import core
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
-class Config(core.Config):
+class Config(language_models.LoRA, core.Config):
     """Settings of rl/rlhf. An iteration, which counts as an epoch, is one rollout and the updates on it: --train.epochs counts
     rollouts, --train.batch-size the completions per update."""
 
     data: Source = field(default_factory=Source)
     model: str = "prose"
     """`prose` (a small Llama that llm/pretrain trains once), `smollm2`, or a folder or `owner/name` with a causal model."""
+    lora_rank: int = 0
+    """Rank of LoRA adapters on the language model; 0 trains all of it. The value head trains whole. With adapters and bf16 the
+    frozen weights are kept in bf16."""
     attention: models.Attention = "auto"
     """Attention implementation; `auto` is transformers' own choice. The last two need an accelerator."""
     pretrained: float = 1.0
@@ -114,16 +119,21 @@ def collect(cfg: Config, run: core.Run, stage: core.Stage, unit: int) -> dict[st
     found = texts(prompts.tokenizer, said, valid)
     reward = rewards.ask(rewards.load(cfg.reward), batch["prompt"], found).to(run.device)
     asked = {"input_ids": batch["input_ids"], "mask": torch.cat([batch["mask"], valid], 1), "said": said}
-    log_p, value = policy(**asked)
-    log_prob, value = own(log_p, said), value * policy.returns.rms
-    kl = (log_prob - own(reference(**asked)[0], said)) * valid
+    log_prob, value, entropy = scored(policy, asked, slices(cfg, run))
+    value = value * policy.returns.rms
+    kl = (log_prob - scored(reference, asked, slices(cfg, run))[0]) * valid
     earned = earnings(reward, kl, valid, stage.state["controller"].value)
     advantage = gae(earned, value, valid, cfg.gamma, cfg.gae_lambda)
-    entropy = -(log_p.exp() * log_p).sum(-1)
     rollout = asked | {"valid": valid, "log_prob": log_prob, "value": value, "advantage": advantage, "entropy": entropy,
                        "return": advantage + value, "reward": reward, "kl": kl.sum(1)}  # fmt: skip
     rollout = {k: run.gather(v) for k, v in rollout.items()}
     return rollout | {"advantage": whitened(rollout["advantage"], rollout["valid"])}
+
+
+def slices(cfg: Config, run: core.Run) -> int:
+    """Completions whose log-probabilities are computed at once: those of a micro-batch, so that a rollout needs no more memory than
+    a step."""
+    return max(1, cfg.train.batch_size // (cfg.train.accumulate * run.world))
 
 
 def earnings(reward: Tensor, kl: Tensor, valid: Tensor, price: float) -> Tensor:
@@ -168,7 +178,8 @@ def minibatches(cfg: Config, run: core.Run, policy: Writer, rollout: dict, unit:
 def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
     path = models.locate(cfg.model, cfg.pretrained)
-    tokenizer, lm = models.tokenizer(path), models.attend(models.load(path), cfg.attention, run.device)
+    tokenizer, lm = models.tokenizer(path), models.load(path, language_models.kept_in(cfg.lora_rank, run.precision))
+    lm = language_models.adapted(models.attend(lm, cfg.attention, run.device), cfg, exact=True)
     if cfg.data.tokens + cfg.max_new_tokens > lm.config.max_position_embeddings:
         raise UserError("prompts and completions are longer than what the model reads", needed=f"--data.tokens + --max-new-tokens <= "
                         f"{lm.config.max_position_embeddings}", got=f"{cfg.data.tokens} + {cfg.max_new_tokens}")  # fmt: skip
@@ -196,14 +207,15 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         for batch in run.batches(data):
             said, valid = model.write(batch["input_ids"], batch["mask"], batch["draws"])
             earned = rewards.ask(reward, batch["prompt"], texts(tokenizer, said, valid)).to(run.device)
-            asked = batch["input_ids"], torch.cat([batch["mask"], valid], 1), said
-            kl = ((own(model(*asked)[0], said) - own(reference(*asked)[0], said)) * valid).sum(1)
+            asked = {"input_ids": batch["input_ids"], "mask": torch.cat([batch["mask"], valid], 1), "said": said}
+            log_prob, before = (scored(net, asked, slices(cfg, run))[0] for net in (model, reference))
+            kl = ((log_prob - before) * valid).sum(1)
             rows.append(torch.stack([earned, kl, *shape(said, valid, tokenizer.eos_token_id)], 1))
         names = ("reward", "kl", "tokens", "distinct", "ended")
         return dict(zip(names, run.gather(torch.cat(rows)).cpu().double().mean(0).tolist(), strict=True))
 
     def baselines() -> dict[str, dict[str, float]]:
-        with torch.no_grad():
+        with torch.no_grad(), run.autocast():
             start = evaluate(reference.to(run.device), data["val"])
         return {"the start, without training": start, "saying nothing": {"reward": floor}}
 
@@ -223,11 +235,12 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         return {title: [t for batch in run.batches(some) for t in predict(net, batch)] for title, net in nets.items()}
 
     def export(folder: Path) -> None:
-        """Write the language model and its tokenizer for `from_pretrained`; the value head is not exported."""
-        policy.lm.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        """Write the language model (or its adapter, for peft) and its tokenizer for `from_pretrained`; the value head is not exported."""
+        language_models.export(policy.lm, tokenizer, folder)
 
     floor = rewards.of_nothing(reward, data["val"].texts)
+    # With --init-from adapters stand in its file; else they begin at nothing.
+    new = tuple(f"lm.{n}" for n, _ in lm.named_parameters() if "lora_" in n and not cfg.init_from)
     return core.Stage(
         name="rlhf",
         model=policy,
@@ -241,7 +254,8 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         state={"controller": Controller(cfg.init_kl_coef, cfg.target_kl, cfg.kl_coef_rate), "watch": watch},
         on_start=lambda: reference.load_state_dict(policy.state_dict()),
         frozen_modules={"reference": reference, **rewards.nets(reward)},
-        expect=core.Expect(loss_may_rise="its targets move with the policy", small_terms=("value",), new_parameters=("head.",), gate_batch_size=8),
+        expect=core.Expect(loss_may_rise="its targets move with the policy", small_terms=("value",), new_parameters=("head.", *new),
+                           frozen=("lm.base_model.",) if cfg.lora_rank else (), gate_batch_size=8),
         pretrained=from_file(lm, path),
         baselines=baselines,
         preview=preview,
@@ -251,6 +265,12 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         monitors=rlhf_monitors.of(cfg.target_kl, watch),
         gates=rlhf_gates.of(reward),
     )  # fmt: skip
+
+
+def speaker(cfg: Config, export: Path) -> speaking.Speaker:
+    """The export, for `trainworthy predict` and `trainworthy chat`: it goes on with a prompt, greedily."""
+    base = models.locate(cfg.model, cfg.pretrained) if cfg.lora_rank else ""
+    return speaking.going_on(cfg, export, lambda tokenizer, text: encode(cfg.data, tokenizer, text), base=base)
 
 
 STAGES = [rlhf]
@@ -267,7 +287,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
             for minibatch in minibatches(cfg, run, policy, rollout, step.index, i):
                 run.update(stage, run.micro_batches(minibatch))
             with run.autocast():
-                told = moved(cfg, policy, rollout)
+                told = moved(cfg, policy, rollout, slices(cfg, run))
             if told["approx_kl"] > cfg.far:
                 break
         controller.update(told["kl"])
@@ -280,11 +300,11 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
 
 
 @torch.no_grad()
-def moved(cfg: Config, policy: Writer, rollout: dict[str, Tensor]) -> dict[str, float]:
-    """Statistics of a rollout and of its updates, over all processes and equal on each."""
+def moved(cfg: Config, policy: Writer, rollout: dict[str, Tensor], rows: int) -> dict[str, float]:
+    """Statistics of a rollout and of its updates, over all processes and equal on each; `rows` completions are read at once."""
     valid = rollout["valid"]
-    log_p, _ = policy(rollout["input_ids"], rollout["mask"], rollout["said"])
-    log_ratio = (own(log_p, rollout["said"]) - rollout["log_prob"])[valid]
+    log_prob, _, _ = scored(policy, {k: rollout[k] for k in ("input_ids", "mask", "said")}, rows)
+    log_ratio = (log_prob - rollout["log_prob"])[valid]
     ratio, returned = log_ratio.exp(), rollout["return"][valid]
     tokens, distinct, ended = shape(rollout["said"], valid, policy.eos)
     told = {"approx_kl": ratio - 1 - log_ratio,  # Schulman, "Approximating KL divergence", 2020: the k3 estimate

@@ -80,6 +80,11 @@ def absolute(path: str) -> str:
     return whole if Path(folder).is_dir() else path
 
 
+def folder(name: str) -> str:
+    """Return a folder with its absolute path, so that a run can be resumed and asked from anywhere; another name unchanged."""
+    return str(Path(name).resolve()) if Path(name).is_dir() else name
+
+
 def named(path: str) -> tuple[str, str | None]:
     """Return `hub:owner/name:configuration` as arguments of `load_dataset`; a set with one configuration needs no
     name."""

@@ -4,7 +4,9 @@ Type, pad, end of a text, attention implementation and quantisation are decided 
 turns, reward heads) is in llm/models/loading.py.
 """
 
+import json
 import os
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from trainworthy.core.base.errors import UserError
+from trainworthy.recipes.shared import smollm
 
 Attention = Literal["auto", "sdpa", "eager", "flex_attention", "flash_attention_2"]
 
@@ -143,6 +146,136 @@ def merged(path: str, adapter: Path, *, base: nn.Module | None = None) -> nn.Mod
 
     base = load(path, torch.float32) if base is None else base
     return PeftModel.from_pretrained(base, adapter).merge_and_unload()
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model that training began with, in words that mean something on another machine."""
+
+    name: str
+    """Its name on the hub, or that of its folder."""
+    known: bool
+    """It is a name on the hub."""
+    license: str
+    """As its model card has it; empty: unknown."""
+
+
+def base(path: str) -> Base:
+    """What `path` (a folder or a hub id) is called. A folder in a cache is its hub id, an export of ours is what it was made from."""
+    folder = Path(path)
+    if folder.name.startswith(f"{smollm.BUILT}-"):
+        return Base(smollm.CALLED, True, "apache-2.0")
+    cached = re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", f"{path}/")
+    card = _header(folder if folder.is_dir() else _cached(path))
+    license = card.get("license") if isinstance(card.get("license"), str) else ""
+    if cached or not folder.is_dir():
+        return Base(f"{cached[1]}/{cached[2]}" if cached else path, True, license)
+    if "trainworthy" in (card.get("tags") or ()) and isinstance(card.get("base_model"), str):
+        return Base(card["base_model"], "/" in card["base_model"], license)
+    folder = folder.resolve()
+    if folder.name in ("export", "merged"):  # of a run: llm-pretrain/20260101-120000-ab12/export
+        return Base("-".join(p for p in folder.parts[-4:] if p not in ("runs", "export", "merged")), False, license)
+    return Base(folder.name, False, license)
+
+
+def _cached(name: str) -> Path:
+    """The folder of a hub model's card in the cache of this machine; one that is not there if it has none."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "README.md")
+    return Path(found).parent if isinstance(found, str) else Path("/nowhere")
+
+
+def _header(folder: Path) -> dict[str, Any]:
+    """The YAML header of a model card; empty: there is none."""
+    import yaml
+
+    try:
+        text = (folder / "README.md").read_text(encoding="utf-8", errors="replace")
+        found = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else {}
+    except (OSError, IndexError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def complete_export(folder: Path, path: str, *, ends: list[int], pad: int, most: int) -> None:
+    """Add to an export how its answers were generated (a whole model's ends are those that it was saved with), and what its adapters
+    stand on."""
+    from transformers import GenerationConfig
+
+    for each in (folder, folder / "merged"):
+        file = each / "generation_config.json"
+        own = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+        stops = ends if len(ends) > 1 else ends[0]
+        if each.is_dir():
+            how = GenerationConfig(eos_token_id=own or stops, pad_token_id=pad, max_new_tokens=most, do_sample=False)
+            how.save_pretrained(each)
+    name_base(folder, path)
+
+
+def name_base(folder: Path, path: str) -> None:
+    """Name the base of exported adapters so that others find it: by its name on the hub, not by its place in a cache, as peft does. A
+    folder of the user's is named relative to the one that this command runs in if it is below that, else by its path."""
+    file = folder / "adapter_config.json"
+    if file.is_file():
+        known, config, here = base(path), json.loads(file.read_text()), Path(path).resolve()
+        own = here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here
+        config["base_model_name_or_path"] = known.name if known.known else str(own)
+        file.write_text(json.dumps(config, indent=2, sort_keys=True))
+
+
+def exported(folder: Path, path: str, dtype: torch.dtype, **how: Any) -> nn.Module:
+    """The model of an export as a user loads it: an adapter on the base at `path`, or a whole model."""
+    if not (folder / "adapter_config.json").is_file():
+        return load(str(folder), dtype, **how)
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(load(path, dtype, **how), folder)
+
+
+def model_card(
+    path: str,
+    lora_rank: int,
+    data: str,
+    *,
+    chat: bool = True,
+    system: str = "",
+    arguments: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The header of an export's model card (`core.Stage.model_card`), and how it is loaded and asked: in turns with a `system` turn
+    and the template's `arguments`, or (no `chat`) with a text."""
+    known = base(path)
+    hub = [
+        one.strip().removeprefix("hub:").partition("*")[0].partition(":")[0]
+        for one in data.split(",")
+        if one.strip()[:4] == "hub:"
+    ]
+    hub = [name for name in hub if name.count("/") == 1]
+    called = known.name if known.known else f"path/to/{known.name}"
+    load = f'AutoModelForCausalLM.from_pretrained("{called if lora_rank else "export"}")'
+    if lora_rank:
+        load = f'PeftModel.from_pretrained({load}, "export")'
+    turns = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": "..."}]
+    how = "".join(f", {k}={v!r}" for k, v in {"add_generation_prompt": True, **(arguments or {}), "return_tensors": "pt",
+                                              "return_dict": True}.items())  # fmt: skip
+    ask = f"tokenizer.apply_chat_template({turns!r}{how})" if chat else 'tokenizer("...", return_tensors="pt")'
+    usage = "\n".join([
+        *["from peft import PeftModel"] * bool(lora_rank), "from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig", "",
+        f"model = {load}", 'tokenizer = AutoTokenizer.from_pretrained("export")', f"inputs = {ask}",
+        'out = model.generate(**inputs, generation_config=GenerationConfig.from_pretrained("export"))',
+        'print(tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',
+    ])  # fmt: skip
+    facts = [f"Base model: {known.name}" + ("." if known.known else ", a local folder: its name on the hub is not known here."),
+             f"Licence of the base model: {known.license or 'not stated in its files; see its own model card'}.",
+             "Weights: LoRA adapters; load them on the base model." if lora_rank else "Weights: the whole model."]  # fmt: skip
+    source = ", ".join(
+        Path(one.strip().partition("*")[0]).name if "/" in one else one.strip() for one in data.split(",")
+    )
+    return {
+        **({"license": known.license} if known.license else {}), "base_model": known.name, **({"datasets": hub} if hub else {}),
+        "library_name": "peft" if lora_rank else "transformers", "pipeline_tag": "text-generation",
+        "usage": usage, "facts": facts, "data": ", ".join(hub) or source,
+    }  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------- attention

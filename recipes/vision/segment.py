@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
-from trainworthy.recipes.vision.data import masks
+from trainworthy.recipes.vision.data import mask_expectations, masks
 from trainworthy.recipes.vision.data.masks import IGNORE
 from trainworthy.recipes.vision.gates import pictures
 from trainworthy.recipes.vision.models import exporting, hub_nets, zoo
@@ -257,9 +257,13 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
     reach = cfg.fold if cfg.model == "small" else 4
     of_terms = {"focal": cfg.focal, "dice": cfg.dice}
     expect = core.Expect(
-        initial_loss=lambda b: masks.answered(b["mask"], masks.unsure(b["mask"], n), n, **of_terms),
-        loss_floor=lambda b: masks.answered(b["mask"], masks.sure_inside(b["mask"], reach), n, **of_terms),
-        overfit_metric=lambda b: masks.close(b["mask"], n, reach)[int(n == 2) :].nanmean().item(),
+        initial_loss=lambda b: mask_expectations.answered(
+            b["mask"], mask_expectations.unsure(b["mask"], n), n, **of_terms
+        ),
+        loss_floor=lambda b: mask_expectations.answered(
+            b["mask"], mask_expectations.sure_inside(b["mask"], reach), n, **of_terms
+        ),
+        overfit_metric=lambda b: mask_expectations.close(b["mask"], n, reach)[int(n == 2) :].nanmean().item(),
         overfit_steps=120 if n == 2 else 300,
         new_parameters=fresh,
         frozen=tuple(k for k, p in model.named_parameters() if not p.requires_grad),

@@ -61,6 +61,7 @@ NAMES = {
     "transformers": [
         "transformers/configuration_utils.py:_attn_implementation",
         "transformers/configuration_utils.py:_name_or_path",
+        "transformers/modeling_utils.py:_no_split_modules",
         "transformers/models/auto/auto_factory.py:_model_mapping",
         "transformers/trainer.py:_get_collator_with_removed_columns",
         "transformers/trainer.py:_get_num_items_in_batch",

@@ -62,7 +62,8 @@ PLANTS = [
           ("evaluation", "raw weights"), recipe=FLOW, harm="the number is of other weights than the export's"),
     Plant("flow-raw-weights-exported", "average", "DF2", EXPORTED, EXPORTED.replace("(ema.model if ema else model)", "model"),
           ("exported", "not the average"), recipe=FLOW, harm="what is shipped is not what was measured"),
-    Plant("flow-too-few-steps", "samplers", "DF6", "    steps: int = 25\n", "    steps: int = 3\n", ("too few steps",), recipe=FLOW,
+    Plant("flow-too-few-steps", "samplers", "DF6", "field(default_factory=Sampling)",
+          "field(default_factory=lambda: Sampling(steps=3))", ("too few steps",), recipe=FLOW,
           harm="one sampler is far from where the flow leads"),
     Plant("flow-sampler-draws-again", "samplers", "DF6", SAMPLER, SAMPLER.replace(
               "process.sampler(sampler)",

@@ -11,8 +11,9 @@ TAKEN = "latent, label = self.latents[index], self.labels[index]\n"
 SAMPLER = "made = pipeline.sample(model, process.sampler(sampler), classes, noise, **how)\n"
 DECODED = "return pipeline.decode(vae, made).clamp(-1, 1)\n"
 EXPORTED = "pictures.save_pipeline(folder, (ema.model if ema else model).eval().cpu(), process.sampler(), vae)\n"
-OPTIMIZER = """        optimizers={"main": core.make_optimizer(model, cfg.optim)},
-        data={"train": train_data"""
+OPTIMIZER = """        name="latent",
+        model=model,
+        optimizers={"main": core.make_optimizer(model, cfg.optim)},"""
 UPDATED = '            stage.state["ema"].update(stage.model)\n'
 EARLY = """early = latents.make(cfg.vae, images.shape[1], cfg.data.image_size).to(run.device)
     early = latents.measured(early, latents.cached(early, images)[learn]).config

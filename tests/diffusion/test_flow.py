@@ -9,7 +9,7 @@ from diffusers import DDIMScheduler
 from diffusers.training_utils import compute_density_for_timestep_sampling
 from torch import Tensor
 from trainworthy.recipes.diffusion.flow import Noised
-from trainworthy.recipes.diffusion.gates import samples
+from trainworthy.recipes.diffusion.gates import objective, samples
 from trainworthy.recipes.diffusion.models import pipeline
 from trainworthy.recipes.diffusion.models.flow_noise import Noise, Process
 from trainworthy.recipes.diffusion.models.noise import Noise as Betas
@@ -83,12 +83,12 @@ def test_along_a_straight_line_any_steps_lead_to_the_picture(name: str, shift: f
 
 
 # ---------------------------------------------------------------------------------------------------------------- gates
-def asked_for(process: Diffusion, t: Tensor, target: Tensor, image: Tensor, noise: Tensor) -> samples.Objective:
+def asked_for(process: Diffusion, t: Tensor, target: Tensor, image: Tensor, noise: Tensor) -> objective.Objective:
     """What the gates would read off a loss with this target."""
     alpha, sigma = process.levels(t)
     basis = torch.stack([image.flatten(1), noise.flatten(1)], 2)
     fit = torch.linalg.lstsq(basis, target.flatten(1)[..., None]).solution[..., 0].unbind(1)
-    return samples.Objective(
+    return objective.Objective(
         {}, image, process.add(image, noise, t), t, target, torch.ones_like(alpha), alpha, sigma, *fit
     )
 
@@ -118,7 +118,7 @@ def test_one_step_of_an_exported_scheduler_names_the_picture(name: str, shift: f
     noisy = process.add(image, noise, t)
 
     def off(scheduler, target: Tensor) -> float:
-        back = [samples.undone(scheduler, p, i, x) for p, i, x in zip(target, t.tolist(), noisy, strict=True)]
+        back = [objective.undone(scheduler, p, i, x) for p, i, x in zip(target, t.tolist(), noisy, strict=True)]
         return (torch.stack(back) - image).square().mean((1, 2, 3)).sqrt().max().item()
 
     sampler = process.sampler(name)
@@ -191,3 +191,11 @@ def test_time_reversed_in_places_is_stopped(name: str, launch, fork):
     done = launch("check", "mine.py", "--only", "noise-process", timeout=600)
     assert done.returncode == 3, done.shown
     assert "time reversed" in done.stdout
+
+
+def test_tiny_data_asks_a_metric_that_does_not_read_the_class(launch):
+    """The quick metric is one step of denoising: other class names leave it as it is, other inputs do not."""
+    done = launch("check", "diffusion/flow", "--only", "tiny-data", timeout=300)
+    assert done.returncode == 0, done.shown
+    assert "with each other's inputs); on held-out ones" in done.stdout
+    assert "classes permuted" not in done.stdout

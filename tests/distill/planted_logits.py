@@ -34,7 +34,7 @@ PLANTS = [
     bug("teacher-sees-another-picture", "teacher", "V1", APART, APART.replace('batch["image"]', 'batch["image"].roll(1, 0)'),
         ("another picture",), harm="every picture is taught its neighbour's class"),
     bug("exports-a-new-net", "exported-weights", "C18", SAVED,
-        "net = classify.make_model(cfg, train_data, train_data.classes)[0]\n        "
+        "net = classify.make_model(cfg, data['train'], classes)[0]\n        "
         + SAVED.replace("model", "net"),
         ("trained tensors differ", "built anew"), harm="0.1 where 0.9 was reported"),
     bug("teacher-trains-too", "wiring", "C3", OPTIMIZER,

@@ -15,7 +15,7 @@ from trainworthy.core.base.errors import Stop
 
 import trainworthy
 from tests.conftest import ROOT, patched
-from tests.guard import unseen
+from tests.guard import unseen, unseen_heldout
 from tests.guard.guard_bugs import BUGS, Bug
 from tests.guard.guarding import SCRIPTS, guard
 from tests.guard.odd_scripts import ODD
@@ -25,6 +25,36 @@ from tests.helpers.commands import read, run_folder
 HEALTHY = sorted(p.stem for p in SCRIPTS.glob("*.py"))
 QUICK_ODD = ("stubborn", "catches-all", "overwrites", "arguments", "crash", "never-steps", "exits-early", "local-rank")
 QUICK_BUGS = ("zero-grad", "optimizer-copy", "steplr-per-batch", "ranks-bare-model")
+
+UNSEEN = {
+    "visible-tokens-scored": "",
+    "horizon-in-samples": "",
+    "ema-swapped": "",
+    "noise-without-root": "coefficient of the noise",
+    "timestep-drawn-again": "drawn twice",
+    "target-is-the-input": "shift by one",
+    "token-zero-ignored": "a real token",
+    "heads-by-reshape": "reshape()",
+    "box-term-dropped": "left out of the sum",
+    "perturbation-doubled": "subtracted again",
+    "attack-descends": "attack descends",
+    "generator-wants-fake": "wrong sign or label",
+    "generator-flees-critic": "wrong sign or label",
+    "triplet-order": "exchanged",
+    "kl-without-exp": "exp() is missing",
+    "reconstruction-mean": "reduction='sum'",
+    "mixed-targets-exchanged": "exchanged between inputs and targets",
+    "schedule-in-both-phases": "after the validation",
+    "advantages-backwards": "reversed time",
+    "critic-learns-advantages": "advantages + values",
+    "rebound-not-updated": "p -= ...",
+    "adapter-file-empty": "filter of what is saved",
+    "edges-on-the-wrong-axis": "wrong axis",
+    "optimiser-of-the-old-head": "replaced afterwards",
+    "negatives-of-the-other-split": "partners",
+}
+"""Bugs that no check was designed for when they were written -> words of the cause that is named today."""
+QUICK_UNSEEN = ("noise-without-root", "generator-flees-critic", "heads-by-reshape")
 
 RANKS = {"ddp": {"--nproc": "2"}}  # scripts that a launcher starts
 
@@ -226,13 +256,24 @@ def test_guard_stops_every_bug(bug, tmp_path):
     stopped(bug, tmp_path)
 
 
-@pytest.mark.verify
-@pytest.mark.parametrize("name", ["visible-tokens-scored", "horizon-in-samples", "ema-swapped"])
+@pytest.mark.parametrize("name", QUICK_UNSEEN)
 def test_guard_stops_unseen(name, tmp_path):
-    """Bugs of the open half that no check was designed for."""
-    one = next(p for p in unseen.BUGS if p.id == name)
-    verdicts, output, _ = guard(patches.patched(one), tmp_path, interventions=False)
+    """Bugs that were written by somebody who had not read the checks."""
+    stops_unseen(name, tmp_path)
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("name", [n for n in UNSEEN if n not in QUICK_UNSEEN])
+def test_guard_stops_every_unseen(name, tmp_path):
+    """The rest of them."""
+    stops_unseen(name, tmp_path)
+
+
+def stops_unseen(name: str, folder: Path) -> None:
+    one = next(p for p in (*unseen.BUGS, *unseen_heldout.BUGS) if p.id == name)
+    verdicts, output, _ = guard(patches.patched(one), folder, interventions=False)
     assert failed(verdicts), output
+    assert UNSEEN[name] in output
 
 
 @pytest.mark.verify

@@ -46,6 +46,31 @@ def model(**settings: Any) -> Any:
     )
 
 
+def qwen(folder: Path, seed: int = 0) -> Path:
+    """A folder as people have it from the hub: Qwen3's architecture, chat template and end of a turn, 67,000 random weights."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from tests.llm import chat_models
+
+    words = chat_models.tokenizer("qwen3")
+    torch.manual_seed(seed)
+    sizes = {
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    ids = {"bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id}
+    Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(words), head_dim=12, tie_word_embeddings=True, max_position_embeddings=512, **sizes, **ids
+        )
+    ).save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder
+
+
 def write(folder: Path, *, template: bool = True, seed: int = 0, **settings: Any) -> Path:
     """Both, as a folder."""
     torch.manual_seed(seed)

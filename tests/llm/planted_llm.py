@@ -125,7 +125,7 @@ PLANTS += [
           harm="only the last answer of a conversation is learnt"),
 ]  # fmt: skip
 FOUR = ("--load-in-4bit",)
-WHOLE = '            loading.export(loading.merged(path, folder, base=base), tokenizer, folder / "merged")\n'
+WHOLE = "            whole = loading.merged(path, folder, base=base)\n"
 PLANTS += [
     Plant("qlora-base-in-full-precision", "four-bit", "C14", LOADED, "loading.load(path, dtype)\n",
           ("0% of the weights are in four bits", "quantization_config"), recipe=SFT, argv=FOUR,
@@ -158,7 +158,7 @@ PLANTS += [
           "            from peft import PeftModel\n\n"
           "            packed = quantized.load(path, torch.float32, run.device)\n"
           "            packed = PeftModel.from_pretrained(packed, folder).merge_and_unload()\n"
-          '            loading.export(packed.dequantize(), tokenizer, folder / "merged")\n',
+          "            whole = packed.dequantize()\n",
           ("packed into four bits again",), recipe=SFT, argv=(*FOUR, "--merge-adapters"), source="LLM-19 huggingface/peft#2321",
           harm="what the adapters changed is rounded away"),
     Plant("lora-merged-twice", "merged", "L5", WHOLE,

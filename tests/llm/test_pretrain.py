@@ -339,6 +339,36 @@ def test_a_few_bad_documents_are_counted_and_named(tmp_path: Path):
     assert notes == {"left out of train": "1 of 301 documents: line 301 (empty: nothing in it can be asked for)"}
 
 
+def test_validation_texts_have_a_file_of_their_own_or_a_share(tmp_path: Path):
+    path = written(tmp_path / "a.jsonl", ROWS * 2)
+    own = written(
+        tmp_path / "b.jsonl",
+        b"".join(json.dumps({"text": f"Held out, number {i}."}).encode() + b"\n" for i in range(9)),
+    )
+    train, val, _ = documents.load(str(path), "text", 0.01, str(own))
+    assert (len(train), val) == (120, [f"Held out, number {i}." for i in range(9)])
+    train, val, _ = documents.load(str(path), "text", 0.01, "0.25")
+    assert 15 < len(val) < 45
+    assert len(train) + len(val) == 120
+    assert not {*train} & {*val}  # equal texts are on one side
+    for wrong, words in (
+        ("1.5", "between 0 and 1"),
+        ("nowhere.jsonl", "no such file"),
+        (str(written(tmp_path / "c.jsonl", b"")), "no documents"),
+    ):
+        with pytest.raises(UserError, match=words):
+            documents.load(str(path), "text", 0.01, wrong)
+
+
+def test_the_command_reads_the_validation_file_that_it_is_given(tmp_path: Path, launch):
+    """The training file itself: all of it is seen twice."""
+    rows = str(written(tmp_path / "a.jsonl", ROWS))
+    done = launch("data", "llm/pretrain", "--data.path", rows, "--data.val", rows, *SMALL)
+    assert done.returncode == 0, done.shown
+    found = json.loads((done.folder() / "data.json").read_text())
+    assert found["overlap"]["exact"] == found["splits"]["val"]["samples"] > 0
+
+
 @pytest.mark.parametrize(("path", "words"), [
     ("nowhere", ("no such file or folder",)), ("nowhere.jsonl", ("no such file",)), ("folder", ("no texts in it", ".py")),
 ])  # fmt: skip

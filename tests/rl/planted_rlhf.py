@@ -6,7 +6,8 @@ from tests.vision.planted_classify import forgetful
 RLHF = "rl/rlhf"
 ODD, REWARDS = "tests.helpers.odd_rewards", "trainworthy.recipes.rl.language.rewards"
 WRITE = '    said, valid = policy.write(batch["input_ids"], batch["mask"], batch["draws"])\n'
-KL = "    kl = (log_prob - own(reference(**asked)[0], said)) * valid\n"
+KL = "    kl = (log_prob - scored(reference, asked, slices(cfg, run))[0]) * valid\n"
+SCORED = "    log_prob, value, entropy = scored(policy, asked, slices(cfg, run))\n"
 PAID = "return (-price * kl * valid).scatter_add(1, last[:, None], reward[:, None].to(kl))"
 LATER = "later = (delta + gamma * lam * later) * valid[:, t]\n"
 WHITE = "    some = x[valid]\n"
@@ -30,7 +31,7 @@ PLANTS = [
     plant("rlhf-reference-follows", "wiring", "C3", TOLD,
           TOLD + '        stage.frozen_modules["reference"].load_state_dict(policy.state_dict())\n', ("frozen",), source="R2",
           harm="the distance is always nothing: no price holds the policy"),
-    plant("rlhf-reference-is-the-policy", "returns", "R2", KL, KL.replace("reference(**asked)", "policy(**asked)"),
+    plant("rlhf-reference-is-the-policy", "returns", "R2", KL, KL.replace("reference", "policy"),
           ("to another model than the start",), source="R2", harm="no price holds the policy"),
     plant("rlhf-price-upside-down", "returns", "R2", PAID, PAID.replace("-price", "price"), ("wrong sign",),
           source="RL-07 Logic-RL#58", harm="the policy is paid for leaving"),
@@ -61,11 +62,10 @@ PLANTS = [
           ("the prompt is scored",), source="L2", harm="a reward for what was asked, not for what was said"),
     plant("rlhf-end-dropped", "score", "L3", WRITE, WRITE + "    valid[:, 1:] &= said[:, 1:] != policy.eos\n", ("the end token",),
           source="L3", harm="nobody learns to stop"),
-    plant("rlhf-answer-shifted", "score", "L2", '    log_prob, value = own(log_p, said), value * policy.returns.rms\n',
-          "    log_prob, value = own(log_p.roll(-1, 1), said), value * policy.returns.rms\n", ("shifted by one",), source="L2",
+    plant("rlhf-answer-shifted", "score", "L2", SCORED, SCORED + "    log_prob = log_prob.roll(-1, 1)\n", ("shifted by one",), source="L2",
           before=("returns",), why="the distance is that of the shifted ones, too", harm="the chances of another token"),
-    plant("rlhf-mask-forgotten", "score", "L1", "    log_p, value = policy(**asked)\n",
-          '    asked["mask"] = torch.ones_like(asked["mask"])\n    log_p, value = policy(**asked)\n', ("padding",), source="L1",
+    plant("rlhf-mask-forgotten", "score", "L1", SCORED,
+          '    asked["mask"] = torch.ones_like(asked["mask"])\n' + SCORED, ("padding",), source="L1",
           harm="what pads is read, and other chances are learnt than those that were drawn from"),
     plant("rlhf-price-not-saved", "resume", "C13", STAGES, forgetful("rlhf", "controller"), ("stage.state",), source="R2",
           harm="a resumed run begins with the first price"),

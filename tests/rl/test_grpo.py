@@ -135,6 +135,182 @@ def test_a_planted_bug_is_stopped_on_a_small_model_too(plant, net: Path, fork, l
     assert not [w for w in plant.words if w.lower() not in said], said
 
 
+# --------------------------------------------------------------------------------------------------- several rewards, KL
+def test_several_rewards_are_their_weighted_sum(tmp_path: Path, monkeypatch):
+    """Each logged by its name, each judged by itself."""
+    monkeypatch.chdir(tmp_path)
+    one = problems.load("exact=2,rewards.py:near=-0.5")
+    texts, due = ["47", "7 and 4", ""], ["47", "47", "47"]
+    near = problems.load("rewards.py:near")(completions=texts, answer=due)
+    logged: dict[str, float] = {}
+    found = problems.guarded(one, "both", UserError)(
+        prompts=[""] * 3, completions=texts, answer=due, log_metric=logged.__setitem__
+    )
+    assert found == pytest.approx([2 * (i == 0) - 0.5 * n for i, n in enumerate(near)])
+    assert logged == pytest.approx({"rewards/exact": 1 / 3, "rewards/near": sum(near) / 3})
+    assert problems.load("exact") is problems.exact
+    with pytest.raises(UserError, match=r"the reward function rewards.py:raises raised KeyError"):
+        problems.guarded(problems.load("exact,rewards.py:raises"), "both", UserError)(
+            prompts=[""], completions=["4"], answer=["4"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("exact=x", "no weight"), ("exact=0", "no weight"), ("exact,exact=2", "twice")]
+)
+def test_weights_that_are_none(name: str, words: str):
+    with pytest.raises(UserError, match=words):
+        problems.load(name)
+
+
+@pytest.mark.verify
+def test_two_rewards_through_the_command(net: Path, tmp_path: Path, launch):
+    """Advantages are those of the sum, and each reward has a curve of its own."""
+    mixed = ("--reward", "exact=1,rewards.py:near=0.5")
+    done = launch("check", "rl/grpo", "--model", str(net), *SMALL, *mixed, "--only", "rewards,advantages,objective")
+    assert done.returncode == 0, done.shown
+    done = launch("run", "rl/grpo", "--model", str(net), *QUICK, *mixed)
+    assert done.returncode == 0, done.shown
+    row = read(done.folder() / "step_metrics.jsonl")[-1]
+    assert {"step/trainer/rewards/exact", "step/trainer/rewards/near"} <= row.keys(), row
+    assert row["step/trainer/reward"] == pytest.approx(
+        row["step/trainer/rewards/exact"] + row["step/trainer/rewards/near"] / 2
+    )
+
+
+@pytest.mark.verify
+def test_a_large_beta_holds_the_policy(net: Path, tmp_path: Path):
+    """The same run twice; nats a token from the reference at its end."""
+    far = {}
+    for beta in ("1e-6", "3"):
+        (cwd := tmp_path / beta).mkdir()
+        (cwd / "rewards.py").write_text(REWARDS)
+        more = (
+            "--beta",
+            beta,
+            "--num-iterations",
+            "2",
+            "--train.epochs",
+            "12",
+            "--train.eval-every",
+            "12",
+            "--max-new-tokens",
+            "4",
+        )
+        done = trainworthy("run", "rl/grpo", "--model", net, *QUICK, *more, cwd=cwd)
+        assert done.returncode == 0, done.stderr
+        far[beta] = read(run_folder(cwd) / "step_metrics.jsonl")[-1]["step/trainer/kl"]
+    assert far["3"] < 0.2 * far["1e-6"], far
+
+
+# ---------------------------------------------------------------------------------------------------- monitors that stop
+def rows_of(right: list[float], **logged: list[float]) -> list[dict[str, float]]:
+    """Evaluations as a run writes them."""
+    names = {"kl": "kl", "entropy": "entropy", "reward": "reward", "cut": "completions/clipped_ratio", "tokens": "completions/mean_length",
+             "still": "frac_reward_zero_std"}  # fmt: skip
+    return [
+        {"val/accuracy": r} | {f"train/trainer/{names[k]}": v[i] for k, v in logged.items()}
+        for i, r in enumerate(right)
+    ]
+
+
+STOPS = {
+    "reward": ({"right": [0.5, 0.4, 0.2, 0.1], "reward": [0.5, 0.6, 0.8, 0.9]}, {"right": [0.2, 0.4, 0.38, 0.5], "reward": [0.2, 0.4, 0.5, 0.6]}),
+    "groups": ({"right": [0.1, 0.1], "still": [1.0, 1.0]}, {"right": [0.1, 0.2, 0.95], "still": [0.9, 1.0, 1.0]}),
+    "lengths": ({"right": [0.3, 0.3, 0.2], "cut": [0.0, 0.1, 0.2], "tokens": [4.0, 13.0, 20.0]},
+                {"right": [0.3, 0.5, 0.7], "cut": [0.0, 0.1, 0.2], "tokens": [4.0, 13.0, 20.0]}),
+    "entropy": ({"right": [0.3, 0.3, 0.2], "entropy": [2.0, 0.01, 0.02], "still": [0.2, 0.9, 0.9]},
+                {"right": [0.3, 0.8, 0.95], "entropy": [2.0, 0.01, 0.02], "still": [0.2, 0.9, 0.9]}),
+    "kl": ({"right": [0.3, 0.3, 0.2], "kl": [0.1, 1.5, 3.0]}, {"right": [0.3, 0.6, 0.8], "kl": [0.1, 1.5, 3.0]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_monitors_ask_to_stop_where_they_are_sure(name: str):
+    """Twice in a row and nothing gained: stop. Held-out answers that get better, or one evaluation: none. --no-stop-hacked: none."""
+    from types import SimpleNamespace
+
+    cfg = SimpleNamespace(num_iterations=1, beta=0.1, stop_hacked=True)
+    one = {m.id: m for m in grpo_gates.monitors(cfg, 200)}[name]
+    wrong, fine = (rows_of(**case) for case in STOPS[name])
+    assert one.judge(wrong).evidence.get("stop"), one.judge(wrong)
+    assert "stop" not in one.judge(wrong[:1]).evidence
+    assert "stop" not in one.judge(fine).evidence
+    cfg.stop_hacked = False
+    one = {m.id: m for m in grpo_gates.monitors(cfg, 200)}[name]
+    assert not one.judge(wrong).ok
+    assert "stop" not in one.judge(wrong).evidence
+
+
+PAID = '''"""Rewards with a hole, for a model that answers everything with one letter."""
+
+
+def same(completions, **_):
+    return [1.0] * len(completions)
+
+
+def other(completions, answer, **_):
+    return [sum(x != a for x in c.strip()) / max(1, len(c)) for c, a in zip(completions, answer)]
+
+
+def longer(completions, **_):
+    return [float(len(c)) for c in completions]
+'''
+
+
+@pytest.fixture(scope="module")
+def lettered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that llm/sft has taught to answer every question with b, and questions of that kind."""
+    home = tmp_path_factory.mktemp("lettered")
+    net = language.write(home / "net")
+    rows = [{"prompt": f"q{i}", "completion": "b"} for i in range(120)]
+    done = trainworthy("run", "llm/sft", "--model", net, "--lora-rank", "0", "--data.path", written(home / "letters.jsonl", rows),
+                       "--data.system", "", "--data.max-length", "64", "--data.held-out", "4", "--data.near", "0", "--optim.lr", "3e-3",
+                       "--train.batch-size", "8", "--train.epochs", "5", "--gates.no-enabled", "--run.no-tensorboard", cwd=home)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    written(home / "questions.jsonl", [{"prompt": f"q{i}", "answer": "b"} for i in range(120)])
+    (home / "paid.py").write_text(PAID)
+    return home
+
+
+HOLES = {
+    "groups": ("same", ()),
+    "reward": ("other", ("--optim.lr", "1e-2")),
+}
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("name", HOLES)
+def test_a_run_that_goes_wrong_stops_itself(name: str, lettered: Path, launch):
+    """Through the real command: exit 4 and the monitor's name; without the hole the run goes on to its end."""
+    reward, more = HOLES[name]
+    taught = next((lettered / "runs").glob("**/export"))
+    model = lettered / "net" if name == "groups" else taught  # where nearly all is right, no difference is no fault
+    asked = ("run", "rl/grpo", "--model", str(model), "--data.path", str(lettered / "questions.jsonl"), "--data.style", "chat",
+             "--data.shots", "0", "--data.val", "0.3", "--train.batch-size", "32", "--train.epochs", "40", "--train.eval-every", "4",
+             "--max-new-tokens", "8", "--lora-rank", "4", "--gates.no-enabled", "--run.no-tensorboard")  # fmt: skip
+    done = launch(*asked, "--reward", f"{lettered / 'paid.py'}:{reward}", *more, timeout=300)
+    assert done.returncode == 4, done.shown
+    assert f"{name} (" in done.stderr, done.shown
+    assert "stopped itself" in done.stderr, done.shown
+    if name == "groups":
+        return  # a model of random letters has no gradient with `exact` either
+    done = launch(*asked, *more, "--train.epochs", "16", timeout=300)
+    assert done.returncode == 0, done.shown
+
+
+def test_the_questions_that_ship_can_be_asked():
+    """160 of them, each with one answer and in one split."""
+    path = Path(__file__).parents[2] / "examples" / "questions.jsonl"
+    train, val, _, bad = problems.read(
+        problems.Source(path=str(path), val="0.2", style="chat", shots=0, max_prompt=200)
+    )
+    assert len(train) + len(val) == 160
+    assert not bad
+    assert all(problems.right(row["answer"], row["answer"]) for row in (*train, *val))
+    assert not {r["prompt"] for r in train} & {r["prompt"] for r in val}
+
+
 # ----------------------------------------------------------------------------------------------------------------- chain
 @pytest.fixture(scope="module")
 def tuned(net: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.inventory import scan
 from trainworthy.recipes.rl import ppo
-from trainworthy.recipes.rl.control import arrays, environments, probes
+from trainworthy.recipes.rl.control import arrays, environments, episode_pictures, probes
 from trainworthy.recipes.rl.control.environments import Environments
 from trainworthy.recipes.rl.control.heads import Categorical, Gaussian
 from trainworthy.recipes.rl.control.memory import Remembering, player
@@ -204,7 +204,7 @@ def test_what_is_remembered_is_of_the_running_episode():
 
 def test_pictures_of_an_episode_where_it_renders():
     """Eight of it at most, from its first step to its last."""
-    pictures = environments.strip("CartPole-v1", torch.tensor([3]), upright)
+    pictures = episode_pictures.strip("CartPole-v1", torch.tensor([3]), upright)
     assert [p.caption for p in pictures][:2] == ["step 0 of 499", "step 71 of 499"]
     assert {tuple(p.image.shape) for p in pictures} == {(80, 120, 3)}
     assert len({p.image.numpy().tobytes() for p in pictures}) == len(pictures) == 8

@@ -220,6 +220,20 @@ def test_prompts_of_ones_own(rows: Path):
     assert torch.equal(some.get(0, None)["draws"], some.get(0, None)["draws"])
 
 
+def test_held_out_prompts_have_a_file_of_their_own_or_a_share(rows: Path, tmp_path: Path):
+    own = tmp_path / "own.jsonl"
+    own.write_text("".join(f'{{"prompt": "held out {i}"}}\n' for i in range(9)))
+    found = prompts.read(prompts.Source(path=str(rows), val=str(own)), language.tokenizer(), 5)
+    assert found["val"].texts == [f"held out {i}" for i in range(9)]
+    assert len(found["prompts"]) == 60
+    found = prompts.read(prompts.Source(path=str(rows), val="0.3"), language.tokenizer(), 5)
+    assert 8 < len(found["val"]) < 30
+    assert len(found["prompts"]) + len(found["val"]) == 60
+    assert not {*found["prompts"].texts} & {*found["val"].texts}
+    with pytest.raises(UserError, match="between 0 and 1"):
+        prompts.read(prompts.Source(path=str(rows), val="3"), language.tokenizer(), 5)
+
+
 def test_prompts_in_turns(rows: Path):
     source = prompts.Source(path=str(rows), tokens=80, chat=True)
     sample = prompts.read(source, language.tokenizer(), 5)["prompts"].get(0, None)
@@ -237,3 +251,50 @@ def test_prompts_in_turns(rows: Path):
 def test_prompts_that_cannot_be_asked(settings: dict, words: str, rows: Path):
     with pytest.raises(UserError, match=words):
         prompts.read(prompts.Source(**{"path": str(rows), **settings}), language.tokenizer(), 5)
+
+
+# ----------------------------------------------------------------------------------------------------- slices and adapters
+def test_log_probabilities_in_slices_are_the_same(net: Path):
+    """However many completions are read at once, and no more of them than asked for."""
+    from trainworthy.recipes.rl.language import models, policy
+
+    torch.manual_seed(0)
+    writer = policy.Writer(models.load(str(net)), models.tokenizer(str(net)))
+    torch.nn.init.normal_(writer.head[-1].weight)
+    ids, said = torch.randint(3, 200, (10, 5)), torch.randint(3, 200, (10, 7))
+    asked = {"input_ids": ids, "mask": torch.ones(10, 12, dtype=torch.bool), "said": said}
+    sizes: list[int] = []
+    writer.register_forward_hook(lambda _module, _args, out: sizes.append(len(out[0])))
+    whole, parts = (policy.scored(writer, asked, rows) for rows in (10, 4))
+    assert sizes == [10, 4, 4, 2]
+    for a, b in zip(whole, parts, strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+        assert a.shape == (10, 7)
+    log_p, value = writer(**asked)
+    assert torch.allclose(policy.own(log_p, said), parts[0], atol=1e-5)
+    assert torch.allclose(value, parts[1], atol=1e-5)
+
+
+@pytest.mark.verify
+def test_adapters_learn_from_rewards_and_are_exported(net: Path, launch, tmp_path: Path):
+    """LoRA: the gates hold, the base stays as it was, and what is exported is an adapter that peft reads."""
+    asked = ("--model", str(net), *SMALL, "--lora-rank", "4", "--optim.lr", "3e-3")
+    done = launch("check", "rl/rlhf", *asked, "--only", f"init,wiring,accumulation,resume,{OWN}")
+    assert done.returncode == 0, done.shown
+    verdicts = {v["id"]: v["verdict"] for v in done.verdicts()}
+    assert {verdicts[k] for k in ("init", "wiring", "score", "returns", "formula")} == {"pass"}, done.shown
+    done = launch(
+        "run",
+        "rl/rlhf",
+        *asked,
+        "--gates.no-enabled",
+        "--run.no-tensorboard",
+        "--train.epochs",
+        "2",
+        "--train.precision",
+        "bf16",
+    )
+    assert done.returncode == 0, done.shown
+    from peft import AutoPeftModelForCausalLM
+
+    assert AutoPeftModelForCausalLM.from_pretrained(done.folder() / "export").peft_config.keys() == {"default"}

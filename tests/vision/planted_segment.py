@@ -44,7 +44,7 @@ def whole(self, row):
 
 PLANTS = [
     bug("seg-ids-from-one", "labels", "V5", DATA, masks_as("torch.where(mask == IGNORE, mask, mask + 1)"),
-        ("no class", "count from 1"), source="VIS-04 open-mmlab/mmsegmentation#1609", harm="loud: an index beyond the outputs"),
+        ("not class ids", "ids start at 1"), source="VIS-04 open-mmlab/mmsegmentation#1609", harm="loud: an index beyond the outputs"),
     bug("seg-zero-is-void", "labels", "V5", DATA, masks_as("torch.where((mask == 0) | (mask == IGNORE), IGNORE, mask - 1)"),
         ("shifted by -1",), source="VIS-04 tensorflow-deeplab-resnet#10",
         harm="the background is void, the nuclei are the background"),
@@ -52,7 +52,7 @@ PLANTS = [
         ("learns from", "of void", "ignore_index"), source="VIS-04 train-DeepLab#19", harm="padding is learnt as the last class"),
     bug("seg-background-ignored", "scored", "V5", CE,
         'ce = F.cross_entropy(logits, mask.where(mask != IGNORE, 0), ignore_index=0, reduction="none")',
-        ("learns nothing from class 0", "ignore_index"), argv=("--dice", "0"), source="VIS-04 open-mmlab/mmsegmentation#1609",
+        ("ignores class 0", "ignore_index"), argv=("--dice", "0"), source="VIS-04 open-mmlab/mmsegmentation#1609",
         harm="everything becomes an object"),
     bug("seg-void-scored", "scored", "V5", TOTAL, TOTAL.replace('["mask"]', '["mask"].clamp_max(n - 1)'),
         ("truth as prediction", "ignore_index"), source="VIS-04 tensorflow-deeplab-resnet#10",

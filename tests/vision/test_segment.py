@@ -14,7 +14,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.recipes.shared import nuclei
 from trainworthy.recipes.vision import segment
-from trainworthy.recipes.vision.data import masks, pasted
+from trainworthy.recipes.vision.data import mask_expectations, masks, pasted
 from trainworthy.recipes.vision.data.masks import IGNORE
 from trainworthy.recipes.vision.gates import pictures
 from trainworthy.recipes.vision.models import hub_nets, zoo
@@ -111,13 +111,13 @@ def test_the_expected_loss_is_that_of_these_answers(focal, dice):
     cfg.focal, cfg.dice = focal, dice
     run = Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1))
     stage = segment.segment(cfg, run)
-    for own in (masks.unsure(mask, 2), masks.sure_inside(mask, 1).clamp_max(1 - 1e-6)):
+    for own in (mask_expectations.unsure(mask, 2), mask_expectations.sure_inside(mask, 1).clamp_max(1 - 1e-6)):
         truth = F.one_hot(mask.where(mask != IGNORE, 0), 2).permute(0, 3, 1, 2)
         logits = torch.where(truth == 1, own[:, None], 1 - own[:, None]).log()
         batch = {"image": torch.zeros(2, 1, 32, 32), "mask": mask}
         sums, counts = stage.loss(lambda images, logits=logits: logits, batch), stage.counts(batch)
         mean = sum(s / counts[t] for t, s in sums.items()).item()
-        assert masks.answered(mask, own, 2, focal=focal, dice=dice) == pytest.approx(mean, rel=1e-4)
+        assert mask_expectations.answered(mask, own, 2, focal=focal, dice=dice) == pytest.approx(mean, rel=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------------------------- folders

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.helpers.commands import read
 from tests.helpers.pictures import write_folder
 
@@ -37,11 +38,34 @@ def test_the_test_split_is_evaluated_once_and_reported(launch, folder):
     ]  # no choice can depend on it
 
 
-def test_a_run_without_a_test_split_says_so(launch):
-    done = launch("run", "vision/classify", "--train.epochs", "0.1", "--gates.no-enabled", "--run.no-tensorboard")
+@pytest.fixture(scope="module")
+def two_parts(tmp_path_factory):
+    """train/ and val/ alone."""
+    return write_folder(tmp_path_factory.mktemp("data") / "two", per_class=30, held_out=10, classes=3)
+
+
+def test_a_run_without_a_test_split_says_so(launch, two_parts):
+    done = launch("run", "vision/classify", "--data.path", str(two_parts), *NET, "--gates.no-enabled")
     assert done.returncode == 0, done.shown
     assert read(done.folder() / "summary.json")["test"] is None
     assert "no test split" in (done.folder() / "card.md").read_text()
+
+
+def test_the_digits_have_a_test_set_by_other_writers(launch):
+    """1,000 digits of MNIST's test set; the digits to learn from and to validate on are what they were."""
+    done = launch("run", "vision/classify", "--train.epochs", "0.1", "--gates.no-enabled", "--run.no-tensorboard")
+    assert done.returncode == 0, done.shown
+    out = done.folder()
+    assert read(out / "summary.json")["test"]["samples"] == 1000
+    assert "on the test split (1,000)" in done.stdout
+    found = read(out / "data.json")
+    assert {k: s["samples"] for k, s in found["splits"].items()} == {"train": 4000, "val": 1000, "test": 1000}
+    assert [found["overlaps"][k]["exact"] for k in ("test in train", "test in val")] == [0, 0]
+    band = read(ROOT / "recipes/vision/results/classify.band.json")
+    assert found["fingerprint"] == band["data"], "the band of healthy runs still belongs to these data"
+    done = launch("data", "vision/classify", "--data.test", "0.1")
+    assert done.returncode == 2, done.shown
+    assert "the digits have a test set" in done.stderr
 
 
 def test_a_training_picture_in_the_test_split_is_stopped(launch, folder, tmp_path):
@@ -53,7 +77,7 @@ def test_a_training_picture_in_the_test_split_is_stopped(launch, folder, tmp_pat
     assert "1 exact duplicates of test in train" in done.stdout
 
 
-def test_a_share_of_the_training_pictures_can_be_the_test_split(launch):
-    done = launch("data", "vision/classify", "--data.test", "0.1", "--json")
+def test_a_share_of_the_training_pictures_can_be_the_test_split(launch, two_parts):
+    done = launch("data", "vision/classify", "--data.path", str(two_parts), *NET[:2], "--data.test", "0.1", "--json")
     assert done.returncode == 0, done.shown
     assert '"test"' in done.stdout

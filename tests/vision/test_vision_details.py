@@ -10,7 +10,7 @@ from trainworthy.core.base.config import Optim
 from trainworthy.core.loop import optim
 from trainworthy.core.report.sections import matrix
 from trainworthy.recipes.vision.data import boxes
-from trainworthy.recipes.vision.gates import detect
+from trainworthy.recipes.vision.gates import boxes as gates
 from trainworthy.recipes.vision.models.detectors import MIN_SCORES
 
 from tests.helpers.commands import read
@@ -111,10 +111,10 @@ def test_a_table_of_a_thousand_classes_is_a_small_page():
 def test_pictures_that_are_mirrored_alone_are_seen_at_every_seed():
     """Power of the gate `boxes`: half of the pictures mirrored, their boxes not, at 20 of 20 seeds."""
     empty = boxes.Annotated([], [], [], [], ("a", "b"), [], [], {})
-    other = detect.painted(empty, 96, detect.PAINTED, 1)
+    other = gates.painted(empty, 96, gates.PAINTED, 1)
     data = boxes.Boxed(other, range(len(other.pictures)), side=96)
     batch = data.collate([data.get(i, None) for i in range(len(data))])
-    assert not detect._apart(batch, list(range(len(data))), "boxes", 96)[0]
+    assert not gates._apart(batch, list(range(len(data))), "boxes", 96)[0]
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
         images = batch["image"].clone()
@@ -122,5 +122,5 @@ def test_pictures_that_are_mirrored_alone_are_seen_at_every_seed():
             wide = round(float(batch["scale"][i][0] * batch["size"][i][1]))
             if flip:
                 images[i, :, :, :wide] = images[i, :, :, :wide].flip(-1)
-        fault, _ = detect._apart({**batch, "image": images}, list(range(len(data))), "boxes", 96)
+        fault, _ = gates._apart({**batch, "image": images}, list(range(len(data))), "boxes", 96)
         assert "not mirrored with their picture" in fault, seed

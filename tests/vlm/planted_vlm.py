@@ -8,7 +8,7 @@ ALIGN_RATES = '{"projector": cfg.optim.lr}, start'
 INSTRUCT_RATES = 'rates = {"projector": cfg.optim.lr, "language": cfg.language_lr}\n'
 LOADED = "model.load_state_dict(previous.model.state_dict())\n"
 LOSS = 'return {"answer": rows.nll(model(batch), batch["labels"])}\n'
-ENCODER = "encoder, words = vision.load(cfg.encoder), language.load(cfg.language, cfg)\n"
+ENCODER = "encoder, words = vision.load(cfg.encoder, cfg.encoder_layer), language.load(cfg.language, cfg)\n"
 FEATURES = "features = self.projector(self.encoder(images))"
 FORWARD = "return rows.answer(self.language, self.embedded(batch), batch)\n"
 SOURCE = "    return Questions(source,"

@@ -1,4 +1,4 @@
-"""Pictures with a caption each: phrases around the name of their class, or captions that lie beside them."""
+"""Images with captions: phrases that contain the name of their class, or captions from files."""
 
 import csv
 import json
@@ -21,40 +21,40 @@ SPOKEN = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 PHRASES = ("a photo of the digit {}", "a handwritten {}", "the number {}", "a picture of the numeral {}", "{}", "the digit {}",
            "somebody wrote a {}", "an image of the number {}")  # fmt: skip
 UNSEEN = ("a scan of the figure {}", "a drawing of the number {}", "the numeral {}, written by hand")
-"""Of digits held out: the class is asked for in words that no picture was learnt with."""
+"""Phrases for held-out digits: requests in words that no training image had."""
 
 
 @dataclass
 class Source(source.Source):
-    """Which pictures, who judges what is made of them, and which captions they have."""
+    """Which images, who evaluates samples, and which captions."""
 
     captions: str = ""
-    """Empty: phrases around the name of each picture's class. `txt`: a text file of the same name beside each picture. Else a
-    file in the folder, .jsonl or .csv, with a file_name and a text for each picture, as the hub's metadata.jsonl."""
+    """Empty: phrases with the name of each image's class. `txt`: a text file of the same name next to each image. Else a file in the folder,
+    .jsonl or .csv, with file_name and text columns, as in the hub's metadata.jsonl."""
     phrase: str = "a photo of {}"
-    """Around a class's name, of pictures of your own without --data.captions."""
+    """Phrase around a class's name, for your own images without --data.captions."""
 
 
 class Captioned(NamedTuple):
-    """Pictures (N, C, H, W) in [-1, 1], their captions by number, and which to learn from."""
+    """Images (N, C, H, W) in [-1, 1], their caption indices, and the rows of each split."""
 
     images: Tensor
     labels: Tensor
-    """(N,) classes; of captions that lie beside pictures 0: they have none."""
+    """Classes (N,); 0 if captions come from files, because then there are none."""
     classes: tuple[str, ...]
     learn: Tensor
     held_out: Tensor
     notes: dict
     captions: tuple[str, ...]
-    """Each different one."""
+    """All different captions."""
     asked: Tensor
-    """(N,) indices into `captions`."""
+    """Indices into `captions`, (N,)."""
     test: Tensor | None = None
-    """Evaluated once, at the end."""
+    """Rows of the test split, which is evaluated once, at the end."""
 
 
 def read(cfg: Source) -> Captioned:
-    """Every picture with its caption."""
+    """Return every image with its caption."""
     if cfg.captions:
         return beside(cfg)
     found = source.read(cfg)
@@ -68,13 +68,13 @@ def read(cfg: Source) -> Captioned:
 
 
 def in_channels(found: Captioned, channels: int) -> Captioned:
-    """Grey pictures in as many channels as an autoencoder reads."""
+    """Return grey images with as many channels as an autoencoder reads."""
     return found._replace(images=found.images.expand(-1, channels, -1, -1)) if found.images.shape[1] == 1 else found
 
 
 def _phrased(found: pictures.Labelled, phrases: list[list[list[str]]]) -> Captioned:
-    """Each picture with one of its class's phrases, of those to learn from or of those to be asked by: [split][class]. The test
-    split is asked by the same ones as the validation split."""
+    """Return each image with a phrase of its class, from those for training or those for evaluation: [split][class]. The test split uses the
+    same phrases as the validation split."""
     said = [""] * len(found.labels)
     parts = [part for part in (found.learn, found.held_out, found.test) if part is not None]
     for split, chosen in zip((*phrases, phrases[1]), parts, strict=False):
@@ -85,8 +85,8 @@ def _phrased(found: pictures.Labelled, phrases: list[list[list[str]]]) -> Captio
 
 
 def numbered(said: list[str], parts: Sequence[Tensor]) -> tuple[tuple[str, ...], Tensor]:
-    """(each different caption, the number (N,) of each picture's), the numbers of each part spread evenly over all: the gate that
-    compares the scale of inputs takes them for such."""
+    """Return (all different captions, caption index (N,) of each image). Indices of each split are spread evenly, because a gate compares
+    the scale of inputs between splits."""
     place: dict[str, float] = {}
     for part in parts:
         own = list(dict.fromkeys(said[i] for i in part.tolist()))
@@ -99,7 +99,7 @@ def numbered(said: list[str], parts: Sequence[Tensor]) -> tuple[tuple[str, ...],
 
 # ------------------------------------------------------------------------------------------------------ captions beside pictures
 def beside(cfg: Source) -> Captioned:
-    """Pictures of a folder with captions of their own, a fifth held out; the same whatever the run's seed."""
+    """Return the images of a folder with their own captions, a fifth held out, independent of the run's seed."""
     root = Path(cfg.path)
     if not root.is_dir():
         raise UserError(
@@ -127,7 +127,7 @@ def beside(cfg: Source) -> Captioned:
     images = torch.stack([fit(every[i]) for i in range(len(good))]).float() / 127.5 - 1
     said = [texts[names[i]] for i in good.tolist()]
     marks = [facts[i][2] for i in good.tolist()]
-    first = {mark: i for i, mark in reversed(list(enumerate(marks)))}  # copies of one picture stay on one side
+    first = {mark: i for i, mark in reversed(list(enumerate(marks)))}  # copies of an image go to one split
     owner = torch.tensor([first[mark] for mark in marks])
     alone = owner.unique()
     wanted = held_out_by(cfg.val)
@@ -150,7 +150,7 @@ def _few(names: list[str]) -> str:
 
 
 def _texts(root: Path) -> dict[str, str]:
-    """{picture: text of the file beside it that is named as it}; a text without a picture is named by itself."""
+    """Return {image: text of the file with the same name}. A text without an image has its own name as the key."""
     found = {}
     for path in sorted(root.rglob("*.txt")):
         own = [p for p in path.parent.glob(f"{path.stem}.*") if p.suffix.lower() in SUFFIXES]
@@ -160,7 +160,7 @@ def _texts(root: Path) -> dict[str, str]:
 
 
 def _table(path: Path) -> dict[str, str]:
-    """{picture: text} of a .jsonl or .csv file."""
+    """Return {image: text} of a .jsonl or .csv file."""
     if not path.is_file() or path.suffix not in (".jsonl", ".csv"):
         raise UserError(f"--data.captions {path.name}: no such file in the folder", got=f"{path}",
                         needed="`txt`, or a .jsonl or .csv file beside the pictures")  # fmt: skip
@@ -187,7 +187,7 @@ def _table(path: Path) -> dict[str, str]:
 
 
 def told(found: Captioned, parts, judge) -> dict[str, str]:
-    """For the data report."""
+    """Return the lines of the data report."""
     notes = {**found.notes, "model": parts.told, "captions": f"{len(found.captions):,} different ones"}
     if cut := parts.cut(found.captions):
         notes["captions cut"] = f"{cut:,} of {len(found.captions):,} after {parts.tokenizer.model_max_length} tokens"
@@ -195,8 +195,8 @@ def told(found: Captioned, parts, judge) -> dict[str, str]:
 
 
 def matched(run: Run, process: Process, model: nn.Module, data: Data) -> float:
-    """Share of samples that one step sees better through their noise with their own caption than with another, drawn once for
-    each (of digits one in ten names the same digit). Half by chance."""
+    """Return the share of samples that one step denoises better with their own caption than with another one, drawn once for each (for
+    digits one in ten has the same class). 0.5 by chance."""
     rows = []
     for b in run.batches(data):
         own, wrong = (process.look(model, {**b, "condition": b[key]})[:, 1] for key in ("asked", "other"))
@@ -206,13 +206,13 @@ def matched(run: Run, process: Process, model: nn.Module, data: Data) -> float:
 
 # ------------------------------------------------------------------------------------------------------------------- samples
 class Noised(Data):
-    """Latents (N, c, h, w) of `found`, each noised to a timestep; on the training path its caption may be hidden.
+    """Latents (N, c, h, w) of `found` with noise of a random timestep. In training the caption may be dropped.
 
-    The evaluation path has one noise and one timestep for each latent, always the same, and hides nothing.
+    In evaluation each latent always has the same noise and timestep, and no caption is dropped.
     """
 
     split = "val"
-    """Each split has noise of its own on the evaluation path."""
+    """Each split has its own evaluation noise."""
 
     def __init__(self, latents: Tensor, found: Captioned, chosen: Tensor, process: Process, drop: float):
         self.latents, self.images = latents[chosen], found.images[chosen]

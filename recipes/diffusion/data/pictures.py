@@ -1,4 +1,4 @@
-"""Which pictures of which classes to learn from, fitted to one size in [-1, 1]; and what a trained generator is saved as."""
+"""Images by class, resized to one size in [-1, 1], and the export of a generator."""
 
 import json
 import shutil
@@ -17,22 +17,22 @@ from trainworthy.recipes.shared import digits, further_digits
 from trainworthy.recipes.shared import judge as judges
 from trainworthy.recipes.vision.data import pictures as labelled
 
-logging.disable_progress_bar()  # a bar for two small files says nothing
+logging.disable_progress_bar()  # progress bars for two small files are noise
 
 
 @dataclass
 class Source(labelled.Source):
-    """Which pictures, and who judges what is made of them."""
+    """Which images, and who evaluates samples."""
 
     image_size: int = 16
-    """Pixels of a side: of the pictures learnt from, and of those made."""
+    """Side in pixels, of training images and of samples."""
     judge: str = "digits"
-    """Who says which class a made picture shows: `digits` (trained on first use, by vision/classify), or the export of a
-    vision/classify run on the same classes."""
+    """Model that classifies samples: `digits` (trained on first use, by vision/classify), or the export of a vision/classify run on the same
+    classes."""
 
 
 def read(source: Source) -> labelled.Labelled:
-    """Every picture (N, C, H, W) float32 in [-1, 1] with its label, and which of them to learn from."""
+    """Every image (N, C, H, W) float32 in [-1, 1] with its label, and the rows of each split."""
     if source.path == "digits":
         images, labels = digits.load()
         learn, held_out = digits.split(labels)
@@ -47,28 +47,28 @@ def read(source: Source) -> labelled.Labelled:
 
 
 def small(images: Tensor, side: int = 32) -> Tensor:
-    """Pictures (N, C, H, H) shrunk to `side` pixels where they are larger: enough to tell them apart."""
+    """Return images (N, C, H, H) reduced to `side` pixels if they are larger: enough to classify them."""
     return F.adaptive_avg_pool2d(images, side) if images.shape[-1] > side else images
 
 
 def fixed_draws(split: str, index: int) -> torch.Generator:
-    """The draws of one sample on the evaluation path: noise and timestep, always the same, other ones in each split."""
+    """Return the generator of one evaluation sample's noise and timestep: always the same, but different for each split."""
     return torch.Generator().manual_seed(seeds.derive("noise", *([] if split == "val" else [split]), index))
 
 
 def judge(source: Source) -> judges.Judge:
-    """Who says what a picture shows."""
+    """Return the model that classifies samples."""
     return judges.load(source.image_size) if source.judge == "digits" else judges.of(Path(source.judge))
 
 
 def tiles(pictures: Tensor, captions: list[str], good: list[float] | None = None) -> list[Tile]:
-    """(B, C, H, W) in about [-1, 1] to look at."""
+    """Return images (B, C, H, W) in about [-1, 1] as pictures to show."""
     shown = zip(captions, (pictures + 1) / 2, good or [None] * len(captions), strict=True)
     return [Tile(c, x, g) for c, x, g in shown]
 
 
 def save_pipeline(folder: Path, unet: nn.Module, scheduler, vae: nn.Module | None = None) -> None:
-    """What `DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)` loads: parts, index, the pipeline's source."""
+    """Save what `DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)` loads: parts, index and the pipeline's source."""
     kind = pipeline.LatentPipeline if vae else pipeline.ClassConditionalPipeline
     kind(unet, scheduler, *([vae] if vae else [])).save_pretrained(folder)
     shutil.copy(pipeline.__file__, folder / "pipeline.py")

@@ -1,4 +1,4 @@
-"""Scores of generated pictures: the class a judge sees in them, and their distance from real ones in its features."""
+"""Scores of generated images: the class that a classifier sees in them, and their distance from real ones in its features."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ class Sampling:
     steps: int = 25
     """Steps of the sampler: DDIM (Song 2021), or Euler's method for a flow."""
     every: int = 5
-    """An evaluation samples an image for every n-th held-out one, with its class or caption and its noise."""
+    """Evaluations sample one image for every n-th validation image, with its class or caption and its noise."""
     scales: tuple[float, ...] = (1.0, 1.5, 2.0, 4.0)
     """Guidance scales of the table at the end."""
 
 
 def frechet(a: Tensor, b: Tensor) -> float:
-    """Frechet distance (Heusel 2017) of two sets of features (N, D), (M, D), each taken as a Gaussian: squared distance of the
-    means + tr(A + B - 2 sqrt(AB)). It grows as samples get fewer: compare sets of one size only."""
+    """Return the Frechet distance (Heusel 2017) of two sets of features (N, D), (M, D), each taken as a Gaussian: squared distance of the
+    means + tr(A + B - 2 sqrt(AB)). It grows with fewer samples, so compare sets of equal size only."""
     a, b = a.double(), b.double()
     cov_a, cov_b = torch.cov(a.T), torch.cov(b.T)
     values, vectors = torch.linalg.eigh(cov_a)
@@ -40,37 +40,37 @@ def frechet(a: Tensor, b: Tensor) -> float:
 
 
 def moments(pictures: Tensor) -> Tensor:
-    """(B, 2) mean and mean square of each picture (B, C, H, W)."""
+    """Return mean and mean square of each image (B, C, H, W): (B, 2)."""
     flat = pictures.flatten(1).double()
     return torch.stack([flat.mean(1), flat.square().mean(1)], 1)
 
 
 def light(each: Tensor) -> Tensor:
-    """(2,) mean and standard deviation over all pixels of pictures with these `moments`."""
+    """Return mean and standard deviation over all pixels of images with these `moments`, (2,)."""
     mean, square = each.mean(0)
     return torch.stack([mean, (square - mean**2).clamp_min(0).sqrt()])
 
 
 def _split(data: Data) -> str:
-    """Which split samples are from; a gate's view of one is of the same."""
+    """Return the split of a data set; a gate's view belongs to the split of its data."""
     while isinstance(data, View):
         data = data.data
     return getattr(data, "split", "val")
 
 
 class Scores:
-    """What `judge` says of samples: one for each `every`-th picture of a held-out split, of its class, from its noise."""
+    """Scores of samples by `judge`: one for each `every`-th image of a split, of its class, from its noise."""
 
     def __init__(self, run: Run, judge: Judge, found: Labelled, sample: Callable[..., Tensor], every: int):
-        """`sample(model, classes (B,), noise (B, C, H, W), scale)` makes pictures (B, C, H, W) in [-1, 1]."""
+        """`sample(model, classes (B,), noise (B, C, H, W), scale)` returns images (B, C, H, W) in [-1, 1]."""
         self.run, self.judge, self.found, self.sample, self.every = run, judge, found, sample, every
         self.real, self.curve = cache(self._real), cache(self._curve)
         self.rows = {"val": found.held_out, "test": found.test}
         self.real_moments = cache(lambda split: moments(found.images[self.rows[split]]).to(run.device))
 
     def judged(self, model: nn.Module, data: Data, scale: float) -> dict[str, float]:
-        """Agreement with the class asked for, distance from the real pictures of the split, and how much brighter and how much
-        richer in contrast the samples are (`light`): a judge that reads digits does not see that."""
+        """Return the share of samples that show the requested class, their Frechet distance from real images of the split, and differences
+        in mean and standard deviation (`light`), which a digit classifier ignores."""
         split = _split(data)
         # At least two: one sample has no covariance.
         some = View(data, range(0, len(data), min(self.every, max(1, len(data) - 1))))
@@ -87,7 +87,7 @@ class Scores:
         }
 
     def _real(self, which: str) -> tuple[Tensor, Tensor]:
-        """(class (N,), features (N, D)) of real pictures; of those learnt from as many as are made, every class its share."""
+        """Return (class (N,), features (N, D)) of real images: as many training images as samples, each class by its share."""
         learn, labels = self.found.learn, self.found.labels
         by_class = learn[labels[learn].argsort(stable=True)]
         some = by_class[:: max(1, len(learn) * self.every // len(self.found.held_out))]
@@ -97,7 +97,7 @@ class Scores:
         return torch.cat(said), torch.cat(features)
 
     def _curve(self, average: nn.Module | None, raw: nn.Module, data: Data, scales: tuple[float, ...]) -> Matrix:
-        """By weights and guidance scale, real pictures at the foot."""
+        """Return the table by weights and guidance scale, with real images in the last row."""
         found = {}
         for name, net in {**({"average": average} if average else {}), "raw": raw}.items():
             with evaluating(net):
@@ -109,13 +109,13 @@ class Scores:
         return Matrix(values, list(found), ("agreement", "Frechet distance"), axes=("samples", "score"))
 
     def grid(self, model: nn.Module, data: Data, scale: float) -> list[Tile]:
-        """Four samples of each of the first ten classes, from noise that is always the same, shaped like that of `data`."""
+        """Return four samples of each of the first ten classes, from fixed noise in the shape of that of `data`."""
         asked = torch.arange(min(len(self.found.classes), 10), device=self.run.device).repeat_interleave(4)
         shape = data.peek(0, "noise").shape
         noise = torch.randn(len(asked), *shape, generator=torch.Generator().manual_seed(0))
         return self.shown(self.sample(model, asked, noise.to(self.run.device), scale), asked)
 
     def shown(self, made: Tensor, asked: Tensor) -> list[Tile]:
-        """Samples with the class asked for, and whether the judge sees it."""
+        """Return samples with the requested class, and whether the classifier sees it."""
         right = (self.judge(made)[0] == asked).float().tolist()
         return tiles(made, [self.found.classes[c] for c in asked.tolist()], right)

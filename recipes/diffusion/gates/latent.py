@@ -20,7 +20,8 @@ from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.diffusion.data import pictures as source
 from trainworthy.recipes.diffusion.gates import samples, walks
-from trainworthy.recipes.diffusion.gates.samples import Knowing, clean_key, objective
+from trainworthy.recipes.diffusion.gates.averages import average
+from trainworthy.recipes.diffusion.gates.objective import Knowing, Objective, clean_key, objective
 from trainworthy.recipes.diffusion.models import latents, pipeline
 from trainworthy.recipes.shared.judge import Judge
 
@@ -150,7 +151,7 @@ def _read(judge: Judge | None, seen: tuple[Tensor, ...], labels: Tensor) -> list
     return [1.0 if judge is None else (judge(x)[0] == labels).double().mean().item() for x in seen]
 
 
-def _ways(asked: samples.Objective, run: Run, stage: Stage, batch: dict, ask: walks.Ask) -> dict[str, Way]:
+def _ways(asked: Objective, run: Run, stage: Stage, batch: dict, ask: walks.Ask) -> dict[str, Way]:
     """Return the differences of predict() and of the exported pipeline, with a net that knows one latent."""
     with tempfile.TemporaryDirectory() as name:
         stage.export(Path(name))
@@ -198,4 +199,4 @@ def of(judge: Judge, vae: nn.Module, needed: float) -> list[Gate]:
     """Return the gates of a recipe in the latents of `vae`, whose decoded samples `judge` classifies."""
     process = samples.noise_process(decoding(judge, vae))
     own = [latent_scale, round_trip(judge, needed), process]
-    return [*own, samples.hidden_class, samples.average, samples.weighting, samples.two_samplers]
+    return [*own, samples.hidden_class, average, samples.weighting, samples.two_samplers]

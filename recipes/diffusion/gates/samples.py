@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from diffusers import DiffusionPipeline
@@ -21,18 +20,23 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.monitoring.monitors import monitor
-from trainworthy.core.recipe.stage import Data, Stage, View
+from trainworthy.core.recipe.stage import Stage, View
 from trainworthy.recipes.diffusion.gates import walks
+from trainworthy.recipes.diffusion.gates.averages import average
+from trainworthy.recipes.diffusion.gates.objective import (
+    FEW,
+    Knowing,
+    Objective,
+    asked_for,
+    clean_key,
+    objective,
+    undone,
+    walk,
+)
 
-LEVELS = 512  # training samples whose timesteps represent the schedule
 EXACT = 0.02  # rms error of a picture in [-1, 1] recovered in one step
 WALKED = 0.05  # the same along the trajectory of an exported pipeline, at levels between those that were measured
 LEFT = 0.1  # signal left at the noisiest level: cosine 0%, linear with 1,000 steps 0.6%, Stable Diffusion 6.8%, linear with 250 steps 28%
-UPDATES = 2000  # most EMA updates that are simulated to see where the decay's ramp ends; a twentieth for nets larger than SMALL
-SMALL = 5_000_000  # parameters
-REMEMBERED = 15  # an EMA must average over 1/15 of its updates; the ramp (1 + n) / (10 + n) averages over 1/9, diffusers' ramps over more
-EDGE = 16  # levels
-FEW = 4  # samples drawn from an exported pipeline
 MANY = 64  # most captions whose picture the answering net knows; there may be as many captions as pictures
 KNOWN = 200  # real pictures that the classifier is evaluated on
 SHORT = 60  # training steps after which a net denoises a little
@@ -45,157 +49,6 @@ INHERITED = (
     "an option that the sampler inherits from the training scheduler (clip_sample clips the picture but keeps the noise of the "
     "unclipped one)\none of them takes too few steps\na scheduler for another objective"
 )
-
-
-class Constant(nn.Module):
-    """A net that returns one number everywhere, and keeps its inputs."""
-
-    def __init__(self, value: float):
-        super().__init__()
-        self.value = value
-
-    def forward(self, sample: Tensor, timestep: Tensor, class_labels: Tensor | None = None) -> SimpleNamespace:
-        self.output = torch.full_like(sample, self.value, requires_grad=True)
-        self.noisy, self.timestep = sample.detach(), torch.as_tensor(timestep, device=sample.device).expand(len(sample))
-        return SimpleNamespace(sample=self.output)
-
-
-@dataclass
-class Objective:
-    """The training target and its weight, per sample, as measured from the loss."""
-
-    batch: dict
-    clean: Tensor
-    """(B, C, H, W) pictures or latents before noise."""
-    noisy: Tensor
-    """(B, C, H, W) the net's input."""
-    timestep: Tensor
-    """(B,) the timestep that the net got."""
-    target: Tensor
-    """(B, C, H, W) the prediction at which the gradient is zero."""
-    weight: Tensor
-    """(B,) loss per mean square error of 1."""
-    alpha: Tensor
-    sigma: Tensor
-    """(B,) noisy = alpha image + sigma noise, as fitted."""
-    of_image: Tensor
-    of_noise: Tensor
-    """(B,) target = of_image image + of_noise noise, as fitted."""
-
-    @property
-    def kind(self) -> str:
-        """Name of the target, or its shares of picture and noise if it has none."""
-        known = {
-            "noise": (0.0, 1.0),
-            "velocity": (-self.sigma, self.alpha),  # Salimans & Ho 2022
-            "flow": (-1.0, 1.0),
-            "picture": (1.0, 0.0),
-        }
-        miss = {
-            k: ((self.of_image - x).abs() + (self.of_noise - e).abs()).median().item() for k, (x, e) in known.items()
-        }
-        kind = min(miss, key=miss.get)
-        shares = f"{self.of_image.median():.2g} picture {self.of_noise.median():+.2g} noise"
-        return kind if miss[kind] < 0.1 else shares
-
-
-def clean_key(data: Data) -> str:
-    """Return the field that noise is added to."""
-    return data.process.clean_key
-
-
-def asked_for(data: Data) -> tuple[str, int]:
-    """Return (field of the condition, number of its values): classes or captions."""
-    key = data.process.asked
-    return key, len(data.fields[key].classes) if key in data.fields else data.null
-
-
-def objective(proof: Proof) -> Objective:
-    """Measure the objective from the loss, on samples of the training path."""
-
-    def read() -> Objective:
-        run, stage = proof.build(Plan(steps=1))
-        data = stage.data["train"]
-        batch = fetch(data, pick(data, min(LEVELS, len(data)), proof.cfg.run.seed), proof.cfg.run.seed, run.device)
-        slopes = []
-        for value in (0.0, 1.0):
-            net = Constant(value)
-            total = sum(stage.loss(net, batch).values())
-            slopes.append(torch.autograd.grad(total, net.output)[0])
-        steep = slopes[1] - slopes[0]
-        target = torch.where(steep > 0, -slopes[0] / steep, 0.0)
-        weight = steep.flatten(1).mean(1) * steep[0].numel() / 2
-        clean = batch[clean_key(data)]
-        basis = torch.stack([clean.flatten(1), batch["noise"].flatten(1)], 2).double()  # (B, CHW, 2)
-
-        def fitted(y: Tensor) -> tuple[Tensor, Tensor]:
-            return torch.linalg.lstsq(basis, y.flatten(1)[..., None].double()).solution[..., 0].unbind(1)
-
-        return Objective(batch, clean, net.noisy, net.timestep, target, weight, *fitted(net.noisy), *fitted(target))
-
-    return proof.once("diffusion objective", read)
-
-
-class Knowing(nn.Module):
-    """A net that returns the exact answer: one picture for each of `classes` (default: all, in order), and their mean for any other
-    condition. Its prediction type is that of the measured objective."""
-
-    def __init__(self, asked: Objective, pictures: Tensor, classes: list[int] | None = None):
-        super().__init__()
-        order = asked.timestep.argsort()
-        self.at = asked.timestep[order].double()
-        self.curves = torch.stack([asked.alpha, asked.sigma, asked.of_image, asked.of_noise])[:, order]
-        self.pictures = torch.cat([pictures, pictures.mean(0, keepdim=True)])
-        self.row = {c: i for i, c in enumerate(classes if classes is not None else range(len(pictures)))}
-        self.met: set[float] = set()
-        """Timesteps at which it was called."""
-        self.alpha = 1.0
-        """Signal level at the last timestep."""
-
-    def forward(self, sample: Tensor, timestep: Tensor, class_labels: Tensor) -> SimpleNamespace:
-        t = timestep.double()
-        self.met.update(t.tolist())
-        right = torch.searchsorted(self.at, t).clamp(1, len(self.at) - 1)
-        left = right - 1
-        # Beyond the measured levels, extrapolate from the EDGE nearest ones: samplers begin and end there.
-        left = torch.where(t > self.at[-1], max(0, len(self.at) - EDGE), left)
-        right = torch.where(t < self.at[0], min(EDGE, len(self.at) - 1), right)
-        share = ((t - self.at[left]) / (self.at[right] - self.at[left]).clamp_min(1e-9)).clamp(
-            -4, 5
-        )  # equal levels: no slope
-        level = torch.lerp(self.curves[:, left], self.curves[:, right], share).float()[..., None, None, None]
-        alpha, sigma, of_image, of_noise = level.unbind(0)
-        sigma = torch.where(sigma.abs() < 1e-3, 1e-3, sigma)
-        self.alpha = alpha.abs().median().item()
-        picture = self.pictures[[self.row.get(c, len(self.row)) for c in class_labels.tolist()]]
-        return SimpleNamespace(sample=of_image * picture + of_noise * (sample - alpha * picture) / sigma)
-
-
-def undone(scheduler, prediction: Tensor, t: float, noisy: Tensor) -> Tensor:
-    """Return the clean picture (C, H, W) that one step of an exported scheduler implies at timestep t. For a flow it is where the step
-    would end if it continued in a straight line to zero noise."""
-    if not scheduler.timesteps.is_floating_point():
-        scheduler.set_timesteps(scheduler.config.num_train_timesteps)
-        t = min(max(int(t), 0), scheduler.config.num_train_timesteps - 1)
-        return scheduler.step(prediction[None], t, noisy[None]).pred_original_sample[0]
-    scheduler.set_timesteps(1000)
-    i = scheduler.timesteps.sub(t).abs().flip(0).argmin()  # Heun lists each timestep twice; a step starts at the second
-    i = len(scheduler.timesteps) - 1 - int(i)
-    scheduler.set_begin_index(i)
-    moved = scheduler.step(prediction[None], scheduler.timesteps[i], noisy[None]).prev_sample[0] - noisy
-    level, after = scheduler.sigmas[i : i + 2].tolist()
-    return noisy + moved * level / (level - after)
-
-
-def walk(asked: Objective, folder: Path, val: Data, ones: dict, ask: walks.Ask, steps: int) -> walks.Walk | None:
-    """Return the trajectory of the exported pipeline in `folder` with answering nets, or None if it cannot be called with them."""
-    pipe = DiffusionPipeline.from_pretrained(folder, trust_remote_code=True).to(asked.clean.device)
-    key = clean_key(val)
-    each = [{k: v[i : i + 1] for k, v in ones.items()} for i in range(min(FEW, len(ones[key])))]
-    try:
-        return walks.walked(pipe, [Knowing(asked, one[key], []) for one in each], each, key, ask, steps)
-    except (TypeError, KeyError, AttributeError):  # a fork's pipeline with another signature
-        return None
 
 
 def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: walks.Ask = walks.by_class) -> Gate:
@@ -301,34 +154,6 @@ class Seen:
     """Number of different timesteps in a batch over its size, at the worst step."""
 
 
-def _flat(net: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten().double() for p in net.parameters()])
-
-
-def _decay(before: Tensor, raw: Tensor, now: Tensor) -> tuple[float, float]:
-    """Return (the decay between two averages, relative distance of the new one from the line between the old one and the weights)."""
-    gap = before - raw
-    decay = ((now - raw) @ gap / (gap @ gap).clamp_min(1e-30)).item()
-    return decay, ((now - raw - decay * gap).norm() / gap.norm().clamp_min(1e-30)).item()
-
-
-def _memory(stage: Stage, updates: int) -> float | None:
-    """Return the decay of the last of `updates` updates by the EMA object in `stage.state`, or None if there is no such object. One
-    weight changes before each update, so that the decay can be measured."""
-    keeper = next(
-        (o for o in stage.state.values() if getattr(o, "model", None) is stage.ema_model and hasattr(o, "update")), None
-    )
-    if keeper is None:
-        return None
-    some = next(p for p in stage.model.parameters() if p.is_floating_point())
-    for i in range(updates):
-        with torch.no_grad():
-            some.add_((-1.0) ** i)
-        before = _flat(stage.ema_model) if i == updates - 1 else None
-        keeper.update(stage.model)
-    return _decay(before, _flat(stage.model), _flat(stage.ema_model))[0]
-
-
 def watched(proof: Proof) -> Seen:
     """Return the net's inputs in a short run of train()."""
     return trained(proof)[2]
@@ -406,98 +231,6 @@ def hidden_class(proof: Proof) -> Finding:
         "the drop mask is drawn but not applied to the net's input\n"
         "the class never reaches the net\nthe null class is a real class",
         evidence={"hidden": share, "null": sorted(seen.null), "with": losses[0], "without": losses[1], "apart": apart},
-    )  # fmt: skip
-
-
-def _raw(proof: Proof, run: Run, stage: Stage) -> Finding:
-    """Without an EMA: the export after six steps of train() must be the trained net."""
-    proof.train(proof.cfg, run, stage)
-    with tempfile.TemporaryDirectory() as name:
-        stage.export(Path(name))
-        shipped = _flat(DiffusionPipeline.from_pretrained(name, trust_remote_code=True).unet)
-    own = _flat(getattr(stage.eval_model, "unet", stage.eval_model)).cpu()
-    if len(own) != len(shipped):
-        raise Skip("no EMA (--ema 0), and the export has other tensors: adapters were merged")
-    differs = (shipped - own).abs().max().item()
-    return Finding(
-        differs <= 1e-6, f"no EMA (--ema 0); exported weights differ from the trained ones by at most {differs:.2g}",
-        "at most 1e-6", "export() writes another net: a newly built one, or a copy from before training",
-        evidence={"exported_differs": differs},
-    )  # fmt: skip
-
-
-@gate(
-    "average",
-    rows="DF2",
-    title="samples and export use an EMA of the weights with the declared decay",
-    reads="model evaluate optimizers ema_model state export train",
-)
-def average(proof: Proof) -> Finding:
-    """Measures the EMA's decay at each of six steps of train(); a ramp must advance. Then it makes as many updates as the run will (at
-    most 2,000): by then the EMA must average over 1/15 of the run, or over as much as --ema allows. Finally it changes the raw weights:
-    evaluation and export must not change."""
-    cfg, steps = proof.cfg, []
-    run, stage = proof.build(Plan(steps=6, batch_size=max(8, proof.accelerator.num_processes), peak=True))
-    if stage.ema_model is None:
-        return _raw(proof, run, stage)
-
-    def watch(stage: Stage, _step: int) -> bool:
-        steps.append((_flat(stage.model), _flat(stage.ema_model)))
-        return False
-
-    before = _flat(stage.ema_model)
-    run.plan.watch = watch
-    proof.train(cfg, run, stage)
-    decays, off = [], 0.0
-    for raw, now in steps:
-        decay, beside = _decay(before, raw, now)
-        off = max(off, beside)
-        decays.append(decay)
-        before = now
-    view = View(stage.data["val"], pick(stage.data["val"], 16, cfg.run.seed))
-    first = run.measure(stage, view)
-    with torch.no_grad():
-        for p in stage.model.parameters():
-            p.add_(1.0)
-    moved = [k for k, v in run.measure(stage, view).items() if v != first[k] and v == v]
-    with tempfile.TemporaryDirectory() as name:
-        stage.export(Path(name))
-        shipped = _flat(DiffusionPipeline.from_pretrained(name, trust_remote_code=True).unet)
-    differs = (shipped - before.cpu()).abs().max().item()
-    wrong = []
-    if any(d >= 1 for d in decays) or off > 1e-2:
-        late = next((i + 1 for i, d in enumerate(decays) if d >= 1), None)
-        wrong.append(
-            f"the average is not updated at step {late}"
-            if late
-            else "the new average is not between the old one and the weights"
-        )
-    elif not all(0 <= d <= cfg.ema + 1e-3 for d in decays):
-        wrong.append("the decay is not the one of --ema")
-    elif decays[0] < cfg.ema - 1e-3 and decays[-1] <= decays[0] + 1e-3:
-        wrong.append(
-            f"the decay stays at {decays[-1]:.2f}: its ramp does not advance, so the average is almost the newest weights"
-        )
-    updates = max(
-        6, min(Run(cfg, proof.accelerator).total_steps(stage), UPDATES if before.numel() < SMALL else UPDATES // 20)
-    )
-    late, due = _memory(stage, updates), max(0.0, 1 - max(1 - cfg.ema, REMEMBERED / updates))
-    if late is not None and not wrong and late < due - 1e-3:
-        wrong.append(f"after {updates:,} updates, as many as the run makes, the decay is {late:.4f}, below {due:.4f}")
-    if moved:
-        wrong.append(f"the evaluation uses the raw weights ({moved[0]} changed with them)")
-    if differs > 1e-6:
-        wrong.append(f"the exported weights are not the average (largest difference {differs:.2g})")
-    lag = f"decays {' '.join(f'{d:.2f}' for d in decays)} over six steps"
-    lag += "" if late is None else f", {late:.4f} after {updates:,} updates"
-    return Finding(
-        not wrong, f"{'; '.join(wrong)}; {lag}" if wrong else f"{lag}; evaluation and export use the average",
-        f"each average between the last one and the weights, with a decay of at most {cfg.ema:g}, at the end of the ramp at least "
-        f"{due:.4f}; the average is evaluated and exported",
-        "the EMA update is missing in train(), or comes before the optimiser's step\n"
-        "the decay's ramp restarts at every update, or stops below --ema: the counter of updates is lost or reset\n"
-        "evaluate() or export() uses the model instead of the average",
-        evidence={"decays": decays, "off": off, "exported_differs": differs, "late": late, "updates": updates},
     )  # fmt: skip
 
 

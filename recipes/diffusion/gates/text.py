@@ -15,11 +15,13 @@ from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.recipes.diffusion.gates import latent, samples, walks
+from trainworthy.recipes.diffusion.gates.averages import average
+from trainworthy.recipes.diffusion.gates.objective import Knowing
 from trainworthy.recipes.shared.judge import Judge
 
-FEW = 4  # captions whose pictures are compared
-SAME = 1e-3  # rms of hidden states, relative to them
-ALIKE = 0.01  # rms of pictures in [-1, 1]
+FEW = 4  # captions whose images are compared
+SAME = 1e-3  # relative rms difference of hidden states
+ALIKE = 0.01  # rms difference of images in [-1, 1]
 
 
 @gate(
@@ -29,8 +31,8 @@ ALIKE = 0.01  # rms of pictures in [-1, 1]
     reads="data model predict export train",
 )
 def prompt(proof: Proof) -> Finding:
-    """After sixty steps of train(): what the export's own text encoder says of captions and of the empty one, against what the net
-    is told; then its pictures from the same noise, with guidance, against predict()'s, as latents."""
+    """Compares, after sixty steps of train(), the hidden states of the export's own text encoder with the net's conditions, for captions and
+    for the empty one. Then it compares latents from the same noise, with guidance, between pipeline and predict()."""
     run, stage, _ = samples.trained(proof)
     val, asked = stage.data["val"], proof.cfg.sampling
     batch = fetch(val, pick(val, min(FEW, len(val)), proof.cfg.run.seed), None, run.device)
@@ -39,8 +41,8 @@ def prompt(proof: Proof) -> Finding:
     with evaluating(stage.eval_model):
         null = torch.full_like(batch["asked"], val.null)
         hook = stage.eval_model.unet.register_forward_pre_hook(lambda _, args: told.append(args[2]))
-        stage.judged(batch["noisy"], batch["timestep"], batch["asked"])
-        stage.judged(batch["noisy"], batch["timestep"], null)
+        stage.eval_model(batch["noisy"], batch["timestep"], batch["asked"])
+        stage.eval_model(batch["noisy"], batch["timestep"], null)
         hook.remove()
         with tempfile.TemporaryDirectory() as name:
             stage.export(Path(name))
@@ -74,14 +76,14 @@ def prompt(proof: Proof) -> Finding:
 
 
 def _apart(a: Tensor, b: Tensor) -> float:
-    """Rms difference relative to `b`; infinite where shapes differ."""
+    """Return the rms difference relative to `b`; inf for different shapes."""
     return ((a - b).norm() / b.norm()).item() if a.shape == b.shape else float("inf")
 
 
 def by_caption(captions: tuple[str, ...]) -> walks.Ask:
-    """As `walks.by_class`, of a pipeline that is asked in words."""
+    """As `walks.by_class`, for a pipeline with captions."""
 
-    def ask(pipe: DiffusionPipeline, one: dict, knowing: samples.Knowing, steps: int = 10) -> Tensor:
+    def ask(pipe: DiffusionPipeline, one: dict, knowing: Knowing, steps: int = 10) -> Tensor:
         def forward(sample: Tensor, timestep: Tensor, **_: object) -> tuple[Tensor]:
             return (knowing(sample, timestep.expand(len(sample)), torch.zeros(len(sample), dtype=torch.long)).sample,)
 
@@ -98,16 +100,16 @@ def by_caption(captions: tuple[str, ...]) -> walks.Ask:
 
 
 def of(judge: Judge | None, vae: nn.Module, needed: float, captions: tuple[str, ...]) -> list[Gate]:
-    """The gates of a recipe in latents of `vae` whose samples are asked for by `captions`, and judged where there is a judge."""
+    """Return the gates of a recipe in latents of `vae` with these `captions`. Without a classifier, samples are not classified."""
     back = latent.round_trip(judge, needed, by_caption(captions))
     process = samples.noise_process(latent.decoding(judge, vae), by_caption(captions))
-    own = [latent.latent_scale, back, process, samples.hidden_class, samples.average, samples.weighting]
+    own = [latent.latent_scale, back, process, samples.hidden_class, average, samples.weighting]
     return [*own, samples.two_samplers, prompt]
 
 
 @monitor("captions", rows="DF5", title="the net's prediction depends on the caption")
 def told_apart(history: list[dict[str, float]]) -> Finding:
-    """Share of held-out pictures that are seen better through their noise with their own caption than with another's."""
+    """Measures the share of validation images that one step denoises better with their own caption than with another's."""
     share = history[-1]["val/matched"]
     return Finding(
         share >= 0.55, f"{share:.1%} of held-out pictures are denoised better with their own caption than with another's",

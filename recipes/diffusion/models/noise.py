@@ -1,4 +1,4 @@
-"""The noise process: how pictures are noised, what the net predicts of them, how much each timestep weighs, how it is undone."""
+"""The noise process: adding noise, the prediction target, the weight of each timestep, and the inverse."""
 
 import math
 from dataclasses import dataclass
@@ -14,38 +14,38 @@ class Noise:
     """The training objective."""
 
     prediction: Literal["v_prediction", "epsilon"] = "v_prediction"
-    """What the net predicts: the velocity (Salimans & Ho 2022) or the noise (Ho 2020)."""
+    """Prediction type: the velocity (Salimans & Ho 2022) or the noise (Ho 2020)."""
     timesteps: int = 1000
     """Noise levels of the training schedule."""
     schedule: Literal["squaredcos_cap_v2", "linear", "scaled_linear"] = "squaredcos_cap_v2"
-    """Of the betas, by diffusers' names; squaredcos_cap_v2 is the cosine schedule of Nichol & Dhariwal 2021."""
+    """Schedule of the betas, in diffusers' names; squaredcos_cap_v2 is the cosine schedule of Nichol & Dhariwal 2021."""
     snr_gamma: float = 5.0
-    """Min-SNR weighting (Hang 2023): no timestep weighs more than one with this signal-to-noise ratio; inf: all weigh the same, and
-    that measured better on digits (agreement without guidance 91% against 83% in latents, mean of 3 seeds; level at guidance 2)."""
+    """Gamma of min-SNR weighting (Hang 2023): the weight stops growing at this signal-to-noise ratio. inf: equal weights, which were better
+    on digits (agreement without guidance 91% against 83% in latents, mean of 3 seeds; equal at guidance 2)."""
 
     def weights(self, kind: str, snr: Tensor) -> Tensor:
-        """What a level of this signal-to-noise ratio should weigh if the net predicts the `noise`, the `velocity`, or the picture:
-        min(SNR, gamma) weighs the picture's error; divided by how much of that a unit of the prediction's error makes."""
+        """Return the weight of a level with this signal-to-noise ratio, for prediction of `noise`, `velocity` or picture: min(SNR, gamma) is
+        the weight of the picture's error; divide by the picture's error per unit of the prediction's error."""
         share = {"noise": snr, "velocity": snr + 1}.get(kind, torch.ones_like(snr))
         return snr.clamp(max=self.snr_gamma) / share if math.isfinite(self.snr_gamma) else torch.ones_like(snr)
 
     def below(self, t: Tensor) -> Tensor:
-        """Share of training's draws that are at most t (whole numbers): each of `timesteps` is as likely."""
+        """Return the share of training timesteps that are at most t (whole numbers); all `timesteps` are equally likely."""
         return (t + 1) / self.timesteps
 
 
 class Process:
-    """x_t = alpha_t x_0 + sigma_t noise, for t of 0 .. timesteps - 1; x_0 is what stands under `clean_key` in a batch, pictures in
-    [-1, 1] or latents, which have no `bound`. `asked` names what a sample is of: its class, or the number of its caption."""
+    """x_t = alpha_t x_0 + sigma_t noise, for t in 0 .. timesteps - 1. x_0 is the field `clean_key` of a batch: images in [-1, 1], or
+    latents, which have no `bound`. `asked` is the field of the condition: class or caption index."""
 
     asked = "label"
 
     def __init__(
         self, noise: Noise, clean_key: str = "image", bound: float = 1.0, scheduler: DDPMScheduler | None = None
     ):
-        """`scheduler`: the one a pretrained net was trained with, in place of that which `noise` describes."""
+        """`scheduler`: that of a pretrained net, instead of the one that `noise` describes."""
         self.noise, self.clean_key, self.bound = noise, clean_key, bound
-        # By keyword: from_config takes what was given by position for a default, and drops it for another class.
+        # By keyword: from_config treats positional values as defaults, and drops them for another class.
         self.scheduler = scheduler or DDPMScheduler(num_train_timesteps=noise.timesteps, beta_schedule=noise.schedule,
                                                     prediction_type=noise.prediction, timestep_spacing="trailing")  # fmt: skip
         signal = self.scheduler.alphas_cumprod.double()
@@ -54,30 +54,30 @@ class Process:
         self.weight = noise.weights(kind, signal / (1 - signal)).float()
 
     def levels(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """alpha, sigma (B,)."""
+        """Return alpha and sigma, (B,) each."""
         return self.alpha.to(t.device)[t.long()], self.sigma.to(t.device)[t.long()]
 
     def add(self, image: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """(B, C, H, W) noised to timestep t (B,)."""
+        """Return images (B, C, H, W) with noise of timestep t (B,)."""
         return self.scheduler.add_noise(image, noise, t)
 
     def target(self, image: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """What the net should say."""
+        """Return the prediction target."""
         return noise if self.noise.prediction == "epsilon" else self.scheduler.get_velocity(image, noise, t)
 
     def weights(self, t: Tensor) -> Tensor:
-        """(B,) weight of each sample's mean square error."""
+        """Return the weight of each sample's mean square error, (B,)."""
         return self.weight.to(t.device)[t]
 
     def clean(self, prediction: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
-        """The picture, within its bounds, that a prediction implies, in one step."""
+        """Return the picture that a prediction implies in one step, clamped to its range."""
         alpha, sigma = (level.view(-1, 1, 1, 1) for level in self.levels(t))
         epsilon = self.noise.prediction == "epsilon"
         implied = (noisy - sigma * prediction) / alpha if epsilon else alpha * noisy - sigma * prediction
         return implied.clamp(-self.bound, self.bound)
 
     def look(self, model: nn.Module, batch: dict) -> Tensor:
-        """(B, 5) of each sample: timestep, mean square error of the prediction, of the picture it implies, the picture's own mean
+        """Return for each sample, (B, 5): timestep, mean square error of the prediction and of the implied picture, the picture's own mean
         square and mean."""
         t, image = batch["timestep"], batch[self.clean_key]
         prediction = model(batch["noisy"], t, batch["condition"]).sample.float()
@@ -86,8 +86,8 @@ class Process:
         return torch.stack([t.float(), *(v.mean((1, 2, 3)) for v in (error**2, wrong**2, image**2, image))], 1)
 
     def seen(self, rows: Tensor) -> dict[str, float]:
-        """From such rows: share of the pictures' variance that one step gets right, each level weighed as min-SNR 5 weighs the
-        error of the picture (the noisiest show nothing of it, and are hardly trained); and the error by quarter of the schedule."""
+        """Return from such rows the share of the pictures' variance that one step recovers, with levels weighted as in min-SNR 5 (the
+        noisiest contain no information and are hardly trained), and the error by quarter of the schedule."""
         t, error, wrong, square, mean = rows.double().unbind(1)
         quarters, total = (t * 4 / self.noise.timesteps).long(), self.noise.timesteps
         alpha, sigma = self.levels(t)
@@ -99,14 +99,14 @@ class Process:
         return found
 
     def initial_loss(self, batch: dict) -> float:
-        """Loss per sample of a net that says 0: the weighted mean square of what it should say."""
+        """Return the loss per sample of a net with output 0: the weighted mean square of the target."""
         t = batch["timestep"]
         target = self.target(batch[self.clean_key], batch["noise"], t)
         return (self.weights(t) * target.square().mean((1, 2, 3))).mean().item()
 
     def sampler(self, name: str = "ddim"):
-        """A scheduler that undoes it. `clip_sample` would clip x_0 and keep the noise that belonged to the unclipped one: with
-        guidance, which overshoots, that ruins samples (agreement 0.99 -> 0.64 at a scale of 2)."""
+        """Return a scheduler for sampling. `clip_sample` would clip x_0 but keep the noise of the unclipped one: with guidance, which
+        overshoots, that ruins samples (agreement 0.99 -> 0.64 at a scale of 2)."""
         if name == "dpm++":
             return DPMSolverMultistepScheduler.from_config(self.scheduler.config)
         return DDIMScheduler.from_config(self.scheduler.config, clip_sample=False)

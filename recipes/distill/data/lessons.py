@@ -1,7 +1,7 @@
-"""What the student learns from: recordings as a cheap sensor would give them, with the features the teacher hears in them.
+"""Training data of the student: recordings as a low-cost sensor gives them, with the teacher's features of the same sound.
 
-A lesson is kept only if the teacher's own transcript of it is the true one (a misheard word would be taught), and only if there
-is something to hear. Made once, kept on disk.
+A recording is kept only if the teacher's transcript of it is correct (else a misheard word would be taught) and if it is audible. Made
+once and cached.
 """
 
 import itertools
@@ -25,16 +25,16 @@ from trainworthy.core.data.loader import ahead
 from trainworthy.recipes.distill.data import arrays
 from trainworthy.recipes.shared import speech, whisper
 
-VERSION = 2  # of what is kept on disk: another number makes everybody's lessons anew
-# The sensor: frames a second, bands, samples of each window (100 ms, half overlapping).
+VERSION = 2  # version of the cached files: another number makes everybody's lessons again
+# The sensor: frames per second, bands, samples of each window (100 ms, half overlapping).
 FPS, CHANNELS, WINDOW = 20, 16, 1600
 LOWEST, HIGHEST = 80.0, 7_000.0  # Hz, ends of the bands, evenly spaced in mel
-FLOOR = 1e-6  # energy that the sensor cannot tell from nothing
-SHORTEST, QUIET = 0.3, 1e-3  # seconds, and root mean square (full scale: 1) below which nothing is said
-CLIPPED = 0.01  # share of samples at full scale from which on a recording is cut off, not loud
-HELD_OUT, BATCH = 5, 16  # every fifth recording; recordings that the teacher hears at once
-FEWEST_TESTED = 40  # sentences of a synthesised test set; of fewer there is none
-RESTED = 448  # recordings that say what the canvas holds once they have ended
+FLOOR = 1e-6  # energy below the sensor's resolution
+SHORTEST, QUIET = 0.3, 1e-3  # seconds; root mean square (full scale: 1) below which nothing is said
+CLIPPED = 0.01  # share of samples at full scale from which a recording is clipped
+HELD_OUT, BATCH = 5, 16  # every fifth recording is held out; recordings per batch of the teacher
+FEWEST_TESTED = 40  # smallest synthesised test set in sentences; with fewer there is none
+RESTED = 448  # recordings from which the teacher's features after the end of speech are averaged
 FEATURES = "features/{:07d}.npy"
 LAYOUT = "metadata.csv with the columns file_name and transcription (the hub's audiofolder layout)"
 
@@ -47,15 +47,15 @@ class Source:
     """`synthesised`, or a folder with recordings (wav, flac, ogg, mp3) and a metadata.csv: file_name, transcription; for a sensor
     of your own also array, rate, frames (see docs/recipes/distill-whisper.md)."""
     sentences: int = 440
-    """Sentences to synthesise; the teacher mishears about one in seven, the rest are lessons."""
+    """Sentences to synthesise; the teacher mishears about one in seven, which are left out."""
     teacher: str = "tiny.en"
-    """The packaged `tiny.en` or `base`, or the hub name or folder of a Whisper (openai/whisper-base.en); a multilingual one is told
-    that it hears English."""
+    """The packaged `tiny.en` or `base`, or the hub name or folder of a Whisper (openai/whisper-base.en); a multilingual one transcribes
+    English."""
     seconds: int = 6
-    """Length of the canvas; longer recordings are left out. Whisper's own is 30, and costs five times as much."""
+    """Window in seconds; longer recordings are left out. Whisper's own is 30, and costs five times as much."""
     max_bad: float = 0.01
-    """Share of arrays that may be missing, broken, not finite or of another length; they are left out, counted and named. More is
-    an error."""
+    """Largest share of arrays that are missing, broken, not finite or of another length. They are left out, counted and named; a larger
+    share is an error."""
 
     def __post_init__(self):
         if self.path != "synthesised" and Path(self.path).exists():
@@ -64,14 +64,14 @@ class Source:
 
 @dataclass
 class Lessons:
-    """Everything the student sees, in the order of the recordings: in memory, or arrays of one's own left where they are."""
+    """The student's inputs, in the order of the recordings: in memory, or your own arrays in their files."""
 
     spans: Tensor
-    """(N,) frames of the teacher until a recording's end."""
+    """Frames of the teacher until a recording's end, (N,)."""
     rest: Tensor
-    """(frames, width): mean of the teacher's frames at each place of the canvas where the recording has ended."""
+    """Mean of the teacher's frames at each position after the end of a recording, (frames, width)."""
     held_out: Tensor
-    """(N,) bool."""
+    """Which recordings are held out, (N,) bool."""
     texts: list[str]
     story: dict[str, str]
     """What was left out and why, for the data report."""
@@ -79,24 +79,25 @@ class Lessons:
     """Rows of an envelope: 20 x seconds."""
     folder: Path
     envelopes: Tensor | None = None
-    """(N, length, CHANNELS) log-energies, zero after the end."""
+    """Log-energies, zero after the end, (N, length, CHANNELS)."""
     features: Tensor | None = None
-    """(sum of spans, width) fp16, the teacher's frames one recording after the other."""
+    """The teacher's frames, one recording after the other, (sum of spans, width) fp16."""
     arrays: list[str] | None = None
-    """Or the file of each: its frames are those of the sensor, and `folder` holds a file of the teacher's for each."""
+    """Or the file of each array; then `folder` has a file of the teacher's frames for each."""
     mean: Tensor | None = None
-    """(frames, width) mean of the teacher at each place over the speech of what is not held out; behind the last, that at rest."""
+    """Mean of the teacher at each position over the speech of the training recordings, (frames, width); after the last speech, its mean at
+    rest."""
     std: Tensor | None = None
-    """(width,) standard deviation around it."""
+    """Standard deviation around it, (width,)."""
     ears_mean: Tensor | None = None
-    """(channels,) of the frames of those envelopes, and their standard deviation."""
+    """Mean of the frames of the training envelopes, (channels,), and their standard deviation."""
     ears_std: Tensor | None = None
 
     def __post_init__(self):
         self.starts = (self.spans.cumsum(0) - self.spans).tolist()
 
     def read(self, index: int) -> tuple[Tensor, Tensor]:
-        """(envelope (length, channels), teacher's features (span, width)) of one recording, fp32."""
+        """Return (envelope (length, channels), teacher's features (span, width)) of one recording, fp32."""
         if self.arrays is None:
             start = self.starts[index]
             return self.envelopes[index], self.features[start : start + int(self.spans[index])].float()
@@ -105,11 +106,11 @@ class Lessons:
 
     @property
     def sensor(self) -> str:
-        """What an envelope holds."""
+        """What an envelope contains."""
         return "log-energies" if self.arrays is None else "the sensor's numbers"
 
     def describe(self) -> None:
-        """Mean and deviation of both sides over what is learnt from, in two passes."""
+        """Compute mean and deviation of both sides over the training recordings, in two passes."""
         which = (~self.held_out).nonzero()[:, 0].tolist()
         threads = 1 if self.arrays is None else arrays.THREADS
         total, count, square = (
@@ -132,7 +133,7 @@ class Lessons:
         self.std = (square / count.sum()).sqrt()
         mean = sums[0] / frames
         spread = ((sums[1] - frames * mean.square()) / (frames - 1)).clamp_min(0).sqrt()
-        # A channel that never moves (a black border) is divided by one, not by rounding.
+        # A constant channel (a black border) is divided by one, not by rounding error.
         self.ears_mean, self.ears_std = mean.float(), torch.where(spread > 1e-6 * sums[2], spread, 1.0).float()
 
 
@@ -140,27 +141,27 @@ class Lessons:
 @dataclass
 class Recording:
     wave: np.ndarray
-    """(samples,) float32 at `rate`."""
+    """Return the samples (n,) float32 at `rate`."""
     rate: int
     text: str
     group: int
-    """Recordings of one group are on one side of the split."""
+    """Recordings of one group go to one split."""
     array: Path | None = None
-    """Its sensor's frames; without it the sensor's energies are computed from the wave."""
+    """Frames of its own sensor; without them, energies are computed from the wave."""
 
     def at_16k(self) -> np.ndarray:
-        """The wave at the teacher's rate."""
+        """Return the wave at the teacher's rate."""
         same = self.rate == whisper.RATE
         return self.wave if same else resample_poly(self.wave, whisper.RATE, self.rate).astype(np.float32)
 
 
 def synthesised(n: int) -> list[Callable[[], Recording]]:
-    """Sentences of drawn words, spoken by espeak-ng."""
+    """Sentences of random words, spoken by espeak-ng."""
     return [lambda i=i, t=t: Recording(speech.say(t), speech.RATE, t, i) for i, t in enumerate(speech.sentences(n))]
 
 
 def folder(source: Source, teacher: whisper.Whisper) -> tuple[list[Callable[[], Recording]], dict[str, str]]:
-    """(the recordings that metadata.csv names, with their transcripts and, where it names them, arrays; what to tell of them)."""
+    """Return (the recordings in metadata.csv with their transcripts and, if it has them, arrays; notes)."""
     root = Path(source.path)
     found, told = arrays.rows(root, arrays.table(root / "metadata.csv", LAYOUT), rate=FPS, teacher=teacher), {}
     found, excluded = arrays.allowed(root, found, held_out=HELD_OUT)
@@ -172,7 +173,7 @@ def folder(source: Source, teacher: whisper.Whisper) -> tuple[list[Callable[[], 
 
 
 def sound(row: arrays.Row) -> Recording:
-    """The recording that a line of metadata.csv names."""
+    """Return the recording of a line of metadata.csv."""
     import soundfile
 
     try:
@@ -190,7 +191,7 @@ def sound(row: arrays.Row) -> Recording:
 
 
 def envelope(wave: np.ndarray) -> Tensor:
-    """Log-energy (ceil(20 x seconds), CHANNELS) of a recording at 16 kHz in mel-spaced bands: what the student reads.
+    """Return the student's input: log-energies (ceil(20 x seconds), CHANNELS) of a recording at 16 kHz in mel-spaced bands.
 
     Frame i is centred on i / 20 s, as the teacher's frame j is on j / 50 s.
     """
@@ -205,8 +206,8 @@ def envelope(wave: np.ndarray) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------------------------ making
 def test_source(source: Any) -> tuple[Any, int] | None:
-    """(where the test recordings of a source are, how many sentences to skip there); None if it has none. No setting is chosen by
-    them: as many further sentences as are held out of the first ones, or the folder `test` with a metadata.csv of its own."""
+    """Return (source of the test recordings, sentences to skip there), or None. No setting is chosen by them: as many further sentences as
+    there are validation sentences, or the folder `test` with its own metadata.csv."""
     if source.path != "synthesised":
         inside = Path(source.path) / "test"
         return (replace(source, path=str(inside)), 0) if (inside / "metadata.csv").is_file() else None
@@ -216,7 +217,7 @@ def test_source(source: Any) -> tuple[Any, int] | None:
 
 
 def load(source: Source, skip: int = 0) -> Lessons:
-    """The lessons of a source without its first `skip` sentences: from the cache, or made now and kept there."""
+    """Return the lessons of a source without its first `skip` sentences: from the cache, or made now."""
     key = {**asdict(source), "version": VERSION, "sensor": [FPS, CHANNELS, WINDOW, LOWEST, HIGHEST, FLOOR]}
     key |= {"skip": skip} if skip else {}
     if source.path == "synthesised":
@@ -232,8 +233,8 @@ def load(source: Source, skip: int = 0) -> Lessons:
 
 
 def _make(source: Source, into: Path, skip: int) -> None:
-    """Every recording heard by the teacher; those it transcribes rightly from the canvas the student will fill are kept. What is in
-    memory at one time is bounded, but for the lessons themselves where they have no arrays."""
+    """Run the teacher on every recording, and keep those that it transcribes correctly from the student's window. Memory is bounded, except
+    for the lessons themselves if they have no arrays."""
     teacher, told = whisper.load(source.teacher, source.seconds), {}
     if source.path == "synthesised":
         readers = synthesised(source.sentences)[skip:]
@@ -264,7 +265,7 @@ def _make(source: Source, into: Path, skip: int) -> None:
 
 
 def _kept(one: "Heard", file: Path) -> "Heard":
-    """What stays in memory of a lesson: half precision, nothing after its end; with an array, the teacher's frames go to a file."""
+    """Return what stays in memory of a lesson: half precision, nothing after its end; with an array, the teacher's frames go to a file."""
     span, half = len(one.features), one.features.half()
     if one.array is not None:
         np.save(file, half.numpy())
@@ -272,7 +273,7 @@ def _kept(one: "Heard", file: Path) -> "Heard":
 
 
 def _write(kept: list["Heard"], rest: Tensor, story: dict[str, str], into: Path, length: int) -> None:
-    """lessons.safetensors and lessons.json: the fields of `Lessons`."""
+    """Write lessons.safetensors and lessons.json: the fields of `Lessons`."""
     own = {"arrays": [str(one.array) for one in kept]} if kept[0].array is not None else {}
     words = {"texts": [one.text for one in kept], "story": story, "length": length, **own}
     tensors = {"spans": torch.tensor([one.span for one in kept]), "rest": rest,
@@ -291,22 +292,22 @@ def _write(kept: list["Heard"], rest: Tensor, story: dict[str, str], into: Path,
 
 @dataclass
 class Heard:
-    """A recording with what the teacher hears in it."""
+    """A recording with the teacher's features."""
 
     group: int
     text: str
     envelope: Tensor | None
-    """None where the sensor has an array."""
+    """None if the sensor has an array."""
     features: Tensor
     """(span, width)"""
     after: Tensor
-    """(frames - span, width): the teacher's frames once the recording has ended."""
+    """The teacher's frames after the end of the recording, (frames - span, width)."""
     array: Path | None = None
     span: int = 0
 
 
 def _hear(readers: list[Callable[[], Recording]], teacher: whisper.Whisper, left_out: Counter) -> Iterator[list[Heard]]:
-    """What the teacher hears in the recordings, a batch at a time; in `left_out`, how many teach nothing and why."""
+    """Yield the teacher's features of the recordings, a batch at a time; `left_out` gets the reasons and counts of the others."""
     batch: list[tuple[Recording, np.ndarray]] = []
 
     def listen() -> list[Heard]:
@@ -332,8 +333,8 @@ def _hear(readers: list[Callable[[], Recording]], teacher: whisper.Whisper, left
 
 
 def _at_rest(heard: list[Heard], teacher: whisper.Whisper) -> Tensor:
-    """(frames, width): the teacher's mean at each place of the canvas where a recording has ended; before the first end, the mean
-    over all those places."""
+    """Return the teacher's mean at each position after the end of a recording, (frames, width); before the earliest end, the mean over all
+    those positions."""
     total, count = torch.zeros(teacher.frames, teacher.width), torch.zeros(teacher.frames, 1)
     for one in heard:
         total[len(one.features) :] += one.after
@@ -342,7 +343,7 @@ def _at_rest(heard: list[Heard], teacher: whisper.Whisper) -> Tensor:
 
 
 def unfit(wave: np.ndarray, seconds: int) -> str:
-    """Why a recording at 16 kHz teaches nothing; empty if it may."""
+    """Return why a recording at 16 kHz is left out, or ""."""
     if len(wave) < SHORTEST * whisper.RATE:
         return f"shorter than {SHORTEST:g} s"
     if len(wave) > seconds * whisper.RATE:

@@ -1,8 +1,8 @@
-"""Recordings with what the teacher writes of them: the labels of a student that hears the same sound.
+"""Recordings with the teacher's transcripts: the labels of a student that hears the same sound.
 
-The teacher's transcript is kept for every recording; learnt from are those in which it has few words wrong, by the transcript that
-came with the recording. Held-out ones are all kept, so that what a student scores there is not flattered. Written once, kept on
-disk; sound from files stays there and is read when it is needed.
+The teacher's transcript is kept for every recording. Training uses those with few wrong words, compared with the recording's own
+transcript. Held-out recordings are all kept, so that the student's score is not flattered. Made once and cached; sound in files stays
+there and is read when needed.
 """
 
 import json
@@ -22,7 +22,7 @@ from trainworthy.recipes.shared import speech, whisper
 
 from trainworthy import core
 
-VERSION = 1  # of what is kept on disk
+VERSION = 1  # version of the cached files
 FULL = 32767  # int16
 
 
@@ -35,12 +35,12 @@ class Source:
     sentences: int = 440
     """Sentences to synthesise."""
     teacher: str = "tiny.en"
-    """The packaged `tiny.en` or `base`, or the hub name or folder of a Whisper (openai/whisper-medium.en); a multilingual one is
-    told that it hears English."""
+    """The packaged `tiny.en` or `base`, or the hub name or folder of a Whisper (openai/whisper-medium.en); a multilingual one transcribes
+    English."""
     seconds: int = 6
-    """Length of the canvas that both hear on; longer recordings are left out. Whisper's own is 30, which costs seven times more."""
+    """Window of both models in seconds; longer recordings are left out. Whisper's own is 30, which costs seven times more."""
     max_wer: float = 0.1
-    """Recordings of which the teacher has more words wrong than this are not learnt from."""
+    """Largest word error rate of the teacher's transcript of a training recording."""
 
     def __post_init__(self):
         if self.path != "synthesised" and Path(self.path).exists():
@@ -49,35 +49,35 @@ class Source:
 
 @dataclass
 class Transcripts:
-    """Every recording that can be heard, in order."""
+    """Every audible recording, in order."""
 
     spans: Tensor
-    """(N,) samples at 16 kHz."""
+    """Samples at 16 kHz, (N,)."""
     held_out: Tensor
-    """(N,) bool."""
+    """Which recordings are held out, (N,) bool."""
     said: list[str]
-    """What came with the recording."""
+    """The recording's own transcript."""
     wrote: list[str]
-    """What the teacher writes."""
+    """The teacher's transcript."""
     left_out: dict[str, int]
     files: list[str]
-    """Its sound, where that lies in files; else in `waves`."""
+    """Its sound, if that is in files; else in `waves`."""
     waves: Tensor | None = None
-    """(sum of spans,) int16."""
+    """Samples of all recordings, (sum of spans,) int16."""
 
     def __post_init__(self):
         self.starts = (self.spans.cumsum(0) - self.spans).tolist()
         self.wrong = [whisper.word_error_rate([s], [w]) for s, w in zip(self.said, self.wrote, strict=True)]
 
     def wave(self, index: int) -> np.ndarray:
-        """(samples,) float32 at 16 kHz."""
+        """Return the samples (n,) float32 at 16 kHz."""
         if self.waves is None:
             return lessons.sound(arrays.Row(0, Path(self.files[index]), "", None, 0, 0)).at_16k()
         start = self.starts[index]
         return self.waves[start : start + int(self.spans[index])].numpy().astype(np.float32) / FULL
 
     def split(self, max_wer: float) -> tuple[list[int], list[int], dict[str, str]]:
-        """(recordings to learn from, held-out ones, what to tell of them)."""
+        """Return (training recordings, held-out recordings, notes)."""
         held = self.held_out.tolist()
         learn = [i for i, wrong in enumerate(self.wrong) if not held[i] and wrong <= max_wer]
         val = [i for i, out in enumerate(held) if out]
@@ -97,12 +97,12 @@ class Transcripts:
         return learn, val, told
 
     def teachers(self, which: list[int]) -> float:
-        """The teacher's word error rate on these."""
+        """Return the teacher's word error rate on these recordings."""
         return whisper.word_error_rate([self.said[i] for i in which], [self.wrote[i] for i in which])
 
 
 def load(source: Source, skip: int = 0) -> Transcripts:
-    """The transcripts of a source without its first `skip` sentences: from the cache, or written now and kept there."""
+    """Return the transcripts of a source without its first `skip` sentences: from the cache, or made now."""
     key = {k: v for k, v in asdict(source).items() if k != "max_wer"} | {"version": VERSION}
     key |= {"skip": skip} if skip else {}
     if source.path == "synthesised":
@@ -119,7 +119,7 @@ def load(source: Source, skip: int = 0) -> Transcripts:
 
 
 def _make(source: Source, into: Path, skip: int) -> None:
-    """The teacher writes down every recording that can be heard, a batch at a time."""
+    """Transcribe every audible recording with the teacher, a batch at a time."""
     teacher, rows, left_out = whisper.load(source.teacher, source.seconds), [], Counter()
     if source.path == "synthesised":
         readers = lessons.synthesised(source.sentences)[skip:]
@@ -169,7 +169,7 @@ def _make(source: Source, into: Path, skip: int) -> None:
 
 
 class Spoken(core.Data):
-    """Spectrograms (mels, 2 x frames) of recordings, the teacher's words for them as ids, and what was really said."""
+    """Spectrograms (mels, 2 x frames) of recordings, the teacher's words as ids, and the spoken text."""
 
     def __init__(self, source: Transcripts, which: list[int], teacher: whisper.Whisper):
         self.source, self.which, self.teacher = source, which, teacher
@@ -184,11 +184,13 @@ class Spoken(core.Data):
         return self.make(index, self.read(index), generator)
 
     def read(self, index: int) -> np.ndarray:
-        return self.source.wave(self.which[index])  # a file, where the sound is one's own: --loader.threads reads ahead
+        # read from a file if the data are yours: --loader.threads reads ahead
+        return self.source.wave(self.which[index])
 
     def make(self, index: int, got: np.ndarray, generator: torch.Generator | None) -> dict:
         ids = self.ids[self.which[index]]
-        padded = torch.tensor(ids + [self.teacher.end] * (self.longest - len(ids)))  # `words` tells the end from a pad
+        # `words` separates the end from padding
+        padded = torch.tensor(ids + [self.teacher.end] * (self.longest - len(ids)))
         return {"mel": self.teacher.mel([got])[0], "ids": padded, "words": torch.tensor(len(ids)), **self.words(index)}
 
     def words(self, index: int) -> dict[str, str]:
@@ -200,5 +202,5 @@ class Spoken(core.Data):
 
     def collate(self, samples: list[dict]) -> dict:
         batch = super().collate(samples)
-        batch["ids"] = batch["ids"][:, : int(batch["words"].max())]  # no more pads than this batch needs
+        batch["ids"] = batch["ids"][:, : int(batch["words"].max())]  # no more padding than this batch needs
         return batch

@@ -24,14 +24,33 @@ def checked(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def fault(turns: Any) -> str:
-    """What keeps `turns` from being a conversation; empty: nothing."""
+    """What keeps `turns` from being a conversation with an answer; empty: nothing."""
+    if wrong := unreadable(turns):
+        return wrong
+    roles = [turn["role"] for turn in turns]
+    if "user" not in roles or "assistant" not in roles[roles.index("user") :]:
+        return f"no answer to learn: its turns are {', '.join(dict.fromkeys(roles)) or 'none'}"
+    return ""
+
+
+def unasked(turns: Any) -> str:
+    """What keeps `turns` from being a conversation that can be gone on with; empty: nothing."""
+    if wrong := unreadable(turns):
+        return wrong
+    roles = [turn["role"] for turn in turns]
+    return "" if "user" in roles else f"no question: its turns are {', '.join(dict.fromkeys(roles)) or 'none'}"
+
+
+def unreadable(turns: Any) -> str:
+    """What is wrong with one of these turns; empty: nothing."""
     if not isinstance(turns, list) or not all(isinstance(t, dict) for t in turns):
         return f"messages: {type(turns).__name__}, not a list of turns" if turns is not None else "messages: missing"
     for k, turn in enumerate(turns):
         if turn.get("role") not in ROLES:
             return f"a turn has the role {turn.get('role')!r}, not one of {', '.join(ROLES)}"
         if not isinstance(turn.get("content") or "", str):
-            return f"a content is {type(turn['content']).__name__}: pictures are for vlm/instruct"
+            pictures = ": pictures are for vlm/instruct" if isinstance(turn["content"], list) else ", not text"
+            return f"a content is {type(turn['content']).__name__}{pictures}"
         if (
             not (turn.get("content") or "").strip()
             and not turn.get("tool_calls")
@@ -39,9 +58,6 @@ def fault(turns: Any) -> str:
         ):
             last = k == len(turns) - 1 and turn["role"] == "assistant"
             return "its last answer is empty" if last else f"a turn of the {turn['role']} is empty"
-    roles = [turn["role"] for turn in turns]
-    if "user" not in roles or "assistant" not in roles[roles.index("user") :]:
-        return f"no answer to learn: its turns are {', '.join(dict.fromkeys(roles)) or 'none'}"
     return ""
 
 

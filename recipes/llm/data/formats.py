@@ -79,20 +79,29 @@ def _turn(turn: dict[str, Any]) -> dict[str, Any]:
     if name in CALLS:
         calls = _parsed(content)
         calls = calls if isinstance(calls, list) else [calls]
-        return {"role": "assistant", "content": "", "tool_calls": [_call(c) for c in calls if isinstance(c, dict)]}
-    if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
+        return {"role": "assistant", "content": "", "tool_calls": [_call(c) for c in calls]}
+    if isinstance(content, list) and all(_is_text(part) for part in content):
         content = "".join(p.get("text") or "" for p in content)
     more = {k: v for k, v in turn.items() if k not in ("role", "from", "content", "value", "weight", *THOUGHTS)}
     if calls := _parsed(more.get("tool_calls")):
-        more["tool_calls"] = [_call(c) for c in calls] if isinstance(calls, list) else calls
+        if not isinstance(calls, list):
+            raise BadRow(f"tool_calls: {type(calls).__name__}, not a list of calls", repr(calls)[:60])
+        more["tool_calls"] = [_call(c) for c in calls]
     thought = next((turn[k] for k in THOUGHTS if turn.get(k)), None)
     more |= {k: thought for k in THOUGHTS[:2] if thought}
-    return {"role": ROLES.get(name, name), "content": content, **more}
+    return {"role": ROLES.get(name, name) if isinstance(name, str) else name, "content": content, **more}
 
 
-def _call(call: dict[str, Any]) -> dict[str, Any]:
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text") or "", str)
+
+
+def _call(call: Any) -> dict[str, Any]:
     """A tool call, its arguments as values (OpenAI sends them as a text of JSON)."""
-    function = dict(call.get("function", call))
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadRow("a tool call is no function with a name", repr(call)[:60])
+    function = dict(function)
     function["arguments"] = _parsed(function.get("arguments", {}))
     kept = {k: v for k, v in call.items() if k in ("id", "type")}
     return {"type": "function", **kept, "function": {k: function[k] for k in ("name", "arguments") if k in function}}
@@ -101,13 +110,11 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 def tools(row: dict[str, Any]) -> dict[str, Any]:
     """The tools of a row, in OpenAI's form."""
     found = _parsed(row.get("tools"))
-    if not isinstance(found, list) or not found:
+    if not found:
         return {}
-    return {
-        "tools": [
-            t if not isinstance(t, dict) or "function" in t else {"type": "function", "function": t} for t in found
-        ]
-    }
+    if not isinstance(found, list) or not all(isinstance(t, dict) for t in found):
+        raise BadRow(f"tools: {type(found).__name__}, not a list of functions", repr(found)[:60])
+    return {"tools": [t if "function" in t else {"type": "function", "function": t} for t in found]}
 
 
 def _parsed(value: Any) -> Any:
@@ -122,18 +129,45 @@ def _parsed(value: Any) -> Any:
 
 def alpaca(row: dict[str, Any]) -> dict[str, Any]:
     """Instruction and input are one question; `history` is a list of (question, answer), `system` a system turn."""
-    found = texts(row | {"prompt": row["instruction"], "completion": row["output"]}, ("prompt", "completion"))
+    try:
+        found = texts(
+            {"prompt": row["instruction"], "completion": row["output"], "source": row.get("source")},
+            ("prompt", "completion"),
+        )
+    except BadRow as fault:
+        raise BadRow(fault.why.replace("prompt", "instruction").replace("completion", "output")) from None
     if isinstance(row.get("input"), str) and row["input"].strip():
         found["prompt"] = f"{found['prompt']}\n{row['input']}"
     if not row.get("history") and not row.get("system"):
         return found
-    asked = [
-        t
-        for q, a in row.get("history") or ()
-        for t in ({"from": "user", "value": q}, {"from": "assistant", "value": a})
-    ]
+    history = row.get("history") or []
+    if not isinstance(history, list) or not all(isinstance(h, list) and len(h) == 2 for h in history):
+        raise BadRow("history is no list of questions with their answers", repr(history)[:60])
+    asked = [t for q, a in history for t in ({"from": "user", "value": q}, {"from": "assistant", "value": a})]
     whole = [*asked, {"from": "user", "value": found["prompt"]}, {"from": "assistant", "value": found["completion"]}]
     return {"messages": turns({"conversations": whole, "system": row.get("system")}), "source": found["source"]}
+
+
+def question(row: dict[str, Any]) -> dict[str, Any]:
+    """What is asked in a row of any form, as `messages` (`tools`; `prompt`, where that is all there is). Answers at its end, which a
+    held-out file has, are left off."""
+    if "messages" in row or "conversations" in row:
+        found = turns(row)
+        if isinstance(found, list) and all(isinstance(t, dict) for t in found):
+            while found and found[-1].get("role") == "assistant":
+                found = found[:-1]
+        return {"messages": found, **tools(row)}
+    if isinstance(row.get("prompt"), list):
+        return {"messages": turns({"messages": row["prompt"], "system": row.get("system")}), **tools(row)}
+    if "prompt" not in row and isinstance(row.get("instruction"), str):
+        row = alpaca(row | {"output": "?"}) | {}
+        if "messages" in row:
+            return {"messages": row["messages"][:-1]}
+    prompt = row.get("prompt")
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise BadRow("prompt is empty" if isinstance(prompt, str) else
+                     f"prompt: {type(prompt).__name__ if 'prompt' in row else 'missing'}", "")  # fmt: skip
+    return {"messages": [{"role": "user", "content": prompt}], "prompt": prompt}
 
 
 # ------------------------------------------------------------------------------------------------------------------- texts
@@ -155,6 +189,8 @@ def preference(row: dict[str, Any]) -> dict[str, Any]:
     if isinstance(chosen, list) and isinstance(rejected, list):
         asked = row["prompt"] if isinstance(row.get("prompt"), list) else []
         whole = [turns({"messages": [*asked, *side]}) for side in (chosen, rejected)]
+        if not all(side and isinstance(turn, dict) for side in whole for turn in side or [None]):
+            raise BadRow("chosen and rejected are lists, but not of turns (role, content)")
         n = next((i for i, (a, b) in enumerate(zip(*whole, strict=False)) if a != b), min(map(len, whole)))
         n = min(n, *(len(side) - 1 for side in whole))
         if any(len(side) != n + 1 or side[-1].get("role") != "assistant" for side in whole):
@@ -251,18 +287,22 @@ def sorted_out(rows: Iterable[dict[str, Any]], where: str, one: Callable[[dict],
     n = sum(map(len, bad.values()))
     if not n:
         return good, ""
-    kinds = [_kind(why, found) for why, found in sorted(bad.items(), key=lambda item: -len(item[1]))]
-    told = f"{n} of {len(rows)} rows of {where}: " + "; ".join(kinds)
+    told = f"{n} of {len(rows)} rows of {where}: " + "; ".join(kinds(bad))
     if n <= max_bad * len(rows):
         return good, f"{told}: left out"
     first = rows[min(i for found in bad.values() for i, _ in found)]
     few = n < len(rows) / 2
     raise core.UserError(
         f"{n} of {len(rows)} rows of {where}: no {what}", got=", ".join(f"{k} ({type(v).__name__})" for k, v in first.items()),
-        needed=f"{needed}; at most {max_bad:.1%} of other rows (--data.max-bad)", cause="\n".join(kinds),
+        needed=f"{needed}; at most {max_bad:.1%} of other rows (--data.max-bad)", cause="\n".join(kinds(bad)),
         next=f"--data.max-bad {n / len(rows) + 0.001:.3f} leaves them out" if few else
              "--data.columns NAME=COLUMN, or convert the rows",
     )  # fmt: skip
+
+
+def kinds(bad: dict[str, list[tuple[int, str]]]) -> list[str]:
+    """What to say of bad rows, {why: (row, what was seen) of each}, the commonest first."""
+    return [_kind(why, found) for why, found in sorted(bad.items(), key=lambda item: -len(item[1]))]
 
 
 def _kind(why: str, found: list[tuple[int, str]]) -> str:

@@ -288,7 +288,7 @@ def limit(source: Any, splits: list[list[int]], context: float) -> int:
 def described(rows: list[dict[str, str]], chat: Chat, sizes: list[int], limit: int) -> dict[str, str]:
     """What to say of a user's data: lengths, turns, what an answer is ended by and what stands around it."""
     form = chat.form
-    found = {"lengths": percentiles(sizes, limit)}
+    found = {"lengths": percentiles(sizes, limit), "answers": spread(answer_tokens(rows, chat))}
     if chat.conversations:
         turns = [chat.given(r["prompt"])["messages"] for r in rows]
         roles = sorted({t["role"] for one in turns for t in one} | {"assistant"})
@@ -306,12 +306,17 @@ def percentiles(sizes: list[int], limit: int) -> str:
     return f"{half} tokens a row (median), {most} (99%), {order[-1]} (longest); limit {limit}"
 
 
-def answer_tokens(rows: list[dict[str, str]], chat: Chat) -> list[int]:
+def spread(sizes: list[int]) -> str:
+    """What to say of the lengths of answers, which `--max-new-tokens` must leave room for."""
+    order = sorted(sizes) or [0]
+    at = (order[int(share * (len(order) - 1))] for share in (0.05, 0.5, 0.95, 0.99, 1))
+    return "{} · {} · {} · {} · {} tokens (5% · median · 95% · 99% · longest), the end of the turn included".format(*at)
+
+
+def answer_tokens(rows: list[dict[str, str]], chat: Chat, key: str = "completion") -> list[int]:
     """Tokens of each answer, with the one that ends it."""
-    return [
-        len(ids)
-        for ids in chat.tokenizer([chat.framed(r["completion"]) for r in rows], add_special_tokens=False)["input_ids"]
-    ]
+    ids = chat.tokenizer([chat.framed(r[key]) for r in rows], add_special_tokens=False)["input_ids"] if rows else []
+    return [len(one) for one in ids]
 
 
 @cache

@@ -82,6 +82,11 @@ def rendered(row: dict[str, Any], chat: pairs.Chat) -> dict[str, str]:
         turn = {"role": "assistant", "content": found[key]}
         if chat.form.fault or "<" in found[key] or "messages" in row or found["prompt"][:1] == "{":
             found[key] = chat.bare(chat.spoken(chat.turns(found["prompt"]), turn, found["prompt"])[1])
+    if found["chosen"].strip() == found["rejected"].strip():
+        raise formats.BadRow(
+            "one answer twice, which prefers nothing (chosen and rejected filled from one column?)",
+            repr(found["chosen"][:40]),
+        )
     return found
 
 
@@ -114,27 +119,27 @@ def sizes(rows: list[dict[str, str]], chat: pairs.Chat) -> list[int]:
 def usable(
     rows: list[dict[str, str]], chat: pairs.Chat, source: Source, name: str, limit: int
 ) -> tuple[list[dict[str, str]], list[str]]:
-    """(rows that fit and say something, what to say of the others). Two answers that are the same prefer nothing."""
+    """(rows that fit, what to say of the others)."""
     if not rows:
         raise core.UserError(f"{name}: no preference in it", got=f"--data.path {source.path}",
                              cause="too few rows to hold some out",
                              needed="some dozens, a validation split, or --data.val FILE")  # fmt: skip
     most = sizes(rows, chat)
     long = {i: n for i, n in enumerate(most) if n > limit}
-    same = {i for i, r in enumerate(rows) if r["chosen"].strip() == r["rejected"].strip()}
-    told = []
-    if long:
-        told.append(f"{len(long)} of {len(rows)} preferences are longer than {limit} tokens (row {min(long)}: "
-                    f"{long[min(long)]})")  # fmt: skip
-    if same:
-        told.append(f"{len(same)} of {len(rows)} preferences have one answer twice (row {min(same)}: "
-                    f"{rows[min(same)]['chosen'][:40]!r})")  # fmt: skip
-    if len({*long, *same}) > source.max_bad * len(rows):
-        raise core.UserError(f"{name}: {'; '.join(told)}", needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
-                             cause="a limit for short texts" if long else "chosen and rejected filled from one column",
-                             next=f"--data.max-length {max(most)}" if long and not same else "look at these rows, "
-                                  "then give the file again or raise --data.max-bad")  # fmt: skip
-    return [r for i, r in enumerate(rows) if i not in long and i not in same], told
+    if not long:
+        return rows, []
+    told = f"{len(long)} of {len(rows)} preferences are longer than {limit} tokens (row {min(long)}: {long[min(long)]})"
+    if len(long) > source.max_bad * len(rows):
+        raise core.UserError(f"{name}: {told}", needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
+                             cause="a limit for short texts", next=f"--data.max-length {max(most)}")  # fmt: skip
+    return [r for i, r in enumerate(rows) if i not in long], [told]
+
+
+def described(rows: list[dict[str, str]], chat: pairs.Chat, sizes: list[int], limit: int) -> dict[str, str]:
+    """What to say of a user's data: lengths of rows and of both answers, and what ends them."""
+    found = {"lengths": pairs.percentiles(sizes, limit)}
+    found |= {f"{k} answers": pairs.spread(pairs.answer_tokens(rows, chat, k)) for k in ("chosen", "rejected")}
+    return found | {"scored": f"both answers up to {chat.form.end!r}"}
 
 
 def shared_words(rows: list[dict[str, str]]) -> Tensor:

@@ -4,7 +4,7 @@ F1, ROUGE-L and exact match count words; a word is what its script's readers tak
 signs, each sign of a script without spaces (Chinese, Japanese, Thai, ...), and in names what capitals, underscores and digits part.
 """
 
-import importlib
+import importlib.util
 import math
 import re
 import unicodedata
@@ -12,13 +12,17 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache
 
+import numpy as np
+from torch import Tensor
+from trainworthy.core.report.intervals import bootstrap, wilson
+
 from trainworthy import core
 
 Score = Callable[[str, str], float]
 UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF),
             (0x20000, 0x3FFFF))  # fmt: skip
 """Code points of scripts whose words no space parts: Thai, Lao, Burmese, Khmer, Chinese and Japanese."""
-NAMES = "exact, f1, rouge, bleu, chrf, perplexity, or module:function"
+NAMES = "exact, f1, rouge1, rouge2, rouge (ROUGE-L), bleu, chrf, perplexity, or module:function"
 
 
 def words(text: str) -> list[str]:
@@ -96,7 +100,54 @@ def chrf(said: str, wanted: str) -> float:
     return sacrebleu.sentence_chrf(said, [wanted]).score / 100
 
 
-KNOWN: dict[str, Score] = {"exact": exact, "f1": f1, "rouge": rouge, "bleu": bleu, "chrf": chrf}
+def overlap(said: str, wanted: str, n: int) -> float:
+    """ROUGE-N (Lin 2004): F1 of the sequences of n words."""
+    a, b = (Counter(zip(*(found[i:] for i in range(n)), strict=False)) for found in (words(said), words(wanted)))
+    shared = (a & b).total()
+    return 2 * shared / (a.total() + b.total()) if shared else float(said == wanted)
+
+
+def rouge1(said: str, wanted: str) -> float:
+    """ROUGE-1."""
+    return overlap(said, wanted, 1)
+
+
+def rouge2(said: str, wanted: str) -> float:
+    """ROUGE-2."""
+    return overlap(said, wanted, 2)
+
+
+KNOWN: dict[str, Score] = {"exact": exact, "f1": f1, "rouge1": rouge1, "rouge2": rouge2, "rouge": rouge, "rougeL": rouge,
+                           "bleu": bleu, "chrf": chrf}  # fmt: skip
+
+
+class Seen:
+    """The values of each sample at the last evaluation, for the intervals of their means."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
+
+    def means(self, values: dict[str, Tensor | tuple[Tensor, Tensor]]) -> dict[str, float]:
+        """{metric: its mean over the samples}. A pair is (nats, tokens) of each sample: their perplexity."""
+        self.values, found = {}, {}
+        for name, value in values.items():
+            sums, counts = value if isinstance(value, tuple) else (value, None)
+            self.values[name] = (sums.cpu().numpy(), None if counts is None else counts.cpu().numpy())
+            found[name] = sums.mean().item() if counts is None else (sums.sum() / counts.sum()).exp().item()
+        return found
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """{metric: 95% interval} of the last `means`; empty: there was none."""
+        found = {}
+        for name, (sums, counts) in self.values.items():
+            if (
+                counts is None and np.isin(sums, (0.0, 1.0)).all()
+            ):  # a share: resampling none of 36 would give an interval of no width
+                found[name] = wilson(round(sums.sum()), len(sums))
+                continue
+            low, high = bootstrap(sums, counts)
+            found[name] = (low, high) if counts is None else (math.exp(low), math.exp(high))
+        return found
 
 
 def named(metrics: str) -> list[str]:
@@ -114,6 +165,9 @@ def named(metrics: str) -> list[str]:
 def score(name: str) -> Score:
     """The function of a name: score(said, wanted), 0 to 1."""
     if name in KNOWN:
+        if name in ("bleu", "chrf") and importlib.util.find_spec("sacrebleu") is None:
+            raise core.UserError(f"--metric {name} needs the package 'sacrebleu', which is not installed",
+                                 next="pip install 'trainworthy[llm]'")  # fmt: skip
         return KNOWN[name]
     module, _, function = name.partition(":")
     try:

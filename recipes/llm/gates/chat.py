@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.llm.data.pairs import IGNORED, Chat
-from trainworthy.recipes.llm.data.templates import REFUSED, shared
+from trainworthy.recipes.llm.gates.rendering import answered, quoting, reference, rows, rows_of, shown
 from trainworthy.recipes.llm.models import loading
 
 SAMPLES = 3
@@ -29,31 +28,6 @@ def of(chat: Chat, *, packed: bool) -> list[Gate]:
 def of_answers(chat: Chat, answers: tuple[str, ...]) -> list[Gate]:
     """Return the gates on the loss's input. A batch has one row for each sample's first field of `answers`, then one for each second field."""
     return [template(chat, answers), scored(chat, answers), causal]
-
-
-def rows_of(batch: dict) -> dict:
-    """Return the tensors of a batch with one text per row. Of (B, 2, T), two answers to each prompt, all first answers come before all
-    second ones."""
-    return {
-        k: v.transpose(0, 1).flatten(0, 1) if v.dim() == 3 else v for k, v in batch.items() if isinstance(v, Tensor)
-    }
-
-
-def shown(tokenizer: Any, batch: dict) -> list[str]:
-    """Return the rows of a batch as text without padding; scored tokens are in [[double brackets]]."""
-    batch = rows_of(batch)
-    rows = zip(batch["input_ids"], batch["labels"], batch["attention_mask"].bool(), strict=True)
-    return [_marked(tokenizer, ids[mask].tolist(), (labels[mask] != IGNORED).tolist()) for ids, labels, mask in rows]
-
-
-def _marked(tokenizer: Any, ids: list[int], scored: list[bool]) -> str:
-    text, inside = "", False
-    for token, now in zip(ids, scored, strict=True):
-        if now != inside:
-            text += "[[" if now else "]]"
-            inside = now
-        text += tokenizer.decode([token])
-    return text + "]]" * inside
 
 
 def backbone(model: nn.Module) -> nn.Module:
@@ -86,57 +60,6 @@ def some(data: Data, seed: int) -> list[int]:
     order = pick(data, 32, seed)
     longest = max(order, key=lambda i: sum(len(v) for v in data.get(i, None).values() if isinstance(v, str)))
     return [longest, *(i for i in order if i != longest)][:SAMPLES]
-
-
-def reference(chat: Chat, prompt: str, completion: str) -> tuple[list[int], list[int]]:
-    """Return (ids before the answer, ids of the answer with the token that ends it), from the tokenizer's own template."""
-    turns = chat.turns(prompt)
-    opening = chat.render(turns, prompt, add_generation_prompt=True, tokenize=False)
-    said = _rendered(chat, turns, prompt, opening, completion)
-    before, whole = chat.ids(opening), chat.ids(opening + said)
-    return before, whole[len(before) :] if whole[: len(before)] == before else chat.ids(said)
-
-
-def _rendered(chat: Chat, turns: list[dict], prompt: str, opening: str, completion: str) -> str:
-    """Return what the template appends to `opening` for an assistant turn `completion`, up to the token that ends it. If the prompt opens a
-    block that the answer closes, the turn's content is both together. A tool call that only `tool_calls` can express was rendered by
-    `conversations.rows`."""
-    for content in (completion, opening[opening.rfind("<") :] + completion):
-        try:
-            whole = chat.render([*turns, {"role": "assistant", "content": content}], prompt, tokenize=False)
-        except REFUSED:
-            continue
-        if whole.startswith(opening) and completion.strip() in whole[len(opening) :]:
-            return chat.ended(whole[len(opening) :])
-    return chat.framed(completion)
-
-
-def answered(chat: Chat, prompt: str, before: list[int]) -> set[int]:
-    """Return the positions in `before`, the ids of a conversation, that belong to assistant turns, with the tokens that end them: the
-    difference between the template with the turn and without it."""
-    turns, found = chat.turns(prompt), set()
-    for k in chat.answered(turns, prompt):
-        opening = chat.render(turns[:k], prompt, add_generation_prompt=True, tokenize=False)
-        whole = chat.render(turns[: k + 1], prompt, tokenize=False)
-        start, end = len(chat.ids(opening)), len(chat.ids(whole)) + chat.form.borrowed
-        found |= set(range(start, 1 + max(i for i in range(start, end) if before[i] in chat.ends)))
-    return found
-
-
-def quoting(chat: Chat, sample: dict[str, str], answer: str) -> dict[str, str]:
-    """Return the sample with the assistant's role marker and the answer quoted in its prompt. A search for them as text then finds two
-    places."""
-    turns = chat.turns(sample["prompt"])
-    plain = chat.render(turns, sample["prompt"], tokenize=False)
-    opening = chat.opening(turns, sample["prompt"])
-    marker = opening[len(shared(plain, opening)) :]
-    return {**sample, "prompt": chat.saying(sample["prompt"], f"{marker}{sample[answer]}")}
-
-
-def rows(samples: dict[str, dict[str, str]], answers: tuple[str, ...]) -> list[tuple[str, str, str]]:
-    """Return (name, prompt, answer) of each row of their batch."""
-    named = {k: f" ({k})" if len(answers) > 1 else "" for k in answers}
-    return [(name + named[k], sample["prompt"], sample[k]) for k in answers for name, sample in samples.items()]
 
 
 def template(chat: Chat, answers: tuple[str, ...]) -> Gate:

@@ -148,13 +148,15 @@ def ended(longest: int) -> Monitor:
 
     @monitor("ends", rows="L3", title="held-out answers end by themselves")
     def judged(history: list[dict[str, float]]) -> Finding:
-        """Reads the share of answers that ended by themselves at the last evaluation."""
-        share = history[-1]["val/stops"]
+        """Reads the share of answers that ended by themselves at the last evaluation that generated some."""
+        seen = [row["val/stops"] for row in history if "val/stops" in row]
+        if not seen:  # with --metric perplexity, a run that stopped early
+            raise Skip("no answers were generated")
         return Finding(
-            share >= 0.9, f"{share:.0%} of the held-out answers end within {longest} tokens", "90%",
+            seen[-1] >= 0.9, f"{seen[-1]:.0%} of the held-out answers end within {longest} tokens; {1 - seen[-1]:.0%} are cut there", "90%",
             f"answers that are cut are judged as they stand: --max-new-tokens {2 * longest}\n"
             "the token that ends an answer is not learnt (gate `scored`), or more steps are needed",
-            evidence={"stops": [row["val/stops"] for row in history]},
+            evidence={"stops": seen},
         )  # fmt: skip
 
     return judged

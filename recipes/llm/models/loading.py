@@ -18,11 +18,15 @@ from trainworthy.recipes.shared.language_models import LoRA as LoRA
 from trainworthy.recipes.shared.language_models import adapted as adapted
 from trainworthy.recipes.shared.language_models import attend as attend
 from trainworthy.recipes.shared.language_models import backends as backends
+from trainworthy.recipes.shared.language_models import complete_export as complete_export
 from trainworthy.recipes.shared.language_models import export as export
+from trainworthy.recipes.shared.language_models import exported as exported
 from trainworthy.recipes.shared.language_models import generate as generate
 from trainworthy.recipes.shared.language_models import kept_in as kept_in
 from trainworthy.recipes.shared.language_models import load as load
 from trainworthy.recipes.shared.language_models import merged as merged
+from trainworthy.recipes.shared.language_models import model_card as model_card
+from trainworthy.recipes.shared.language_models import name_base as name_base
 from trainworthy.recipes.shared.language_models import tokenizer as plain
 
 from trainworthy import core
@@ -197,3 +201,9 @@ def utilisation(achieved: float, device: torch.device) -> dict[str, float]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     peak = next((peak for known, peak in PEAKS.items() if known in name), None)
     return {"tflops_per_sec": achieved / 1e12} | ({"mfu": achieved / peak} if peak else {})
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a model of transformers, each of which `--shard` gathers at once."""
+    names = getattr(model, "_no_split_modules", None) or ()
+    return [m for m in model.modules() if type(m).__name__ in names]

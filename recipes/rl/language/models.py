@@ -55,6 +55,6 @@ def tokenizer(path: str) -> Any:
     return language_models.tokenizer(path, "left")
 
 
-def load(path: str) -> nn.Module:
-    """The causal language model in fp32, on the CPU, without dropout: the ratio of two forwards of one text must be 1."""
-    return language_models.load(path, torch.float32, dropout=False)
+def load(path: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The causal language model, on the CPU, without dropout: the ratio of two forwards of one text must be 1."""
+    return language_models.load(path, dtype, dropout=False)

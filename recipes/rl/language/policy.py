@@ -21,6 +21,12 @@ class Writer(nn.Module):
         )  # nothing is expected, and the language model is not pulled at, before there is a reason
         self.eos, self.pad, self.temperature = tokenizer.eos_token_id, tokenizer.pad_token_id, temperature
 
+    @property
+    def body(self) -> nn.Module:
+        """What makes the hidden states: the transformer under the head, under adapters too."""
+        bare = self.lm.get_base_model() if hasattr(self.lm, "peft_config") else self.lm
+        return bare.base_model
+
     @torch.no_grad()
     def write(self, input_ids: Tensor, mask: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         """(tokens (B, T), is it a part of the answer? (B, T)): what `draws` (B, T) in [0, 1) stand for, up to the token that ends
@@ -49,7 +55,7 @@ class Writer(nn.Module):
         returns' size before it); `mask` (B, P + T): what is no padding."""
         ids, n = torch.cat([input_ids, said], 1), said.shape[1]
         place = (mask.long().cumsum(1) - 1).clamp_min(0)
-        out = self.lm.base_model(input_ids=ids, attention_mask=mask, position_ids=place, use_cache=False)
+        out = self.body(input_ids=ids, attention_mask=mask, position_ids=place, use_cache=False)
         states = out.last_hidden_state[:, -n - 1 : -1]  # (B, T, width): each answers for the token after it
         logits = self.lm.get_output_embeddings()(states).float() / self.temperature
         return logits.log_softmax(-1), self.head(states).squeeze(-1).float()
@@ -62,6 +68,19 @@ class Writer(nn.Module):
 def own(log_p: Tensor, said: Tensor) -> Tensor:
     """Of (B, T, V) what was said (B, T)."""
     return log_p.gather(-1, said.unsqueeze(-1)).squeeze(-1)
+
+
+@torch.no_grad()
+def scored(model: Writer, asked: dict[str, Tensor], rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(log-probability of each token that was said, value before it, entropy of its distribution), (B, T) each, without a graph.
+    `rows` completions at a time: log-probabilities of the whole vocabulary of a rollout would be (B, T, V) at once."""
+    found = []
+    for start in range(0, len(asked["said"]), rows):
+        some = {k: v[start : start + rows] for k, v in asked.items()}
+        log_p, value = model(**some)
+        found.append((own(log_p, some["said"]), value, -(log_p.exp() * log_p).sum(-1)))
+    log_prob, values, entropy = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return log_prob, values, entropy
 
 
 def texts(tokenizer: Any, said: Tensor, valid: Tensor) -> list[str]:

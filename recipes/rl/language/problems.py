@@ -162,8 +162,53 @@ def majority(train: list[dict[str, str]], val: list[dict[str, str]]) -> float:
 
 
 # -------------------------------------------------------------------------------------------------------------- rewards
-def load(name: str) -> Reward:
-    """`exact`, or a function of one's own as `module:function` or `file.py:function`."""
+def load(names: str) -> Reward:
+    """`exact`, or a function of one's own as `module:function` or `file.py:function`; several with commas between them, a weight
+    behind `=`, are one reward: their weighted sum."""
+    each = [_weighted(name) for name in names.split(",")]
+    return _one(names) if len(each) == 1 and "=" not in names else Weighted(each)
+
+
+def _weighted(name: str) -> tuple[str, float]:
+    """`function=0.5` as its name and its weight; 1 where none is said."""
+    own, sign, weight = name.strip().rpartition("=")
+    if not sign:
+        return name.strip(), 1.0
+    try:
+        value = float(weight)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or not value:
+        raise core.UserError(f"--reward {name.strip()}: {weight!r} is no weight", needed="function=NUMBER, and not 0",
+                             next="exact=1,rewards.py:short=0.2")  # fmt: skip
+    return own, value
+
+
+class Weighted:
+    """Several rewards as one: the sum of each times its weight, as TRL's `reward_weights`; the mean of each is logged apart."""
+
+    def __init__(self, names: list[tuple[str, float]]):
+        self.parts = [
+            (name.rpartition(":")[2], weight, guarded(_one(name), name, ValueError)) for name, weight in names
+        ]
+        self.means: dict[str, float] = {}
+        called = [name for name, _, _ in self.parts]
+        if len(set(called)) < len(called):
+            raise core.UserError(
+                "--reward names a function twice", got=", ".join(called), needed="each once, with one weight"
+            )
+
+    def __call__(self, completions: list[str], **columns: Any) -> list[float]:
+        total = [0.0] * len(completions)
+        for name, weight, function in self.parts:
+            values = function(completions=completions, **columns)
+            self.means[name] = sum(values) / max(1, len(values))
+            total = [t + weight * v for t, v in zip(total, values, strict=True)]
+        return total
+
+
+def _one(name: str) -> Reward:
+    """One function by its name."""
     if name == "exact":
         return exact
     where, _, function = name.rpartition(":")
@@ -210,6 +255,9 @@ def guarded(function: Reward, name: str, fail: Callable[[str], Exception]) -> Re
         for text, value in zip(said, found, strict=True):
             if not isinstance(value, bool | int | float) or not math.isfinite(value):
                 raise fail(f"{told}returned {value!r} for the completion {text[:60]!r}: it must return a finite number")
+        if log := columns.get("log_metric"):
+            for key, mean in getattr(function, "means", {}).items():
+                log(f"rewards/{key}", mean)
         return [float(v) for v in found]
 
     return reward
@@ -292,6 +340,18 @@ def usable(rows: list[dict[str, str]], asker: Asker, name: str, *, context: int,
             else f"--data.max-prompt {max(sizes)}",
         )  # fmt: skip
     return [r for i, r in enumerate(rows) if i not in {*long}], f"{told}: left out"
+
+
+def answers_told(rows: list[dict[str, str]], asker: Asker, new: int) -> dict[str, str]:
+    """What to say of the lengths of right answers, by themselves and without working."""
+    sizes = [len(asker.answer(r["answer"])) for r in rows]
+    found = {"answers": pairs.spread(sizes)}
+    if long := sum(n > new for n in sizes):
+        found["cut by --max-new-tokens"] = (
+            f"{long} of {len(sizes)} right answers ({long / len(sizes):.0%}) are longer than {new} tokens and can never be given: "
+            f"--max-new-tokens {max(sizes)}, more with working before them"
+        )
+    return found
 
 
 @cache

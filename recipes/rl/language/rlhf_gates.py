@@ -97,7 +97,7 @@ def parts(batch: dict, row: int, end: int, lengths: dict) -> tuple[Tensor, Tenso
 @torch.no_grad()
 def alone(model: Writer, prompt: Tensor, answer: Tensor) -> tuple[Tensor, Tensor]:
     """(log-probabilities of an answer (n,), values before its tokens (n,)), read by itself: no padding, no mask, no cache."""
-    states = model.lm.base_model(input_ids=torch.cat([prompt, answer])[None], use_cache=False).last_hidden_state
+    states = model.body(input_ids=torch.cat([prompt, answer])[None], use_cache=False).last_hidden_state
     states = states[0, len(prompt) - 1 : -1]
     log_p = (exact(model.lm.get_output_embeddings()(states)) / model.temperature).log_softmax(-1)
     return own(log_p, answer), exact(model.head(states)[:, 0])

@@ -4,8 +4,6 @@ A mask is a PNG as large as its image whose values are class ids (grey or palett
 no class and count neither in the loss nor in the metric. Padding is void. So are pixels that another window scores.
 """
 
-import hashlib
-import io
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,9 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision import tv_tensors
@@ -27,15 +23,13 @@ from trainworthy.core.data.validation_split import absolute
 from trainworthy.core.data.validation_split import parse_val as chosen
 from trainworthy.recipes.shared import digits, nuclei
 from trainworthy.recipes.vision.data import pasted
-from trainworthy.recipes.vision.data.pictures import VALIDATION, Decoded, decode, readable, said, shown, survey
+from trainworthy.recipes.vision.data.mask_files import IGNORE, LAYOUT, Pair, Pairs, class_names, matched
+from trainworthy.recipes.vision.data.pictures import VALIDATION, readable, survey
 
 from trainworthy import core
 
-IGNORE = 255
-"""Id of void pixels, for the loss, the metric, padding and augmentation."""
 QUESTIONS = {"nuclei": "which pixels are nuclei?", "digits": "which pixels belong to which digit?"}
 EMBEDDED = tuple(QUESTIONS)
-LAYOUT = "FOLDER/train/images and FOLDER/train/masks (and the same in val), or FOLDER/images and FOLDER/masks; FOLDER/classes.txt"
 
 
 @dataclass
@@ -61,7 +55,6 @@ class Source:
 
 
 # ------------------------------------------------------------------------------------------------------------------ pairs
-Pair = tuple[Tensor, Tensor]  # picture (C, H, W) of 0-255, mask (H, W) uint8
 
 
 class Annotated(NamedTuple):
@@ -81,53 +74,6 @@ class Annotated(NamedTuple):
     """Hash of each image file; empty for built-in data."""
     test: Sequence[int] = ()
     """Rows of the test split, which is evaluated once, at the end."""
-
-
-def ids(image: Image.Image) -> Tensor:
-    """Return the class ids of a mask, (H, W) uint8. Raises ValueError if its values cannot be class ids."""
-    if image.mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
-        raise ValueError(
-            f"colours ({image.mode}), where one number a pixel is needed: its class id, grey or as a palette"
-        )
-    values = np.asarray(image)  # of a palette image, the indices
-    if values.max() > IGNORE:
-        raise ValueError(
-            f"values up to {values.max()}: instance numbers, or depth; class ids are 0 to 254, {IGNORE} is void"
-        )
-    return torch.from_numpy(values.astype(np.uint8))
-
-
-class Pairs(Decoded):
-    """Image files with their masks, decoded when a row is read."""
-
-    kind, beside, needed = "masks", " or its mask", "a picture and a mask"
-
-    def name(self, row: int) -> str:
-        return shown(self.files[row][0], self.root)
-
-    def stamp(self, row: int) -> str:
-        return " ".join(f"{f.stat().st_size} {f.stat().st_mtime_ns}" for f in self.files[row])
-
-    def _read(self, row: int) -> Pair:
-        picture, mask = self.files[row]
-        return decode(Image.open(picture)), ids(Image.open(mask))
-
-    def look(self, row: int) -> tuple:
-        """Return (problem, image mode, hash of the image file, image size, mask size, pixels of each value of the mask)."""
-        try:
-            data = self.files[row][0].read_bytes()
-            image = Image.open(io.BytesIO(data))
-            kind, digest = image.mode, hashlib.blake2b(data, digest_size=12).hexdigest()
-            picture = decode(image)
-        except Exception as error:  # decoders raise many types on damaged files
-            return said(error), "", "", [], [], {}
-        try:
-            mask = ids(Image.open(self.files[row][1]))
-        except Exception as error:
-            return f"its mask: {said(error)}", kind, digest, [], [], {}
-        values, counts = mask.unique(return_counts=True)
-        found = dict(zip(map(str, values.tolist()), counts.tolist(), strict=True))
-        return "", kind, digest, list(picture.shape[1:]), list(mask.shape), found
 
 
 def load(source: Source) -> Annotated:
@@ -182,7 +128,7 @@ def _folder(where: str, val: str, max_bad: float) -> Annotated:
     val = own if wanted is None else wanted if isinstance(wanted, Path) else None
     test = root / "test" if own and own.name != "test" and (root / "test" / "masks").is_dir() else None
     notes: dict[str, str] = {}
-    files = [_matched(split, notes) for split in (train, val, test) if split]
+    files = [matched(split, notes) for split in (train, val, test) if split]
     pairs = Pairs(root, [f for found in files for f in found])
     facts = survey(pairs, len(pairs), pairs.look)
     good, left_out = readable(pairs, facts, where=where, max_bad=max_bad)
@@ -199,7 +145,7 @@ def _folder(where: str, val: str, max_bad: float) -> Annotated:
     pixels = torch.zeros(len(facts), 256, dtype=torch.long)
     for row, fact in zip(pixels, facts, strict=True):
         row[[int(v) for v in fact[5]]] = torch.tensor(list(fact[5].values()))
-    classes = _named(root, pixels, pairs)
+    classes = class_names(root, pixels, pairs)
     if val is None:
         owner = {fact[2]: i for i, fact in reversed(list(enumerate(facts)))}  # copies of an image go to one split
         one_each = torch.tensor(sorted(owner.values()))
@@ -216,76 +162,6 @@ def _folder(where: str, val: str, max_bad: float) -> Annotated:
                         needed=LAYOUT)  # fmt: skip
     sizes, digests = [tuple(f[3]) for f in facts], [f[2] for f in facts]
     return Annotated(pairs, sizes, pixels, classes, learn, held_out, left_out | notes, digests, tested)
-
-
-def _matched(split: Path, notes: dict[str, str]) -> list[tuple[Path, Path]]:
-    """Return (image, mask) paths. An image without a mask is an error; a mask without an image is a note."""
-    inside = lambda name: sorted(p for p in (split / name).glob("*") if p.is_file() and not p.name.startswith("."))  # noqa: E731
-    pictures, masks = inside("images"), {p.stem: p for p in inside("masks")}
-    alone = [p.name for p in pictures if p.stem not in masks]
-    if not pictures:
-        raise UserError(f"no picture in {split / 'images'}", needed=LAYOUT,
-                        got=", ".join(sorted(p.name for p in split.iterdir())[:5]) or "nothing",
-                        cause="the path stops one folder too early or too late")  # fmt: skip
-    if alone:
-        raise UserError(f"{len(alone):,} of {len(pictures):,} pictures in {split} have no mask",
-                        got=", ".join(alone[:5]) + (", ..." if len(alone) > 5 else ""), needed=f"{split / 'masks'}/<name>.png",
-                        cause="a mask has its picture's name; a picture without any object has a mask of 0 everywhere",
-                        next="write those masks, or move the pictures away")  # fmt: skip
-    spare = sorted(masks.keys() - {p.stem for p in pictures})
-    if spare:
-        notes[f"masks without a picture in {split.name}"] = f"{len(spare):,}: {', '.join(spare[:5])}"
-    return [(p, masks[p.stem]) for p in pictures]
-
-
-def _named(root: Path, pixels: Tensor, pairs: Pairs) -> tuple[str, ...]:
-    """Return the class names: those of classes.txt, else the ids as numbers. Raises UserError for values that are neither an id nor void."""
-    seen = [v for v in pixels.sum(0).nonzero().flatten().tolist() if v != IGNORE]
-    file = root / "classes.txt"
-    classes = tuple(n.strip() for n in file.read_text().splitlines() if n.strip()) if file.exists() else ()
-    n = len(classes)
-    beyond = [v for v in seen if v >= n] if classes else []
-    if beyond:
-        odd = int(pixels[:, beyond].sum(1).nonzero()[0])
-        shown = ", ".join(f"{v} ({int(pixels[:, v].sum()):,} pixels)" for v in beyond[:5]) + (
-            ", ..." if len(beyond) > 5 else ""
-        )
-        raise UserError(f"masks of {root} have ids that are not class ids", got=f"{shown}, first in the mask of {pairs.name(odd)}",
-                        needed=f"0 to {n - 1} ({', '.join(classes[:5])}{', ...' if n > 5 else ''}), or {IGNORE} for void",
-                        cause="ids that count from 1" if beyond == [n] and 0 not in seen else
-                        "instance masks (a number for each object), grey levels for ids, or another list of classes")  # fmt: skip
-    if not classes and numbered(pixels, pairs):
-        raise UserError(f"masks of {root} number objects, they do not name classes",
-                        got=f"values up to {max(seen)}, each in one piece", needed="class ids, the same for every object of a kind",
-                        cause="instance masks, or areas counted by a labelling tool",
-                        next=f"write the object's class for its number; where they are classes, name them in {file}")  # fmt: skip
-    classes = classes or tuple(map(str, range(max(seen, default=0) + 1)))
-    if len(classes) < 2 or len(classes) > IGNORE:
-        raise UserError(f"{root} has {len(classes)} classes", got=f"values {', '.join(map(str, seen[:5])) or 'none but void'}",
-                        needed=f"2 to {IGNORE}, the background counted", next=f"name them line by line in {file}")  # fmt: skip
-    return classes
-
-
-def numbered(pixels: Tensor, pairs: Pairs, look: int = 20) -> bool:
-    """Return whether masks number objects instead of naming classes.
-
-    True if every value forms one connected piece in 95% of the cases, and either the median mask has at least ten values, or values
-    count up from 1 without gaps and their number differs between masks. Looks at the first `look` masks that are not empty."""
-    from scipy import ndimage
-
-    some = (pixels[:, 1:IGNORE].sum(1) > 0).nonzero().flatten()[:look].tolist()
-    each = [(pixels[i, 1:IGNORE] > 0).nonzero().flatten() + 1 for i in some]
-    most = sorted(map(len, each))
-    counted_up = sum(torch.equal(v, torch.arange(1, len(v) + 1)) for v in each) >= 0.95 * len(each)
-    if not each or not (most[len(most) // 2] >= 10 or (counted_up and most[0] < most[-1] and most[-1] >= 5)):
-        return False
-    masks = [pairs[i][1].numpy() for i in some]
-    pieces = [
-        ndimage.label(m == v, np.ones((3, 3)))[1]
-        for m, values in zip(masks, each, strict=True)
-        for v in values.tolist()
-    ]
-    return sum(n == 1 for n in pieces) >= 0.95 * len(pieces)
 
 
 # ---------------------------------------------------------------------------------------------------------------- windows
@@ -423,43 +299,6 @@ def by_hand(data: Annotated) -> dict[str, dict[str, float]]:
     share = lambda said, mask: scores(counted(mask, said, 2), data.classes)["iou"]  # noqa: E731
     bright = max(range(256), key=lambda t: share(picture[0] > t, mask))
     return {"brightness above a threshold": {"iou": share(unseen[0] > bright, truth)}}
-
-
-# ---------------------------------------------------------------------------------------------------- expected losses and scores
-def outlines(mask: Tensor, reach: int) -> Tensor:
-    """Return the pixels within `reach` of another class, (B, H, W) bool."""
-    void = mask == IGNORE
-    pool = lambda x: F.max_pool2d(x.float()[:, None], 2 * reach + 1, 1, reach)[:, 0]  # noqa: E731
-    return (pool(mask.masked_fill(void, -1)) > -pool(-mask.masked_fill(void, IGNORE))) & ~void
-
-
-def answered(mask: Tensor, own: Tensor, n: int, *, focal: float, dice: float) -> float:
-    """Return the loss if each pixel's true class has probability `own` (B, H, W) and the other classes share the rest equally."""
-    scored, other, apart = mask != IGNORE, (1 - own) / (n - 1), []
-    ce = -((1 - own) ** focal * own.log())[scored].mean()
-    for c in range(n):
-        mine = mask == c
-        both, truth = (own * mine).flatten(1).sum(1), mine.flatten(1).sum(1)
-        said = both + (other * (scored & ~mine)).flatten(1).sum(1)
-        apart.append((1 - 2 * both / (said + truth).clamp_min(1))[truth > 0])
-    return (ce + dice * torch.cat(apart).mean()).item()
-
-
-def unsure(mask: Tensor, n: int) -> Tensor:
-    """Return the uniform probability 1 / n for each pixel, (B, H, W): an untrained net."""
-    return torch.full(mask.shape, 1 / n, device=mask.device)
-
-
-def sure_inside(mask: Tensor, reach: int) -> Tensor:
-    """Return probability 1 for each pixel, and 0.5 within `reach` of an outline, where annotations are not exact; (B, H, W)."""
-    return torch.where(outlines(mask, reach), 0.5, 1.0)
-
-
-def close(mask: Tensor, n: int, reach: int) -> Tensor:
-    """Return the IoU of each class if a quarter of its outline pixels are wrong, (n,); NaN for a class that does not occur."""
-    edge, mine = outlines(mask, reach), [mask == c for c in range(n)]
-    all_, wrong = (torch.stack([m.sum() for m in ms]).double() for ms in (mine, [m & edge for m in mine]))
-    return (all_ - wrong / 4) / (all_ + wrong / 4)
 
 
 # --------------------------------------------------------------------------------------------------------------- pictures

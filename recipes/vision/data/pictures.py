@@ -10,25 +10,24 @@ import io
 import json
 import math
 import os
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import v2
 from trainworthy.core import UserError
 from trainworthy.core.base import network, seeds
 from trainworthy.core.data.assets import cache_dir
 from trainworthy.core.data.validation_split import absolute, parse_val
+from trainworthy.recipes.vision.data.encoded import Encoded, Files, Pictures, RowGroups, Rows, decode, opened, said
 
 
 @dataclass
@@ -53,6 +52,9 @@ class Source:
             raise UserError("--data.test is a share of the training pictures", got=self.test, needed="0 to below 1")
         if self.through and self.path != "digits":
             raise UserError("--data.through is for the digits", got=self.path, needed="--data.path digits")
+        if self.test and self.path == "digits":
+            raise UserError("--data.test is for pictures of your own: the digits have a test set", got=self.test,
+                            needed="--data.path FOLDER")  # fmt: skip
         if self.val and self.path == "digits":
             raise UserError("--data.val is for pictures of your own", got=self.val, needed="--data.path FOLDER")
         self.val = absolute(self.val)
@@ -62,212 +64,11 @@ class Source:
 
 VALIDATION = ("val", "valid", "validation", "test")  # names of a validation split; the first that exists is used
 SHARE = 0.2  # share of each class that is held out if the data have no split
-WINDOW = 8  # row groups that are shuffled together when streaming
 
 
 def through(augment: nn.Module, small: int, side: int) -> nn.Module:
     """Return `augment`, followed for a third of the images by shrinking to `small` pixels a side and enlarging again."""
     return v2.Compose([augment, v2.RandomApply([v2.Resize(small), v2.Resize(side)], p=1 / 3)])
-
-
-# ------------------------------------------------------------------------------------------------------------- pictures
-def decode(image: Image.Image) -> Tensor:
-    """Return an image as (3, H, W) in 0-255: uint8, or float32 for 16 bits. Raises ValueError if its white level is unknown."""
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):
-        values = torch.from_numpy(np.asarray(image).astype(np.float32)) / 257
-        if not 0 <= values.min() <= values.max() <= 255:
-            raise ValueError(f"values from {257 * values.min():.0f} to {257 * values.max():.0f}, beyond 16 bits")
-        return values.expand(3, *values.shape)
-    if image.mode == "F":
-        raise ValueError("a floating-point picture says nothing of its range")
-    if "A" in image.getbands() or "transparency" in image.info:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
-
-
-class Pictures:
-    """Images that are decoded when read: `[i]` is one, `[rows]` with a tensor of indices is a subset."""
-
-    def __init__(self, encoded: "Encoded", rows: Tensor, digests: Sequence[str] | None = None):
-        self.encoded, self.rows, self.digests = encoded, rows, digests
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: "int | Tensor") -> "Tensor | Pictures":
-        if isinstance(index, Tensor):
-            return Pictures(self.encoded, self.rows[index], self.digests)
-        row = int(self.rows[index])
-        try:
-            return decode(Image.open(io.BytesIO(self.encoded.read(row))))
-        except (OSError, ValueError, SyntaxError) as error:
-            raise UserError(f"cannot read the picture {self.encoded.name(row)}", got=said(error), needed="a picture",
-                            cause="changed or removed since the data set was checked, or streamed, which is not checked before",
-                            next="start again, without --data.streaming: what cannot be read is left out") from None  # fmt: skip
-
-    def digest(self, index: int) -> str | None:
-        """Return the hash of one image's file, if it was computed when the set was checked."""
-        return self.digests and self.digests[int(self.rows[index])]
-
-    def class_of(self, index: int) -> str | None:
-        """Return the name of the image's class folder, or None if images are not files."""
-        return self.encoded.class_of(int(self.rows[index]))
-
-    def near(self, index: int) -> range:
-        """Return the indices of the images in the row group of `index`."""
-        group = self.encoded.group(int(self.rows[index]))
-        ends = torch.tensor(self.encoded.starts[group : group + 2])  # the last group has no next one
-        first, *last = torch.searchsorted(self.rows, ends).tolist()
-        return range(first, last[0] if last else len(self))
-
-    def order(self, *parts: int | str) -> Tensor:
-        """Return a permutation that reads each row group once: groups in random order, rows shuffled within `WINDOW` groups at a time."""
-        group = torch.bucketize(self.rows, torch.tensor(self.encoded.starts), right=True) - 1
-        present = group.unique()
-        drawn = present[seeds.permutation(len(present), *parts, "groups")]
-        windows = [torch.isin(group, some).nonzero().flatten() for some in drawn.split(WINDOW)]
-        return torch.cat([w[seeds.permutation(len(w), *parts, i)] for i, w in enumerate(windows)])
-
-
-# -------------------------------------------------------------------------------------------------------------- sources
-class Encoded:
-    """Encoded images by row."""
-
-    key: str
-    """Key of this source in the cache."""
-
-    def read(self, row: int) -> bytes:
-        raise NotImplementedError
-
-    def name(self, row: int) -> str:
-        """Return the name of an image for messages."""
-        raise NotImplementedError
-
-    def stamp(self, row: int) -> str:
-        """Return a string that changes with the image, if `key` does not."""
-        return ""
-
-    def class_of(self, row: int) -> str | None:
-        return None
-
-
-class Files(Encoded):
-    """Image files below `root`."""
-
-    def __init__(self, root: Path, paths: list[Path]):
-        self.root, self.paths, self.key = root, paths, str(root)
-
-    def read(self, row: int) -> bytes:
-        return self.paths[row].read_bytes()
-
-    def name(self, row: int) -> str:
-        return shown(self.paths[row], self.root)
-
-    def class_of(self, row: int) -> str:
-        path = self.paths[row]
-        if not path.is_relative_to(self.root):  # --data.val is another folder
-            return path.parent.name
-        return path.relative_to(self.root).parts[int((self.root / "train").is_dir())]
-
-    def stamp(self, row: int) -> str:
-        found = self.paths[row].stat()
-        return f"{found.st_size} {found.st_mtime_ns}"
-
-
-class Decoded(Encoded):
-    """Files below `root`, decoded when read; the last two stay in memory."""
-
-    kind = ""
-    """Distinguishes its cached survey from others of the same folder."""
-    beside = ""
-    """Appended to the image's name in messages."""
-    needed = "a picture"
-
-    def __init__(self, root: Path, files: list):
-        self.root, self.files, self.key = root, files, f"{self.kind} {root}"
-        self.read = lru_cache(2)(self._read)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getstate__(self) -> dict:
-        return {k: v for k, v in vars(self).items() if k != "read"}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__init__(state["root"], state["files"])
-
-    def _read(self, row: int):
-        raise NotImplementedError
-
-    def __getitem__(self, row: int):
-        try:
-            return self.read(row)
-        except (OSError, ValueError, SyntaxError) as error:
-            raise UserError(f"cannot read the picture {self.name(row)}{self.beside}", got=said(error), needed=self.needed,
-                            cause="changed or removed since the data set was checked",
-                            next="start again: what cannot be read is left out") from None  # fmt: skip
-
-
-class Rows(Encoded):
-    """A column of a `datasets.Dataset` on disk (Arrow, random access)."""
-
-    def __init__(self, data, column: str, key: str):
-        self.data, self.column, self.key = data, column, key
-
-    def read(self, row: int) -> bytes:
-        value = self.data[row][self.column]
-        return value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
-
-    def name(self, row: int) -> str:
-        return f"row {row:,}"
-
-
-class RowGroups(Encoded):
-    """A column of parquet files on any file system that fsspec reads. It reads one row group at a time and copies nothing to this disk."""
-
-    def __init__(self, urls: list[str], column: str):
-        import pyarrow.parquet as pq
-
-        self.column, self.groups, self.starts, n = column, [], [], 0
-        for url in urls:
-            with _opened(url) as file:
-                metadata = pq.read_metadata(file)
-            for i in range(metadata.num_row_groups):
-                self.groups.append((url, metadata, i))
-                self.starts.append(n)
-                n += metadata.row_group(i).num_rows
-        self._table = lru_cache(WINDOW)(self._read_group)
-
-    def _read_group(self, group: int):
-        import pyarrow.parquet as pq
-
-        url, metadata, i = self.groups[group]
-        with _opened(url) as file:  # opened each time: a handle must not be shared with a forked worker
-            return pq.ParquetFile(file, metadata=metadata).read_row_group(i, columns=[self.column], use_threads=False)
-
-    def group(self, row: int) -> int:
-        return bisect_right(self.starts, row) - 1
-
-    def read(self, row: int) -> bytes:
-        group = self.group(row)
-        return self._table(group)[self.column][row - self.starts[group]]["bytes"].as_py()
-
-    def name(self, row: int) -> str:
-        group = self.group(row)
-        return f"{self.groups[group][0]}, row group {self.groups[group][2]}, row {row - self.starts[group]}"
-
-
-def shown(path: Path, root: Path) -> str:
-    """Return a file's path for messages: relative to the data folder if it is inside."""
-    return str(path.relative_to(root) if path.is_relative_to(root) else path)
-
-
-def _opened(url: str):
-    import fsspec
-
-    return fsspec.open(url).open()
 
 
 # ------------------------------------------------------------------------------------------------------------ data sets
@@ -381,7 +182,7 @@ def from_parquet(where: str, wanted: float | Path | None, *, streaming: bool, ma
             )
         if streaming:
             urls = [u for s in chosen for u in files[s]]
-            tables = {s: [pq.ParquetFile(_opened(u)) for u in files[s]] for s in chosen}
+            tables = {s: [pq.ParquetFile(opened(u)) for u in files[s]] for s in chosen}
             features = builder.info.features or datasets.Features.from_arrow_schema(tables["train"][0].schema_arrow)
             image, label = _columns(features, where)
             columns = {s: [v for t in ts for v in t.read([label])[label].to_pylist()] for s, ts in tables.items()}
@@ -410,14 +211,22 @@ def from_parquet(where: str, wanted: float | Path | None, *, streaming: bool, ma
     if len(columns) == 3 and {*columns["test"]} <= {-1, None}:  # labels withheld, as benchmarks do
         del columns["test"]  # its rows are the last ones, so no index refers to them
         unlabelled = {"test": "its labels are not published: not used"}
-    found = [v for c in columns.values() for v in c]
-    if isinstance(features[label], datasets.ClassLabel):
-        classes = tuple(features[label].names)
-    else:
+    labels, classes = _classes([v for c in columns.values() for v in c], getattr(features[label], "names", None), where)
+    parts, share = _ranges([len(c) for c in columns.values()]) if val else None, wanted or SHARE
+    if streaming:
+        rows = Pictures(source, torch.arange(len(labels)))
+        return _split(rows, labels, classes, parts, where=where, share=share, notes=unlabelled)
+    found = _checked(source, labels, classes, parts, where=where, max_bad=max_bad, share=share)
+    return found._replace(notes={**found.notes, **unlabelled})
+
+
+def _classes(found: list, names: Sequence[str] | None, where: str) -> tuple[Tensor, tuple[str, ...]]:
+    """Return (labels (N,), classes) of the values of a column: indices into `names` if it has them, else names themselves."""
+    if names is None:
         classes = tuple(map(str, sorted(set(found))))
         found = [classes.index(str(v)) for v in found]
-    parts = _ranges([len(c) for c in columns.values()]) if val else None
-    share = wanted or SHARE
+    else:
+        classes = tuple(names)
     labels = torch.tensor(found)
     wrong = Counter(labels[(labels < 0) | (labels >= len(classes))].tolist())
     if wrong:
@@ -426,11 +235,7 @@ def from_parquet(where: str, wanted: float | Path | None, *, streaming: bool, ma
                         needed=f"0 to {len(classes) - 1} ({', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''})",
                         cause="-1 stands for unlabelled on the hub; counting from 1; another list of classes",
                         next="leave those rows out, or give the split that has labels")  # fmt: skip
-    if streaming:
-        rows = Pictures(source, torch.arange(len(labels)))
-        return _split(rows, labels, classes, parts, where=where, share=share, notes=unlabelled)
-    found = _checked(source, labels, classes, parts, where=where, max_bad=max_bad, share=share)
-    return found._replace(notes={**found.notes, **unlabelled})
+    return labels, classes
 
 
 def _columns(features, where: str) -> tuple[str, str]:
@@ -534,9 +339,3 @@ def examine(read: Callable[[], bytes]) -> Fact:
     except Exception as error:  # decoders raise many types on damaged files
         return said(error), "", ""
     return "", kind, hashlib.blake2b(data, digest_size=12).hexdigest()
-
-
-def said(error: BaseException) -> str:
-    if isinstance(error, UnidentifiedImageError):
-        return "not a picture"
-    return (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -1,0 +1,99 @@
+"""usage: trainworthy predict RUN_FOLDER FILE [--out FILE] [--max-new-tokens N] [--batch-size N] [--model BASE]
+
+Answers each row of FILE with the language model that a run exported, as the run's own evaluation generates answers.
+
+  trainworthy predict runs/llm-sft/20260101-120000-ab12 prompts.jsonl                    answers on standard output
+  trainworthy predict runs/llm-sft/20260101-120000-ab12 chats.jsonl --out answers.jsonl  answers in a file
+
+FILE is .jsonl, .json, .csv or .parquet: a column `prompt`, or conversations in any form that `llm/sft` reads (`messages`,
+ShareGPT, Alpaca). Answers at the end of a conversation are left off and asked for again. Each line of the output is the row as
+it was asked, `answer`, `ended` (false: cut at --max-new-tokens) and `tokens`.
+
+--max-new-tokens defaults to the run's own, --batch-size to 8. --model: the base of an adapter, if it moved since the run.
+Exit codes: 0, 2 for a run without such an export, or for rows that cannot be asked."""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainworthy.core.base import config
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.commands import take_number
+from trainworthy.core.recipe import loading as recipes
+from trainworthy.core.recipe.registry import recipes as every
+from trainworthy.core.report.folder import args_of
+
+
+def main(argv: list[str]) -> None:
+    """Run `predict RUN_FOLDER FILE ...` in the process that core.launch started."""
+    rest, out = config.take(argv[1:], "--out")
+    rest, size = take_number(rest, "--batch-size")
+    rest, options = asked(rest)
+    if len(rest) != 2:
+        raise UserError("predict needs a run folder and a file", got=" ".join(rest) or "nothing",
+                        needed="trainworthy predict RUN_FOLDER FILE", next="trainworthy predict --help")  # fmt: skip
+    file = Path(rest[1])
+    if not file.is_file():
+        raise UserError(f"{file}: no such file", needed="prompts or conversations: .jsonl, .json, .csv or .parquet")
+    if out and not Path(out).absolute().parent.is_dir():
+        raise UserError(f"--out {out}: no such folder", needed="a file in a folder that is there")
+    speaker = speaker_of(Path(rest[0]), **options)
+    rows, cut = speaker.read(file), 0
+    with Path(out).open("w", encoding="utf-8") if out else contextlib.nullcontext(sys.stdout) as target:
+        for i, answer in enumerate(speaker.answers(rows, size or 8), 1):
+            cut += not answer["ended"]
+            target.write(json.dumps(answer, ensure_ascii=False) + "\n")
+            target.flush()
+            if sys.stderr.isatty():
+                print(f"\r  {i} of {len(rows)}", end="", file=sys.stderr)
+    where = f" in {out}" if out else ""
+    print(f"{len(rows)} answers{where}" + speaker.cut(cut, len(rows)), file=sys.stderr)
+
+
+def asked(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Return `argv` without the options of both commands, and those as arguments of `speaker_of`."""
+    rest, most = take_number(argv, "--max-new-tokens")
+    rest, model = config.take(rest, "--model")
+    if unknown := [word for word in rest if word.startswith("-")]:
+        raise UserError(
+            f"unknown option {unknown[0]}", needed="--max-new-tokens, --model; of predict also --out, --batch-size"
+        )
+    return rest, {"most": most, "model": model}
+
+
+def speaker_of(folder: Path, most: int | None = None, model: str | None = None) -> Any:
+    """Load what a finished run exported, as its recipe's `speaker` says. UserError: there is no run or no export, or it is not a
+    language model."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such run folder", needed="a folder under runs/<recipe>/", next="ls -d runs/*/*")
+    if (folder / "seeds.json").is_file():
+        raise UserError(
+            f"{folder} holds several runs",
+            needed="one of them",
+            got=", ".join(sorted(p.name for p in folder.glob("*/"))[:6]),
+        )
+    if folder.name == "export" and (folder.parent / "args.json").is_file():
+        folder = folder.parent
+    saved, export = args_of(folder), folder / "export"
+    loaded = recipes.load(saved["recipe"])
+    if not hasattr(loaded.module, "speaker"):
+        said = [e.id for e in every() if "\ndef speaker(" in e.path.read_text(encoding="utf-8")]
+        page = (
+            f"docs/recipes/{loaded.slug}.md"
+            if "/" in loaded.id and not loaded.id.endswith(".py")
+            else "its recipe's `export`"
+        )
+        raise UserError(f"{loaded.id} exports no language model that could be asked in words", needed=f"a run of {', '.join(said)}",
+                        got=f"{folder}", next=f"load {export} as {page} shows")  # fmt: skip
+    if not export.is_dir() or not any(export.glob("*.safetensors")):
+        raise UserError(f"{folder} has no export", got="no weights in export/" if export.is_dir() else "no folder export/",
+                        needed="a finished run", cause="it was stopped by a gate, interrupted, or is still running",
+                        next=f"trainworthy resume {folder}")  # fmt: skip
+    cfg = config.read_args(folder / "args.json", loaded.module.Config)
+    if model:
+        cfg.model = model
+    found = loaded.module.speaker(cfg, export)
+    found.most = most or found.most
+    return found

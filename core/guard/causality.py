@@ -1,0 +1,163 @@
+"""Calls a model again, after the rehearsal, with parts of its input changed: what it must not see, and what it must."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from trainworthy.core.guard.invariants import finding, skip
+from trainworthy.core.guard.records import bare, logits_of
+from trainworthy.core.guard.targets import fits, tokens_of
+
+SEEN = 1e-4  # mean change of the outputs, in units of their spread; healthy models give exactly 0
+
+
+class Again:
+    """Calls a model in eval mode with one input replaced."""
+
+    def __init__(self, seen: Any, module: nn.Module, args: tuple, kwargs: dict, place: Tensor, pick: Callable):
+        self.seen, self.module, self.given, self.place, self.pick = seen, bare(module), (args, kwargs), place, pick
+
+    def __call__(self, value: Tensor) -> Tensor | None:
+        args, kwargs = replaced(self.given, self.place, value)
+        modes = [(m, m.training) for m in self.module.modules()]
+        self.seen.busy = True
+        try:
+            self.module.eval()
+            with torch.no_grad():
+                return self.pick(self.module(*args, **kwargs))
+        except Exception:
+            return None
+        finally:
+            self.seen.busy = False
+            for m, mode in modes:
+                m.training = mode
+
+
+def replaced(given: Any, old: Tensor, new: Tensor) -> Any:
+    """Return arguments with one tensor in place of another."""
+    leaves, spec = tree_flatten(given)
+    return tree_unflatten([new if x is old else x for x in leaves], spec)
+
+
+def change(call: Again, value: Tensor, axis: int, half: int, *, early: bool) -> float | None:
+    """Return how much the outputs in the early or late half change when the input of the other half does; None where
+    the model is random or cannot be called."""
+    first, again, other = call(call.place), call(call.place), call(value)
+    if first is None or again is None or other is None or other.shape != first.shape:
+        return None
+    spread = float(first.float().std())
+    if not spread > 0 or float((first - again).abs().max()) > 1e-4 * spread:
+        return None
+    start, size = (0, half) if early else (half, first.shape[axis] - half)
+    return float((other - first).narrow(axis, start, size).float().abs().mean()) / spread
+
+
+def follows_only_the_past(seen: Any, module: nn.Module, args: tuple, kwargs: dict, x: Tensor) -> bool:
+    """Return whether an output follows the input at its own and at earlier places, and at no later one."""
+
+    def same_shape(out: Any) -> Tensor | None:
+        return next((y for y in tree_leaves(out) if isinstance(y, Tensor) and y.shape == x.shape), None)
+
+    call = Again(seen, module, args, kwargs, x, same_shape)
+    for axis in (1, 0) if x.dim() > 2 else (1,):
+        half = x.shape[axis] // 2
+        late, early = x.clone(), x.clone()
+        for y, start, size in ((late, half, x.shape[axis] - half), (early, 0, half)):
+            part = y.narrow(axis, start, size)
+            part.add_(torch.randn_like(part) * x.std())
+        ahead = change(call, late, axis, half, early=True)
+        behind = change(call, early, axis, half, early=False)
+        if ahead is not None and behind is not None and ahead < 1e-6 and behind > 1e-3:
+            return True
+    return False
+
+
+def sees_ahead(seen: Any) -> dict | None:
+    """Check that a model whose targets are the next tokens does not see them."""
+    if seen.shifted is None:
+        return None
+    module, args, kwargs, target = seen.shifted
+    ids = tokens_of(module, args, kwargs)
+    if ids is None or target.numel() != ids.numel() or min(ids.shape) < 1:
+        return None
+    axis = next((k for k, (x, y) in enumerate(((ids.t(), target.view(ids.shape).t()), (ids, target.view(ids.shape))))
+                 if fits(x, y, 1, -100)), None)  # fmt: skip
+    if axis is None or ids.shape[axis] < 4:
+        return None
+
+    def scores(out: Any) -> Tensor | None:
+        found = [y for y in tree_leaves(out) if isinstance(y, Tensor) and y.is_floating_point() and y.dim() > 1
+                 and y.numel() % ids.numel() == 0 and y.shape[-1] == y.numel() // ids.numel() > 1]  # fmt: skip
+        return found[0].reshape(*ids.shape, -1) if found else None
+
+    half = ids.shape[axis] // 2
+    other = ids.clone()
+    part = other.narrow(axis, half, ids.shape[axis] - half)
+    part.copy_(part.flatten()[torch.randperm(part.numel(), device=part.device)].view(part.shape))
+    seen_ahead = change(Again(seen, module, args, kwargs, ids, scores), other, axis, half, early=True)
+    if seen_ahead is None or any(p.dtype in (torch.bfloat16, torch.float16) for p in module.parameters()):
+        return None
+    told = f"scores change by {seen_ahead:.2g} of their spread when only later tokens do"
+    cause = (
+        "the model sees the tokens that it is to predict: the causal mask is missing, on the wrong axis, or a view() or "
+        "reshape() mixes places"
+    )
+    return finding("dependency", told, cause if seen_ahead > SEEN else "")
+
+
+def ignores_samples(seen: Any) -> dict | None:
+    """Check that the samples of a classifier's input reach its outputs."""
+    if seen.classified is None:
+        return None
+    module, args, kwargs = seen.classified
+    x = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 1),
+             None)  # fmt: skip
+    if x is None or len(x) < 32:
+        return None
+    leaf = x.detach().clone().requires_grad_(True)
+    modes = [(m, m.training) for m in module.modules()]
+    seen.busy = True
+    try:
+        inner = bare(module).eval()
+        given, named = replaced((args, kwargs), x, leaf)
+        with torch.enable_grad():
+            out = logits_of(inner(*given, **named))
+            if out is None or len(out) != len(x) or not out.requires_grad:
+                return None
+            (grad,) = torch.autograd.grad((out * torch.randn_like(out)).sum(), leaf, allow_unused=True)
+    except Exception:
+        return None
+    finally:
+        seen.busy = False
+        for m, mode in modes:
+            m.training = mode
+    if grad is None:
+        return None
+    without = int((grad.flatten(1) == 0).all(1).sum())
+    told = f"{len(x) - without} of {len(x)} samples of the input reach the outputs"
+    cause = "samples are selected, scattered or averaged along the wrong axis" if without > 0.8 * len(x) else ""
+    return finding("dependency", told, cause)
+
+
+def dependency(seen: Any) -> dict:
+    """Check that in eval mode an output depends on its own sample alone, and never on later tokens."""
+    rows = []
+    if seen.together:
+        worst = max(seen.together.values())
+        cause = (
+            "the model mixes samples: an axis is wrong (softmax, normalisation or attention over the batch; "
+            "batch_first=True is missing), or a view() mixes rows"
+        )
+        told = f"outputs change by {worst:.2g} of their spread without the other half of the batch"
+        rows.append(finding("dependency", told, cause if worst > 0.05 else ""))
+    if seen.control is not None:  # nothing is computed again in a real run
+        with torch.random.fork_rng(devices=[]):
+            rows += [x for x in (sees_ahead(seen), ignores_samples(seen)) if x is not None]
+    if not rows:
+        return skip("dependency", "no evaluation by class in eval mode was seen, or a batch cannot be cut")
+    bad = [r for r in rows if not r["ok"]] or rows
+    return finding(
+        "dependency", "; ".join(r["measured"] for r in bad), "\n".join(r["cause"] for r in bad if r["cause"])
+    )

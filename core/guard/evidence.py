@@ -1,0 +1,269 @@
+"""Records what a script's losses ask for: which entries of a batch they compare, which terms reach `backward()`, what a
+critic's gradients want from another model, how inputs and weights are perturbed.
+
+Only the first calls are recorded. `objectives` draws the conclusions.
+"""
+
+import functools
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from trainworthy.core.guard.credit import Credit
+from trainworthy.core.guard.latent import Latent
+from trainworthy.core.guard.mixing import Mixing
+from trainworthy.core.guard.penalties import Penalties
+from trainworthy.core.guard.records import CLOSE, Group, on_gradient
+from trainworthy.core.guard.regression import Regression
+from trainworthy.core.guard.targets import fits
+
+CALLS = 200  # recorded calls of each model, with gradients and without
+TEXTS = 64
+BACKWARDS = 600  # after so many nothing is recorded any more
+
+
+def harmless(method: Callable) -> Callable:
+    """Record nothing more after an error, or once enough was seen: the script goes on."""
+
+    @functools.wraps(method)
+    def run(self: Any, *args: Any) -> None:
+        if self.open:
+            try:
+                method(self, *args)
+            except Exception as error:
+                self.open = False
+                self.error = f"{type(error).__name__}: {error}"
+
+    return run
+
+
+class Evidence:
+    """What `observer.Observer` passes on."""
+
+    def __init__(self) -> None:
+        self.open, self.error, self.backwards = True, "", 0
+        self.calls: Counter = Counter()
+        self.batches: deque = deque(maxlen=4)
+        self.kept: list[Tensor] = []  # outputs of this batch: while they exist, their addresses are theirs
+        self.sources: dict[int, int] = {}  # address of a tensor -> entry of the batch that it is, or was computed from
+        self.roles: dict[bool, dict[str, Counter]] = {True: {}, False: {}}  # with gradients: loss -> order of entries
+        self.terms: dict[tuple[int, str], list[int]] = {}  # scalar outputs of a model: calls, calls that got a gradient
+        self.outputs: dict[int, Tensor] = {}  # model -> its last output
+        self.pulls: list[tuple[int, int, bool, float, float]] = []
+        """Since the last optimiser step: model, model that made its input (0: none), whether the gradient reaches that
+        one, sum and absolute sum of the gradient of the model's output."""
+        self.pushes: dict[tuple[int, int], dict[str, list[float]]] = {}
+        self.attacked: tuple[float, int, int] | None = None
+        self.attacks: list[tuple[float, float]] = []  # loss before and after the input was moved along its gradient
+        self.starts: dict[int, Tensor] = {}  # weights after each optimiser's last step
+        self.windows: dict[int, tuple[int, list[Tensor]]] = {}
+        self.restored, self.unrestored = 0, 0
+        self.regression = Regression()
+        self.mixing = Mixing()
+        self.credit = Credit()
+        self.latent = Latent()
+        self.penalties = Penalties()
+        self.texts: list[Tensor] = []  # batches of tokens, time last
+
+    def close(self) -> None:
+        """Record nothing more."""
+        self.open, self.kept, self.outputs = False, [], {}
+        self.batches.clear()
+
+    # --- data and models
+
+    @harmless
+    def batch(self, batch: Any) -> None:
+        """Note where the entries of a batch are."""
+        leaves = tree_leaves(batch)
+        self.batches.append([x for x in leaves if isinstance(x, Tensor)])
+        self.kept = []
+        self.sources = {x.data_ptr(): i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.numel()}
+
+    @harmless
+    def root(self, seen: Any, module: nn.Module, args: tuple, kwargs: dict, out: Any, grad: bool) -> None:
+        """Note a model's call."""
+        self.calls[id(module), grad] += 1
+        if self.calls[id(module), grad] > CALLS:
+            return
+        if grad and module.training:
+            self._terms(module, out)
+            self.latent.root(out)
+        given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+        first = next((x for x in tree_leaves(out) if isinstance(x, Tensor) and x.is_floating_point()), None)
+        if given is None or first is None:
+            return
+        if grad:
+            self.credit.root(given, out)
+        if given.data_ptr() in self.sources and first.dim():
+            self.sources[first.data_ptr()] = self.sources[given.data_ptr()]
+            self.kept.append(first.detach())
+        if len(seen.groups) > 1:
+            if grad and first.requires_grad:
+                self._pull(module, given, first)
+            self.outputs[id(module)] = first.detach()
+
+    def _terms(self, module: nn.Module, out: Any) -> None:
+        """Watch which scalars of a returned dict get a gradient."""
+        if not isinstance(out, Mapping):
+            return
+        found = {k: x for k, x in out.items() if isinstance(x, Tensor) and x.requires_grad and not x.dim()}
+        for key, x in found.items() if len(found) > 1 else ():
+            row = self.terms.setdefault((id(module), str(key)), [0, 0])
+            row[0] += 1
+
+            def reached(_: Tensor, row: list[int] = row) -> None:
+                row[1] += 1
+
+            on_gradient(x, reached)
+
+    def _pull(self, module: nn.Module, given: Tensor, out: Tensor) -> None:
+        """Watch in which direction a loss pulls a model's output, and whether its input comes from another model."""
+        homes = {i: x.untyped_storage().data_ptr() for i, x in self.outputs.items() if i != id(module)}
+        maker = next((i for i, home in homes.items() if home == given.untyped_storage().data_ptr()), 0)
+        attached = given.requires_grad
+        if (attached and given.is_leaf) or (attached and not maker):  # a penalty's own point, or made by other code
+            return
+
+        def pulled(grad: Tensor) -> None:
+            self.pulls.append((id(module), maker, attached, float(grad.sum()), float(grad.abs().sum())))
+
+        on_gradient(out, pulled)
+
+    # --- losses
+
+    @harmless
+    def compared(self, name: str, tensors: tuple, grad: bool) -> None:
+        """Note which entries of the batch a loss function compares."""
+        found = tuple(self.sources.get(x.data_ptr(), -1) for x in tensors if isinstance(x, Tensor))
+        if len(set(found)) == len(found) > 1 and min(found) >= 0:
+            self.roles[grad].setdefault(name, Counter())[found] += 1
+
+    @harmless
+    def scored(self, value: float, target: Tensor, steps: int) -> None:
+        """Note a class loss: after the gradient of an input, the next one on the same targets shows what was made of it."""
+        if self.attacked is not None and len(self.attacks) < 64:
+            before, home, at = self.attacked
+            if home == target.data_ptr() and at == steps:
+                self.attacks.append((before, value))
+        self.attacked = None
+
+    @harmless
+    def input_gradient(self, value: float, home: int, steps: int) -> None:
+        """Note that a class loss was differentiated by an input."""
+        self.attacked = (value, home, steps)
+
+    @harmless
+    def regressed(self, prediction: Tensor, target: Tensor, root: tuple | None) -> None:
+        """Note a difference of a prediction and a float target."""
+        self.regression.add(prediction, target, root, self.batches)
+
+    @harmless
+    def derived(self, found: Any) -> None:
+        """Note gradients that a loss will hold."""
+        self.penalties.gradient(found)
+
+    @harmless
+    def normalized(self, x: Tensor, dim: Any) -> None:
+        """Note normalised embeddings."""
+        self.penalties.normalized(x, dim)
+
+    @harmless
+    def similar(self, logits: Tensor) -> None:
+        """Note the logits of a cross-entropy."""
+        self.penalties.scored(logits)
+
+    @harmless
+    def read(self, ids: Tensor | None, target: Tensor) -> None:
+        """Note a batch of tokens whose targets are the next ones."""
+        if ids is None or len(self.texts) >= TEXTS or ids.numel() != target.numel():
+            return
+        if fits(ids, target.view(ids.shape), 1, -100):
+            self.texts.append(ids.detach().cpu())
+        elif fits(ids.t(), target.view(ids.shape).t(), 1, -100):
+            self.texts.append(ids.t().detach().cpu())
+
+    @harmless
+    def mixed(self, target: Tensor, given: Tensor) -> None:
+        """Note soft targets, and the input that they are for."""
+        self.mixing.add(target, given, self.batches)
+
+    @harmless
+    def log_prob(self, out: Tensor, root: tuple | None) -> None:
+        """Note the log-probability of a policy's actions."""
+        self.credit.log_prob(out, root)
+
+    # --- gradients and steps
+
+    @harmless
+    def step(self, group: Group) -> None:
+        """Note the weights after a step."""
+        if group.steps < 2 * CLOSE:
+            self.starts[id(group)] = probe(group)
+
+    @harmless
+    def environments(self, replace: Callable) -> None:
+        """Record the steps of environments."""
+        self.credit.install(replace)
+
+    @harmless
+    def look(self, roots: list[Tensor]) -> None:
+        """Compare a variational loss with theory, before its backward()."""
+        if len(roots) == 1:
+            self.latent.look(roots[0])
+
+    @harmless
+    def before_backward(self, groups: list[Group], steps: int) -> None:
+        """Keep a few weights at the first and the last backward() of each optimiser's step."""
+        self.backwards += 1
+        if self.backwards > BACKWARDS:
+            self.close()
+            return
+        for group in groups:
+            if group.steps < 2 * CLOSE and group.parameters:
+                at, rows = self.windows.get(id(group), (steps, []))
+                rows = rows if at == steps else []
+                self.windows[id(group)] = (steps, [*rows[:1], probe(group)])
+
+    @harmless
+    def before_step(self, group: Group, seen: Any) -> None:
+        """Compare these weights, and sort the pulls by whose step they lead to."""
+        at, rows = self.windows.pop(id(group), (0, []))
+        if at == seen.steps and len(rows) == 2 and not group.closure:
+            first, last, now = *rows, probe(group)
+            moved = float((last - first).abs().max())
+            if moved > 0:
+                starts = (first, self.starts.get(id(group), first))
+                back = min(float((now - x).abs().max()) for x in starts) < 0.1 * moved
+                self.restored += back
+                self.unrestored += not back and not torch.equal(now, last)
+        pulls, self.pulls = self.pulls, []
+        if not pulls or group.steps > CALLS:
+            return
+        owned = {id(p) for p in group.parameters}
+        sums: dict[tuple[int, int, str], list[float]] = {}
+        for critic, maker, attached, total, size in pulls:
+            mine, its = (_owns(owned, seen.roots.get(i)) for i in (critic, maker))
+            kind = ""
+            if mine and not its:
+                kind = "fake" if maker else "real"
+            elif its and not mine and attached:
+                kind = "made"
+            row = sums.setdefault((critic, maker, kind), [0.0, 0.0])
+            row[0] += total
+            row[1] += size
+        for (critic, maker, kind), (total, size) in sums.items():
+            if kind and size > 0:
+                self.pushes.setdefault((critic, maker), {}).setdefault(kind, []).append(total / size)
+
+
+def probe(group: Group) -> Tensor:
+    """Return some values of an optimiser's first parameters."""
+    return torch.cat([p.detach().flatten()[:64].double() for p in group.parameters[:3]])
+
+
+def _owns(owned: set[int], module: nn.Module | None) -> bool:
+    return module is not None and any(id(p) in owned for p in module.parameters())

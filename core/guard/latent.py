@@ -1,0 +1,108 @@
+"""Looks at the loss of a variational autoencoder through its gradients: is the KL term's variance bound, and does the
+reconstruction count?
+
+`backward()` gives the total gradient of mean and variance. What comes through the reconstruction is subtracted; what is left
+is the gradient of the KL term, which theory gives.
+"""
+
+from itertools import permutations
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+LOOKS = 4
+
+
+class Latent:
+    """Gradients of the first losses by a model's outputs."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Tensor] = []  # of the last model call with gradients
+        self.looks = 0
+        self.found: list[str] = []
+        self.batch = 0
+
+    def root(self, out: Any) -> None:
+        """Keep the outputs if two of them may be mean and variance of a code."""
+        leaves = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad and x.dim() > 1]
+        shapes = [tuple(x.shape) for x in leaves]
+        self.outputs = leaves if 3 <= len(leaves) <= 5 and len(set(shapes)) < len(shapes) else []
+
+    def look(self, loss: Tensor) -> None:
+        """Compare the KL term's gradients with theory. Called before `backward()`."""
+        outputs, self.outputs = self.outputs, []
+        if not outputs or self.looks >= LOOKS or loss.numel() != 1:
+            return
+        self.looks += 1
+        total = torch.autograd.grad(loss, outputs, retain_graph=True, allow_unused=True)
+        for mean, spread in permutations(range(len(outputs)), 2):
+            if outputs[mean].shape != outputs[spread].shape or total[mean] is None or total[spread] is None:
+                continue
+            rest = [i for i in range(len(outputs)) if i not in (mean, spread) and total[i] is not None]
+            pair = [outputs[mean], outputs[spread]]
+            through = torch.autograd.grad(
+                [outputs[i] for i in rest], pair, [total[i] for i in rest], retain_graph=True, allow_unused=True
+            ) if rest else (None, None)  # fmt: skip
+            if through[0] is None or through[1] is None:
+                continue
+            with torch.no_grad():
+                found = compare(*pair, total[mean] - through[0], total[spread] - through[1])
+                weight = float((total[mean] - through[0]).flatten() @ pair[0].flatten()) / float(pair[0].pow(2).sum())
+                recon = next((i for i in rest if outputs[i].shape != pair[0].shape), None)
+                if found == "right" and recon is not None and self._averaged(outputs[recon], total[recon], weight):
+                    found = "averaged"
+            if found:
+                self.found.append(found)
+                return
+
+    def _averaged(self, made: Tensor, grad: Tensor, weight: float) -> bool:
+        """Return whether the reconstruction is a mean over samples and entries while the KL term is a sum over both: a
+        binary cross-entropy of probabilities p has the gradient w (p - x) / (p (1 - p)), with x between 0 and 1."""
+        if made.min() < 0 or made.max() > 1 or made.numel() < 1000:
+            return False
+        bound = grad * made * (1 - made) * made.numel() / weight  # p - x, if the weight is that of a mean
+        x = made - bound
+        return bool(((x > -0.01) & (x < 1.01)).float().mean() > 0.99) and float(bound.abs().mean()) > 0.01
+
+
+def compare(mean: Tensor, spread: Tensor, by_mean: Tensor, by_spread: Tensor) -> str:
+    """Return `right` where the gradients are those of a KL divergence from N(0, 1), `free` where the variance has none,
+    `one-sided` where it is pushed one way whatever it is; empty where this is no KL divergence."""
+    size = float(mean.pow(2).sum())
+    weight = float((by_mean * mean).sum()) / max(size, 1e-30)
+    if not weight > 0 or float((by_mean - weight * mean).norm()) > 1e-3 * float(by_mean.norm()):
+        return ""
+    unit = by_spread / weight
+    forms = [(spread.exp() - 1) / 2, (2 * spread).exp() - 1]
+    if bool((spread > 0).all()):
+        forms += [spread - 1 / spread, (1 - 1 / spread) / 2]
+    if any(float((unit - f).norm()) <= 0.01 * float(f.norm()) for f in forms):
+        return "right"
+    if float(unit.abs().max()) < 1e-3 and float(forms[0].abs().max()) > 1e-2:
+        return "free"
+    return "one-sided" if float((unit + 0.5).abs().max()) < 1e-3 else ""
+
+
+def judge(one: Latent) -> tuple[tuple[str, str] | None, str]:
+    """Return what is wrong with the KL term, and what was found."""
+    if len(one.found) < 2 or len(set(one.found)) > 1:
+        return None, ""
+    what = one.found[0]
+    if what == "free":
+        return (
+            "the KL term has no gradient for the variance",
+            "exp() is missing at the log-variance, so that it cancels: nothing keeps the variance from shrinking to 0",
+        ), ""
+    if what == "one-sided":
+        return (
+            "the KL term pushes the log-variance up, whatever it is",
+            "the term with exp() of the log-variance is missing",
+        ), ""
+    if what == "averaged":
+        return (
+            "the reconstruction is a mean over samples and pixels, and the KL term a sum over samples and codes",
+            "reduction='sum' is missing at the reconstruction: the KL term outweighs it and the code becomes empty",
+        ), ""
+    return None, "the KL term's gradients are those of theory"

@@ -1,0 +1,98 @@
+"""Records pairs of predictions and float targets: inputs copied into the target, drawn noise, leaked columns."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PAIRS = 24
+
+
+class Regression:
+    """The first pairs of a run, as plain numbers."""
+
+    def __init__(self) -> None:
+        self.pairs = self.copies = self.leaks = 0
+        self.column = 0
+        self.copied: tuple | None = None  # the model's call whose target was its own input
+        self.levels: list[tuple[Tensor, Tensor]] = []  # shares of signal and noise in the inputs, by sample
+        self.told: dict[int, list[Tensor]] = {}  # what the model got besides, one number per sample
+        self.noisy = 0
+
+    def add(self, prediction: Tensor, target: Tensor, root: tuple | None, batches: Any) -> None:
+        """Note one pair of a loss with gradients."""
+        if prediction.requires_grad == target.requires_grad or root is None or self.pairs >= PAIRS:
+            return
+        if target.requires_grad:
+            prediction, target = target, prediction
+        if prediction.shape != target.shape or not target.is_floating_point() or not target.dim():
+            return
+        given = [x for x in (*root[1], *root[2].values()) if isinstance(x, Tensor)]
+        target = target.detach()
+        self.pairs += 1
+        same = next((x for x in given if x.shape == target.shape and x.is_floating_point()), None)
+        if same is not None and target.dim() >= 2 and target.shape[1] >= 8 and torch.equal(same, target):
+            self.copies += 1
+            self.copied = (*root, same)
+        self._leak(given, target)
+        if same is not None and len(target) >= 4 and target[0].numel() >= 8:
+            self._noise(same.detach(), target, given, batches)
+
+    def _leak(self, given: list[Tensor], target: Tensor) -> None:
+        """Note a target that is one of its own inputs."""
+        flat = target.flatten()
+        x = next((x for x in given if x.is_floating_point() and x.dim() > 1 and len(x) == len(flat)), None)
+        if x is None or len(flat) < 16 or len(flat) != len(target) or not 2 <= x[0].numel() <= 4096:
+            return
+        if len(flat.unique()) < 8:
+            return
+        equal = (x.detach().flatten(1) == flat[:, None]).all(0)
+        if bool(equal.any()):
+            self.leaks += 1
+            self.column = int(equal.float().argmax())
+
+    def _noise(self, noisy: Tensor, target: Tensor, given: list[Tensor], batches: Any) -> None:
+        """Where the target is drawn noise: how much of it, and of the batch's sample, each input holds."""
+        drawn = target.float()
+        if drawn.numel() < 512 or abs(float(drawn.mean())) > 0.15 or abs(float(drawn.std()) - 1) > 0.15:
+            return
+        for leaves in reversed(batches):
+            clean = next((x for x in leaves if x.is_floating_point() and len(x) == len(target)
+                          and x.numel() == target.numel()), None)  # fmt: skip
+            shares = None if clean is None else parts(noisy, clean.reshape(target.shape), drawn)
+            if shares is not None:
+                self.noisy += 1
+                self.levels.append(shares)
+                for i, x in enumerate(given):
+                    if x.numel() == len(target) and x.dim() in (1, 2):
+                        self.told.setdefault(i, []).append(x.detach().flatten().double())
+                return
+
+
+def parts(noisy: Tensor, clean: Tensor, noise: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the coefficients of noisy = a * clean + b * noise + c for each sample; None if that does not fit."""
+    x = clean.flatten(1).double()
+    columns = torch.stack([x, noise.flatten(1).double(), torch.ones_like(x)], 2)
+    goal = noisy.flatten(1).double()[:, :, None]
+    try:
+        found = torch.linalg.lstsq(columns, goal).solution
+    except RuntimeError:
+        return None
+    left = (columns @ found - goal).flatten(1).norm(dim=1) / goal.flatten(1).norm(dim=1).clamp_min(1e-12)
+    corr = torch.corrcoef(torch.stack([x.flatten(), noise.flatten().double()]))[0, 1]
+    if float(left.median()) > 1e-3 or abs(float(corr)) > 0.1:
+        return None
+    return found[:, 0, 0], found[:, 1, 0]
+
+
+def misfit(x: Tensor, y: Tensor) -> float:
+    """Return what a straight line leaves of y, as a share of its spread."""
+    columns = torch.stack([x, torch.ones_like(x)], 1)
+    left = columns @ torch.linalg.lstsq(columns, y[:, None]).solution - y[:, None]
+    return float(left.std() / y.std().clamp_min(1e-12))
+
+
+def rank_correlation(x: Tensor, y: Tensor) -> float:
+    """Spearman's."""
+    ranks = torch.stack([v.argsort().argsort().double() for v in (x, y)])
+    return float(torch.corrcoef(ranks)[0, 1])

@@ -1,0 +1,137 @@
+"""The gate `average`: the EMA that is sampled and exported follows the weights at its declared decay (DF2)."""
+
+import tempfile
+from pathlib import Path
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor, nn
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, pick
+from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.recipe.stage import Stage, View
+
+UPDATES = 2000  # most EMA updates that are simulated to see where the decay's ramp ends; a twentieth for nets larger than SMALL
+SMALL = 5_000_000  # parameters
+REMEMBERED = 15  # an EMA must average over 1/15 of its updates; the ramp (1 + n) / (10 + n) averages over 1/9, diffusers' ramps over more
+
+
+def _flat(net: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten().double() for p in net.parameters()])
+
+
+def _decay(before: Tensor, raw: Tensor, now: Tensor) -> tuple[float, float]:
+    """Return (the decay between two averages, relative distance of the new one from the line between the old one and the weights)."""
+    gap = before - raw
+    decay = ((now - raw) @ gap / (gap @ gap).clamp_min(1e-30)).item()
+    return decay, ((now - raw - decay * gap).norm() / gap.norm().clamp_min(1e-30)).item()
+
+
+def _memory(stage: Stage, updates: int) -> float | None:
+    """Return the decay of the last of `updates` updates by the EMA object in `stage.state`, or None if there is no such object. One
+    weight changes before each update, so that the decay can be measured."""
+    keeper = next(
+        (o for o in stage.state.values() if getattr(o, "model", None) is stage.ema_model and hasattr(o, "update")), None
+    )
+    if keeper is None:
+        return None
+    some = next(p for p in stage.model.parameters() if p.is_floating_point())
+    for i in range(updates):
+        with torch.no_grad():
+            some.add_((-1.0) ** i)
+        before = _flat(stage.ema_model) if i == updates - 1 else None
+        keeper.update(stage.model)
+    return _decay(before, _flat(stage.model), _flat(stage.ema_model))[0]
+
+
+def _raw(proof: Proof, run: Run, stage: Stage) -> Finding:
+    """Without an EMA: the export after six steps of train() must be the trained net."""
+    proof.train(proof.cfg, run, stage)
+    with tempfile.TemporaryDirectory() as name:
+        stage.export(Path(name))
+        shipped = _flat(DiffusionPipeline.from_pretrained(name, trust_remote_code=True).unet)
+    own = _flat(getattr(stage.eval_model, "unet", stage.eval_model)).cpu()
+    if len(own) != len(shipped):
+        raise Skip("no EMA (--ema 0), and the export has other tensors: adapters were merged")
+    differs = (shipped - own).abs().max().item()
+    return Finding(
+        differs <= 1e-6, f"no EMA (--ema 0); exported weights differ from the trained ones by at most {differs:.2g}",
+        "at most 1e-6", "export() writes another net: a newly built one, or a copy from before training",
+        evidence={"exported_differs": differs},
+    )  # fmt: skip
+
+
+@gate(
+    "average",
+    rows="DF2",
+    title="samples and export use an EMA of the weights with the declared decay",
+    reads="model evaluate optimizers ema_model state export train",
+)
+def average(proof: Proof) -> Finding:
+    """Measures the EMA's decay at each of six steps of train(); a ramp must advance. Then it makes as many updates as the run will (at
+    most 2,000): by then the EMA must average over 1/15 of the run, or over as much as --ema allows. Finally it changes the raw weights:
+    evaluation and export must not change."""
+    cfg, steps = proof.cfg, []
+    run, stage = proof.build(Plan(steps=6, batch_size=max(8, proof.accelerator.num_processes), peak=True))
+    if stage.ema_model is None:
+        return _raw(proof, run, stage)
+
+    def watch(stage: Stage, _step: int) -> bool:
+        steps.append((_flat(stage.model), _flat(stage.ema_model)))
+        return False
+
+    before = _flat(stage.ema_model)
+    run.plan.watch = watch
+    proof.train(cfg, run, stage)
+    decays, off = [], 0.0
+    for raw, now in steps:
+        decay, beside = _decay(before, raw, now)
+        off = max(off, beside)
+        decays.append(decay)
+        before = now
+    view = View(stage.data["val"], pick(stage.data["val"], 16, cfg.run.seed))
+    first = run.measure(stage, view)
+    with torch.no_grad():
+        for p in stage.model.parameters():
+            p.add_(1.0)
+    moved = [k for k, v in run.measure(stage, view).items() if v != first[k] and v == v]
+    with tempfile.TemporaryDirectory() as name:
+        stage.export(Path(name))
+        shipped = _flat(DiffusionPipeline.from_pretrained(name, trust_remote_code=True).unet)
+    differs = (shipped - before.cpu()).abs().max().item()
+    wrong = []
+    if any(d >= 1 for d in decays) or off > 1e-2:
+        late = next((i + 1 for i, d in enumerate(decays) if d >= 1), None)
+        wrong.append(
+            f"the average is not updated at step {late}"
+            if late
+            else "the new average is not between the old one and the weights"
+        )
+    elif not all(0 <= d <= cfg.ema + 1e-3 for d in decays):
+        wrong.append("the decay is not the one of --ema")
+    elif decays[0] < cfg.ema - 1e-3 and decays[-1] <= decays[0] + 1e-3:
+        wrong.append(
+            f"the decay stays at {decays[-1]:.2f}: its ramp does not advance, so the average is almost the newest weights"
+        )
+    updates = max(
+        6, min(Run(cfg, proof.accelerator).total_steps(stage), UPDATES if before.numel() < SMALL else UPDATES // 20)
+    )
+    late, due = _memory(stage, updates), max(0.0, 1 - max(1 - cfg.ema, REMEMBERED / updates))
+    if late is not None and not wrong and late < due - 1e-3:
+        wrong.append(f"after {updates:,} updates, as many as the run makes, the decay is {late:.4f}, below {due:.4f}")
+    if moved:
+        wrong.append(f"the evaluation uses the raw weights ({moved[0]} changed with them)")
+    if differs > 1e-6:
+        wrong.append(f"the exported weights are not the average (largest difference {differs:.2g})")
+    lag = f"decays {' '.join(f'{d:.2f}' for d in decays)} over six steps"
+    lag += "" if late is None else f", {late:.4f} after {updates:,} updates"
+    return Finding(
+        not wrong, f"{'; '.join(wrong)}; {lag}" if wrong else f"{lag}; evaluation and export use the average",
+        f"each average between the last one and the weights, with a decay of at most {cfg.ema:g}, at the end of the ramp at least "
+        f"{due:.4f}; the average is evaluated and exported",
+        "the EMA update is missing in train(), or comes before the optimiser's step\n"
+        "the decay's ramp restarts at every update, or stops below --ema: the counter of updates is lost or reset\n"
+        "evaluate() or export() uses the model instead of the average",
+        evidence={"decays": decays, "off": off, "exported_differs": differs, "late": late, "updates": updates},
+    )  # fmt: skip

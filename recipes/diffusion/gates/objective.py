@@ -1,0 +1,168 @@
+"""Measures a diffusion objective from the loss itself: the target and the weight at each timestep, and a net that knows the answers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor, nn
+from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.loop.run import Plan
+from trainworthy.core.recipe.stage import Data
+from trainworthy.recipes.diffusion.gates import walks
+
+LEVELS = 512  # training samples whose timesteps represent the schedule
+EDGE = 16  # levels
+FEW = 4  # samples drawn from an exported pipeline
+
+
+class Constant(nn.Module):
+    """A net that returns one number everywhere, and keeps its inputs."""
+
+    def __init__(self, value: float):
+        super().__init__()
+        self.value = value
+
+    def forward(self, sample: Tensor, timestep: Tensor, class_labels: Tensor | None = None) -> SimpleNamespace:
+        self.output = torch.full_like(sample, self.value, requires_grad=True)
+        self.noisy, self.timestep = sample.detach(), torch.as_tensor(timestep, device=sample.device).expand(len(sample))
+        return SimpleNamespace(sample=self.output)
+
+
+@dataclass
+class Objective:
+    """The training target and its weight, per sample, as measured from the loss."""
+
+    batch: dict
+    clean: Tensor
+    """(B, C, H, W) pictures or latents before noise."""
+    noisy: Tensor
+    """(B, C, H, W) the net's input."""
+    timestep: Tensor
+    """(B,) the timestep that the net got."""
+    target: Tensor
+    """(B, C, H, W) the prediction at which the gradient is zero."""
+    weight: Tensor
+    """(B,) loss per mean square error of 1."""
+    alpha: Tensor
+    sigma: Tensor
+    """(B,) noisy = alpha image + sigma noise, as fitted."""
+    of_image: Tensor
+    of_noise: Tensor
+    """(B,) target = of_image image + of_noise noise, as fitted."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the target, or its shares of picture and noise if it has none."""
+        known = {
+            "noise": (0.0, 1.0),
+            "velocity": (-self.sigma, self.alpha),  # Salimans & Ho 2022
+            "flow": (-1.0, 1.0),
+            "picture": (1.0, 0.0),
+        }
+        miss = {
+            k: ((self.of_image - x).abs() + (self.of_noise - e).abs()).median().item() for k, (x, e) in known.items()
+        }
+        kind = min(miss, key=miss.get)
+        shares = f"{self.of_image.median():.2g} picture {self.of_noise.median():+.2g} noise"
+        return kind if miss[kind] < 0.1 else shares
+
+
+def clean_key(data: Data) -> str:
+    """Return the field that noise is added to."""
+    return data.process.clean_key
+
+
+def asked_for(data: Data) -> tuple[str, int]:
+    """Return (field of the condition, number of its values): classes or captions."""
+    key = data.process.asked
+    return key, len(data.fields[key].classes) if key in data.fields else data.null
+
+
+def objective(proof: Proof) -> Objective:
+    """Measure the objective from the loss, on samples of the training path."""
+
+    def read() -> Objective:
+        run, stage = proof.build(Plan(steps=1))
+        data = stage.data["train"]
+        batch = fetch(data, pick(data, min(LEVELS, len(data)), proof.cfg.run.seed), proof.cfg.run.seed, run.device)
+        slopes = []
+        for value in (0.0, 1.0):
+            net = Constant(value)
+            total = sum(stage.loss(net, batch).values())
+            slopes.append(torch.autograd.grad(total, net.output)[0])
+        steep = slopes[1] - slopes[0]
+        target = torch.where(steep > 0, -slopes[0] / steep, 0.0)
+        weight = steep.flatten(1).mean(1) * steep[0].numel() / 2
+        clean = batch[clean_key(data)]
+        basis = torch.stack([clean.flatten(1), batch["noise"].flatten(1)], 2).double()  # (B, CHW, 2)
+
+        def fitted(y: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.linalg.lstsq(basis, y.flatten(1)[..., None].double()).solution[..., 0].unbind(1)
+
+        return Objective(batch, clean, net.noisy, net.timestep, target, weight, *fitted(net.noisy), *fitted(target))
+
+    return proof.once("diffusion objective", read)
+
+
+class Knowing(nn.Module):
+    """A net that returns the exact answer: one picture for each of `classes` (default: all, in order), and their mean for any other
+    condition. Its prediction type is that of the measured objective."""
+
+    def __init__(self, asked: Objective, pictures: Tensor, classes: list[int] | None = None):
+        super().__init__()
+        order = asked.timestep.argsort()
+        self.at = asked.timestep[order].double()
+        self.curves = torch.stack([asked.alpha, asked.sigma, asked.of_image, asked.of_noise])[:, order]
+        self.pictures = torch.cat([pictures, pictures.mean(0, keepdim=True)])
+        self.row = {c: i for i, c in enumerate(classes if classes is not None else range(len(pictures)))}
+        self.met: set[float] = set()
+        """Timesteps at which it was called."""
+        self.alpha = 1.0
+        """Signal level at the last timestep."""
+
+    def forward(self, sample: Tensor, timestep: Tensor, class_labels: Tensor) -> SimpleNamespace:
+        t = timestep.double()
+        self.met.update(t.tolist())
+        right = torch.searchsorted(self.at, t).clamp(1, len(self.at) - 1)
+        left = right - 1
+        # Beyond the measured levels, extrapolate from the EDGE nearest ones: samplers begin and end there.
+        left = torch.where(t > self.at[-1], max(0, len(self.at) - EDGE), left)
+        right = torch.where(t < self.at[0], min(EDGE, len(self.at) - 1), right)
+        share = ((t - self.at[left]) / (self.at[right] - self.at[left]).clamp_min(1e-9)).clamp(
+            -4, 5
+        )  # equal levels: no slope
+        level = torch.lerp(self.curves[:, left], self.curves[:, right], share).float()[..., None, None, None]
+        alpha, sigma, of_image, of_noise = level.unbind(0)
+        sigma = torch.where(sigma.abs() < 1e-3, 1e-3, sigma)
+        self.alpha = alpha.abs().median().item()
+        picture = self.pictures[[self.row.get(c, len(self.row)) for c in class_labels.tolist()]]
+        return SimpleNamespace(sample=of_image * picture + of_noise * (sample - alpha * picture) / sigma)
+
+
+def undone(scheduler, prediction: Tensor, t: float, noisy: Tensor) -> Tensor:
+    """Return the clean picture (C, H, W) that one step of an exported scheduler implies at timestep t. For a flow it is where the step
+    would end if it continued in a straight line to zero noise."""
+    if not scheduler.timesteps.is_floating_point():
+        scheduler.set_timesteps(scheduler.config.num_train_timesteps)
+        t = min(max(int(t), 0), scheduler.config.num_train_timesteps - 1)
+        return scheduler.step(prediction[None], t, noisy[None]).pred_original_sample[0]
+    scheduler.set_timesteps(1000)
+    i = scheduler.timesteps.sub(t).abs().flip(0).argmin()  # Heun lists each timestep twice; a step starts at the second
+    i = len(scheduler.timesteps) - 1 - int(i)
+    scheduler.set_begin_index(i)
+    moved = scheduler.step(prediction[None], scheduler.timesteps[i], noisy[None]).prev_sample[0] - noisy
+    level, after = scheduler.sigmas[i : i + 2].tolist()
+    return noisy + moved * level / (level - after)
+
+
+def walk(asked: Objective, folder: Path, val: Data, ones: dict, ask: walks.Ask, steps: int) -> walks.Walk | None:
+    """Return the trajectory of the exported pipeline in `folder` with answering nets, or None if it cannot be called with them."""
+    pipe = DiffusionPipeline.from_pretrained(folder, trust_remote_code=True).to(asked.clean.device)
+    key = clean_key(val)
+    each = [{k: v[i : i + 1] for k, v in ones.items()} for i in range(min(FEW, len(ones[key])))]
+    try:
+        return walks.walked(pipe, [Knowing(asked, one[key], []) for one in each], each, key, ask, steps)
+    except (TypeError, KeyError, AttributeError):  # a fork's pipeline with another signature
+        return None

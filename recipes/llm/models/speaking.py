@@ -1,0 +1,175 @@
+"""Asks an exported language model: what `trainworthy predict` and `trainworthy chat` use. A recipe's `speaker` builds it."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from trainworthy.recipes.llm.data import conversations, formats, pairs, templates
+from trainworthy.recipes.llm.models import loading
+
+from trainworthy import core
+
+UNSAID = 256  # tokens of an answer where an export does not say how many
+Turns = list[dict[str, Any]]
+
+
+@dataclass
+class Speaker:
+    """An export, and how it is asked."""
+
+    called: str
+    model: nn.Module
+    tokenizer: Any
+    ids: Callable[[Turns, Any], list[int]]
+    """(turns, tools) -> the tokens that the answer goes on from."""
+    said: Callable[[list[int]], str]
+    """Tokens of an answer, without its end -> its text."""
+    ends: list[int]
+    most: int
+    """Most tokens of an answer."""
+    chats: bool = True
+    """It reads conversations; else what was said last."""
+
+    def answers(self, rows: list[dict[str, Any]], size: int) -> Iterator[dict[str, Any]]:
+        """Each row with its answer, `size` of them at once."""
+        for i in range(0, len(rows), size):
+            some = rows[i : i + size]
+            asked = [self.ids(row["messages"], row.get("tools")) for row in some]
+            with torch.no_grad():
+                found = loading.generate(
+                    self.model, asked, pad=self.tokenizer.pad_token_id, ends=self.ends, most=self.most
+                )
+            for row, (ids, ended) in zip(some, found, strict=True):
+                shown = (
+                    {"prompt": row["prompt"]}
+                    if "prompt" in row
+                    else {k: row[k] for k in ("messages", "tools") if k in row}
+                )
+                yield {**shown, "answer": self.said(ids), "ended": ended, "tokens": len(ids)}
+
+    def cut(self, n: int, of: int) -> str:
+        """What to say of answers that did not end; empty: all did."""
+        if not n:
+            return ""
+        return f"; {n} of {of} ({n / of:.0%}) were cut at {self.most} tokens before they ended: --max-new-tokens {2 * self.most}"
+
+    def too_long(self, turns: Turns, tools: Any = None) -> str:
+        """Why these turns leave no room for an answer; empty: they do."""
+        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        n = len(self.ids(turns, tools))
+        return f"{n} tokens, and {self.most} for the answer, are more than the model's context of {context}" if (
+            context and n + self.most > context) else ""  # fmt: skip
+
+    def read(self, file: Path) -> list[dict[str, Any]]:
+        """Rows of a file as turns that end with a question (`messages`, `tools`; `prompt` where that is all a row has). All that is
+        wrong is said at once."""
+        rows = pairs.tables(str(file), setting="FILE")["train"] if file.suffix != ".jsonl" else _lines(file)
+        good: list[dict[str, Any]] = []
+        bad: dict[str, list[tuple[int, str]]] = {}
+        for i, row in enumerate(rows):
+            try:
+                good.append(self._asked(row))
+            except formats.BadRow as fault:
+                bad.setdefault(fault.why, []).append((i, fault.seen))
+        if not rows:
+            raise core.UserError(f"{file} has no rows", needed="one prompt or conversation at least")
+        if bad:
+            n = sum(map(len, bad.values()))
+            raise core.UserError(f"{n} of {len(rows)} rows of {file} cannot be asked", cause="\n".join(formats.kinds(bad)),
+                                 needed="prompt (str), or messages (list of turns) with a question at their end",
+                                 next="mend these rows, or take them out")  # fmt: skip
+        return good
+
+    def _asked(self, row: Any) -> dict[str, Any]:
+        row = {"prompt": row} if isinstance(row, str) else row
+        if not isinstance(row, dict):
+            raise formats.BadRow(f"a row is {type(row).__name__}, neither an object nor a text")
+        found = formats.question(row)
+        if wrong := conversations.unasked(found["messages"]):
+            raise formats.BadRow(wrong)
+        found["messages"] = [{"content": ""} | {k: v for k, v in t.items() if v is not None} for t in found["messages"]]
+        try:
+            long = self.too_long(found["messages"], found.get("tools"))
+        except templates.REFUSED as error:
+            raise formats.BadRow("the chat template refuses it", f"{type(error).__name__}: {error}") from None
+        if long:
+            raise formats.BadRow("too long", long)
+        return found
+
+
+def _lines(file: Path) -> list[Any]:
+    """Rows of a .jsonl file: objects, or texts in quotes."""
+    rows = []
+    try:
+        for i, line in enumerate(file.read_bytes().decode("utf-8-sig").split("\n"), 1):
+            try:
+                rows += [json.loads(line)] if line.strip() else []
+            except json.JSONDecodeError as error:
+                raise core.UserError(f"{file} is no .jsonl", got=f"line {i}: {error}",
+                                     needed='an object or a text in quotes a line, such as {"prompt": "..."}') from None  # fmt: skip
+    except UnicodeDecodeError as error:
+        raise core.UserError(f"{file} cannot be read", got=error, needed="UTF-8") from None
+    return rows
+
+
+def loaded(cfg: Any, export: Path, *, base: str = "") -> tuple[nn.Module, dict[str, Any]]:
+    """(the exported model on the accelerator if there is one, the generation settings beside it). `base`: where an adapter's base
+    is, else --model is looked up. Weights have the type that training kept them in."""
+    from transformers import GenerationConfig
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rank = getattr(cfg, "lora_rank", 0) if (export / "adapter_config.json").is_file() else 0
+    path = base or (loading.locate(cfg.model) if rank else "")
+    dtype = loading.kept_in(rank, "bf16" if cfg.train.precision == "bf16" and device.type == "cuda" else "fp32")
+    if rank and getattr(cfg, "load_in_4bit", False):
+        from peft import PeftModel
+        from trainworthy.recipes.llm.models import quantized
+
+        model = PeftModel.from_pretrained(quantized.load(path, dtype, device), export)
+    else:
+        model = loading.exported(export, path, dtype)
+    file = export / "generation_config.json"
+    how = GenerationConfig.from_pretrained(export).to_dict() if file.is_file() else {}
+    return model.to(device).eval(), how
+
+
+def limit(cfg: Any, how: dict[str, Any], model: nn.Module) -> int:
+    """Most tokens of an answer: as the export says, as the run was set, or what half of the context has room for."""
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2 * UNSAID
+    return how.get("max_new_tokens") or getattr(cfg, "max_new_tokens", 0) or min(UNSAID, context // 2)
+
+
+def chatting(cfg: Any, export: Path, system: str) -> Speaker:
+    """The export of a recipe that trains on chats, asked by the chat template beside it."""
+    model, how = loaded(cfg, export)
+    tokenizer = loading.tokenizer(str(export), "", cfg.eos_token)
+    chat = pairs.Chat(tokenizer, system, conversations=True, every_turn=False)
+
+    def ids(turns: Turns, tools: Any) -> list[int]:
+        prompt = json.dumps({"messages": turns, **({"tools": tools} if tools else {})})
+        return chat.ask(chat.turns(prompt), prompt)
+
+    return Speaker(
+        str(export),
+        model,
+        tokenizer,
+        ids,
+        lambda ids: chat.said(tokenizer.decode(ids)),
+        chat.ends,
+        limit(cfg, how, model),
+    )
+
+
+def going_on(cfg: Any, export: Path, put: Callable[[Any, str], list[int]] | None = None, *, ends: Callable[[Any], list[int]] | None = None,
+             base: str = "") -> Speaker:  # fmt: skip
+    """The export of a recipe that trains on plain text: it goes on with what was said last (`put`: as tokens)."""
+    model, how = loaded(cfg, export, base=base)
+    tokenizer = loading.plain(str(export))
+    put = put or (lambda tokenizer, text: tokenizer(text)["input_ids"])
+    stops = ends(tokenizer) if ends else [tokenizer.eos_token_id]
+    return Speaker(str(export), model, tokenizer, lambda turns, tools: put(tokenizer, turns[-1]["content"]),
+                   lambda ids: tokenizer.decode(ids, skip_special_tokens=True), stops, limit(cfg, how, model), chats=False)  # fmt: skip

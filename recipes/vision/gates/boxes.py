@@ -1,0 +1,146 @@
+"""The gate `boxes`: boxes match their objects, on both paths, and on painted pictures."""
+
+import copy
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torchvision.ops import box_iou
+from trainworthy.core.base.verdict import Finding
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, fetch
+from trainworthy.recipes.vision.data import boxes
+
+PAINTED, SAMPLES = 32, 32
+AS_ONE = 0.6  # IoU of a box with the rectangle painted in it (healthy: at least 0.8, one pixel off along every edge)
+
+
+class Painted(Sequence):
+    """Dark pictures with a bright rectangle in each box."""
+
+    def __init__(self, sizes: list[tuple[int, int]], where: list[Tensor]):
+        self.sizes, self.where = sizes, where
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, row: int) -> Tensor:
+        picture = torch.full((3, *self.sizes[row]), 40, dtype=torch.uint8)
+        for x0, y0, x1, y1 in self.where[row].long().tolist():
+            picture[:, y0:y1, x0:x1] = 215
+        return picture
+
+
+def painted(data: boxes.Annotated, side: int, n: int, most: int) -> boxes.Annotated:
+    """Return `n` painted pictures, one to two times as large as the canvas, wide and high. Each has one to `most` boxes that do not
+    overlap, with random labels."""
+    draw = torch.Generator().manual_seed(0)
+    sizes, where, labels = [], [], []
+    for row in range(n):
+        h, w = (int(side * (1 + row % 3 / 2 * (d if row % 2 else 1))) for d in (1.0, 0.4))
+        sizes.append((h, w))
+        found: list[list[int]] = []
+        for column in range(1 + row % most):  # one column per box
+            wide, high = w // most, int(h * (0.3 + 0.2 * torch.rand((), generator=draw)))
+            across = int(wide * (0.25 + 0.15 * torch.rand((), generator=draw)))
+            # Off the centre, so that a mirrored box has an IoU of at most 0.5 with the original (20 of 20 seeds).
+            left, y0 = (_beside(room, draw) for room in (wide - across, h - high))
+            x0 = column * wide + left
+            found.append([x0, y0, x0 + across, y0 + high])
+        where.append(torch.tensor(found, dtype=torch.float32))
+        labels.append(torch.randint(len(data.classes), (len(found),), generator=draw))
+    return data._replace(pictures=Painted(sizes, where), sizes=sizes, boxes=where, labels=labels)
+
+
+def _beside(room: int, draw: torch.Generator) -> int:
+    """Return a random offset in `room`, outside its middle third."""
+    at = int(torch.randint(max(1, 2 * room // 3), (), generator=draw))
+    return at if at < room // 3 else at + room - 2 * room // 3
+
+
+def twin(data: boxes.Boxed, other: boxes.Annotated) -> boxes.Boxed:
+    """Return `data` with other pictures, read in the same way."""
+    same = copy.copy(data)
+    same.data, same.rows = other, range(len(other.pictures))
+    return same
+
+
+# (box (4,), scale (2,) from picture to canvas, size (2,) of the picture, side of the canvas) -> the box as misread
+Change = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+MEANINGS: dict[str, Change] = {
+    "are in normalised coordinates (0 to 1)": lambda b, scale, size, side: b * (scale * size.flip(0)).repeat(2),
+    "are normalised by the canvas": lambda b, scale, size, side: b * side,
+    "are xywh, read as xyxy": lambda b, *_: torch.cat([b[:2], b[:2] + b[2:]]),
+    "are xyxy, converted as if they were xywh": lambda b, *_: torch.cat([b[:2], b[2:] - b[:2]]),
+    "are centre and size, read as corners": lambda b, *_: torch.cat([b[:2] - b[2:] / 2, b[:2] + b[2:] / 2]),
+    "were not resized with their picture": lambda b, scale, size, side: b * scale.repeat(2),
+    "were resized, their picture was not (or they were twice)": lambda b, scale, size, side: b / scale.repeat(2),
+    "are not mirrored with their picture": lambda b, scale, size, side: torch.stack(
+        [scale[0] * size[1] - b[2], b[1], scale[0] * size[1] - b[0], b[3]]),
+    "have x and y exchanged": lambda b, *_: b[[1, 0, 3, 2]],
+}  # fmt: skip
+
+
+def rectangle(image: Tensor) -> Tensor | None:
+    """Return the box (4,) of the bright pixels of a painted canvas, or None if there are none."""
+    grey = image.double().mean(0)
+    if grey.max() - grey.min() < 0.15:
+        return None
+    bright = grey > (grey.max() + grey[grey > 0].min()) / 2 if (grey > 0).any() else grey > 0
+    rows, columns = (bright.any(d).nonzero().flatten() for d in (1, 0))
+    return torch.stack([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]).float()
+
+
+def iou(a: Tensor, b: Tensor) -> float:
+    return box_iou(a[None].float(), b[None].float()).item() if (a[2:] > a[:2]).all() else 0.0
+
+
+@gate("boxes", rows="V3", title="boxes match their objects, on both paths", reads="data")
+def lie_on(proof: Proof) -> Finding:
+    """Sends pictures of many sizes, one bright rectangle in each, through the training and the evaluation path. The box must match the
+    rectangle. If it does not, the gate tries formats, scales and mirroring that would explain it."""
+    (run, stage), seed = proof.look(), proof.cfg.run.seed
+    wrong, told, batch = [], [], None
+    for name, data in stage.data.items():
+        same = twin(data, painted(data.data, data.side, PAINTED, 1))
+        for path, draws in (("training", seed), ("evaluation", None)):
+            now = fetch(same, list(range(PAINTED)), draws, run.device)
+            batch = batch or now
+            rows = [
+                i for i in range(PAINTED) if (now["labels"][i] >= 0).any() and rectangle(now["image"][i]) is not None
+            ]
+            for key in ("boxes", "truth"):
+                fault, least = _apart(now, rows, key, data.side)
+                told += [least]
+                if fault:
+                    wrong.append(f"{name}, {path} path: {'' if key == 'boxes' else 'truth: '}{fault}")
+                    batch = now
+    return Finding(
+        not wrong, "; ".join(wrong) or f"painted rectangles match their boxes, IoU at least {min(told):.2f}",
+        f"an IoU of at least {AS_ONE} with the painted rectangle for 90% of the boxes",
+        "the file has another box format than the reader assumes (COCO has x, y, w, h); convert once, when the file is read\n"
+        "the picture is resized, mirrored or cropped and its boxes are not: pass both to one transform (tv_tensors)\n"
+        "boxes are divided by the picture's size, but the net expects pixels", batch=batch if wrong else None,
+    )  # fmt: skip
+
+
+def _apart(batch: dict, rows: list[int], key: str, side: int) -> tuple[str, float]:
+    """Return (what is wrong with the boxes of the painted pictures `rows`, the 10% quantile of their IoU)."""
+    seen = [(rectangle(batch["image"][i]), batch[key][i][batch["labels"][i] >= 0][0], batch["scale"][i], batch["size"][i])
+            for i in rows]  # fmt: skip
+    onto = lambda b, scale: b * scale.repeat(2) if key == "truth" else b  # noqa: E731
+    close = torch.tensor([iou(onto(b, scale), r) for r, b, scale, _ in seen])
+    bad = [s for s, c in zip(seen, close, strict=True) if c < AS_ONE]
+    if len(bad) <= 0.1 * len(seen):
+        return "", float(close.quantile(0.1)) if len(close) else 1.0
+    fits = {m: sum(iou(onto(f(b, scale, size, side), scale), r) >= AS_ONE for r, b, scale, size in bad)
+            for m, f in MEANINGS.items()}  # fmt: skip
+    best = max(fits, key=fits.get)
+    sides = lambda b: b[2:] - b[:2]  # noqa: E731
+    by = torch.stack([sides(r) / sides(onto(b, scale)).clamp_min(1e-6) for r, b, scale, _ in bad]).median()
+    means = (
+        f"they {best}" if fits[best] > 0.5 * len(bad) else f"the rectangles are {by:.2f} times as large as their boxes"
+    )
+    r, b, *_ = bad[0]
+    shown = f"box {[round(v, 2) for v in b.tolist()]}, rectangle at {[round(v, 2) for v in r.tolist()]} of the canvas"
+    return f"{len(bad)} of {len(seen)} boxes do not match their rectangle, e.g. {shown}; {means}", 0.0

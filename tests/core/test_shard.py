@@ -1,0 +1,252 @@
+"""`--shard` by the real command: what sharded processes train, what stops them, what they save and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.helpers.commands import run_folder, trainworthy
+from tests.vision.planted_classify import LOOP, UPDATE
+
+QUICK = ("--gates.no-enabled", "--run.no-tensorboard", "--run.log-every", "1", "--optim.lr", "3e-4")
+"""At its own rate of 3e-3, vision/classify doubles a rounding difference every two or three steps, sharded or not."""
+SHOW = """        if step.index == run.started:
+            mine = [getattr(p, "_local_tensor", p).numel() for p in stage.model.parameters()]
+            kinds = {type(p).__name__ for p in stage.model.parameters()}
+            print(f"rank {run.rank}: {kinds}, {sum(mine)}", flush=True)
+"""
+STOP = """        if Path("stops").exists() and step.index + 1 == {0: 12, 12: 24}.get(run.started):
+            import os
+            import signal
+
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+"""In a folder with a file `stops`, a run stops after step 12 and, continued, after step 24, as a scheduler stops it."""
+SMALL = {
+    "vision/classify": ("--ema", "0.9", "--train.batch-size", "30"),
+    "llm/pretrain": ("--hidden-size", "32", "--num-hidden-layers", "2", "--data.context", "64", "--data.stride", "32"),
+    "diffusion/pixel": (
+        "--widths",
+        "8",
+        "16",
+        "--sampling.steps",
+        "3",
+        "--sampling.scales",
+        "1",
+        "2",
+        "--train.batch-size",
+        "16",
+    ),
+}
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "step_metrics.jsonl").read_text().splitlines()]
+
+
+def assert_equal_to_rounding(folder: Path, other: Path, *, within: float = 2e-3) -> None:
+    """Loss, gradient norm and rate of each step, and the last evaluation."""
+    ours, theirs = rows(folder), rows(other)
+    assert [r["step"] for r in ours] == [r["step"] for r in theirs]
+    for a, b in zip(ours, theirs, strict=True):
+        for key in ("step/loss", "step/grad_norm", "step/lr"):
+            assert a[key] == pytest.approx(b[key], rel=within, abs=1e-6), (a["step"], key)
+    assert ours[0]["step/loss"] == pytest.approx(theirs[0]["step/loss"], rel=1e-6)
+    one, two = (json.loads((f / "summary.json").read_text())["metrics"] for f in (folder, other))
+    assert one.keys() == two.keys()
+    some = {k for k in one if "perplexity" in k or k in ("nll", "bits_per_byte", "denoised")}
+    assert some
+    for key in some:
+        assert one[key] == pytest.approx(two[key], rel=1e-2), key
+
+
+# -------------------------------------------------------------------------------------------------- what it trains
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "shard", "processes"),
+    [
+        ("vision/classify", "full", 2),
+        pytest.param("vision/classify", "grad", 2, marks=pytest.mark.verify),
+        pytest.param("vision/classify", "full", 4, marks=pytest.mark.verify),
+        pytest.param("llm/pretrain", "full", 2, marks=pytest.mark.verify),
+        pytest.param("llm/pretrain", "grad", 4, marks=pytest.mark.verify),
+        pytest.param("diffusion/pixel", "full", 2, marks=pytest.mark.verify),
+    ],
+)
+def test_sharded_processes_train_what_one_trains(recipe: str, shard: str, processes: int, fork, tmp_path: Path):
+    """Fifty steps with accumulation and clipping, the evaluation, and an export that a process without shards reads."""
+    fork((UPDATE, SHOW + UPDATE), recipe=recipe)
+    how = ("run", "mine.py", *SMALL[recipe], "--max-steps", 50, "--train.accumulate", 2, *QUICK)
+    alone = trainworthy(*how, "--run.out", "one", cwd=tmp_path)
+    done = trainworthy(*how, "-n", processes, "--shard", shard, "--run.out", "cut", cwd=tmp_path)
+    assert alone.returncode == done.returncode == 0, alone.stderr + done.stdout + done.stderr
+    one, cut = (run_folder(tmp_path, f"{name}/*/2*") for name in ("one", "cut"))
+    assert f"shard {shard}" in done.stdout
+    shown = [line.split(": ", 1)[1] for line in done.stdout.splitlines() if line.startswith("rank ")]
+    kinds, counts = zip(*(line.rsplit(", ", 1) for line in shown), strict=True)
+    assert set(kinds) == {"{'DTensor'}"}
+    assert len(counts) == processes
+    total = json.loads((one / "summary.json").read_text())["parameters"]
+    assert sum(map(int, counts)) == total  # no process holds what another one has
+    assert max(map(int, counts)) < 1.5 * total / processes
+    assert len(rows(cut)) == 50
+    assert_equal_to_rounding(cut, one)
+    files = [sorted((f / "export").rglob("*.safetensors"), key=lambda p: p.stat().st_size)[-1] for f in (one, cut)]
+    whole, gathered = map(load_file, files)
+    assert {k: v.shape for k, v in whole.items()} == {k: v.shape for k, v in gathered.items()}
+    far = sum((whole[k].double() - gathered[k].double()).square().sum().item() for k in whole) ** 0.5
+    assert far < 0.02 * sum(v.double().square().sum().item() for v in whole.values()) ** 0.5
+    assert len(load_file(next(cut.glob("checkpoints/*/best_val_*")) / "model.safetensors")) >= len(whole) - 2
+
+
+# ------------------------------------------------------------------------------------------------------------ gates
+ALONE = (
+    UPDATE
+    + """        import torch.distributed as dist
+        from trainworthy.core.base.dtensor import local
+
+        for p in stage.model.parameters():
+            if run.world > 1 and local(p).numel():
+                local(p.data).mul_(1 - 1e-2 * local(p.data).norm())
+"""
+)
+"""A loop that shrinks each tensor by its norm: of a whole tensor on each process it does as it says, of a part it does not."""
+
+
+@pytest.mark.slow
+def test_the_gates_of_a_sharded_run_are_quiet_on_a_healthy_recipe(launch):
+    done = launch(
+        "check", "vision/classify", "-n", "2", "--shard", "full", "--ema", "0.9", "--only", "wiring,sharding,resume"
+    )
+    assert done.returncode == 0, done.shown
+    assert "on the whole model in each process; the gate `sharding` compares" in done.stdout
+    assert [(v["id"], v["verdict"]) for v in done.verdicts()] == [(k, "pass") for k in ("wiring", "resume", "sharding")]
+    assert "parameters in 2 parts" in done.verdicts()[-1]["measured"]
+
+
+@pytest.mark.slow
+@pytest.mark.verify
+@pytest.mark.parametrize("recipe", list(SMALL))
+def test_all_gates_of_a_sharded_run_are_quiet_on_a_healthy_recipe(recipe: str, launch):
+    done = launch("check", recipe, "-n", "2", "--shard", "full", timeout=900)
+    assert done.returncode == 0, done.shown
+    assert {v["id"]: v["verdict"] for v in done.verdicts()}["sharding"] == "pass"
+
+
+@pytest.mark.slow
+def test_a_loop_that_is_right_for_whole_weights_alone_does_not_train(fork, launch, tmp_path: Path):
+    fork((UPDATE, ALONE))
+    done = launch("run", "mine.py", "-n", "2", "--shard", "full", "--gates.waive", "wiring", "--gates.because", "the one beside it",
+                  "--max-steps", "4")  # fmt: skip
+    assert done.returncode == 3, done.shown
+    failed = {v["id"]: v for v in done.verdicts() if v["verdict"] == "fail"}
+    assert "weights differ" in failed["sharding"]["measured"], failed
+    assert not list(tmp_path.glob("runs/*/*/checkpoints"))
+
+
+@pytest.mark.slow
+@pytest.mark.verify
+def test_a_planted_bug_is_stopped_in_a_sharded_run(fork, launch):
+    fork((UPDATE, UPDATE.replace("step.batches", "step.batches[:1]")))
+    done = launch("check", "mine.py", "-n", "2", "--shard", "full", "--only", "wiring,accumulation,sharding")
+    assert done.returncode == 3, done.shown
+    assert "accumulation" in {v["id"] for v in done.verdicts() if v["verdict"] == "fail"}
+
+
+# ------------------------------------------------------------------------------------------------------ checkpoints
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "processes",
+    [
+        (2, 1, 2),
+        pytest.param((2, 2, 2), marks=pytest.mark.verify),
+        pytest.param((1, 2, 4), marks=pytest.mark.verify),
+        pytest.param((4, 2, 1), marks=pytest.mark.verify),
+    ],
+)
+def test_a_sharded_run_goes_on_with_any_number_of_processes(processes: tuple[int, ...], fork, tmp_path: Path):
+    """Stopped by a signal after 12 and after 24 of 36 steps. With the same number of processes: bitwise."""
+    fork((LOOP, LOOP + STOP))
+    how = ("run", "mine.py", "--ema", "0.9", "--max-steps", 36, "--train.batch-size", 32, "--shard", "full", *QUICK)
+    done = trainworthy(*how, "-n", processes[0], "--run.out", "straight", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / "stops").touch()
+    done = trainworthy(*how, "-n", processes[0], "--run.out", "stopped", cwd=tmp_path)
+    assert done.returncode == 5, done.stdout + done.stderr
+    straight, folder = (run_folder(tmp_path, f"{name}/*/2*") for name in ("straight", "stopped"))
+    saved = folder / "checkpoints" / "classify" / "latest"
+    if processes[0] > 1:
+        named = json.loads((saved / "manifest.json").read_text())["files"]
+        assert {".metadata", "info.json", "state.pt", *(f"__{r}_0.distcp" for r in range(processes[0]))} == named.keys()
+        parts = [named[f"__{r}_0.distcp"]["bytes"] for r in range(processes[0])]
+        assert max(parts) < 1.5 * min(parts)
+    for n, code in zip(processes[1:], (5, 0), strict=True):
+        done = trainworthy("resume", folder, "-n", n, cwd=tmp_path)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "resumed from step-" in done.stdout
+    assert_equal_to_rounding(folder, straight)
+    ours, theirs = (load_file(f / "export" / "model.safetensors") for f in (folder, straight))
+    if len(set(processes)) == 1:
+        assert [r["step/loss"] for r in rows(folder)] == [r["step/loss"] for r in rows(straight)]
+        assert all(v.equal(theirs[k]) for k, v in ours.items())
+    else:
+        far = sum((ours[k].double() - theirs[k].double()).square().sum().item() for k in ours) ** 0.5
+        assert far < 0.02 * sum(v.double().square().sum().item() for v in theirs.values()) ** 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.verify
+def test_a_run_with_whole_copies_goes_on_with_another_number_too(fork, tmp_path: Path):
+    """DDP: two processes, one, two."""
+    fork((LOOP, LOOP + STOP))
+    how = ("run", "mine.py", "--max-steps", 36, "--train.batch-size", 32, *QUICK)
+    assert trainworthy(*how, "--run.out", "straight", cwd=tmp_path).returncode == 0
+    (tmp_path / "stops").touch()
+    assert trainworthy(*how, "-n", 2, "--run.out", "stopped", cwd=tmp_path).returncode == 5
+    straight, folder = (run_folder(tmp_path, f"{name}/*/2*") for name in ("straight", "stopped"))
+    assert trainworthy("resume", folder, "-n", 1, cwd=tmp_path).returncode == 5
+    done = trainworthy("resume", folder, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 x cpu" in done.stdout
+    assert_equal_to_rounding(folder, straight)
+
+
+@pytest.mark.slow
+@pytest.mark.verify
+def test_more_processes_than_samples_of_a_batch_are_refused(fork, tmp_path: Path):
+    fork((LOOP, LOOP + STOP))
+    (tmp_path / "stops").touch()
+    done = trainworthy("run", "mine.py", "--max-steps", 36, "--train.batch-size", 2, *QUICK, cwd=tmp_path)
+    assert done.returncode == 5, done.stderr
+    done = trainworthy("resume", run_folder(tmp_path), "-n", 3, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert "--train.batch-size is too small to be cut" in done.stderr
+    assert "2 samples for 3 process(es)" in done.stderr
+
+
+# ---------------------------------------------------------------------------------------------------------- refused
+@pytest.mark.parametrize(
+    ("recipe", "more", "words"),
+    [
+        ("vision/segment", (), ("vision/segment cannot be sharded", "llm/pretrain, vision/classify, diffusion/pixel")),
+        ("vision/classify", ("--optim.name", "sgd"), ("does not work with --optim.name sgd", "adamw")),
+        ("vision/classify", ("--train.precision", "fp16"), ("does not work with --train.precision fp16", "bf16")),
+        ("vision/classify", ("--train.compile",), ("does not work with --train.compile", "--train.no-compile")),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused_with_the_reason(
+    recipe: str, more: tuple, words: tuple, launch, tmp_path: Path
+):
+    done = launch("run", recipe, "--shard", "full", *more)
+    assert done.returncode == 2, done.shown
+    for word in words:
+        assert word in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_one_process_has_nothing_to_shard_and_says_so(launch):
+    done = launch("run", "vision/classify", "--shard", "full", "--max-steps", "3", *QUICK)
+    assert done.returncode == 0, done.shown
+    assert "one process, so nothing to shard" in done.stdout

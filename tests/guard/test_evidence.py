@@ -1,0 +1,139 @@
+"""What the guard concludes from losses, gradients and rewards: healthy formulas pass, and each wrong one is told apart."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from trainworthy.core.guard import credit, latent, objectives
+from trainworthy.core.guard.evidence import Evidence
+from trainworthy.core.guard.mixing import compare
+from trainworthy.core.guard.regression import Regression
+
+S = torch.linspace(0.02, 0.98, 64)[torch.randperm(64, generator=torch.Generator().manual_seed(0))]
+NOISES = {
+    "variance-preserving": (S.sqrt(), (1 - S).sqrt(), ""),
+    "scaled-sample": (0.5 * S.sqrt(), (1 - S).sqrt(), ""),
+    "variance-exploding": (torch.ones(64), 30 * S, ""),
+    "linear": (1 - S, S, ""),
+    "karras": (1 / (S**2 + 0.25).sqrt(), S / (S**2 + 0.25).sqrt(), ""),
+    "noise-without-root": (S.sqrt(), 1 - S, "coefficient of the noise"),
+    "sample-without-root": (S, (1 - S).sqrt(), "coefficient of the sample"),
+}
+
+
+def noised(a: torch.Tensor, b: torch.Tensor, time: torch.Tensor, *, calls: int = 1) -> dict:
+    """The verdict on a net that gets a * clean + b * noise and the time."""
+    torch.manual_seed(0)
+    seen = SimpleNamespace(evidence=Evidence())
+    for _ in range(calls):
+        clean, noise = torch.rand(64, 32), torch.randn(64, 32)
+        given = a[:, None] * (2 * clean - 1) + b[:, None] * noise
+        prediction = torch.zeros_like(noise, requires_grad=True)
+        order = torch.randperm(64) if time is None else time
+        seen.evidence.regression.add(prediction, noise, (None, (given, order), {}), [[clean]])
+    return objectives.noise(seen)
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_schedules(name: str):
+    a, b, words = NOISES[name]
+    found = noised(a, b, b.argsort().argsort())
+    assert found["ok"] == (not words), found
+    assert words in found["cause"]
+
+
+def test_time_that_has_nothing_to_do_with_the_noise():
+    found = noised(S.sqrt(), (1 - S).sqrt(), None, calls=6)
+    assert "drawn twice" in found["cause"], found
+
+
+def test_a_target_that_is_a_column_of_the_input():
+    torch.manual_seed(0)
+    for leaks in (True, False):
+        one = Regression()
+        for _ in range(4):
+            x = torch.randn(32, 5)
+            target = x[:, 3] if leaks else 2 * x[:, 3] + 1
+            one.add(torch.zeros(32, requires_grad=True), target, (None, (x,), {}), [])
+        found = objectives.copied(SimpleNamespace(evidence=SimpleNamespace(regression=one)))
+        assert (found is not None and "entry 3" in found[0]) == leaks
+
+
+@pytest.mark.parametrize("kind", ["right", "exchanged", "foreign"])
+def test_mixed_targets(kind: str):
+    torch.manual_seed(0)
+    x, y = torch.rand(16, 1, 4, 4), torch.arange(16) % 5
+    soft, order, lam = torch.nn.functional.one_hot(y, 5).float(), torch.arange(16).roll(3), 0.3
+    mixed = lam * x + (1 - lam) * x[order]
+    share = 1 - lam if kind == "exchanged" else lam
+    goal = share * soft + (1 - share) * soft[order.roll(1) if kind == "foreign" else order]
+    assert compare(goal, mixed, [x, y]) == kind
+    assert compare(goal, mixed, [x.roll(1, 0) + 1, y]) == ""
+
+
+@pytest.mark.parametrize(("form", "found"), [
+    (lambda m, s: 0.5 * (m**2 + s.exp() - s - 1), "right"),
+    (lambda m, s: 0.5 * (m**2 + (2 * s).exp() - 2 * s - 1), "right"),
+    (lambda m, s: 0.5 * (m**2 + s - s), "free"),
+    (lambda m, s: 0.5 * (m**2 - s), "one-sided"),
+    (lambda m, s: (m.abs() + s.abs()), ""),
+])  # fmt: skip
+def test_divergence_from_a_normal_code(form, found: str):
+    torch.manual_seed(0)
+    mean, spread = torch.randn(8, 4, requires_grad=True), torch.randn(8, 4, requires_grad=True)
+    grads = torch.autograd.grad(3 * form(mean, spread).sum(), [mean, spread])
+    assert latent.compare(mean.detach(), spread.detach(), *grads) == found
+
+
+def test_a_look_at_a_variational_loss_leaves_its_gradients_alone():
+    torch.manual_seed(0)
+    body, head, x = torch.nn.Linear(12, 8), torch.nn.Linear(4, 100), torch.rand(16, 100)
+    for reduction, found in (("sum", "right"), ("mean", "averaged")):
+        mean, spread = body(x[:, :12]).chunk(2, 1)
+        made = torch.sigmoid(head(mean + (0.5 * spread).exp() * torch.randn_like(mean)))
+        kl = 0.5 * (mean**2 + spread.exp() - spread - 1).sum()
+        loss = torch.nn.functional.binary_cross_entropy(made, x, reduction=reduction) + kl
+        expected = torch.autograd.grad(loss, body.weight, retain_graph=True)[0]
+        one = latent.Latent()
+        one.root((made, mean, spread))
+        one.look(loss)
+        loss.backward()
+        assert one.found == [found]
+        assert torch.equal(body.weight.grad, expected)
+        body.zero_grad()
+
+
+def played(weigh) -> tuple[tuple[str, str] | None, str]:
+    """The verdict on a policy whose 512 actions are weighed by `weigh(rewards that follow)` of each of four environments."""
+    one, draw = credit.Credit(), np.random.default_rng(0)
+    for _ in range(128):
+        one.seen(
+            7,
+            (
+                draw.normal(size=(4, 3)).astype("float32"),
+                draw.random(4) < 0.3,
+                draw.random(4) < 0.05,
+                np.zeros(4, bool),
+                {},
+            ),
+        )
+    rows = [((7, t, e), w) for e in range(4) for t, w in enumerate(weigh(np.array(one.to_go(7, 0, 128, e))))]
+    one.batches = [(512, rows[i::4]) for i in range(4)]
+    return credit.judge(one)
+
+
+def test_credit_of_actions():
+    assert played(lambda g: g)[0] is None
+    assert played(lambda g: g - g.mean() + np.random.default_rng(1).normal(size=128))[0] is None
+    assert played(lambda g: np.random.default_rng(2).normal(size=128))[0] is None
+    assert "wrong sign" in played(lambda g: -g)[0][1]
+    assert "reversed time" in played(lambda g: g[::-1])[0][1]
+
+
+def test_signs_of_gradients():
+    assert objectives.sign([1.0] * 6) == 1
+    assert objectives.sign([-0.9] * 6) == -1
+    assert objectives.sign([1.0, -1.0] * 3) == objectives.sign([0.1] * 6) == objectives.sign([1.0] * 3) == 0
+    assert math.isclose(credit.correlation([1.0, 2.0], [1.0, 1.0]), 0.0)

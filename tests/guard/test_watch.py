@@ -1,0 +1,172 @@
+"""`with trainworthy.watch():` in long programs and notebooks: what was built before the block, in fresh processes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import DataLoader, TensorDataset
+from trainworthy.core.base.errors import UserError
+
+import trainworthy
+from tests.conftest import ROOT
+from tests.helpers.commands import environment
+
+CELLS = """
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+x = torch.randn(512, 8)
+data = TensorDataset(x, (x[:, 0] > 0).long())
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 2))
+optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
+
+def train(epochs=2):
+    for _ in range(epochs):
+        model.train()
+        for i, (a, b) in enumerate(DataLoader(data, 16, shuffle=True)):
+            (cross_entropy(model(a), b) / 4).backward()
+            if i % 4 == 3:
+                clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            [model(a) for a, _ in DataLoader(data, 64)]
+
+train()
+import trainworthy
+with trainworthy.watch() as seen:
+    train()
+
+print("LOOKED", seen.steps, {v.id: v.verdict for v in seen.verdicts})
+with trainworthy.watch() as seen:
+    train()
+
+print("AGAIN", {v.verdict for v in seen.verdicts})
+"""
+"""Cells of a notebook: the second and the third train on, watched."""
+
+
+def cells(text: str, folder: Path, *how: str) -> subprocess.CompletedProcess:
+    """Run the cells in a fresh process: `-i` reads them as typed, else they are executed like a notebook's."""
+    env = environment(PYTHONPATH=str(ROOT))
+    if how:
+        return subprocess.run(
+            [sys.executable, *how], input=text, cwd=folder, env=env, capture_output=True, text=True, timeout=300
+        )
+    (folder / "cells.txt").write_text(text)
+    code = "scope = {'__name__': '__main__'}\nfor cell in open('cells.txt').read().split('\\n\\n'): exec(cell, scope)"
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_watch_is_quiet_in_an_interactive_session(tmp_path: Path):
+    """Functions imported by name, an optimiser and a scheduler from an earlier cell, accumulation, the same model again."""
+    done = cells(CELLS, tmp_path, "-i")
+    said = done.stdout + done.stderr
+    assert "LOOKED 16" in done.stdout, said
+    assert "watch:" not in done.stdout, said
+    for check in ("wiring", "gradients", "clipping", "schedule", "modes", "loss-input"):
+        assert f"'{check}': 'pass'" in done.stdout, said
+    assert "advice" not in done.stdout, said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [("optimizer.zero_grad()", "pass", "zero_grad() is missing"), ("model.eval()", "pass", "model.eval() is missing")],
+    ids=["zero-grad", "eval"],
+)
+def test_watch_tells_a_fault_in_cells_that_are_executed(old: str, new: str, words: str, tmp_path: Path):
+    done = cells(CELLS.replace(old, new), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"likely cause: {words}" in done.stdout, done.stdout + done.stderr
+
+
+def loop(model: nn.Module, optimizer: torch.optim.Optimizer, *, workers: int = 0, fails: bool = False) -> None:
+    x = torch.randn(128, 8)
+    for i, (a, b) in enumerate(DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), 16, num_workers=workers)):
+        optimizer.zero_grad()
+        cross_entropy(model(a), b).backward()
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if fails and i == 5:
+            raise ValueError("the loop's own")
+
+
+def test_watch_keeps_the_loops_exception_and_says_when_nothing_trains():
+    said: list[str] = []
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ValueError, match="the loop's own"), trainworthy.watch(say=said.append) as seen:
+        loop(model, optimizer, fails=True)
+    assert seen.steps == 6
+    assert seen.verdicts
+    assert not any("watch: no optimiser" in text for text in said)
+    with trainworthy.watch(say=said.append):
+        pass
+    assert "no optimiser made a step" in said[-1]
+
+
+def test_watch_inside_watch_is_refused_and_leaves_the_first_one_working():
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with trainworthy.watch() as seen:
+        with pytest.raises(UserError, match="observed already"), trainworthy.watch():
+            pass
+        loop(model, optimizer)
+    assert seen.steps == 8
+    assert globals()["cross_entropy"] is F.cross_entropy
+
+
+def test_watch_lets_the_workers_of_a_dropped_iterator_end():
+    """A loop that leaves its loader with `break` drops the iterator; the observer must not keep its workers alive."""
+    import multiprocessing
+
+    before = set(multiprocessing.active_children())
+    with trainworthy.watch(say=lambda _: None) as seen:
+        for _ in range(3):
+            for _batch in DataLoader(TensorDataset(torch.randn(64, 4)), 4, num_workers=1):
+                break
+        assert len(seen.passes) == 3
+        assert not set(multiprocessing.active_children()) - before
+
+
+DEAF = """
+import signal
+import torch
+from torch.utils.data import DataLoader
+
+def deaf(_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+batches = iter(DataLoader(torch.randn(64, 4), 4, num_workers=2, worker_init_fn=deaf))
+for i in range(6):
+    optimizer.zero_grad()
+    model(next(batches)).mean().backward()
+    optimizer.step()
+raise ValueError("mine")
+"""
+
+
+def test_watch_of_a_script_ends_with_it_although_workers_ignore_sigterm(launch, tmp_path: Path):
+    """It raises while the iterator is held: Python alone would wait for the workers for ever."""
+    (tmp_path / "train.py").write_text(DEAF)
+    done = launch("watch", "train.py", timeout=60)
+    assert done.returncode == 1, done.shown
+    assert "ValueError: mine" in done.stderr
