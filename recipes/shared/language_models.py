@@ -161,20 +161,21 @@ class Base:
 
 
 def base(path: str) -> Base:
-    """What `path` (a folder or a hub id) is called. A folder in a cache is its hub id, an export of ours is what it was made from."""
+    """What `path` (a folder or a hub id) is called: a folder in a cache by its hub id, an export of ours by its run (its weights are no
+    longer those of its own base)."""
     folder = Path(path)
     if folder.name.startswith(f"{smollm.BUILT}-"):
         return Base(smollm.CALLED, True, "apache-2.0")
     cached = re.search(r"models--([\w.-]+?)--([\w.-]+)/snapshots/", f"{path}/")
-    card = _header(folder if folder.is_dir() else _cached(path))
+    called = f"{cached[1]}/{cached[2]}" if cached else path
+    card = _header(folder if folder.is_dir() else _cached(called))
     license = card.get("license") if isinstance(card.get("license"), str) else ""
     if cached or not folder.is_dir():
-        return Base(f"{cached[1]}/{cached[2]}" if cached else path, True, license)
-    if "trainworthy" in (card.get("tags") or ()) and isinstance(card.get("base_model"), str):
-        return Base(card["base_model"], "/" in card["base_model"], license)
+        return Base(called, True, license)
     folder = folder.resolve()
-    if folder.name in ("export", "merged"):  # of a run: llm-pretrain/20260101-120000-ab12/export
-        return Base("-".join(p for p in folder.parts[-4:] if p not in ("runs", "export", "merged")), False, license)
+    outer = folder.parent if folder.name == "merged" else folder
+    if outer.name == "export":  # runs/llm-sft/20260101-120000-ab12/export: llm-sft-20260101-120000-ab12
+        return Base("-".join(outer.parts[-3:-1]), False, license)
     return Base(folder.name, False, license)
 
 
@@ -268,13 +269,16 @@ def model_card(
     facts = [f"Base model: {known.name}" + ("." if known.known else ", a local folder: its name on the hub is not known here."),
              f"Licence of the base model: {known.license or 'not stated in its files; see its own model card'}.",
              "Weights: LoRA adapters; load them on the base model." if lora_rank else "Weights: the whole model."]  # fmt: skip
-    source = ", ".join(
-        Path(one.strip().partition("*")[0]).name if "/" in one else one.strip() for one in data.split(",")
-    )
+    if known.name == smollm.CALLED and Path(path).is_dir():
+        facts.append(
+            "Training saw the base model's weights rounded to four bits (a GGUF file of type Q4_1), not the hub's own."
+        )
+    sets = (one.strip().partition("*")[0] for one in data.split(","))
+    source = ", ".join(one.removeprefix("hub:") if one.startswith("hub:") else Path(one).name for one in sets)
     return {
         **({"license": known.license} if known.license else {}), "base_model": known.name, **({"datasets": hub} if hub else {}),
         "library_name": "peft" if lora_rank else "transformers", "pipeline_tag": "text-generation",
-        "usage": usage, "facts": facts, "data": ", ".join(hub) or source,
+        "usage": usage, "facts": facts, "data": source,
     }  # fmt: skip
 
 

@@ -136,13 +136,25 @@ def test_a_base_is_called_as_others_know_it(path: str, name: str, known: bool):
     assert (found.name, found.known) == (name, known)
 
 
-def test_a_base_folder_s_licence_and_an_export_s_own_base(tmp_path: Path):
-    folder = tmp_path / "Qwen3-0.6B"
-    folder.mkdir()
-    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Qwen3\n")
+def test_a_base_folder_has_its_licence_and_an_export_is_named_after_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder, merged = tmp_path / "Qwen3-0.6B", tmp_path / "runs" / "llm-sft" / "2026-ab" / "export" / "merged"
+    card = "---\nlicense: apache-2.0\nbase_model: Qwen/Qwen3-0.6B-Base\n---\n# Qwen3\n"
+    for each in (folder, merged):
+        each.mkdir(parents=True)
+        (each / "README.md").write_text(card)
     assert language_models.base(str(folder)) == language_models.Base("Qwen3-0.6B", False, "apache-2.0")
-    (folder / "README.md").write_text("---\nlicense: mit\nbase_model: Qwen/Qwen3-0.6B\ntags: [trainworthy]\n---\n")
-    assert language_models.base(str(folder)) == language_models.Base("Qwen/Qwen3-0.6B", True, "mit")
+    for each in (merged, merged.parent):  # adapters on an export belong on that export, not on what it was made from
+        assert language_models.base(str(each)).name == "llm-sft-2026-ab"
+    (folder / "adapter_config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    for path, name in (
+        (merged, "runs/llm-sft/2026-ab/export/merged"),
+        ("/x/hub/models--Qwen--Qwen3-0.6B/snapshots/abc", "Qwen/Qwen3-0.6B"),
+    ):
+        language_models.name_base(folder, str(path))
+        assert read(folder / "adapter_config.json")["base_model_name_or_path"] == name
 
 
 # ----------------------------------------------------------------------------------------------------------------- metrics
