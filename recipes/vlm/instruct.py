@@ -212,7 +212,8 @@ def align(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> cor
     model, start, fresh = make_model(cfg), {}, ()
     if not cfg.model:
         own = {"encoder": vision.weights(cfg.encoder), "language": language.weights(cfg.language, model.language)}
-        start, fresh = {f"{t}.{k}": v for t, found in own.items() for k, v in found.items()}, ("projector.",)
+        start = {f"{t}.{k}": v for t, found in own.items() for k, v in found.items()}
+        fresh = ("projector.", *(f"{t}." for t, found in own.items() if not found))  # others' files are not read twice
     return make_stage(cfg, run, "align", model, {"projector": cfg.optim.lr}, start, fresh)
 
 
