@@ -46,7 +46,7 @@ def assert_supported(recipe: str, stages: Sequence[Stage], cfg: config.Config, *
             )
             raise UserError(f"{recipe} cannot be sharded", got=f"--shard {cfg.run.shard}",
                             needed="a recipe of one stage with a loop and a plain module of its own: llm/pretrain, vision/classify, "
-                            "diffusion/pixel, or a fork of one", cause=why, next=whole)  # fmt: skip
+                            "or a fork of one", cause=why, next=whole)  # fmt: skip
     for wrong, flag, needed in (
         (cfg.optim.name not in OPTIMIZERS, f"--optim.name {cfg.optim.name}", " or ".join(OPTIMIZERS)),
         (precision == "fp16", "--train.precision fp16", "bf16 or fp32: each process would skip other overflowed steps"),
@@ -258,6 +258,16 @@ def _write(folder: Path, parts: dict[str, Tensor]) -> str:
 def is_in(folder: Path) -> bool:
     """Return whether the checkpoint in `folder` was written by sharded processes."""
     return (folder / METADATA).is_file()
+
+
+def assert_same_number(folder: Path, run: "Run") -> None:
+    """Raise UserError if a sharded run would go on with another number of processes than its checkpoint is from."""
+    before = checkpoint.Checkpoints(folder.parent).info(folder).get("processes", 1) if is_in(folder) else 1
+    now = run.world if run.shard != NONE else 1
+    if (is_in(folder) or run.shard != NONE) and before != now:
+        raise UserError("a sharded run goes on with as many processes as it was saved with", got=f"-n {now}",
+                        needed=f"-n {before}", cause="shards for another number of processes are written but not verified",
+                        next=f"trainworthy resume {run.home} -n {before}")  # fmt: skip
 
 
 def load(folder: Path, stage: Stage) -> tuple[dict[str, Tensor], dict[str, Any]]:
