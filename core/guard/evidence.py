@@ -192,6 +192,11 @@ class Evidence:
         self.mixing.add(target, given, self.batches)
 
     @harmless
+    def term(self, logits: Tensor, target: Tensor, out: Any, given: Tensor) -> None:
+        """Note a loss with class targets, that may be one of two on a mixed input."""
+        self.mixing.term(logits, target, out, given, self.batches)
+
+    @harmless
     def log_prob(self, out: Tensor, root: tuple | None) -> None:
         """Note the log-probability of a policy's actions."""
         self.credit.log_prob(out, root)

@@ -227,8 +227,14 @@ def gradients(seen: Observer) -> dict:
             wrong.append(f"at {g.stale} of {looked} steps the gradients hold those of the step before")
             causes.append("zero_grad() is missing, or is not called between step() and the next backward()")
         if g.empty >= max(2, 0.5 * looked) and not g.closure:
-            wrong.append(f"at {g.empty} of {looked} steps there was no gradient")
-            causes.append("zero_grad() is called between backward() and step(), or step() before backward()")
+            flat = g.flat >= min(CLOSE, looked)
+            wrong.append(
+                f"at {g.empty} of {looked} steps {'every gradient was exactly zero' if flat else 'there was no gradient'}"
+            )
+            causes.append(
+                ("factors of one product that all start at zero, or a mask that is shut; or " if flat else "")
+                + "zero_grad() is called between backward() and step(), or step() before backward()"
+            )
         if g.silent == min(g.steps, CLOSE) >= 4 and not g.received & moved_ids(seen, g):
             wrong.append(f"the loss is exactly 0 and has no gradient at the first {g.silent} steps: nothing is learnt")
             causes.append("all labels are ignored, all rewards are equal, or a mask removes every term")

@@ -1,9 +1,12 @@
 """Compares the weights of mixed targets (mixup, CutMix) with those of the mixed inputs."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from trainworthy.core.guard.records import on_gradient
 
 CALLS, ENOUGH, CLOSE_TO = 200, 12, 1e-3
 
@@ -13,6 +16,8 @@ class Mixing:
 
     def __init__(self) -> None:
         self.calls = self.right = self.exchanged = self.foreign = 0
+        self.last: Term | None = None
+        self.terms = 0
 
     def add(self, goal: Tensor, given: Tensor, batches: Any) -> None:
         """`goal`: soft targets (N, C); `given`: the model's input; `batches`: the tensors of the loader's last batches."""
@@ -24,6 +29,48 @@ class Mixing:
             if found:
                 setattr(self, found, getattr(self, found) + 1)
                 return
+
+    def term(self, logits: Tensor, target: Tensor, out: Any, given: Tensor, batches: Any) -> None:
+        """Note a loss with class targets: two of them on one output, weighed by lam and 1 - lam, are a mixed target."""
+        before, self.last = self.last, None
+        self.terms += 1
+        if (
+            self.terms > 2 * CALLS
+            or not isinstance(out, Tensor)
+            or out.dim()
+            or not out.requires_grad
+            or logits.dim() != 2
+        ):
+            return
+        one = self.last = Term(logits.data_ptr(), target.detach())
+        other = before if before is not None and before.place == one.place else None
+
+        def weighed(grad: Tensor, one: Term = one) -> None:
+            one.weight = float(grad)
+            first = one.partner
+            if first is not None and first.weight is not None and one.weight + first.weight > 0:
+                self.add(soft([first, one], logits.shape[1]), given, batches)
+
+        one.partner = other
+        if other is not None:
+            other.partner = one
+        on_gradient(out, weighed)
+
+
+@dataclass
+class Term:
+    """One cross-entropy: where its logits are, its targets, its weight in the loss."""
+
+    place: int
+    target: Tensor
+    weight: float | None = None
+    partner: "Term | None" = None
+
+
+def soft(terms: list[Term], classes: int) -> Tensor:
+    """Return the soft targets that several weighed class targets amount to."""
+    total = sum(t.weight or 0.0 for t in terms)
+    return sum(F.one_hot(t.target, classes).float() * ((t.weight or 0.0) / total) for t in terms)
 
 
 def compare(goal: Tensor, given: Tensor, leaves: list[Tensor]) -> str:

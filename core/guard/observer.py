@@ -273,18 +273,21 @@ class Observer(Updates):
                 row = {"step": self.steps, **describe(name, input.detach(), target.detach(), kwargs, self.last_root)}
                 rows.append(row)
                 if train and self.last_root is not None:
-                    self._note(row, input, target)
+                    self._note(row, input, target, out)
         finally:
             self.busy = False
 
-    def _note(self, row: dict, input: Tensor, target: Tensor) -> None:
+    def _note(self, row: dict, input: Tensor, target: Tensor, out: Any) -> None:
         """Keep what the checks of objectives and of causality need of a class loss in training."""
+        given = next((x for x in self.last_root[1] if isinstance(x, Tensor)), None)
+        fits = given is not None and target.dim() > 0 and len(given) == len(target)
         if row.get("soft"):
-            given = next((x for x in self.last_root[1] if isinstance(x, Tensor)), None)
-            if given is not None and len(given) == len(target):
+            if fits:
                 self.evidence.mixed(target, given)
         elif row.get("nll") is not None:
             self.evidence.similar(input)
+            if fits and target.dim() == 1 and row["classes"] <= 1000:
+                self.evidence.term(input, target, out, given)
             self.evidence.scored(row["nll"], target, self.steps)
             row["home"], row["rows"] = target.data_ptr(), len(target) if target.dim() else 1
             if 1 in (row.get("shift") or ()):

@@ -46,11 +46,10 @@ class Penalties:
 def penalty(one: Penalties) -> tuple[str, str] | None:
     """Find a penalty (|G| - 1)^2 whose norm is that of the whole batch: its derivative is a (1 - 1 / |G|) G, with the same
     factor for every sample and another one at every step."""
-    if len(one.rows) < 6 or any(spread > 1e-3 * abs(mean) for mean, spread, _ in one.rows):
+    rows = [r for r in one.rows if abs(1 - 1 / r[2]) > 0.05]  # nearer to 1 there is nothing to measure
+    if len(rows) < 6 or any(spread > 1e-3 * abs(mean) for mean, spread, _ in rows):
         return None
-    mean, inverse = (
-        torch.tensor(x, dtype=torch.float64) for x in ([r[0] for r in one.rows], [1 / r[2] for r in one.rows])
-    )
+    mean, inverse = (torch.tensor(x, dtype=torch.float64) for x in ([r[0] for r in rows], [1 / r[2] for r in rows]))
     ratio = mean / (1 - inverse)
     if float(inverse.std()) > 1e-3 and float(mean.std()) > 1e-3 * float(mean.abs().mean()) and float(
         (ratio - ratio.median()).abs().max()

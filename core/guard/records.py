@@ -77,6 +77,8 @@ class Group:
     probe: list[Tensor] = field(default_factory=list)
     stale: int = 0
     empty: int = 0
+    flat: int = 0
+    """Of these: steps whose parameters had gradients, all of them exactly zero."""
     twice: int = 0
     zero: set[int] = field(default_factory=set)
     """Parameters whose gradient was exactly zero at every one of the first steps."""

@@ -148,6 +148,7 @@ class Updates:
             else:
                 group.zero = set()
             group.empty += not live and self._lossy()
+            group.flat += not live and bool(ready) and self._lossy()
             group.silent += not live and not self._lossy()
             group.nonfinite += any(not bool(torch.isfinite(values(p)).all()) for p in live)
             sizes = [float(values(p).abs().max()) for p in live[:40]]

@@ -8,7 +8,8 @@ import pytest
 import torch
 from trainworthy.core.guard import credit, latent, objectives
 from trainworthy.core.guard.evidence import Evidence
-from trainworthy.core.guard.mixing import compare
+from trainworthy.core.guard.mixing import Mixing, compare
+from trainworthy.core.guard.penalties import Penalties, penalty
 from trainworthy.core.guard.regression import Regression
 
 S = torch.linspace(0.02, 0.98, 64)[torch.randperm(64, generator=torch.Generator().manual_seed(0))]
@@ -71,6 +72,24 @@ def test_mixed_targets(kind: str):
     goal = share * soft + (1 - share) * soft[order.roll(1) if kind == "foreign" else order]
     assert compare(goal, mixed, [x, y]) == kind
     assert compare(goal, mixed, [x.roll(1, 0) + 1, y]) == ""
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_mixed_losses(exchanged: bool):
+    """lam * cross_entropy(out, a) + (1 - lam) * cross_entropy(out, b), as mixup's authors write it."""
+    torch.manual_seed(0)
+    one, cross_entropy = Mixing(), torch.nn.functional.cross_entropy
+    for _ in range(3):
+        x, y, order, lam = torch.rand(16, 4), torch.arange(16) % 5, torch.randperm(16), 0.2
+        mixed = lam * x + (1 - lam) * x[order]
+        out = torch.randn(16, 5, requires_grad=True)
+        terms = []
+        for target in (y, y[order]):
+            terms.append(cross_entropy(out, target))
+            one.term(out, target, terms[-1], mixed, [[x, y]])
+        share = 1 - lam if exchanged else lam
+        (share * terms[0] + (1 - share) * terms[1]).backward()
+    assert (one.right, one.exchanged, one.foreign) == ((0, 3, 0) if exchanged else (3, 0, 0))
 
 
 @pytest.mark.parametrize(("form", "found"), [
@@ -137,3 +156,46 @@ def test_signs_of_gradients():
     assert objectives.sign([-0.9] * 6) == -1
     assert objectives.sign([1.0, -1.0] * 3) == objectives.sign([0.1] * 6) == objectives.sign([1.0] * 3) == 0
     assert math.isclose(credit.correlation([1.0, 2.0], [1.0, 1.0]), 0.0)
+
+
+def read(rows: torch.Tensor) -> tuple[str, str] | None:
+    """The verdict on a text in batches of eight rows with twelve tokens each."""
+    seen = SimpleNamespace(evidence=Evidence())
+    for i in range(0, rows.shape[1] - 12, 12):
+        seen.evidence.read(rows[:, i : i + 12], rows[:, i + 1 : i + 13].flatten())
+    return objectives.text_along_batch(seen)
+
+
+def test_direction_of_a_text():
+    draw = torch.Generator().manual_seed(0)
+    words, text = torch.randint(0, 400, (400, 3), generator=draw), [0]
+    for choice in torch.randint(0, 3, (4000,), generator=draw).tolist():
+        text.append(int(words[text[-1], choice]))
+    ids = torch.tensor(text[:4000])
+    assert read(ids.view(8, -1)) is None
+    assert "view(bsz, -1)" in read(ids.view(-1, 8).t().contiguous())[1]
+    keys = torch.stack([torch.arange(250).repeat(8), torch.randint(0, 10**6, (2000,), generator=draw)], 1)
+    assert read(keys.flatten().view(8, -1)) is None, "rows of one form, with keys and values"
+    assert read(torch.randint(0, 50, (8, 500), generator=draw)) is None
+
+
+@pytest.mark.parametrize("form", [lambda g: ((g.norm(2, dim=1) - 1) ** 2).mean(), lambda g: g.pow(2).sum(1).mean()])
+def test_penalties_of_each_sample_are_healthy(form):
+    torch.manual_seed(0)
+    one, critic = Penalties(), torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    for _ in range(10):
+        x = torch.randn(32, 6, requires_grad=True)
+        found = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+        one.gradient(found)
+        (10 * form(found[0]) + critic(x).mean()).backward()
+    assert len(one.rows) == 10
+    assert penalty(one) is None
+
+
+def test_penalty_of_the_whole_batch():
+    """The derivative of 10 (|G| - 1)^2 is 20 (1 - 1 / |G|) G; of 10 |G|^2 it is 20 G."""
+    one = Penalties()
+    one.rows = [(20 * (1 - 1 / norm), 0.0, norm) for norm in (2.0, 2.1, 1.9, 1.8, 1.7, 2.3, 1.0001)]
+    assert "norm() without dim" in penalty(one)[1]
+    one.rows = [(20.0, 0.0, norm) for norm in (2.0, 2.1, 1.9, 1.8, 1.7, 2.3)]
+    assert penalty(one) is None
