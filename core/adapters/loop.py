@@ -268,9 +268,10 @@ class Watcher(Observer):
         own = not self.groups or any(g.closure for g in self.groups.values())
         if own and self.loop is not None and (self.backwards < 64 or not self.groups):
             live = [(name, p) for name, p in parameters(self.loop).items() if p.grad is not None and alive(p)]
-            self.marks = [spots(p) for _, p in live[:3] if not p.grad.is_sparse]
-            for name, p in live[:100]:
-                if name not in self.first and not p.grad.is_sparse:
+            dense = [(name, p) for name, p in live if p.grad is not None and not p.grad.is_sparse]
+            self.marks = [spots(p) for _, p in dense[:3]]
+            for name, p in dense[:100]:
+                if name not in self.first:
                     self.first[name] = spots(p)
         super().backward()
 
@@ -376,7 +377,8 @@ class _LoopGuard(Guard):
         values = {"--only": ",".join(only), "--waive": ",".join(waive), "--because": "", "--nproc": "1",
                   "--steps": str(first.steps), "--seconds": str(first.seconds)}  # fmt: skip
         super().__init__(Target(Path(place), []), values, True, console, Path(), folder or Path())
-        self.factory, self.first, self.expect, self.reasons = factory, first, first.expect, waive
+        self.factory, self.expect, self.reasons = factory, first.expect, waive
+        self.first: Loop | None = first
         self.seed, self.written, self.higher = seed, folder is not None, first.higher_is_better
 
     def run(self) -> list[Verdict]:
@@ -485,7 +487,7 @@ class _LoopGuard(Guard):
             facts["nll"] = seen.losses
         if watch and own.target is not None:
             facts["target"] = _leaf(own.target, seen)
-        facts["nll"] = [x - float(expect.loss_floor) for x in facts["nll"]]
+        facts["nll"] = [x - float(expect.loss_floor) for x in facts["nll"]]  # type: ignore[arg-type]  # a Loop takes a number
         return {**record, **found}
 
     def _declare(self, seen: Watcher, loop: Loop, record: dict) -> None:
@@ -519,7 +521,7 @@ class _LoopGuard(Guard):
             others = self._rehearse(self._plan("others", most=most, target=facts["target"], evaluate=False))
         found = interventions.judge(watch.record, eight.record, others.record)
         if goal is not None:
-            found[-1] = self._goal(eight.record, float(goal))
+            found[-1] = self._goal(eight.record, float(goal))  # type: ignore[arg-type]  # a Loop takes a number
         for one in found:
             self._verdict(one, interventions.NEEDED, (time.monotonic() - began) / len(found))
 
