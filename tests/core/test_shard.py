@@ -10,7 +10,7 @@ from tests.helpers.commands import run_folder, trainworthy
 from tests.vision.planted_classify import LOOP, UPDATE
 
 QUICK = ("--gates.no-enabled", "--run.no-tensorboard", "--run.log-every", "1", "--optim.lr", "3e-4")
-"""At its own rate of 3e-3, vision/classify doubles a rounding difference every two or three steps, sharded or not."""
+"""At its own rate of 3e-3, rounding differences of vision/classify reach percents in 50 steps."""
 SHOW = """        if step.index == run.started:
             mine = [getattr(p, "_local_tensor", p).numel() for p in stage.model.parameters()]
             kinds = {type(p).__name__ for p in stage.model.parameters()}
@@ -33,12 +33,13 @@ def rows(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "step_metrics.jsonl").read_text().splitlines()]
 
 
-def assert_equal_to_rounding(folder: Path, other: Path, *, within: float = 2e-3) -> None:
-    """Loss, gradient norm and rate of each step, and the last evaluation."""
+def assert_equal_to_rounding(folder: Path, other: Path, *, loss: float = 1e-4, norm: float = 2e-2) -> None:
+    """Loss, gradient norm and rate of each step, and the last evaluation. With another number of processes sums are taken in another
+    order. Over 50 steps of vision/classify that was 2e-5 of the loss and 4e-3 of the norm, with whole copies as with shards."""
     ours, theirs = rows(folder), rows(other)
     assert [r["step"] for r in ours] == [r["step"] for r in theirs]
     for a, b in zip(ours, theirs, strict=True):
-        for key in ("step/loss", "step/grad_norm", "step/lr"):
+        for key, within in (("step/loss", loss), ("step/grad_norm", norm), ("step/lr", 1e-6)):
             assert a[key] == pytest.approx(b[key], rel=within, abs=1e-6), (a["step"], key)
     assert ours[0]["step/loss"] == pytest.approx(theirs[0]["step/loss"], rel=1e-6)
     one, two = (json.loads((f / "summary.json").read_text())["metrics"] for f in (folder, other))
@@ -62,13 +63,16 @@ def assert_equal_to_rounding(folder: Path, other: Path, *, within: float = 2e-3)
     ],
 )
 def test_sharded_processes_train_what_one_trains(recipe: str, shard: str, processes: int, fork, tmp_path: Path):
-    """Fifty steps with accumulation and clipping, the evaluation, and an export that a process without shards reads."""
-    fork((UPDATE, SHOW + UPDATE), recipe=recipe)
+    """Fifty steps with accumulation and clipping, the evaluation, and an export that a process without shards reads. As many
+    processes with whole copies do the same arithmetic."""
+    update = UPDATE if recipe != "llm/pretrain" else UPDATE.replace("run.update", "means = run.update")
+    fork((update, SHOW + update), recipe=recipe)
     how = ("run", "mine.py", *SMALL[recipe], "--max-steps", 50, "--train.accumulate", 2, *QUICK)
     alone = trainworthy(*how, "--run.out", "one", cwd=tmp_path)
+    copies = trainworthy(*how, "-n", processes, "--run.out", "copies", cwd=tmp_path)
     done = trainworthy(*how, "-n", processes, "--shard", shard, "--run.out", "cut", cwd=tmp_path)
-    assert alone.returncode == done.returncode == 0, alone.stderr + done.stdout + done.stderr
-    one, cut = (run_folder(tmp_path, f"{name}/*/2*") for name in ("one", "cut"))
+    assert alone.returncode == copies.returncode == done.returncode == 0, alone.stderr + done.stdout + done.stderr
+    one, ddp, cut = (run_folder(tmp_path, f"{name}/*/2*") for name in ("one", "copies", "cut"))
     assert f"shard {shard}" in done.stdout
     shown = [line.split(": ", 1)[1] for line in done.stdout.splitlines() if line.startswith("rank ")]
     kinds, counts = zip(*(line.rsplit(", ", 1) for line in shown), strict=True)
@@ -79,6 +83,7 @@ def test_sharded_processes_train_what_one_trains(recipe: str, shard: str, proces
     assert max(map(int, counts)) < 1.5 * total / processes
     assert len(rows(cut)) == 50
     assert_equal_to_rounding(cut, one)
+    assert_equal_to_rounding(cut, ddp, loss=1e-6, norm=1e-5)
     files = [sorted((f / "export").rglob("*.safetensors"), key=lambda p: p.stat().st_size)[-1] for f in (one, cut)]
     whole, gathered = map(load_file, files)
     assert {k: v.shape for k, v in whole.items()} == {k: v.shape for k, v in gathered.items()}
