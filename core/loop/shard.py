@@ -260,16 +260,6 @@ def is_in(folder: Path) -> bool:
     return (folder / METADATA).is_file()
 
 
-def assert_same_number(folder: Path, run: "Run") -> None:
-    """Raise UserError if a sharded run would go on with another number of processes than its checkpoint is from."""
-    before = checkpoint.Checkpoints(folder.parent).info(folder).get("processes", 1) if is_in(folder) else 1
-    now = run.world if run.shard != NONE else 1
-    if (is_in(folder) or run.shard != NONE) and before != now:
-        raise UserError("a sharded run goes on with as many processes as it was saved with", got=f"-n {now}",
-                        needed=f"-n {before}", cause="shards for another number of processes are written but not verified",
-                        next=f"trainworthy resume {run.home} -n {before}")  # fmt: skip
-
-
 def load(folder: Path, stage: Stage) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return (model state dict, state) of a sharded checkpoint, cut as the stage is now: into another number of shards,
     or whole. Every rank calls this and reads what it needs."""

@@ -151,10 +151,13 @@ def test_a_planted_bug_is_stopped_in_a_sharded_run(fork, launch):
 @pytest.mark.parametrize(
     "processes",
     [
-        (2, 2, 2),
+        (2, 1, 2),
+        pytest.param((2, 2, 2), marks=pytest.mark.verify),
+        pytest.param((1, 2, 4), marks=pytest.mark.verify),
+        pytest.param((4, 2, 1), marks=pytest.mark.verify),
     ],
 )
-def test_a_sharded_run_goes_on_with_as_many_processes(processes: tuple[int, ...], fork, tmp_path: Path):
+def test_a_sharded_run_goes_on_with_any_number_of_processes(processes: tuple[int, ...], fork, tmp_path: Path):
     """Stopped by a signal after 12 and after 24 of 36 steps. With the same number of processes: bitwise."""
     fork((LOOP, LOOP + STOP))
     how = ("run", "mine.py", "--ema", "0.9", "--max-steps", 36, "--train.batch-size", 32, "--shard", "full", *QUICK)
@@ -170,9 +173,6 @@ def test_a_sharded_run_goes_on_with_as_many_processes(processes: tuple[int, ...]
         assert {".metadata", "info.json", "state.pt", *(f"__{r}_0.distcp" for r in range(processes[0]))} == named.keys()
         parts = [named[f"__{r}_0.distcp"]["bytes"] for r in range(processes[0])]
         assert max(parts) < 1.5 * min(parts)
-    refused = trainworthy("resume", folder, "-n", 1, cwd=tmp_path)
-    assert refused.returncode == 2, refused.stdout
-    assert "needed:       -n 2" in refused.stderr
     for n, code in zip(processes[1:], (5, 0), strict=True):
         done = trainworthy("resume", folder, "-n", n, cwd=tmp_path)
         assert done.returncode == code, done.stdout + done.stderr
