@@ -291,12 +291,9 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
 
 def speaker(cfg: Config, export: Path) -> speaking.Speaker:
-    """The export, for `trainworthy predict` and `trainworthy chat`: it goes on with a text as with the beginning of a document."""
-
-    def put(tokenizer, text: str) -> list[int]:
-        return [tokenizer.bos_token_id, *tokenizer(text, add_special_tokens=False)["input_ids"]]
-
-    return speaking.going_on(cfg, export, put)
+    """Return the export for `trainworthy predict` and `chat`: it continues a text as the beginning of a document."""
+    ids = lambda tokenizer, text: [tokenizer.bos_token_id, *tokenizer(text, add_special_tokens=False)["input_ids"]]  # noqa: E731
+    return speaking.going_on(cfg, export, ids)
 
 
 STAGES = [pretrain]

@@ -65,11 +65,9 @@ class Config(loading.LoRA, core.Config):
     shuffle_rewards: bool = False
     """Control experiment: each answer gets another answer's reward, so no reward can teach anything. The gates refuse it."""
     stop_hacked: bool = True
-    """Stop a run whose reward rises while held-out answers get worse, whose groups no longer differ, or whose answers grow, get
-    certain or leave the reference without being right more often."""
+    """Stop a run whose reward rises while held-out answers get worse, or whose groups, lengths, entropy or KL show a collapse."""
     rehearsed: int = 2
-    """Questions per iteration in a gate's rehearsal. Use more if few answers are right: a group with equal rewards gives no
-    gradient."""
+    """Questions per iteration in a gate's rehearsal; more if few answers are right, since equal rewards give no gradient."""
     merge_adapters: bool = False
     """Also export the full model with merged adapters."""
 
@@ -87,8 +85,7 @@ def tiny() -> Config:
 
 
 def full() -> Config:
-    """Grade-school mathematics (GSM8K, 7,473 questions, MIT, from the hub), or any questions with one right answer: --data.path
-    FILE. `examples/questions.jsonl` is a small file of that kind."""
+    """GSM8K from the hub (7,473 questions, MIT), or --data.path FILE; `examples/questions.jsonl` is a small one of that kind."""
     return Config(
         data=problems.Source(
             path="hub:openai/gsm8k:main", columns="prompt=question", style="chat", shots=0, max_prompt=512, held_out=500
@@ -303,11 +300,10 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
 
 def speaker(cfg: Config, export: Path) -> speaking.Speaker:
-    """The export, for `trainworthy predict` and `trainworthy chat`: a question is put as in the run, with its solved ones."""
+    """Return the export for `trainworthy predict` and `chat`: a question is put as in the run, after its solved ones."""
     if cfg.data.style == "chat" and not cfg.data.shots:
         return speaking.chatting(cfg, export, cfg.data.system)
-    tokenizer = loading.tokenizer(str(export)) if cfg.data.style == "chat" else loading.plain(str(export))
-    asker = problems.Asker(tokenizer, cfg.data, problems.read(cfg.data)[0] if cfg.data.shots else [])
+    asker = problems.asker_of(export, cfg.data)
     return speaking.going_on(cfg, export, lambda _, text: asker.ids(text), ends=lambda _: asker.ends)
 
 

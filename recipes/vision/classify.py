@@ -82,9 +82,7 @@ def read(cfg: Config) -> pictures.Labelled:
         return pictures.load(cfg.data)
     images, labels = digits.load()
     learn, held_out = digits.split(labels)
-    more, theirs = further_digits.load()
-    test = torch.arange(len(labels), len(labels) + len(theirs))
-    images, labels = torch.cat([images, more]), torch.cat([labels, theirs])
+    images, labels, test = further_digits.appended(images, labels)
     return pictures.Labelled(images, labels, digits.CLASSES, learn, held_out, test=test)
 
 

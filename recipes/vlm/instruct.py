@@ -13,7 +13,6 @@ model with a chat template is trained and asked in its own turns, a base model i
 
 import copy
 import json
-import math
 from dataclasses import astuple, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,16 +22,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from trainworthy.core.base.config import Optim, Phase, RunSettings, Train
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.gates.gate import fetch
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
-from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.llm.gates.loss import ended
 from trainworthy.recipes.llm.models.loading import ends_with
 from trainworthy.recipes.shared.language_models import Attention, LoRA, attend
-from trainworthy.recipes.vlm.data import conversations, folders, questions, rows, turns
+from trainworthy.recipes.vlm.data import conversations, folders, rows, turns
 from trainworthy.recipes.vlm.data.questions import Questions
 from trainworthy.recipes.vlm.data.scenes import Scenes
+from trainworthy.recipes.vlm.evaluation import answers
 from trainworthy.recipes.vlm.gates import instruct as gates
 from trainworthy.recipes.vlm.models import hub, language, vision
 
@@ -109,10 +107,6 @@ def full() -> Config:
 
 
 # ----------------------------------------------------------------------------------------------------------------- data
-LONG = 5  # words
-MEMORISED = 0.9  # accuracy on long answers: one word in ten may differ when the loss has closed
-
-
 @cache
 def read(split: str, where: tuple, model: str, words: tuple[str, str, str], reads: tuple) -> Questions:
     """Images with questions as rows of tokens, tokenised once per process. `words`: the language model, its chat template and the end of its
@@ -128,19 +122,6 @@ def read(split: str, where: tuple, model: str, words: tuple[str, str, str], read
         return hub.Templated(alone, model, takes=reads, longest=longest)
     features, side = reads
     return Questions(source, language.tokenizer(*words), features=features, side=side, longest=longest)
-
-
-def chosen(cfg: Config, val: Questions) -> list[str]:
-    """Return the names of the metrics; the first selects the best checkpoint."""
-    if cfg.metric:
-        names = [name.strip() for name in cfg.metric.split(",")]
-        if others := ",".join(n for n in names if n != "accuracy"):
-            metrics.named(others)
-        return names
-    said = [
-        one.answer for i in val.representative(min(questions.SEEN, len(val))) for one in val.source.asked(val.kept[i])
-    ]
-    return ["f1"] if sum(len(metrics.words(text)) > LONG for text in said) > 0.1 * len(said) else ["accuracy"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- model
@@ -255,12 +236,8 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
             "language model": language.told(cfg.language)
             + ", in the turns of its chat template" * bool(train_data.chat),
         }
-    kinds, words = train_data.source.kinds, train_data.tokenizer
-    guess = questions.majority(train_data.source)
-    names = chosen(cfg, val_data)
-    generated = [n for n in names if n not in ("accuracy", "perplexity")]
-    own_length = 0 if names == ["accuracy"] else max(train_data.longest_answer(), val_data.longest_answer())
-    longest = cfg.max_new_tokens or own_length
+    words = train_data.tokenizer
+    scored = answers.Answers(run, train_data, val_data, metric=cfg.metric, longest=cfg.max_new_tokens)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         return {"answer": rows.nll(model(batch), batch["labels"])}
@@ -268,59 +245,11 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
     def counts(batch: dict) -> dict[str, float]:
         return {"answer": rows.scored(batch["labels"])}
 
-    def scores(model: nn.Module, data: core.Data, generated: list[str]) -> dict[str, float]:
-        found, nats, heard = [], [], [torch.zeros(0, 1 + len(generated), device=run.device)]
-        for batch in run.batches(data):
-            logits = model(batch)
-            found.append(questions.verdicts(logits, batch))
-            nats.append(questions.surprise(logits, batch["labels"]))
-            heard += [listen(model, batch, generated)] if generated else []
-        lost, tokens = run.gather(torch.cat(nats)).sum(0).tolist()
-        told = questions.score(run.gather(torch.cat(found)), kinds)
-        told |= {"nll": lost / tokens} | ({"perplexity": math.exp(lost / tokens)} if "perplexity" in names else {})
-        if generated:
-            means = run.gather(torch.cat(heard)).double().mean(0).tolist()
-            told |= dict(zip(("stops", *map(metrics.key, generated)), means, strict=True))
-        return told
-
-    def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        return scores(model, data, generated)
-
-    def listen(model: nn.Module, batch: dict, generated: list[str]) -> Tensor:
-        """Return (answer ended by itself, metrics) of generated answers, (answers, 1 + metrics)."""
-        asked, table = questions.prompts(batch), []
-        if asked is None:
-            return torch.zeros(0, 1 + len(generated), device=run.device)
-        heard = model.speak(asked.batch, longest, train_data.ends).tolist()
-        for said, due in zip(heard, asked.answers, strict=True):
-            end = next((i for i, token in enumerate(said) if token in train_data.ends), len(said))
-            texts = train_data.texts(said[:end]), train_data.texts(due)
-            table.append([float(end < len(said)), *(metrics.score(name)(*texts) for name in generated)])
-        return torch.tensor(table, device=run.device)
-
     def baselines() -> dict[str, dict[str, float]]:
         n = len(val_data)
         others = View(val_data, range(n), swap=[(i + n // 2) % n for i in range(n)])  # no sample keeps its own image
-        blind = {name: questions.blindly(val_data.source, guess, name) for name in ("accuracy", *generated)}
-        return {"commonest answer to each question": {metrics.key(k): v for k, v in blind.items()} | {"pairs": 0.0},
-                "this model, another's picture": evaluate(model, others)}  # fmt: skip
-
-    def preview(batch: dict) -> list[core.Tile]:
-        said = [words.decode(row[row >= 0].tolist(), skip_special_tokens=True) for row in batch["labels"]]
-        return [core.Tile(text, image) for text, image in zip(said, train_data.shown(batch), strict=True)]
-
-    def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
-        logits = model(batch)
-        said = logits[:, :-1].argmax(-1).masked_fill(batch["labels"][:, 1:] < 0, -1)
-        share = (rows.right(logits, batch) & (batch["kind"] >= 0)).sum(1) / (batch["kind"] >= 0).sum(1)
-        texts = [words.decode(row[row >= 0].tolist(), skip_special_tokens=True) for row in said]
-        return [core.Tile(text, score=s) for text, s in zip(texts, share.tolist(), strict=True)]
-
-    def figures(model: nn.Module, data: core.Data) -> dict:
-        batch = fetch(data, list(range(min(16, len(data)))), None, run.device)
-        tiles = zip(predict(model, batch), preview({k: v.cpu() for k, v in batch.items()}), strict=True)
-        return {"Pictures and their counterfactuals: what the model answers": [
-            core.Tile(said.caption, seen.image, score=said.score) for said, seen in tiles]}  # fmt: skip
+        return {"commonest answer to each question": scored.blind(),
+                "this model, another's picture": scored.evaluate(model, others)}  # fmt: skip
 
     def export(folder: Path) -> None:
         """Save language/ for from_pretrained and vision.pt2 (torch.export): images -> embeddings that come before the question. For a hub
@@ -335,57 +264,20 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         eyes = nn.Sequential(net.encoder, net.projector)
         save_file(net.projector.state_dict(), folder / "projector.safetensors")
         core.export_program(eyes, torch.zeros(2, 3, net.encoder.side, net.encoder.side), folder / "vision.pt2")
-        line = "embeddings of bos, those of the picture, those of '\\n' + question; then greedily up to eos"
-        if train_data.chat:  # {question} and the image's place in the text that the template renders
-            asked = turns.placed(rows.Asked(0, "{question}", "answer"))
-            line = turns.parts(train_data.chat, "", [asked])[0][0]
         config = {"encoder": cfg.encoder, "encoder_layer": cfg.encoder_layer, "language": cfg.language,
-                  "features": net.features, "side": net.encoder.side, "row": line,
+                  "features": net.features, "side": net.encoder.side, "row": turns.row_of(train_data.chat),
                   "image": "float32 (B, 3, side, side) in [0, 1]; normalised inside vision.pt2"}  # fmt: skip
         (folder / "config.json").write_text(json.dumps(config, indent=1))
-
-    def metric_of(which: str) -> core.Metric:
-        """Return a metric, and its score without looking at images."""
-        if which == "accuracy":
-            return core.Metric(which, "what does the picture show, asked in words?", ceiling=1.0,
-                               floor=questions.blindly(train_data.source, guess))  # fmt: skip
-        found = metrics.metric(which, "which words of the wanted answers are said?", len(words))
-        if which != "perplexity":
-            found.floor = questions.blindly(train_data.source, guess, which)
-        return found
-
-    def expected(gate_metric: core.Metric) -> core.Expect:
-        """Return what eight samples must reach in this stage."""
-        found = core.Expect(frozen=frozen, new_parameters=fresh, overfit_steps=200 if name == "align" else 110,
-                            no_gradient=() if own else ("encoder.",))  # fmt: skip
-        if gate_metric.name == "accuracy":
-            # A projector alone, in front of a frozen language model, gets 30 of 32 answers at two of five seeds.
-            found.overfit_metric = 0.9 if name == "align" else None
-        elif name == "align":
-            # It cannot make that model produce long texts word by word: half of the initial loss is enough, and `aligned` checks that the
-            # answers depend on the image.
-            found.loss_floor, found.overfit_metric = halfway, gate_metric.floor
-            found.solvable_without_input = (
-                "long answers of a language model that stays; `aligned` compares pictures by the loss"
-            )
-        else:
-            found.overfit_metric, found.overfit_longer = max(MEMORISED, (1 + gate_metric.floor) / 2), True
-        return found
 
     def halfway(batch: dict) -> float:
         """Return half of the untrained model's loss."""
         with evaluating(model), torch.no_grad(), run.autocast():
             return 0.5 * sum(loss(model, batch).values()).item() / counts(batch)["answer"]
 
-    # hub encoders have layers that nothing here uses (CLIP's last norm)
-    own = cfg.encoder == "cells" and not cfg.model
-    metric = metric_of(names[0])
-    # Gates ask whether the answer follows the image. Perplexity of long answers cannot show that: their words follow from one another.
-    probe = (
-        core.Probe(metric_of("f1"), lambda model, data: scores(model, data, ["f1"]))
-        if names[0] == "perplexity"
-        else None
-    )
+    # Hub encoders have layers that nothing here uses (CLIP's last norm).
+    unused = () if cfg.encoder == "cells" and not cfg.model else ("encoder.",)
+    metric, probe = scored.metric(scored.names[0], len(words)), scored.probe(len(words))
+    declared = {"frozen": frozen, "new_parameters": fresh, "no_gradient": unused}
     return core.Stage(
         name=name,
         model=model,
@@ -393,18 +285,18 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         data=data,
         loss=loss,
         counts=counts,
-        evaluate=evaluate,
+        evaluate=scored.evaluate,
         metric=metric,
         probe=probe,
-        expect=expected(probe.metric if probe else metric),
+        expect=answers.expected(name, probe.metric if probe else metric, halfway, **declared),
         baselines=baselines,
-        preview=preview,
-        predict=predict,
-        figures=figures,
+        preview=scored.preview,
+        predict=scored.predict,
+        figures=scored.figures,
         pretrained={k: v.clone() for k, v in start.items()} or None,
         export=export,
         gates=gates.gates(name, tuple(rates), first=name == "align" or not start),
-        monitors=[ended(longest)] if generated else [],
+        monitors=[ended(scored.longest)] if scored.generated else [],
     )  # fmt: skip
 
 

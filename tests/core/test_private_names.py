@@ -32,9 +32,13 @@ NAMES = {
         "torch.optim.optimizer._global_optimizer_post_hooks",
         "torch.optim.optimizer._global_optimizer_pre_hooks",
         "torch.utils._pytree.tree_flatten",
+        "torch.utils._pytree.tree_flatten_with_path",
         "torch.utils._pytree.tree_leaves",
         "torch.utils._pytree.tree_unflatten",
         "torch.utils.data.dataloader._BaseDataLoaderIter",
+        "torch/utils/data/dataloader.py:_iterator",
+        "torch/utils/data/dataloader.py:_shutdown_workers",
+        "torch/utils/data/dataloader.py:_workers",
         "torch/nn/modules/module.py:_backward_hooks",
         "torch/nn/modules/module.py:_buffers",
         "torch/nn/modules/module.py:_forward_hooks",
@@ -84,7 +88,13 @@ NAMES = {
 OTHERS = {"accelerate", "bitsandbytes", "diffusers", "peft", "torchvision"}
 """Used by their public names only: bounded by the next major version."""
 PUBLIC = {"_replace", "_fields"}  # of named tuples, documented
-OURS = {"_global", "_scaler"}  # of Run and of the guard's Observer, used in another file
+OURS = {
+    "_global",
+    "_scaler",
+    "_plan",
+    "_sum_up",
+    "_watch",
+}  # of Run, the guard's Observer and Guard, used in another file
 
 
 def is_private(name: str) -> bool:

@@ -162,9 +162,9 @@ torch.save(made.images, "made.pt")
             samples.samples,
             "val/agreement",
             0.1,
-            ("one step sees 97%", "10.0% show the class asked for", "train longer"),
+            ("one step recovers 97%", "10.0% of the samples show the requested class", "train longer"),
         ),
-        (samples.samplers, "val/samplers_apart", 0.6, ("rms 0.600 apart", "too few steps")),
+        (samples.samplers, "val/samplers_apart", 0.6, ("rms difference 0.600", "too few steps")),
         (text.told_apart, "val/matched", 0.5, ("50.0% of held-out pictures", "text encoder")),
     ],
 )

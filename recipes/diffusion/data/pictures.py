@@ -36,10 +36,9 @@ def read(source: Source) -> labelled.Labelled:
     if source.path == "digits":
         images, labels = digits.load()
         learn, held_out = digits.split(labels)
-        more, theirs = further_digits.load()
-        every = digits.small(torch.cat([images, more]), source.image_size)
-        test = torch.arange(len(labels), len(every))
-        return labelled.Labelled(every, torch.cat([labels, theirs]), digits.CLASSES, learn, held_out, test=test)
+        images, labels, test = further_digits.appended(images, labels)
+        every = digits.small(images, source.image_size)
+        return labelled.Labelled(every, labels, digits.CLASSES, learn, held_out, test=test)
     found = labelled.load(source)
     fit = v2.Compose([v2.Resize(source.image_size), v2.CenterCrop(source.image_size)])
     images = torch.stack([fit(found.images[i]) for i in range(len(found.labels))])

@@ -16,6 +16,7 @@ from zlib import crc32
 
 import torch
 from trainworthy.recipes.llm.data import formats, pairs
+from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.shared import hub
 
 from trainworthy import core
@@ -318,6 +319,12 @@ class Asker:
         if self.source.style == "chat":
             return self.chat.answer(text)
         return [*self.tokenizer(f" {text}", add_special_tokens=False)["input_ids"], self.ends[-1]]
+
+
+def asker_of(folder: Path, source: Source) -> Asker:
+    """Return how an exported model of `folder` is asked."""
+    tokenizer = (loading.tokenizer if source.style == "chat" else loading.plain)(str(folder))
+    return Asker(tokenizer, source, read(source)[0] if source.shots else [])
 
 
 def usable(rows: list[dict[str, str]], asker: Asker, name: str, *, context: int, new: int) -> tuple[list[dict], str]:

@@ -107,3 +107,10 @@ def _behind(chat: Chat, before: str, said: str) -> list[int]:
     before = before.rpartition(PLACE)[2]
     asked, whole = chat.ids(before), chat.ids(before + said)
     return whole[len(asked) :] if whole[: len(asked)] == asked else chat.ids(said)
+
+
+def row_of(chat: Chat | None) -> str:
+    """Return the description of a row for an export's config: the template's text with {question} and the image's place."""
+    if chat is None:
+        return "embeddings of bos, those of the picture, those of '\\n' + question; then greedily up to eos"
+    return parts(chat, "", [placed(Asked(0, "{question}", "answer"))])[0][0]
