@@ -307,7 +307,11 @@ def test_an_interrupted_check_names_itself_as_the_next_command(tmp_path: Path):
 
 def test_identity_is_kept_with_the_run(unfinished: Path):
     found = read(unfinished / "data.json")["identity"]["none"]
-    assert {k: (v["samples"], v["hashed"]) for k, v in found.items()} == {"train": (4000, 4000), "val": (1000, 1000)}
+    assert {k: (v["samples"], v["hashed"]) for k, v in found.items()} == {
+        "train": (4000, 4000),
+        "val": (1000, 1000),
+        "test": (1000, 1000),
+    }
     assert all(
         read(p)["run"] == {"recipe": "mine", "seed": 0} for p in unfinished.glob("checkpoints/*/step-*/info.json")
     )
