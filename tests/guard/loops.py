@@ -282,7 +282,7 @@ BUGS = {
     ("dqn", "optimizer-of-the-target"): ("wiring", "a copy of the model's parameters"),
     ("dqn", "broadcast"): ("targets", "a squeeze() or unsqueeze() is missing"),
     ("by_hand", "softmax"): ("loss-input", "softmax before a loss"),
-    ("by_hand", "rebound"): ("wiring", "p -= lr * p.grad"),
+    ("by_hand", "rebound"): ("wiring", "p = p - lr * p.grad"),
     ("by_hand", "zero-grad"): ("gradients", "model.zero_grad()"),
     ("by_hand", "labels-shuffled"): ("overfit", "labels do not belong to their inputs"),
     ("lbfgs", "zero-grad"): ("gradients", "in the closure"),

@@ -243,7 +243,7 @@ def test_a_chat_keeps_its_turns_until_it_is_told_to_begin_anew(run: Path):
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     alone, first = read(run.parents[2] / "answers.jsonl")
     assert [t["role"] for t in first["messages"]] == ["user"]
-    assert answers[0] == first["answer"].splitlines()[0]
+    assert answers[0] == "".join(first["answer"].splitlines()[:1])  # an untrained model may say nothing
     assert alone["answer"] in done.stdout or alone["answer"].splitlines()[-1] == answers[-1]
 
 
