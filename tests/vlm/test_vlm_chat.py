@@ -145,11 +145,11 @@ def test_gates_look_at_the_template(hub, launch):
     assert "assistant\\n[[" in verdicts["template"]["measured"]
 
 
-LISTEN = "        heard = model.speak(asked.batch, longest, train_data.ends).tolist()\n"
+SCORED = "    scored = answers.Answers(run, train_data, val_data, metric=cfg.metric, longest=cfg.max_new_tokens)\n"
 PLANTS = {
-    "no-generation-prompt": ("prompts", "generation prompt", (LISTEN, (
-        "        short = len(words('<|im_start|>assistant\\n')['input_ids'])\n"
-        "        asked = asked._replace(batch=asked.batch | {k: asked.batch[k][:, :-short] for k in rows.FILL})\n") + LISTEN)),
+    "no-generation-prompt": ("prompts", "generation prompt", (SCORED, SCORED + (
+        "    speak, short = model.speak, len(words('<|im_start|>assistant\\n')['input_ids'])\n"
+        "    model.speak = lambda batch, n, ends: speak(batch | {k: batch[k][:, :-short] for k in rows.FILL}, n, ends)\n"))),
     "end-never-scored": ("answers", "its answers are", (
         'return {"answer": rows.nll(model(batch), batch["labels"])}\n',
         'labels = batch["labels"].masked_fill(batch["labels"] == train_data.ends[-1], rows.IGNORE)\n'
