@@ -5,13 +5,13 @@ so that a failure names the one it sees. `gate_of` makes the gate for recipes th
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base.modes import in_mode
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
@@ -39,18 +39,6 @@ class Statement:
 
 
 Statements = dict[str, Statement]
-
-
-@contextmanager
-def evaluated(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside, with gradients; every module's own mode afterwards."""
-    modes = [(m, m.training) for m in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def gate_of(state: Callable[[Proof, Stage, dict], Statements], *, rows: str, causes: str) -> Gate:
@@ -89,17 +77,17 @@ class Comparison:
 
 
 def compared(
-    run: Any, stage: Stage, batch: dict, state: Callable[[], Statements], mode: Callable[[nn.Module], Any] = evaluated
+    run: Any, stage: Stage, batch: dict, state: Callable[[], Statements], *, training: bool = False
 ) -> Comparison:
-    """The stage's loss of a batch, and of each of its samples alone, against the statements. `mode`: a context in which the loss is
-    asked, for trainers whose loss depends on the model's mode."""
+    """Compare the stage's loss of a batch, and of each of its samples alone, with the statements. `training`: in train mode, for trainers
+    whose loss depends on the mode."""
     model = stage.model
-    with run.autocast(), mode(model):
+    with run.autocast(), in_mode(model, training=training):
         singles = [stage.loss(model, row(batch, i)) for i in range(batch_size(batch))]
         got = {k: torch.stack([one[k].detach() for one in singles]).float() for k in singles[0]}
         del singles
         whole = stage.loss(model, batch)
-    with run.autocast(), evaluated(model):
+    with run.autocast(), in_mode(model, training=False):
         due = {k: summed(s) for k, s in state().items()}
     got, whole, due, own = paired(got, whole, due)
     out = Comparison(batch_size(batch), own=own)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from trainworthy.core.base.modes import in_mode
 from trainworthy.core.guard.invariants import finding, skip
 from trainworthy.core.guard.records import bare, logits_of
 from trainworthy.core.guard.targets import fits, tokens_of
@@ -21,18 +22,14 @@ class Again:
 
     def __call__(self, value: Tensor) -> Tensor | None:
         args, kwargs = replaced(self.given, self.place, value)
-        modes = [(m, m.training) for m in self.module.modules()]
         self.seen.busy = True
         try:
-            self.module.eval()
-            with torch.no_grad():
+            with in_mode(self.module, training=False), torch.no_grad():
                 return self.pick(self.module(*args, **kwargs))
         except Exception:
             return None
         finally:
             self.seen.busy = False
-            for m, mode in modes:
-                m.training = mode
 
 
 def replaced(given: Any, old: Tensor, new: Tensor) -> Any:
@@ -117,12 +114,11 @@ def ignores_samples(seen: Any) -> dict | None:
     if x is None or len(x) < 32:
         return None
     leaf = x.detach().clone().requires_grad_(True)
-    modes = [(m, m.training) for m in module.modules()]
+    inner = bare(module)
     seen.busy = True
     try:
-        inner = bare(module).eval()
         given, named = replaced((args, kwargs), x, leaf)
-        with torch.enable_grad():
+        with in_mode(inner, training=False), torch.enable_grad():
             out = logits_of(inner(*given, **named))
             if out is None or len(out) != len(x) or not out.requires_grad:
                 return None
@@ -131,8 +127,6 @@ def ignores_samples(seen: Any) -> dict | None:
         return None
     finally:
         seen.busy = False
-        for m, mode in modes:
-            m.training = mode
     if grad is None:
         return None
     without = int((grad.flatten(1) == 0).all(1).sum())

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import Interrupted, Stop, UserError
+from trainworthy.core.base.modes import in_mode
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.data import loader
 from trainworthy.core.loop import checkpoint, optim, ranks, shard
@@ -678,14 +679,10 @@ def training_modes(stage: Stage) -> None:
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Set eval mode and disable gradients inside; restore every module's own mode after."""
-    modes = [(m, m.training) for m in model.modules()]
-    model.eval()
     try:
-        with torch.no_grad():
+        with in_mode(model, training=False), torch.no_grad():
             yield
     finally:
-        for module, training in modes:
-            module.training = training
         shard.reshard(model)
 
 

@@ -29,20 +29,22 @@ def tokenizer(template: bool = True) -> Any:
     return found
 
 
+SIZES = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
 def model(**settings: Any) -> Any:
     """Two layers of Llama, from torch's present seed."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     return LlamaForCausalLM(
-        LlamaConfig(tie_word_embeddings=True, **{"vocab_size": len(tokenizer()), **sizes, **ids, **settings})
+        LlamaConfig(tie_word_embeddings=True, **{"vocab_size": len(tokenizer()), **SIZES, **ids, **settings})
     )
 
 
@@ -54,17 +56,10 @@ def qwen(folder: Path, seed: int = 0) -> Path:
 
     words = chat_models.tokenizer("qwen3")
     torch.manual_seed(seed)
-    sizes = {
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
     ids = {"bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id}
     Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=len(words), head_dim=12, tie_word_embeddings=True, max_position_embeddings=512, **sizes, **ids
+            vocab_size=len(words), head_dim=12, tie_word_embeddings=True, max_position_embeddings=512, **SIZES, **ids
         )
     ).save_pretrained(folder)
     words.save_pretrained(folder)

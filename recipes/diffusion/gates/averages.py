@@ -5,44 +5,12 @@ from pathlib import Path
 
 import torch
 from diffusers import DiffusionPipeline
-from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Proof, pick
+from trainworthy.core.gates.kept import REMEMBERED, SMALL, UPDATES, between, flat, remembered
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage, View
-
-UPDATES = 2000  # most EMA updates that are simulated to see where the decay's ramp ends; a twentieth for nets larger than SMALL
-SMALL = 5_000_000  # parameters
-REMEMBERED = 15  # an EMA must average over 1/15 of its updates; the ramp (1 + n) / (10 + n) averages over 1/9, diffusers' ramps over more
-
-
-def _flat(net: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten().double() for p in net.parameters()])
-
-
-def _decay(before: Tensor, raw: Tensor, now: Tensor) -> tuple[float, float]:
-    """Return (the decay between two averages, relative distance of the new one from the line between the old one and the weights)."""
-    gap = before - raw
-    decay = ((now - raw) @ gap / (gap @ gap).clamp_min(1e-30)).item()
-    return decay, ((now - raw - decay * gap).norm() / gap.norm().clamp_min(1e-30)).item()
-
-
-def _memory(stage: Stage, updates: int) -> float | None:
-    """Return the decay of the last of `updates` updates by the EMA object in `stage.state`, or None if there is no such object. One
-    weight changes before each update, so that the decay can be measured."""
-    keeper = next(
-        (o for o in stage.state.values() if getattr(o, "model", None) is stage.ema_model and hasattr(o, "update")), None
-    )
-    if keeper is None:
-        return None
-    some = next(p for p in stage.model.parameters() if p.is_floating_point())
-    for i in range(updates):
-        with torch.no_grad():
-            some.add_((-1.0) ** i)
-        before = _flat(stage.ema_model) if i == updates - 1 else None
-        keeper.update(stage.model)
-    return _decay(before, _flat(stage.model), _flat(stage.ema_model))[0]
 
 
 def _raw(proof: Proof, run: Run, stage: Stage) -> Finding:
@@ -50,8 +18,8 @@ def _raw(proof: Proof, run: Run, stage: Stage) -> Finding:
     proof.train(proof.cfg, run, stage)
     with tempfile.TemporaryDirectory() as name:
         stage.export(Path(name))
-        shipped = _flat(DiffusionPipeline.from_pretrained(name, trust_remote_code=True).unet)
-    own = _flat(getattr(stage.eval_model, "unet", stage.eval_model)).cpu()
+        shipped = flat(DiffusionPipeline.from_pretrained(name, trust_remote_code=True).unet)
+    own = flat(getattr(stage.eval_model, "unet", stage.eval_model)).cpu()
     if len(own) != len(shipped):
         raise Skip("no EMA (--ema 0), and the export has other tensors: adapters were merged")
     differs = (shipped - own).abs().max().item()
@@ -78,15 +46,15 @@ def average(proof: Proof) -> Finding:
         return _raw(proof, run, stage)
 
     def watch(stage: Stage, _step: int) -> bool:
-        steps.append((_flat(stage.model), _flat(stage.ema_model)))
+        steps.append((flat(stage.model), flat(stage.ema_model)))
         return False
 
-    before = _flat(stage.ema_model)
+    before = flat(stage.ema_model)
     run.plan.watch = watch
     proof.train(cfg, run, stage)
     decays, off = [], 0.0
     for raw, now in steps:
-        decay, beside = _decay(before, raw, now)
+        decay, beside = between(before, raw, now)
         off = max(off, beside)
         decays.append(decay)
         before = now
@@ -98,7 +66,7 @@ def average(proof: Proof) -> Finding:
     moved = [k for k, v in run.measure(stage, view).items() if v != first[k] and v == v]
     with tempfile.TemporaryDirectory() as name:
         stage.export(Path(name))
-        shipped = _flat(DiffusionPipeline.from_pretrained(name, trust_remote_code=True).unet)
+        shipped = flat(DiffusionPipeline.from_pretrained(name, trust_remote_code=True).unet)
     differs = (shipped - before.cpu()).abs().max().item()
     wrong = []
     if any(d >= 1 for d in decays) or off > 1e-2:
@@ -117,7 +85,7 @@ def average(proof: Proof) -> Finding:
     updates = max(
         6, min(Run(cfg, proof.accelerator).total_steps(stage), UPDATES if before.numel() < SMALL else UPDATES // 20)
     )
-    late, due = _memory(stage, updates), max(0.0, 1 - max(1 - cfg.ema, REMEMBERED / updates))
+    late, due = remembered(stage, updates)[0], max(0.0, 1 - max(1 - cfg.ema, REMEMBERED / updates))
     if late is not None and not wrong and late < due - 1e-3:
         wrong.append(f"after {updates:,} updates, as many as the run makes, the decay is {late:.4f}, below {due:.4f}")
     if moved:

@@ -1,14 +1,14 @@
 """Gates of GRPO: the reward function, the answers, which tokens are scored, the loss."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from trainworthy.core.adapters.hosted import Hosted
 from trainworthy.core.base import seeds
+from trainworthy.core.base.modes import in_mode
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import formula, gate
 from trainworthy.core.gates.gate import Gate, Proof
@@ -76,25 +76,13 @@ def unit(s: Subject, proof: Proof) -> Unit:
         ]:  # a longer prompt: whoever pads on the wrong side loses the shorter ones
             row["prompt"] = s.asker.put(f"{rows[0]['question']} {rows[0]['answer']}\n{row['question']}")
         seeds.seed_global(proof.cfg.run.seed, "unit")
-        with training(stage.model), torch.no_grad(), run.autocast():
+        with in_mode(stage.model, training=True), torch.no_grad(), run.autocast():
             batch = stage.trainer._generate_and_score_completions(rows)
         sides = [[ids[mask.bool()].tolist() for ids, mask in zip(batch[f"{k}_ids"], batch[f"{k}_mask"], strict=True)]
                  for k in ("prompt", "completion")]  # fmt: skip
         return Unit(run, stage, rows, {k: v for k, v in batch.items() if v.dim()}, list(zip(*sides, strict=True)))
 
     return proof.once("unit", make)
-
-
-@contextmanager
-def training(model: nn.Module) -> Iterator[None]:
-    """Train mode inside, every module's own afterwards: by the mode a trainer tells training from evaluation."""
-    modes = [(m, m.training) for m in model.modules()]
-    model.train()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def alone(u: Unit, temperature: float) -> list[Tensor]:
@@ -319,7 +307,7 @@ def scored(s: Subject) -> Gate:
 
         hook = backbone(u.stage.model).register_forward_hook(keep)
         try:
-            with training(u.stage.model), u.run.autocast():
+            with in_mode(u.stage.model, training=True), u.run.autocast():
                 total = sum(u.stage.loss(u.stage.model, batch).values())
             grads = torch.autograd.grad(total, states, allow_unused=True)  # nothing is left on the weights
         finally:
@@ -376,7 +364,7 @@ def objective(s: Subject) -> Gate:
             # Schulman's k3 (2020), weighed by the ratio: of older samples its gradient is else not that of the KL (DeepSeek-V3.2).
             each = each + s.cfg.beta * ratio * (over.exp() - over - 1)
         due = ((each * mask).sum() / mask.sum()).item()
-        with training(u.stage.model), torch.no_grad(), u.run.autocast():
+        with in_mode(u.stage.model, training=True), torch.no_grad(), u.run.autocast():
             batch = {**u.batch, **made}
             got = (sum(u.stage.loss(u.stage.model, batch).values()) / sum(u.stage.counts(batch).values())).item()
         limit, gap = 1e-4 if u.run.precision == "fp32" else 5e-2, abs(got - due) / max(1.0, abs(due))
@@ -422,7 +410,7 @@ def formula_gate(s: Subject) -> Gate:
             right, wrong = ({k: torch.stack([one[j][k] for one in forms]) for k in forms[0][j]} for j in (0, 1))
             return {"loss": formula.Statement(right, wrong)}
 
-        one, exact = formula.compared(run, stage, batch, state, training), formula.limit(run, 1e-4)
+        one, exact = formula.compared(run, stage, batch, state, training=True), formula.limit(run, 1e-4)
         return Finding(
             not one.wrong, "; ".join(one.wrong) or f"{one.samples} answers: {', '.join(one.said)}",
             f"the formula within {exact:g}, its gradient within {10 * exact:g}",
@@ -444,7 +432,7 @@ def _few(batch: dict) -> dict[str, Tensor]:
 def _said(stage: Hosted, run: Run, batch: dict[str, Tensor], i: int, temperature: float) -> Tensor:
     """Log-probabilities (tokens,) of an answer's tokens, read alone, without padding, from plain logits."""
     before, after = (batch[f"{k}_ids"][i][batch[f"{k}_mask"][i].bool()] for k in ("prompt", "completion"))
-    with formula.evaluated(stage.model), run.autocast():
+    with in_mode(stage.model, training=False), run.autocast():
         logits = stage.model(input_ids=torch.cat([before, after])[None], use_cache=False).logits[
             0, len(before) - 1 : -1
         ]
