@@ -136,6 +136,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str, asker: problems.Asker, r
         max_completion_length=cfg.max_new_tokens,
         temperature=cfg.temperature,
         epsilon=cfg.epsilon,
+        router_aux_loss_coef=0.0,  # a mean over a micro-batch: the loss would depend on the cut
         beta=cfg.beta,
         use_bias_correction_kl=True,
         loss_type="dapo",  # a mean over all tokens of a unit: the same however it is cut
