@@ -90,29 +90,31 @@ def asked(proof: Proof) -> Finding:
     lost, extra = due - got, got - due
     wrong = []
 
-    def told(pairs: Counter) -> str:
+    def pairs_as_text(pairs: Counter) -> str:
         return ", ".join(repr(data.tokenizer.decode(list(pair))) for pair in list(pairs)[:4])
 
     if lost:
         ends = sum(n for (_, b), n in lost.items() if b == data.tokenizer.eos_token_id)
         end = f", {ends} of them the end of a document" * bool(ends)
         wrong.append(
-            f"{lost.total()} of {due.total()} tokens are not asked for behind the token before them{end}: {told(lost)}"
+            f"{lost.total()} of {due.total()} tokens are never the target after their predecessor{end}: {pairs_as_text(lost)}"
         )
     if extra:
-        wrong.append(f"{extra.total()} are asked for that do not follow there, or once more: {told(extra)}")
+        wrong.append(
+            f"{extra.total()} targets do not follow there in a document, or are repeated: {pairs_as_text(extra)}"
+        )
     size = stage.model.get_input_embeddings().num_embeddings
     if ids.max() >= size or ids.min() < 0:
-        wrong.append(f"token {int(ids.max())} of a table of {size:,}")
+        wrong.append(f"token id {int(ids.max())}, but the embedding has {size:,} rows")
     return Finding(
         not wrong,
-        "; ".join(wrong) or f"{due.total()} tokens of {len(documents)} documents in {len(ids)} rows, each once; {got.total()} of "
-        f"{ids.numel()} places ask",
-        "every token that has one before it in its document, its end too, exactly once; nothing across documents, no padding",
-        "labels are shifted by hand and once more in the loss, or not at all\n"
-        "the first token of a document is asked of the last one's: mask labels where a document begins\n"
+        "; ".join(wrong) or f"{due.total()} tokens of {len(documents)} documents in {len(ids)} rows, each a target once; {got.total()} of "
+        f"{ids.numel()} positions have a target",
+        "every token of a document except its first is a target exactly once, also its end token; no target across documents or in padding",
+        "labels are shifted in the data and once more in the loss, or not at all\n"
+        "the first token of a document is the target after the previous document's end: mask labels where a document begins\n"
         "the end token is masked because it is also the pad: mask by length, never by id (the model then never stops)\n"
-        "what two windows share is asked for twice, or cut documents lose their tails",
+        "tokens that two windows share are targets twice, or documents that were cut lose their tails",
         evidence={"due": due.total(), "lost": lost.total(), "extra": extra.total()},
         batch=batch,
     )  # fmt: skip
@@ -121,20 +123,20 @@ def asked(proof: Proof) -> Finding:
 @gate(
     "causal",
     rows="L4",
-    title="no place sees a later token, nor the one that it is asked for",
+    title="logits depend neither on later tokens nor on their own target",
     reads="data model loss train",
     explains=True,
 )
 def causal(proof: Proof) -> Finding:
-    """One token in the middle of a document is exchanged, the labels stay: logits of the places before it must not move. So nothing
-    can beat the entropy of random sequences. `asked` pairs the batch's ids with targets; this shows which ids the model was given."""
-    run, stage, _ = rehearsed(proof)  # the head begins at zero: nothing would move any logit
+    """Exchanges one token in the middle of a document and keeps the labels: logits at earlier positions must not change. So no model can
+    beat the entropy of random sequences. `asked` pairs the batch's ids with targets; this gate shows which ids the model reads."""
+    run, stage, _ = rehearsed(proof)  # untrained, the head is zero and no logit would change
     data = stage.data["train"]
     batch = packed(data, some(data, proof.cfg.run.seed), run)
     ids, (start, end) = batch["input_ids"], max(parts(batch["position_ids"][0]), key=lambda p: p[1] - p[0])
     at = (start + end) // 2
     if at - start < 2:
-        raise Skip("no document of four tokens")
+        raise Skip("no document has four tokens")
     exchanged = ids.clone()
     exchanged[0, at] = next(int(t) for t in ids[0, start:].tolist() if t != int(ids[0, at]))
 
@@ -147,16 +149,16 @@ def causal(proof: Proof) -> Finding:
     moved = (before - after).norm(dim=-1)  # (T,)
     own = moved[at:].max().item()
     if own == 0:
-        raise Skip("no logit depends on the token that was exchanged")
+        raise Skip("no logit depends on the exchanged token")
     leak, limit = moved[:at].max().item() / own, 1e-4 if run.precision == "fp32" else 5e-2
     first = int((moved[:at] > limit * own).nonzero()[0]) if leak > limit else at
     away = at - first
     return Finding(
-        leak <= limit, f"exchanging token {at} moves the logits of earlier places by {leak:.1e} of what it moves its own"
-        + (f", the first {away} before it" if leak > limit else ""), f"at most {limit:g}",
-        ("the model is given the token that it is asked for: inputs are shifted against the labels, or the target is the input\n"
-         if 0 < away <= 2 else "") + "attention without its causal mask, or with a mask that replaces it\n"
-        "a convolution, a norm or a mean over time in the model reads tokens to come",
+        leak <= limit, f"exchanging token {at} changes the logits at earlier positions by {leak:.1e} of the change at its own"
+        + (f"; the first is {away} before it" if leak > limit else ""), f"at most {limit:g}",
+        ("the model reads its own target: inputs are shifted against the labels, or the target is the input\n"
+         if 0 < away <= 2 else "") + "attention has no causal mask, or another mask replaces it\n"
+        "a convolution, a norm or a mean over time in the model reads later tokens",
         evidence={"leak": leak, "first": first, "at": at}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
     )  # fmt: skip
 
@@ -179,7 +181,7 @@ def isolation(proof: Proof) -> Finding:
     rows = {name: packed(data, docs, run) for name, docs in
             (("both", [first, second]), ("changed", [other, second]), ("alone", [second]))}  # fmt: skip
     if len(rows["both"]["input_ids"]) != 1:
-        raise Skip("two documents of half a row each are not packed into one: nothing to isolate")
+        raise Skip("two documents of half a row each are not packed into one row, so nothing has to be isolated")
     used, limit = model.config._attn_implementation, 1e-3 if run.precision == "fp32" else 5e-2
     for backend in loading.backends(model, run.device):
         model.set_attn_implementation(backend)
@@ -202,23 +204,25 @@ def isolation(proof: Proof) -> Finding:
             model.set_attn_implementation(used)
         both, scale = seen["both"], (seen["both"]["first"] - seen["changed"]["first"]).abs().max().item()
         if scale == 0:
-            raise Skip("the model answers the same whatever it reads: nothing to see yet")
+            raise Skip("the model gives the same logits for every input")
         moved, apart = ((both["second"] - seen[k]["second"]).abs().max().item() / scale for k in ("changed", "alone"))
         gaps[backend] = {"moved": moved, "alone": apart, "scale": scale}
         if moved > limit:
             wrong.append(
-                f"{backend}: exchanging document 1 moves the logits of document 2 by {moved:.2g} of what it moves its own"
+                f"{backend}: exchanging document 1 changes the logits of document 2 by {moved:.2g} of the change of its own"
             )
         if apart > limit:
-            wrong.append(f"{backend}: document 2 has other logits than alone, by {apart:.2g} of that")
+            wrong.append(
+                f"{backend}: the logits of document 2 differ from those without document 1 by {apart:.2g} of that change"
+            )
     worst = max(max(g["moved"], g["alone"]) for g in gaps.values())
     return Finding(
         not wrong,
-        "; ".join(wrong) or f"document 1 exchanged, or left out: document 2 is unmoved on {', '.join(gaps)} ({worst:.1e})",
-        f"no more than {limit:g} of what the exchanged document moves itself",
-        "positions do not begin anew with each document, or are not handed to the model\n"
-        "an attention mask of ones, or a cache, is passed along: documents are then no longer told apart by their positions\n"
-        "an attention backend, or an architecture, that ignores positions: take another (OPT, Falcon and Bloom always leak)",
+        "; ".join(wrong) or f"with document 1 exchanged or left out, the logits of document 2 are equal on {', '.join(gaps)} ({worst:.1e})",
+        f"at most {limit:g} of the change of the exchanged document's own logits",
+        "position ids do not restart with each document, or are not passed to the model\n"
+        "an attention mask of ones, or a cache, is passed: documents are then no longer separated by their position ids\n"
+        "the attention backend or the architecture ignores position ids: use another (OPT, Falcon and Bloom always leak)",
         evidence={"gaps": gaps}, batch=rows["both"],
     )  # fmt: skip
 

@@ -98,12 +98,12 @@ def z(weight: float) -> Gate:
         ok = gap < 0.02 and own < 1e-3
         return Finding(
             ok,
-            f"{SHIFT:g} more on every logit add {added:.3f} of 2 w s softmax to the gradient (off by {gap:.1e}); the whole is "
-            f"softmax - target + 2 w log Z softmax to {own:.1e}; mean log Z {log_z.mean().item():.2f}",
-            "1 within 0.02, and 1e-3",
-            "log Z is taken of logits that are normalised already: it is always 0\n"
-            "the term has the wrong sign, another weight, or lacks its square\n"
-            "it is a mean where the loss is a sum over tokens (core divides), or counts padding",
+            f"adding {SHIFT:g} to every logit adds {added:.3f} times 2 w {SHIFT:g} softmax to the gradient (error {gap:.1e}); the gradient "
+            f"equals softmax - target + 2 w log Z softmax within {own:.1e}; mean log Z {log_z.mean().item():.2f}",
+            "1 within 0.02, and an error below 1e-3",
+            "log Z is computed from logits that are already normalised, so it is always 0\n"
+            "the term has the wrong sign or another weight, or log Z is not squared\n"
+            "the term is a mean, but the loss is a sum over tokens (core divides); or it counts padding",
             evidence={"added": added, "gap": gap, "own": own},
         )  # fmt: skip
 
@@ -113,7 +113,7 @@ def z(weight: float) -> Gate:
 @gate(
     "perplexity",
     rows="L7",
-    title="bits per byte and perplexity equal a computation token by token",
+    title="bits per byte and perplexity equal those computed token by token",
     reads="data model evaluate train",
 )
 def perplexity(proof: Proof) -> Finding:
@@ -158,11 +158,11 @@ def perplexity(proof: Proof) -> Finding:
     ]
     why = next((f"{cause}\n" for cause in off if cause), "")
     return Finding(
-        not wrong, "; ".join(wrong) or f"{shown} on {len(documents)} documents of {tokens} tokens, as token by token",
-        f"the same to {limit:g}, whatever the batch size",
+        not wrong, "; ".join(wrong) or f"{shown} on {len(documents)} documents of {tokens} tokens, equal to those token by token",
+        f"equal within {limit:g} for every batch size",
         why + "tokens that two windows share are counted twice, or windows restart without the tokens before them\n"
-        "a mean of means: add up nats and tokens over all batches, divide once\n"
-        "padding, or the first token of a document, is counted; bytes of another tokenizer or text",
+        "a mean of means: sum nats and tokens over all batches, divide once\n"
+        "padding, or the first token of a document, is counted; bytes are those of another tokenizer or text",
         evidence={"due": due, "got": got, "tokens": tokens, "bytes": size},
     )  # fmt: skip
 
@@ -181,7 +181,7 @@ def export(proof: Proof) -> Finding:
     run, stage, _ = rehearsed(proof)
     model, data = stage.model, stage.data["val"]
     if run.world > 1 or sum(p.numel() for p in model.parameters()) > BIGGEST:
-        raise Skip("several processes, or too large to be written and read again")
+        raise Skip("several processes, or the model is too large to be saved and loaded by a gate")
     document = max(data.documents[:100], key=len)[: data.context]
     ids = torch.from_numpy(document.astype(np.int64))[None]
     wrong = []
@@ -200,7 +200,7 @@ def export(proof: Proof) -> Finding:
     again = tokenizer(tokenizer.decode(document[1:-1]), add_special_tokens=False)["input_ids"]
     plain = data.tokenizer(data.tokenizer.decode(document[1:-1]), add_special_tokens=False)["input_ids"]
     if again != plain:
-        wrong.append("the exported tokenizer cuts a text otherwise than the one that was trained with")
+        wrong.append("the exported tokenizer splits a text differently from the tokenizer of training")
     rows = loaded.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         wrong.append(f"the tokenizer has {len(tokenizer):,} tokens, the model {rows:,}")
@@ -210,13 +210,13 @@ def export(proof: Proof) -> Finding:
             getattr(loaded.generation_config, f"{kind}_token_id"),
         )
         if theirs not in (ours, [ours]):
-            wrong.append(f"generation takes {theirs} as {kind}, the documents have {ours}")
+            wrong.append(f"generation uses {theirs} as {kind} token, the documents have {ours}")
     return Finding(
         not wrong,
-        "; ".join(wrong) or f"the same logits to {gap:.1e}, {len(tokenizer):,} tokens, its end is {data.tokenizer.eos_token!r}",
+        "; ".join(wrong) or f"equal logits within {gap:.1e}, {len(tokenizer):,} tokens, end token {data.tokenizer.eos_token!r}",
         "equal logits, tokens and special tokens after loading",
         "a setting was changed on the model's config after the model was built, or on the model and not on its config\n"
-        "weights that the architecture does not have (a bias on its head): they are dropped when it is loaded\n"
-        "another tokenizer is exported than the one that made the tokens",
+        "the model has weights that its architecture lacks (a bias on its head): loading drops them\n"
+        "the exported tokenizer is not the one that made the tokens",
         evidence={"gap": gap},
     )  # fmt: skip
