@@ -38,7 +38,7 @@ def aligned(proof: Proof) -> Finding:
     own = _nats(run, stage, View(data, indices))
     shifts = sorted({1 + k * (n - 1) // OTHERS for k in range(OTHERS)} - {n}) if n > 1 else []
     if not shifts:
-        raise Skip("one sample: there is no other's picture")
+        raise Skip("there is only one sample, so no other picture to compare with")
     others = torch.stack(
         [_nats(run, stage, View(data, indices, swap=[(i + k) % n for i in range(n)])) for k in shifts]
     ).mean(0)
@@ -46,12 +46,12 @@ def aligned(proof: Proof) -> Finding:
     spread = (gain.std() / n**0.5).item()
     mean, needed = gain.mean().item(), max(ERRORS * spread, LEAST * own.mean().item())
     return Finding(
-        mean > needed, f"the answers cost {own.mean():.3f} nats a token before the first step, {mean:+.3f} (+- {spread:.3f}) with "
-        f"another's picture, on {n} samples",
-        f"more with another's picture than with their own, by over {needed:.3f}",
+        mean > needed, f"before the first step the loss is {own.mean():.3f} nats per answer token; with another sample's picture it "
+        f"changes by {mean:+.3f} (+- {spread:.3f}, {n} samples)",
+        f"with another sample's picture the loss is higher by more than {needed:.3f}",
         "the stage before was skipped, or ended before its projector learnt anything (--align.epochs)\n"
-        "its projector was not loaded here: other names under strict=False, or a new one made afterwards\n"
-        "it was trained for another encoder or language model",
+        "the trained projector was not loaded: other parameter names under strict=False, or a new projector is created after loading\n"
+        "the projector was trained for another encoder or language model",
         evidence={"own": own.mean().item(), "gain": mean, "needed": needed},
     )  # fmt: skip
 
@@ -75,8 +75,9 @@ def prior(proof: Proof) -> Finding:
     share = questions.blindly(stage.data["val"].source, guess)
     kinds = ", ".join(f"{k}: {g}" for k, g in list(zip(stage.data["train"].source.kinds, guess, strict=True))[:6])
     return Finding(
-        share <= PRIOR, f"the commonest answers ({kinds}) are right in {share:.1%}", f"at most {PRIOR:.0%}",
-        "the questions were not balanced: ask each about pictures with different answers, best about counterfactual pairs",
+        share <= PRIOR, f"the most common answer to each question ({kinds}) is right for {share:.1%} of the held-out questions",
+        f"at most {PRIOR:.0%}",
+        "the questions are not balanced: ask each one about pictures with different answers, best about counterfactual pairs",
         evidence={"share": share},
     )  # fmt: skip
 
@@ -107,11 +108,11 @@ def pairs(proof: Proof) -> Finding:
     own, swapped = (_paired(run, stage, View(data, indices, swap=swap)) for swap in (None, partner))
     done = found["curve"][-1][0]
     return Finding(
-        own == 1.0 and swapped <= 0.25, f"{PAIRS} pairs in {done} steps: {own:.0%} of the answers that tell them apart are right, "
-        f"{swapped:.0%} with each other's picture", "100%, and at most 25%: the answer follows the picture",
-        "the picture does not reach the language model: a projector that is frozen or not loaded, places that are cut\n"
-        "all features of a picture are alike (pooled, or an encoder that sees nothing)\n"
-        "the answer reaches the model by another way", evidence=found,
+        own == 1.0 and swapped <= 0.25, f"{PAIRS} pairs after {done} steps: {own:.0%} of the answers that differ within a pair are right, "
+        f"{swapped:.0%} with each other's picture", "100%, and at most 25% with exchanged pictures",
+        "the picture does not reach the language model: the projector is frozen or not loaded, or image positions are cut\n"
+        "all features of a picture are equal (they are pooled, or the encoder ignores its input)\n"
+        "the answer reaches the model without the picture", evidence=found,
     )  # fmt: skip
 
 

@@ -21,7 +21,9 @@ def template(proof: Proof) -> Finding:
     data = stage.data["train"]
     if not data.tokenizer.chat_template or data.varied:
         raise Skip(
-            "rows are the processor's own" if data.varied else "no chat template: questions and answers in lines"
+            "the processor makes the rows"
+            if data.varied
+            else "no chat template: questions and answers are lines of text"
         )
     chat, wrong, shown = turns.chat(data.tokenizer), [], ""
     for i in pick(data, min(8, len(data)), proof.cfg.run.seed):
@@ -42,10 +44,10 @@ def template(proof: Proof) -> Finding:
                 wrong.append(f"sample {i} differs from token {at} on: {here!r}, the template gives {there!r}")
             shown = shown or _marked(data.tokenizer, row["ids"][mine].tolist(), row["labels"][mine].tolist())
     return Finding(
-        not wrong, "; ".join(wrong[:2]) or f"rows as the template renders them, what is scored in brackets: {shown!r}",
-        "the tokenizer's own apply_chat_template of the same turns, with the pictures in their places",
-        "questions and answers joined by hand, without the roles that the model was trained on\n"
-        "special tokens added to a text that has them (a second BOS), or the template applied twice",
+        not wrong, "; ".join(wrong[:2]) or f"rows equal the template's rendering (scored text in double brackets): {shown!r}",
+        "the result of the tokenizer's own apply_chat_template for the same turns, with the pictures at their positions",
+        "questions and answers are joined as strings, without the roles that the model was trained on\n"
+        "special tokens are added to a text that has them (a second BOS), or the template is applied twice",
         evidence={"example": shown},
     )  # fmt: skip
 
@@ -67,7 +69,7 @@ def _marked(tokenizer: Any, ids: list[int], labels: list[int]) -> str:
 @gate(
     "prompts",
     rows="L8 L1",
-    title="answers are generated behind the very text that they are trained behind",
+    title="evaluation generates answers after the same prompt as in training",
     reads="data model evaluate",
 )
 def prompts(proof: Proof) -> Finding:
@@ -94,14 +96,14 @@ def prompts(proof: Proof) -> Finding:
         plain = [t for t in text if t not in drop]
         if not any(row[-len(plain) :] == plain for row in ends):
             wrong.append(
-                f"sample {i} is trained behind {data.tokenizer.decode(plain[-24:], **EXACT)!r}; no prompt of the evaluation ends so"
+                f"in training, sample {i}'s answer follows {data.tokenizer.decode(plain[-24:], **EXACT)!r}; no evaluation prompt ends so"
             )
     return Finding(
-        not wrong, wrong[0] if wrong else f"{len(due)} prompts end alike, token for token",
-        "every prompt that is generated from ends as its training row does before the answer",
-        "no generation prompt (the assistant's header) in one of them\n"
-        "prompts padded on the right for generation: the answer then continues the padding\n"
-        "a template or BOS that one of the two paths applies and the other does not",
+        not wrong, wrong[0] if wrong else f"{len(due)} prompts end with the same tokens",
+        "every evaluation prompt ends with the tokens before the answer in training",
+        "the generation prompt (the assistant's header) is missing in training or evaluation\n"
+        "prompts are padded on the right for generation: the answer then continues the padding\n"
+        "only one of training and evaluation applies the template or adds a BOS",
         evidence={"prompts": len(due)},
     )  # fmt: skip
 
@@ -125,13 +127,13 @@ def spoken(proof: Proof) -> Finding:
                 told = stage.model.speak(alone, len(answer), data.ends)[0]
                 said.append((bool(right[q - 1]), answer.tolist() == told.tolist(), data.tokenizer.decode(told)))
     if not said:
-        raise Skip("every answer has pictures behind it")
+        raise Skip("every answer has a picture after it")
     differ = [s for s in said if s[0] != s[1]]
     return Finding(
         len(differ) <= (0 if run.precision == "fp32" else len(said) // 8),
-        f"{len(said)} answers: {sum(s[0] for s in said)} count as right, {sum(s[1] for s in said)} are said when asked"
-        + (f"; e.g. {differ[0][2]!r} is said" if differ else ""),
-        "the same verdicts" + " but for one in eight in half precision" * (run.precision != "fp32"),
-        "a token sees those behind it (a mask that is not causal), or the answer stands in its question\n"
-        "positions or a start token that `generate` does not use", evidence={"said": said},
+        f"{len(said)} answers: {sum(s[0] for s in said)} count as right, {sum(s[1] for s in said)} are right when generated"
+        + (f"; e.g. {differ[0][2]!r} is generated" if differ else ""),
+        "equal results for each answer" + ", except one in eight in half precision" * (run.precision != "fp32"),
+        "a token sees later ones (the attention mask is not causal), or the question contains its answer\n"
+        "position ids or a start token that `generate` does not use", evidence={"said": said},
     )  # fmt: skip

@@ -38,7 +38,7 @@ def _through(stage: Stage, run: Run, batch: dict, module: nn.Module) -> Tensor:
     reads="data model loss",
 )
 def places(proof: Proof) -> Finding:
-    """Counts image places in every row of the data set and in collated batches, and compares them with the features that the loss really
+    """Counts image positions in every row of the data set and in collated batches, and compares them with the features that the loss really
     uses."""
     run, stage, wrong, cut = *proof.build(Plan(steps=1)), [], []
     data = stage.data["train"]
@@ -50,23 +50,23 @@ def places(proof: Proof) -> Finding:
         looked += len(some)
         picked = pick(data, min(16, len(data)), proof.cfg.run.seed)
         needed = {i: data.places(i) if data.varied else each * data.pictures(i) for i in {*some, *picked}}
-        odd = [i for i in some if int((data.peek(i, "ids") == rows.IMAGE).sum()) != needed[i]]
-        dumb = [i for i in some if _answers(data.peek(i, "labels")) != len(data.source.asked(data.kept[i]))]
+        wrong_count = [i for i in some if int((data.peek(i, "ids") == rows.IMAGE).sum()) != needed[i]]
+        unanswered = [i for i in some if _answers(data.peek(i, "labels")) != len(data.source.asked(data.kept[i]))]
         batch = fetch(data, picked, None, run.device)
         found = (batch["ids"] == rows.IMAGE).sum(1).tolist()
         short = sum(n != needed[i] for n, i in zip(found, picked, strict=True))
-        mute = sum(
+        without_answer = sum(
             _answers(row) != int((kinds >= 0).sum()) for row, kinds in zip(batch["labels"], batch["kind"], strict=True)
         )
         for many, what in (
-            (odd, f"without {needed[(odd or picked)[0]]} places"),
-            (dumb, "with a question whose answer is cut"),
+            (wrong_count, f"without {needed[(wrong_count or picked)[0]]} image positions"),
+            (unanswered, "with a question whose answer is cut"),
         ):
             if many:
                 wrong.append(f"{name}: {len(many):,} of {len(some):,} samples {what}, e.g. sample {many[0]}")
-        if short or mute:
+        if short or without_answer:
             wrong.append(
-                f"{name}: {short} of {len(found)} collated rows without a place for each feature, {mute} unanswered"
+                f"{name}: of {len(found)} collated rows, {short} lack a position for some feature, {without_answer} are unanswered"
             )
         cut += [f"{name}: {note}" for note in data.notes.values() if "left out" in note]
     if not wrong:
@@ -74,12 +74,12 @@ def places(proof: Proof) -> Finding:
         read = int((grad.abs().amax(-1) > 0).sum())
         if read != sum(found):
             wrong.append(f"the loss reads {read} of {sum(found)} features of {len(found)} samples")
-    told = f"a place for each feature ({each} of the first picture) in all {looked:,} samples"
+    complete = f"each feature has its position ({each} for the first picture) in all {looked:,} samples"
     return Finding(
-        not wrong, "; ".join(wrong) or "; ".join([told, *cut]),
-        "as many places as features in every row, an answer to every question",
-        "a row was cut to a length: leave long samples out whole, and count them\n"
-        "rows are cut in collate(), and the features with them\nthe encoder gives another number of features than rows have",
+        not wrong, "; ".join(wrong) or "; ".join([complete, *cut]),
+        "in every row as many image positions as features, and an answer to every question",
+        "a row was cut to a length: leave out long samples completely, and count them\n"
+        "rows are cut in collate(), and their features with them\nthe encoder gives another number of features than rows have positions",
         evidence={"features": each}, batch=batch if wrong else None,
     )  # fmt: skip
 
@@ -92,17 +92,17 @@ def _answers(labels: Tensor) -> int:
 @gate(
     "per-place",
     rows="X4",
-    title="what enters a place of the row comes from one place of the picture",
+    title="each image feature goes to exactly one position of the row",
     reads="data model",
     explains=True,
 )
 def per_place(proof: Proof) -> Finding:
-    """One feature of the encoder is changed: of the embeddings that the language model reads, one must move. A reshape where a
-    transposition is meant keeps every shape, and mixes places."""
+    """Changes one feature of the encoder: exactly one of the language model's input embeddings must change. A reshape that should be a
+    transpose keeps the shape and mixes positions."""
     run, stage = proof.look()
     model, data = stage.model, stage.data["train"]
     if not hasattr(model, "embedded"):
-        raise Skip("the model does not show its embeddings (a whole model of the hub)")
+        raise Skip("the model gives no access to its embeddings (a complete model of the hub)")
     batch, out, change = fetch(data, [0], None, run.device), [], [None]
 
     def altered(_module: nn.Module, _args: tuple, features: Tensor) -> Tensor:
@@ -125,26 +125,26 @@ def per_place(proof: Proof) -> Finding:
         places = (batch["ids"][0] == rows.IMAGE).nonzero().flatten().tolist()
         n = out[0][1] if len(out[0]) == 3 else 0
         if n < 2 or len(places) < n:
-            raise Skip("features are not a row of places (B, n, width), or the projector joins several")
+            raise Skip("features do not have the shape (B, n, width), or the projector joins several of them")
         moved = [(read(k) - own).norm(dim=-1) for k in (0, n // 2, n - 1)]
     finally:
         hook.remove()
     hit = [[i for i, p in enumerate(places) if m[p] > 1e-3 * m.max()] for m in moved]
     wrong = [
-        f"feature {k} of {n} moves {len(h)} embeddings"
+        f"feature {k} of {n} changes {len(h)} embeddings"
         for k, h in zip((0, n // 2, n - 1), hit, strict=True)
         if len(h) != 1
     ]
     return Finding(
-        not wrong, "; ".join(wrong) or f"features 0, {n // 2} and {n - 1} of {n} each move one embedding", "one each",
+        not wrong, "; ".join(wrong) or f"features 0, {n // 2} and {n - 1} of {n} each change one embedding", "one embedding each",
         "features are transposed and reshaped: view() or reshape() where transpose() or permute() is meant\n"
-        "a softmax, a norm or a mean over places, or over the pictures of a batch\n"
-        "on purpose (a resampler that reads all places): --gates.waive per-place --gates.because \"...\"",
+        "a softmax, a norm or a mean over positions, or over the pictures of a batch\n"
+        "on purpose (a resampler that reads all features): --gates.waive per-place --gates.because \"...\"",
         evidence={"moved": hit}, batch=batch if wrong else None,
     )  # fmt: skip
 
 
-@gate("answers", rows="X4 L2", title="the loss scores the answers, all of them and nothing else", reads="data loss")
+@gate("answers", rows="X4 L2", title="the loss scores every answer and nothing else", reads="data loss")
 def answers_alone(proof: Proof) -> Finding:
     """Reads scored tokens from the loss's gradient with respect to the logits: where it is not zero, the next token is scored. Those tokens
     must be the answers with their ends, as the data set has them."""
@@ -165,11 +165,11 @@ def answers_alone(proof: Proof) -> Finding:
         shown = shown or f"sample {index}: {said}"
         if rows.IMAGE in found or "".join(said.split()) != "".join(needed.split()):
             image = sum(t == rows.IMAGE for t in found)
-            wrong.append(f"sample {index}: scored are {len(found)} tokens, {image} of them the picture's places"
+            wrong.append(f"sample {index}: {len(found)} tokens are scored, {image} of them image positions"
                          f" ({said[:60]}); its answers are {needed[:60]}")  # fmt: skip
     return Finding(
-        not wrong, wrong[0] if wrong else shown, "the tokens of every answer and its end",
-        "labels = ids with only the padding masked: mask the picture's places and the questions, too\n"
-        "the row was cut, or labels are shifted twice\nthe end of an answer is masked with the padding",
+        not wrong, wrong[0] if wrong else shown, "scored are the tokens of every answer and its end token",
+        "labels are a copy of ids with only the padding masked: also mask image positions and questions\n"
+        "the row was cut, or labels are shifted twice\nthe end token of an answer is masked with the padding",
         evidence={"wrong": wrong}, batch=batch if wrong else None,
     )  # fmt: skip

@@ -91,19 +91,19 @@ def towers_gate(learn: tuple[str, ...]) -> Gate:
         wrong = [f"the {t} trains {n:,} of its {total:,} parameters and should be frozen" for t, (n, total) in counts.items()
                  if n and t not in learn]  # fmt: skip
         wrong += [
-            f"the {t} should learn and trains nothing of its {counts[t][1]:,} parameters"
+            f"the {t} should learn, but none of its {counts[t][1]:,} parameters trains"
             for t in learn
             if not counts[t][0]
         ]
         if 0 < counts["projector"][0] < counts["projector"][1]:
             wrong.append("a part of the projector is frozen: {} of {} parameters train".format(*counts["projector"]))
         if any(found.training) and "encoder" not in learn:
-            wrong.append("the encoder learns nothing and is not in eval mode: its dropout and statistics move")
+            wrong.append("the frozen encoder is not in eval mode: its dropout is active, its running statistics change")
         shown = ", ".join(f"{t} {n:,} of {total:,}" for t, (n, total) in counts.items())
         return Finding(
             not wrong, "; ".join([*wrong, shown] if wrong else [shown]),
             f"{' and '.join(learn)} {'learn' if len(learn) > 1 else 'learns'}, everything else frozen and in eval mode",
-            "requires_grad set on the parent of several towers, or by a list of names that misses one\n"
+            "requires_grad is set on the parent of several towers, or by a list of names that misses one\n"
             "the optimiser was built before the towers were frozen\nmodel.train() on the whole model in the loop",
             evidence={"trained": {t: n for t, (n, _) in counts.items()}},
         )  # fmt: skip
@@ -129,15 +129,15 @@ def rates(proof: Proof) -> Finding:
     wrong = [f"group '{name}' holds several towers" for name in mixed]
     peaks = {t: {rate for tower, _, rate, _ in table if tower == t} for t in share}
     if len(share) > 1 and len(set().union(*peaks.values())) == 1:
-        wrong.append(f"one rate, {table[0][2]:g}, for {' and '.join(share)}: one was trained before, the other was not")
+        wrong.append(f"one rate, {table[0][2]:g}, for {' and '.join(share)}, although only one of them is pretrained")
     wrong += [f"a step moves the {t} by {s:.1%} of its weights" for t, s in share.items() if s > FASTEST]
-    wrong += [f"a step moves the {t} by {s:.1e} of its weights: nothing" for t, s in share.items() if s < SLOWEST]
+    wrong += [f"a step moves the {t} by only {s:.1e} of its weights" for t, s in share.items() if s < SLOWEST]
     shown = ", ".join(f"{name} {rate:g} ({n:,})" for _, name, rate, n in table)
-    shown += "; a step moves " + ", ".join(f"{t} {s:.2%}" for t, s in share.items())
+    shown += "; a step moves " + ", ".join(f"{t} {s:.2%}" for t, s in share.items()) + " of its weights"
     return Finding(
         not wrong, "; ".join([*wrong, shown] if wrong else [shown]),
-        f"a rate for each tower that learns, a step that moves none by more than {FASTEST:.0%} of its weights",
-        "one optimiser group over all towers\na rate for a new projector used on a language model that was trained before\n"
-        "the rate of LoRA adapters used on full weights",
+        f"one rate for each tower that trains; no step moves a tower by more than {FASTEST:.0%} of its weights",
+        "all towers are in one optimiser group\na new projector's rate is used on a pretrained language model\n"
+        "a rate for LoRA adapters is used on full weights",
         evidence={"groups": [{"tower": t, "group": n, "peak_lr": r, "parameters": k} for t, n, r, k in table], "moved": share},
     )  # fmt: skip
