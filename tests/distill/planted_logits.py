@@ -32,7 +32,7 @@ PLANTS = [
     bug("teacher-wavers", "teacher", "C12", TAUGHT, "return soft(F.dropout(answers(images), 0.1))\n",
         ("train mode", "dropout"), source="DST-01 neuralmagic/sparseml PR#2191", harm="targets that change from call to call"),
     bug("teacher-sees-another-picture", "teacher", "V1", APART, APART.replace('batch["image"]', 'batch["image"].roll(1, 0)'),
-        ("another picture",), harm="every picture is taught its neighbour's class"),
+        ("different pictures",), harm="every picture is taught its neighbour's class"),
     bug("exports-a-new-net", "exported-weights", "C18", SAVED,
         "net = classify.make_model(cfg, data['train'], classes)[0]\n        "
         + SAVED.replace("model", "net"),

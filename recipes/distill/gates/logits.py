@@ -38,18 +38,21 @@ def teacher(judge: Judge) -> Gate:
             hook.remove()
         if not asked:
             return Finding(
-                False, "the loss never asks the teacher", "an answer for every sample", "targets from elsewhere"
+                False,
+                "the loss never calls the teacher",
+                "teacher logits for every sample",
+                "targets come from elsewhere",
             )
         right = (asked[0].argmax(1) == batch["label"]).double().mean().item()
         by_itself = (judge.logits(batch["image"] * 2 - 1).argmax(1) == batch["label"]).double().mean().item()
-        wavers = ((losses[0] - losses[1]).abs() / losses[0].abs().clamp_min(1e-8)).item()
+        change = ((losses[0] - losses[1]).abs() / losses[0].abs().clamp_min(1e-8)).item()
         return Finding(
-            right >= by_itself - LOST and wavers <= MOVED,
-            f"right on {right:.1%} through the loss, {by_itself:.1%} by itself; the loss of one batch twice: {wavers:.0e} apart",
-            f"at most {LOST:.0%} less, and {MOVED:g}",
-            "the teacher gets the student's normalisation, scale or size: each net has its own\n"
-            "the teacher is in train mode, or dropout stands behind it\n"
-            "another picture is shown to the teacher than to the student",
+            right >= by_itself - LOST and change <= MOVED,
+            f"the teacher is right on {right:.1%} inside the loss, {by_itself:.1%} alone; computed twice, a batch's loss differs by {change:.0e}",
+            f"at most {LOST:.0%} less, and at most {MOVED:g}",
+            "the teacher gets the student's normalisation, scale or size, but each net has its own\n"
+            "the teacher is in train mode, or dropout is applied to its output\n"
+            "teacher and student get different pictures",
             batch={k: v for k, v in batch.items() if isinstance(v, torch.Tensor)},
         )  # fmt: skip
 
@@ -63,7 +66,7 @@ PAIRS = 8  # samples with a label, and as many without one
 
 def divergence(judge: Judge) -> Gate:
     """Return the gate on both terms of the loss, with `judge` as the teacher."""
-    title = "both loss terms of each sample equal their formulas, on weights that have moved"
+    title = "both loss terms of each sample equal their formulas, with trained weights"
 
     @gate("divergence", rows="C1", title=title, reads="data model loss counts train", explains=True)
     def prove(proof: Proof) -> Finding:
@@ -120,8 +123,8 @@ def divergence(judge: Judge) -> Gate:
                 causes += [f"{name}: {k}" for k, v in mistakes.items() if far(values, v) <= near]
         return Finding(
             not wrong, "; ".join(wrong) or f"{len(indices)} samples: {', '.join(f'{k} within {v:.0e}' for k, v in gaps.items())}",
-            f"within {near:g} of (1 - w) (-ln q(label)) where it is known, and w T^2 sum p (ln p - ln q)",
-            "a term is another formula: sums over classes, T^2, which distribution is softened, the weight of each term\n"
+            f"within {near:g} of (1 - w) (-ln q(label)) if the label is known, and of w T^2 sum p (ln p - ln q)",
+            "a term has another formula: check sums over classes, T^2, which distribution is softened, the weight of each term\n"
             "labels that are not known are used, or known ones are not",
             evidence={"gaps": gaps}, cause="; ".join(causes[:1]), batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
         )  # fmt: skip
