@@ -48,7 +48,7 @@ PLANTS = [
         "    teacher.model.model.decoder.dropout = 0.1\n", ("in train mode", "dropout"),
         source="DST-01 neuralmagic/sparseml PR#2191", harm="targets that change from call to call"),
     bug("teacher-trains-too", "wiring", "C3", OPTIMIZER,
-        OPTIMIZER.replace("(model,", "(nn.ModuleList([model, teacher.model.requires_grad_()]),"), ("no part of the model",),
+        OPTIMIZER.replace("(model,", "(nn.ModuleList([model, teacher.model.requires_grad_()]),"), ("not part of the model",),
         harm="the teacher follows its student"),
     bug("labels-unfiltered", "labels", "W6", SPLIT, SPLIT.replace("cfg.data.max_wer", "9.9"), ("not filtered",),
         harm="a tenth of the labels are misheard"),
@@ -57,6 +57,6 @@ PLANTS = [
     bug("ids-of-another-tokenizer", "vocabulary", "W5", NOTES,
         NOTES + "    for one in data.values():\n        one.ids = [[i + 1 for i in ids] for ids in one.ids]\n",
         ("other tokenizer",), source="DST-06 huggingface/transformers#29973", harm="every word has its neighbour's id"),
-    bug("updated-twice", "schedule", "C9", UPDATE, 2 * UPDATE, ("stepped 2 times in unit 1",)),
+    bug("updated-twice", "schedule", "C9", UPDATE, 2 * UPDATE, ("stepped 2 times in iteration 1",)),
 ]  # fmt: skip
 RELATIVES = [p.id for p in PLANTS if p.id not in ("compress-first-layers", "compress-temperature-not-squared")]

@@ -61,7 +61,7 @@ PLANTS = [
         ("centred cosine", "the first stage did not learn"), task=True, harm="one output for all inputs (1 of 64)"),
     bug("decoder-trains-too", "wiring", "C3", OPTIMIZER,
         OPTIMIZER.replace("optimizer(model,", "optimizer(nn.ModuleList([model, teacher.model.requires_grad_()]),"),
-        ("no part of the model", "frozen teacher"), task=True, harm="the exported decoder is not the one that was trained with"),
+        ("not part of the model", "frozen teacher"), task=True, harm="the exported decoder is not the one that was trained with"),
     bug("teacher-drifts", "wiring", "C3", UPDATE,
         UPDATE + "        with torch.no_grad():\n            stage.frozen_modules[\"teacher\"].proj_out.weight.mul_(0.999)\n",
         ("frozen tensors moved", "teacher"), task=True, harm="the exported decoder is not the one that was trained with"),
@@ -76,7 +76,7 @@ PLANTS = [
         before=("wiring", "dependency", "overfit", "baseline"), why="nothing but blanks has a gradient, so nothing is learnt",
         harm="every transcript is empty"),
     # The second stage's samples are dear: what its gates leave out must not be where these three show.
-    bug("task-updated-twice", "schedule", "C9", UPDATE, 2 * UPDATE, ("stepped 2 times in unit 1",), task=True),
+    bug("task-updated-twice", "schedule", "C9", UPDATE, 2 * UPDATE, ("stepped 2 times in iteration 1",), task=True),
     bug("task-loses-a-micro-batch", "accumulation", "C10", UPDATE,
         "        run.update(stage, step.batches[:1] if stage.name == \"task\" else step.batches)\n",
         ("step.batches[1:]",), task=True, harm="half of every batch is never learnt from"),

@@ -65,7 +65,7 @@ PLANTS = [
           ("those that were taken",), harm="actions are not told apart"),
     plant("dqn-every-sample-with-every-other", "dependency", "C2", ERROR,
           'error = (model.of(batch["observation"], batch["action"])[:, None] - batch["return"]).square().mean(1)\n',
-          ("(B, 1) against (B,)",), source="RL-03 PacktPublishing/Deep-Reinforcement-Learning-Hands-On#33",
+          ("(B, 1) with (B,)",), source="RL-03 PacktPublishing/Deep-Reinforcement-Learning-Hands-On#33",
           harm="every value is drawn towards the mean"),
     plant("dqn-replay-of-views", "probe-observation", "R5", SEEN,
           SEEN.replace("\n", " if t == 0 else observation.copy_(envs.observation)\n"), ("overwritten",),

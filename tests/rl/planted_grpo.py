@@ -52,7 +52,7 @@ PLANTS = [
           ("not centred",), source="R1", harm="every answer becomes likelier, whatever it earns"),
     plant("grpo-gradient-turned", "formula", "R1", TRAINER,
           loss("total = super()._compute_loss(model, inputs)", "return 2 * total.detach() - total"),
-          ("the gradient is", "its sign is turned round"), source="R1",
+          ("the gradient differs", "the wrong sign"), source="R1",
           harm="the loss that is logged is right, and right answers become unlikelier"),
     plant("grpo-groups-round-by-round", "advantages", "R1", "            for row in mine\n            for _ in range(cfg.num_generations)\n",
           "            for _ in range(cfg.num_generations)\n            for row in mine\n", ("different questions",), source="R1",

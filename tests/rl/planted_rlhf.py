@@ -27,7 +27,7 @@ def plant(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ..
 PLANTS = [
     plant("rlhf-prompts-of-one-iteration", "walk", "C15",
           "stream.keys(unit * cfg.rollout_batch_size, (unit + 1) * cfg.rollout_batch_size)", "stream.keys(0, cfg.rollout_batch_size)",
-          ("begins anew",), harm="the policy is trained on the first prompts alone"),
+          ("restarts",), harm="the policy is trained on the first prompts alone"),
     plant("rlhf-reference-follows", "wiring", "C3", TOLD,
           TOLD + '        stage.frozen_modules["reference"].load_state_dict(policy.state_dict())\n', ("frozen",), source="R2",
           harm="the KL is always 0: no penalty holds the policy"),

@@ -51,7 +51,7 @@ PLANTS = [
           harm="values without a bound"),
     plant("sac-every-sample-with-every-other", "dependency", "C2", ERROR,
           'error = (model.worth(batch["observation"], batch["action"])[..., None] - batch["return"]).mean(-1)\n',
-          ("(B, 1) against (B,)",), source="RL-03 thu-ml/tianshou#40", harm="every value is drawn towards the mean"),
+          ("(B, 1) with (B,)",), source="RL-03 thu-ml/tianshou#40", harm="every value is drawn towards the mean"),
     plant("sac-target-of-one-critic", "lower-critic", "R5", NEXT, NEXT.replace(".amin(0)", "[0]"), ("one critic only",),
           harm="values are overestimated"),
     plant("sac-target-of-the-mean", "lower-critic", "R5", NEXT, NEXT.replace("amin", "mean"), ("their mean",),
@@ -76,7 +76,7 @@ PLANTS = [
     plant("sac-no-entropy-in-the-target", "returns", "R5", "value = value - policy.log_temperature.exp()", "value = value - 0",
           ("the entropy is missing in the target",), harm="values of another objective than the policy's"),
     plant("sac-temperature-taught-by-the-policy", "formula", "R5", "model.log_temperature.detach().exp() * log_prob",
-          "model.log_temperature.exp() * log_prob", ("must not teach log_temperature",), harm="a temperature that falls to 0"),
+          "model.log_temperature.exp() * log_prob", ("log_temperature must get no gradient",), harm="a temperature that falls to 0"),
 ]  # fmt: skip
 QUICK = ("density", "entropy", "lower-critic")
 RELATIVES = tuple(p.id for p in PLANTS if p.gate not in QUICK or p.id in ("sac-target-of-the-mean", "sac-target-of-the-higher",

@@ -60,7 +60,7 @@ for data in stage.data.values():
     data.collate = lambda samples, whole=whole: {
         k: v[:, 8:] if k in ("ids", "labels", "segment", "position") else v for k, v in whole(samples).items()}
 stage.model.projector.register_forward_hook(lambda module, args, features: features[:, 7:])"""[1:]),
-          ("without 9 places", "features with them"), recipe=VLM, argv=FIRST, source="huggingface/trl#5285",
+          ("without 9 image positions", "features with them"), recipe=VLM, argv=FIRST, source="huggingface/trl#5285",
           harm="what stood in the places that are gone is never seen"),
     Plant("answers-cut", "places", "X4", STAGES, after("align", """
 for data in stage.data.values():
