@@ -68,7 +68,7 @@ PLANTS = [
           ("the order of the first", "set_epoch"), source="GEN-05 KAIR PR#106", before=("wiring",), why=WIRING),
     Plant("first-batch-again", "loader", "C15", UPDATE,
           "        run.first = getattr(run, 'first', step.batches)\n        run.update(stage, run.first)\n",
-          ("comes again after 8 others", "the same batch again and again"), before=("wiring",), why=WIRING,
+          ("is repeated after 8 others", "the same batch again and again"), before=("wiring",), why=WIRING,
           harm="next(iter(loader)) in the loop: one batch is learnt by heart"),
     Plant("split-twice", "loader", "C15", TRAIN_DATA, "learn = learn[run.rank :: run.world]\n    " + TRAIN_DATA,
           ("process 2 of 2 sees another data set", "2,000 samples", "core splits it again"),
