@@ -81,7 +81,7 @@ PLANTS = [
           source="LLM-03 huggingface/trl PR#6357", harm="answers do not stop"),
     plant("grpo-padding-answers", "samples", "L3", TRAINER,
           made("out['completion_mask'] = torch.ones_like(out['completion_mask'])"),
-          ("after the end", "belong to it"), source="LLM-15 huggingface/trl PR#6654",
+          ("after the end", "count as answer"), source="LLM-15 huggingface/trl PR#6654",
           harm="what stands behind an answer's end is learnt as if it had been said"),
     plant("grpo-sign", "objective", "R1", TRAINER, loss("return -super()._compute_loss(model, inputs)"), ("sign",), source="R1",
           harm="learns the wrong answers"),

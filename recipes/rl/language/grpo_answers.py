@@ -16,17 +16,17 @@ from trainworthy.recipes.rl.language.problems import Asker, Reward
 
 @dataclass
 class Subject:
-    """What the gates of a stage ask about."""
+    """What the gates of a stage check."""
 
     cfg: Any
     asker: Asker
     reward: Reward
-    """The one that is declared."""
+    """The declared reward function."""
 
 
 @dataclass
 class Unit:
-    """Answers of the untrained policy to two questions of different lengths, made by the trainer as in training, by row."""
+    """Answers of the untrained policy to two questions of different lengths, sampled by the trainer as in training; one row for each answer."""
 
     run: Run
     stage: Hosted
@@ -37,14 +37,14 @@ class Unit:
 
 
 def unit(s: Subject, proof: Proof) -> Unit:
-    """Made once for all gates."""
+    """Sample the answers, once for all gates."""
 
     def make() -> Unit:
         run, stage = proof.look()
         rows = [dict(r) for r in stage.ask(0)]
         for row in rows[
             s.cfg.num_generations :
-        ]:  # a longer prompt: whoever pads on the wrong side loses the shorter ones
+        ]:  # a longer prompt: padding on the wrong side then changes the shorter ones
             row["prompt"] = s.asker.put(f"{rows[0]['question']} {rows[0]['answer']}\n{row['question']}")
         seeds.seed_global(proof.cfg.run.seed, "unit")
         with in_mode(stage.model, training=True), torch.no_grad(), run.autocast():
@@ -57,7 +57,7 @@ def unit(s: Subject, proof: Proof) -> Unit:
 
 
 def alone(u: Unit, temperature: float) -> list[Tensor]:
-    """Log-probabilities (tokens, vocabulary) of each answer's tokens, read alone, without padding, from plain logits."""
+    """Return log-probabilities (tokens, vocabulary) at each answer's tokens, computed alone, without padding, from plain logits."""
 
     def read(before: list[int], after: list[int]) -> Tensor:
         ids = torch.tensor([before + after], device=u.run.device)

@@ -13,12 +13,12 @@ from trainworthy.recipes.rl.language.grpo_answers import Subject, alone, unit
 from trainworthy.recipes.rl.language.grpo_objective import formula_gate, objective, scored
 from trainworthy.recipes.rl.language.problems import Problems
 
-FAR = 6.0  # standard deviations between what was sampled and what the policy would sample
-TRIED = 24  # questions whose answers a reward is tried on
+FAR = 6.0  # standard deviations between the sampled answers' log-probability and the policy's average
+TRIED = 24  # questions that a reward is tested on
 
 
 def gates(s: Subject) -> list[Gate]:
-    """All of them."""
+    """Return all gates of GRPO."""
     return [
         rewards(s),
         questions(s),
@@ -38,14 +38,14 @@ def rewards(s: Subject) -> Gate:
 
     @gate("rewards", rows="R1", title=title, reads="data")
     def prove(proof: Proof) -> Finding:
-        """What the declared function gives right answers, those of other questions of the same length, none at all and long wrong
-        ones; alone, in a batch and in another order."""
+        """Calls the declared reward function with right answers, other questions' answers of the same length, empty answers and long wrong
+        ones: alone, in a batch and in another order."""
         rows = proof.look()[1].data["questions"].rows[: 20 * TRIED]
         tried = [(r, o) for r in rows[:TRIED] for o in rows if len(o["answer"]) == len(r["answer"])
                  and problems.differ(o["answer"], r["answer"])]  # fmt: skip
         pairs = list({id(r): (r, o["answer"]) for r, o in tried}.values())
         if not pairs:
-            raise Skip("no two answers are of one length")
+            raise Skip("no two answers have the same length")
 
         def ask(texts: list[str], order: list[int] | None = None) -> list[float]:
             order = order or list(range(len(texts)))
@@ -70,36 +70,38 @@ def rewards(s: Subject) -> Gate:
                   for r, _ in pairs]  # fmt: skip
         faults = []
         if len(all_of_it) == 1:
-            faults.append(f"a constant reward: {right:g} whatever is answered")
+            faults.append(f"a constant reward: every answer gets {right:g}")
         elif seen["right"] == seen["wrong, of the same length"]:
             faults.append(
-                f"right and wrong answers of one length earn the same ({right:g}), the empty one {empty:g}, long ones "
-                f"{long:g}: it depends on length alone"
+                f"right and wrong answers of one length get the same reward ({right:g}), empty answers {empty:g}, long ones "
+                f"{long:g}: the reward depends on length alone"
             )
         else:
             better = sum(a > b for a, b in zip(seen["right"], seen["wrong, of the same length"], strict=True))
             if better < 0.9 * len(pairs):
-                faults.append(f"only {better} of {len(pairs)} right answers earn more than a wrong one of their length")
+                faults.append(
+                    f"only {better} of {len(pairs)} right answers get a higher reward than a wrong one of their length"
+                )
             near = [
                 (a, b, t) for a, b, t in zip(seen["right"], seen["one digit off"], texts["one digit off"], strict=True)
             ]
             same = [(pairs[i][0]["answer"], t) for i, (a, b, t) in enumerate(near) if b >= a]
             if len(same) > 0.1 * len(pairs):
-                faults.append(f"{len(same)} of {len(pairs)} answers with one digit changed earn as much as the right one, e.g. "
+                faults.append(f"{len(same)} of {len(pairs)} answers with one changed digit get as much reward as the right one, e.g. "
                               f"{same[0][1]!r} for {same[0][0]!r}")  # fmt: skip
             if empty >= right:
-                faults.append(f"the empty answer earns {empty:g}, a right one {right:g}")
+                faults.append(f"the empty answer gets {empty:g}, a right one {right:g}")
             if long >= right:
-                faults.append(f"a long wrong answer earns {long:g}, a right one {right:g}")
+                faults.append(f"a long wrong answer gets {long:g}, a right one {right:g}")
         if not seen["right"] == turned == single:
-            faults.append("an answer earns something else among other answers, in another order or when asked again")
-        told = ", ".join(f"{k} {v:.3g}" for k, v in mean.items())
+            faults.append("an answer gets another reward among other answers, in another order or at a second call")
+        rewards_shown = ", ".join(f"{k} {v:.3g}" for k, v in mean.items())
         return Finding(
-            not faults, "; ".join(faults) or f"{len(pairs)} questions: {told}",
-            "right answers earn more than wrong ones of their length, than long ones and than none, whatever text surrounds them",
-            "a constant, or a function of the length: there is nothing to learn from it, or the wrong thing\n"
-            "the function reads another column, or another part of the answer, than the one that is right\n"
-            "it reads the last number alone, where an answer is a fraction or a formula: compare with math-verify\n"
+            not faults, "; ".join(faults) or f"mean rewards over {len(pairs)} questions: {rewards_shown}",
+            "right answers get a higher reward than wrong ones of their length, long ones and empty ones, independently of the batch",
+            "the reward is constant or depends on length alone, so it teaches nothing or the wrong thing\n"
+            "the function reads another column than the answer, or another part of the completion\n"
+            "it reads only the last number, but answers are fractions or formulas: compare with math-verify\n"
             "it draws at random, keeps a state, or mixes up the order of its batch",
             evidence={"mean": mean},
         )  # fmt: skip
@@ -112,7 +114,7 @@ def questions(s: Subject) -> Gate:
 
     @gate("questions", rows="C6", title=title, reads="data")
     def prove(proof: Proof) -> Finding:
-        """Prompts and sources of both splits, whatever the case and the spaces; and the solved questions before each prompt."""
+        """Compares prompts and sources of both splits, without case and spaces, and the solved questions that precede each prompt."""
         data = proof.look()[1].data
 
         def sets(rows: list[dict[str, str]]) -> list[set[str]]:
@@ -128,9 +130,9 @@ def questions(s: Subject) -> Gate:
         ]
         wrong += [f"{len(shown)} held-out questions appear solved in every prompt"] * bool(shown)
         return Finding(
-            not wrong, "; ".join(wrong) or f"{len(learnt[0]):,} questions to learn from, {len(held_out[0])} held out",
+            not wrong, "; ".join(wrong) or f"{len(learnt[0]):,} training questions, {len(held_out[0])} held-out ones",
             "no prompt and no source in both splits",
-            "split by source: one that was put in two ways is one question\nthe file of held-out questions is a part of the other",
+            "split by source: two wordings of one question have one source\nthe held-out file is a part of the training file",
         )  # fmt: skip
 
     return prove
@@ -142,10 +144,10 @@ def samples(s: Subject) -> Gate:
 
     @gate("samples", rows="L1 L3", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
-        """The log-probability of what was sampled, read alone without padding, against what the same distributions give on
-        average (their entropy), by prompt length; and where each answer ends."""
+        """Compares the log-probability of the sampled answers, computed alone without padding, with its expected value (the entropy of the
+        same distributions), by prompt length. Checks where each answer ends."""
         u, wrong = unit(s, proof), []
-        told = []
+        excesses = []
         for start in range(0, len(u.rows), s.cfg.num_generations):
             group = slice(start, start + s.cfg.num_generations)
             excess, variance = 0.0, 1e-2
@@ -155,24 +157,26 @@ def samples(s: Subject) -> Gate:
                 excess += (nll - h).sum().item()
                 variance += ((p.exp() * p.square()).sum(-1) - h.square()).sum().item()
             far, n = excess / variance**0.5, len(u.ids[start][0])
-            told.append(f"{far:+.1f} sd after {n} tokens")
+            excesses.append(f"{far:+.1f} sd for prompts of {n} tokens")
             if abs(far) > FAR:
-                wrong.append(f"answers after {n} tokens are not this policy's: {excess:+.0f} nats, {far:+.1f} sd")
+                wrong.append(
+                    f"answers to prompts of {n} tokens are not this policy's: {excess:+.0f} nats, {far:+.1f} sd"
+                )
         most, cut = s.cfg.max_new_tokens, 0
         for _, after in u.ids:
             ends = [i for i, t in enumerate(after) if t in s.asker.ends]
             cut += not ends
             if ends and ends[0] < len(after) - 1:
-                wrong.append(f"{len(after) - 1 - ends[0]} tokens after the end of an answer belong to it")
+                wrong.append(f"{len(after) - 1 - ends[0]} tokens after the end token of an answer count as answer")
             if not ends and len(after) < most:
                 wrong.append(f"an answer of {len(after)} of {most} tokens is without the token that ends it")
         return Finding(
-            not wrong, "; ".join(dict.fromkeys(wrong)) or f"{', '.join(told)}; {len(u.ids) - cut} of {len(u.ids)} answers end",
-            f"within {FAR:g} sd of what the policy samples on average; each answer up to the token that ends it, that one included",
-            "prompts padded on the right for generation: the answer then continues the padding\n"
-            "another temperature, or a top-k, than the loss knows of; weights that are not the policy's\n"
+            not wrong, "; ".join(dict.fromkeys(wrong)) or f"{', '.join(excesses)}; {len(u.ids) - cut} of {len(u.ids)} answers end",
+            f"log-probability within {FAR:g} sd of its expected value; each answer ends with its end token, which counts",
+            "prompts are padded on the right for generation: the answer then continues the padding\n"
+            "sampling uses another temperature than the loss, a top-k, or weights that are not the policy's\n"
             "the end token is masked because it is also the pad: mask by length, never by id (the model then never stops)",
-            evidence={"told": told, "cut": cut},
+            evidence={"excess": excesses, "cut": cut},
         )  # fmt: skip
 
     return prove
@@ -183,7 +187,7 @@ def advantages(s: Subject) -> Gate:
 
     @gate("advantages", rows="R1", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
-        """The declared reward of each answer, asked alone, less its group's mean and over its standard deviation."""
+        """Computes the declared reward of each answer alone, minus its group's mean, divided by the group's standard deviation."""
         u = unit(s, proof)
         said = [s.asker.tokenizer.decode(after, skip_special_tokens=True) for _, after in u.ids]
         own = [
@@ -192,32 +196,34 @@ def advantages(s: Subject) -> Gate:
         ]
         groups = torch.tensor(own, dtype=torch.float64).view(-1, s.cfg.num_generations)
         got = u.batch["advantages"].cpu().double().view(-1, s.cfg.num_generations)
-        still = int((groups.std(1) == 0).sum())
+        equal = int((groups.std(1) == 0).sum())
         due = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
         asked = [{r["question"] for r in u.rows[i : i + s.cfg.num_generations]}
                  for i in range(0, len(u.rows), s.cfg.num_generations)]  # fmt: skip
         if mixed := [len(q) for q in asked if len(q) > 1]:
             return Finding(
-                False, f"{len(mixed)} of {len(asked)} groups hold answers to {max(mixed)} questions",
+                False, f"{len(mixed)} of {len(asked)} groups contain answers to {max(mixed)} questions",
                 f"{s.cfg.num_generations} answers to one question in each group",
-                "the answers of a group belong to different questions: advantages compare questions, not answers. The order of the "
-                "rows is question by question, not round by round (two loops in the other order, a sampler, a shuffle)",
+                "the answers of a group belong to different questions, so advantages compare questions, not answers. Rows must be "
+                "ordered question by question, not round by round (two loops in the other order, a sampler, a shuffle)",
                 evidence={"questions": [sorted(q) for q in asked]},
             )  # fmt: skip
-        if still == len(groups):
-            raise Skip(f"in all {still} groups every answer earns {own[0]:g}: nothing to compare, nothing to learn yet")
+        if equal == len(groups):
+            raise Skip(
+                f"in all {equal} groups every answer gets a reward of {own[0]:g}: there is nothing to compare or learn yet"
+            )
         gap, centre = (got - due).abs().max().item(), got.mean(1).abs().max().item()
         wrong = [f"advantages are not centred: a group's mean is {centre:.3g}"] if centre > 1e-3 else []
         if gap > 1e-3 and not wrong:
             at = int((got - due).abs().flatten().argmax())
-            wrong.append(f"{said[at].strip()!r} earns {own[at]:g} alone, an advantage of {due.flatten()[at]:.3g} in its group, and "
-                         f"gets {got.flatten()[at]:.3g}")  # fmt: skip
+            wrong.append(f"{said[at].strip()!r} has a reward of {own[at]:g} and in its group an advantage of {due.flatten()[at]:.3g}, but "
+                         f"training uses {got.flatten()[at]:.3g}")  # fmt: skip
         return Finding(
-            not wrong, "; ".join(wrong) or f"{len(own)} answers, rewards {groups.mean():.3g} on average, {still} of {len(groups)} "
-            "groups without a difference", "(reward - mean) / standard deviation of its group, within 1e-3",
-            "rewards belong to other answers than those they were given for (shuffled, another order)\n"
-            "advantages are rewards as they are, or measured against another group or the whole batch\n"
-            "--shuffle-rewards, the control, is switched on",
+            not wrong, "; ".join(wrong) or f"{len(own)} answers, mean reward {groups.mean():.3g}, equal rewards in {equal} of "
+            f"{len(groups)} groups", "(reward - mean) / standard deviation of its group, within 1e-3",
+            "rewards are assigned to other answers (shuffled, another order)\n"
+            "advantages are plain rewards, or relative to another group or the whole batch\n"
+            "--shuffle-rewards, the control experiment, is switched on",
             evidence={"rewards": own, "got": got.flatten().tolist(), "due": due.flatten().tolist()}, batch=u.batch,
         )  # fmt: skip
 
@@ -230,8 +236,8 @@ def prompts(s: Subject) -> Gate:
 
     @gate("prompts", rows="L1 L8", title=title, reads="data model loss evaluate")
     def prove(proof: Proof) -> Finding:
-        """What enters the embedding while `evaluate` generates, against the prompt that was trained on; and greedy answers to three
-        prompts of different lengths at once and alone."""
+        """Compares the ids that enter the embedding while `evaluate` generates with the prompt of training, and greedy answers to three
+        prompts of different lengths in one batch with those of each alone."""
         u, wrong = unit(s, proof), []
         rows = [{**u.rows[0], "prompt": u.rows[0]["question"]}, u.stage.data["val"].rows[0]]
         rows.append({**rows[1], "prompt": f"{rows[0]['prompt']} {rows[0]['answer']}\n{rows[1]['prompt']}"})
@@ -240,7 +246,7 @@ def prompts(s: Subject) -> Gate:
         trained = u.ids[0][0]
         if trained not in [row[-len(trained) :] for ids in asked for row in ids.tolist()]:
             wrong.append(
-                f"training asks after {s.asker.tokenizer.decode(trained[-24:])!r}; no prompt of the evaluation ends so"
+                f"in training, answers follow {s.asker.tokenizer.decode(trained[-24:])!r}; no evaluation prompt ends so"
             )
 
         def said(some: list[dict]) -> list[str]:
@@ -251,10 +257,10 @@ def prompts(s: Subject) -> Gate:
         differ = [(a, b) for a, b in zip(together, single, strict=True) if a != b]
         wrong += [f"answers differ: {differ[0][0]!r} in a batch, {differ[0][1]!r} alone"] if differ else []
         return Finding(
-            not wrong, "; ".join(wrong) or f"{len(rows)} answers the same, e.g. {together[0]!r}",
-            "every prompt that is generated from ends as in training; equal answers",
-            "prompts padded on the right for generation: the answer then continues the padding\n"
-            "a template, a BOS or solved questions that one of the two paths adds and the other does not",
+            not wrong, "; ".join(wrong) or f"{len(rows)} answers equal, e.g. {together[0]!r}",
+            "every evaluation prompt ends with the tokens of training; equal answers",
+            "prompts are padded on the right for generation: the answer then continues the padding\n"
+            "only one of training and evaluation adds a template, a BOS or solved questions",
             evidence={"together": together, "alone": single},
         )  # fmt: skip
 
@@ -266,7 +272,7 @@ def judge(s: Subject) -> Gate:
 
     @gate("judge", rows="R1", title=title, reads="data evaluate metric")
     def prove(proof: Proof) -> Finding:
-        """`evaluate` with a policy that gives answers written beforehand: right, right after some working, taken back, none."""
+        """Runs `evaluate` with a policy that returns prepared answers: right, right after a calculation, corrected to a wrong one, empty."""
         run, stage = proof.look()
         rows = stage.data["val"].rows[:8]
         wrong = {
@@ -276,7 +282,7 @@ def judge(s: Subject) -> Gate:
         kinds = [lambda a, o: (a, 1), lambda a, o: (o, 0), lambda a, o: ("", 0)]
         if problems.number(rows[0]["answer"]) is not None:
             worked = lambda a, o: (f"{o} and so {a}", 1)  # noqa: E731
-            # More of these than of answers taken back: who reads the first number must not come out even.
+            # More of these than of the corrected ones, so that a metric that reads the first number gets another score.
             kinds = [kinds[0], worked, worked, lambda a, o: (f"{a}, no, {o}", 0), kinds[2]]
         told = [kinds[i % len(kinds)](r["answer"], wrong[r["answer"]]) for i, r in enumerate(rows)]
         waiting = [s.asker.answer(text) for text, _ in told]
@@ -297,10 +303,10 @@ def judge(s: Subject) -> Gate:
         due = sum(right for _, right in told) / len(told)
         shown = ", ".join(repr(text) for text, _ in told[: len(kinds)])
         return Finding(
-            abs(got - due) < 1e-6, f"{stage.metric.name} {got:.3f} of answers of which {due:.3f} are right, such as {shown}",
+            abs(got - due) < 1e-6, f"{stage.metric.name} is {got:.3f} for answers of which {due:.3f} are right, such as {shown}",
             f"{due:.3f}: the last number counts",
-            "the first number is read, which is working and not the answer\nwhat follows the end of an answer is read, too\n"
-            "questions and answers are out of step",
+            "the metric reads the first number, which is part of the calculation\nthe metric also reads what follows the end of an answer\n"
+            "answers are assigned to other questions",
             evidence={"answers": [text for text, _ in told], "got": got, "due": due},
         )  # fmt: skip
 

@@ -22,7 +22,7 @@ def monitors(cfg: Any, held_out: int) -> list[Monitor]:
 
 
 def _telling(one: Monitor) -> Callable[[History], Finding]:
-    """What it finds, without an end of the run."""
+    """Return the monitor's judgement without its request to stop the run."""
 
     def judged(history: History) -> Finding:
         found = one.judge(history)
@@ -32,23 +32,23 @@ def _telling(one: Monitor) -> Callable[[History], Finding]:
 
 
 def logged(history: History, name: str) -> list[float]:
-    """What the trainer logged, a mean over the units of each evaluation."""
+    """Return what the trainer logged, averaged over the iterations before each evaluation."""
     return [row[f"train/trainer/{name}"] for row in history if f"train/trainer/{name}" in row]
 
 
 def lately(values: list[float], wrong: Callable[[float], bool]) -> bool:
-    """Was it wrong at the last evaluations, and not at the first?"""
+    """Return whether the values were wrong at the last evaluations, but not at the first."""
     return len(values) > AGAIN and all(map(wrong, values[-AGAIN:]))
 
 
 def unpaid(history: History, noise: float) -> bool:
-    """Are held-out answers right no more often than at the first evaluation, and not nearly always?"""
+    """Return whether held-out answers are right no more often than at the first evaluation, and not nearly always."""
     right = [row["val/accuracy"] for row in history]
     return right[-1] - right[0] <= noise and right[-1] < 0.9
 
 
 def hacked(held_out: int) -> Monitor:
-    """The training reward also rises where answers only become surer: held-out answers, given greedily, must follow."""
+    """The training reward also rises if answers only become more certain. So the accuracy of greedy held-out answers must not fall."""
     noise = 2 * (0.5 / held_out) ** 0.5  # two standard errors of a difference at one half
 
     @monitor("reward", rows="R1", title="answers with higher reward are right more often")
@@ -58,12 +58,15 @@ def hacked(held_out: int) -> Monitor:
         top = right.index(max(right))
         before = logged(history[: top + 1], "reward")[-1:] or earned[:1]
         stop = lately(right, lambda value: max(right) - value > noise) and earned[-1] > before[0]
-        told = f"reward {earned[0]:.3g} -> {earned[-1]:.3g} while training; held-out accuracy {right[0]:.3f} -> {right[-1]:.3f}"
+        curves = (
+            f"training reward {earned[0]:.3g} -> {earned[-1]:.3g}; held-out accuracy {right[0]:.3f} -> {right[-1]:.3f}"
+        )
         return Finding(
-            not fell, f"{told}, at best {max(right):.3f}", f"held-out accuracy within {noise:.2f} of its best",
-            "the reward has a hole: read what earns most; a lower --optim.lr, --beta above 0, the best weights (--run.export best)",
+            not fell, f"{curves}, at best {max(right):.3f}", f"held-out accuracy within {noise:.2f} of its best",
+            "the reward can be hacked: read the answers with the highest reward; a lower --optim.lr, --beta above 0, the best weights "
+            "(--run.export best)",
             evidence={"reward": earned, "accuracy": right}
-            | ({"stop": "the reward pays for something else than right answers"} if stop else {}),
+            | ({"stop": "the reward rises for something else than right answers"} if stop else {}),
         )  # fmt: skip
 
     return judged
@@ -71,18 +74,19 @@ def hacked(held_out: int) -> Monitor:
 
 @monitor("groups", rows="R1", title="rewards differ within groups")
 def still_groups(history: History) -> Finding:
-    """Groups whose answers all earn the same: counted, for they teach nothing."""
+    """Watches the share of groups whose answers all get the same reward: they teach nothing."""
     share = logged(history, "frac_reward_zero_std")
     stop = len(share) >= AGAIN and min(share[-AGAIN:]) >= 0.999 and history[-1]["val/accuracy"] < 0.9
     return Finding(
-        share[-1] <= 0.8, f"{share[0]:.0%} of the groups without a difference at first, {share[-1]:.0%} at last", "at most 80%",
-        "questions that are all too easy or all too hard: other ones, a larger --num-generations, a higher --temperature",
-        evidence={"share": share} | ({"stop": "no group's rewards differ: there is no gradient, nothing is learnt"} if stop else {}),
+        share[-1] <= 0.8, f"all rewards of a group are equal in {share[0]:.0%} of the groups at first, {share[-1]:.0%} at the end",
+        "at most 80%",
+        "questions are too easy or too hard: use other ones, a larger --num-generations, a higher --temperature",
+        evidence={"share": share} | ({"stop": "rewards differ in no group: there is no gradient, nothing is learnt"} if stop else {}),
     )  # fmt: skip
 
 
 def lengths(noise: float) -> Monitor:
-    """Answers that grow, or are cut, and are right no more often."""
+    """Return the monitor of answers that become longer, or are cut, and are right no more often."""
 
     @monitor("lengths", rows="L3", title="answers end by themselves, and do not grow")
     def judged(history: History) -> Finding:
@@ -91,29 +95,29 @@ def lengths(noise: float) -> Monitor:
         endless = cut[0] < 0.5 and lately(cut, lambda value: value > 0.9)
         stop = unpaid(history, noise) and (endless or lately(mean, lambda value: value > GROWN * mean[0]))
         return Finding(
-            cut[-1] <= 0.5 and mean[-1] <= GROWN * mean[0], f"{cut[0]:.0%} cut at the limit at first, {cut[-1]:.0%} at last; "
-            f"{mean[0]:.1f} tokens, then {mean[-1]:.1f}", "at most half of them cut, at most three times as long",
-            "a larger --max-new-tokens; a reward that pays for length",
-            evidence={"cut": cut, "mean": mean} | ({"stop": "a reward that pays for length"} if stop else {}),
+            cut[-1] <= 0.5 and mean[-1] <= GROWN * mean[0], f"{cut[0]:.0%} of the answers cut at the limit at first, {cut[-1]:.0%} at the "
+            f"end; mean length {mean[0]:.1f} tokens, then {mean[-1]:.1f}", "at most half of them cut, at most three times as long",
+            "--max-new-tokens is too small, or the reward grows with length",
+            evidence={"cut": cut, "mean": mean} | ({"stop": "the reward grows with length"} if stop else {}),
         )  # fmt: skip
 
     return judged
 
 
 def decided(noise: float) -> Monitor:
-    """A policy that is sure of its answers before they are right."""
+    """Return the monitor of a policy that becomes certain of its answers before they are right."""
 
     @monitor("entropy", rows="R1", title="the policy keeps exploring while it learns")
     def judged(history: History) -> Finding:
-        """Entropy of a token (nats). Gone early, nothing new is tried."""
+        """Watches the entropy of a token (nats). If it vanishes early, the policy tries nothing new."""
         seen, share = logged(history, "entropy"), logged(history, "frac_reward_zero_std")
         gone = seen[-1] < CERTAIN * seen[0] and history[-1]["val/accuracy"] < 0.9
         stop = gone and unpaid(history, noise) and lately(seen, lambda value: value < CERTAIN * seen[0])
         return Finding(
-            not gone, f"{seen[0]:.3g} nats a token, then {seen[-1]:.3g}", "2% of what it was, or nearly all answers right",
+            not gone, f"entropy {seen[0]:.3g} nats per token, then {seen[-1]:.3g}", "at least 2% of the first, or nearly all answers right",
             "a lower --optim.lr, --beta above 0, a higher --temperature",
             evidence={"entropy": seen, "zero_variance": share}
-            | ({"stop": "a rate that is too high, or a reward that one answer gets for every question"} if stop else {}),
+            | ({"stop": "the rate is too high, or one answer gets the reward for every question"} if stop else {}),
         )  # fmt: skip
 
     return judged
@@ -121,9 +125,9 @@ def decided(noise: float) -> Monitor:
 
 @monitor("clip", rows="R1", title="an iteration's updates stay within the clipping range")
 def clipped(history: History) -> Finding:
-    """Share of the tokens at the clip."""
+    """Watches the share of clipped tokens."""
     share = logged(history, "clip_ratio/region_mean")
-    return Finding(max(share) <= 0.3, f"{max(share):.0%} of the tokens at the clip at most", "30%",
+    return Finding(max(share) <= 0.3, f"up to {max(share):.0%} of the tokens are clipped", "at most 30%",
                    "a lower --optim.lr, fewer --num-iterations", evidence={"share": share})  # fmt: skip
 
 

@@ -23,7 +23,7 @@ def scored(s: Subject) -> Gate:
 
     @gate("scored", rows="L2 L3", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
-        """Where the loss has a gradient with respect to the last hidden states: a state answers for the token that follows it."""
+        """Reads where the loss has a gradient with respect to the last hidden states: each state predicts the next token."""
         u, wrong, states = unit(s, proof), [], []
         picked = [0, len(u.rows) - 1]  # a padded prompt and one that is not
         batch = {k: v[picked] for k, v in u.batch.items()}
@@ -54,7 +54,7 @@ def scored(s: Subject) -> Gate:
         shown = " | ".join(repr(s.asker.tokenizer.decode(u.ids[i][1])) for i in picked)
         return Finding(
             not wrong, "; ".join(wrong) or f"of {width} + {batch['completion_ids'].shape[1]} tokens: {shown}",
-            "a gradient at the answer and the token that ends it alone",
+            "only the answer and the token that ends it have a gradient",
             "prompts are scored: the mask is the attention mask\n"
             "the end token is masked because it is also the pad: mask by length, never by id (the model then never stops)",
             batch=batch,
@@ -68,9 +68,9 @@ def objective(s: Subject) -> Gate:
 
     @gate("objective", rows="R1 L1", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
-        """With advantages and an older policy that are made up, so that every branch of the clip is taken: the recipe's loss of a
-        padded batch against the formula from log-probabilities of each answer read alone, without padding, from plain logits.
-        Before anything is trained the reference's must be the policy's."""
+        """Compares the recipe's loss of a padded batch with the formula. Its log-probabilities come from each answer alone, without padding,
+        from plain logits. Advantages and the older policy are made up, so that every branch of the clip is used. Before training, the
+        reference must equal the policy."""
         u = unit(s, proof)
         mask = exact(u.batch["completion_mask"])
         plain, wrong = torch.zeros_like(mask), []
@@ -89,7 +89,7 @@ def objective(s: Subject) -> Gate:
             wrong += [f"before training the reference is {off:.3g} nats from the policy"] if off > limit else []
             made["ref_per_token_logps"] = (plain + steps.flip(1)).float()
             over = steps.flip(1)
-            # Schulman's k3 (2020), weighed by the ratio: of older samples its gradient is else not that of the KL (DeepSeek-V3.2).
+            # Schulman's k3 (2020) times the ratio: for older samples its gradient is otherwise not that of the KL (DeepSeek-V3.2).
             each = each + s.cfg.beta * ratio * (over.exp() - over - 1)
         due = ((each * mask).sum() / mask.sum()).item()
         with in_mode(u.stage.model, training=True), torch.no_grad(), u.run.autocast():
@@ -101,10 +101,10 @@ def objective(s: Subject) -> Gate:
         return Finding(
             not wrong, "; ".join(wrong) or f"{got:.6f}, by the formula {due:.6f} ({int(mask.sum())} tokens)",
             f"the mean over tokens of -min(ratio A, clip(ratio) A), clip {s.cfg.epsilon:g}{kl}, within {limit:g}",
-            "prompts padded on the right, no attention mask, or position ids that count the padding: each answer is then read "
-            "after another prompt\nthe prompt or the padding counts, or a mean over answers instead of tokens\n"
-            "the ratio is upside down, not clipped, or clipped on one side; another sign\n"
-            "the reference is another model: loaded again by name, or not taken after --init-from",
+            "prompts are padded on the right, the attention mask is missing, or position ids count the padding: each answer then follows "
+            "another prompt\nthe prompt or the padding counts, or the loss is a mean over answers instead of tokens\n"
+            "the ratio is inverted, not clipped, or clipped on one side; or the sign is wrong\n"
+            "the reference is another model: loaded again by name, or not copied after --init-from",
             evidence={"got": got, "due": due, "gap": gap},
         )  # fmt: skip
 
@@ -114,11 +114,11 @@ def objective(s: Subject) -> Gate:
 def formula_gate(s: Subject) -> Gate:
     @gate("formula", rows="R1 L1", title=formula.TITLE, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:
-        """Answers of the last rehearsed iteration, at the weights that it has left, with advantages and an older policy that are made
-        up as in `objective`: the loss of each answer, and the gradient of all. A gradient of the wrong sign changes no value."""
+        """Compares the loss of each answer, and the gradient of all, with the formula: on answers and weights of the last rehearsed iteration,
+        with advantages and an older policy made up as in `objective`. A gradient of the wrong sign changes no value of the loss."""
         run, stage, record = rehearsed(proof)
         if not record.batch:
-            raise Skip("the loop updates by itself: no batch was seen (see wiring)")
+            raise Skip("the loop makes its own updates, so no batch was recorded (see wiring)")
         batch = _few(record.batch)
         batch["advantages"] = torch.linspace(-1.5, 1.5, len(batch["prompt_ids"]), device=run.device)
         said = [_said(stage, run, batch, i, s.cfg.temperature) for i in range(len(batch["prompt_ids"]))]
@@ -150,7 +150,7 @@ def formula_gate(s: Subject) -> Gate:
 
 
 def _few(batch: dict) -> dict[str, Tensor]:
-    """The first and the last two answers."""
+    """Return the first and the last two answers of a batch."""
     rows = {k: v for k, v in batch.items() if isinstance(v, Tensor) and v.dim()}
     n = len(rows["prompt_ids"])
     picked = sorted({0, 1, n - 2, n - 1} & set(range(n)))
@@ -158,7 +158,7 @@ def _few(batch: dict) -> dict[str, Tensor]:
 
 
 def _said(stage: Hosted, run: Run, batch: dict[str, Tensor], i: int, temperature: float) -> Tensor:
-    """Log-probabilities (tokens,) of an answer's tokens, read alone, without padding, from plain logits."""
+    """Return log-probabilities (tokens,) of an answer's tokens, computed alone, without padding, from plain logits."""
     before, after = (batch[f"{k}_ids"][i][batch[f"{k}_mask"][i].bool()] for k in ("prompt", "completion"))
     with in_mode(stage.model, training=False), run.autocast():
         logits = stage.model(input_ids=torch.cat([before, after])[None], use_cache=False).logits[
