@@ -18,7 +18,7 @@ from typing import Any
 
 from trainworthy.core import gates
 from trainworthy.core.base import config, masking
-from trainworthy.core.base.console import table
+from trainworthy.core.base.console import outlast_readers, table
 from trainworthy.core.base.errors import DISK_FULL, DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.commands.check import seeds
@@ -70,6 +70,7 @@ def main(target: str | None = None, argv: list[str] | None = None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     if target is not None:
         argv = ["run", target, *argv]
+    outlast_readers()
     process_end.leave(*outcome(argv), then=on_end.run)
 
 
