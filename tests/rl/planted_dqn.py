@@ -91,7 +91,7 @@ PLANTS = [
           harm="no loss shows it; what is thrown away by its age is another part"),
     plant("dqn-target-counts-units", "target-rate", "R5", FOLLOW,
           "            if i == cfg.gradient_steps and (step.index + 1) % cfg.target_update_interval == 0:\n                target.follow(policy)\n",
-          ("units are counted",), harm="ten targets in a run instead of three hundred; the probes have an interval of their own"),
+          ("rollouts are counted",), harm="ten targets in a run instead of three hundred; the probes have an interval of their own"),
     plant("dqn-double-is-not", "returns", "R5", BEST, "best = worth.argmax(-1, keepdim=True)\n", ("`double`",),
           harm="values that are too high"),
     plant("dqn-units-of-returns-mixed", "returns", "R5", "* target.returns.rms)", "* policy.returns.rms)", ("units are mixed up",),

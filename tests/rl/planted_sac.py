@@ -70,7 +70,7 @@ PLANTS = [
       for kept, harm in (("replay", "a resumed run has forgotten what it saw"), ("target", "targets of a net that knows nothing"),
                          ("environments", "a resumed run begins new episodes"))],
     plant("sac-tau-is-what-is-kept", "target-rate", "R5", "target.follow(policy, cfg.tau)", "target.follow(policy, 1 - cfg.tau)",
-          ("the net itself after every update", "not the share kept"), harm="targets that run away"),
+          ("equals the net after every update", "not the share kept"), harm="targets that run away"),
     plant("sac-logarithm-for-temperature", "returns", "R5", "policy.log_temperature.exp() * log_prob * policy",
           "policy.log_temperature * log_prob * policy", ("the temperature's logarithm",), harm="entropy costs what it should earn"),
     plant("sac-no-entropy-in-the-target", "returns", "R5", "value = value - policy.log_temperature.exp()", "value = value - 0",

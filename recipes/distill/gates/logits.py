@@ -1,5 +1,7 @@
 """Gates of a teacher that returns logits: it gets pictures in its own format, and is deterministic."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from trainworthy.core.base import seeds
@@ -86,29 +88,7 @@ def divergence(judge: Judge) -> Gate:
                     got.setdefault(name, []).append(float(term))
             said = stage.model(batch["image"]).double()
             theirs = judge.logits(batch["image"] * 2 - 1).double()
-        t, w = cfg.temperature, cfg.weight
-        log_q, log_p = (said / t).log_softmax(1), (theirs / t).log_softmax(1)
-
-        def apart(log_p: Tensor, log_q: Tensor) -> Tensor:
-            return (log_p.exp() * (log_p - log_q)).sum(1)
-
-        def labelled(log_q: Tensor) -> Tensor:
-            return -log_q.gather(1, batch["label"][:, None])[:, 0] * batch["known"]
-
-        due = {
-            "ce": ((1 - w) * labelled(said.log_softmax(1)),
-                   {"the scores are softened by the temperature": (1 - w) * labelled(log_q),
-                    "every label is used, also those that are not known":
-                        (1 - w) * -said.log_softmax(1).gather(1, batch["label"][:, None])[:, 0],
-                    "the weights of the two terms are exchanged": w * labelled(said.log_softmax(1))}),
-            "kl": (w * t**2 * apart(log_p, log_q),
-                   {"T^2 is missing": w * apart(log_p, log_q), "divided by T^2": w / t**2 * apart(log_p, log_q),
-                    "T for T^2": w * t * apart(log_p, log_q),
-                    "teacher and student are exchanged": w * t**2 * apart(log_q, log_p),
-                    "the teacher's scores are not softened": w * t**2 * apart(theirs.log_softmax(1), log_q),
-                    "the student's scores are not softened": w * t**2 * apart(log_p, said.log_softmax(1)),
-                    "the weights of the two terms are exchanged": (1 - w) * t**2 * apart(log_p, log_q)}),
-        }  # fmt: skip
+        due = _stated(cfg, batch, said, theirs)
         near, wrong, causes, gaps = NEAR.get(run.precision, COARSE), [], [], {}
 
         def far(values: Tensor, of: Tensor) -> float:
@@ -130,3 +110,30 @@ def divergence(judge: Judge) -> Gate:
         )  # fmt: skip
 
     return prove
+
+
+def _stated(cfg: Any, batch: dict, said: Tensor, theirs: Tensor) -> dict[str, tuple[Tensor, dict[str, Tensor]]]:
+    """Return {term: (its value for each sample (N,), {known mistake: its value})} from scores (N, classes) of student and teacher."""
+    t, w = cfg.temperature, cfg.weight
+    log_q, log_p = (said / t).log_softmax(1), (theirs / t).log_softmax(1)
+
+    def apart(log_p: Tensor, log_q: Tensor) -> Tensor:
+        return (log_p.exp() * (log_p - log_q)).sum(1)
+
+    def labelled(log_q: Tensor) -> Tensor:
+        return -log_q.gather(1, batch["label"][:, None])[:, 0] * batch["known"]
+
+    return {
+        "ce": ((1 - w) * labelled(said.log_softmax(1)),
+               {"the scores are softened by the temperature": (1 - w) * labelled(log_q),
+                "every label is used, also those that are not known":
+                    (1 - w) * -said.log_softmax(1).gather(1, batch["label"][:, None])[:, 0],
+                "the weights of the two terms are exchanged": w * labelled(said.log_softmax(1))}),
+        "kl": (w * t**2 * apart(log_p, log_q),
+               {"T^2 is missing": w * apart(log_p, log_q), "divided by T^2": w / t**2 * apart(log_p, log_q),
+                "T for T^2": w * t * apart(log_p, log_q),
+                "teacher and student are exchanged": w * t**2 * apart(log_q, log_p),
+                "the teacher's scores are not softened": w * t**2 * apart(theirs.log_softmax(1), log_q),
+                "the student's scores are not softened": w * t**2 * apart(log_p, said.log_softmax(1)),
+                "the weights of the two terms are exchanged": (1 - w) * t**2 * apart(log_p, log_q)}),
+    }  # fmt: skip

@@ -227,27 +227,8 @@ def causal(proof: Proof) -> Finding:
             stage.loss(stage.model, one)
         return heard[0], seen[0]
 
-    def exchanged(one: dict) -> dict:
-        """Return the batch with the last answer token of each row replaced by the row's first token."""
-        other = dict(one)
-        if isinstance(one.get("inputs"), dict):
-            other["inputs"] = exchanged(one["inputs"])
-        ids, scored = one.get("input_ids"), one.get("labels")
-        if not isinstance(ids, Tensor):
-            return other
-        flat = ids.flatten(0, -2).clone()  # (rows, T)
-        mask = one.get("completion_mask") if scored is None else scored != IGNORED
-        mask = one.get("attention_mask") if mask is None else mask
-        if mask is None or mask.shape != ids.shape:
-            return other
-        for row, inside in zip(flat, mask.flatten(0, -2).bool(), strict=True):
-            last = inside.nonzero().flatten()
-            if len(last):
-                row[last[-1]] = row[last[0] - 1] if row[last[0] - 1] != row[last[-1]] else row[0]
-        return {**other, "input_ids": flat.view_as(ids)}
-
     try:
-        (ids, before), (moved, after) = states(batch), states(exchanged(batch))
+        (ids, before), (moved, after) = states(batch), states(_last_token_exchanged(batch))
     finally:
         for hook in hooks:
             hook.remove()
@@ -274,6 +255,26 @@ def causal(proof: Proof) -> Finding:
         "targets are inputs without a shift",
         evidence={"leak": leak}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
     )  # fmt: skip
+
+
+def _last_token_exchanged(one: dict) -> dict:
+    """Return the batch with the last answer token of each row replaced by the row's first token."""
+    other = dict(one)
+    if isinstance(one.get("inputs"), dict):
+        other["inputs"] = _last_token_exchanged(one["inputs"])
+    ids, scored = one.get("input_ids"), one.get("labels")
+    if not isinstance(ids, Tensor):
+        return other
+    flat = ids.flatten(0, -2).clone()  # (rows, T)
+    mask = one.get("completion_mask") if scored is None else scored != IGNORED
+    mask = one.get("attention_mask") if mask is None else mask
+    if mask is None or mask.shape != ids.shape:
+        return other
+    for row, inside in zip(flat, mask.flatten(0, -2).bool(), strict=True):
+        last = inside.nonzero().flatten()
+        if len(last):
+            row[last[-1]] = row[last[0] - 1] if row[last[0] - 1] != row[last[-1]] else row[0]
+    return {**other, "input_ids": flat.view_as(ids)}
 
 
 class Enough(Exception):

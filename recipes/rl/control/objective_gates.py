@@ -35,7 +35,7 @@ def formula_gate(formula: Callable | None) -> Gate:
         """Compares the last batch of two rollouts with recipes/rl/control/formulas.py: the value of each sample and the gradient of the sum.
         Stored numbers get noise, so that old and new policy differ and every clip is active."""
         if formula is None:
-            raise Skip("no formula is stated for this objective (`formula=` of gates.Subject)")
+            raise Skip("there is no formula for this objective (`formula=` of gates.Subject)")
         one, run = compared(proof, formula), seen(proof).run
         exact, own = limit(run, 1e-4), f"; of the recipe's own: {', '.join(one.own)}" if one.own else ""
         return Finding(
@@ -95,7 +95,7 @@ def _stated(formula: Callable, cfg: Any, model: nn.Module, batch: dict, got: dic
         return {k: stated_by.summed(s) for k, s in formula(cfg, model, batch, got).items()}
     except (KeyError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         said = f"{type(error).__name__}: {error}"
-        raise Skip(f"the formula does not read this model or batch ({said}); {ON_PURPOSE}") from None
+        raise Skip(f"the formula does not fit this model or batch ({said}); {ON_PURPOSE}") from None
 
 
 def _moved(batch: dict, seed: int) -> dict:
@@ -144,10 +144,11 @@ def entries_gate(unread: Callable[[Any], dict[str, str]], formula: Callable | No
             f"; declared: {', '.join(declared)}" if declared else ""
         )
         return Finding(
-            not silent, f"nothing depends on: {', '.join(silent)} ({shown})" if silent else f"the loss changes with each: {shown}",
-            "a change of a term by more than 1e-5 of it when an entry is another",
-            f"`{silent[0] if silent else ''}` is put in the batch and never read, or cancels out (a number over itself)\n"
-            "on purpose: leave it out of the batch, or say why in `unread=` of gates.Subject",
+            not silent, f"the loss does not depend on {', '.join(silent)} ({shown})" if silent
+            else f"relative change of the loss by entry: {shown}",
+            "a term changes by more than 1e-5 (relative) when an entry is changed",
+            f"`{silent[0] if silent else ''}` is put in the batch and never read, or cancels out (divided by itself)\n"
+            "on purpose: leave it out of the batch, or give the reason in `unread=` of gates.Subject",
             evidence={"change": moved}, batch=batch,
         )  # fmt: skip
 
@@ -187,14 +188,14 @@ def returns_gate(targets: Callable | None) -> Gate:
     def prove(proof: Proof) -> Finding:
         """Searches rows of the last batch of two rollouts, at the run's own settings, among the steps of the environments."""
         if targets is None:
-            raise Skip("no definition is stated for these targets (`targets=` of gates.Subject)")
+            raise Skip("there is no definition of these targets (`targets=` of gates.Subject)")
         found = seen(proof)
         try:
             compared = targets(proof.cfg, found)
         except (KeyError, AttributeError, TypeError) as error:
-            raise Skip(f"the definition does not read this model or batch ({type(error).__name__}: {error})") from None
+            raise Skip(f"the definition does not fit this model or batch ({type(error).__name__}: {error})") from None
         exact = limit(found.run, 1e-3)
-        wrong = [f"{k} up to {v:.2g} off" for k, (v, _) in compared.items() if not v <= exact]
+        wrong = [f"{k} differ by up to {v:.2g}" for k, (v, _) in compared.items() if not v <= exact]
         causes = [cause for v, cause in compared.values() if not v <= exact]
         return Finding(
             not wrong, "; ".join(wrong) or ", ".join(f"{k} within {v:.1e}" for k, (v, _) in compared.items()),

@@ -63,7 +63,12 @@ def _renewed(proof: Proof, due: float) -> Finding:
     proof.train(proof.cfg, run, stage)
     if not shares:
         raise Skip("no updates to watch (see wiring)")
-    updates = (len(shares) + 1) / seen_units[0]  # updates per rollout
+    return _verdict(shares, due, (len(shares) + 1) / seen_units[0], total)
+
+
+def _verdict(shares: list[float], due: float, updates: float, total: int) -> Finding:
+    """Compare the measured rate with the settings. `shares`: how far the target moved towards the net in each update, `due`: updates between two
+    copies by the settings, `updates` per rollout, `total` rollouts."""
     found = sum(shares) / len(shares)
     copies = [i for i, share in enumerate(shares) if share > 0.5]
     if len(copies) > 1:  # between the first and the last copy: steps before and after them carry no information
@@ -73,25 +78,27 @@ def _renewed(proof: Proof, due: float) -> Finding:
     told = 1 / due
     plain = len(shares) * told >= 2 or found * len(shares) >= 2  # enough was watched
     other = plain and not 0.5 <= (found / told if told else math.inf) <= 2
-    every = f"once in {1 / rate:.4g} updates" if rate < 0.5 else f"{rate:.0%} of the way with every update"
-    seen_now = "" if found > 0 else f" by the settings (none in the {len(shares)} updates that were watched)"
+    every = (
+        f"once in {1 / rate:.4g} updates" if rate < 0.5 else f"{rate:.0%} of the distance to the net in every update"
+    )
+    seen_now = "" if found > 0 else f" by the settings (no copy in the {len(shares)} recorded updates)"
     wrong, causes = [], []
     if rate >= 0.9:
-        wrong.append("the target is the net itself after every update")
+        wrong.append("the target equals the net after every update")
         causes.append(
             "--target-update-interval 32 or more, --tau 0.05 or less (tau is the share taken from the net, not the share kept)"
         )
     if other:
         wrong.append(f"the settings say once in {due:.4g} updates")
-        causes.append("units are counted where updates are meant, or the other way round; or the setting is not read")
+        causes.append("rollouts are counted instead of updates, or the other way round; or the setting is not read")
     if times < FEWEST and updates * total >= SHORT:
-        wrong.append(f"the target is renewed {times:.2g} times in the whole run")
-        causes.append("what is earned k steps later is learnt after the k-th renewal: a longer run, or "
+        wrong.append(f"the target is updated {times:.2g} times in the whole run")
+        causes.append("a reward k steps later is learnt only after k updates of the target: a longer run, or "
                       f"--target-update-interval {max(1, updates * total / 300):.0f} (--tau 0.005)")  # fmt: skip
-    measured = f"{every}{seen_now}: {times:.3g} times in {updates * total:,.0f} updates of {total:,} units"
+    measured = f"{every}{seen_now}: {times:.3g} times in {updates * total:,.0f} updates of {total:,} rollouts"
     return Finding(
         not wrong, f"{'; '.join(wrong)}: {measured}" if wrong else measured,
-        f"{FEWEST:g} times in a run or more, not with every update, as often as the settings say",
+        f"at least {FEWEST:g} times in a run, not completely at every update, and as often as the settings say",
         "\n".join([*causes, 'on purpose: --gates.waive target-rate --gates.because "..."']),
         evidence={"way": shares[:200], "times": times, "updates": updates * total},
     )  # fmt: skip

@@ -63,36 +63,10 @@ def rewards(s: Subject) -> Gate:
         }
         seen = {k: ask(v) for k, v in texts.items()}
         mean = {k: sum(v) / len(v) for k, v in seen.items()}
-        right, _, _, empty, long = mean.values()
-        all_of_it = {v for values in seen.values() for v in values}
         turned = ask(texts["right"], list(reversed(range(len(pairs)))))
         single = [s.reward(prompts=[s.asker.put(r["prompt"])], completions=[r["answer"]], answer=[r["answer"]])[0]
                   for r, _ in pairs]  # fmt: skip
-        faults = []
-        if len(all_of_it) == 1:
-            faults.append(f"a constant reward: every answer gets {right:g}")
-        elif seen["right"] == seen["wrong, of the same length"]:
-            faults.append(
-                f"right and wrong answers of one length get the same reward ({right:g}), empty answers {empty:g}, long ones "
-                f"{long:g}: the reward depends on length alone"
-            )
-        else:
-            better = sum(a > b for a, b in zip(seen["right"], seen["wrong, of the same length"], strict=True))
-            if better < 0.9 * len(pairs):
-                faults.append(
-                    f"only {better} of {len(pairs)} right answers get a higher reward than a wrong one of their length"
-                )
-            near = [
-                (a, b, t) for a, b, t in zip(seen["right"], seen["one digit off"], texts["one digit off"], strict=True)
-            ]
-            same = [(pairs[i][0]["answer"], t) for i, (a, b, t) in enumerate(near) if b >= a]
-            if len(same) > 0.1 * len(pairs):
-                faults.append(f"{len(same)} of {len(pairs)} answers with one changed digit get as much reward as the right one, e.g. "
-                              f"{same[0][1]!r} for {same[0][0]!r}")  # fmt: skip
-            if empty >= right:
-                faults.append(f"the empty answer gets {empty:g}, a right one {right:g}")
-            if long >= right:
-                faults.append(f"a long wrong answer gets {long:g}, a right one {right:g}")
+        faults = _reward_faults(pairs, texts, seen)
         if not seen["right"] == turned == single:
             faults.append("an answer gets another reward among other answers, in another order or at a second call")
         rewards_shown = ", ".join(f"{k} {v:.3g}" for k, v in mean.items())
@@ -107,6 +81,38 @@ def rewards(s: Subject) -> Gate:
         )  # fmt: skip
 
     return prove
+
+
+def _reward_faults(
+    pairs: list[tuple[dict, str]], texts: dict[str, list[str]], seen: dict[str, list[float]]
+) -> list[str]:
+    """Return what is wrong with the rewards `seen` of `texts`, by kind of answer."""
+    right, _, _, empty, long = (sum(v) / len(v) for v in seen.values())
+    all_of_it = {v for values in seen.values() for v in values}
+    faults = []
+    if len(all_of_it) == 1:
+        faults.append(f"a constant reward: every answer gets {right:g}")
+    elif seen["right"] == seen["wrong, of the same length"]:
+        faults.append(
+            f"right and wrong answers of one length get the same reward ({right:g}), empty answers {empty:g}, long ones "
+            f"{long:g}: the reward depends on length alone"
+        )
+    else:
+        better = sum(a > b for a, b in zip(seen["right"], seen["wrong, of the same length"], strict=True))
+        if better < 0.9 * len(pairs):
+            faults.append(
+                f"only {better} of {len(pairs)} right answers get a higher reward than a wrong one of their length"
+            )
+        near = [(a, b, t) for a, b, t in zip(seen["right"], seen["one digit off"], texts["one digit off"], strict=True)]
+        same = [(pairs[i][0]["answer"], t) for i, (a, b, t) in enumerate(near) if b >= a]
+        if len(same) > 0.1 * len(pairs):
+            faults.append(f"{len(same)} of {len(pairs)} answers with one changed digit get as much reward as the right one, e.g. "
+                          f"{same[0][1]!r} for {same[0][0]!r}")  # fmt: skip
+        if empty >= right:
+            faults.append(f"the empty answer gets {empty:g}, a right one {right:g}")
+        if long >= right:
+            faults.append(f"a long wrong answer gets {long:g}, a right one {right:g}")
+    return faults
 
 
 def questions(s: Subject) -> Gate:
