@@ -90,7 +90,7 @@ def lengths(noise: float) -> Monitor:
 
     @monitor("lengths", rows="L3", title="answers end by themselves, and do not grow")
     def judged(history: History) -> Finding:
-        """The share that is cut at the limit, and the mean length."""
+        """Watches the share of answers that are cut at the limit, and the mean length."""
         cut, mean = logged(history, "completions/clipped_ratio"), logged(history, "completions/mean_length")
         endless = cut[0] < 0.5 and lately(cut, lambda value: value > 0.9)
         stop = unpaid(history, noise) and (endless or lately(mean, lambda value: value > GROWN * mean[0]))
