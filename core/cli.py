@@ -25,23 +25,23 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   trainworthy batch RECIPE [settings]       largest micro-batch that fits, throughput per size, recommended settings
   trainworthy profile RECIPE [settings]     what limits the speed: input, compute, memory, overhead; what to try first
   trainworthy doctor [--json]               check this machine: packages, devices, memory, who else uses it
-  trainworthy plan RECIPE [--memory GB] [settings]    memory, time and disk before it begins; what to change if it does not fit
+  trainworthy plan RECIPE [--memory GB] [settings]    estimate memory, time and disk space; what to change if the run does not fit
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy diff FORK.py                  show what a fork changed, and which gates check those parts
   trainworthy resume RUN_FOLDER [--force]   continue a stopped run
   trainworthy resume RUN_FOLDER --rung NAME [settings]    continue from its weights with a rung that its recipe offers
   trainworthy report RUN_FOLDER [--json]    write report.html again; its verdicts and advice as JSON
-  trainworthy report THEIRS [--metric NAME]    the same of another tool's run: a TensorBoard folder, a trainer_state.json
+  trainworthy report THEIRS [--metric NAME]    report on another tool's run: a TensorBoard folder, a trainer_state.json
   trainworthy chat RUN_FOLDER               talk to the language model that a run exported
-  trainworthy predict RUN_FOLDER FILE [--out FILE]    its answers to a file of prompts or conversations
+  trainworthy predict RUN_FOLDER FILE [--out FILE]    let that model answer a file of prompts or conversations
   trainworthy compare RUNS_A RUNS_B [--json]    two groups of seeds: the difference and its interval
   trainworthy config RECIPE [settings]      all settings as a file, for --config FILE
-  trainworthy repro RUN_FOLDER              what a run was made of, and what differs here
-  trainworthy guard SCRIPT.py [-- its arguments]    rehearse any training script, unchanged, and check its loop and data
-  trainworthy watch SCRIPT.py [-- its arguments]    run it in full, log step metrics, and report the same checks as advice
+  trainworthy repro RUN_FOLDER              versions, settings and data of a run, and what differs on this machine
+  trainworthy guard SCRIPT.py [-- its arguments]    run an unchanged training script for a few steps; check its loop and data
+  trainworthy watch SCRIPT.py [-- its arguments]    run it in full, log step metrics, report the same checks as advice
   trainworthy sweep RECIPE [settings]       search settings: scientific, nuisance or fixed; chosen on validation data
   trainworthy board [FOLDER]                TensorBoard on the runs; prints its address once it answers
-  trainworthy list --running [FOLDER]       runs that a process works on now: step, speed, time left, score, gates
+  trainworthy list --running [FOLDER]       runs that train now: step, speed, time left, score, gates
   trainworthy reference RECIPE [--seeds 5] [settings]    measure the band of RECIPE's healthy runs for later reports
   trainworthy bugs [RECIPE ...] [--mutate RECIPE] [--sample N]    run planted bugs, healthy variants and mutants through the gates
   trainworthy break RECIPE [--bug ID]       one planted bug: its loss curve, a guess, its patch, and the gate that stops it
@@ -51,7 +51,7 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   trainworthy --version                     the installed version
   --seeds 5, --seeds 0,1,2                  several seeds in parallel: mean and interval (run), gate failures by seed (check)
   --init-from PATH                          fine-tune: start from these weights (run, check)
-  --board                                   TensorBoard beside the run, up before its first step (run, resume)
+  --board                                   show the run in TensorBoard while it trains (run, resume)
   --on-end CMD                              run CMD when the run ends, stops itself or fails a gate (run, resume, check)
   -n N, --accelerate-config FILE            number of processes, or accelerate's config file (run, check, lr, resume)
 

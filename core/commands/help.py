@@ -8,7 +8,7 @@ RUN_OPTIONS = """\
   --config FILE         settings from a file: an args.json, or one that `trainworthy config` wrote
   --preset full         another preset than tiny
   --max-steps 200       stop after so many optimiser steps
-  --board               TensorBoard beside the run; its address is printed once it answers
+  --board               show the run in TensorBoard; its address is printed once it answers
   --on-end CMD          a command that runs when the run ends, stops itself or fails a gate
   --SETTING VALUE       any setting, such as --optim.lr 0.01; `trainworthy run RECIPE --help` lists those of a recipe"""
 

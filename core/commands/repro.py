@@ -1,6 +1,6 @@
 """usage: trainworthy repro RUN_FOLDER [--no-data] [--diff] [--json]
 
-Shows what a run was made of, and what differs here.
+Shows versions, settings and data of a run, and what differs on this machine.
 
   trainworthy repro runs/vision-classify/20260101-120000-ab12          the command, and everything that differs here
   trainworthy repro runs/vision-classify/20260101-120000-ab12 --diff > its.patch    the changes it had over its commit

@@ -43,11 +43,10 @@ def storage(proof: Proof) -> Finding:
     kept = [*stage.frozen_modules, *stage.state]
     return Finding(
         not wrong, "; ".join(wrong) or f"{len(kept)} kept objects, none shares memory with a trained weight",
-        "every copy has memory of its own",
-        "a copy without deepcopy() or clone(): `kept = model`, `model.state_dict()`, `p.data`, `copy.copy(model)`\n"
-        "it follows every update: a reference says what the policy says, an average is the newest weights, the best "
-        "weights are the last ones\n"
-        "take copy.deepcopy(model), or {k: v.clone() for k, v in model.state_dict().items()}",
+        "every copy has its own memory",
+        "copied without deepcopy() or clone(): `kept = model`, `model.state_dict()`, `p.data`, `copy.copy(model)`. Such a copy follows "
+        "every update: the reference equals the policy, the average the newest weights, the best weights the last ones\n"
+        "use copy.deepcopy(model), or {k: v.clone() for k, v in model.state_dict().items()}",
         evidence={"kept": kept, "loaded_itself": record.loaded_itself[:20]},
     )  # fmt: skip
 
@@ -110,7 +109,7 @@ def _held(one: Any, skip: set[int], depth: int) -> Iterator[tuple[nn.Module | No
 @gate(
     "average",
     rows="C12",
-    title="the average of the weights follows them, and remembers as much of the run as it should",
+    title="the average of the weights is updated, over a suitable number of steps",
     reads="model optimizers ema_model state train",
 )
 def average(proof: Proof) -> Finding:
@@ -149,11 +148,11 @@ def average(proof: Proof) -> Finding:
         wrong.append(f"the average does not lie between its last value and the weights (decays {_few(decays)})")
     elif late is not None and late < due - 1e-3:
         wrong.append(
-            f"after {updates:,} updates, as many as the run makes, its decay is {late:.4f}: it is nearly the newest weights"
+            f"after {updates:,} updates, as many as the run makes, its decay is {late:.4f}: the average is nearly the newest weights"
         )
     elif left is not None and left**whole > INITIAL:
         wrong.append(
-            f"after the run's {round(total / each):,} updates {left**whole:.0%} of the average are still the untrained weights"
+            f"after the run's {round(total / each):,} updates, {left**whole:.0%} of the average are still the untrained weights"
         )
     shown = f"decays {_few(decays)} over {len(steps)} steps"
     shown += (
@@ -165,8 +164,8 @@ def average(proof: Proof) -> Finding:
         not wrong, f"{'; '.join(wrong)}; {shown}" if wrong else shown,
         f"updated in train(), a decay of at least {due:.4f} at the end, at most {INITIAL:.0%} of the untrained weights left",
         "the update is missing in train(), or reads the average instead of the model\n"
-        "the decay is meant for a run of another length: 1 - 10 / steps is a good start\n"
-        "the ramp starts again at every update: the counter of updates is lost or reset\n"
+        "the decay was chosen for a run of another length: 1 - 10 / steps is a good start\n"
+        "the warm-up of the decay restarts at every update: the counter of updates is lost or reset\n"
         "the decay and its complement are exchanged (0.001 for 0.999)",
         evidence={"decays": decays, "off": off, "late": late, "left": left, "updates": updates},
     )  # fmt: skip

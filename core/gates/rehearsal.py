@@ -67,7 +67,7 @@ def wiring(proof: Proof) -> Finding:
         n for n, _ in stage.model.named_parameters() if n not in trained and not n.startswith(expect.frozen or ("\0",))
     ]
     if stray:
-        wrong.append(f"{len(stray)} parameter tensors are in no optimiser and nobody froze them, e.g. {stray[0]}")
+        wrong.append(f"{len(stray)} parameter tensors are in no optimiser and not declared frozen, e.g. {stray[0]}")
     empty = [
         f"{k}[{g.get('name', i)}]"
         for k, o in stage.optimizers.items()
@@ -80,7 +80,7 @@ def wiring(proof: Proof) -> Finding:
     foreign = sum(id(p) not in inside for o in stage.optimizers.values() for g in o.param_groups for p in g["params"])
     if foreign:
         wrong.append(
-            f"{foreign} tensors in an optimiser are no part of the model: they train, but are neither saved nor exported"
+            f"{foreign} tensors in an optimiser are not part of the model: they train, but are neither saved nor exported"
         )
     if not record.gradients and not record.received:
         wrong.append("no optimiser stepped")
@@ -171,7 +171,9 @@ def evaluation(proof: Proof) -> Finding:
         wrong.append("evaluation left modules in another mode")
     swapped = record.between.get(2, [])  # the evaluation runs after the second step
     if swapped and not record.between.get(1) and not record.between.get(3):
-        wrong.append(f"train() goes on with other weights than it evaluated: {len(swapped)} tensors, e.g. {swapped[0]}")
+        wrong.append(
+            f"train() continues with other weights than before the evaluation: {len(swapped)} tensors, e.g. {swapped[0]}"
+        )
     if record.evaluating:
         wrong.append(
             f"train() runs the model in eval mode (first at step {record.evaluating[0]}, the evaluation was after step 2)"
@@ -227,9 +229,9 @@ def accumulation(proof: Proof) -> Finding:
 
     gaps, draws = measure(), False
     if not any(seen.values()):
-        raise Skip("no optimiser stepped, however the batch is cut: nothing to compare (see wiring)")
+        raise Skip("no optimiser stepped, however the batch is split: nothing to compare (see wiring)")
     if not any(g.any() for grads in seen.values() for g in grads):
-        raise Skip("the gradient is zero however the batch is cut: nothing to compare (see wiring)")
+        raise Skip("the gradient is zero, however the batch is split: nothing to compare (see wiring)")
     if not faults and max(gaps.values()) > limit:
         draws = any(_gap(gradient(one, draws=k), seen[one]) > limit for k in range(16))
         gaps = measure(still=True) if draws else gaps
@@ -243,7 +245,7 @@ def accumulation(proof: Proof) -> Finding:
     return Finding(
         ok, "; ".join(faults) if faults else f"gradient against the whole batch{over}: {shown} (relative)", f"at most {limit:g}",
         "the loss returns a mean, or its counts are not those of the terms: return SUMS and count what they sum over\n"
-        "micro-batches are averaged, or their gradients are not added\nan own loop that ignores step.batches[1:]",
+        "micro-batches are averaged, or their gradients are not added\na loop of your own ignores step.batches[1:]",
         evidence={"gaps": gaps, "digest": _digest(seen[one])},
     )  # fmt: skip
 
@@ -386,9 +388,9 @@ def resume(proof: Proof) -> Finding:
     where = "in a new process" if proof.deep else "after a restart"
     return Finding(
         not wrong, "; ".join(wrong) or f"{steps} steps = {half} + {steps - half} {where}: weights, optimiser, losses",
-        "bitwise equal" if bitwise else "no further apart than two straight runs",
-        "something that changes while training is not in stage.state (EMA, a counter, an own generator)\n"
-        "get() keeps a generator of its own instead of using the one it is handed\ntrain() keeps state in a local variable",
+        "bitwise equal" if bitwise else "no larger difference than between two uninterrupted runs",
+        "something that changes during training is not in stage.state (EMA, a counter, a generator of your own)\n"
+        "get() keeps its own generator instead of using the one that it receives\ntrain() keeps state in a local variable",
         evidence={"straight": losses, "resumed": again, "differ": differ[:20]},
     )  # fmt: skip
 

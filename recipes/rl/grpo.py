@@ -25,7 +25,7 @@ from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.llm.models import loading, speaking
-from trainworthy.recipes.rl.language import grpo_gates, problems
+from trainworthy.recipes.rl.language import grpo_gates, grpo_monitors, problems
 from trainworthy.recipes.shared import hub
 
 from trainworthy import core
@@ -291,7 +291,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         ),
         pretrained=loading.from_file(trainer.model, path),
         gates=grpo_gates.gates(grpo_gates.Subject(cfg, asker, declared)),
-        monitors=grpo_gates.monitors(cfg, len(data["val"])),
+        monitors=grpo_monitors.monitors(cfg, len(data["val"])),
         baselines=baselines,
         predict=predict,
         figures=figures,

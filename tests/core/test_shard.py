@@ -134,7 +134,7 @@ def test_a_loop_that_is_right_for_whole_weights_alone_is_stopped(fork, launch):
     (verdict,) = done.verdicts()
     assert "weights differ by" in verdict["measured"]
     assert "likely causes" in done.stdout
-    assert "each holds a part" in done.stdout
+    assert "the local shard" in done.stdout
 
 
 @pytest.mark.slow
