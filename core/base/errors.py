@@ -34,7 +34,7 @@ class UserError(Stop):
         lines = [what]
         for label, value in (("got", got), ("needed", needed), ("likely cause", cause), ("next", next)):
             if value not in (None, ""):
-                lines.append(f"  {label + ':':<14}{value}")
+                lines.append(f"  {label + ':':<14}" + str(value).replace("\n", "\n" + " " * 16))
         super().__init__("\n".join(lines))
 
 

@@ -46,7 +46,8 @@ class Config(loading.LoRA, core.Config):
     eos_token: str = ""
     """Token that ends an answer, if it differs from the tokenizer's eos and the template does not show it."""
     lora_rank: int = 8
-    """Rank of the LoRA adapters; 0 trains all weights, in fp32. The head is always trained."""
+    """Rank of the LoRA adapters; 0 trains all weights, in fp32. The head is always trained. Usual peaks of the rate (--optim.lr): 1e-4
+    to 2e-4 for adapters, 1e-5 to 2e-5 for all weights."""
     attention: loading.Attention = "auto"
     """Attention implementation; `auto` is transformers' own choice. The last two need an accelerator."""
     center_rewards_coefficient: float = 0.0

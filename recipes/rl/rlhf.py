@@ -43,7 +43,8 @@ class Config(language_models.LoRA, core.Config):
     """`prose` (a small Llama that llm/pretrain trains once), `smollm2`, or a folder or `owner/name` with a causal model."""
     lora_rank: int = 0
     """Rank of LoRA adapters on the language model; 0 trains all of it. The value head trains whole. With adapters and bf16 the
-    frozen weights are kept in bf16."""
+    frozen weights are kept in bf16. Usual peaks of the rate (--optim.lr) for a pretrained model: 1e-4 for adapters, 1e-5 for all
+    weights."""
     attention: models.Attention = "auto"
     """Attention implementation; `auto` is transformers' own choice. The last two need an accelerator."""
     pretrained: float = 1.0
@@ -237,6 +238,9 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     def export(folder: Path) -> None:
         """Write the language model (or its adapter, for peft) and its tokenizer for `from_pretrained`; the value head is not exported."""
         language_models.export(policy.lm, tokenizer, folder)
+        language_models.complete_export(
+            folder, path, ends=[tokenizer.eos_token_id], pad=tokenizer.pad_token_id, most=cfg.max_new_tokens
+        )
 
     floor = rewards.of_nothing(reward, data["val"].texts)
     # With --init-from adapters stand in its file; else they begin at nothing.

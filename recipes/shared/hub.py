@@ -116,10 +116,10 @@ def tables(path: str) -> Any:
     return found
 
 
-def unreadable(file: Path, error: Exception) -> UserError:
+def unreadable(file: Path, error: Exception, setting: str = "--data.path") -> UserError:
     """Build the message for a table that `datasets` cannot read."""
     error = error.__cause__ or error
     encoding = isinstance(error, UnicodeDecodeError)
-    return UserError(f"--data.path {file} cannot be read", got=str(error).splitlines()[0], needed=f"a {file.suffix} file in UTF-8",
+    return UserError(f"{setting} {file} cannot be read", got=str(error).splitlines()[0], needed=f"a {file.suffix} file in UTF-8",
                      cause="another encoding, or rows that are not whole",
                      next=f"iconv -f LATIN1 -t UTF-8 {file} > utf8{file.suffix}" if encoding else None)  # fmt: skip

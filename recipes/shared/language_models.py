@@ -25,7 +25,8 @@ class LoRA:
     """Settings of recipes that may train adapters (Hu 2021) in place of all weights; a `Config` inherits them."""
 
     lora_rank: int = 8
-    """Rank of the LoRA adapters; 0 trains all weights, in fp32."""
+    """Rank of the LoRA adapters; 0 trains all weights, in fp32. Usual peaks of the rate (--optim.lr) for a pretrained model: 1e-4 to
+    2e-4 for adapters, 1e-5 to 2e-5 for all weights."""
     lora_alpha: int = 0
     """Adapters are scaled by alpha / rank. 0: the recipe's default, which is twice the rank (vlm/instruct: the rank)."""
     lora_dropout: float = 0.0
@@ -118,6 +119,15 @@ def adapted(model: nn.Module, lora: LoRA, *, head: str = "", alpha: int = 0, tas
         **({"task_type": "SEQ_CLS", "modules_to_save": [head]} if head else {"task_type": task}),
     )
     return get_peft_model(model, config)
+
+
+def rate_told(lora_rank: int, peak: float) -> dict[str, str]:
+    """What to say of a rate for adapters that all weights would get."""
+    if lora_rank or peak <= 1e-4:
+        return {}
+    return {
+        "rate": f"all weights train at a peak of {peak:g}; usual for a pretrained model: 1e-5 to 2e-5 (--optim.lr 2e-5)"
+    }
 
 
 def _idle(lora: LoRA) -> None:

@@ -61,7 +61,8 @@ class Config(LoRA, core.Config):
     """A vision-language model of the hub, by name or folder, instead of these two, with its own projector, template and
     processor."""
     lora_rank: int = 0
-    """Rank of LoRA adapters on the language model; 0 trains all of it."""
+    """Rank of LoRA adapters on the language model; 0 trains all of it. Usual peaks of its rate (--language-lr): 1e-4 to 2e-4 for
+    adapters, 1e-5 to 2e-5 for all of it."""
     metric: str = ""
     """Metrics of the answers, separated by commas; the first selects the best checkpoint: accuracy (the very answer), or of
     generated text f1, exact, rouge, bleu, chrf or your own `module:function`; perplexity generates nothing. Empty: accuracy,

@@ -4,6 +4,7 @@ Qwen's, by the real commands."""
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.verdict import Skip
 from trainworthy.core.report.intervals import bootstrap
-from trainworthy.recipes.llm.data import formats, pairs, preferences
+from trainworthy.recipes.llm.data import documents, formats, pairs, preferences
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.llm.gates import loss
 from trainworthy.recipes.shared import language_models
@@ -252,11 +253,11 @@ def test_rows_that_cannot_be_asked_are_named_all_at_once(run: Path):
     cwd = run.parents[2]
     rows = [{"prompt": "fine"}, {"prompt": ""}, {"prompt": 5}, {"messages": []}, {"messages": [{"role": "user", "content": " "}]},
             {"messages": [{"role": "king", "content": "x"}]}, {"completion": "x"}, {"prompt": "long " * 200}, [1]]  # fmt: skip
-    (cwd / "bad.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (cwd / "bad.jsonl").write_text("\n".join([*map(json.dumps, rows), "{"]))
     done = trainworthy("predict", run, "bad.jsonl", cwd=cwd)
     assert done.returncode == 2, done.stderr
-    for words in ("8 of 9 rows", "row 1: prompt is empty", "prompt: int", "a turn of the user is empty", "role 'king'", "prompt: missing",
-                  "context of 512", "a row is list"):  # fmt: skip
+    for words in ("9 of 10 rows", "row 1: prompt is empty", "prompt: int", "a turn of the user is empty", "role 'king'", "prompt: missing",
+                  "context of 512", "a row is list", "a line is not JSON (line 10"):  # fmt: skip
         assert words in done.stderr, done.stderr
     assert done.stdout == ""
 
@@ -326,6 +327,93 @@ def test_bad_rows_of_each_form_are_all_named_in_one_message(form: str, tmp_path:
     *_, said = pairs.read(source, chat)
     assert f"{n} of {len(rows)} rows" in said[0]
     assert "left out" in said[0]
+
+
+def test_bad_rows_of_the_validation_file_are_in_the_same_message(tmp_path: Path):
+    """Lines that are not JSON, and rows that are no objects, are bad rows like others; each file is under --data.max-bad by itself."""
+
+    def file(name: str, n: int, *bad: str) -> str:
+        lines = [json.dumps(GOOD["sharegpt"](i) | {"source": f"{name} {i}"}) for i in range(n)]
+        (tmp_path / name).write_text("\n".join([*lines[:3], *bad, *lines[3:]]))
+        return str(tmp_path / name)
+
+    empty = json.dumps(BAD["sharegpt"][0])
+    source = pairs.Source(path=file("rows.jsonl", 200, empty, '{"conversations": [{"fr'), near=0)
+    source.val = file("val.jsonl", 30, "[1, 2]", "no JSON")
+    chat = pairs.chat(language.tokenizer(), source)
+    train, *_ = pairs.read(pairs.Source(path=source.path, val="0.1", near=0), chat)  # 2 of 202 are at most 1%
+    assert train
+    source.max_bad = 0.001
+    with pytest.raises(UserError) as told:
+        pairs.read(source, chat)
+    for words in ("2 of 202 rows of", "2 of 32 rows of", "rows.jsonl: row 3: its last answer is empty", "row 4: a line is not JSON (line 5: ",
+                  "val.jsonl: row 3: a row is list", "row 4: a line is not JSON (line 5: ", "--data.max-bad 0.06"):  # fmt: skip
+        assert words in str(told.value), told.value
+    source.max_bad = 0.07
+    _, val, _, said = pairs.read(source, chat)
+    assert len(val) == 30
+    assert [words.partition(" rows of ")[0] for words in said[:2]] == ["2 of 202", "2 of 32"]
+    assert all(words.endswith(": left out") for words in said)
+
+
+def test_what_is_wrong_with_several_files_is_one_message(tmp_path: Path):
+    """Two training files; documents to learn from and those held out, each under its setting."""
+    for name in "ab":
+        written(tmp_path / f"{name}.jsonl", [GOOD["texts"](i) for i in range(40)] + BAD["texts"][:1])
+    source = pairs.Source(path=f"{tmp_path / 'a.jsonl'},{tmp_path / 'b.jsonl'}")
+    with pytest.raises(UserError) as told:
+        pairs.read(source, pairs.chat(language.tokenizer(), source))
+    assert {f"1 of 41 rows of {tmp_path / name}.jsonl" in str(told.value) for name in "ab"} == {True}, told.value
+    for name in ("train", "val"):
+        written(tmp_path / f"{name}.jsonl", [{"text": f"One {i}."} for i in range(40)] + [{"text": " "}])
+    with pytest.raises(UserError) as told:
+        documents.load(str(tmp_path / "train.jsonl"), "text", 0.01, str(tmp_path / "val.jsonl"))
+    for words in (
+        f"--data.path {tmp_path / 'train.jsonl'}: 1 of 41 documents in train",
+        f"--data.val {tmp_path / 'val.jsonl'}: 1 of 41",
+    ):
+        assert words in str(told.value), told.value
+
+
+def test_bad_rows_before_and_after_a_run_through_the_command(tmp_path: Path, launch):
+    """A file of which each line is broken is no file; of a few, all are named before a model is read."""
+    rows = [json.dumps(GOOD["sharegpt"](i)) for i in range(60)]
+    (tmp_path / "rows.jsonl").write_text("\n".join([*rows[:50], json.dumps(BAD["sharegpt"][1]), "{"]))
+    (tmp_path / "val.jsonl").write_text("\n".join([*rows[50:], "{", json.dumps(BAD["sharegpt"][2])]))
+    language.qwen(tmp_path / "qwen")
+    done = launch("data", "llm/sft", "--model", "qwen", "--data.path", "rows.jsonl", "--data.val", "val.jsonl")
+    assert done.returncode == 2, done.shown
+    for words in (
+        "2 of 52 rows",
+        "and 2 of 12 rows",
+        "no answer to learn",
+        "a content is int",
+        "line 52: ",
+        "line 11: ",
+    ):
+        assert words in done.stderr, done.shown
+    done = launch(
+        "data",
+        "llm/sft",
+        "--model",
+        "qwen",
+        "--data.path",
+        "rows.jsonl",
+        "--data.val",
+        "val.jsonl",
+        "--data.max-bad",
+        "0.2",
+    )
+    assert done.returncode == 0, done.shown
+    assert "2 of 12 rows" in done.stdout
+
+
+def test_rates_for_adapters_and_for_all_weights_are_in_the_help_and_told(tmp_path: Path):
+    done = trainworthy("run", "llm/sft", "--help", cwd=tmp_path, COLUMNS="90")
+    shown = " ".join(re.sub(r"[│┃|]", " ", done.stdout).split())
+    assert "1e-4 to 2e-4 for adapters, 1e-5 to 2e-5 for all weights" in shown, shown[:3000]
+    assert "1e-5 to 2e-5" in language_models.rate_told(0, 1e-3)["rate"]
+    assert language_models.rate_told(8, 1e-3) == language_models.rate_told(0, 2e-5) == {}
 
 
 PREFERRED = {

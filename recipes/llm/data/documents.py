@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -216,7 +216,12 @@ def load(path: str, column: str, max_bad: float, val: str = "") -> tuple[list[st
     elif val:
         splits = {"train": splits["train"], "val": _splits(val, column)["train"]}
     notes: dict[str, str] = {}
-    kept = {name: checked(rows, path, name, max_bad, notes) for name, rows in splits.items()}
+    where = {"val": f"--data.val {val}"} if val and not share else {}
+    each = [
+        partial(checked, rows, where.get(name, f"--data.path {path}"), name, max_bad, notes)
+        for name, rows in splits.items()
+    ]
+    kept = dict(zip(splits, formats.together(each), strict=True))
     return *apart(kept["train"], next((kept[k] for k in VALIDATION if k in kept), None), path, share or 0.05), notes
 
 
@@ -244,7 +249,7 @@ def held_out(text: str, share: float = 0.05) -> bool:
 
 
 def checked(
-    rows: Iterable[tuple[str, str | None]], path: str, split: str, max_bad: float, notes: dict[str, str]
+    rows: Iterable[tuple[str, str | None]], where: str, split: str, max_bad: float, notes: dict[str, str]
 ) -> list[str]:
     """The texts of (place, text or what is wrong with it); too many bad ones are refused, some are counted."""
     good, bad, total = [], [], 0
@@ -255,7 +260,7 @@ def checked(
         else:
             good.append(text)
     if len(bad) > max_bad * total or not good:
-        raise too_many(bad, f"{path}: {len(bad)} of {total} documents in {split}", max_bad)
+        raise too_many(bad, f"{where}: {len(bad)} of {total} documents in {split}", max_bad)
     if bad:
         notes[f"left out of {split}"] = f"{len(bad)} of {total} documents: {', '.join(bad[:3])}"
     return good
@@ -269,7 +274,7 @@ def problem(text: str | None) -> str:
 
 
 def too_many(bad: list[str], what: str, max_bad: float) -> core.UserError:
-    return core.UserError(f"--data.path {what} cannot be learnt from",
+    return core.UserError(f"{what} cannot be learnt from",
                           got=", ".join(bad[:3]) + " ..." * (len(bad) > 3) or "no documents",
                           needed=f"at most {max_bad:.1%} (--data.max-bad)",
                           cause="another encoding, empty rows or files, or the wrong column",

@@ -6,6 +6,7 @@ with a completion as texts or as turns, preferences with a prompt, without one (
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
@@ -27,6 +28,14 @@ class BadRow(Exception):
     def __init__(self, why: str, seen: str = ""):
         super().__init__(f"{why}: {seen}" if seen else why)
         self.why, self.seen = why, seen
+
+
+class Unread(dict):
+    """A line that holds no row, in the place of one without columns: it is counted with the bad rows."""
+
+    def __init__(self, why: str, seen: str = ""):
+        super().__init__()
+        self.fault = BadRow(why, seen)
 
 
 # ----------------------------------------------------------------------------------------------------------- conversations
@@ -264,40 +273,80 @@ def mapping(columns: str) -> dict[str, str]:
 def renamed(rows: Iterable[dict[str, Any]], columns: str, where: str) -> list[dict[str, Any]]:
     """The rows with the columns of a file under the names that are read."""
     names, rows = mapping(columns), list(rows)
-    if lost := sorted({b for b in names.values() if rows and b not in rows[0]}):
-        raise core.UserError(f"--data.columns {columns}: {where} has no column {', '.join(lost)}", got=", ".join(rows[0]),
+    first = next((row for row in rows if not isinstance(row, Unread)), None)
+    if lost := sorted({b for b in names.values() if first is not None and b not in first}):
+        raise core.UserError(f"--data.columns {columns}: {where} has no column {', '.join(lost)}", got=", ".join(first),
                              needed="columns of the file")  # fmt: skip
     return [
+        row if isinstance(row, Unread) else
         {k: v for k, v in row.items() if k not in names} | {a: row.get(b) for a, b in names.items()} for row in rows
-    ]
+    ]  # fmt: skip
 
 
-def sorted_out(rows: Iterable[dict[str, Any]], where: str, one: Callable[[dict], list[dict]], *, what: str, needed: str,
-               max_bad: float = 0.0) -> tuple[list[dict], str]:  # fmt: skip
-    """(what `one` makes of the rows that it takes, what to say of the others). All that is wrong is said at once: more bad rows
-    than the share `max_bad` are refused."""
-    rows = list(rows)
-    good: list[dict] = []
-    bad: dict[str, list[tuple[int, str]]] = {}
+@dataclass
+class Sorted:
+    """The rows of a file, `good` as they are read, `bad` by what is wrong with them: {why: (row, what was seen) of each}."""
+
+    where: str
+    rows: list[dict[str, Any]]
+    good: list[dict] = field(default_factory=list)
+    bad: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+
+    @property
+    def wrong(self) -> int:
+        """How many rows cannot be used."""
+        return sum(map(len, self.bad.values()))
+
+    @property
+    def told(self) -> str:
+        """What to say of them."""
+        return f"{self.wrong} of {len(self.rows)} rows of {self.where}"
+
+
+def sorted_out(files: Iterable[tuple[str, Iterable[dict[str, Any]]]], one: Callable[[dict], list[dict]], *, what: str, needed: str,
+               max_bad: float = 0.0) -> tuple[list[list[dict]], list[str]]:  # fmt: skip
+    """(what `one` makes of the rows that it takes, for each of the (name, rows) in `files`; what to say of the others). All that is
+    wrong with them is said at once: more bad rows of a file than the share `max_bad` are refused."""
+    found = [_sorted(where, list(rows), one) for where, rows in files]
+    refused = [f for f in found if f.wrong > max_bad * len(f.rows)]
+    if not refused:
+        return [f.good for f in found], [f"{f.told}: {'; '.join(kinds(f.bad))}: left out" for f in found if f.wrong]
+    first = refused[0].rows[min(i for found in refused[0].bad.values() for i, _ in found)]
+    share = max(f.wrong / len(f.rows) for f in refused)
+    said = [f"{f.where}: " * (len(refused) > 1) + kind for f in refused for kind in kinds(f.bad)]
+    raise core.UserError(
+        f"{' and '.join(f.told for f in refused)}: no {what}",
+        got=", ".join(f"{k} ({type(v).__name__})" for k, v in first.items()) or str(getattr(first, "fault", "no columns")),
+        needed=f"{needed}; at most {max_bad:.1%} of other rows (--data.max-bad)", cause="\n".join(said),
+        next=f"--data.max-bad {share + 0.001:.3f} leaves them out" if share < 0.5 else "--data.columns NAME=COLUMN, or convert the rows",
+    )  # fmt: skip
+
+
+def together(each: Iterable[Callable[[], Any]]) -> list[Any]:
+    """What each of them returns; what they refuse is said at once."""
+    found, refused = [], []
+    for one in each:
+        try:
+            found.append(one())
+        except core.UserError as fault:
+            refused.append(fault)
+    if len(refused) == 1:
+        raise refused[0]
+    if refused:
+        raise core.UserError("\n".join(map(str, refused)))
+    return found
+
+
+def _sorted(where: str, rows: list[dict[str, Any]], one: Callable[[dict], list[dict]]) -> Sorted:
+    found = Sorted(where, rows)
     for i, row in enumerate(rows):
         try:
-            good += one(row)
+            if isinstance(row, Unread):
+                raise row.fault
+            found.good += one(row)
         except BadRow as fault:
-            bad.setdefault(fault.why, []).append((i, fault.seen))
-    n = sum(map(len, bad.values()))
-    if not n:
-        return good, ""
-    told = f"{n} of {len(rows)} rows of {where}: " + "; ".join(kinds(bad))
-    if n <= max_bad * len(rows):
-        return good, f"{told}: left out"
-    first = rows[min(i for found in bad.values() for i, _ in found)]
-    few = n < len(rows) / 2
-    raise core.UserError(
-        f"{n} of {len(rows)} rows of {where}: no {what}", got=", ".join(f"{k} ({type(v).__name__})" for k, v in first.items()),
-        needed=f"{needed}; at most {max_bad:.1%} of other rows (--data.max-bad)", cause="\n".join(kinds(bad)),
-        next=f"--data.max-bad {n / len(rows) + 0.001:.3f} leaves them out" if few else
-             "--data.columns NAME=COLUMN, or convert the rows",
-    )  # fmt: skip
+            found.bad.setdefault(fault.why, []).append((i, fault.seen))
+    return found
 
 
 def kinds(bad: dict[str, list[tuple[int, str]]]) -> list[str]:

@@ -1,9 +1,10 @@
 """Prompts with the completion that is wanted: where they come from, and how a chat model reads one."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +75,22 @@ Rows = list[dict[str, str]]
 def read(source: Source, chat: Chat) -> tuple[Rows, Rows, Rows, list[str]]:
     """(train rows of `prompt`, `completion` and `source`, val rows, test rows, what to say of what was left out or repeated)."""
     parts, told = [], []
-    for path, weight in mixture.parts(source.path):
-        if path == "docstrings":
-            train, val = ([r for row in rows for r in _own(chat, row)] for rows in docstrings.load())
-        else:
-            train, val, bad = read_file(path, chat.rows, source)
-            told += bad
+    named = mixture.parts(source.path)
+    splits = formats.together(partial(_part, path, chat, source) for path, _ in named)
+    for (path, weight), (train, val, bad) in zip(named, splits, strict=True):
+        told += [words for words in bad if words not in told]  # a validation file is read with each
         parts.append(mixture.Part(path, weight, train, *spaced(val, source.held_out)))
     if [p.path for p in parts] == ["docstrings"] and not chat.conversations and parts[0].weight == 1:
         return parts[0].train, parts[0].val, parts[0].test, told  # one of each, and split so that nothing is shared
     train, val, test, more = mixture.mixed(parts, source.near)
     return train, val, test, told + more
+
+
+def _part(path: str, chat: Chat, source: Source) -> tuple[Rows, Rows, list[str]]:
+    if path != "docstrings":
+        return read_file(path, chat.rows, source)
+    train, val = ([r for row in rows for r in _own(chat, row)] for rows in docstrings.load())
+    return train, val, []
 
 
 def spaced(rows: Rows, n: int) -> tuple[Rows, Rows]:
@@ -115,22 +121,21 @@ def read_file(
     """(train, val, what to say of rows left out) of a file or of a data set on the hub, each row as `one` makes it. `source` says
     where validation comes from; what has no split of its own gets one by its `source` column."""
     columns, max_bad, val = (getattr(source, k, d) for k, d in (("columns", ""), ("max_bad", 0.0), ("val", "")))
-    told: list[str] = []
-
-    def good(rows: list[dict], where: str) -> list[dict]:
-        found, bad = formats.sorted_out(rows, where, one, what=what, needed=needed, max_bad=max_bad)
-        told.extend([bad] * bool(bad))
-        return found
-
     splits, share = tables(path, columns), formats.share(val)
-    train = good(splits["train"], path)
-    held_out = splits.get(next((k for k in VALIDATION if k in splits), ""))
+    files = [(path, splits["train"])]
     if val and share is None:
-        held_out = tables(val, columns, setting="--data.val")["train"]
-    if held_out is not None and not share:
-        return train, good(held_out, val or path), told
+        files.append((val, tables(val, columns, setting="--data.val")["train"]))
+    elif not share and (name := next((k for k in VALIDATION if k in splits), "")):
+        files.append((f"{path} ({name})", splits[name]))
+    (train, *held_out), told = formats.sorted_out(files, one, what=what, needed=needed, max_bad=max_bad)
+    if held_out:
+        return train, held_out[0], told
     apart = [formats.held_out(row["source"], share or 0.05) for row in train]
     train, kept = ([r for r, a in zip(train, apart, strict=True) if a is side] for side in (False, True))
+    if not share and 0 < len(kept) < LEAST:
+        told.append(
+            f"{len(kept)} rows are held out, one in twenty: what they measure is uncertain; --data.val 0.2 holds out more"
+        )
     return train, kept, told
 
 
@@ -158,7 +163,7 @@ def _tables(path: str, setting: str) -> dict[str, list[dict[str, Any]]]:
     try:
         return {"train": _lines(file) if file.suffix in LINES else _table(file)}
     except ValueError as error:  # no UTF-8, no JSON
-        raise hub.unreadable(file, error) from None
+        raise hub.unreadable(file, error, setting) from None
 
 
 def _table(file: Path) -> list[dict[str, Any]]:
@@ -175,18 +180,23 @@ def _lines(file: Path) -> list[dict[str, Any]]:
     """Rows of a JSON file, as they stand in it: one object a line, or one list of objects (a table would give each row the keys of
     all, and takes no column of two types)."""
     text = file.read_bytes().decode("utf-8-sig")
+    rows: list[Any] = []
+    wrong = []
     if text.lstrip()[:1] == "[":
         rows = json.loads(text)
     else:
-        rows = []
         for i, line in enumerate(text.split("\n"), 1):
             try:
                 rows += [json.loads(line)] if line.strip() else []
             except json.JSONDecodeError as error:
-                raise ValueError(f"line {i}: {error}") from None
-    if wrong := [i for i, row in enumerate(rows) if not isinstance(row, dict)]:
-        raise ValueError(f"row {wrong[0]} is {type(rows[wrong[0]]).__name__}, not an object with columns")
-    return rows
+                wrong.append(f"line {i}: {error}")
+                rows.append(formats.Unread("a line is not JSON", wrong[-1]))
+    if wrong and len(wrong) == len(rows):
+        raise ValueError(wrong[0])
+    return [
+        row if isinstance(row, dict) else
+        formats.Unread(f"a row is {type(row).__name__}, not an object with columns", repr(row)[:60]) for row in rows
+    ]  # fmt: skip
 
 
 def _plain(table: Any) -> Iterator[dict[str, Any]]:
@@ -297,6 +307,15 @@ def described(rows: list[dict[str, str]], chat: Chat, sizes: list[int], limit: i
     around = f", after {form.lead!r}" * bool(form.lead) + f", then {form.close!r}" * bool(form.close)
     found["scored"] = f"{'every answer' if chat.every_turn else 'the last answer'} up to {form.end!r}{around}"
     return found
+
+
+def passes(rows: int, epochs: float, batch_size: int) -> dict[str, str]:
+    """What to say of an epoch that a preset for other data cuts short."""
+    if epochs >= 1:
+        return {}
+    steps = max(1, math.ceil(epochs * rows / batch_size))
+    return {"training": f"{epochs:g} epochs: {min(rows, steps * batch_size):,} of {rows:,} rows, in {steps:,} steps; --train.epochs 3 reads all of "
+                        "them three times"}  # fmt: skip
 
 
 def percentiles(sizes: list[int], limit: int) -> str:

@@ -198,7 +198,9 @@ class Lanes:
                         yield b, d, text
             if len(bad) > max(FEW, self.source.max_bad * n):
                 raise documents.too_many(
-                    bad, f"{self.source.path}: {len(bad)} of {n} documents in one block", self.source.max_bad
+                    bad,
+                    f"--data.path {self.source.path}: {len(bad)} of {n} documents in one block",
+                    self.source.max_bad,
                 )
             if b - last > len(mine):
                 raise core.UserError(f"--data.path {self.source.path}: nothing to learn from in a lane of {len(mine)} blocks",
@@ -287,7 +289,7 @@ def sample(path: str, column: str, max_bad: float) -> tuple[list[str], list[str]
             left -= size
             if left <= 0:
                 break
-        kept[split] = documents.checked(rows, path, split, max_bad, notes)
+        kept[split] = documents.checked(rows, f"--data.path {path}", split, max_bad, notes)
     train, *given = kept.values()
     return *documents.apart(train, given[0] if given else None, path), notes
 

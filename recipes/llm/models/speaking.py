@@ -85,6 +85,8 @@ class Speaker:
         return good
 
     def _asked(self, row: Any) -> dict[str, Any]:
+        if isinstance(row, formats.Unread):
+            raise row.fault
         row = {"prompt": row} if isinstance(row, str) else row
         if not isinstance(row, dict):
             raise formats.BadRow(f"a row is {type(row).__name__}, neither an object nor a text")
@@ -109,8 +111,7 @@ def _lines(file: Path) -> list[Any]:
             try:
                 rows += [json.loads(line)] if line.strip() else []
             except json.JSONDecodeError as error:
-                raise core.UserError(f"{file} is no .jsonl", got=f"line {i}: {error}",
-                                     needed='an object or a text in quotes a line, such as {"prompt": "..."}') from None  # fmt: skip
+                rows.append(formats.Unread("a line is not JSON", f"line {i}: {error}"))
     except UnicodeDecodeError as error:
         raise core.UserError(f"{file} cannot be read", got=error, needed="UTF-8") from None
     return rows
