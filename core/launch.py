@@ -354,6 +354,8 @@ def report_data(s: Session, proof: gates.Proof, stage: Stage, base: str) -> None
     if changed:
         s.console.say(f"data changed since the run began; it continues (--force): {'; '.join(changed)}", style="yellow")
     proof.data_report = inventory.report(proof.scans)
+    for scan in proof.scans.values():  # compared, and not read again
+        scan.contents = scan.columns = None
     if s.main:
         path.write_text(json.dumps(proof.data_report | {"identity": before | {proof.follows: now}}, indent=1))
 

@@ -96,10 +96,24 @@ class Proof:
         return self.look()[1].expect
 
     def once(self, key: str, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, computed once for all gates."""
+        """Return the result of `make`, computed once for all gates. A stage in it is not trained any more."""
         if key not in self.memo:
-            self.memo[key] = make()
+            self.memo[key] = made = make()
+            for part in made if isinstance(made, tuple) else (getattr(made, "stage", None),):
+                if isinstance(part, Stage):
+                    release(part)
         return self.memo[key]
+
+
+def release(stage: Stage) -> None:
+    """Drop what only training needs of a stage that gates keep: gradients and the optimisers' state, with AdamW three
+    times its trained weights."""
+    for optimizer in stage.optimizers.values():
+        for parameter in (p for g in optimizer.param_groups for p in g["params"]):
+            parameter.grad = None
+        if isinstance(state := getattr(optimizer, "state", None), dict):
+            state.clear()
+    stage.wrapped = None  # with several processes, the buckets of its gradients
 
 
 @contextlib.contextmanager
