@@ -127,7 +127,7 @@ def inventory_gate(proof: Proof) -> Finding:
             a, b = torn["pairs"][0]
             wrong.append(f"{name}: {torn['samples']:,} of {torn['of']:,} samples have an input that also occurs with another "
                          f"'{torn['field']}', for example samples {a} and {b} (allowed: {contents.CONTRADICTORY:.0%})")  # fmt: skip
-        constant = inventory.constant_columns(scan)
+        constant = proof.data_report["splits"][name]["constant_input_share"]
         if constant is not None and constant > 0.98:
             wrong.append(f"{name}: {constant:.0%} of the input entries are the same in every sample")
     best = proof.data_report.get("best_single_input")

@@ -146,8 +146,10 @@ def overfitted(proof: Proof) -> tuple[Run, Stage, dict]:
         longer = expect.overfit_longer
         if longer is None:
             longer = expect.overfit_steps == Expect.overfit_steps
-        enough = not longer or expect.gate_batch_size or not _falls(first[2])
-        return first if enough else _train_on_eight(proof, times=4)
+        if not longer or expect.gate_batch_size or not _falls(first[2]):
+            return first
+        del first  # before the next one is built
+        return _train_on_eight(proof, times=4)
 
     return proof.once("overfit", train)
 

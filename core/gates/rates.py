@@ -302,11 +302,11 @@ def range_test(proof: Proof) -> Finding:
         raise Skip("a sample is declared expensive (gate_batch_size): run `check --deep --only range-test`")
     if len(proof.look()[1].optimizers) > 1:
         raise Skip("several optimisers: no single rate to test")
-    run, stage = proof.build(Plan(steps=1))
-    train_set(stage)
+    train_set(proof.look()[1])
     seen = _seen(proof)
     if not seen.steps:
         raise Skip("no optimiser stepped (see wiring)")
+    run, stage = proof.build(Plan(steps=1))
     own = seen.own  # twenty iterations may show neither its peak nor its mean
     peak, mean = (_peak(seen), _peak(seen) / 2) if own else (seen.peak, seen.mean)
     total = Run(proof.cfg, proof.accelerator).total_steps(stage)

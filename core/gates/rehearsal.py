@@ -200,7 +200,6 @@ def accumulation(proof: Proof) -> Finding:
     """Run one step of `train()` on the same global batch in equal micro-batches, in unequal ones, and undivided. The
     optimiser must get the gradient of the whole batch each time."""
     world = proof.accelerator.num_processes
-    seen: dict[str, list[Tensor]] = {}
     faults: list[str] = []
     probe_run, probe = proof.look()
     if probe.expect.couplings:
@@ -219,21 +218,33 @@ def accumulation(proof: Proof) -> Finding:
         plan = Plan(steps=1, batch_size=each * world, sizes=cuts[name], peak=True, fixed=True)
         return _first_gradient(proof, plan, **how)
 
+    whole: list[Tensor] = []
+    stepped, moved = [], []
+
     def measure(**how) -> dict[str, float]:
-        seen.update({name: gradient(name, **how) for name in cuts})
-        whole = seen[one]
-        faults[:] = [
-            f"{k}: {len(g)} gradients instead of {len(whole)}" for k, g in seen.items() if len(g) != len(whole)
-        ]
-        return {k: _gap(g, whole) for k, g in seen.items() if len(g) == len(whole)}
+        """Compare each division with the whole batch before the next one is made."""
+        faults.clear()
+        gaps: dict[str, float] = {}
+        for name in cuts:
+            grads = gradient(name, **how)
+            stepped.append(bool(grads))
+            moved.append(any(bool(g.any()) for g in grads))
+            if name == one:
+                whole[:] = grads
+            if len(grads) == len(whole):
+                gaps[name] = _gap(grads, whole)
+            else:
+                faults.append(f"{name}: {len(grads)} gradients instead of {len(whole)}")
+            del grads
+        return gaps
 
     gaps, draws = measure(), False
-    if not any(seen.values()):
+    if not any(stepped):
         raise Skip("no optimiser stepped, however the batch is split: nothing to compare (see wiring)")
-    if not any(g.any() for grads in seen.values() for g in grads):
+    if not any(moved):
         raise Skip("the gradient is zero, however the batch is split: nothing to compare (see wiring)")
     if not faults and max(gaps.values()) > limit:
-        draws = any(_gap(gradient(one, draws=k), seen[one]) > limit for k in range(16))
+        draws = any(_gap(gradient(one, draws=k), whole) > limit for k in range(16))
         gaps = measure(still=True) if draws else gaps
     ok = not faults and max(gaps.values()) <= limit
     shown = ", ".join(f"{k} {v:.1e}" for k, v in gaps.items() if k != one)
@@ -246,7 +257,7 @@ def accumulation(proof: Proof) -> Finding:
         ok, "; ".join(faults) if faults else f"gradient against the whole batch{over}: {shown} (relative)", f"at most {limit:g}",
         "the loss returns a mean, or its counts are not those of the terms: return SUMS and count what they sum over\n"
         "micro-batches are averaged, or their gradients are not added\na loop of your own ignores step.batches[1:]",
-        evidence={"gaps": gaps, "digest": _digest(seen[one])},
+        evidence={"gaps": gaps, "digest": _digest(whole)},
     )  # fmt: skip
 
 
@@ -365,14 +376,18 @@ def resume(proof: Proof) -> Finding:
         else:
             straight_run, straight = go(None, None)
             left = bits(straight)
+        bound = None if bitwise else _weights(straight)
+        del straight  # before the next one is built
         if proof.deep and world == 1:
             _in_a_new_process(proof, folder)
         else:
             go(folder, half)
         resumed_run, resumed = go(folder, None)
         resumed_run.close()
-    differ = _differences(left, bits(resumed))
+    differ, started = _differences(left, bits(resumed)), resumed_run.started
+    reached = None if bitwise else _weights(resumed)
     again = resumed_run.plan.losses
+    del resumed, resumed_run
     losses = straight_run.plan.losses[-len(again) :]  # an iteration may have several
     wrong = []
     if differ:
@@ -381,10 +396,10 @@ def resume(proof: Proof) -> Finding:
         i = next((i for i, (a, b) in enumerate(zip(losses, again, strict=False)) if a != b), 0)
         wrong.append(f"losses differ: straight {_short(losses[i : i + 3])}, resumed {_short(again[i : i + 3])}")
     if not bitwise:  # non-deterministic kernels: allow the difference between two uninterrupted runs
-        noise = _apart(straight, go(None, None)[1])
-        wrong = wrong if _apart(straight, resumed) > 2 * noise + 1e-6 else []
-    if resumed_run.started != half:
-        wrong.append(f"the second half began at step {resumed_run.started}, not at {half}: nothing was restored")
+        noise = _apart(bound, _weights(go(None, None)[1]))
+        wrong = wrong if _apart(bound, reached) > 2 * noise + 1e-6 else []
+    if started != half:
+        wrong.append(f"the second half began at step {started}, not at {half}: nothing was restored")
     where = "in a new process" if proof.deep else "after a restart"
     return Finding(
         not wrong, "; ".join(wrong) or f"{steps} steps = {half} + {steps - half} {where}: weights, optimiser, losses",
@@ -418,9 +433,13 @@ def _differences(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[st
     ]
 
 
-def _apart(a: Stage, b: Stage) -> float:
-    pairs = [(local(t), local(b.model.state_dict()[n])) for n, t in a.model.state_dict().items()]
-    return max((exact(one) - exact(other)).abs().max().item() for one, other in pairs if one.numel())
+def _weights(stage: Stage) -> dict[str, Tensor]:
+    """Return the model's state dict on the host; of what is sharded, this process's part."""
+    return {n: local(t).detach().cpu() for n, t in stage.model.state_dict().items()}
+
+
+def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    return max((exact(t) - exact(b[n])).abs().max().item() for n, t in a.items() if t.numel())
 
 
 def _short(values: list[float]) -> str:
