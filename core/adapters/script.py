@@ -247,6 +247,9 @@ class _Alone:
     def wait_for_everyone(self) -> None:
         """Do nothing: there is one process."""
 
+    def free_memory(self) -> None:
+        """Do nothing: nothing is wrapped."""
+
 
 @dataclass
 class _ScriptStage(Stage):

@@ -43,7 +43,7 @@ class Outlet:
 
 def outlast_readers() -> None:
     """Go on when the reader of a pipe that this process writes to goes away."""
-    sys.stdout, sys.stderr = Outlet(sys.stdout), Outlet(sys.stderr)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = Outlet(sys.stdout), Outlet(sys.stderr)
 
 
 class Console:
