@@ -1,20 +1,26 @@
 """What gates hold in memory: bytes of live floating-point tensors at every gate, and when the full run is built.
 
-    python bench/gate_memory.py RECIPE [settings of `trainworthy run`] [--json FILE]
+    python bench/gate_memory.py RECIPE [settings of `trainworthy run`] [--json FILE] [--who [GATE]] [--only ID,...] [--host]
 
-Runs the real command in this process, on the CPU, and counts there. How: a dispatch mode sees the output of every operation, a weak
-reference to its storage tells when that is freed; the number of bytes is a sum of storages, each once, so it is the same on every
-machine. Python's cyclic collector is off except where the code asks for it (`gc.disable()`): what waits for the collector counts as
-alive. Left out: integers (pictures as bytes, tokens: the data set), file-backed storages (the system may page them out), the
-snapshot that a checkpoint's writer takes on the host, and temporary memory inside one kernel.
+Runs the real command in this process, on the CPU, until the recipe's `train()` has ended, and counts there. How: a dispatch mode sees
+the output of every operation, a weak reference to its storage tells when that is freed; the number of bytes is a sum of storages,
+each once, so it is the same on every machine. Python's cyclic collector is off except where the code asks for it (`gc.disable()`):
+what waits for the collector counts as alive. Left out: integers (pictures as bytes, tokens: the data set), file-backed storages
+(the system may page them out), the snapshot that a checkpoint's writer takes on the host, fake tensors (an export's trace), and
+temporary memory inside one kernel. Weights that gates keep on the host count as on an accelerator: not at all, and nothing can
+compute with them until they are back. With `--host` they count, as on a CPU.
 
 The unit of all columns is the model's parameters in their own precision. Training with AdamW takes four (weights, gradient, two
-moments) and its activations. `training` is the peak inside the recipe's `train()` of the full run.
+moments) and its activations. `training` is the peak of the full run, from its build to the end of the recipe's `train()`, with its
+evaluations. `--only` leaves out all gates but these. `--who` lists the lines of code that made what is alive at the peak of the
+highest gate (or of GATE), and when the full run is built.
 """
 
 import argparse
+import collections
 import contextlib
 import gc
+import importlib
 import json
 import os
 import sys
@@ -23,47 +29,112 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from trainworthy.core import launch
 from trainworthy.core.base.live_bytes import LiveBytes
-from trainworthy.core.gates import runner
+from trainworthy.core.gates import order, runner
 from trainworthy.core.loop import checkpoint
 from trainworthy.core.loop.run import Run
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.core.session import stages
 
+gate = importlib.import_module("trainworthy.core.gates.gate")  # the package has a function of this name
+
+
+class Attributed(LiveBytes):
+    """Also knows, with `who`, which lines of this project made the storages that are alive."""
+
+    def __init__(self, who: bool):
+        super().__init__()
+        self.who, self.at_peak = who, collections.Counter()
+        self._sites: dict[int, str] = {}
+        self._shot = 0
+
+    def count(self, tensor: torch.Tensor) -> None:
+        if isinstance(tensor, FakeTensor) or not isinstance(tensor.untyped_storage().nbytes(), int):
+            return
+        before = self.live
+        super().count(tensor)
+        if not self.who or self.live == before:
+            return
+        frame, lines = sys._getframe(1), []
+        while frame is not None and len(lines) < 5:
+            name = frame.f_code.co_filename
+            if ("/core/" in name or "/recipes/" in name) and not name.endswith("live_bytes.py"):
+                lines.append(f"{'/'.join(Path(name).parts[-2:])}:{frame.f_lineno} {frame.f_code.co_name}")
+            frame = frame.f_back
+        self._sites[id(tensor.untyped_storage())] = " < ".join(lines)
+        if self.live >= max(self.peak, 1.01 * self._shot):
+            self._shot, self.at_peak = self.live, self.sites()
+
+    def sites(self) -> collections.Counter:
+        """Bytes alive by the lines that made them."""
+        found: collections.Counter = collections.Counter()
+        for key, (_, size) in self._sizes.items():
+            found[self._sites.get(key, "?")] += size
+        return found
+
+    def restart(self) -> int:
+        self._shot, self.at_peak = 0, collections.Counter()
+        return super().restart()
+
+
+class Ended(BaseException):
+    """The recipe's `train()` has ended: all is measured."""
+
+
+class Parked:
+    """Stands for `gate.move` on an accelerator: weights on the host are not counted, and have no entries here."""
+
+    def __init__(self):
+        self.contents: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __call__(self, stage: Stage, device: torch.device) -> None:
+        for net in (stage.model, stage.eval_model):
+            for tensor in (*net.parameters(), *net.buffers()):
+                if device == gate.HOST and id(tensor) not in self.contents:
+                    with torch.utils._python_dispatch._disable_current_modes():
+                        self.contents[id(tensor)] = (tensor, tensor.detach().clone())
+                        tensor.data = torch.empty(0, dtype=tensor.dtype)
+                elif device != gate.HOST and id(tensor) in self.contents:
+                    tensor.data = self.contents.pop(id(tensor))[1].clone()
+
 
 @contextlib.contextmanager
-def counted(found: dict) -> Iterator[LiveBytes]:
+def counted(found: dict, *, who: bool = False, only: tuple[str, ...] = (), host: bool = False) -> Iterator[LiveBytes]:
     """Fill `found`: {"weights", "gates": {id: (live before, peak)}, "start": live when the full run is built, "training"}, in
     bytes."""
-    memory = LiveBytes()
-    found |= {"gates": {}}
-    prove, make, update, snapshot = runner._prove, stages.Part.build, Run.update, checkpoint.snapshot
+    memory = Attributed(who)
+    found |= {"gates": {}, "who": {}}
+    prove, make, end, snapshot = runner._prove, stages.Part.build, Run.end, checkpoint.snapshot
+    every = order.of_stage
 
-    def gate(one, proof) -> Any:
+    def judged(one, proof) -> Any:
         before = memory.restart()
         verdict = prove(one, proof)
         found["gates"][f"{proof.stage}/{one.id}"] = (before, memory.peak)
+        found["who"][f"{proof.stage}/{one.id}"] = memory.at_peak
         return verdict
 
     def built(part: stages.Part, run: Run, previous: Stage | None) -> Stage:
         if run.plan is not None:
             return make(part, run, previous)
-        found.setdefault("start", memory.restart())
+        if "start" not in found:
+            found["start"], found["who"]["start"] = memory.restart(), memory.sites()
         stage = make(part, run, previous)
         found["weights"] = sum(p.numel() * p.element_size() for p in stage.model.parameters())
-        memory.restart()
         return stage
 
-    def training(run: Run, *args, **kwargs) -> Any:
-        out = update(run, *args, **kwargs)
-        if run.plan is None:
-            found["training"] = max(found.get("training", 0), memory.peak)
-            found["steps"] = found.get("steps", 0) + 1
-        return out
+    def ended(run: Run, stage: Stage) -> None:
+        if memory.peak > found.get("training", 0):
+            found["training"], found["who"]["training"] = memory.peak, memory.at_peak
+        end(run, stage)
+        if run.folder == run.home:
+            raise Ended
+
+    def chosen(stage: Stage, **how: Any) -> list:
+        return [one for one in every(stage, **how) if not only or one.id in only]
 
     def uncounted(call: Callable) -> Callable:
         def quiet(tree: Any) -> Any:
@@ -73,10 +144,12 @@ def counted(found: dict) -> Iterator[LiveBytes]:
         return quiet
 
     with (
-        mock.patch.object(runner, "_prove", gate),
+        mock.patch.object(runner, "_prove", judged),
         mock.patch.object(stages.Part, "build", built),
-        mock.patch.object(Run, "update", training),
+        mock.patch.object(Run, "end", ended),
+        mock.patch.object(order, "of_stage", chosen),
         mock.patch.object(checkpoint, "snapshot", uncounted(snapshot)),
+        mock.patch.multiple(gate, **({} if host else {"HOST": torch.device("meta"), "move": Parked()})),
         memory,
     ):
         gc.collect()
@@ -87,11 +160,14 @@ def counted(found: dict) -> Iterator[LiveBytes]:
             gc.enable()
 
 
-def measure(argv: list[str]) -> dict:
+def measure(argv: list[str], **how: Any) -> dict:
     """`trainworthy run` of these words, counted."""
     found: dict = {}
-    with counted(found):
-        code, message, _ = launch.outcome(["run", *argv])
+    with counted(found, **how):
+        try:
+            code, message, _ = launch.outcome(["run", *argv])
+        except Ended:
+            code, message = 0, ""
     return found | {"code": code, "message": message}
 
 
@@ -99,8 +175,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", default="", metavar="ID,...")
+    parser.add_argument("--who", nargs="?", const="highest", metavar="GATE")
+    parser.add_argument("--host", action="store_true")
     args, settings = parser.parse_known_args()
-    found = measure([args.recipe, *settings])
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    found = measure(
+        [args.recipe, *settings], who=bool(args.who), only=tuple(filter(None, args.only.split(","))), host=args.host
+    )
+    who = found.pop("who")
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1))
     if found["code"]:
         sys.exit(found["message"])
     unit = found["weights"]
@@ -109,11 +194,15 @@ def main() -> None:
         print(f"  {name:<32} alive before {before / unit:6.2f}   peak {peak / unit:6.2f}")
     print(f"  {'alive when the full run is built':<32}              {found['start'] / unit:6.2f}")
     print(f"  {'training, peak':<32}                                {found['training'] / unit:6.2f}")
-    if found["gates"]:
-        worst = max(found["gates"], key=lambda name: found["gates"][name][1])
-        print(f"  highest of the gates over training: {found['gates'][worst][1] / found['training']:.2f} ({worst})")
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1))
+    if not found["gates"]:
+        return
+    worst = max(found["gates"], key=lambda name: found["gates"][name][1])
+    print(f"  highest of the gates over training: {found['gates'][worst][1] / found['training']:.2f} ({worst})")
+    if args.who:
+        for name in (worst if args.who == "highest" else args.who, "start", "training"):
+            print(f"\n{name}")
+            for site, size in who[name].most_common(25):
+                print(f"  {size / unit:8.2f}  {site}")
 
 
 if __name__ == "__main__":

@@ -263,11 +263,15 @@ def prove(session: Session, *, only: tuple[str, ...], deep: bool, stage: str = "
     """Write every stage's data report and run its gates, in order. A later stage starts from the one before, as its
     gates trained it on eight samples. Raises GateFailed before the full run. `stage`: only that one."""
     with gates.quick_collections():
-        for part, proof in stages.proofs(session, deep=deep):
-            if stage in ("", part.name):
-                prove_stage(session, part, proof, only)
+        _prove_each(session, only, deep, stage)
     if stage and stage not in (known := [p.name for p in stages.parts(session.recipe, session.cfg)]):
         raise config.unknown(f"stage '{stage}'", stage, known)
+
+
+def _prove_each(session: Session, only: tuple[str, ...], deep: bool, stage: str) -> None:
+    for part, proof in stages.proofs(session, deep=deep):
+        if stage in ("", part.name):
+            prove_stage(session, part, proof, only)
 
 
 def prove_stage(session: Session, part: stages.Part, proof: gates.Proof, only: tuple[str, ...], mark: str = "") -> None:

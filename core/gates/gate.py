@@ -20,6 +20,8 @@ from trainworthy.core.loop.run import Plan, Run, denominator
 from trainworthy.core.recipe.stage import PARTS, Data, Expect, Stage
 from trainworthy.core.recipe.stage import categorical as categorical
 
+HOST = torch.device("cpu")
+
 
 @dataclass
 class Gate:
@@ -93,16 +95,40 @@ class Proof:
     @property
     def expect(self) -> Expect:
         """`Stage.expect` of a fresh stage."""
-        return self.look()[1].expect
+        return self.peek().expect
+
+    def peek(self) -> Stage:
+        """Return the stage of `look` for everything but its weights, which may be on the host."""
+        return self.memo["look"][1] if "look" in self.memo else self.look()[1]
 
     def once(self, key: str, make: Callable[[], Any]) -> Any:
         """Return the result of `make`, computed once for all gates. A stage in it is not trained any more."""
         if key not in self.memo:
-            self.memo[key] = made = make()
-            for part in made if isinstance(made, tuple) else (getattr(made, "stage", None),):
-                if isinstance(part, Stage):
-                    release(part)
+            self.memo[key] = make()
+            for stage in _stages(self.memo[key]):
+                release(stage)
+        for stage in _stages(self.memo[key]):
+            move(stage, self.accelerator.device)
         return self.memo[key]
+
+    def put_away(self) -> None:
+        """Keep the weights of the stages that gates share on the host until a gate asks for them. Called before each
+        gate."""
+        for made in self.memo.values():
+            for stage in _stages(made):
+                move(stage, HOST)
+
+
+def _stages(made: Any) -> list[Stage]:
+    parts = made if isinstance(made, tuple) else (getattr(made, "stage", None),)
+    return [part for part in parts if isinstance(part, Stage)]
+
+
+def move(stage: Stage, device: torch.device) -> None:
+    """Move the weights of a stage and their average. Quantised weights (integers) stay where they are."""
+    for net in (stage.model, stage.eval_model):
+        if all(p.is_floating_point() for p in net.parameters()) and any(p.device != device for p in net.parameters()):
+            net.to(device)
 
 
 def release(stage: Stage) -> None:
@@ -119,13 +145,14 @@ def release(stage: Stage) -> None:
 @contextlib.contextmanager
 def quick_collections() -> Iterator[None]:
     """Inside, Python's collector leaves out what exists already, so that `build` may call it each time: modules and
-    data that were read before take it a third of a second."""
+    data that were read before take it a third of a second. Afterwards, nothing of the gates is alive."""
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
+        gc.collect()
 
 
 def build(run: Run, make: Callable[[Run], Stage]) -> Stage:

@@ -62,18 +62,18 @@ def initial_loss(proof: Proof) -> Finding:
 
 
 def _train_on_eight(
-    proof: Proof, blank: tuple[str, ...] = (), patience: int = 0, times: int = 1
+    proof: Proof, blank: tuple[str, ...] = (), most: int = 0, times: int = 1
 ) -> tuple[Run, Stage, dict]:
     """Run the recipe's own `train()` on eight fixed samples with fixed draws at the peak rate, until loss and metric
-    reach their targets. `patience`: run at most that many times the steps that training with the inputs took."""
-    _, probe = proof.look()
+    reach their targets, or for `most` steps."""
+    probe = proof.peek()
     expect, metric = dataclasses.replace(probe.expect), probe.gate_evaluator.metric
     expect.overfit_steps *= (
         times if probe.pretrained is None else 2 * times
     )  # fine-tuning uses a 5 to 10 times smaller rate
     indices = pick(train_set(probe), expect.at_most(OVERFIT_SAMPLES, times=2), proof.cfg.run.seed)
-    if patience:
-        expect.overfit_steps = min(expect.overfit_steps, patience * overfitted(proof)[2]["steps"])
+    if most:
+        expect.overfit_steps = min(expect.overfit_steps, most)
     found: dict = {"indices": indices, "curve": [], "blank": blank, "closing": False}
 
     def closing() -> bool:
@@ -230,7 +230,9 @@ def baseline(proof: Proof) -> Finding:
     turned = [(i + 1) % len(indices) for i in range(len(indices))]  # a derangement: none keeps its own input
     others = View(stage.data["train"], indices, swap=turned, draws=proof.cfg.run.seed)
     swapped = run.measure(stage, others, probe=True)[metric.name]
-    _, _, blind = _train_on_eight(proof, blank=inputs, patience=1 if stage.expect.gate_batch_size else 4)
+    proof.put_away()  # before another one is trained
+    most = found["steps"] * (1 if stage.expect.gate_batch_size else 4)
+    _, _, blind = _train_on_eight(proof, blank=inputs, most=most)
     blind_metric = blind["metric"] if blind["metric"] is not None else metric.floor
     # For a continuous target, the mean of eight values fits those eight better than the data (var8 < 0.5 var in one draw of five).
     counted = any(f.role == "target" and f.classes for f in stage.data["train"].fields.values())

@@ -101,7 +101,7 @@ def _seen(proof: Proof) -> Seen:
 def schedule(proof: Proof) -> Finding:
     """Compare the rates of twenty rehearsed iterations with the schedule's formula, and check the formula over the full
     run."""
-    _, stage = proof.look()
+    stage = proof.peek()
     total = Run(proof.cfg, proof.accelerator).total_steps(stage)
     seen = _seen(proof)
     own, settings = seen.own, proof.cfg.optim
@@ -300,9 +300,9 @@ def range_test(proof: Proof) -> Finding:
         raise Skip(f"declared: {expect.range_test}")
     if 0 < expect.gate_batch_size < BATCH[0] and not proof.deep:
         raise Skip("a sample is declared expensive (gate_batch_size): run `check --deep --only range-test`")
-    if len(proof.look()[1].optimizers) > 1:
+    if len(proof.peek().optimizers) > 1:
         raise Skip("several optimisers: no single rate to test")
-    train_set(proof.look()[1])
+    train_set(proof.peek())
     seen = _seen(proof)
     if not seen.steps:
         raise Skip("no optimiser stepped (see wiring)")

@@ -16,6 +16,7 @@ from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.verdict import Skip
 from trainworthy.core.gates.diagnosis import Candidates, Experiment, experiments, rolled, small
 from trainworthy.core.gates.gate import Proof
+from trainworthy.core.gates.shared_memory import shared
 from trainworthy.core.loop.checkpoint import Segment
 from trainworthy.core.loop.init_from import equal, holds_state, match
 from trainworthy.core.loop.optim import exact
@@ -52,6 +53,8 @@ class Record:
     start: tuple[float, list[str], list[str]] | None = None
     """Before the first optimiser step of a pretrained model: fraction of its parameters equal to the file's, names that
     differ from the file, kinds of state that an optimiser already held."""
+    shared: dict[str, str] = field(default_factory=dict)
+    """Object that the stage keeps -> trained parameters that share its memory, at the end of the rehearsal."""
     left: dict[str, Tensor] = field(default_factory=dict)
     """Fingerprints of everything that a checkpoint must restore, at the end of the rehearsal; only if samples are
     expensive."""
@@ -212,7 +215,7 @@ class Recorder:
         odd = abs(found["norm"] - want * clip) > 0.01 * want * clip and abs(found["norm"] - want) > 0.01 * want
         if (found["cosine"] < 0.99 or odd) and not self.record.experiments and small(fresh):
             same = self._last is not None and self._last[0] == list(params)
-            before = self._last[1] if same else None
+            before = [g.to(run.device) for g in self._last[1]] if same else None
             stale = None  # with step() first, the weights have not changed since that batch
             if self._previous and self._previous.batches and self._previous is not step:
                 (stale,) = self._own(self._previous.batches, weights, self._previous)
@@ -228,7 +231,7 @@ class Recorder:
             some = self._own(batches, weights, step, each=True) if len(batches) > 1 and run.world == 1 else []
             self.record.experiments = experiments(Candidates(got_now, fresh, before, stale, some, local, neighbours))
         if small(fresh):
-            self._last = (list(params), [g.clone() for g in got_now])
+            self._last = (list(params), [g.to("cpu", copy=True) for g in got_now])
         return found
 
     def _own(
@@ -276,6 +279,7 @@ def rehearse(proof: Proof, plan: Plan) -> tuple[Run, Stage, Record]:
     run, stage = proof.build(plan)
     with Recorder(run, stage) as record:
         proof.train(proof.cfg, run, stage)
+    record.shared = shared(stage)  # now: later its weights are moved (`Proof.put_away`)
     if stage.expect.gate_batch_size:
         record.left = bits(stage)
     return run, stage, record

@@ -23,7 +23,7 @@ from trainworthy.core.gates.gate import Proof, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.gates.recorder import STEPS, Record, bits, four, rehearsed, tensors
 from trainworthy.core.loop.optim import exact
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Plan, Run, precision
 from trainworthy.core.loop.shard import NONE, mode
 from trainworthy.core.recipe.stage import Stage, View
 
@@ -201,7 +201,7 @@ def accumulation(proof: Proof) -> Finding:
     optimiser must get the gradient of the whole batch each time."""
     world = proof.accelerator.num_processes
     faults: list[str] = []
-    probe_run, probe = proof.look()
+    probe = proof.peek()
     if probe.expect.couplings:
         raise Skip(f"declared: {probe.expect.couplings}")
     if probe.expect.nondeterministic:
@@ -212,7 +212,7 @@ def accumulation(proof: Proof) -> Finding:
     cuts = {one: [each], even: [each // 2, each // 2], uneven: [most, each - most]}
     if probe.expect.gate_batch_size:
         del cuts[even]  # the uneven division finds the same faults
-    limit = 1e-3 if probe_run.precision == "fp32" else 5e-2
+    limit = 1e-3 if precision(proof.cfg, proof.accelerator) == "fp32" else 5e-2
 
     def gradient(name: str, **how) -> list[Tensor]:
         plan = Plan(steps=1, batch_size=each * world, sizes=cuts[name], peak=True, fixed=True)
@@ -230,7 +230,7 @@ def accumulation(proof: Proof) -> Finding:
             stepped.append(bool(grads))
             moved.append(any(bool(g.any()) for g in grads))
             if name == one:
-                whole[:] = grads
+                whole[:] = [g.cpu() for g in grads]
             if len(grads) == len(whole):
                 gaps[name] = _gap(grads, whole)
             else:
@@ -265,7 +265,9 @@ def _gap(grads: list[Tensor], whole: list[Tensor]) -> float:
     """Norm of the difference over the norm of `whole`; inf if one of them holds no gradient."""
     if not grads or not any(w.any() for w in whole):
         return math.inf if grads or any(w.any() for w in whole) else 0.0
-    apart = sum((exact(a) - exact(b)).square().sum() for a, b in zip(grads, whole, strict=True)).sqrt()
+    apart = sum(
+        (exact(a) - exact(b.to(a.device))).square().sum().cpu() for a, b in zip(grads, whole, strict=True)
+    ).sqrt()
     return (apart / sum(exact(g).square().sum() for g in whole).sqrt()).item()
 
 

@@ -68,6 +68,7 @@ def run_gates(gates: list[Gate], proof: Proof, *, known: dict[str, dict], consol
 def _timed(one: Gate, proof: Proof) -> Verdict:
     """Run a gate and note the seconds it took."""
     started = time.monotonic()
+    proof.put_away()
     with full_precision():
         verdict = _prove(one, proof)
     verdict.seconds = round(time.monotonic() - started, 2)

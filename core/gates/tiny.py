@@ -91,7 +91,7 @@ def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int, p
     metric every `every` steps. Stop early once that metric is a third of the way from measured chance to the ceiling,
     unless `patient`. `seed` selects the samples."""
     started, seed = time.process_time(), proof.cfg.run.seed if seed is None else seed
-    _, stage = proof.look()
+    stage = proof.peek()
     train, val = stage.data["train"], stage.data["val"]
     key, only = categorical(train), None
     if key:  # with a thousand classes, use sixteen, so that each has several samples
@@ -203,7 +203,7 @@ def tiny_data(proof: Proof) -> Finding:
     better than that of a model trained on shuffled labels. A pretrained model overfits here, so the gap between the two
     is not limited. An unclear result gets four times as many steps; a narrow pass is repeated on other samples. Deep:
     250 samples, 30 epochs (120 if needed), and a plateau."""
-    probe_run, probe = proof.look()
+    probe = proof.peek()
     train_set(probe)
     if probe.expect.gate_batch_size and not proof.deep:
         raise Skip("a sample is declared expensive (gate_batch_size): run `check --deep --only tiny-data`")
@@ -211,7 +211,7 @@ def tiny_data(proof: Proof) -> Finding:
     span = abs(metric.ceiling - metric.floor)
     if not 0 < span < math.inf:
         raise Skip(f"the metric has no range: floor {metric.floor:g}, ceiling {metric.ceiling:g}")
-    world = probe_run.world
+    world = proof.accelerator.num_processes
     batch = max(min(max(cfg.train.batch_size, 32), TINY), 4 * world)
 
     def go(times: int, **how: Any) -> dict:
@@ -263,7 +263,7 @@ def tiny_data(proof: Proof) -> Finding:
         ok and not found["behind"] and not wrong, measured, needed, remedy,
         evidence={**kept, "exchanged": [asdict(e) for e in found["exchanged"]], "train": asdict(learnt),
                   "held_out": asdict(carried), "again": again and asdict(again), "retrained": retrained and asdict(retrained)},
-        batch=fetch(probe.data["val"], pick(probe.data["val"], 16, cfg.run.seed), None, probe_run.device),
+        batch=fetch(probe.data["val"], pick(probe.data["val"], 16, cfg.run.seed), None, proof.accelerator.device),
     )  # fmt: skip
 
 

@@ -129,6 +129,7 @@ def judged(recipe: str, ids: tuple[str, ...]) -> dict[str, str]:
         proof = Proof(cfg, accelerator, lambda run: module.STAGES[0](cfg, run), module.train, Path(folder), {}, {})
         for one in proof.look()[1].gates:
             if one.id in ids:
+                proof.put_away()
                 try:
                     finding = one.prove(proof)
                     found[one.id] = "pass" if finding.ok else f"fail: {finding.measured}"
