@@ -55,7 +55,7 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   --board                                   show the run in TensorBoard while it trains (run, resume)
   --on-end CMD                              run CMD when the run ends, stops itself or fails a gate (run, resume, check)
   -n N, --accelerate-config FILE            number of processes, or accelerate's config file (run, check, lr, resume)
-  --nodes N --node-rank I --address HOST:PORT    several machines (run, check, lr, resume)
+  --nodes N --node-rank I --address HOST:PORT, --restarts N    several machines; start again what was lost (the same four)
 
 exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the run stopped itself · 5 interrupted but saved"""
 
@@ -296,6 +296,7 @@ def launch(argv: list[str]) -> None:
         n = str(machines.nodes * here)
         if machines.nodes > 1:
             print(machines.line(int(n)), flush=True)
+        env |= machines.variables()
         launcher, words = machines.words(here), []
     elif n is not None and int(n) > 1:
         _for_devices(env, int(n))
@@ -333,12 +334,13 @@ def supervise(command: list[str], env: dict[str, str]) -> int:
         # In its own session, Ctrl-C does not reach the launcher, which would kill the ranks. We forward it to them once.
         child = subprocess.Popen(command, env={**env, "TRAINWORTHY_EXIT": str(note)}, start_new_session=True,
                                  preexec_fn=_deaf if os.name == "posix" else None)  # fmt: skip
-        launcher, asked = psutil.Process(child.pid), []
+        launcher, asked, ranks = psutil.Process(child.pid), [], []
 
         def forward(number: int, _frame) -> None:
             asked.append(number)
+            nodes.asked_file(note).touch()
             with contextlib.suppress(psutil.Error):
-                ranks = launcher.children()
+                ranks[:] = launcher.children()
                 for process in ranks:
                     process.send_signal(number)
                 if not ranks:
@@ -352,6 +354,9 @@ def supervise(command: list[str], env: dict[str, str]) -> int:
                 code = child.wait(0.1)
                 break
             if note.exists() and note.read_text():
+                return _reap(launcher, child, note)
+            if nodes.RESTARTS in env and ranks and not psutil.wait_procs(ranks, timeout=0)[1] and not note.exists():
+                note.write_text(str(128 + asked[0]))  # a signal before the run began, which torchrun would restart
                 return _reap(launcher, child, note)
         if note.exists():
             return int((note.read_text() or "0").split()[0])

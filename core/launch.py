@@ -9,7 +9,6 @@ import math
 import os
 import shlex
 import sys
-import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
@@ -19,7 +18,7 @@ from typing import Any
 from trainworthy.core import gates
 from trainworthy.core.base import config, masking
 from trainworthy.core.base.console import outlast_readers, table
-from trainworthy.core.base.errors import DISK_FULL, DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
+from trainworthy.core.base.errors import DONE, GateFailed, Stop, UserError
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.commands.check import seeds
 from trainworthy.core.commands.help import RUN_OPTIONS
@@ -35,7 +34,7 @@ from trainworthy.core.monitoring.trackers import mirror, tracked
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.core.report import bands
-from trainworthy.core.session import environment, ledger, multi_seed, on_end, process_end, rungs, stages
+from trainworthy.core.session import environment, ledger, multi_seed, nodes, on_end, process_end, rungs, stages
 from trainworthy.core.session.results import ClassWatch, Watcher, finish
 from trainworthy.core.session.session import (
     Interrupts,
@@ -77,7 +76,7 @@ def main(target: str | None = None, argv: list[str] | None = None) -> None:
 def outcome(argv: list[str]) -> tuple[int, str, bool]:
     """Run `argv`; return (exit code, message, whether it stopped as planned and not by a bug)."""
     try:
-        command(on_end.take(argv))
+        command(nodes.continued(on_end.take(argv)))
     except process_end.Crashed as crash:
         return crash.exit_code, f"{crash.trace}\n{'crashed' if crash.trace else 'stopped'}: {crash}", not crash.trace
     except Stop as stop:
@@ -86,10 +85,7 @@ def outcome(argv: list[str]) -> tuple[int, str, bool]:
     except SystemExit as asked:  # the parser exits: help, a wrong type
         return int(asked.code or DONE), "", True
     except Exception as error:  # an error before there is a run folder
-        if isinstance(error, OSError) and error.errno in DISK_FULL:
-            where = error.filename or "run folder"
-            return STOPPED_ITSELF, f"\nstopped: the disk is full ({where}): free some space, then resume", True
-        return 1, traceback.format_exc(), False
+        return process_end.before_run(error)
     return DONE, "", True
 
 

@@ -28,7 +28,7 @@ fi
 
 # shellcheck disable=SC2016  # the variables of each node
 srun bash -c 'exec trainworthy "$@" --nodes "$SLURM_NNODES" --node-rank "$SLURM_NODEID" --address "$ADDRESS" \
-  -n "$SLURM_GPUS_ON_NODE"' trainworthy "$@"
+  -n "$SLURM_GPUS_ON_NODE" --restarts 3' trainworthy "$@"
 CODE=$?
 
 if [ "$CODE" -eq 5 ]; then # interrupted, but saved

@@ -22,6 +22,8 @@ class Stop(Exception):
     """A planned end of the process: `exit_code` and one message, never a traceback."""
 
     exit_code = STOPPED_ITSELF
+    restart = False
+    """Whether `--restarts` may start the run again after it."""
 
 
 class UserError(Stop):

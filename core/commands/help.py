@@ -3,6 +3,7 @@
 RUN_OPTIONS = """\
   -n 2                  number of processes (default 1); with --nodes, of each machine
   --nodes 2 --node-rank 0 --address HOST:29500    several machines: each runs this command with its own number (docs/scale.md)
+  --restarts 3          when a process is lost, torchrun starts all again, from the newest complete checkpoint
   --accelerate-config FILE    processes and machines from accelerate's file instead
   --shard full          each process holds a part of the parameters, gradients and optimiser state (FSDP2); grad: not of the parameters
   --seeds 5             five seeds in parallel, or --seeds 0,1,2: their mean with its interval, and compare's input
@@ -68,7 +69,7 @@ Continues a stopped run from its newest complete checkpoint, with its own settin
   --force        continue although the recipe's sources changed since
   --rung NAME    train this fallback stage, which its recipe offers, in a folder of its own
   -n N           another number of processes: the same global batches, so the same losses to rounding
-  --nodes, --node-rank, --address    as `trainworthy run`
+  --nodes, --node-rank, --address, --restarts    as `trainworthy run`
 
 Exit codes: as `trainworthy run`.""",
     "report": """\

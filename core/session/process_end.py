@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 from trainworthy.core.base.errors import DISK_FULL, DONE, INTERRUPTED, STOPPED_ITSELF, Stop
 from trainworthy.core.loop import checkpoint
+from trainworthy.core.session import nodes
 
 PATIENCE = 2.0  # seconds that other ranks wait for rank 0's message if all stop for the same reason
 LOST = re.compile(r"gloo|nccl|connection (was )?(closed|reset)|broken pipe|socket", re.IGNORECASE)
-KINDS = {2: "error", 3: "stopped before training", 4: "stopped", 5: "interrupted"}
+KINDS = {2: "error", 3: "stopped before training", 4: "stopped", 5: "interrupted", nodes.RESTART: "restart"}
 
 
 class Signalled(BaseException):
@@ -34,6 +35,17 @@ class Crashed(Stop):
     def __init__(self, message: str, *, code: int, trace: str = ""):
         super().__init__(message)
         self.exit_code, self.trace = code, trace
+
+
+class Restarted(Stop):
+    """The end of a process that torchrun will start again, with all others (`--restarts`)."""
+
+    exit_code = nodes.RESTART
+
+    def __init__(self, stop: Stop):
+        trace = stop.trace if isinstance(stop, Crashed) else ""
+        next = f"torchrun starts all processes again (restarts left: {nodes.restarts_left()})"
+        super().__init__(f"{str(stop).splitlines()[0]}\n{trace}  next:         {next}")
 
 
 def newest(folder: Path) -> Path | None:
@@ -56,8 +68,8 @@ def crashed(error: Exception, folder: Path, again: str) -> Crashed:
     saved = newest(folder)
     full = isinstance(error, OSError) and error.errno in DISK_FULL
     memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
-    gone = isinstance(error, (RuntimeError, ConnectionError)) and dist.is_initialized() and LOST.search(str(error))
-    planned = full or memory or bool(gone)
+    gone = dist.is_initialized() and is_connection(error)
+    planned = full or memory or gone
     resume = f"trainworthy resume {folder}"
     if full:
         what = f"the disk is full, or a limit of file sizes is reached ({error.filename or folder})"
@@ -85,7 +97,24 @@ def crashed(error: Exception, folder: Path, again: str) -> Crashed:
     lines.append(f"  next:         {mend + resume if saved else (mend if not memory else '') + again}")
     code = STOPPED_ITSELF if full else INTERRUPTED if saved else STOPPED_ITSELF if memory else 1
     trace = "" if planned else "".join(traceback.format_exception(error))
-    return Crashed("\n".join(lines), code=code, trace=trace)
+    stop = Crashed("\n".join(lines), code=code, trace=trace)
+    stop.restart = not full
+    return stop
+
+
+def before_run(error: Exception) -> tuple[int, str, bool]:
+    """Return (exit code, message, whether no code is wrong) of an error before there is a run folder."""
+    if is_connection(error) and nodes.restarts_left():
+        return nodes.RESTART, f"restart: {error}", True
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        where = error.filename or "run folder"
+        return STOPPED_ITSELF, f"\nstopped: the disk is full ({where}): free some space, then resume", True
+    return 1, "".join(traceback.format_exception(error)), False
+
+
+def is_connection(error: Exception) -> bool:
+    """Return whether `error` says that another process of the run cannot be reached."""
+    return isinstance(error, (RuntimeError, ConnectionError)) and bool(LOST.search(str(error)))
 
 
 def _line(error: BaseException) -> str:
@@ -125,6 +154,10 @@ def leave(
     """Print `message` if this process reports, call `then` in one process of the run, and exit. With several processes, exit at once: the threads of
     interrupted collectives would abort a normal shutdown of Python."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if code == nodes.RESTART:
+        if message and os.environ.get("LOCAL_RANK") == "0":
+            print(message, file=sys.stderr, flush=True)
+        os._exit(code)
     if code != DONE:
         if speaks(code, planned=planned):
             if message:

@@ -29,7 +29,7 @@ from trainworthy.core.monitoring import trackers
 from trainworthy.core.monitoring.cost import Meter
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.core.session import engines, environment, fits, on_end, process_end, stages
+from trainworthy.core.session import engines, environment, fits, nodes, on_end, process_end, stages
 
 try:
     import fcntl
@@ -109,6 +109,7 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
                     f"{cfg.optim.warmup:g} (unless given: a seventh of the preset's rate, 0.03)")  # fmt: skip
     meter = Meter(folder, accelerator.device, accelerator.num_processes) if accelerator.is_main_process else None
     on_end.run_folder(folder)
+    nodes.keep_folder(folder)
     return Session(loaded, cfg, preset, accelerator, console, folder, argv, start, meter=meter)
 
 
@@ -209,6 +210,7 @@ def reported(session: Session) -> Iterator[None]:
     except process_end.Signalled as arrived:
         message, code = process_end.signalled(str(arrived), session.folder, again)
         stop: Stop = Interrupted(message, code=code)
+        stop.restart = str(arrived) == "SIGTERM" and not nodes.user_stopped()  # else torchrun sent it
     except Stop as planned:
         stop = planned
     except Exception as error:
@@ -218,6 +220,8 @@ def reported(session: Session) -> Iterator[None]:
             session.meter.note(now=True)
             report.write(session.folder)
         return
+    if stop.restart and nodes.restarts_left():
+        raise process_end.Restarted(stop)
     if session.meter and not isinstance(stop, UserError):  # what is refused leaves the folder as it was
         session.meter.note(now=True)
     planned = not (isinstance(stop, process_end.Crashed) and stop.trace)

@@ -1,6 +1,7 @@
-"""Several machines, by the real command: two launchers with folders of their own."""
+"""Several machines and restarts, by the real command: two launchers with folders of their own, and ranks that are killed."""
 
 import os
+import random
 import shlex
 import shutil
 import socket
@@ -17,9 +18,17 @@ from trainworthy.core.session import nodes
 
 from tests.conftest import ROOT
 from tests.helpers.commands import BIN, QUICK, environment, final_weights, losses, run_folder, same, trainworthy
+from tests.vision.planted_classify import LOOP
 
-EACH = ("--run.log-every", "1")
-TWO = ("--nodes", "2", "--node-rank", "0", "--address", "127.0.0.1:29500")
+KILL = """        if run.rank == 1 and step.index + 1 == {step} and not Path("killed").exists():
+            import os
+            import signal
+
+            Path("killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""Rank 1 is killed once, as by a system without memory."""
+EACH = ("--run.log-every", "1", "--run.save-steps", "4")
 
 
 # ---------------------------------------------------------------------------------------------------------- the command
@@ -29,9 +38,9 @@ TWO = ("--nodes", "2", "--node-rank", "0", "--address", "127.0.0.1:29500")
         (("run", "vision/classify", "--nodes", "2"), ("must know where to meet", "--node-rank, --address")),
         (("run", "vision/classify", "--nodes", "2", "--node-rank", "2", "--address", "a:1"), ("2 of 2 machines", "0 to 1")),
         (("run", "vision/classify", "--nodes", "2", "--node-rank", "0", "--address", "a"), ("HOST:PORT", "10.0.0.1:29500")),
-        (("data", "vision/classify", *TWO), ("data does not take --nodes", "resume")),
-        (("run", "vision/classify", *TWO, "--seeds", "2"), ("--seeds does not work with --nodes",)),
-        (("run", "vision/classify", *TWO, "--accelerate-config", "a.yaml"), ("name the machines twice",)),
+        (("data", "vision/classify", "--restarts", "1"), ("data does not take --restarts", "resume")),
+        (("run", "vision/classify", "--restarts", "1", "--seeds", "2"), ("--seeds does not work with --restarts",)),
+        (("run", "vision/classify", "--restarts", "1", "--accelerate-config", "a.yaml"), ("settings twice", "--restarts")),
     ],
 )  # fmt: skip
 def test_machines_that_cannot_meet_are_refused(argv: tuple, words: tuple, launch, tmp_path: Path):
@@ -49,6 +58,13 @@ def test_a_resumed_run_is_divided_over_the_machines():
     with pytest.raises(UserError, match="cannot be divided"):
         nodes.processes_here(two, None, "5")
     assert "[::1]:29500" in two.line(8)
+
+
+def test_an_unknown_machine_is_refused(monkeypatch):
+    monkeypatch.setattr(nodes, "NAME_SECONDS", 0.0)
+    with pytest.raises(UserError, match="cannot meet"):
+        nodes.own_address("no-such-machine.invalid", 29500)
+    assert nodes.own_address("127.0.0.1", 29500) == "127.0.0.1"
 
 
 # ---------------------------------------------------------------------------------------------------------- two machines
@@ -101,13 +117,70 @@ def test_two_machines_train_what_two_processes_train(tmp_path: Path):
     assert same(final_weights(ours), final_weights(theirs))
 
 
+# -------------------------------------------------------------------------------------------------------------- restarts
+@pytest.mark.slow
+def test_a_killed_rank_is_started_again_and_nothing_changes(fork, tmp_path: Path):
+    """At a random step of 20. A checkpoint that was still being written is not used, so the one before counts, too."""
+    straight = trainworthy("run", "vision/classify", *QUICK, *EACH, "-n", 2, "--run.out", "straight", cwd=tmp_path)
+    assert straight.returncode == 0, straight.stderr
+    step = random.randint(9, 20)
+    fork((LOOP, LOOP + KILL.format(step=step)))
+    done = trainworthy("run", "mine.py", *QUICK, *EACH, "-n", 2, "--restarts", 1, cwd=tmp_path)
+    assert done.returncode == 0, f"killed at step {step}: {done.stdout}{done.stderr}"
+    assert (tmp_path / "killed").exists()
+    newest = (step - 1) // 4 * 4
+    shown = f"killed at step {step}: {done.stdout}{done.stderr}"
+    assert any(f"resumed from step-{n} " in done.stdout for n in (newest, newest - 4)), shown
+    folder, other = run_folder(tmp_path), run_folder(tmp_path, "straight/*/2*")
+    assert losses(folder) == losses(other), f"killed at step {step}"
+    assert same(final_weights(folder), final_weights(other)), f"killed at step {step}"
+
+
+@pytest.mark.slow
+@pytest.mark.verify
+@pytest.mark.parametrize(("restarts", "code"), [(1, 0), (0, 1)])
+def test_a_rank_killed_before_the_first_checkpoint_begins_again(restarts: int, code: int, fork, tmp_path: Path):
+    fork((LOOP, LOOP + KILL.format(step=2)))
+    done = trainworthy("run", "mine.py", *QUICK, *EACH, "-n", 2, "--restarts", restarts, cwd=tmp_path)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("result which digit was written?" in done.stdout) == (code == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.verify
+def test_a_rank_killed_on_another_machine_is_started_again(fork, tmp_path: Path):
+    shared = tmp_path / "shared"
+    fork((LOOP, LOOP + KILL.format(step=random.randint(9, 20))))
+    both = two_machines(tmp_path, "run", "mine.py", *QUICK, *EACH, "--restarts", "2", "--run.out", str(shared))
+    assert [code for code, _ in both] == [0, 0], both[0][1] + both[1][1]
+    assert any("resumed from step-" in said for _, said in both)
+    done = trainworthy("run", "vision/classify", *QUICK, *EACH, "-n", 2, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert losses(run_folder(shared, "*/2*")) == losses(run_folder(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.verify
+def test_what_ended_as_planned_is_not_started_again(fork, tmp_path: Path):
+    """A failed gate, and a signal of the user during the run."""
+    fork((LOOP, LOOP.replace("step.batches", "step.batches[:1]")))
+    done = trainworthy("check", "mine.py", "--only", "accumulation", "-n", 2, "--restarts", 3, cwd=tmp_path)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert done.stdout.count("gates  before the budget is spent") == 1
+    done = trainworthy("run", "vision/classify", *QUICK, *EACH, "-n", 2, "--restarts", 3, cwd=tmp_path,
+                       once="runs/vision-classify/2*/checkpoints/*/step-4")  # fmt: skip
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert "resumed from" not in done.stdout
+    assert "trainworthy resume" in done.stderr
+
+
 # -------------------------------------------------------------------------------------------------------------- examples
 def assert_understood(argv: list[str], rank: int, address: str) -> None:
     """The command of an example names its machine, and a recipe with settings that this version has."""
     argv, n = config.take(argv, "-n")
     argv, found = nodes.take(argv)
     nodes.assert_usable(found, argv, config_file=None)
-    assert (found.nodes, found.rank, f"{found.host}:{found.port}", n) == (2, rank, address, "8")
+    assert (found.nodes, found.rank, f"{found.host}:{found.port}", found.restarts, n) == (2, rank, address, 3, "8")
     assert argv[:2] == ["run", "llm/pretrain"]
     cfg, preset = config.parse(loading.load(argv[1]).module, argv[2:], prog="trainworthy run")
     assert (preset, cfg.run.shard, cfg.train.compile) == ("full", "full", False)
