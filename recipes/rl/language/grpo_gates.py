@@ -397,6 +397,7 @@ def formula_gate(s: Subject) -> Gate:
         mask = batch["completion_mask"].bool()
         apart = torch.tensor(STEPS, device=run.device).repeat(mask.numel())[: mask.numel()].view_as(mask)
         old, over = apart.new_zeros(mask.shape), apart.flip(1)
+        beta = stage.state["controller"].value if s.cfg.target_kl else s.cfg.beta
         for i, one in enumerate(said):
             old[i, mask[i]] = one.detach().float()
         batch["old_per_token_logps"] = old - apart
@@ -405,7 +406,7 @@ def formula_gate(s: Subject) -> Gate:
 
         def state() -> formula.Statements:
             rows = [_said(stage, run, batch, i, s.cfg.temperature) for i in range(len(said))]
-            forms = [_forms(s.cfg, new, (old - apart)[i, mask[i]], (old + over)[i, mask[i]], batch["advantages"][i])
+            forms = [_forms(s.cfg, beta, new, (old - apart)[i, mask[i]], (old + over)[i, mask[i]], batch["advantages"][i])
                      for i, new in enumerate(rows)]  # fmt: skip
             right, wrong = ({k: torch.stack([one[j][k] for one in forms]) for k in forms[0][j]} for j in (0, 1))
             return {"loss": formula.Statement(right, wrong)}
@@ -440,13 +441,13 @@ def _said(stage: Hosted, run: Run, batch: dict[str, Tensor], i: int, temperature
 
 
 def _forms(
-    cfg: Any, new: Tensor, old: Tensor, ref: Tensor, gain: Tensor
+    cfg: Any, beta: float, new: Tensor, old: Tensor, ref: Tensor, gain: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """({name: sum over an answer's tokens} of the declared loss, the same of known mistakes)."""
     ratio, low, high = (new - old).exp(), 1 - cfg.epsilon, 1 + cfg.epsilon
-    kl = ratio * ((ref - new).exp() - (ref - new) - 1) if cfg.beta else torch.zeros_like(ratio)
+    kl = ratio * ((ref - new).exp() - (ref - new) - 1) if beta else torch.zeros_like(ratio)
     surrogate = torch.min(ratio * gain, ratio.clamp(low, high) * gain)
-    right = {"the clipped surrogate": (-surrogate + cfg.beta * kl).sum()}
+    right = {"the clipped surrogate": (-surrogate + beta * kl).sum()}
     wrong = {
         "the ratio is 1 everywhere: the new log-probability is divided by itself": -(new - new.detach()).exp() * gain,
         "the ratio is missing: log-probability times advantage": -new * gain,
@@ -547,13 +548,14 @@ def judge(s: Subject) -> Gate:
 AGAIN = 2  # evaluations in a row that end a run
 CERTAIN = 0.02  # of the first entropy
 GROWN, FAR_OFF = 3.0, 5.0  # times the first length, times the first KL
+NEAR, LOST = 1.2, 4.0  # times --target-kl
 
 
 def monitors(cfg: Any, held_out: int) -> list[Monitor]:
     """What only a whole run shows; each ends the run where it is sure (--no-stop-hacked: it only tells)."""
     noise = 2 * (0.5 / held_out) ** 0.5  # two standard errors of a difference at one half
     found = [hacked(held_out), still_groups, lengths(noise), decided(noise)]
-    found += [clipped] * (cfg.num_iterations > 1) + [drift(noise)] * (cfg.beta > 0)
+    found += [clipped] * (cfg.num_iterations > 1) + [drift(noise, cfg.target_kl)] * (cfg.beta > 0)
     return found if cfg.stop_hacked else [replace(m, judge=_telling(m)) for m in found]
 
 
@@ -663,18 +665,25 @@ def clipped(history: History) -> Finding:
                    "a lower --optim.lr, fewer --num-iterations", evidence={"share": share})  # fmt: skip
 
 
-def drift(noise: float) -> Monitor:
-    """A policy that leaves its reference and is right no more often."""
+def drift(noise: float, target: float) -> Monitor:
+    """A policy that leaves its reference and is right no more often. With a `target` the KL must end near it."""
 
     @monitor("kl", rows="R2", title="the policy stays near its reference")
     def judged(history: History) -> Finding:
         """KL to the reference, nats a token."""
-        seen = logged(history, "kl")
-        stop = unpaid(history, noise) and lately(seen, lambda value: value > max(1.0, FAR_OFF * seen[0]))
+        seen, beta = logged(history, "kl"), logged(history, "beta")
+        tail = seen[-max(1, len(seen) // 3) :]
+        last, limit = (sum(tail) / len(tail), NEAR * target) if target else (max(seen), 1.0)
+        stop = unpaid(history, noise) and lately(
+            seen, lambda value: value > (LOST * target if target else max(1.0, FAR_OFF * seen[0]))
+        )
+        moved = f"; the coefficient {beta[0]:.3g}, then {beta[-1]:.3g}" if beta else ""
         return Finding(
-            max(seen) <= 1.0, f"KL {seen[0]:.3g} nats a token at first, {seen[-1]:.3g} at the end, {max(seen):.3g} at most",
-            "1 nat a token", "a higher --beta, a lower --optim.lr",
-            evidence={"kl": seen} | ({"stop": "--beta is too low for this rate and this reward"} if stop else {}),
+            last <= limit, f"KL {seen[0]:.3g} nats a token at first, {seen[-1]:.3g} at the end, {max(seen):.3g} at most{moved}",
+            f"{NEAR:g} x {target:g} or less over the last third" if target else "1 nat a token",
+            "a higher --beta or --kl-coef-rate, a lower --optim.lr" if target else "a higher --beta, --target-kl, a lower --optim.lr",
+            evidence={"kl": seen, "beta": beta}
+            | ({"stop": "--beta is too low for this rate and this reward"} if stop else {}),
         )  # fmt: skip
 
     return judged
