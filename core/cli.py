@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from trainworthy.core.base.errors import SIGNALS, USAGE, Stop, UserError
+from trainworthy.core.session import nodes
 
 HELP = """\
 usage: trainworthy COMMAND ...    training recipes that must pass their gates before they train
@@ -25,23 +26,23 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   trainworthy batch RECIPE [settings]       largest micro-batch that fits, throughput per size, recommended settings
   trainworthy profile RECIPE [settings]     what limits the speed: input, compute, memory, overhead; what to try first
   trainworthy doctor [--json]               check this machine: packages, devices, memory, who else uses it
-  trainworthy plan RECIPE [--memory GB] [settings]    memory, time and disk before it begins; what to change if it does not fit
+  trainworthy plan RECIPE [--memory GB] [settings]    estimate memory, time and disk space; what to change if the run does not fit
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy diff FORK.py                  show what a fork changed, and which gates check those parts
   trainworthy resume RUN_FOLDER [--force]   continue a stopped run
   trainworthy resume RUN_FOLDER --rung NAME [settings]    continue from its weights with a rung that its recipe offers
   trainworthy report RUN_FOLDER [--json]    write report.html again; its verdicts and advice as JSON
-  trainworthy report THEIRS [--metric NAME]    the same of another tool's run: a TensorBoard folder, a trainer_state.json
+  trainworthy report THEIRS [--metric NAME]    report on another tool's run: a TensorBoard folder, a trainer_state.json
   trainworthy chat RUN_FOLDER               talk to the language model that a run exported
-  trainworthy predict RUN_FOLDER FILE [--out FILE]    its answers to a file of prompts or conversations
+  trainworthy predict RUN_FOLDER FILE [--out FILE]    let that model answer a file of prompts or conversations
   trainworthy compare RUNS_A RUNS_B [--json]    two groups of seeds: the difference and its interval
   trainworthy config RECIPE [settings]      all settings as a file, for --config FILE
-  trainworthy repro RUN_FOLDER              what a run was made of, and what differs here
-  trainworthy guard SCRIPT.py [-- its arguments]    rehearse any training script, unchanged, and check its loop and data
-  trainworthy watch SCRIPT.py [-- its arguments]    run it in full, log step metrics, and report the same checks as advice
+  trainworthy repro RUN_FOLDER              versions, settings and data of a run, and what differs on this machine
+  trainworthy guard SCRIPT.py [-- its arguments]    run an unchanged training script for a few steps; check its loop and data
+  trainworthy watch SCRIPT.py [-- its arguments]    run it in full, log step metrics, report the same checks as advice
   trainworthy sweep RECIPE [settings]       search settings: scientific, nuisance or fixed; chosen on validation data
   trainworthy board [FOLDER]                TensorBoard on the runs; prints its address once it answers
-  trainworthy list --running [FOLDER]       runs that a process works on now: step, speed, time left, score, gates
+  trainworthy list --running [FOLDER]       runs that train now: step, speed, time left, score, gates
   trainworthy reference RECIPE [--seeds 5] [settings]    measure the band of RECIPE's healthy runs for later reports
   trainworthy bugs [RECIPE ...] [--mutate RECIPE] [--sample N]    run planted bugs, healthy variants and mutants through the gates
   trainworthy break RECIPE [--bug ID]       one planted bug: its loss curve, a guess, its patch, and the gate that stops it
@@ -51,9 +52,10 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   trainworthy --version                     the installed version
   --seeds 5, --seeds 0,1,2                  several seeds in parallel: mean and interval (run), gate failures by seed (check)
   --init-from PATH                          fine-tune: start from these weights (run, check)
-  --board                                   TensorBoard beside the run, up before its first step (run, resume)
+  --board                                   show the run in TensorBoard while it trains (run, resume)
   --on-end CMD                              run CMD when the run ends, stops itself or fails a gate (run, resume, check)
   -n N, --accelerate-config FILE            number of processes, or accelerate's config file (run, check, lr, resume)
+  --nodes N --node-rank I --address HOST:PORT    several machines (run, check, lr, resume)
 
 exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the run stopped itself · 5 interrupted but saved"""
 
@@ -256,6 +258,8 @@ def launch(argv: list[str]) -> None:
     asked = argv
     argv, n = take(argv, "-n")
     argv, file = take(argv, "--accelerate-config")
+    argv, machines = nodes.take(argv)
+    nodes.assert_usable(machines, argv, config_file=file)
     of_run = argv[0] == "profile" and len(argv) > 1 and Path(argv[1]).is_dir()
     if len(argv) > 1 and not argv[1].startswith("-") and argv[0] not in ("resume", "predict", "chat") and not of_run:
         from trainworthy.core.recipe.registry import find
@@ -266,12 +270,13 @@ def launch(argv: list[str]) -> None:
 
             if factory.offers(entry.path):
                 return factory.main(argv)
-    if n is None and argv[0] == "resume" and len(argv) > 1:
-        n = processes_of(Path(argv[1]))
+    saved = processes_of(Path(argv[1])) if n is None and argv[0] == "resume" and len(argv) > 1 else None
     if n is not None and (not n.isdigit() or int(n) < 1):
         raise UserError("-n needs a number of processes", got=n, needed="1 or more")
+    n = n or (None if machines.wanted else saved)
     env = dict(os.environ, PYTHONSAFEPATH="1")  # a folder core/ in the working directory must not shadow ours
     command = [sys.executable, "-m", "trainworthy.launch", *argv]
+    launcher = ["-m", "accelerate.commands.launch"]
     if argv[0] in ("run", "check") and any(
         w.split("=")[0] == "--seeds" for w in argv
     ):  # each seed starts its own launcher
@@ -285,20 +290,34 @@ def launch(argv: list[str]) -> None:
         if setup.machines > 1:
             print(f"machine {setup.rank} of {setup.machines}, {n} processes in all: meeting at {setup.address}:{setup.port} "
                   "(each machine runs the same command with its own machine_rank)", flush=True)  # fmt: skip
+    elif machines.wanted:
+        here = nodes.processes_here(machines, n, saved)
+        _for_devices(env, here)
+        n = str(machines.nodes * here)
+        if machines.nodes > 1:
+            print(machines.line(int(n)), flush=True)
+        launcher, words = machines.words(here), []
     elif n is not None and int(n) > 1:
-        from trainworthy.core.base.machine import cores
-
-        # On CPU, accelerate runs one process without a warning unless --multi_gpu AND this variable are set (docs/architecture.md).
-        env.setdefault("ACCELERATE_USE_CPU", "false" if accelerators() >= int(n) else "true")
-        env.setdefault("OMP_NUM_THREADS", str(max(1, cores().allowed // int(n))))
+        _for_devices(env, int(n))
         words = ["--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
     else:
         os.execve(sys.executable, command, env)
-    words += ["--num_processes", n] if n else []
-    if file is None or setup.machines == 1:
-        words += ["--main_process_port", "0"]  # any free port; several machines must share one
+    if not machines.wanted:
+        words += ["--num_processes", n] if n else []
+        if file is None or setup.machines == 1:
+            words += ["--main_process_port", "0"]  # any free port; several machines must share one
     env["TRAINWORTHY_PROCESSES"] = n or ""
-    sys.exit(supervise([sys.executable, "-m", "accelerate.commands.launch", *words, *command[1:]], env))
+    sys.exit(supervise([sys.executable, *launcher, *words, *command[1:]], env))
+
+
+def _for_devices(env: dict[str, str], processes: int) -> None:
+    """Set what `processes` on this machine need: accelerators or CPUs, and threads.
+
+    On CPU, accelerate runs one process without a warning unless --multi_gpu AND this variable are set (docs/architecture.md)."""
+    from trainworthy.core.base.machine import cores
+
+    env.setdefault("ACCELERATE_USE_CPU", "false" if accelerators() >= processes else "true")
+    env.setdefault("OMP_NUM_THREADS", str(max(1, cores().allowed // processes)))
 
 
 GRACE = 45.0  # seconds that the other processes get after the first one failed

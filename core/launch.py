@@ -18,7 +18,7 @@ from typing import Any
 
 from trainworthy.core import gates
 from trainworthy.core.base import config, masking
-from trainworthy.core.base.console import table
+from trainworthy.core.base.console import outlast_readers, table
 from trainworthy.core.base.errors import DISK_FULL, DONE, STOPPED_ITSELF, GateFailed, Stop, UserError
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.commands.check import seeds
@@ -70,6 +70,7 @@ def main(target: str | None = None, argv: list[str] | None = None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     if target is not None:
         argv = ["run", target, *argv]
+    outlast_readers()
     process_end.leave(*outcome(argv), then=on_end.run)
 
 
@@ -261,9 +262,10 @@ def begun(folder: Path) -> dict[str, Any]:
 def prove(session: Session, *, only: tuple[str, ...], deep: bool, stage: str = "") -> None:
     """Write every stage's data report and run its gates, in order. A later stage starts from the one before, as its
     gates trained it on eight samples. Raises GateFailed before the full run. `stage`: only that one."""
-    for part, proof in stages.proofs(session, deep=deep):
-        if stage in ("", part.name):
-            prove_stage(session, part, proof, only)
+    with gates.quick_collections():
+        for part, proof in stages.proofs(session, deep=deep):
+            if stage in ("", part.name):
+                prove_stage(session, part, proof, only)
     if stage and stage not in (known := [p.name for p in stages.parts(session.recipe, session.cfg)]):
         raise config.unknown(f"stage '{stage}'", stage, known)
 
@@ -353,6 +355,8 @@ def report_data(s: Session, proof: gates.Proof, stage: Stage, base: str) -> None
     if changed:
         s.console.say(f"data changed since the run began; it continues (--force): {'; '.join(changed)}", style="yellow")
     proof.data_report = inventory.report(proof.scans)
+    for scan in proof.scans.values():  # compared, and not read again
+        scan.contents = scan.columns = None
     if s.main:
         path.write_text(json.dumps(proof.data_report | {"identity": before | {proof.follows: now}}, indent=1))
 
@@ -374,8 +378,11 @@ def train(session: Session, interrupts: Interrupts) -> None:
             def trained(stage: Stage = previous) -> Stage:
                 return stage
 
-            proof = stages.proof(session, part, trained, follows="trained", deep=False)
-            prove_stage(session, part, proof, (), mark=digest(previous.eval_model.state_dict()))
+            mark = digest(previous.eval_model.state_dict())
+            with gates.quick_collections():  # no variable holds the proof: its stages would live while this one trains
+                prove_stage(
+                    session, part, stages.proof(session, part, trained, follows="trained", deep=False), (), mark=mark
+                )
         previous, done = train_stage(session, part, previous, done, interrupts)
 
 

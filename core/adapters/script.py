@@ -206,10 +206,11 @@ def _prove(
     loss = f"\nloss   {subject.objective}" if subject.objective else ""
     console.say(f"{_place(factory)} · seed {seed} · {alone.device}\ndata   {counts}{loss}\ngates")
     verdicts: list[Verdict] = []
-    for gate in order.ORDER:
-        if not only or gate.id in only:
-            cfg.gates.waive, cfg.gates.because = (gate.id,) if gate.id in waive else (), waive.get(gate.id, "")
-            verdicts += gates.run_gates([_adapted(gate, subject)], proof, known={}, console=console)
+    with gates.quick_collections():
+        for gate in order.ORDER:
+            if not only or gate.id in only:
+                cfg.gates.waive, cfg.gates.because = (gate.id,) if gate.id in waive else (), waive.get(gate.id, "")
+                verdicts += gates.run_gates([_adapted(gate, subject)], proof, known={}, console=console)
     if written:
         gates.write(folder / "gates.json", verdicts, enabled=True)
         (folder / "data.json").write_text(json.dumps(report, indent=1))
@@ -245,6 +246,9 @@ class _Alone:
 
     def wait_for_everyone(self) -> None:
         """Do nothing: there is one process."""
+
+    def free_memory(self) -> None:
+        """Do nothing: nothing is wrapped."""
 
 
 @dataclass

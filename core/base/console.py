@@ -1,12 +1,49 @@
 """Console output during a run: a progress bar on a terminal, plain lines in a log file, nothing on other ranks."""
 
+import os
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
 
 from trainworthy.core.base import masking
 
 QUIET = 10.0  # seconds without output before a log file gets a progress line
+
+
+class Outlet:
+    """A text stream whose reader may go away (`run ... | head`, a `tee` that was killed): what is written after that is dropped, and the
+    program goes on, because days of training are worth more than their log lines."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write `text`, or drop it if nobody reads."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._close()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush; nothing happens if nobody reads."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._close()
+
+    def _close(self) -> None:
+        sink = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(sink, self._stream.fileno())
+        os.close(sink)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def outlast_readers() -> None:
+    """Go on when the reader of a pipe that this process writes to goes away."""
+    sys.stdout, sys.stderr = Outlet(sys.stdout), Outlet(sys.stderr)
 
 
 class Console:

@@ -5,8 +5,8 @@ Shows the runs in TensorBoard, until Ctrl-C.
   trainworthy board                              every run under runs/
   trainworthy board runs/vision-classify         the runs of one recipe
   trainworthy board runs/vision-classify/20260101-120000-ab12    one run
-  trainworthy board --port 7007 --host 0.0.0.0   on this port, for other machines to see
-  trainworthy run vision/classify --board        with a run: up before its first step, ends with it
+  trainworthy board --port 7007 --host 0.0.0.0   on this port, visible to other machines
+  trainworthy run vision/classify --board        for one run: starts before its first step, ends with it
 
 The address is printed once the board answers. Without --port it is 6006, or the next free one. Runs with `--run.no-tensorboard` have
 no files for it. TensorBoard asks for no password: with another --host than localhost, everybody who reaches the port sees the runs.

@@ -8,8 +8,8 @@ Measures whether bugs are caught and healthy runs passed.
   trainworthy bugs --mutate vision/classify --sample 40   40 mutants: small changes of its source, one at a time
   trainworthy bugs --mutate rl/ppo --steps 20 --helper recipes/rl/control/nets.py    and mutants of a helper module
 
-Each case is a fork that `trainworthy check` judges in a process of its own. Finished cases are kept in journal.jsonl by commit, case
-and seed, so that the same command goes on where it stopped. The result is bugs.html and bugs.json.
+Each case is a fork on which `trainworthy check` runs in its own process. Finished cases are kept in journal.jsonl by commit, case
+and seed, so that the same command continues where it stopped. The result is bugs.html and bugs.json.
 
 A mutant is set aside if it crashes, if nothing changes in a short run (losses and metrics equal to the last bit), or if it does no
 measurable harm: a metric inside the range of healthy short runs at one of two seeds. The rest must be stopped by a gate; survivors

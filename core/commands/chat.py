@@ -1,13 +1,13 @@
 """usage: trainworthy chat RUN_FOLDER [--max-new-tokens N] [--model BASE]
 
-Talks to the language model that a run exported. A line is what you say; the answer is generated as in the run's evaluation.
+Talks to the language model that a run exported. Each line is a message; the answer is generated as in the run's evaluation.
 
   trainworthy chat runs/llm-sft/20260101-120000-ab12
   echo "Write a file and count its lines." | trainworthy chat runs/llm-sft/20260101-120000-ab12
 
 Earlier turns are kept. `/new` starts another conversation, `/quit` or Ctrl-D ends. Recipes without a chat template
-(`llm/pretrain`, `rl/rlhf`) go on with each line by itself. Input that is no terminal is read line by line, and standard output
-then holds the answers alone.
+(`llm/pretrain`, `rl/rlhf`) continue each line by itself. If the input is not a terminal, it is read line by line, and standard
+output contains only the answers.
 
 --max-new-tokens defaults to the run's own. --model: the base of an adapter, if it moved since the run.
 Exit codes: 0, 2 for a run without such an export."""

@@ -1,6 +1,6 @@
 """usage: trainworthy compare RUNS_A RUNS_B [--json]
 
-Tells whether the second group is better than the first by more than chance.
+Tests whether the second group is better than the first by more than chance.
 
   trainworthy compare runs/vision-classify/seeds-A runs/mine/seeds-B    two groups that `run --seeds 5` made
 

@@ -1,14 +1,16 @@
 """Help of the commands that have no module of their own; of the others it is their module's docstring."""
 
 RUN_OPTIONS = """\
-  -n 2                  number of processes (default 1); --accelerate-config FILE for several machines
+  -n 2                  number of processes (default 1); with --nodes, of each machine
+  --nodes 2 --node-rank 0 --address HOST:29500    several machines: each runs this command with its own number (docs/scale.md)
+  --accelerate-config FILE    processes and machines from accelerate's file instead
   --shard full          each process holds a part of the parameters, gradients and optimiser state (FSDP2); grad: not of the parameters
   --seeds 5             five seeds in parallel, or --seeds 0,1,2: their mean with its interval, and compare's input
   --init-from PATH      fine-tune: start from these weights (a file or a run folder), at a seventh of the learning rate
   --config FILE         settings from a file: an args.json, or one that `trainworthy config` wrote
   --preset full         another preset than tiny
   --max-steps 200       stop after so many optimiser steps
-  --board               TensorBoard beside the run; its address is printed once it answers
+  --board               show the run in TensorBoard; its address is printed once it answers
   --on-end CMD          a command that runs when the run ends, stops itself or fails a gate
   --SETTING VALUE       any setting, such as --optim.lr 0.01; `trainworthy run RECIPE --help` lists those of a recipe"""
 
@@ -66,6 +68,7 @@ Continues a stopped run from its newest complete checkpoint, with its own settin
   --force        continue although the recipe's sources changed since
   --rung NAME    train this fallback stage, which its recipe offers, in a folder of its own
   -n N           another number of processes: the same global batches, so the same losses to rounding
+  --nodes, --node-rank, --address    as `trainworthy run`
 
 Exit codes: as `trainworthy run`.""",
     "report": """\

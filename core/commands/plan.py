@@ -1,6 +1,6 @@
 """usage: trainworthy plan RECIPE [--memory 80] [-n 8] [--device H100 | --flops 4e14] [--samples N] [--json] [settings]
 
-Estimates what a run needs, before it begins.
+Estimates memory, time and disk space of a run before it starts.
 
   trainworthy plan llm/sft --preset full --memory 80        does it fit into 80 GB? if not, which settings change that
   trainworthy plan llm/sft --preset full --device H100 -n 8    memory and time from a table of devices, eight processes
@@ -15,7 +15,7 @@ Printed for each stage: memory by kind (weights, gradients, optimiser, activatio
 the steps (--flops: operations a second that you reach; --device: 40% of its data sheet); the disk space of checkpoints. Where the
 memory does not suffice, settings of this recipe that help, each with what it would need. `--memory` is GB of one device, 10^9 bytes.
 
-Not in it: a device's context and fragmentation (10% and 1 GB are added before the answer), other kernels than the CPU's, data
+Not estimated: a device's context and fragmentation (10% and 1 GB are added instead), kernels other than the CPU's, data
 loading. Exit codes: 0, or 2 for bad usage."""
 
 import contextlib

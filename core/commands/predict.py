@@ -6,11 +6,11 @@ Answers each row of FILE with the language model that a run exported, as the run
   trainworthy predict runs/llm-sft/20260101-120000-ab12 chats.jsonl --out answers.jsonl  answers in a file
 
 FILE is .jsonl, .json, .csv or .parquet: a column `prompt`, or conversations in any form that `llm/sft` reads (`messages`,
-ShareGPT, Alpaca). Answers at the end of a conversation are left off and asked for again. Each line of the output is the row as
-it was asked, `answer`, `ended` (false: cut at --max-new-tokens) and `tokens`.
+ShareGPT, Alpaca). An answer at the end of a conversation is removed and generated again. Each line of the output is the row
+without that answer, with `answer`, `ended` (false: cut at --max-new-tokens) and `tokens`.
 
 --max-new-tokens defaults to the run's own, --batch-size to 8. --model: the base of an adapter, if it moved since the run.
-Exit codes: 0, 2 for a run without such an export, or for rows that cannot be asked."""
+Exit codes: 0, 2 for a run without such an export, or for rows without a question."""
 
 import contextlib
 import json

@@ -1,6 +1,6 @@
 """usage: trainworthy repro RUN_FOLDER [--no-data] [--diff] [--json]
 
-Shows what a run was made of, and what differs here.
+Shows versions, settings and data of a run, and what differs on this machine.
 
   trainworthy repro runs/vision-classify/20260101-120000-ab12          the command, and everything that differs here
   trainworthy repro runs/vision-classify/20260101-120000-ab12 --diff > its.patch    the changes it had over its commit
@@ -103,8 +103,9 @@ def environment_of(then: dict[str, Any], args: dict[str, Any]) -> list[Compared]
         if now.get(n) != before.get(n)
     ]
     found = [Compared("versions", ", ".join(f"{k} {v}" for k, v in before.items()), other)]
+    asked = ((args.get("settings") or {}).get("run") or {}).get("threads")  # a run with this setting sets it by itself
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["cpu"]
-    here = {"devices": devices, "platform": platform.platform(), "threads": torch.get_num_threads()}
+    here = {"devices": devices, "platform": platform.platform(), "threads": asked or torch.get_num_threads()}
     other = [f"{k}: {here[k]} instead of {then[k]}" for k in here if k in then and here[k] != then[k]]
     shown = f"{then.get('devices')}, {then.get('platform')}, {args.get('processes', 1)} process(es), {then.get('threads')} threads"
     found.append(Compared("machine", shown, other))
@@ -235,7 +236,7 @@ def show(folder: Path, args: dict[str, Any], environment: dict[str, Any], found:
             print(f"                 {line}")
     differ = [c.what for c in found if c.differs]
     unknown = [c.what for c in found if c.unknown]
-    print(f"\nresult {'nothing that was compared differs' if not differ else ', '.join(differ) + ' differ here'}"
+    print(f"\nresult {'differs here: ' + ', '.join(differ) if differ else 'nothing that was compared differs'}"
           + (f"; not compared: {', '.join(unknown)}" if unknown else ""))  # fmt: skip
     if "commit" in differ:
         patch = (

@@ -5,21 +5,21 @@ Searches settings, behind the gates.
   trainworthy sweep vision/classify                             the peak rate, a factor of 30 to either side of the preset's
   trainworthy sweep vision/classify --scientific optim.name=adamw,sgd --nuisance optim.lr=1e-4:1e-1 --trials 24
   trainworthy sweep ./mine.py --space sweep.yaml --seeds 3      declared in a file; three seeds for each trial
-  trainworthy sweep runs/vision-classify/sweep-20260101-1200    go on with it, or join it from another process
-  trainworthy sweep runs/vision-classify/sweep-20260101-1200 --trials 40    go on to 40 trials
+  trainworthy sweep runs/vision-classify/sweep-20260101-1200    continue it, or join it from another process
+  trainworthy sweep runs/vision-classify/sweep-20260101-1200 --trials 40    continue to 40 trials
 
 Scientific settings are compared; nuisance settings are tuned for each of them, on a log scale where they are rates or the range spans
-a factor of 100 (NAME=LOW:HIGH:linear says otherwise); every other setting is fixed, given as to `trainworthy run`. Trials are
-quasi-random; `--bayes` lets a Bayesian sampler choose after the first third. Gates are proved once for each structure: a trial whose
+a factor of 100 (NAME=LOW:HIGH:linear: on a linear scale); every other setting is fixed, given as to `trainworthy run`. Trials are
+quasi-random; `--bayes` lets a Bayesian sampler choose after the first third. Gates run once for each structure: a trial whose
 gates fail, or that stops itself, is infeasible and has no score. The best is chosen on validation data; its score on the test split,
-if there is one, is told once, at the end. No trial is pruned: early curves favour high rates and short warm-ups.
+if there is one, is printed once, at the end. No trial is pruned: early curves favour high rates and short warm-ups.
 
   --name NAME        of the study; the same name and settings join it again
   --storage WHERE    a URL, a .db file (SQLite) or a journal file; default: a journal file in the study's folder
   --json             what was found, as JSON
 
 Exit codes: 0 done, 2 bad usage or a study that was made with other settings, 3 no structure passed its gates, 5 interrupted: the
-same command goes on."""
+same command continues."""
 
 import contextlib
 import json

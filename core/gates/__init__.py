@@ -1,8 +1,20 @@
 """Gates: what must hold before the budget is spent. `gate.py` says what one is, `order.py` lists them, `runner.py` runs them."""
 
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
-from trainworthy.core.gates.gate import PARTS, Gate, Proof, build, categorical, fetch, gate, pick, total_loss, train_set
+from trainworthy.core.gates.gate import (
+    PARTS,
+    Gate,
+    Proof,
+    build,
+    categorical,
+    fetch,
+    gate,
+    pick,
+    quick_collections,
+    total_loss,
+    train_set,
+)
 from trainworthy.core.gates.runner import full_precision, run_gates, write
 
 __all__ = ["PARTS", "Finding", "Gate", "Proof", "Skip", "Verdict", "build", "categorical", "fetch", "full_precision",
-           "gate", "pick", "run_gates", "total_loss", "train_set", "write"]  # fmt: skip
+           "gate", "pick", "quick_collections", "run_gates", "total_loss", "train_set", "write"]  # fmt: skip

@@ -61,7 +61,7 @@ def schema(proof: Proof) -> Finding:
     return Finding(
         not wrong, "; ".join(wrong) if wrong else shapes, "equal fields, shapes and dtypes in both splits and both paths; "
         "a sample is a function of (seed, epoch, index)",
-        "draw from the generator that get() is handed, not from an own one, numpy or random\n"
+        "get() must draw from the generator that it receives, not from one of its own, numpy or random\n"
         "get() and collate() of the two splits differ", batch=batch,
     )  # fmt: skip
 
@@ -125,14 +125,16 @@ def inventory_gate(proof: Proof) -> Finding:
                 wrong.append(f"{name}: no sample of class {', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}")
         if contents.refused(torn := scan.contradictory):
             a, b = torn["pairs"][0]
-            wrong.append(f"{name}: {torn['samples']:,} of {torn['of']:,} samples have an input that also stands under another "
+            wrong.append(f"{name}: {torn['samples']:,} of {torn['of']:,} samples have an input that also occurs with another "
                          f"'{torn['field']}', for example samples {a} and {b} (allowed: {contents.CONTRADICTORY:.0%})")  # fmt: skip
-        constant = inventory.constant_columns(scan)
+        constant = proof.data_report["splits"][name]["constant_input_share"]
         if constant is not None and constant > 0.98:
             wrong.append(f"{name}: {constant:.0%} of the input entries are the same in every sample")
     best = proof.data_report.get("best_single_input")
     if best and 1 - best["accuracy"] < 0.1 * (1 - best["majority"]):  # a tenth of the majority class's errors
-        wrong.append(f"entry {best['entry']} of the input alone gives the target with {best['accuracy']:.0%}")
+        wrong.append(
+            f"entry {best['entry']} of the input alone predicts the target with an accuracy of {best['accuracy']:.0%}"
+        )
     wrong += _splits_differ(proof.scans)
     wrong += _paths_differ(run, stage, proof.cfg.run.seed)
     wrong += paths.differently_named(stage)
@@ -141,12 +143,12 @@ def inventory_gate(proof: Proof) -> Finding:
     spread = f", per class {classes['min']}-{classes['max']}" if classes else ""
     return Finding(
         not wrong, "; ".join(wrong) if wrong else counts + spread,
-        "valid labels, every class in both splits, one class for an input, finite values in range, inputs that vary, "
-        "no entry that is the target",
-        "read data.json: a loader that scales, casts or decodes wrongly\nlabels that start at 1, or a class folder missing\n"
-        "one input in two class folders\n"
-        "the target was written into the input\nthe training path scales, normalises or labels otherwise than the evaluation path, "
-        "or orders channels otherwise (RGB, BGR)\nclass ids built for each split: build one list of classes, use it in all",
+        "valid labels, every class in both splits, one label per input, finite values in range, inputs that vary, "
+        "no input entry that is the target",
+        "the loader scales, casts or decodes wrongly (read data.json)\nlabels start at 1, or a class folder is missing\n"
+        "one input is in two class folders\n"
+        "the target is written into the input\nthe training path scales, normalises or labels differently from the evaluation path, "
+        "or orders channels differently (RGB, BGR)\nclass ids are built for each split: build one list of classes, and use it in all",
         evidence={"best_single_input": best, "contradictory": {n: s.contradictory for n, s in proof.scans.items()}},
     )  # fmt: skip
 
@@ -241,8 +243,8 @@ def leakage(proof: Proof) -> Finding:
     batch = fetch(stage.data["val"], [v for v, _ in pairs], None, run.device) if pairs else None
     return Finding(
         found["exact"] == 0 and (near <= allowed or by_key) and not shared and not tested, measured,
-        f"0 exact, at most {allowed} near ({limit}), no group on both sides",
-        "the training loader reads the unsplit data\nthe split was drawn after augmenting or after duplicating\n"
+        f"0 exact duplicates, at most {allowed} near ones ({limit}), no group in two splits",
+        "the training loader reads the unsplit data\ndata were augmented or duplicated before they were split\n"
         "frames, tiles or sentences of one source were split sample by sample: split by group", evidence=found, batch=batch,
     )  # fmt: skip
 

@@ -71,11 +71,11 @@ def experiments(c: Candidates) -> list[Experiment]:
     factor = _factor(c.got, c.own)
     if factor is not None:
         each = n > 1 and abs(factor - n) < SAME * n
-        why = f"each of {n} micro-batches is taken for a whole step: divide its loss by {n}"
-        scaled = "the loss is scaled after the gates saw it: a sum for a mean, a second division, a weight, a scaler"
+        why = f"each of {n} micro-batches counts as a whole step: divide its loss by {n}"
+        scaled = "the loss is scaled in the loop: a sum instead of a mean, a second division, a weight, a scaler"
         found.append(Experiment(why if each else scaled, f"{factor:.4g} times the loss's own", 0.0))
     if min((e.apart for e in found), default=1.0) > SAME:
-        compare("that of the same batch with each target moved to the next sample",
+        compare("that of the same batch with each target shifted to the next sample",
                 "targets and inputs are shifted against each other", c.rolled())  # fmt: skip
     return sorted(found, key=lambda e: e.apart)
 
@@ -86,9 +86,9 @@ def diagnosed(found: list[Experiment]) -> str:
         return ""
     best = found[0]
     if best.apart <= SAME:
-        return f"{best.cause} (the optimiser's gradient equals {best.equals}: {best.apart:.1e} apart, relative)"
-    return (f"no experiment explains it: of {len(found)} the nearest is {best.equals}, {best.apart:.0%} apart; look for what "
-            "changes the gradient between backward() and step()")  # fmt: skip
+        return f"{best.cause} (the optimiser's gradient equals {best.equals}; relative difference {best.apart:.1e})"
+    return (f"no known mistake explains it: of {len(found)} the nearest is {best.equals}, with a difference of {best.apart:.0%}; "
+            "look for what changes the gradient between backward() and step()")  # fmt: skip
 
 
 def ratio(got: float, due: float, factors: dict[str, float]) -> str:

@@ -66,7 +66,7 @@ def entries(proof: Proof) -> Finding:
     else:
         raise Skip("the loop makes its own samples and updates by itself: nothing to read (see wiring)")
     if batch_size(batch) < 2:
-        raise Skip("one sample: nothing to exchange")
+        raise Skip("there is only one sample, so nothing can be exchanged")
     loss = run.used_loss or stage.loss
     read: set[str] = set()
 
@@ -116,8 +116,8 @@ def entries(proof: Proof) -> Finding:
     shown += f"; not needed for the loss: {', '.join(spare)}" if spare else ""
     return Finding(
         not wrong, "; ".join(f"{'.'.join(p)}: {why}" for p, why in wrong.items()) or f"relative change of the loss by entry: {shown}",
-        f"a change of the loss by more than {_limit(run):g} of it when an entry is another",
-        "the entry cancels out (a number over itself, a difference with itself), or is overwritten before it is used\n"
+        f"the loss changes by more than {_limit(run):g} (relative) when an entry is changed",
+        "the entry cancels out (divided by itself, subtracted from itself), or is overwritten before it is used\n"
         "a weight, a mask or a condition is put in the batch and never used\n"
         "on purpose: leave it out of the batch or out of `fields`, or name it in expect.unread",
         evidence={"changes": changes, "silent": sorted(".".join(p) for p in silent)},

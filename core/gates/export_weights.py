@@ -69,7 +69,7 @@ def exported_weights(proof: Proof) -> Finding:
     """Export the rehearsed model, whose weights have moved, and compare each trained tensor with the one of its name in the files."""
     run, stage, _ = rehearsed(proof)
     if sum(p.numel() for p in stage.model.parameters()) > BIGGEST:
-        raise Skip("too large to be written and read again before each run")
+        raise Skip("the model is too large to be saved and loaded before each run")
 
     def judged() -> Finding | None:
         moving = {id(p) for p in stage.parameters().values()}
@@ -103,12 +103,12 @@ def exported_weights(proof: Proof) -> Finding:
             not wrong,
             f"{len(wrong)} of {len(gaps)} trained tensors differ in {', '.join(sorted(where))}, e.g. {worst} by {wrong[worst]:.2g}"
             if wrong else f"{len(gaps)} of {len(trained)} trained tensors are in the files by name, all equal",
-            "each equal to the trained one, but for rounding", because + "export() keeps a reference to another variable of that name\n"
-            "on purpose (weights that are folded, merged or averaged for the export under the same names): declare `exported`, or "
+            "each equals the trained tensor up to rounding", because + "export() keeps a reference to another variable of that name\n"
+            "on purpose (the export folds, merges or averages weights under the same names): declare `exported`, or "
             '--gates.waive exported-weights --gates.because "..."', evidence={"gaps": gaps},
         )  # fmt: skip
 
     finding = agreed(run.accelerator, judged() if run.rank == 0 else None)
     if finding is None:
-        raise Skip("no file of the export has tensors with the names of the model's")
+        raise Skip("no exported file has tensors with names of the model's tensors")
     return finding

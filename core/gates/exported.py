@@ -121,7 +121,7 @@ def compared(
             own_way = max(difference(ours, said) for said in as_made.values()) <= LIMIT
     if problem and not own_way:
         return Finding(False, f"the export cannot be read in a fresh process: {problem}", needed,
-                       "files that the reader needs are missing, or are of another library or layout")  # fmt: skip
+                       "files that the reader needs are missing, or have the format of another library")  # fmt: skip
     scores = _scored(stage, some, ours, theirs.get(worst))
     if own_way:
         scores, val = (
@@ -152,9 +152,9 @@ def compared(
             because = f"the export holds {likely}: its answers differ from those by {close[likely]:.1e} only\n"
     return Finding(
         not wrong, "; ".join([*wrong, told] if wrong else [told]), needed,
-        because + "export() writes another net than the evaluated one: freshly built, or the raw weights instead of the EMA\n"
-        "config.json names another preprocessing than get() does, or get(index, None) reads otherwise than what is stored\n"
-        "the exported program keeps what belongs to training (dropout, statistics of a batch)",
+        because + "export() writes another net than the evaluated one: a newly built one, or the raw weights instead of the EMA\n"
+        "config.json names another preprocessing than that of get(), or get(index, None) changes stored samples in another way\n"
+        "the exported program is in train mode (dropout, statistics of a batch)",
         evidence={"differences": apart, "scores": {k: [v.ours, v.theirs] for k, v in scores.items()}},
     )  # fmt: skip
 
@@ -255,6 +255,8 @@ def at_end(run: Run, stage: Stage, folder: Path) -> Verdict:
         return Verdict("export", "C18", TITLE, "skip", "", "", "", 0.0, reason=str(skip))
     except Exception as error:  # an error here must not lose the trained weights
         told = f"raised {type(error).__name__}: {error}"
-        return Verdict("export", "C18", TITLE, "advice", told, "a comparison", "mend what Stage.exported holds", 0.0)
+        return Verdict(
+            "export", "C18", TITLE, "advice", told, "a comparison", "correct what Stage.exported declares", 0.0
+        )
     return Verdict("export", "C18", TITLE, "pass" if seen.ok else "fail", seen.measured, seen.needed,
                    "" if seen.ok else seen.remedy, 0.0, evidence=json.loads(json.dumps(seen.evidence)))  # fmt: skip

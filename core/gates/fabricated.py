@@ -57,11 +57,11 @@ def fabricated(proof: Proof) -> Finding:
     return Finding(
         not wrong, "; ".join([*wrong, *([told] if told else [])]) if wrong
         else f"{told + '; ' if told else ''}accuracy from {guessed} (largest class {majority:.3f})",
-        f"accuracy from form alone surely below {solved:.2f} (half of the way from the largest class to 1); the class explains "
-        "less than half of each fabricated share",
+        f"accuracy from lengths and fabricated shares not significantly above {solved:.2f} (midpoint of the largest class and 1); the "
+        "class explains less than half of each fabricated share",
         "classes come from different sources (devices, archives, rates) and were resampled or padded to one size\n"
-        "only the rare class was filled up with synthetic or interpolated samples\n"
-        "padding is read as content: mask it, or pad and crop every class alike",
+        "only the rare class was enlarged with synthetic or interpolated samples\n"
+        "padding is read as content: mask it, or pad and crop every class in the same way",
         evidence={"accuracy": accuracy, "majority": majority, "explained": explained,
                   "fabricated": {n: {k: s.fields[k]["fabricated"] for k in s.fabricated} for n, s in proof.scans.items()}},
     )  # fmt: skip

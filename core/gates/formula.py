@@ -144,7 +144,7 @@ def compare(
         size = first.abs() + first.abs().mean()
         far = (got - first).abs() / size.clamp_min(1e-30)
         i = far.argmax().item()
-        fault = f"{term}: {int((far > exact).sum())} of {len(got)} samples off, e.g. {got[i]:.4g}, by the formula {first[i]:.4g}"
+        fault = f"{term}: {int((far > exact).sum())} of {len(got)} samples differ, e.g. {got[i]:.4g}, by the formula {first[i]:.4g}"
         return fault, "", f"{term}: {_cause(s, got, exact)}", ""
     name, factor = next(iter(fit.items()))
     due, total = (factor * s.right[name].sum()).detach(), whole.detach()
@@ -153,7 +153,7 @@ def compare(
         part = (
             "the loss is a mean: return the SUM, core divides it" if mean else "samples see each other (see dependency)"
         )
-        fault = f"{term}: each sample's is the formula's, but the batch's is {total:.4g} where its samples add up to {due:.4g}"
+        fault = f"{term}: each sample equals the formula, but the batch gives {total:.4g} and the sum of its samples {due:.4g}"
         return fault, "", f"{term}: {part}", ""
     weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
     mine, far = _gradient(whole, weights), []
@@ -164,7 +164,7 @@ def compare(
             times = f" (times {factor:.3g})" if abs(factor - 1) > 1e-3 else ""
             return "", f"{term}: {name} within {gaps[name][0]:.1e}{times}", "", name
         far.append((apart / max(size, 1e-12), theirs))
-    fault = f"{term}: the value is the formula's, the gradient is {far[0][0]:.2g} of its length off"
+    fault = f"{term}: the value equals the formula's, but the gradient differs by {far[0][0]:.2g} of its length"
     return fault, "", f"{term}: {_gradient_cause(s, got, weights, mine, far[0][1], exact)}", ""
 
 
@@ -178,14 +178,14 @@ def _gradient_cause(s: Statement, got: Tensor, weights: dict, mine: dict, theirs
                 return name
     along = sum((mine[n] * theirs[n]).sum() for n in mine).item()
     if along < -0.99 * _norm(mine) * _norm(theirs):
-        return "its sign is turned round"
+        return "its gradient has the wrong sign"
     deaf = sorted({n.split(".")[0] for n in mine if theirs[n].any() and not mine[n].any()})
     reached = sorted({n.split(".")[0] for n in mine if mine[n].any() and not theirs[n].any()})
     if deaf:
-        return f"a detach() or no_grad() in the term: it teaches nothing to {', '.join(deaf)}"
+        return f"a detach() or no_grad() in the term: {', '.join(deaf)} gets no gradient from it"
     if reached:
-        return f"a detach() is missing: the term must not teach {', '.join(reached)}"
-    return "the gradient goes another way than the value: a detach() too many or too few"
+        return f"a detach() is missing: {', '.join(reached)} must get no gradient from the term"
+    return "the gradient is not that of the value: a detach() is missing or too many"
 
 
 def _norm(parts: dict[str, Tensor]) -> float:
@@ -213,7 +213,7 @@ def _cause(s: Statement, got: Tensor, exact: float) -> str:
     for name, form in s.right.items():
         gap, factor = _gap(got, form.detach())
         if gap <= 10 * exact:
-            return f"its sign is turned round ({name})" if factor < 0 else f"{factor:.3g} times {name}"
+            return f"its sign is wrong ({name})" if factor < 0 else f"{factor:.3g} times {name}"
     return "no known mistake fits: compare the term with its formula line by line"
 
 

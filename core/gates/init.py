@@ -36,7 +36,7 @@ def init(proof: Proof) -> Finding:
             if names:
                 wrong.append(f"{len(names)} {what}: {few(names)}")
         if fits.unexpected:
-            wrong.append(f"{len(fits.unexpected)} in the file without a place: {few(fits.unexpected)}")
+            wrong.append(f"{len(fits.unexpected)} tensors of the file are not in the model: {few(fits.unexpected)}")
         remedy.append("names that differ (key prefix) under strict=False, a file of another model or of a part of it")
     if old:
         wrong.append(f"the optimiser holds {', '.join(old)} before its first step")
@@ -47,7 +47,7 @@ def init(proof: Proof) -> Finding:
     aside = f", without {packed} integer tensors (the recipe's own gates check those)" * bool(packed)
     return Finding(
         not wrong, "; ".join([f"{share:.1%} of the parameters are the file's{aside}", *wrong]),
-        f"{NEEDED:.0%} of those not declared new, every one that is in the file, an optimiser without state",
+        f"{NEEDED:.0%} of those that are not declared new, every one that is in the file; an optimiser without state",
         "\n".join(remedy),
         evidence={"share": share, "changed": changed, "missing": missing, "unexpected": fits.unexpected,
                   "mismatched": fits.mismatched, "prefix": fits.prefix, "optimiser": old},

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof
+from trainworthy.core.gates.gate import Proof, release
 from trainworthy.core.gates.recorder import rehearsed
+from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage
 
@@ -43,11 +44,10 @@ def storage(proof: Proof) -> Finding:
     kept = [*stage.frozen_modules, *stage.state]
     return Finding(
         not wrong, "; ".join(wrong) or f"{len(kept)} kept objects, none shares memory with a trained weight",
-        "every copy has memory of its own",
-        "a copy without deepcopy() or clone(): `kept = model`, `model.state_dict()`, `p.data`, `copy.copy(model)`\n"
-        "it follows every update: a reference says what the policy says, an average is the newest weights, the best "
-        "weights are the last ones\n"
-        "take copy.deepcopy(model), or {k: v.clone() for k, v in model.state_dict().items()}",
+        "every copy has its own memory",
+        "copied without deepcopy() or clone(): `kept = model`, `model.state_dict()`, `p.data`, `copy.copy(model)`. Such a copy follows "
+        "every update: the reference equals the policy, the average the newest weights, the best weights the last ones\n"
+        "use copy.deepcopy(model), or {k: v.clone() for k, v in model.state_dict().items()}",
         evidence={"kept": kept, "loaded_itself": record.loaded_itself[:20]},
     )  # fmt: skip
 
@@ -110,7 +110,7 @@ def _held(one: Any, skip: set[int], depth: int) -> Iterator[tuple[nn.Module | No
 @gate(
     "average",
     rows="C12",
-    title="the average of the weights follows them, and remembers as much of the run as it should",
+    title="the average of the weights is updated, over a suitable number of steps",
     reads="model optimizers ema_model state train",
 )
 def average(proof: Proof) -> Finding:
@@ -118,21 +118,14 @@ def average(proof: Proof) -> Finding:
     weights. Then the object that keeps it is updated as often as the whole run will (at most 2,000 times): by the end
     it must remember a fifteenth of the updates, or as much as the decay that its keeper declares, and hardly anything of
     the untrained weights."""
-    stage, steps, before = _watched(proof, STEPS)
-    if steps and all(torch.equal(before, now) for _, now in steps):
-        total = Run(proof.cfg, proof.accelerator).total_steps(stage)
-        if total > STEPS and not stage.expect.gate_batch_size:
-            stage, steps, before = _watched(proof, min(total, LONGER))
-    decays, off = [], 0.0
-    for raw, now in steps:
-        if not torch.equal(now, before):
-            decay, beside = between(before, raw, now)
-            decays.append(decay)
-            off = max(off, beside)
-        before = now
-    total = Run(proof.cfg, proof.accelerator).total_steps(stage)
-    each = len(steps) / max(1, len(decays))  # steps between two updates
-    updates = max(STEPS, min(round(total / each), UPDATES if before.numel() < SMALL else UPDATES // 20))
+    total = Run(proof.cfg, proof.accelerator).total_steps(proof.look()[1])
+    stage, steps, decays, off = _watched(proof, STEPS)
+    if steps and not decays and total > STEPS and not stage.expect.gate_batch_size:
+        del stage  # before the next one is built
+        stage, steps, decays, off = _watched(proof, min(total, LONGER))
+    each = steps / max(1, len(decays))  # steps between two updates
+    size = sum(p.numel() for p in stage.ema_model.parameters())
+    updates = max(STEPS, min(round(total / each), UPDATES if size < SMALL else UPDATES // 20))
     whole = max(1.0, total / each / updates)
     late, left = (None, None) if not decays else remembered(stage, updates)
     left = None if left is None else left * math.prod(max(0.0, d) for d in decays)
@@ -144,18 +137,18 @@ def average(proof: Proof) -> Finding:
     )  # without a declared decay any may be meant
     wrong, due = [], max(LEAST, min(declared, 1 - REMEMBERED / updates))
     if not decays:
-        wrong.append(f"the average does not move in {len(steps)} steps")
+        wrong.append(f"the average does not move in {steps} steps")
     elif off > EXACT or not all(-1e-3 <= d < 1 for d in decays):
         wrong.append(f"the average does not lie between its last value and the weights (decays {_few(decays)})")
     elif late is not None and late < due - 1e-3:
         wrong.append(
-            f"after {updates:,} updates, as many as the run makes, its decay is {late:.4f}: it is nearly the newest weights"
+            f"after {updates:,} updates, as many as the run makes, its decay is {late:.4f}: the average is nearly the newest weights"
         )
     elif left is not None and left**whole > INITIAL:
         wrong.append(
-            f"after the run's {round(total / each):,} updates {left**whole:.0%} of the average are still the untrained weights"
+            f"after the run's {round(total / each):,} updates, {left**whole:.0%} of the average are still the untrained weights"
         )
-    shown = f"decays {_few(decays)} over {len(steps)} steps"
+    shown = f"decays {_few(decays)} over {steps} steps"
     shown += (
         ""
         if late is None
@@ -165,40 +158,63 @@ def average(proof: Proof) -> Finding:
         not wrong, f"{'; '.join(wrong)}; {shown}" if wrong else shown,
         f"updated in train(), a decay of at least {due:.4f} at the end, at most {INITIAL:.0%} of the untrained weights left",
         "the update is missing in train(), or reads the average instead of the model\n"
-        "the decay is meant for a run of another length: 1 - 10 / steps is a good start\n"
-        "the ramp starts again at every update: the counter of updates is lost or reset\n"
+        "the decay was chosen for a run of another length: 1 - 10 / steps is a good start\n"
+        "the warm-up of the decay restarts at every update: the counter of updates is lost or reset\n"
         "the decay and its complement are exchanged (0.001 for 0.999)",
         evidence={"decays": decays, "off": off, "late": late, "left": left, "updates": updates},
     )  # fmt: skip
 
 
-def _watched(proof: Proof, steps: int) -> tuple[Stage, list[tuple[Tensor, Tensor]], Tensor]:
-    """(stage, (weights, average) after each step, the average before) of a short run of `train()`."""
-    seen: list[tuple[Tensor, Tensor]] = []
+def _watched(proof: Proof, steps: int) -> tuple[Stage, int, list[float], float]:
+    """(stage, steps made, decay of each update of the average, largest distance of the average from the line between its
+    last value and the weights) of a short run of `train()`."""
+    before: list[Tensor] = []
+    changed: list[int] = []  # steps with an update
+    made, decays, off = [0], [], [0.0]
 
-    def watch(stage: Stage, _step: int) -> bool:
-        seen.append((flat(stage.model), flat(stage.ema_model)))
-        return len(seen) > STEPS and not torch.equal(seen[-1][1], seen[0][1])
+    def watch(stage: Stage, step: int) -> bool:
+        made[0], now = step, flat(stage.ema_model)
+        if not all(torch.equal(a, b.cpu()) for a, b in zip(before, now, strict=True)):
+            decay, beside = between(before, flat(stage.model), now)
+            decays.append(decay)
+            off.append(beside)
+            changed.append(step)
+            before[:] = copied(stage.ema_model)
+        return step > STEPS and any(s > 1 for s in changed)
 
     size = max(proof.expect.at_most(8), 2 * proof.accelerator.num_processes)
     run, stage = proof.build(Plan(steps=steps, batch_size=size, peak=True, watch=watch))
-    if len(flat(stage.model)) != len(flat(stage.ema_model)):
+    if [len(p) for p in flat(stage.model)] != [len(p) for p in flat(stage.ema_model)]:
         raise Skip("the average has other parameters than the model")
-    before = flat(stage.ema_model)
+    before[:] = copied(stage.ema_model)
     proof.train(proof.cfg, run, stage)
-    return stage, seen, before
+    release(stage)
+    return stage, made[0], decays, max(off)
 
 
-def flat(net: nn.Module) -> Tensor:
-    """All parameters in one row."""
-    return torch.cat([p.detach().flatten().double() for p in net.parameters()])
+def flat(net: nn.Module) -> list[Tensor]:
+    """Each parameter in one row."""
+    return [p.detach().flatten() for p in net.parameters()]
 
 
-def between(before: Tensor, raw: Tensor, now: Tensor) -> tuple[float, float]:
+def copied(net: nn.Module) -> list[Tensor]:
+    """A copy of each parameter in one row, on the host."""
+    return [p.to("cpu", copy=True) for p in flat(net)]
+
+
+def between(before: list[Tensor], raw: list[Tensor], now: list[Tensor]) -> tuple[float, float]:
     """(the decay that leads from one average to the next, distance from the line between average and weights)."""
-    gap = before - raw
-    decay = ((now - raw) @ gap / (gap @ gap).clamp_min(1e-30)).item()
-    return decay, ((now - raw - decay * gap).norm() / gap.norm().clamp_min(1e-30)).item()
+
+    def gaps() -> Iterator[tuple[Tensor, Tensor]]:
+        for old, weights, new in zip(before, raw, now, strict=True):
+            base = exact(weights)
+            yield exact(old.to(weights.device)) - base, exact(new) - base
+
+    along = sum((moved @ gap).item() for gap, moved in gaps())
+    length = sum((gap @ gap).item() for gap, _ in gaps())
+    decay = along / max(length, 1e-30)
+    beside = sum((moved - decay * gap).square().sum().item() for gap, moved in gaps())
+    return decay, beside**0.5 / max(length**0.5, 1e-30)
 
 
 def _keeper(stage: Stage) -> Any:
@@ -221,11 +237,11 @@ def remembered(stage: Stage, updates: int) -> tuple[float | None, float | None]:
         for mine, theirs in pairs:
             mine.copy_(theirs + 1)
         some = pairs[0][1]
-        before = 0.0
+        before: list[Tensor] = []
         for i in range(updates):
             some.add_((-1.0) ** i)
             if i == updates - 1:
-                before = flat(stage.ema_model)
+                before = copied(stage.ema_model)
             keeper.update(stage.model)
         late = between(before, flat(stage.model), flat(stage.ema_model))[0]
         rest = [(mine - theirs).mean().item() for mine, theirs in pairs[1:]]

@@ -37,7 +37,7 @@ def initial_loss(proof: Proof) -> Finding:
     if expected is None:
         raise Skip("the recipe expects no particular initial loss")
     if stage.pretrained is not None and not stage.expect.new_parameters:
-        raise Skip("started from trained weights: the head is not an untrained one")
+        raise Skip("the run starts from trained weights, so the head is not untrained")
     data = train_set(stage)
     batch = fetch(
         data, pick(data, stage.expect.at_most(256, times=16), proof.cfg.run.seed), proof.cfg.run.seed, run.device
@@ -55,8 +55,8 @@ def initial_loss(proof: Proof) -> Finding:
     why = ratio(measured, expected, factors) if wrong else ""
     return Finding(
         not wrong, f"loss {measured:.3f} before training", f"{expected:.3f} within {tolerance:.2f}",
-        (f"{why}\n" if why else "") + "the last layer starts too large: logits are far from even (zero or small initialisation)\n"
-        "the number of outputs is not the number of classes\nthe loss sums where it should average, or the other way round",
+        (f"{why}\n" if why else "") + "the last layer's initial weights are too large, so logits differ between classes (use zero or small "
+        "ones)\nthe number of outputs is not the number of classes\nthe loss is a sum where it should be a mean, or the other way round",
         evidence={"measured": measured, "expected": expected},
     )  # fmt: skip
 
@@ -146,8 +146,10 @@ def overfitted(proof: Proof) -> tuple[Run, Stage, dict]:
         longer = expect.overfit_longer
         if longer is None:
             longer = expect.overfit_steps == Expect.overfit_steps
-        enough = not longer or expect.gate_batch_size or not _falls(first[2])
-        return first if enough else _train_on_eight(proof, times=4)
+        if not longer or expect.gate_batch_size or not _falls(first[2]):
+            return first
+        del first  # before the next one is built
+        return _train_on_eight(proof, times=4)
 
     return proof.once("overfit", train)
 
@@ -244,10 +246,10 @@ def baseline(proof: Proof) -> Finding:
     ok = not reaches(metric, swapped, bar) and not reaches(metric, blind_metric, bar)
     return Finding(
         ok, f"{metric.name} {found['metric']:.2f} with its input, {swapped:.2f} with another sample's, "
-        f"{blind_metric:.2f} trained blind",
+        f"{blind_metric:.2f} trained on blank inputs",
         f"both {'below' if metric.higher_is_better else 'above'} {bar:.2f}",
-        "the target reaches the model by another way (an index, a file name, the sample's place in the batch)\n"
-        "the input is overwritten before the net",
+        "the target reaches the model by another way (an index, a file name, the sample's position in the batch)\n"
+        "the input is overwritten before it reaches the net",
         evidence={"swapped": swapped, "blind": blind_metric, "blind_loss": blind["loss"]},
         batch=found["batch"],
     )  # fmt: skip

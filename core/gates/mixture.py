@@ -65,8 +65,8 @@ def dependency(proof: Proof) -> Finding:
     return Finding(
         gap <= limit and leak <= limit, measured, f"all at most {limit:g}",
         ("the loss is a MEAN over the batch: return the SUM, core divides it by the counts\n" if mean else "")
-        + "statistics over the batch axis (own normalisation, x.mean(0)), or a reshape that mixes samples\n"
-        "a (B, 1) against (B,) broadcast in the loss\nthe batch is flattened before a shift", evidence=evidence,
+        + "statistics over the batch axis (a normalisation of your own, x.mean(0)), or a reshape that mixes samples\n"
+        "a broadcast of (B, 1) with (B,) in the loss\nthe batch is flattened before a shift", evidence=evidence,
         cause=cause.strip(),
     )  # fmt: skip
 

@@ -71,14 +71,14 @@ def batch_norm(proof: Proof) -> Finding:
     still = fixed(probe.model)
     empty = [n for n, m in still.items() if new(m)]
     if empty:
-        return Finding(False, f"{len(empty)} of {len(still)} layers normalise with fixed statistics of no data (mean 0, variance 1)",
-                       "statistics of trained weights, or layers that take their own",
-                       "frozen before the weights were loaded, or a net from scratch: it has nothing to freeze")  # fmt: skip
+        return Finding(False, f"{len(empty)} of {len(still)} layers normalise with fixed initial statistics (mean 0, variance 1)",
+                       "statistics of trained weights, or layers that compute their own",
+                       "frozen before the weights were loaded, or a net from scratch, whose statistics must not be frozen")  # fmt: skip
     if not layers(probe.model) and still:
         return Finding(
             True,
             f"{len(still)} layers normalise with fixed statistics, none computes its own",
-            "statistics of some data",
+            "statistics that were computed from data",
         )
     if not layers(probe.model):
         raise Skip("no batch norm")
@@ -102,7 +102,7 @@ def batch_norm(proof: Proof) -> Finding:
         for hook in hooks:
             hook.remove()
     if not seen:
-        raise Skip("batch norm trains in eval mode: nothing is taken from a batch")
+        raise Skip("batch norm trains in eval mode, so it uses no statistics of a batch")
     least = min(min(sizes) for sizes in seen.values())
     updates = Run(cfg, proof.accelerator).total_steps(stage) if proof.sized else math.inf
     momenta = {
@@ -112,11 +112,11 @@ def batch_norm(proof: Proof) -> Finding:
     slow = max(left, key=left.get, default="")
     wrong, enough = [], 0
     if least <= FEW:
-        wrong.append(f"batch norm takes its statistics from {least} sample{'s' * (least > 1)} at a time")
+        wrong.append(f"batch norm computes its statistics over {least} sample{'s' * (least > 1)} at a time")
     if slow and left[slow] > LEFT:
         length = f"the {updates:,} steps of the run" if proof.sized else "any number of steps"
         wrong.append(f"after {length} {left[slow]:.0%} of the running statistics of {slow} are still "
-                     f"those it was made with (momentum {momenta[slow]:g})")  # fmt: skip
+                     f"their initial value (momentum {momenta[slow]:g})")  # fmt: skip
         if momenta[slow]:
             enough = math.ceil(math.log(LEFT) / math.log1p(-momenta[slow]) / len(seen[slow]))
     shown = f"{len(seen)} layers over {least} samples or more at a time"
@@ -124,8 +124,8 @@ def batch_norm(proof: Proof) -> Finding:
         shown += f"; at most {left[slow]:.0e} of the first running statistics is left in the end"
     return Finding(
         not wrong, "; ".join(wrong) if wrong else shown,
-        f"more than {FEW} samples at a time; at most {LEFT:.0%} left of statistics that nothing was learnt from",
-        "micro-batches too small for batch norm: fewer --train.accumulate, SyncBatchNorm over processes, GroupNorm, or frozen "
-        "statistics\na momentum too low for this run" + f": {enough:,} steps would do, or a momentum of 0.1" * bool(enough),
+        f"more than {FEW} samples at a time; at most {LEFT:.0%} of the initial statistics left",
+        "micro-batches are too small for batch norm: fewer --train.accumulate, SyncBatchNorm over processes, GroupNorm, or frozen "
+        "statistics\nthe momentum is too low for this run" + f": use {enough:,} steps or more, or a momentum of 0.1" * bool(enough),
         evidence={"samples": seen, "left": left},
     )  # fmt: skip

@@ -60,7 +60,9 @@ def differently_named(stage: Stage) -> list[str]:
             continue
         classes = list(map(str, data.fields[key].classes))
         if listed and listed[0] != classes:
-            wrong.append(f"{split} lists its classes otherwise than {listed[1]}: {_few(classes)} and {_few(listed[0])}")
+            wrong.append(
+                f"{split} lists its classes differently from {listed[1]}: {_few(classes)} and {_few(listed[0])}"
+            )
         listed = listed or (classes, split)
         ids: dict[str, Counter] = {}
         for i in data.representative(min(MOST, len(data))):
@@ -72,7 +74,7 @@ def differently_named(stage: Stage) -> list[str]:
             label = found.most_common(1)[0][0]
             before, where = known.setdefault(name, (label, split))
             if before != label:
-                wrong.append(f"what lies under '{name}' is class {before} in {where} and class {label} in {split}")
+                wrong.append(f"samples of folder '{name}' have class {before} in {where} and class {label} in {split}")
     return wrong
 
 

@@ -118,9 +118,9 @@ def schedule(proof: Proof) -> Finding:
         "finite rates around the configured peak, gradients clipped at --optim.clip" if own else
         "one optimiser step per iteration, each at peak x schedule(step), the gradient clipped at --optim.clip; a peak that is "
         "reached, an end near zero",
-        "clipping before the backward, after the step, or of the loss (no clipping on purpose: --optim.clip inf)\n" * loose
-        + "a scheduler of your own ticks more than once per step (once per process, per micro-batch), or in epochs\n"
-        "the rate is set in train() although run.steps() sets it\nan optimiser steps twice per iteration, or never\n"
+        "gradients are clipped before backward(), after the step, or the loss is clipped (no clipping on purpose: --optim.clip inf)\n" * loose
+        + "a scheduler of your own steps more than once per step (once per process, per micro-batch), or once per epoch\n"
+        "train() sets the rate although run.steps() sets it\nan optimiser steps twice per iteration, or never\n"
         "on purpose: give the reason in expect.schedule",
         evidence={"steps": seen.steps, "peaks": seen.peaks},
     )  # fmt: skip
@@ -150,7 +150,7 @@ def _faults(seen: Seen, settings: config.Optim) -> list[str]:
         counts = [sum(unit == u for unit, _ in rows) for u in range(seen.units)]
         odd = next((u for u, n in enumerate(counts) if n != 1 and (n < 1 or not seen.made)), None)
         if odd is not None:
-            wrong.append(f"optimiser '{name}' stepped {counts[odd]} times in unit {odd + 1} of {seen.units}")
+            wrong.append(f"optimiser '{name}' stepped {counts[odd]} times in iteration {odd + 1} of {seen.units}")
         for unit, rates in rows:
             due = [p * optim.schedule(unit, seen.units, settings) for p in peaks]
             if len(rates) != len(due) or any(abs(r - d) > 1e-6 * max(peaks) for r, d in zip(rates, due, strict=True)):
@@ -201,7 +201,7 @@ def terms(proof: Proof) -> Finding:
         with run.autocast():
             found = loss(stage.model, batch)
         if len(found) == 1:
-            raise Skip("one term")
+            raise Skip("the loss has one term")
         counts = stage.counts(batch)
         for name, total in found.items():
             mean = total / denominator(name, counts)
@@ -220,8 +220,8 @@ def terms(proof: Proof) -> Finding:
     if not any(gradient.values()):
         return Finding(
             False, f"no term has a gradient: {', '.join(gradient)}", f"every term has at least {SMALL:.1%} of the gradient",
-            "the loss does not depend on the net's output: a reward or a target that is constant, an input that is detached, a mask "
-            "that leaves nothing\nthe net has converged: it has nothing to learn from these batches",
+            "the loss does not depend on the net's output: a constant reward or target, a detached input, a mask that excludes "
+            "everything\nthe net has converged, and these batches teach it nothing more",
             evidence={"gradient": gradient, "loss": share},
         )  # fmt: skip
     declared = stage.expect.small_terms
@@ -229,10 +229,10 @@ def terms(proof: Proof) -> Finding:
     shown = ", ".join(f"{t} {share[t]:.1%} of the loss and {gradient[t]:.2%} of the gradient" for t in gradient)
     top = max(gradient, key=gradient.get)
     return Finding(
-        not small, f"{top} swamps {', '.join(small)}: {shown}" if small else shown,
+        not small, f"{top} dominates {', '.join(small)}: {shown}" if small else shown,
         f"every term has at least {SMALL:.1%} of the gradient",
-        "a mean over classes, pixels or positions where a sum is meant: the term is 1/N of its weight\n"
-        "a sum where a mean is meant, or a weight meant for another scale\na detach() in the term\n"
+        "a mean over classes, pixels or positions where a sum is meant: the term has 1/N of its weight\n"
+        "a sum where a mean is meant, or a weight chosen for a loss of another scale\na detach() in the term\n"
         "small on purpose: name it in expect.small_terms",
         evidence={"gradient": gradient, "loss": share},
     )  # fmt: skip
@@ -302,11 +302,11 @@ def range_test(proof: Proof) -> Finding:
         raise Skip("a sample is declared expensive (gate_batch_size): run `check --deep --only range-test`")
     if len(proof.look()[1].optimizers) > 1:
         raise Skip("several optimisers: no single rate to test")
-    run, stage = proof.build(Plan(steps=1))
-    train_set(stage)
+    train_set(proof.look()[1])
     seen = _seen(proof)
     if not seen.steps:
         raise Skip("no optimiser stepped (see wiring)")
+    run, stage = proof.build(Plan(steps=1))
     own = seen.own  # twenty iterations may show neither its peak nor its mean
     peak, mean = (_peak(seen), _peak(seen) / 2) if own else (seen.peak, seen.mean)
     total = Run(proof.cfg, proof.accelerator).total_steps(stage)
@@ -346,7 +346,7 @@ def range_test(proof: Proof) -> Finding:
     return Finding(
         lowest <= peak <= highest, f"peak {peak:.3g}; the loss falls from {band.low:.2g} on and {top}, suggestion {suggestion:.2g}",
         f"a peak between {lowest:.2g} and {highest:.2g}",
-        ("the rate was carried over from another optimiser, batch size, data set or from eight samples\n"
+        ("the rate was chosen for another optimiser, batch size or data set, or for eight samples\n"
          f"try --optim.lr {suggestion:.1g} (a third of the rate of steepest descent)"),
         evidence={"rates": finder.rates, "losses": finder.losses, "smoothed": finder.smoothed, "suggestion": suggestion,
                   "low": band.low, "high": band.high, "plot": "plots/range_test.png"},

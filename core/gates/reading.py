@@ -135,7 +135,7 @@ def _judged(proof: Proof, folder: Path) -> Finding:
     n, wrong = len(indices), []
     if not torch.equal(whole, data.order(seed, "read")):
         wrong.append(
-            "the order of an epoch changes whenever it is asked for: after a stop some samples come twice, others never"
+            "the order of an epoch differs from call to call: after a stop some samples are read twice, others never"
         )
 
     watched = Watched(data, indices, log=str(folder / "rehearsal"))
@@ -146,7 +146,7 @@ def _judged(proof: Proof, folder: Path) -> Finding:
     once = _until_a_repeat(order)
     again = order[len(once) : 2 * len(once)]
     if not sampling and len(once) < min(0.9 * n, len(order)):
-        wrong.append(f"a sample comes again after {len(once)} others: an epoch has {n}")
+        wrong.append(f"a sample is repeated after {len(once)} others, but an epoch has {n}")
     elif not sampling and len(again) >= FEWEST and once[: len(again)] == again:
         wrong.append("the second epoch has the order of the first")
 
@@ -169,17 +169,19 @@ def _judged(proof: Proof, folder: Path) -> Finding:
     wrong += _processes(proof, data, indices, size)
     if proof.deep and world == 1 and not wrong:
         over_two_processes(proof, "loader")
-    told = f"{n} samples once an epoch, in another order the second time" if not sampling else f"declared: {sampling}"
-    random_part = f"drawn anew for {fresh} of {len(twice)}" if fresh else "no random part"
+    order_shown = (
+        f"{n} samples once per epoch, in another order in the second" if not sampling else f"declared: {sampling}"
+    )
+    random_part = f"new random draws for {fresh} of {len(twice)}" if fresh else "no random part"
     read_by = f"{workers} workers" if workers else "one process"
     return Finding(
-        not wrong, "; ".join(wrong) or f"{told}; {random_part}; the same from {read_by} and for two processes",
-        "each sample once an epoch, in another order each time; its draws a function of (seed, epoch, index) alone, never those "
-        "of another epoch or sample; every process sees the same data set and reads its own part",
+        not wrong, "; ".join(wrong) or f"{order_shown}; {random_part}; equal samples from {read_by} and for two processes",
+        "each sample once per epoch, in another order each time; its random draws depend on (seed, epoch, index) alone and differ "
+        "between epochs and samples; every process has the same data set and reads its own part",
         "get() draws from a generator of its own (made in __init__ or at import, numpy's): every worker has a copy and repeats it\n"
-        "get() seeds a generator by itself, or keeps what it has once augmented\n"
+        "get() seeds a generator itself, or stores augmented samples and returns them again\n"
         "order() draws from a generator that its arguments do not seed\n"
-        "order() ignores the epoch (set_epoch), or the loop reads by itself: one batch again and again, every process the same\n"
+        "order() ignores the epoch (set_epoch), or the loop reads data itself: the same batch again and again, or the same in all processes\n"
         "the data set is split by process, and core splits it again\n"
         "on purpose (drawn with replacement, a curriculum): give the reason in expect.sampling",
         evidence={"order": order[: 2 * n], "drawn_anew": fresh, "read_twice": len(twice), "differ": differ, "reread": total},
@@ -344,7 +346,7 @@ def _processes(proof: Proof, data: Data, indices: list[int], size: int) -> list[
 )
 def walk(proof: Proof) -> Finding:
     """If the loop makes its own samples from a data set (answers to prompts): over the four rehearsed iterations, most
-    of what it reads must be new. Draws with replacement repeat some; an iterator that begins anew repeats all."""
+    of what it reads must be new. Draws with replacement repeat some; an iterator that restarts repeats all."""
     _, stage, record = rehearsed(proof)
     wrong, told = [], []
     for name, steps in record.read.items():
@@ -357,13 +359,15 @@ def walk(proof: Proof) -> Finding:
         if len(steps) < 2 or n < 2 * max(sizes):
             continue  # as many as there are: each iteration may read all
         new = len(set().union(*steps.values()))
-        told.append(f"{name}: {new} different of {sum(sizes)} read in {len(steps)} iterations, {n:,} in all")
+        told.append(
+            f"{name}: {new} different samples of {sum(sizes)} that were read in {len(steps)} iterations ({n:,} in the data set)"
+        )
         if new < 0.5 * min(sum(sizes), n):
             wrong.append(told[-1])
     if not told:
         raise Skip("the loop reads no data set of its own, or all of it in each iteration")
     return Finding(
         not wrong, "; ".join(wrong or told), "at least half of the samples are new",
-        "the iterator or the generator begins anew in each iteration\nthe same slice, or the same seed, in each iteration",
+        "the iterator or the generator restarts in each iteration\nthe same slice, or the same seed, in each iteration",
         evidence={k: {str(i): len(s) for i, s in v.items()} for k, v in record.read.items()},
     )  # fmt: skip

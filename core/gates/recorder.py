@@ -198,13 +198,12 @@ class Recorder:
         run, stage, step = self.run, self.stage, self.run.current
         batches = step.batches or run.used_batches
         weights = list(params.values())
-        parts = self._own(batches, weights, step)
-        fresh = _summed(parts)
+        (fresh,) = self._own(batches, weights, step)
         local = [f.clone() for f in fresh] if run.world > 1 else None
         if run.world > 1:
             for f in fresh:
                 dist.all_reduce(f)
-        got_now = [p.grad.detach() / scale for p in weights]
+        got_now = [p.grad.detach() if scale == 1 else p.grad.detach() / scale for p in weights]
         dot = sum((exact(p.grad) * exact(f)).sum() for p, f in zip(weights, fresh, strict=True)).item()
         got = sum(exact(p.grad).square().sum() for p in weights).sqrt().item()
         want = sum(exact(f).square().sum() for f in fresh).sqrt().item()
@@ -216,7 +215,7 @@ class Recorder:
             before = self._last[1] if same else None
             stale = None  # with step() first, the weights have not changed since that batch
             if self._previous and self._previous.batches and self._previous is not step:
-                stale = _summed(self._own(self._previous.batches, weights, self._previous))
+                (stale,) = self._own(self._previous.batches, weights, self._previous)
             fields = stage.data["train"].fields if "train" in stage.data else {}
             targets = [k for k, f in fields.items() if f.role == "target"]
             moved = [rolled(b, targets) for b in batches]
@@ -224,16 +223,18 @@ class Recorder:
             def neighbours() -> list[Tensor] | None:
                 if run.world > 1 or None in moved:
                     return None
-                return _summed(self._own(moved, weights, step))
+                return self._own(moved, weights, step)[0]
 
-            some = parts if len(parts) > 1 and run.world == 1 else []
+            some = self._own(batches, weights, step, each=True) if len(batches) > 1 and run.world == 1 else []
             self.record.experiments = experiments(Candidates(got_now, fresh, before, stale, some, local, neighbours))
         if small(fresh):
             self._last = (list(params), [g.clone() for g in got_now])
         return found
 
-    def _own(self, batches: list[dict], weights: list[nn.Parameter], step: Step) -> list[list[Tensor]]:
-        """Return the gradient of the step's mean loss, micro-batch by micro-batch, with the step's draws."""
+    def _own(
+        self, batches: list[dict], weights: list[nn.Parameter], step: Step, *, each: bool = False
+    ) -> list[list[Tensor]]:
+        """Return the gradient of the step's mean loss with the step's draws; with `each`, that of each micro-batch."""
         run, stage = self.run, self.stage
         self._busy = True
         buffers = {n: b.clone() for n, b in stage.model.named_buffers()}
@@ -248,20 +249,18 @@ class Recorder:
                     mean = sum(s / denominator(t, counts) for t, s in terms.items())
                     grads = torch.autograd.grad(mean, weights, allow_unused=True)
                     grads = [torch.zeros_like(w) if g is None else g for w, g in zip(weights, grads, strict=True)]
-                    if parts and not small(grads):  # then only their sum is used
-                        parts = [[a + b for a, b in zip(parts[0], grads, strict=True)]]
+                    if parts and not each:
+                        for i, grad in enumerate(grads):  # not in place: two weights may have got the same tensor
+                            parts[0][i], grads[i] = parts[0][i] + grad, None
                     else:
                         parts.append(grads)
+                    del grads, terms, mean
         finally:
             with torch.no_grad():
                 for name, buffer in stage.model.named_buffers():
                     buffer.copy_(buffers[name])
             self._busy = False
         return parts
-
-
-def _summed(parts: list[list[Tensor]]) -> list[Tensor]:
-    return parts[0] if len(parts) == 1 else [torch.stack(list(each)).sum(0) for each in zip(*parts, strict=True)]
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def wiring(proof: Proof) -> Finding:
         n for n, _ in stage.model.named_parameters() if n not in trained and not n.startswith(expect.frozen or ("\0",))
     ]
     if stray:
-        wrong.append(f"{len(stray)} parameter tensors are in no optimiser and nobody froze them, e.g. {stray[0]}")
+        wrong.append(f"{len(stray)} parameter tensors are in no optimiser and not declared frozen, e.g. {stray[0]}")
     empty = [
         f"{k}[{g.get('name', i)}]"
         for k, o in stage.optimizers.items()
@@ -80,7 +80,7 @@ def wiring(proof: Proof) -> Finding:
     foreign = sum(id(p) not in inside for o in stage.optimizers.values() for g in o.param_groups for p in g["params"])
     if foreign:
         wrong.append(
-            f"{foreign} tensors in an optimiser are no part of the model: they train, but are neither saved nor exported"
+            f"{foreign} tensors in an optimiser are not part of the model: they train, but are neither saved nor exported"
         )
     if not record.gradients and not record.received:
         wrong.append("no optimiser stepped")
@@ -171,7 +171,9 @@ def evaluation(proof: Proof) -> Finding:
         wrong.append("evaluation left modules in another mode")
     swapped = record.between.get(2, [])  # the evaluation runs after the second step
     if swapped and not record.between.get(1) and not record.between.get(3):
-        wrong.append(f"train() goes on with other weights than it evaluated: {len(swapped)} tensors, e.g. {swapped[0]}")
+        wrong.append(
+            f"train() continues with other weights than before the evaluation: {len(swapped)} tensors, e.g. {swapped[0]}"
+        )
     if record.evaluating:
         wrong.append(
             f"train() runs the model in eval mode (first at step {record.evaluating[0]}, the evaluation was after step 2)"
@@ -198,7 +200,6 @@ def accumulation(proof: Proof) -> Finding:
     """Run one step of `train()` on the same global batch in equal micro-batches, in unequal ones, and undivided. The
     optimiser must get the gradient of the whole batch each time."""
     world = proof.accelerator.num_processes
-    seen: dict[str, list[Tensor]] = {}
     faults: list[str] = []
     probe_run, probe = proof.look()
     if probe.expect.couplings:
@@ -217,21 +218,33 @@ def accumulation(proof: Proof) -> Finding:
         plan = Plan(steps=1, batch_size=each * world, sizes=cuts[name], peak=True, fixed=True)
         return _first_gradient(proof, plan, **how)
 
+    whole: list[Tensor] = []
+    stepped, moved = [], []
+
     def measure(**how) -> dict[str, float]:
-        seen.update({name: gradient(name, **how) for name in cuts})
-        whole = seen[one]
-        faults[:] = [
-            f"{k}: {len(g)} gradients instead of {len(whole)}" for k, g in seen.items() if len(g) != len(whole)
-        ]
-        return {k: _gap(g, whole) for k, g in seen.items() if len(g) == len(whole)}
+        """Compare each division with the whole batch before the next one is made."""
+        faults.clear()
+        gaps: dict[str, float] = {}
+        for name in cuts:
+            grads = gradient(name, **how)
+            stepped.append(bool(grads))
+            moved.append(any(bool(g.any()) for g in grads))
+            if name == one:
+                whole[:] = grads
+            if len(grads) == len(whole):
+                gaps[name] = _gap(grads, whole)
+            else:
+                faults.append(f"{name}: {len(grads)} gradients instead of {len(whole)}")
+            del grads
+        return gaps
 
     gaps, draws = measure(), False
-    if not any(seen.values()):
-        raise Skip("no optimiser stepped, however the batch is cut: nothing to compare (see wiring)")
-    if not any(g.any() for grads in seen.values() for g in grads):
-        raise Skip("the gradient is zero however the batch is cut: nothing to compare (see wiring)")
+    if not any(stepped):
+        raise Skip("no optimiser stepped, however the batch is split: nothing to compare (see wiring)")
+    if not any(moved):
+        raise Skip("the gradient is zero, however the batch is split: nothing to compare (see wiring)")
     if not faults and max(gaps.values()) > limit:
-        draws = any(_gap(gradient(one, draws=k), seen[one]) > limit for k in range(16))
+        draws = any(_gap(gradient(one, draws=k), whole) > limit for k in range(16))
         gaps = measure(still=True) if draws else gaps
     ok = not faults and max(gaps.values()) <= limit
     shown = ", ".join(f"{k} {v:.1e}" for k, v in gaps.items() if k != one)
@@ -243,8 +256,8 @@ def accumulation(proof: Proof) -> Finding:
     return Finding(
         ok, "; ".join(faults) if faults else f"gradient against the whole batch{over}: {shown} (relative)", f"at most {limit:g}",
         "the loss returns a mean, or its counts are not those of the terms: return SUMS and count what they sum over\n"
-        "micro-batches are averaged, or their gradients are not added\nan own loop that ignores step.batches[1:]",
-        evidence={"gaps": gaps, "digest": _digest(seen[one])},
+        "micro-batches are averaged, or their gradients are not added\na loop of your own ignores step.batches[1:]",
+        evidence={"gaps": gaps, "digest": _digest(whole)},
     )  # fmt: skip
 
 
@@ -363,14 +376,18 @@ def resume(proof: Proof) -> Finding:
         else:
             straight_run, straight = go(None, None)
             left = bits(straight)
+        bound = None if bitwise else _weights(straight)
+        del straight  # before the next one is built
         if proof.deep and world == 1:
             _in_a_new_process(proof, folder)
         else:
             go(folder, half)
         resumed_run, resumed = go(folder, None)
         resumed_run.close()
-    differ = _differences(left, bits(resumed))
+    differ, started = _differences(left, bits(resumed)), resumed_run.started
+    reached = None if bitwise else _weights(resumed)
     again = resumed_run.plan.losses
+    del resumed, resumed_run
     losses = straight_run.plan.losses[-len(again) :]  # an iteration may have several
     wrong = []
     if differ:
@@ -379,16 +396,16 @@ def resume(proof: Proof) -> Finding:
         i = next((i for i, (a, b) in enumerate(zip(losses, again, strict=False)) if a != b), 0)
         wrong.append(f"losses differ: straight {_short(losses[i : i + 3])}, resumed {_short(again[i : i + 3])}")
     if not bitwise:  # non-deterministic kernels: allow the difference between two uninterrupted runs
-        noise = _apart(straight, go(None, None)[1])
-        wrong = wrong if _apart(straight, resumed) > 2 * noise + 1e-6 else []
-    if resumed_run.started != half:
-        wrong.append(f"the second half began at step {resumed_run.started}, not at {half}: nothing was restored")
+        noise = _apart(bound, _weights(go(None, None)[1]))
+        wrong = wrong if _apart(bound, reached) > 2 * noise + 1e-6 else []
+    if started != half:
+        wrong.append(f"the second half began at step {started}, not at {half}: nothing was restored")
     where = "in a new process" if proof.deep else "after a restart"
     return Finding(
         not wrong, "; ".join(wrong) or f"{steps} steps = {half} + {steps - half} {where}: weights, optimiser, losses",
-        "bitwise equal" if bitwise else "no further apart than two straight runs",
-        "something that changes while training is not in stage.state (EMA, a counter, an own generator)\n"
-        "get() keeps a generator of its own instead of using the one it is handed\ntrain() keeps state in a local variable",
+        "bitwise equal" if bitwise else "no larger difference than between two uninterrupted runs",
+        "something that changes during training is not in stage.state (EMA, a counter, a generator of your own)\n"
+        "get() keeps its own generator instead of using the one that it receives\ntrain() keeps state in a local variable",
         evidence={"straight": losses, "resumed": again, "differ": differ[:20]},
     )  # fmt: skip
 
@@ -416,9 +433,13 @@ def _differences(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[st
     ]
 
 
-def _apart(a: Stage, b: Stage) -> float:
-    pairs = [(local(t), local(b.model.state_dict()[n])) for n, t in a.model.state_dict().items()]
-    return max((exact(one) - exact(other)).abs().max().item() for one, other in pairs if one.numel())
+def _weights(stage: Stage) -> dict[str, Tensor]:
+    """Return the model's state dict on the host; of what is sharded, this process's part."""
+    return {n: local(t).detach().cpu() for n, t in stage.model.state_dict().items()}
+
+
+def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    return max((exact(t) - exact(b[n])).abs().max().item() for n, t in a.items() if t.numel())
 
 
 def _short(values: list[float]) -> str:

@@ -20,7 +20,7 @@ COARSE = 20  # times that in bf16
 @gate(
     "sharding",
     rows="C13",
-    title="the sharded model trains and evaluates as the whole one",
+    title="the sharded model trains and evaluates as the unsharded one",
     reads="data model loss counts optimizers evaluate metric state expect shard_units train",
 )
 def sharding(proof: Proof) -> Finding:
@@ -51,7 +51,7 @@ def sharding(proof: Proof) -> Finding:
     wrong = []
     whole = [n for n, p in stage.parameters().items() if not is_sharded(p)]
     if whole:
-        wrong.append(f"{len(whole)} trained parameters are whole in each process, e.g. {whole[0]}")
+        wrong.append(f"{len(whole)} trained parameters are not sharded but whole in each process, e.g. {whole[0]}")
     apart = max((abs(a - b) / max(abs(a), 1e-6) for a, b in zip(losses, losses_now, strict=False)), default=0.0)
     if len(losses) != len(losses_now) or not apart <= LOSS * times:
         wrong.append(f"losses differ: whole {_short(losses)}, sharded {_short(losses_now)}")
@@ -61,7 +61,7 @@ def sharding(proof: Proof) -> Finding:
     gap = _norm([torch.tensor(v) for v in gaps.values()]) / max(way, 1e-30)
     if not gap <= WEIGHTS * times:
         worst = max(gaps, key=gaps.__getitem__)
-        wrong.append(f"weights differ by {gap:.1%} of the way that they moved, most in {worst}")
+        wrong.append(f"weights differ by {gap:.1%} of the distance that they moved, most in {worst}")
     name = stage.gate_evaluator.metric.name
     off = abs(metrics[name] - metrics_now[name])
     if not off <= 0.02 * times * max(1.0, abs(metrics[name])):
@@ -70,9 +70,9 @@ def sharding(proof: Proof) -> Finding:
     shown = f"{count:,} parameters in {world} parts, {STEPS} steps: losses {apart:.0e} apart, weights {gap:.1e} of their way"
     return Finding(
         not wrong, "; ".join(wrong) or shown,
-        f"losses within {LOSS * times:g}, weights within {WEIGHTS * times:g} of their way, the same {name}; all parameters in parts",
-        "train() computes with weights or gradients of its own process (a norm, a mean, an all_reduce, p.data): each holds a part\n"
-        "train() or the optimiser kept parameters from before they were cut\n"
+        f"losses within {LOSS * times:g}, weights within {WEIGHTS * times:g} of their distance, the same {name}; all parameters sharded",
+        "train() computes with the local shard of weights or gradients (a norm, a mean, an all_reduce, p.data)\n"
+        "train() or the optimiser kept parameters from before they were sharded\n"
         "the loss or evaluate() calls a submodule of a unit of Stage.shard_units, and not the unit",
         evidence={"whole": losses, "sharded": losses_now, "gap": gap, "metrics": [metrics, metrics_now]},
     )  # fmt: skip

@@ -99,7 +99,9 @@ def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int, p
         only = sorted(set(seen), key=lambda c: (-seen.count(c), c))[:16]
     learn, held_out = pick(train, n, seed, only=only), pick(val, HELD_OUT, seed, only=only)
     if min(len(learn), len(held_out)) < FEWEST:
-        raise Skip(f"{len(learn)} training and {len(held_out)} held-out samples: too few to tell skill from luck")
+        raise Skip(
+            f"{len(learn)} training and {len(held_out)} held-out samples are too few to distinguish skill from chance"
+        )
     if not proof.deep:
         _afford(proof, (PERMUTATIONS + 1) * (len(learn) + len(held_out)))
     found: dict = {
@@ -252,7 +254,7 @@ def tiny_data(proof: Proof) -> Finding:
     remedy = _why_not_learnt(learnt, carried, retrained)
     if found["behind"]:
         measured = f"{found['behind']}; {measured}"
-        remedy = f"the evaluation path reads samples otherwise than the training path: channels, scale, crop, size, ids\n{remedy}"
+        remedy = f"the evaluation path reads samples differently from the training path: channels, scale, crop, size, ids\n{remedy}"
     if wrong:
         names = paths.names_of(probe, 1 + max(c for e in wrong for c in e.classes))
         measured = "; ".join([*(e.words(names) for e in wrong), measured])
@@ -274,7 +276,7 @@ def _in_time(found: dict, whole: dict) -> dict:
     falls = bool(losses) and statistics.mean(losses[-quarter:]) < 0.95 * statistics.mean(losses[:quarter])
     if not judged or (falls and not judged["train"].clear):
         raise Skip(
-            f"nothing to see after {found['steps']} steps in {SECONDS:.0f} s: `check --deep --only tiny-data` has the time"
+            f"no result after {found['steps']} steps in {SECONDS:.0f} s: `check --deep --only tiny-data` takes more time"
         )
     return judged
 

@@ -12,7 +12,7 @@ CALLS, ENOUGH, CLOSE_TO = 200, 12, 1e-3
 
 
 class Mixing:
-    """Counts the calls of a loss whose mixed targets fit, or do not fit, the mixed inputs."""
+    """For mixup and CutMix: counts the loss calls whose target weights agree with the weights of the mixed inputs, and those that do not."""
 
     def __init__(self) -> None:
         self.calls = self.right = self.exchanged = self.foreign = 0

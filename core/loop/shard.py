@@ -46,7 +46,7 @@ def assert_supported(recipe: str, stages: Sequence[Stage], cfg: config.Config, *
             )
             raise UserError(f"{recipe} cannot be sharded", got=f"--shard {cfg.run.shard}",
                             needed="a recipe of one stage with a loop and a plain module of its own: llm/pretrain, vision/classify, "
-                            "or a fork of one", cause=why, next=whole)  # fmt: skip
+                            "diffusion/pixel, or a fork of one", cause=why, next=whole)  # fmt: skip
     for wrong, flag, needed in (
         (cfg.optim.name not in OPTIMIZERS, f"--optim.name {cfg.optim.name}", " or ".join(OPTIMIZERS)),
         (precision == "fp16", "--train.precision fp16", "bf16 or fp32: each process would skip other overflowed steps"),

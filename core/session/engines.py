@@ -40,8 +40,33 @@ def refuse(kinds: list[str], precision: str, where: str) -> None:
                         next="mixed_precision: bf16, or --train.precision bf16")  # fmt: skip
 
 
+FSDP_SETTINGS = ("fsdp_version", "fsdp_reshard_after_forward", "fsdp_sharding_strategy", "fsdp_offload_params",
+                 "fsdp_activation_checkpointing")  # fmt: skip
+STRATEGIES = {"FALSE": "grad", "SHARD_GRAD_OP": "grad", "2": "grad", "NO_SHARD": "none", "3": "none"}
+"""What FSDP's settings are called here; any other value cuts the parameters, too. The numbers are those of FSDP 1."""
+
+
+def refuse_fsdp(found: Mapping[str, str | None], where: str, processes: str | None) -> None:
+    """Refuse FSDP in an Accelerate configuration, and name the command that shards in the same way."""
+    again, before = found["fsdp_reshard_after_forward"], found["fsdp_sharding_strategy"]  # of FSDP 2, of FSDP 1
+    strategy = ((again or before if found["fsdp_version"] == "2" else before or again) or "TRUE").upper()
+    shard = STRATEGIES.get(strategy, "full")
+    more = [name for name in FSDP_SETTINGS[3:] if (found[name] or "false").lower() == "true"]
+    more += ["hybrid sharding: --shard full cuts over all processes"] * ("HYBRID" in strategy or strategy in ("4", "5"))
+    raise UserError(
+        f"{ENGINES['FSDP']} in an Accelerate configuration is not supported", got=where,
+        needed=f"--shard {shard}, torch's FSDP2 (fully_shard), for the recipes of docs/scale.md"
+               + (f"; not built: {', '.join(more)}" if more else ""),
+        cause="Accelerate would wrap a model that the optimiser already refers to, and on CPUs it trains whole copies without a word",
+        next=f"trainworthy run RECIPE -n {processes or 'PROCESSES'} --shard {shard}, without --accelerate-config",
+    )  # fmt: skip
+
+
 def from_environment(env: Mapping[str, str] = os.environ) -> None:
     """Refuse unsupported choices of `accelerate launch`. On CPUs, Accelerate drops them without a message."""
+    if env.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1"):
+        settings = {name: env.get(name.upper()) for name in FSDP_SETTINGS}
+        refuse_fsdp(settings, "the settings of accelerate launch: ACCELERATE_USE_FSDP", env.get("WORLD_SIZE"))
     kinds = [kind for kind in ENGINES if env.get(f"ACCELERATE_USE_{kind}", "false").lower() in ("true", "1")]
     refuse(kinds, env.get("ACCELERATE_MIXED_PRECISION", "no").lower(), "the settings of accelerate launch")
 
@@ -54,6 +79,12 @@ class Setup:
             raise UserError(f"no accelerate config {file}", next="accelerate config --config_file FILE")
         self.file, self._text = file, file.read_text()
         kinds = [(self._read("distributed_type") or "NO").upper()]
+        if kinds == ["FSDP"]:
+            refuse_fsdp(
+                {k: self._inside(k) for k in FSDP_SETTINGS},
+                f"{file}: distributed_type FSDP",
+                self._read("num_processes"),
+            )
         kinds += ["PARALLELISM_CONFIG"] * bool(re.search(r"^parallelism_config:\s*($|\{\s*\w)", self._text, re.M))
         refuse(kinds, (self._read("mixed_precision") or "no").lower(), f"{file}: distributed_type {kinds[0]}")
         self.processes, self.machines = self._read("num_processes"), int(self._read("num_machines") or 1)
@@ -67,6 +98,11 @@ class Setup:
                             + ", ".join(missing), needed="on every machine main_process_ip and main_process_port of the first, "
                             "num_processes of all together, and its own machine_rank from 0", next=f"edit {file}, or accelerate "
                             f"config --config_file {file}")  # fmt: skip
+
+    def _inside(self, name: str) -> str | None:
+        """A value of the section fsdp_config."""
+        found = re.search(rf"^\s+{name}:[ \t]*['\"]?([^'\"\s#]+)", self._text, re.M)
+        return None if found is None or found.group(1) in ("null", "~") else found.group(1)
 
     def _read(self, name: str) -> str | None:
         found = re.search(rf"^{name}:[ \t]*['\"]?([^'\"\s#]+)", self._text, re.M)

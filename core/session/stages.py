@@ -88,7 +88,14 @@ def proofs(session: "Session", *, deep: bool = False) -> Iterator[tuple[Part, ga
     for part in parts(session.recipe, session.cfg):
         one = proof(session, part, before, follows="rehearsed" if before else "none", deep=deep)
         yield part, one
-        before = functools.cache(lambda one=one: learning.overfitted(one)[1])
+        before = functools.cache(functools.partial(_handed_on, one))
+
+
+def _handed_on(proof: gates.Proof) -> Stage:
+    """Return a stage as the overfit gate trained it. Its gates are done, so their other stages are dropped."""
+    stage = learning.overfitted(proof)[1]
+    proof.memo.clear()
+    return stage
 
 
 def proof(

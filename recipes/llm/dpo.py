@@ -124,6 +124,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
         bf16=False,  # core's autocast: --train.precision
         use_cpu=run.device.type == "cpu",
         gradient_checkpointing=False,
+        router_aux_loss_coef=0.0,  # a mean over a micro-batch: the loss would depend on the cut
         ddp_find_unused_parameters=False,
         report_to="none",
         disable_tqdm=True,

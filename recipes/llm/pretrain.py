@@ -144,8 +144,8 @@ def make_model(cfg: Config, tokenizer, log_p: Tensor) -> nn.Module:
 
 @torch.no_grad()
 def start_at_frequencies(model: nn.Module, log_p: Tensor) -> None:
-    """Let the untrained model say `log_p` (V,) whatever it reads. A Llama's head has no bias: a channel of the embedding that is
-    the same for all tokens stands for one. Blocks begin by adding nothing, so the last norm makes that channel sqrt(width / 2)."""
+    """Make the untrained model return `log_p` (V,) for every input. A Llama's head has no bias, so one embedding channel that is equal for
+    all tokens serves as one. Blocks start as the identity, so the last norm scales that channel to sqrt(width / 2)."""
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight  # (V, width) both
     constant = 0.1 * math.sqrt(embedding.shape[1])
     embedding[:, 1:] = constant * F.normalize(torch.randn_like(embedding[:, 1:]), dim=1)
@@ -166,8 +166,8 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     model = loading.attend(make_model(cfg, tokenizer, torch.from_numpy(log_p).float()), cfg.attention, run.device)
 
     def scores(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor, Tensor]:
-        """(negative log-likelihood in nats, log Z, is it asked for?) of each next token, (B, T - 1) all. No mask and no cache: the
-        positions, which begin anew with each document, say what sees what."""
+        """Return (negative log-likelihood in nats, log Z, whether it is a target) of each next token, (B, T - 1) each. There is no mask and no
+        cache: positions restart with each document, and so separate the documents."""
         out = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False)
         logits, labels = out.logits[:, :-1].float(), batch["labels"][:, 1:]  # (B, T - 1, V), (B, T - 1)
         log_z = logits.logsumexp(-1)

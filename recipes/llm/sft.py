@@ -51,7 +51,7 @@ class Config(loading.LoRA, core.Config):
     """QLoRA (Dettmers 2023): the frozen base model in 4 bits (NF4), which saves accelerator memory."""
     max_new_tokens: int = 0
     """Maximum number of generated tokens; an answer without an end token by then counts as unfinished. 0: the length of the
-    longest answer (docstrings: 10 tokens)."""
+    longest answer of the data."""
     metric: str = "f1"
     """Metrics of generated answers, separated by commas; the first selects the best checkpoint: exact, f1, rouge1, rouge2, rouge
     (ROUGE-L), bleu, chrf, perplexity, or your own `module:function`, called with the generated and the wanted text (1 is best).
@@ -111,13 +111,11 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, pairs.Pairs]:
 
 
 def new_tokens(cfg: Config, data: dict[str, pairs.Pairs], chat: pairs.Chat) -> int:
-    """Most tokens of a generated answer: the longest there is, for gates judge by answers that are trained, too. Held-out answers that
-    are longer than --max-new-tokens are counted: they can never be given whole."""
-    val = data["val"]
-    sizes = pairs.answer_tokens(val.rows, chat)
-    most = cfg.max_new_tokens or 10
-    if not cfg.max_new_tokens and cfg.data.path != "docstrings":
-        most = max(*sizes, *pairs.answer_tokens(data["train"].rows, chat))
+    """Most tokens of a generated answer, by default as many as any answer has (at most four times those of 99% of them). Held-out
+    answers that are longer are counted, for they can never be given whole."""
+    val, sizes = data["val"], pairs.answer_tokens(data["val"].rows, chat)
+    every = sorted(sizes + pairs.answer_tokens(data["train"].rows, chat))
+    most = cfg.max_new_tokens or max(*sizes, min(every[-1], 4 * every[int(0.99 * (len(every) - 1))]))
     if longer := sum(n > most for n in sizes):
         val.notes["cut by --max-new-tokens"] = (
             f"{longer} of {len(sizes)} held-out answers are longer than {most} tokens (the longest: {max(sizes)}): they can never "
@@ -142,6 +140,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
         bf16=False,  # core's autocast: --train.precision
         use_cpu=run.device.type == "cpu",
         gradient_checkpointing=False,
+        router_aux_loss_coef=0.0,  # a mean over a micro-batch: the loss would depend on the cut
         ddp_find_unused_parameters=False,
         report_to="none",
         disable_tqdm=True,

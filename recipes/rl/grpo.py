@@ -25,7 +25,7 @@ from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.llm.models import loading, speaking
-from trainworthy.recipes.rl.language import grpo_gates, kl_control, problems
+from trainworthy.recipes.rl.language import grpo_gates, grpo_monitors, kl_control, problems
 from trainworthy.recipes.shared import hub
 
 from trainworthy import core
@@ -141,6 +141,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str, asker: problems.Asker, r
         max_completion_length=cfg.max_new_tokens,
         temperature=cfg.temperature,
         epsilon=cfg.epsilon,
+        router_aux_loss_coef=0.0,  # a mean over a micro-batch: the loss would depend on the cut
         beta=cfg.beta,
         use_bias_correction_kl=True,
         loss_type="dapo",  # a mean over all tokens of a unit: the same however it is cut
@@ -301,7 +302,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         ),
         pretrained=loading.from_file(trainer.model, path),
         gates=grpo_gates.gates(grpo_gates.Subject(cfg, asker, declared)),
-        monitors=grpo_gates.monitors(cfg, len(data["val"])),
+        monitors=grpo_monitors.monitors(cfg, len(data["val"])),
         baselines=baselines,
         predict=predict,
         figures=figures,

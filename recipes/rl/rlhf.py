@@ -137,11 +137,11 @@ def slices(cfg: Config, run: core.Run) -> int:
     return max(1, cfg.train.batch_size // (cfg.train.accumulate * run.world))
 
 
-def earnings(reward: Tensor, kl: Tensor, valid: Tensor, price: float) -> Tensor:
-    """(B, T): reward per token. Each token costs `price` per nat of `kl` (B, T); a completion's last token adds its `reward`
+def earnings(reward: Tensor, kl: Tensor, valid: Tensor, kl_coef: float) -> Tensor:
+    """(B, T): reward per token. Each token costs `kl_coef` per nat of `kl` (B, T); a completion's last token adds its `reward`
     (B,)."""
     last = valid.sum(1) - 1
-    return (-price * kl * valid).scatter_add(1, last[:, None], reward[:, None].to(kl))
+    return (-kl_coef * kl * valid).scatter_add(1, last[:, None], reward[:, None].to(kl))
 
 
 def gae(reward: Tensor, value: Tensor, valid: Tensor, gamma: float, lam: float) -> Tensor:

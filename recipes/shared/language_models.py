@@ -1,7 +1,7 @@
-"""Language models from files, and adapters on them: the one loader of every recipe that trains or reads one.
+"""Loads language models and adapters for every recipe that uses one.
 
-Type, pad, end of a text, attention implementation and quantisation are decided here. What belongs to chats (templates, ends of
-turns, reward heads) is in llm/models/loading.py.
+This module decides dtype, pad token, end token, attention implementation and quantisation. Chat templates, ends of turns and reward heads
+are in llm/models/loading.py.
 """
 
 import json
@@ -42,7 +42,7 @@ class LoRA:
 # --------------------------------------------------------------------------------------------------------------- reading
 @cache
 def tokenizer(path: str, padding_side: str = "right") -> Any:
-    """The tokenizer, with what ends a text and what pads. It is read once per process and never changed."""
+    """Return the tokenizer, with an end and a pad token. It is loaded once per process and never changed."""
     from transformers import AutoTokenizer
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -55,8 +55,8 @@ def tokenizer(path: str, padding_side: str = "right") -> Any:
 
 
 def load(path: str, dtype: torch.dtype, *, dropout: bool = True, **how: Any) -> nn.Module:
-    """The causal language model, on the CPU (or as `how` tells from_pretrained: quantization_config, device_map). Weights are
-    mapped from the file: a second copy costs no memory until it is trained. Without `dropout` two forwards of a text agree."""
+    """Return the causal language model on the CPU. `how` is passed to from_pretrained (quantization_config, device_map). Weights are mapped from
+    the file, so a second copy takes no memory until it is trained. Without `dropout` two forwards of a text agree."""
     from transformers import AutoModelForCausalLM
 
     model, _ = read(AutoModelForCausalLM, path, dtype, len(tokenizer(path)), **how)
@@ -68,8 +68,8 @@ def load(path: str, dtype: torch.dtype, *, dropout: bool = True, **how: Any) -> 
 
 
 def read(kind: Any, path: str, dtype: torch.dtype, tokens: int = 0, **how: Any) -> tuple[nn.Module, list[str]]:
-    """(the model of that class of transformers, weights that its file lacks). It knows at least `tokens` tokens: rows for those
-    that were added to the tokenizer after pretraining are new."""
+    """Return (a model of that class of transformers, the weights that its file lacks). Its embedding has at least `tokens` rows: those of tokens
+    that were added after pretraining are new."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -81,16 +81,16 @@ def read(kind: Any, path: str, dtype: torch.dtype, tokens: int = 0, **how: Any) 
 
 
 def kept_in(lora_rank: int, precision: str) -> torch.dtype:
-    """Frozen weights may be bf16; of trained ones small updates would be lost."""
+    """Return the dtype of the weights: frozen ones may be bf16, but trained ones would lose small updates."""
     return torch.float32 if precision == "fp32" or not lora_rank else torch.bfloat16
 
 
 # -------------------------------------------------------------------------------------------------------------- adapters
 def adapted(model: nn.Module, lora: LoRA, *, head: str = "", alpha: int = 0, task: str | None = "CAUSAL_LM",
             exact: bool = False) -> nn.Module:  # fmt: skip
-    """The model with adapters as `lora` says, fp32, all else of it frozen, but for a new `head` by its name, which is trained whole
-    and saved with the adapters. Rank 0: every weight trains. `alpha`: where no --lora-alpha is given; else twice the rank.
-    `exact`: two forwards of a text must agree, so that dropout is refused."""
+    """Return the model with adapters in fp32, and everything else frozen except a new `head`, given by name, which is fully trained and saved
+    with the adapters. With rank 0 every weight trains. `alpha`: default of --lora-alpha; 0: twice the rank. `exact`: two forwards of
+    a text must agree, so dropout is refused."""
     from peft import LoraConfig, get_peft_model
 
     if not lora.lora_rank:
@@ -131,7 +131,7 @@ def rate_told(lora_rank: int, peak: float) -> dict[str, str]:
 
 
 def _idle(lora: LoRA) -> None:
-    """Without adapters their other settings would do nothing, and nobody would say so."""
+    """Raise if settings of adapters are given without adapters, because they would have no effect."""
     given = {"lora_alpha": lora.lora_alpha, "lora_dropout": lora.lora_dropout, "lora_target_modules": lora.lora_target_modules,
              "use_rslora": lora.use_rslora, "use_dora": lora.use_dora}  # fmt: skip
     if idle := [f"--{name.replace('_', '-')}" for name, value in given.items() if value]:
@@ -210,8 +210,7 @@ def _header(folder: Path) -> dict[str, Any]:
 
 
 def complete_export(folder: Path, path: str, *, ends: list[int], pad: int, most: int) -> None:
-    """Add to an export how its answers were generated (a whole model's ends are those that it was saved with), and what its adapters
-    stand on."""
+    """Add to an export its generation settings (a whole model keeps the end tokens that it was saved with) and the base of its adapters."""
     from transformers import GenerationConfig
 
     for each in (folder, folder / "merged"):
@@ -225,8 +224,8 @@ def complete_export(folder: Path, path: str, *, ends: list[int], pad: int, most:
 
 
 def name_base(folder: Path, path: str) -> None:
-    """Name the base of exported adapters so that others find it: by its name on the hub, not by its place in a cache, as peft does. A
-    folder of the user's is named relative to the one that this command runs in if it is below that, else by its path."""
+    """Name the base of exported adapters so that others find it: by its name on the hub, not by its path in a cache, as peft does. A
+    folder of the user's is named relative to the working directory if it is below it, else by its path."""
     file = folder / "adapter_config.json"
     if file.is_file():
         known, config, here = base(path), json.loads(file.read_text()), Path(path).resolve()
@@ -236,7 +235,7 @@ def name_base(folder: Path, path: str) -> None:
 
 
 def exported(folder: Path, path: str, dtype: torch.dtype, **how: Any) -> nn.Module:
-    """The model of an export as a user loads it: an adapter on the base at `path`, or a whole model."""
+    """Load an export as a user does: an adapter on the base at `path`, or a whole model."""
     if not (folder / "adapter_config.json").is_file():
         return load(str(folder), dtype, **how)
     from peft import PeftModel

@@ -7,7 +7,7 @@ full  DeepLabV3 from its COCO weights on `--data.path FOLDER` (images/, masks/, 
 
 Loss, metric, padding and augmentation share one `IGNORE` id. One transform moves image and mask, with nearest neighbour for ids.
 Losses are sums over pixels and over (image, class), never means of means. IoU per class comes from counts over the whole set.
-Every held-out pixel is scored once, with its surroundings. Normalisation happens once, inside the model.
+Every held-out pixel is scored once, with its surroundings, at its image's own size. Normalisation happens once, inside the model.
 """
 
 import math
@@ -205,7 +205,7 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
         """(n, n) pixels with truth in rows, over the whole of `data`; void is in no row."""
         total = torch.zeros(n, n, dtype=torch.long, device=run.device)
         for batch in run.batches(data):
-            total += masks.counted(batch["mask"], model(batch["image"]).argmax(1), n)
+            total += masks.scored(batch, model(batch["image"]), n)
         return run.gather(total[None]).sum(0)
 
     def constant(c: int) -> Tensor:

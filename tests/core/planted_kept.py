@@ -39,7 +39,7 @@ stage.loss = lambda model, batch: {"ce": own(model, batch)["ce"] * (batch["weigh
 
 PLANTS = [
     Plant("best-weights-by-reference", "storage", "C12", LOOP_END, KEPT, ("the model's own memory", "clone"),
-          source="pytorch forum: state_dict() is a reference", harm="the best weights are the last ones"),
+          source="pytorch forum: state_dict() is a reference", harm="the best weights the last ones"),
     Plant("shadow-by-reference", "storage", "C12", STAGES, SHADOW.lstrip() + staged('stage.state["shadow"] = Shadow(stage.model)'),
           ("state['shadow'] shares memory",), harm="what is kept to compare with is what is trained"),
     Plant("ramp-starts-again", "average", "C12", AVERAGE, AVERAGE.replace("stage", 'stage.state["ema"].updates = 0\n            stage', 1),

@@ -22,6 +22,6 @@ PLANTS = [
           ("83% of the running statistics", "momentum 0.0001"), harm="judged by the statistics of no picture: chance"),
     Plant("frozen-before-it-learnt", "batch-norm", "V7", STAGES,
           normalised("zoo._replace(stage.model, nn.BatchNorm2d, lambda old: zoo.frozen(old, old.eps))", MAKE[1]),
-          ("fixed statistics of no data", "frozen before the weights were loaded"), harm="a net without any norm"),
+          ("fixed initial statistics", "frozen before the weights were loaded"), harm="a net without any norm"),
 ]  # fmt: skip
 RELATIVES = ["batch-norm-over-one"]

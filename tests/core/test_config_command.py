@@ -99,6 +99,11 @@ def test_repro_finds_nothing_where_nothing_changed_and_starts_the_same_run(run: 
     rows = {c["what"]: c for c in found["compared"]}
     assert {"versions", "machine", "sources", "settings", "data"} <= rows.keys()
     assert not [line for c in rows.values() for line in c["differs"]], found
+    other = trainworthy(
+        "repro", run, "--json", cwd=home, OMP_NUM_THREADS="3"
+    )  # the run sets its threads by itself: no difference
+    machine = next(c for c in json.loads(other.stdout)["compared"] if c["what"] == "machine")
+    assert machine["differs"] == []
     again = trainworthy(*found["command"].split()[1:], "--run.out", home / "again", cwd=home)
     assert again.returncode == 0, again.stderr
     second = run_folder(home, "again/*/2*")

@@ -79,7 +79,7 @@ def test_a_run_that_ended_without_a_gap_fails_when_the_time_is_over(monkeypatch:
     monkeypatch.setattr(tiny, "SECONDS", -1.0)
     monkeypatch.setattr(tiny, "_afford", lambda *_: None)
     cut = verdict(of(Y, permuted=100), "tiny-data")
-    assert (cut.verdict, cut.reason[:26]) == ("skip", "nothing to see after 1 ste"), "nothing ended: nothing is known"
+    assert (cut.verdict, cut.reason[:22]) == ("skip", "no result after 1 step"), "nothing ended: nothing is known"
     monkeypatch.setattr(tiny, "SECONDS", 1e9)
     clock = iter(range(10**9))
     monkeypatch.setattr(tiny.time, "process_time", lambda: next(clock))
@@ -272,7 +272,7 @@ CAUSES = {
     "half-of-the-batch": (script(train_loop=first_half, accumulate=2), "1 of 2 micro-batches are lost"),
     "sum-of-means": (script(train_loop=twice_as_long, accumulate=2), "divide its loss by 2"),
     "targets-shifted": (script(train_loop=neighbours), "targets and inputs are shifted"),
-    "signs": (script(train_loop=twisted), "no experiment explains it"),
+    "signs": (script(train_loop=twisted), "no known mistake explains it"),
 }
 
 

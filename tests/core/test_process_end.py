@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -171,3 +173,27 @@ def test_one_rank_that_is_killed_ends_the_run_with_what_is_safe(tmp_path: Path):
     assert f"trainworthy resume {run_folder(tmp_path).relative_to(tmp_path)}" in said
     assert "ChildFailedError" not in said, said  # the launcher's own
     assert gone(tmp_path)
+
+
+def test_a_run_outlives_the_reader_of_its_output(tmp_path: Path):
+    """`trainworthy run ... | head -1`: the pipe closes after one line, the run ends as it would have."""
+    command = [
+        sys.executable,
+        "-m",
+        "trainworthy",
+        "run",
+        "vision/classify",
+        *QUICK,
+        "--gates.no-enabled",
+        "--run.out",
+        str(tmp_path),
+    ]
+    with (
+        (tmp_path / "stderr").open("w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as running,
+    ):
+        assert running.stdout.readline()
+        running.stdout.close()
+        assert running.wait(120) == 0, (tmp_path / "stderr").read_text()
+    assert "Traceback" not in (tmp_path / "stderr").read_text()
+    assert (run_folder(tmp_path, "*/2*") / "summary.json").is_file()

@@ -46,6 +46,31 @@ def test_an_engine_that_does_not_train_here_is_refused_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("fsdp_version: 2\n  fsdp_reshard_after_forward: true", ("-n 2 --shard full",)),
+        ("fsdp_version: 2\n  fsdp_reshard_after_forward: false", ("-n 2 --shard grad",)),
+        ("fsdp_sharding_strategy: SHARD_GRAD_OP\n  fsdp_reshard_after_forward: true", ("-n 2 --shard grad",)),
+        ("fsdp_sharding_strategy: 3", ("-n 2 --shard none",)),
+        (
+            "fsdp_sharding_strategy: HYBRID_SHARD\n  fsdp_offload_params: true",
+            ("fsdp_offload_params", "hybrid sharding"),
+        ),
+    ],
+)
+def test_fsdp_of_an_accelerate_config_is_refused_with_the_flag_that_does_the_same(
+    settings: str, words: tuple, launch, tmp_path: Path
+):
+    config = tmp_path / "accelerate.yaml"
+    config.write_text(CONFIG.format(kind="FSDP", precision="bf16") + f"fsdp_config:\n  {settings}\n")
+    done = launch("run", "vision/classify", "--accelerate-config", str(config))
+    assert done.returncode == 2, done.shown
+    for word in ("distributed_type FSDP", "trainworthy run RECIPE", *words):
+        assert word in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 def test_fsdp_on_a_cpu_which_accelerate_drops_in_silence_is_refused(launch, tmp_path: Path):
     """As `accelerate launch --use_fsdp` sets it for the processes it starts."""
     done = launch("run", "vision/classify", *QUICK, ACCELERATE_USE_FSDP="true")

@@ -264,7 +264,7 @@ def test_copies_and_torn_labels_of_pictures_stop_a_check(folder: Path, launch):
     done = launch("check", "vision/classify", "--data.path", str(folder), "--only", "data,leakage")
     assert done.returncode == 3, done.shown
     verdicts = {v["id"]: v for v in done.verdicts()}
-    assert "16 of 88 samples have an input that also stands under another 'label'" in verdicts["data"]["measured"]
+    assert "16 of 88 samples have an input that also occurs with another 'label'" in verdicts["data"]["measured"]
     assert "1 exact" in verdicts["leakage"]["measured"]
 
 

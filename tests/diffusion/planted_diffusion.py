@@ -33,7 +33,7 @@ PLANTS = [
           argv=("--ema", "0"), harm="what is shipped was never trained"),
     Plant("dif-02-average-stays-in-the-model", "evaluation", "C12", EVALUATE,
           EVALUATE + "            stage.model.load_state_dict(stage.ema_model.state_dict())\n",
-          ("other weights than it evaluated", "average"), recipe=PIXEL,
+          ("other weights than before the evaluation", "average"), recipe=PIXEL,
           source="huggingface/diffusers PR#7599", harm="training jumps back at every evaluation"),
     Plant("dif-08-another-scale", "judge", "DF3", "found = pictures.read(cfg.data)\n",
           "found = pictures.read(cfg.data)\n    found = found._replace(images=(found.images + 1) / 2)\n",

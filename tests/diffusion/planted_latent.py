@@ -71,7 +71,7 @@ PLANTS = [
         ("the export", "another autoencoder"), harm="what is shipped decodes to noise"),
     bug("autoencoder-trains-on", "wiring", "C3", OPTIMIZER, OPTIMIZER.replace(
             "optimizer(model,", "optimizer(nn.ModuleList([model, vae.requires_grad_()]),"),
-        ("no part of the model", "frozen"), harm="cached latents are no longer this autoencoder's"),
+        ("not part of the model", "frozen"), harm="cached latents are no longer this autoencoder's"),
     bug("raw-weights-exported", "average", "DF2", EXPORTED, EXPORTED.replace("(ema.model if ema else model)", "model"),
         ("exported", "not the average"), harm="what is shipped is not what was measured"),
     bug("average-never-stepped", "average", "DF2", UPDATED, "            pass\n", ("average", "not updated"),

@@ -21,7 +21,7 @@ PLANTS = [
           ("eval mode",), recipe=LOGITS, source="DST-02 huggingface/trl PR#5862", harm="the student learns without its dropout"),
     bug("mean-over-classes", "initial-loss", "C1", APART,
         APART.replace('reduction="sum"', 'reduction="mean"').replace("log_target=True)", "log_target=True) * len(logits)"),
-        ("sums where it should average", "other way round"), source="DST-03 LD#74", harm="the teacher has a tenth of its weight"),
+        ("a sum where it should be a mean", "other way round"), source="DST-03 LD#74", harm="the teacher has a tenth of its weight"),
     bug("temperature-not-squared", "initial-loss", "C1", "weight * temperature**2 * apart\n", "weight * apart\n",
         ("before training",), harm="the teacher has a quarter of its weight, less at higher temperatures"),
     bug("labels-softened", "divergence", "C1", "F.cross_entropy(logits[known], ", "F.cross_entropy(logits[known] / temperature, ",
@@ -32,13 +32,13 @@ PLANTS = [
     bug("teacher-wavers", "teacher", "C12", TAUGHT, "return soft(F.dropout(answers(images), 0.1))\n",
         ("train mode", "dropout"), source="DST-01 neuralmagic/sparseml PR#2191", harm="targets that change from call to call"),
     bug("teacher-sees-another-picture", "teacher", "V1", APART, APART.replace('batch["image"]', 'batch["image"].roll(1, 0)'),
-        ("another picture",), harm="every picture is taught its neighbour's class"),
+        ("different pictures",), harm="every picture is taught its neighbour's class"),
     bug("exports-a-new-net", "exported-weights", "C18", SAVED,
         "net = classify.make_model(cfg, data['train'], classes)[0]\n        "
         + SAVED.replace("model", "net"),
         ("trained tensors differ", "built anew"), harm="0.1 where 0.9 was reported"),
     bug("teacher-trains-too", "wiring", "C3", OPTIMIZER,
-        OPTIMIZER.replace("(model,", "(nn.ModuleList([model, teacher.body.requires_grad_()]),"), ("no part of the model",),
+        OPTIMIZER.replace("(model,", "(nn.ModuleList([model, teacher.body.requires_grad_()]),"), ("not part of the model",),
         harm="the teacher follows its student"),
 ]  # fmt: skip
 RELATIVES = [

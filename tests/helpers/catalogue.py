@@ -1,9 +1,9 @@
 """Silent bugs of public projects, each planted in a fork of some recipe, and healthy things that look like bugs.
 
-`python -m tests.helpers.catalogue` writes docs/catalogue.md from this and from what plants and lookalikes say of themselves; a test holds
-the two together.
+`python -m tests.helpers.catalogue` writes docs/catalogue.md from this file, the planted bugs and the healthy variants; a test compares
+the two.
 
-A plant says which bug it is in `source` ("LLM-01 owner/project#1") or in its name ("dif-01-..."), a lookalike in its name.
+A planted bug names its catalogue entry in `source` ("LLM-01 owner/project#1") or in its id ("dif-01-..."), a healthy variant in its id.
 """
 
 import re
@@ -15,35 +15,35 @@ from tests.helpers.plant import Healthy, Plant
 PAGE = Path(__file__).parents[2] / "docs" / "catalogue.md"
 
 BUGS = {
-    "LLM-01": "labels are shifted by hand, then again in the loss: token t + 2 is learnt",
+    "LLM-01": "labels are shifted in the data and again in the loss: token t + 2 is learnt",
     "LLM-02": "labels are not shifted: each logit is scored on the token it has just read",
     "LLM-03": "the end token is masked because it is the pad, too: the model never stops",
     "LLM-04": "the mask over the prompt is lost: prompts are learnt",
-    "LLM-05": "answers are sought as text: whoever quotes the marker moves the mask",
-    "LLM-06": "a length limit cuts every label of a sample away: its loss is 0.0",
+    "LLM-05": "answers are found by a marker in the text: a prompt that quotes the marker moves the mask",
+    "LLM-06": "a length limit removes every label of a sample: its loss is 0.0",
     "LLM-07": "documents packed into one row attend to each other",
-    "LLM-08": "template text gets a second beginning, or none where the model is asked",
-    "LLM-09": "padding on the wrong side, or positions that count it",
-    "LLM-10": "a head that was loaded is drawn again",
-    "LLM-11": "checkpointing behind frozen embeddings: adapters get no gradient",
+    "LLM-08": "a text gets a second BOS in training, or no template in evaluation",
+    "LLM-09": "padding is on the wrong side, or position ids count it",
+    "LLM-10": "a loaded head is initialised again",
+    "LLM-11": "activation checkpointing after frozen embeddings: adapters get no gradient",
     "LLM-12": "DPO over the mean of token log-probabilities",
-    "LLM-13": "dropout between a policy and what it is compared with",
+    "LLM-13": "policy and reference differ by dropout",
     "LLM-14": "DPO without its reference",
-    "LLM-15": "what stands behind an answer's end is learnt as answer",
+    "LLM-15": "tokens after an answer's end are learnt as answer",
     "LLM-16": "a metric that averages averages, or counts padding",
-    "LLM-17": "a base that was asked for in four bits stays in full precision, whole or in part",
-    "LLM-18": "packed weights are read with scales that are not theirs",
+    "LLM-17": "a base model that should be in four bits stays in full precision, all of it or a part",
+    "LLM-18": "packed weights are dequantised with the scales of other weights",
     "LLM-19": "adapters of a base in four bits are merged into other weights than they were trained on",
     "VIS-01": "pixels are normalised or divided by 255 twice",
-    "VIS-02": "training augmentation on validation pictures",
+    "VIS-02": "validation pictures get the training augmentation",
     "VIS-03": "masks resized by interpolation: classes that do not exist",
-    "VIS-04": "void is scored, or a class has the number of void",
+    "VIS-04": "the void label is scored, or a class has its number",
     "VIS-05": "softmax before cross-entropy",
     "VIS-06": "the picture is resized, its boxes are not",
     "VIS-07": "class ids off by one between data, model and evaluation",
     "VIS-08": "mixup multiplies boxes by its share, like pixels",
     "VIS-09": "CutMix keeps the drawn share where the border cut its box",
-    "VIS-10": "frozen batch norm thaws at the next train()",
+    "VIS-10": "frozen batch norm trains again after the next train()",
     "DIF-01": "the average of the weights is exported and was never updated",
     "DIF-02": "averaged weights stay in the model after an evaluation",
     "DIF-03": "latents scaled by another autoencoder's factor",
@@ -51,22 +51,22 @@ BUGS = {
     "DIF-05": "one timestep for all",
     "DIF-06": "min-SNR weights of another prediction type",
     "DIF-07": "loss and sampler disagree on the sign of the velocity",
-    "DIF-08": "pictures in [0, 1] where [-1, 1] is read",
+    "DIF-08": "pictures are in [0, 1], but the model expects [-1, 1]",
     "DIF-09": "the sampler inherits the training schedule's clipping",
-    "RL-01": "the target network never moves, or is the network itself",
-    "RL-02": "a time limit is taken for an end, or an end for a step",
+    "RL-01": "the target network is never updated, or is the network itself",
+    "RL-02": "truncation is treated as termination, or termination is ignored",
     "RL-03": "(B,) meets (B, 1): every sample is compared with every other",
     "RL-04": "a squashed Gaussian without its correction",
     "RL-05": "the statistics of a normaliser move during evaluation",
     "RL-06": "the statistics of a normaliser are not saved",
     "RL-07": "the KL penalty has the wrong sign",
-    "RL-08": "the reward is paid, or read, at another token than the last",
+    "RL-08": "the reward is added, or read, at another token than the last",
     "RL-09": "advantages are whitened over padding",
     "VLM-01": "image placeholders are scored",
-    "VLM-02": "a tower is thawed and its forward stays under no_grad",
-    "VLM-03": "a tower is frozen but for a table that no list names",
+    "VLM-02": "a tower is unfrozen, but its forward still runs under no_grad",
+    "VLM-03": "a tower is frozen except for a table that no list names",
     "VLM-04": "the projector is frozen together with the tower",
-    "VLM-05": "a length limit cuts image placeholders away",
+    "VLM-05": "a length limit removes image placeholders",
     "VLM-06": "the batch is flattened before the shift",
     "VLM-07": "stage two starts without stage one's projector",
     "DST-01": "the teacher is in train mode",
@@ -74,21 +74,21 @@ BUGS = {
     "DST-03": "a divergence averaged over classes",
     "DST-04": "padding counts in a term",
     "DST-05": "the teacher reads pictures normalised for the student",
-    "DST-06": "the decoder's first token stands twice",
-    "DST-07": "speech labels that are aligned already are shifted",
+    "DST-06": "the decoder's first token occurs twice",
+    "DST-07": "speech labels that are already aligned are shifted",
     "GEN-01": "accumulation averages micro-batches instead of tokens",
     "GEN-02": "gradients are clipped before they are unscaled",
-    "GEN-03": "the schedule ticks once per process, or ends early",
-    "GEN-04": "workers or epochs repeat each other's draws",
-    "GEN-05": "every epoch has one order",
+    "GEN-03": "the schedule steps once per process, or ends early",
+    "GEN-04": "workers or epochs repeat the same random draws",
+    "GEN-05": "every epoch has the same order",
     "GEN-06": "the model stays in eval mode after the first evaluation",
     "GEN-07": "functional dropout without the training flag",
-    "GEN-08": "a resumed run draws its order anew: some samples twice, others never",
-    "GEN-09": "the schedule begins anew after a stop",
-    "GEN-10": "validation samples stand in the training set",
+    "GEN-08": "a resumed run draws a new order: some samples are read twice, others never",
+    "GEN-09": "the schedule restarts after a stop",
+    "GEN-10": "validation samples are in the training set",
     "GEN-11": "bf16 weights without an fp32 copy: updates are rounded away",
-    "GEN-12": "pretrained weights are not loaded, for a prefix",
-    "GEN-13": "a stream that every worker reads whole",
+    "GEN-12": "pretrained weights are not loaded because of a key prefix",
+    "GEN-13": "every worker reads the whole stream",
     "GEN-14": "zero_grad is missing",
     "GEN-15": "weight decay on norms and biases",
 }
@@ -97,28 +97,28 @@ CONTROLS = {
     "OK-01": "a tower is frozen on purpose",
     "OK-02": "adapters: nearly everything frozen, and no gradient in half of the rest at the first step",
     "OK-03": "batch norm mixes the samples of a batch",
-    "OK-04": "bf16 weights beside an fp32 copy",
+    "OK-04": "bf16 weights with an fp32 copy",
     "OK-05": "label smoothing: the loss has a floor",
     "OK-06": "focal loss: the first loss is far below ln N",
-    "OK-07": "layers that are not used, always or by chance",
-    "OK-08": "every token is scored where there is no prompt",
+    "OK-07": "layers that are never used, or skipped at random",
+    "OK-08": "every token is scored because there is no prompt",
     "OK-09": "the pad is the end token, and the mask goes by lengths",
-    "OK-10": "packed rows with positions that begin anew",
+    "OK-10": "packed rows whose positions restart",
     "OK-11": "a batch of one or two under GroupNorm",
     "OK-12": "diffusion without a condition: nothing to drop",
-    "OK-13": "steps at a rate of nearly nothing",
+    "OK-13": "steps at a rate of nearly 0",
     "OK-14": "half of the training labels are noise, on purpose",
-    "OK-15": "reward that hardly ever comes",
-    "OK-16": "groups of answers that all earn the same",
+    "OK-15": "sparse reward",
+    "OK-16": "groups of answers with equal rewards",
     "OK-17": "GRPO's loss, which stays at zero",
-    "OK-18": "padding on the left without positions, where only distances count",
-    "OK-19": "DPO's first loss is ln 2 whatever it reads",
+    "OK-18": "padding on the left without position ids, if only distances count",
+    "OK-19": "DPO's first loss is ln 2 for any data",
     "OK-20": "latents that need no factor",
-    "OK-21": "log-probabilities averaged where the loss says so",
+    "OK-21": "log-probabilities averaged over tokens, as the loss defines",
     "OK-22": "speech padded without a mask, as its model was trained",
     "OK-23": "validation better than training under strong augmentation",
     "OK-24": "samples that repeat under a balanced sampler",
-    "OK-25": "branches and heads that begin at zero",
+    "OK-25": "branches and heads that are initialised with zeros",
     "OK-26": "few timesteps, by design",
 }
 
@@ -135,7 +135,7 @@ def named(text: str) -> set[str]:
 
 
 def planted() -> dict[str, list[Plant]]:
-    """The plants of each bug, in the order of their names."""
+    """Return the planted bugs of each entry, in the order of their names."""
     found: dict[str, list[Plant]] = {bug: [] for bug in BUGS}
     for plant in sorted(collected("planted_*.py", "PLANTS"), key=lambda p: (p.recipe, p.id)):
         for bug in named(f"{plant.id} {plant.source}"):
@@ -144,7 +144,7 @@ def planted() -> dict[str, list[Plant]]:
 
 
 def looked() -> dict[str, list[Healthy]]:
-    """The healthy variants of each control."""
+    """Return the healthy variants of each control."""
     found: dict[str, list[Healthy]] = {control: [] for control in CONTROLS}
     for healthy in sorted(collected("healthy_*.py", "LOOKALIKES"), key=lambda h: (h.recipe, h.id)):
         for control in named(healthy.id):
@@ -159,14 +159,14 @@ def page() -> str:
     more = len(collected("healthy_*.py", "LOOKALIKES"))
     lines = [
         "# The catalogue of silent bugs", "",
-        "Bugs that public projects had, none of which raises an exception or a warning: the run ends well, and the result is",
-        "spoilt. Each is planted in forks of the recipes, and a test asserts which gate stops it, before anything is trained, and",
-        "with which words. Below them, healthy things that look like bugs: no gate may fail them. This page is written by",
-        "`python -m tests.helpers.catalogue`, and a test holds it against the suite.", "",
-        f"{n} of {len(BUGS)} bugs are planted, {sum(map(bool, controls.values()))} of {len(CONTROLS)} controls stand as healthy "
-        f"variants. The suite has {all_of_it} plants and {more} healthy",
-        "variants in all: the others were found here, or stand for rows of the [gates](gates.md) for which no public project's bug",
-        "was found. What was run over five seeds, and what at one, is in [verify](verify.md).", "",
+        "Bugs that public projects had. None raises an exception or a warning: the run ends normally with a bad result. Each bug is",
+        "planted in forks of the recipes. A test asserts which gate stops it before training, and which words the message has. The last",
+        "table lists healthy code that looks like a bug: no gate may fail it. This page is written by",
+        "`python -m tests.helpers.catalogue`, and a test compares it with the suite.", "",
+        f"{n} of {len(BUGS)} bugs are planted; {sum(map(bool, controls.values()))} of {len(CONTROLS)} controls are healthy "
+        f"variants. In all, the suite has {all_of_it} planted bugs and {more} healthy",
+        "variants. The others were found here, or cover rows of the [gates](gates.md) for which no bug of a public project was found.",
+        "[Verify](verify.md) shows at which seeds each was run.", "",
     ]  # fmt: skip
     for domain, title in DOMAINS.items():
         lines += [
@@ -190,9 +190,9 @@ def page() -> str:
 
 
 WITHOUT = {
-    "VIS-09": "no harm here, so no plant: accuracy 98.7% (five seeds, 98.4-99.0%), with the share corrected 97.7% (97.6-98.0%); "
+    "VIS-09": "no harm here, so it is not planted: accuracy 98.7% (five seeds, 98.4-99.0%), with the share corrected 97.7% (97.6-98.0%); "
     "vision/classify with CutMix, `bench/harm.py`, 2026-11-22",
-    "GEN-15": "no harm here, so no plant: accuracy 98.8% (five seeds, 98.5-99.2%), with matrices alone decayed 98.9% (98.4-99.4%); "
+    "GEN-15": "no harm here, so it is not planted: accuracy 98.8% (five seeds, 98.5-99.2%), with matrices alone decayed 98.9% (98.4-99.4%); "
     "vision/classify, `bench/harm.py`, 2026-11-22",
 }
 """Bugs that are not planted, and why."""

@@ -105,7 +105,7 @@ class Record:
         return [(case, self.seen[case]) for case in self.suite if case in self.seen]
 
     def told(self) -> list[str]:
-        """The lines of the page; misses and false alarms first."""
+        """Return the lines of the page; misses and false alarms first."""
         plants, healthy = ([c for c in self.cases() if c[0][1] == kind] for kind in ("plant", "healthy"))
         what = {"plant": "not caught", "healthy": "false alarm"}
         missed = [f"- {what[kind]}: {recipe}, `{name}`, seed {seed} ({of['run']})" for (recipe, kind, name), seeds in self.cases()
@@ -113,18 +113,19 @@ class Record:
         right, every = single(healthy)
         runs = sorted(of["run"] for _, seeds in self.cases() for of in seeds.values())
         lines = [
-            "# What `make verify` proved", "",
-            "Written by the suite (`tests/helpers/record.py`): the newest run of each case at each seed, of any session. A bug is",
-            "caught where the gate that should stop it does, with the right words; a healthy variant is quiet where none fails it. Date",
-            f"and commit of each run are in [verify.jsonl](verify.jsonl), {runs[0]} to {runs[-1]}",
-            "(`by hand`: seen on that day, before this file kept single runs). The last session had",
+            "# Results of `make verify`", "",
+            "Written by the test suite (`tests/helpers/record.py`): the newest run of each case at each seed. A planted bug counts as",
+            "caught if the gate that should stop it fails and names the right cause. A healthy variant passes if no gate fails. Date and",
+            f"commit of each run are in [verify.jsonl](verify.jsonl), {runs[0]} to {runs[-1]}",
+            "(`by hand`: observed on that day, before this file recorded single runs). Versions in the last session:",
             ", ".join(f"{k} {v}" for k, v in versions().items()) + ".", "",
             f"- Planted bugs caught: {wilson(*whole(plants))} at every seed they were run at,",
             f"  {wilson(*single(plants))} over single runs (95% Wilson intervals).",
             f"- False alarms: {wilson(every - right, every)} over single runs of {len(healthy)} healthy variants.", "",
-            "## Misses first", "", *(missed or ["None."]), "",
+            "## Misses and false alarms", "", *(missed or ["None."]), "",
             "## Every recipe", "",
-            "| recipe | plants | at seeds | runs caught | healthy variants | at seeds | runs quiet | gates of a plant, median |",
+            "| recipe | planted bugs | at seeds | runs that were stopped | healthy variants | at seeds | runs without alarm "
+            "| time of the gates on a planted bug, median |",
             "|---|---|---|---|---|---|---|---|",
         ]  # fmt: skip
         for recipe in dict.fromkeys(case[0] for case in self.suite):
@@ -135,12 +136,12 @@ class Record:
                 cells += [f"{len(own)} of {known}", covered(own), "{} of {}".format(*single(own)) if own else ""]
             spent = [of["seconds"] for case, s in plants if case[0] == recipe for of in s.values() if "seconds" in of]
             lines.append(f"| {recipe} | {' | '.join(cells)} | {f'{statistics.median(spent):.1f} s' if spent else ''} |")
-        lines += ["", "## Every plant", "", "| recipe | plant | first gate that failed | caught at seeds |"]
+        lines += ["", "## Every planted bug", "", "| recipe | planted bug | first gate that failed | caught at seeds |"]
         lines += ["|---|---|---|---|"]
         for (recipe, _, name), seeds in plants:
             first = ", ".join(sorted({of["first"] for of in seeds.values() if "first" in of}))
             lines.append(f"| {recipe} | `{name}` | {first} | {good(seeds)} |")
-        lines += ["", "## Every healthy variant", "", "| recipe | variant | quiet at seeds |", "|---|---|---|"]
+        lines += ["", "## Every healthy variant", "", "| recipe | variant | no alarm at seeds |", "|---|---|---|"]
         return lines + [f"| {recipe} | `{name}` | {good(seeds)} |" for (recipe, _, name), seeds in healthy]
 
 

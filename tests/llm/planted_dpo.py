@@ -57,7 +57,7 @@ PLANTS = [
           ("chosen and rejected are exchanged",), recipe=DPO, before=("overfit", "template", "scored"),
           why="what is learnt is the other answer", source="L9", harm="the model learns what nobody wanted"),
     Plant("dpo-another-beta", "preference", "L9", "        beta=cfg.beta,\n", "        beta=10 * cfg.beta,\n",
-          ("beta is another one",), recipe=DPO, source="L9", harm="the policy stays ten times as near to its reference"),
+          ("beta has another value",), recipe=DPO, source="L9", harm="the policy stays ten times as near to its reference"),
     Plant("dpo-prompt-scored", "scored", "L2", COLLATOR,
           "        def own(rows, collate=trainer.data_collator):\n            batch = collate(rows)\n"
           '            batch["completion_mask"] = batch["attention_mask"].clone()\n            return batch\n\n'
@@ -71,9 +71,9 @@ PLANTS = [
           "    data['train'].rows = [{**r, 'chosen': r['rejected'], 'rejected': r['chosen']} for r in data['train'].rows]\n",
           ("exchanged in one of the splits",), recipe=DPO, harm="the rejected answer is learnt, in a file of one split alone"),
     Plant("dpo-evaluates-a-place-late", "preference", "L9", "each = logits[:, :-1].float()", "each = logits[:, 1:].float()",
-          ("evaluated log-probability",), recipe=DPO, harm="margins of tokens that the model has already read"),
+          ("the evaluation's log-probability",), recipe=DPO, harm="margins of tokens that the model has already read"),
     Plant("dpo-reads-ahead", "causal", "L4", BUILT, BUILT + "    trainer.model.get_input_embeddings().register_forward_hook(\n"
-          "        lambda module, args, out: out + 0.1 * out.roll(-1, 1))\n", ("a later token moves",), recipe=DPO,
+          "        lambda module, args, out: out + 0.1 * out.roll(-1, 1))\n", ("exchanging a token changes",), recipe=DPO,
           harm="each token's own target is in its input; the loss and its reference read it alike"),
 ]  # fmt: skip
 RELATIVES = [p.id for p in PLANTS]  # each builds a language model several times; test_dpo_lm has them on a small one

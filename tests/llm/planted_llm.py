@@ -89,7 +89,7 @@ PLANTS = [
           "                                                      for k, v in pairs.Chat.example(chat, p, c).items()})\n" + READ,
           ("bos", "template"), recipe=SFT, source="LLM-08 OpenRLHF/OpenRLHF#393", harm="prompts of training and inference differ"),
     Plant("template-did-not-fire-in-evaluation", "prompts", "L8", ASKED,
-          "asked = [tokenizer(p)['input_ids'] for p in prompts]", ("no prompt of the evaluation", "template"), recipe=SFT,
+          "asked = [tokenizer(p)['input_ids'] for p in prompts]", ("no evaluation prompt", "template"), recipe=SFT,
           source="LLM-08 huggingface/open-r1 PR#462", harm="the model is asked what it never learnt to answer"),
     Plant("generation-padded-right", "prompts", "L1", GENERATED, padded_right("chat.ends", "longest"),
           ("padded on the right",), recipe=SFT, source="LLM-09 huggingface/trl#6800", harm="answers continue the padding"),
@@ -111,11 +111,11 @@ PACKED = """    class Own(SFTTrainer):
     return Own(model=model,"""
 PLANTS += [
     Plant("packed-with-a-mask-of-ones", "isolation", "L4", TRAINER,
-          PACKED % '"attention_mask": torch.ones_like(inputs["input_ids"])', ("mask of ones", "moves the states"), recipe=SFT,
+          PACKED % '"attention_mask": torch.ones_like(inputs["input_ids"])', ("mask of ones", "changes the states"), recipe=SFT,
           argv=("--packing",), source="LLM-07 huggingface/nanoVLM PR#204", harm="document 2's logits moved by up to 11.34 there"),
     Plant("packed-with-one-count-of-positions", "isolation", "L4", TRAINER,
           PACKED % '"position_ids": torch.arange(inputs["input_ids"].shape[1], device=inputs["input_ids"].device)[None]',
-          ("begin anew", "moves the states"), recipe=SFT, argv=("--packing",), source="LLM-07 huggingface/trl#3910",
+          ("do not restart", "changes the states"), recipe=SFT, argv=("--packing",), source="LLM-07 huggingface/trl#3910",
           harm="samples attend to each other"),
     Plant("earlier-answers-unscored", "scored", "L2", READ,
           "    answered, chat = chat.answered, pairs.chat(tokenizer, cfg.data)\n"

@@ -72,7 +72,7 @@ PLANTS = [
           "    model.base_model.model.score.requires_grad_(True)\n", ("modules_to_save",), recipe=REWARD,
           source="huggingface/peft docs, modules_to_save", harm="the exported rewards are those of a new head"),
     Plant("reward-head-anew", "exported", "L5", MERGED, exported("nn.init.normal_(net.score.weight, std=0.02)"),
-          ("begins anew",), recipe=REWARD, source="L5", harm="the exported rewards are noise"),
+          ("initialises it again",), recipe=REWARD, source="L5", harm="the exported rewards are noise"),
     Plant("reward-exported-pad", "exported", "L5", MERGED, exported("net.config.pad_token_id = tokenizer.eos_token_id"),
           ("another one than the exported tokenizer",), recipe=REWARD, source="RLHFlow/RLHF-Reward-Modeling#49",
           harm="right in training, read at padding by everyone else"),

@@ -146,5 +146,5 @@ def test_a_wrong_number_of_rewards_in_the_middle_of_a_run(net: Path, launch):
     asked = ("run", "rl/rlhf", "--model", str(net), *more, "--gates.no-enabled", "--run.no-tensorboard")
     done = launch(*asked, "--reward", "tests.helpers.odd_rewards:one")
     assert done.returncode == 2, done.shown
-    assert "a wrong number of times" in done.stderr
+    assert "a wrong number of rewards" in done.stderr
     assert "Traceback" not in done.stderr

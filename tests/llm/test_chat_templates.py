@@ -174,7 +174,7 @@ UNASKED = "asked = [chat.ids(chat.render(chat.turns(p, before), p, tokenize=Fals
 @pytest.mark.parametrize(("name", "old", "new", "gate", "words"), [
     ("gemma", READ, NO_END + READ, "scored", ("the one that ends it",)),
     ("qwen3", READ, TWICE + READ, "template", ("differs from token", "</think>")),
-    ("qwen3", ASKED, UNASKED, "prompts", ("no generation prompt",)),
+    ("qwen3", ASKED, UNASKED, "prompts", ("the generation prompt",)),
 ], ids=["end-never-scored", "reasoning-twice", "no-generation-prompt"])  # fmt: skip
 def test_bugs_where_templates_differ_are_stopped(name, old, new, gate, words, tmp_path: Path, fork, launch):
     net = gemma(tmp_path / "net") if name == "gemma" else language.write(tmp_path / "net")
@@ -199,7 +199,7 @@ def test_scored_tokens_that_are_other_ids_are_stopped_by_the_objective(body, wor
     )
     assert done.returncode == 3, done.shown
     assert "FAIL   objective" in done.stdout
-    assert "one id for all" in done.stdout
+    assert "all the same id" in done.stdout
 
 
 def test_rows_as_people_have_them_train(tmp_path: Path, launch):

@@ -8,7 +8,7 @@ ODD, REWARDS = "tests.helpers.odd_rewards", "trainworthy.recipes.rl.language.rew
 WRITE = '    said, valid = policy.write(batch["input_ids"], batch["mask"], batch["draws"])\n'
 KL = "    kl = (log_prob - scored(reference, asked, slices(cfg, run))[0]) * valid\n"
 SCORED = "    log_prob, value, entropy = scored(policy, asked, slices(cfg, run))\n"
-PAID = "return (-price * kl * valid).scatter_add(1, last[:, None], reward[:, None].to(kl))"
+PAID = "return (-kl_coef * kl * valid).scatter_add(1, last[:, None], reward[:, None].to(kl))"
 LATER = "later = (delta + gamma * lam * later) * valid[:, t]\n"
 WHITE = "    some = x[valid]\n"
 LOSS = '"policy": -gain[valid].sum()'
@@ -27,30 +27,30 @@ def plant(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ..
 PLANTS = [
     plant("rlhf-prompts-of-one-iteration", "walk", "C15",
           "stream.keys(unit * cfg.rollout_batch_size, (unit + 1) * cfg.rollout_batch_size)", "stream.keys(0, cfg.rollout_batch_size)",
-          ("begins anew",), harm="the policy is trained on the first prompts alone"),
+          ("restarts",), harm="the policy is trained on the first prompts alone"),
     plant("rlhf-reference-follows", "wiring", "C3", TOLD,
           TOLD + '        stage.frozen_modules["reference"].load_state_dict(policy.state_dict())\n', ("frozen",), source="R2",
-          harm="the distance is always nothing: no price holds the policy"),
+          harm="the KL is always 0: no penalty holds the policy"),
     plant("rlhf-reference-is-the-policy", "returns", "R2", KL, KL.replace("reference", "policy"),
-          ("to another model than the start",), source="R2", harm="no price holds the policy"),
-    plant("rlhf-price-upside-down", "returns", "R2", PAID, PAID.replace("-price", "price"), ("wrong sign",),
+          ("to another model than the initial one",), source="R2", harm="no penalty holds the policy"),
+    plant("rlhf-price-upside-down", "returns", "R2", PAID, PAID.replace("-kl_coef", "kl_coef"), ("wrong sign",),
           source="RL-07 Logic-RL#58", harm="the policy is paid for leaving"),
     plant("rlhf-attention-drops-out", "score", "L1", BUILT, BUILT + "    for module in policy.modules():\n"
           "        if hasattr(module, 'attention_dropout'):\n            module.attention_dropout = 0.1\n", ("dropout",),
           source="LLM-13 huggingface/trl#2042", harm="the ratio of a text to itself is not 1: every update is noise as well"),
     plant("rlhf-distance-of-the-padding", "returns", "R2", KL, KL.replace(" * valid\n", "\n"), ("padding",), source="R2",
-          harm="short answers look far away, and the price rises"),
+          harm="short answers get a large KL, and the coefficient rises"),
     plant("rlhf-whitened-over-padding", "returns", "R3", WHITE, "    some = x.flatten()\n", ("whitened over padding",),
           source="RL-09 NovaSky-AI/SkyRL#1305", harm="the shorter the answers, the larger the steps"),
     plant("rlhf-not-whitened", "returns", "R3", '"advantage": whitened(rollout["advantage"], rollout["valid"])',
           '"advantage": rollout["advantage"]', ("not at all",), source="R3",
           harm="the size of the rewards is the size of the step"),
-    plant("rlhf-padding-learnt-from", "formula", "R3", LOSS, '"policy": -gain.sum()', ("padding is learnt from",), source="R3",
+    plant("rlhf-padding-learnt-from", "formula", "R3", LOSS, '"policy": -gain.sum()', ("padding is part of the loss",), source="R3",
           harm="what stands after the end is learnt, too, where anything else lets it"),
     plant("rlhf-value-clipped-against-itself", "formula", "R3", NEAR,
-          "near = value.detach() + (value - value.detach()).clamp(-cfg.clip_range_vf, cfg.clip_range_vf)", ("clipped against itself",),
+          "near = value.detach() + (value - value.detach()).clamp(-cfg.clip_range_vf, cfg.clip_range_vf)", ("clipped against the new value",),
           source="R3", harm="no clip at all"),
-    plant("rlhf-ratio-upside-down", "formula", "R3", RATIO, RATIO.replace(".exp()", ".neg().exp()"), ("upside down",), source="R3",
+    plant("rlhf-ratio-upside-down", "formula", "R3", RATIO, RATIO.replace(".exp()", ".neg().exp()"), ("is inverted",), source="R3",
           harm="learns what the reward does not want"),
     plant("rlhf-reward-at-the-wrong-token", "returns", "R3", "    last = valid.sum(1) - 1\n",
           "    last = (valid.sum(1) - 2).clamp_min(0)\n", ("another token than the last",), source="RL-08 huggingface/trl#3750",
@@ -59,7 +59,7 @@ PLANTS = [
           ("over the end",), source="R3", harm="the value of padding is promised at every end"),
     plant("rlhf-prompt-scored", "returns", "L2", FOUND,
           '    found = [a + b for a, b in zip(batch["prompt"], texts(prompts.tokenizer, said, valid), strict=True)]\n    reward',
-          ("the prompt is scored",), source="L2", harm="a reward for what was asked, not for what was said"),
+          ("with the prompt",), source="L2", harm="a reward for what was asked, not for what was said"),
     plant("rlhf-end-dropped", "score", "L3", WRITE, WRITE + "    valid[:, 1:] &= said[:, 1:] != policy.eos\n", ("the end token",),
           source="L3", harm="nobody learns to stop"),
     plant("rlhf-answer-shifted", "score", "L2", SCORED, SCORED + "    log_prob = log_prob.roll(-1, 1)\n", ("shifted by one",), source="L2",
@@ -68,9 +68,9 @@ PLANTS = [
           '    asked["mask"] = torch.ones_like(asked["mask"])\n' + SCORED, ("padding",), source="L1",
           harm="what pads is read, and other chances are learnt than those that were drawn from"),
     plant("rlhf-price-not-saved", "resume", "C13", STAGES, forgetful("rlhf", "controller"), ("stage.state",), source="R2",
-          harm="a resumed run begins with the first price"),
-    plant("rlhf-price-never-adapted", "controller", "R2", TOLD, "", ("never told",), source="R2",
-          harm="the price of the start, for ever"),
+          harm="a resumed run begins with the first coefficient"),
+    plant("rlhf-price-never-adapted", "controller", "R2", TOLD, "", ("never updates the controller",), source="R2",
+          harm="the initial coefficient in the whole run"),
     plant("rlhf-constant-reward", "reward", "R1", STAGES, STAGES, ("constant",), argv=("--reward", f"{ODD}:constant"),
           source="R1", harm="nothing to learn"),
     plant("rlhf-longer-is-better", "reward", "R1", STAGES, STAGES, ("length",), argv=("--reward", f"{REWARDS}:longer"),

@@ -8,7 +8,7 @@ from trainworthy.core.adapters import hosted
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.recorder import Record
 from trainworthy.core.gates.rehearsal import _gradient_fault
-from trainworthy.recipes.rl.language import grpo_gates, problems
+from trainworthy.recipes.rl.language import grpo_monitors, problems
 from trainworthy.recipes.rl.language.kl_control import Controller, checked
 
 from tests.helpers import language
@@ -239,20 +239,20 @@ def test_monitors_ask_to_stop_where_they_are_sure(name: str):
     from types import SimpleNamespace
 
     cfg = SimpleNamespace(num_iterations=1, beta=0.1, target_kl=0.0, stop_hacked=True)
-    one = {m.id: m for m in grpo_gates.monitors(cfg, 200)}[name]
+    one = {m.id: m for m in grpo_monitors.monitors(cfg, 200)}[name]
     wrong, fine = (rows_of(**case) for case in STOPS[name])
     assert one.judge(wrong).evidence.get("stop"), one.judge(wrong)
     assert "stop" not in one.judge(wrong[:1]).evidence
     assert "stop" not in one.judge(fine).evidence
     cfg.stop_hacked = False
-    one = {m.id: m for m in grpo_gates.monitors(cfg, 200)}[name]
+    one = {m.id: m for m in grpo_monitors.monitors(cfg, 200)}[name]
     assert not one.judge(wrong).ok
     assert "stop" not in one.judge(wrong).evidence
 
 
 def test_the_kl_must_end_near_its_target():
     """A target that is far below 1 nat a token: too far is advised at 1.2 times, and stops at 4 times where nothing is gained."""
-    judged = grpo_gates.drift(0.1, 0.05).judge
+    judged = grpo_monitors.drift(0.1, 0.05).judge
     assert judged(rows_of([0.3, 0.3, 0.3], kl=[0.0, 0.09, 0.055])).ok
     late = judged(rows_of([0.3, 0.3, 0.3], kl=[0.0, 0.09, 0.1]))
     assert not late.ok
@@ -475,12 +475,12 @@ def test_monitors_tell_a_hole_in_the_reward():
     def history(*rows: tuple[float, float]) -> list[dict[str, float]]:
         return [{"train/trainer/reward": earned, "val/accuracy": right} for earned, right in rows]
 
-    reward = grpo_gates.hacked(200)
+    reward = grpo_monitors.hacked(200)
     assert reward.judge(history((0.2, 0.3), (0.6, 0.5))).ok
     assert not reward.judge(history((0.1, 0.4), (0.4, 0.14))).ok
     still = [{"train/trainer/frac_reward_zero_std": 0.4}, {"train/trainer/frac_reward_zero_std": 0.95}]
-    assert not grpo_gates.still_groups.judge(still).ok
-    assert grpo_gates.still_groups.judge(still[:1]).ok
+    assert not grpo_monitors.still_groups.judge(still).ok
+    assert grpo_monitors.still_groups.judge(still[:1]).ok
 
 
 def test_a_control_earns_what_others_earned():

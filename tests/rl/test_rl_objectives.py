@@ -75,8 +75,8 @@ def test_another_loss_that_is_published_is_quiet_and_a_declared_one_skips(launch
 @pytest.mark.parametrize(
     ("recipe", "argv", "words"),
     [
-        ("rl/dqn", ("--target-update-interval", "10240"), ("renewed 1 times in the whole run", "10,240 updates")),
-        ("rl/sac", ("--tau", "0.995"), ("the net itself after every update", "not the share kept")),
+        ("rl/dqn", ("--target-update-interval", "10240"), ("updated 1 times in the whole run", "10,240 updates")),
+        ("rl/sac", ("--tau", "0.995"), ("equals the net after every update", "not the share kept")),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_with_its_number(recipe: str, argv: tuple[str, ...], words, launch):

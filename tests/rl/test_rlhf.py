@@ -185,7 +185,7 @@ def test_a_reference_loaded_by_name_is_stopped(net: Path, fork, launch, tmp_path
     asked = ("--model", str(net), *SMALL, "--init-from", str(tmp_path / "other"), "--only", "returns")
     done = launch("check", "mine.py", *asked)
     assert done.returncode == 3, done.shown
-    assert "another model than the start" in done.verdicts()[0]["remedy"]
+    assert "another model than the initial one" in done.verdicts()[0]["remedy"]
 
 
 def test_lengths_that_do_not_fit_are_one_message(net: Path, launch):

@@ -116,7 +116,7 @@ SCHEMA = [
           "self.images, self.labels = images, labels\n"
           "        draws = torch.Generator().manual_seed(0)\n"
           "        self.augment = augment and (lambda x: x.roll(int(torch.randint(-2, 3, (), generator=draws)), 2))\n",
-          ("'image'", "differs between two reads", "own one"), source="GEN-04 pytorch/pytorch#5059", batch=True,
+          ("'image'", "differs between two reads", "one of its own"), source="GEN-04 pytorch/pytorch#5059", batch=True,
           harm="every worker and every epoch repeats the same draws"),
     Plant("python-random", "schema", "C7", "image = self.augment(image)",
           'image = image * __import__("random").uniform(0.7, 1.0)', ("differs between two reads", "random"),
@@ -157,7 +157,7 @@ DATA = [
           ("train", "no sample of class 8, 9"), source="GEN-10 marin-community/marin PR#2700",
           harm="trained on eight digits, judged on the two others"),
     Plant("target-in-corner", "data", "C7", IMAGE, IMAGE + "        image[0, 0, 0] = self.labels[index] / 9\n",
-          ("of the input alone gives the target",), harm="the net reads a pixel instead of the digit"),
+          ("of the input alone predicts the target",), harm="the net reads a pixel instead of the digit"),
     Plant("blank", "data", "C7", IMAGE, "image = torch.zeros(self.images[index].shape)\n",
           ("same in every sample",), batch=False),
     Plant("inverted-validation", "data", "V1", VAL_DATA,
@@ -185,10 +185,10 @@ LEAKAGE = [
 
 INITIAL = [
     Plant("loud-head", "initial-loss", "C1", "nn.init.zeros_(self.head.weight)", "nn.init.normal_(self.head.weight, std=2.0)",
-          ("last layer starts too large",)),
+          ("last layer's initial weights are too large",)),
     Plant("thousand-outputs", "initial-loss", "C1", MODEL, "model = ResNet(mean, std, cfg.widths, 1000)\n",
           ("number of outputs is not the number of classes", "6.908")),
-    Plant("mean-loss", "initial-loss", "C1", LOSS, LOSS.replace(', reduction="sum"', ""), ("sums where it should average",),
+    Plant("mean-loss", "initial-loss", "C1", LOSS, LOSS.replace(', reduction="sum"', ""), ("a sum where it should be a mean",),
           source="GEN-01 huggingface/blog PR#2414", harm="the gradient is 64 times too small"),
     Plant("softmax-over-batch", "initial-loss", "C1", LOSS, 'F.nll_loss(logits.log_softmax(0), batch["label"], reduction="sum")',
           ("5.5",)),
@@ -239,7 +239,7 @@ DEPENDENCY = [
     Plant("broadcast", "dependency", "C2", LOSS,
           '(-logits.log_softmax(1).gather(1, batch["label"][:, None])\n'
           '                        * torch.linspace(0.5, 1.5, 10)[batch["label"]]).mean(0).sum()',
-          ("(B, 1) against (B,)",), harm="every sample gets the mean weight"),
+          ("(B, 1) with (B,)",), harm="every sample gets the mean weight"),
     Plant("attention-over-batch", "dependency", "C2", POOL,
           "h = x.mean((2, 3))\n        return self.head((h @ h.T).softmax(1) @ h)", ("batch axis",)),
     Plant("view-for-permute", "dependency", "C2", POOL,
@@ -285,7 +285,7 @@ EVALUATION = [
           ("eval mode", "step 3"), source="GEN-06 ermongroup/ncsn#2", harm="dropout off for the rest of the run"),
     Plant("evaluated-weights-not-put-back", "evaluation", "C12", EVALUATE,
           "            with torch.no_grad():\n                stage.model.stem.weight.mul_(0.9)\n" + EVALUATE,
-          ("other weights than it evaluated",), source="DIF-02 huggingface/diffusers PR#7599",
+          ("other weights than before the evaluation",), source="DIF-02 huggingface/diffusers PR#7599",
           harm="training jumps at each evaluation"),
     Plant("evaluates-in-train-mode", "evaluation", "C12", STAGES,
           staged("stage.model.head = nn.Sequential(nn.Dropout(0.2), stage.model.head)\nevaluate = stage.evaluate\n"

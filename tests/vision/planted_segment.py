@@ -4,7 +4,10 @@ from tests.helpers.plant import Plant
 
 SEGMENT = "vision/segment"
 CE = 'ce = F.cross_entropy(logits, mask, ignore_index=IGNORE, reduction="none")'
-TOTAL = 'total += masks.counted(batch["mask"], model(batch["image"]).argmax(1), n)\n'
+TOTAL = 'total += masks.scored(batch, model(batch["image"]), n)\n'
+COUNTED = (
+    'total += masks.counted(batch["mask"], model(batch["image"]).argmax(1), n)\n'  # at the size of the net's input
+)
 DATA = """train_data = masks.Windows(data, data.learn, **cut, augment=augmentation(cfg) if cfg.augment else None)
     val_data = masks.Windows(data, data.held_out, **cut)
 """
@@ -35,8 +38,8 @@ def get(self, index, generator):
 
 
 BILINEAR = read_by("""
-def whole(self, row):
-    picture, mask = self.pairs[row]
+def whole(self, row, pair=None):
+    picture, mask = self.pairs[row] if pair is None else pair
     both = (tv_tensors.Image(picture.float() / 255), tv_tensors.Image(mask[None].float()))
     image, mask = (v2.functional.resize(x, list(self.sizes[row])) for x in both)
     return image, tv_tensors.Mask(mask[0].to(torch.uint8))
@@ -54,12 +57,14 @@ PLANTS = [
         'ce = F.cross_entropy(logits, mask.where(mask != IGNORE, 0), ignore_index=0, reduction="none")',
         ("ignores class 0", "ignore_index"), argv=("--dice", "0"), source="VIS-04 open-mmlab/mmsegmentation#1609",
         harm="everything becomes an object"),
-    bug("seg-void-scored", "scored", "V5", TOTAL, TOTAL.replace('["mask"]', '["mask"].clamp_max(n - 1)'),
+    bug("seg-void-scored", "scored", "V5", TOTAL, COUNTED.replace('["mask"]', '["mask"].clamp_max(n - 1)'),
         ("truth as prediction", "ignore_index"), source="VIS-04 tensorflow-deeplab-resnet#10",
         harm="mIoU off by the share of void"),
     bug("seg-metric-off-by-one", "scored", "V5", TOTAL,
-        TOTAL.replace('batch["mask"]', '(batch["mask"] - (batch["mask"] != IGNORE).int()).clamp_min(0)'),
+        COUNTED.replace('batch["mask"]', '(batch["mask"] - (batch["mask"] != IGNORE).int()).clamp_min(0)'),
         ("shifted by one",), harm="mIoU near 0 for a good net"),
+    bug("seg-scored-resized", "scored", "V5", TOTAL, COUNTED, ("at the net's size", "stored pixels"), argv=("--resize", "256"),
+        harm="thin objects that vanish when a picture shrinks are not missed"),
     bug("seg-mean-over-pictures", "scored", "V5", EVALUATE,
         "each = [masks.scores(confusion_matrix(model, core.View(data, [i])), classes) for i in range(len(data))]\n"
         "        return {k: sum(e.get(k, 1.0) for e in each) / len(each) for k in each[0]}\n",

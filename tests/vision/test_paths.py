@@ -39,7 +39,7 @@ def test_channels_in_another_order_at_evaluation_are_seen_by_content_and_by_perf
         "channels of the evaluation path are those of the training path in the order 2 1 0" in found["data"]["measured"]
     )
     assert found["tiny-data"]["evidence"]["behind"], done.shown
-    assert found["tiny-data"]["remedy"].startswith("the evaluation path reads samples otherwise"), done.shown
+    assert found["tiny-data"]["remedy"].startswith("the evaluation path reads samples differently"), done.shown
 
 
 def test_coloured_pictures_with_augmentation_raise_no_alarm(launch, coloured):
@@ -52,7 +52,7 @@ def test_coloured_pictures_with_augmentation_raise_no_alarm(launch, coloured):
 def test_a_folder_that_is_another_class_in_another_split_is_named(launch, fork, coloured):
     done = launch("check", str(fork(UPSIDE_DOWN)), "--data.path", str(coloured), *SMALL, "--only", "data")
     assert done.returncode == 3, done.shown
-    assert "what lies under 'cold' is class 0 in train and class 2 in val" in by_id(done)["data"]["measured"]
+    assert "samples of folder 'cold' have class 0 in train and class 2 in val" in by_id(done)["data"]["measured"]
 
 
 def test_classes_exchanged_in_validation_only_stop_the_run(launch, fork):

@@ -53,6 +53,49 @@ def test_every_pixel_is_scored_once(size, window, step, resize):
     assert torch.equal(seen, whole)
 
 
+@pytest.mark.parametrize("resize", [40, 96, 230])
+@pytest.mark.parametrize(("window", "step"), [(48, 48), (48, 20)])
+def test_resized_pictures_are_scored_at_their_own_size(resize, window, step):
+    """Each stored pixel once; where one window is the whole picture, as torch's own bilinear resizing of the logits says."""
+    size = (96, 131)
+    mask = torch.randint(3, size, generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    mask[:5] = IGNORE
+    data = masks.Annotated([(mask[None], mask)], [size], torch.zeros(1, 256), ("a", "b", "c"), [0], [0], {})
+    windows = masks.Windows(data, [0], window=window, step=step, resize=resize)
+    batch = windows.collate([windows.get(i, None) for i in range(len(windows))])
+    logits = torch.randn(len(windows), 3, window, window, generator=torch.Generator().manual_seed(1))
+    found = masks.scored(batch, logits, 3)
+    assert found.sum(1).tolist() == [(mask == c).sum().item() for c in range(3)]
+    one = masks.Windows(data, [0], window=333, step=333, resize=resize)
+    h, w = one.sizes[0]
+    logits = torch.randn(1, 3, 333, 333, generator=torch.Generator().manual_seed(1))
+    said = F.interpolate(logits[..., :h, :w], size, mode="bilinear", align_corners=False).argmax(1)[0]
+    batch = one.collate([one.get(0, None)])
+    assert torch.equal(masks.scored(batch, logits, 3), masks.counted(mask, said, 3))
+    assert "stored" not in one.get(0, torch.Generator().manual_seed(0))  # the loss is at the net's size
+
+
+def test_thin_objects_that_vanish_in_the_net_are_missed(launch, tmp_path):
+    """Lines of one pixel in pictures of 192 pixels that the net reads at 48: resized masks hold none, stored masks all. Through the real
+    command, with pictures of two sizes."""
+    for i in range(10):
+        side = (192, 240)[i % 2]
+        ids = np.zeros((side, 192), np.uint8)
+        ids[:, 1:9:4] = 1  # columns that nearest neighbour from 192 to 48 leaves out
+        for name, values in (("images", 40 + 3 * i + ids * 200), ("masks", ids)):
+            (tmp_path / "data" / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(values.astype(np.uint8)).save(tmp_path / "data" / name / f"{i}.png")
+    (tmp_path / "data" / "classes.txt").write_text("ground\nline\n")
+    data = load(tmp_path / "data")
+    assert not any((masks.Windows(data, [i], window=48, step=48, resize=48).whole(i)[1] == 1).any() for i in range(10))
+    done = launch("run", "vision/segment", "--data.path", "data", "--resize", "48", "--window", "48", "--step", "48", "--train.epochs", "1",
+                  "--gates.no-enabled", "--run.no-tensorboard")  # fmt: skip
+    assert done.returncode in (0, 4), done.shown
+    rows = [row for row in read(done.folder() / "epoch_metrics.jsonl") if "val/recall/line" in row]
+    assert rows, "lines are in no resized mask and in all stored ones"
+    assert rows[-1]["val/recall/line"] == 0.0
+
+
 def test_the_nuclei_are_those_of_the_file():
     picture, mask = nuclei.load()
     assert picture.shape == mask.shape == (512, 512)

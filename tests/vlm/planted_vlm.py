@@ -31,7 +31,7 @@ PLANTS = [
     Plant("vlm-01-places-scored", "answers", "X4", LOSS,
           'labels = batch["ids"].clamp_min(0).masked_fill(batch["segment"] < 0, rows.IGNORE)\n'
           '        return {"answer": rows.nll(model(batch), labels)}\n',
-          ("picture's places", "only the padding masked"), recipe=VLM, argv=FIRST, source="Transformers-Tutorials#511",
+          ("image positions", "only the padding masked"), recipe=VLM, argv=FIRST, source="Transformers-Tutorials#511",
           harm="most of the loss is one trivial token"),
     Plant("vlm-02-frozen-under-no-grad", "wiring", "C3", STAGES, after("align", """
 stage.model.encoder.requires_grad_(True)
@@ -60,7 +60,7 @@ for data in stage.data.values():
     data.collate = lambda samples, whole=whole: {
         k: v[:, 8:] if k in ("ids", "labels", "segment", "position") else v for k, v in whole(samples).items()}
 stage.model.projector.register_forward_hook(lambda module, args, features: features[:, 7:])"""[1:]),
-          ("without 9 places", "features with them"), recipe=VLM, argv=FIRST, source="huggingface/trl#5285",
+          ("without 9 image positions", "features with them"), recipe=VLM, argv=FIRST, source="huggingface/trl#5285",
           harm="what stood in the places that are gone is never seen"),
     Plant("answers-cut", "places", "X4", STAGES, after("align", """
 for data in stage.data.values():
@@ -90,7 +90,7 @@ for data in stage.data.values():
     Plant("unbalanced-questions", "prior", "X5", SOURCE,
           '    ask = source.asked\n    usual = ("one", "no", "red")\n'
           "    source.asked = lambda i: [a for a in ask(i) if a.answer in usual] or ask(i)[:1]\n"
-          + SOURCE, ("commonest answers", "balanced"), recipe=VLM, argv=FIRST,
+          + SOURCE, ("most common answer", "balanced"), recipe=VLM, argv=FIRST,
           harm="a high score that needs no picture"),
     Plant("one-picture-for-all", "pairs", "X5", FEATURES,
           'features = self.projector(self.encoder(torch.full_like(images, 0.3)))',
@@ -98,7 +98,7 @@ for data in stage.data.values():
     Plant("answers-seen-ahead", "spoken", "C12", FORWARD,
           "rows.seen = lambda segment, dtype: torch.zeros(len(segment), 1, *[segment.shape[1]] * 2, dtype=dtype)\n        "
           + FORWARD,
-          ("are said when asked", "not causal"), recipe=VLM, argv=SECOND,
+          ("are right when generated", "not causal"), recipe=VLM, argv=SECOND,
           harm="right answers are copied from the row; asked alone, it says something else"),
     Plant("encoder-hot-in-stage-three", "rates", "X3", '{"encoder": cfg.optim.lr,', '{"encoder": 1e3 * cfg.optim.lr,',
           ("moves the encoder",), recipe=VLM, argv=THIRD, harm="what the encoder learnt from far more pictures is gone"),

@@ -154,7 +154,7 @@ PLANTS = {
         'return {"answer": rows.nll(model(batch), batch["labels"])}\n',
         'labels = batch["labels"].masked_fill(batch["labels"] == train_data.ends[-1], rows.IGNORE)\n'
         '        return {"answer": rows.nll(model(batch), labels)}\n')),
-    "template-not-applied": ("template", "joined by hand", ("    return Questions(source,", (
+    "template-not-applied": ("template", "joined as strings", ("    return Questions(source,", (
         "    class Lines(Questions):\n        def row(self, index):\n            own, self.chat = self.chat, None\n"
         "            try:\n                return super().row(index)\n            finally:\n                self.chat = own\n\n"
         "    return Lines(source,"))),

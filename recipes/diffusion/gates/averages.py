@@ -5,10 +5,11 @@ from pathlib import Path
 
 import torch
 from diffusers import DiffusionPipeline
+from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, pick
-from trainworthy.core.gates.kept import REMEMBERED, SMALL, UPDATES, between, flat, remembered
+from trainworthy.core.gates.gate import Proof, pick, release
+from trainworthy.core.gates.kept import REMEMBERED, SMALL, UPDATES, between, copied, flat, remembered
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage, View
 
@@ -19,15 +20,20 @@ def _raw(proof: Proof, run: Run, stage: Stage) -> Finding:
     with tempfile.TemporaryDirectory() as name:
         stage.export(Path(name))
         shipped = flat(DiffusionPipeline.from_pretrained(name, trust_remote_code=True).unet)
-    own = flat(getattr(stage.eval_model, "unet", stage.eval_model)).cpu()
-    if len(own) != len(shipped):
+    own = flat(getattr(stage.eval_model, "unet", stage.eval_model))
+    if [len(p) for p in own] != [len(p) for p in shipped]:
         raise Skip("no EMA (--ema 0), and the export has other tensors: adapters were merged")
-    differs = (shipped - own).abs().max().item()
+    differs = _apart(own, shipped)
     return Finding(
         differs <= 1e-6, f"no EMA (--ema 0); exported weights differ from the trained ones by at most {differs:.2g}",
         "at most 1e-6", "export() writes another net: a newly built one, or a copy from before training",
         evidence={"exported_differs": differs},
     )  # fmt: skip
+
+
+def _apart(a: list[Tensor], b: list[Tensor]) -> float:
+    """Largest difference between the entries of two models."""
+    return max((x.cpu().double() - y.cpu().double()).abs().max().item() for x, y in zip(a, b, strict=True) if len(x))
 
 
 @gate(
@@ -40,24 +46,24 @@ def average(proof: Proof) -> Finding:
     """Measures the EMA's decay at each of six steps of train(); a ramp must advance. Then it makes as many updates as the run will (at
     most 2,000): by then the EMA must average over 1/15 of the run, or over as much as --ema allows. Finally it changes the raw weights:
     evaluation and export must not change."""
-    cfg, steps = proof.cfg, []
+    cfg = proof.cfg
     run, stage = proof.build(Plan(steps=6, batch_size=max(8, proof.accelerator.num_processes), peak=True))
     if stage.ema_model is None:
         return _raw(proof, run, stage)
 
+    decays, beside, before = [], [0.0], copied(stage.ema_model)
+
     def watch(stage: Stage, _step: int) -> bool:
-        steps.append((flat(stage.model), flat(stage.ema_model)))
+        decay, apart = between(before, flat(stage.model), flat(stage.ema_model))
+        decays.append(decay)
+        beside.append(apart)
+        before[:] = copied(stage.ema_model)
         return False
 
-    before = flat(stage.ema_model)
     run.plan.watch = watch
     proof.train(cfg, run, stage)
-    decays, off = [], 0.0
-    for raw, now in steps:
-        decay, beside = between(before, raw, now)
-        off = max(off, beside)
-        decays.append(decay)
-        before = now
+    release(stage)
+    off, size = max(beside), sum(map(len, before))
     view = View(stage.data["val"], pick(stage.data["val"], 16, cfg.run.seed))
     first = run.measure(stage, view)
     with torch.no_grad():
@@ -67,7 +73,7 @@ def average(proof: Proof) -> Finding:
     with tempfile.TemporaryDirectory() as name:
         stage.export(Path(name))
         shipped = flat(DiffusionPipeline.from_pretrained(name, trust_remote_code=True).unet)
-    differs = (shipped - before.cpu()).abs().max().item()
+    differs = _apart(before, shipped)
     wrong = []
     if any(d >= 1 for d in decays) or off > 1e-2:
         late = next((i + 1 for i, d in enumerate(decays) if d >= 1), None)
@@ -82,9 +88,7 @@ def average(proof: Proof) -> Finding:
         wrong.append(
             f"the decay stays at {decays[-1]:.2f}: its ramp does not advance, so the average is almost the newest weights"
         )
-    updates = max(
-        6, min(Run(cfg, proof.accelerator).total_steps(stage), UPDATES if before.numel() < SMALL else UPDATES // 20)
-    )
+    updates = max(6, min(Run(cfg, proof.accelerator).total_steps(stage), UPDATES if size < SMALL else UPDATES // 20))
     late, due = remembered(stage, updates)[0], max(0.0, 1 - max(1 - cfg.ema, REMEMBERED / updates))
     if late is not None and not wrong and late < due - 1e-3:
         wrong.append(f"after {updates:,} updates, as many as the run makes, the decay is {late:.4f}, below {due:.4f}")

@@ -38,17 +38,17 @@ def copied(proof: Proof) -> Finding:
         n, kept = (sum(k[0] == side for k in layers) for layers in (theirs, ours))
         even = [round(i * (n - 1) / max(1, kept - 1)) for i in range(kept)]
         same = [next((j for j in range(n) if _equal(ours[side, i], theirs[side, j])), None) for i in range(kept)]
-        found.append(f"{side} {', '.join('of no layer' if j is None else str(j) for j in same)} of {n}")
+        found.append(f"{side} {', '.join('no layer' if j is None else str(j) for j in same)} of {n}")
         needed.append(f"{side} {', '.join(map(str, even))}")
         wrong += [side] * (same != even)
     others = [k for k, v in theirs["", 0].items() if not torch.equal(v, ours["", 0].get(k, v.new_zeros(0)))]
     wrong += others
-    rest = f"; {len(others)} tensors besides are not the teacher's, e.g. {others[0]}" if others else ""
+    rest = f"; {len(others)} other tensors are not the teacher's, e.g. {others[0]}" if others else ""
     return Finding(
-        not wrong, "copied from layers: " + "; ".join(found) + rest, "; ".join(needed) + "; all else the teacher's",
-        "layers drawn anew, or loaded under strict=False: nothing of the teacher is there\n"
-        "the first layers instead of evenly spaced ones, first and last among them\n"
-        "embeddings, norms or convolutions that were not copied", evidence={"found": found, "others": others[:20]},
+        not wrong, "copied from layers: " + "; ".join(found) + rest, "; ".join(needed) + "; all other tensors equal the teacher's",
+        "layers are initialised again, or were loaded under strict=False, so that nothing of the teacher is left\n"
+        "the first layers were copied instead of evenly spaced ones from first to last\n"
+        "embeddings, norms or convolutions were not copied", evidence={"found": found, "others": others[:20]},
     )  # fmt: skip
 
 
@@ -90,11 +90,11 @@ def labels(proof: Proof) -> Finding:
     return Finding(
         not over and len(other) <= allowed,
         f"{over} of {len(data)} labels have more than {most:.0%} of their words wrong (worst {rates[worst]:.0%}: "
-        f"'{pairs[worst][1]}' for '{pairs[worst][0]}'); the teacher writes {len(other)} of {len(again)} otherwise from the same "
+        f"'{pairs[worst][1]}' for '{pairs[worst][0]}'); the teacher transcribes {len(other)} of {len(again)} differently from the same "
         f"sound{example}",
         f"none, and at most {allowed}",
-        "labels were not filtered by their word error rate (--data.max-wer), or against other transcripts\n"
-        "labels of other recordings, of another teacher, or of another sound than the student hears",
+        "labels were not filtered by their word error rate (--data.max-wer), or were compared with other transcripts\n"
+        "labels belong to other recordings, to another teacher, or to another sound than the student gets",
         evidence={"over": over, "otherwise": other[:10]}, batch=batch,
     )  # fmt: skip
 
@@ -124,15 +124,16 @@ def divergence(proof: Proof) -> Finding:
     near, wrong = NEAR[run.precision], []
     for term, value in by_hand.items():
         if off[term] > near:
-            wrong.append(f"{term} is {found.get(term, 0.0):.4g} nats a token, by its formula {value:.4g}")
+            wrong.append(f"{term} is {found.get(term, 0.0):.4g} nats per token, by its formula {value:.4g}")
     if moved > near:
-        wrong.append(f"with other pads the loss moves by {moved:.1%}")
-    told = ", ".join(f"{k} {v:.3f}" for k, v in found.items())
+        wrong.append(f"with other pads the loss changes by {moved:.1%}")
+    terms = ", ".join(f"{k} {v:.3f}" for k, v in found.items())
     return Finding(
-        not wrong, "; ".join(wrong) or f"{told} nats a token, {max(off.values()):.0e} from the formulas; pads {moved:.0e}",
+        not wrong, "; ".join(wrong) or f"{terms} nats per token, within {max(off.values()):.0e} of the formulas; other pads change the loss "
+        f"by {moved:.0e}",
         f"within {near:g} of sum over the vocabulary p (ln p - ln q) T^2 (teacher p, student q), and of -ln q(word); no pads",
-        "a mean over the vocabulary for a sum, no T squared, student and teacher exchanged\n"
-        "pads or the prompt counted in a term\nlabels shifted twice, or not at all",
+        "a mean over the vocabulary instead of a sum, T is not squared, or student and teacher are exchanged\n"
+        "pads or the prompt are counted in a term\nlabels are shifted twice, or not at all",
         evidence={"found": found, "formula": by_hand, "padded": padded}, batch=batch,
     )  # fmt: skip
 
@@ -177,20 +178,22 @@ def teacher(proof: Proof) -> Finding:
     finally:
         hook.remove()
     if not asked:
-        return Finding(False, "the loss never asks the teacher", "an answer for every word", "targets from elsewhere")
+        return Finding(
+            False, "the loss never calls the teacher", "teacher logits for every token", "targets come from elsewhere"
+        )
     place, start = torch.arange(1, batch["ids"].shape[1], device=run.device), len(teacher_of(proof).prompt)
     scored = (place >= start) & (place < batch["words"][:, None])
     answers = asked[0][0][:, : scored.shape[1]].argmax(-1)
     same = (answers == batch["ids"][:, 1:])[scored].double().mean().item()
-    wavers = abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-8)
+    change = abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-8)
     training = sum(m.training for m in own.modules())
     return Finding(
-        same >= SAME and wavers <= MOVED and not training,
-        f"{same:.1%} of the labels' ids are the teacher's likeliest; the loss of one batch twice: {wavers:.0e} apart; {training} "
-        "of its modules in train mode", f"at least {SAME:.0%}, at most {MOVED:g}, none",
-        "the teacher hears another recording, or a spectrogram in another scale, than the student\n"
+        same >= SAME and change <= MOVED and not training,
+        f"{same:.1%} of the labels' ids are the teacher's most likely ones; computed twice, a batch's loss differs by {change:.0e}; "
+        f"{training} of the teacher's modules are in train mode", f"at least {SAME:.0%}, at most {MOVED:g}, none",
+        "teacher and student get different recordings, or spectrograms of different scale\n"
         "labels of another teacher, or ids of another tokenizer\n"
-        "the teacher is in train mode, or dropout stands behind it: its answers change from call to call", batch=batch,
+        "the teacher is in train mode, or dropout is applied to its output: it changes from call to call", batch=batch,
     )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Gates of a teacher that returns logits: it gets pictures in its own format, and is deterministic."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from trainworthy.core.base import seeds
@@ -38,18 +40,21 @@ def teacher(judge: Judge) -> Gate:
             hook.remove()
         if not asked:
             return Finding(
-                False, "the loss never asks the teacher", "an answer for every sample", "targets from elsewhere"
+                False,
+                "the loss never calls the teacher",
+                "teacher logits for every sample",
+                "targets come from elsewhere",
             )
         right = (asked[0].argmax(1) == batch["label"]).double().mean().item()
         by_itself = (judge.logits(batch["image"] * 2 - 1).argmax(1) == batch["label"]).double().mean().item()
-        wavers = ((losses[0] - losses[1]).abs() / losses[0].abs().clamp_min(1e-8)).item()
+        change = ((losses[0] - losses[1]).abs() / losses[0].abs().clamp_min(1e-8)).item()
         return Finding(
-            right >= by_itself - LOST and wavers <= MOVED,
-            f"right on {right:.1%} through the loss, {by_itself:.1%} by itself; the loss of one batch twice: {wavers:.0e} apart",
-            f"at most {LOST:.0%} less, and {MOVED:g}",
-            "the teacher gets the student's normalisation, scale or size: each net has its own\n"
-            "the teacher is in train mode, or dropout stands behind it\n"
-            "another picture is shown to the teacher than to the student",
+            right >= by_itself - LOST and change <= MOVED,
+            f"the teacher is right on {right:.1%} inside the loss, {by_itself:.1%} alone; computed twice, a batch's loss differs by {change:.0e}",
+            f"at most {LOST:.0%} less, and at most {MOVED:g}",
+            "the teacher gets the student's normalisation, scale or size, but each net has its own\n"
+            "the teacher is in train mode, or dropout is applied to its output\n"
+            "teacher and student get different pictures",
             batch={k: v for k, v in batch.items() if isinstance(v, torch.Tensor)},
         )  # fmt: skip
 
@@ -63,7 +68,7 @@ PAIRS = 8  # samples with a label, and as many without one
 
 def divergence(judge: Judge) -> Gate:
     """Return the gate on both terms of the loss, with `judge` as the teacher."""
-    title = "both loss terms of each sample equal their formulas, on weights that have moved"
+    title = "both loss terms of each sample equal their formulas, with trained weights"
 
     @gate("divergence", rows="C1", title=title, reads="data model loss counts train", explains=True)
     def prove(proof: Proof) -> Finding:
@@ -83,29 +88,7 @@ def divergence(judge: Judge) -> Gate:
                     got.setdefault(name, []).append(float(term))
             said = stage.model(batch["image"]).double()
             theirs = judge.logits(batch["image"] * 2 - 1).double()
-        t, w = cfg.temperature, cfg.weight
-        log_q, log_p = (said / t).log_softmax(1), (theirs / t).log_softmax(1)
-
-        def apart(log_p: Tensor, log_q: Tensor) -> Tensor:
-            return (log_p.exp() * (log_p - log_q)).sum(1)
-
-        def labelled(log_q: Tensor) -> Tensor:
-            return -log_q.gather(1, batch["label"][:, None])[:, 0] * batch["known"]
-
-        due = {
-            "ce": ((1 - w) * labelled(said.log_softmax(1)),
-                   {"the scores are softened by the temperature": (1 - w) * labelled(log_q),
-                    "every label is used, also those that are not known":
-                        (1 - w) * -said.log_softmax(1).gather(1, batch["label"][:, None])[:, 0],
-                    "the weights of the two terms are exchanged": w * labelled(said.log_softmax(1))}),
-            "kl": (w * t**2 * apart(log_p, log_q),
-                   {"T^2 is missing": w * apart(log_p, log_q), "divided by T^2": w / t**2 * apart(log_p, log_q),
-                    "T for T^2": w * t * apart(log_p, log_q),
-                    "teacher and student are exchanged": w * t**2 * apart(log_q, log_p),
-                    "the teacher's scores are not softened": w * t**2 * apart(theirs.log_softmax(1), log_q),
-                    "the student's scores are not softened": w * t**2 * apart(log_p, said.log_softmax(1)),
-                    "the weights of the two terms are exchanged": (1 - w) * t**2 * apart(log_p, log_q)}),
-        }  # fmt: skip
+        due = _stated(cfg, batch, said, theirs)
         near, wrong, causes, gaps = NEAR.get(run.precision, COARSE), [], [], {}
 
         def far(values: Tensor, of: Tensor) -> float:
@@ -120,10 +103,37 @@ def divergence(judge: Judge) -> Gate:
                 causes += [f"{name}: {k}" for k, v in mistakes.items() if far(values, v) <= near]
         return Finding(
             not wrong, "; ".join(wrong) or f"{len(indices)} samples: {', '.join(f'{k} within {v:.0e}' for k, v in gaps.items())}",
-            f"within {near:g} of (1 - w) (-ln q(label)) where it is known, and w T^2 sum p (ln p - ln q)",
-            "a term is another formula: sums over classes, T^2, which distribution is softened, the weight of each term\n"
+            f"within {near:g} of (1 - w) (-ln q(label)) if the label is known, and of w T^2 sum p (ln p - ln q)",
+            "a term has another formula: check sums over classes, T^2, which distribution is softened, the weight of each term\n"
             "labels that are not known are used, or known ones are not",
             evidence={"gaps": gaps}, cause="; ".join(causes[:1]), batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
         )  # fmt: skip
 
     return prove
+
+
+def _stated(cfg: Any, batch: dict, said: Tensor, theirs: Tensor) -> dict[str, tuple[Tensor, dict[str, Tensor]]]:
+    """Return {term: (its value for each sample (N,), {known mistake: its value})} from scores (N, classes) of student and teacher."""
+    t, w = cfg.temperature, cfg.weight
+    log_q, log_p = (said / t).log_softmax(1), (theirs / t).log_softmax(1)
+
+    def apart(log_p: Tensor, log_q: Tensor) -> Tensor:
+        return (log_p.exp() * (log_p - log_q)).sum(1)
+
+    def labelled(log_q: Tensor) -> Tensor:
+        return -log_q.gather(1, batch["label"][:, None])[:, 0] * batch["known"]
+
+    return {
+        "ce": ((1 - w) * labelled(said.log_softmax(1)),
+               {"the scores are softened by the temperature": (1 - w) * labelled(log_q),
+                "every label is used, also those that are not known":
+                    (1 - w) * -said.log_softmax(1).gather(1, batch["label"][:, None])[:, 0],
+                "the weights of the two terms are exchanged": w * labelled(said.log_softmax(1))}),
+        "kl": (w * t**2 * apart(log_p, log_q),
+               {"T^2 is missing": w * apart(log_p, log_q), "divided by T^2": w / t**2 * apart(log_p, log_q),
+                "T for T^2": w * t * apart(log_p, log_q),
+                "teacher and student are exchanged": w * t**2 * apart(log_q, log_p),
+                "the teacher's scores are not softened": w * t**2 * apart(theirs.log_softmax(1), log_q),
+                "the student's scores are not softened": w * t**2 * apart(log_p, said.log_softmax(1)),
+                "the weights of the two terms are exchanged": (1 - w) * t**2 * apart(log_p, log_q)}),
+    }  # fmt: skip

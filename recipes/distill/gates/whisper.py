@@ -47,7 +47,7 @@ def read(run: Run, stage: Stage, batch: dict, canvas: Callable[[Tensor], Tensor]
 @gate(
     "lessons",
     rows="W6",
-    title="the teacher transcribes the recordings correctly, and none is silent",
+    title="the teacher transcribes the recordings correctly, and no recording is silent",
     reads="data model",
 )
 def agreement(proof: Proof) -> Finding:
@@ -65,11 +65,11 @@ def agreement(proof: Proof) -> Finding:
     example = f", e.g. '{wrong[0][0]}' as '{wrong[0][1]}'" if wrong else ""
     return Finding(
         len(wrong) <= allowed and not quiet,
-        f"{len(wrong)} of {len(heard)} lessons misheard{example}; {len(quiet)} of {len(data)} recordings silent",
-        f"at most {allowed} misheard, none silent",
-        "lessons were not filtered by the teacher's own transcript, or belong to other recordings\n"
-        "the canvas after the end of speech holds what the decoder does not know (zeros): it loops\n"
-        "silent or broken recordings, or a sensor that was not connected",
+        f"{len(wrong)} of {len(heard)} recordings transcribed wrongly{example}; {len(quiet)} of {len(data)} recordings silent",
+        f"at most {allowed} wrong, none silent",
+        "recordings were not filtered by the teacher's own transcript, or features belong to other recordings\n"
+        "features after the end of speech are zeros, which the decoder has never seen, so that it repeats itself\n"
+        "recordings are silent or broken, or a sensor was not connected",
         evidence={"misheard": wrong[:10], "silent": quiet[:20]}, batch=batch,
     )  # fmt: skip
 
@@ -96,18 +96,18 @@ def vocabulary(proof: Proof) -> Finding:
             elif said[-1] != teacher.end or teacher.end in said[:-1]:
                 wrong.append(f"{name}: '{text}' does not end with {teacher.end} alone")
             elif max(ids) >= entries or min(ids) < 0:
-                wrong.append(f"{name}: '{text}' has the id {max(ids)}, the model {entries:,} entries")
+                wrong.append(f"{name}: '{text}' has the id {max(ids)}, but the model has {entries:,} ids")
             elif teacher.text(ids) != text.strip() or teacher.ids(text) != said:
-                wrong.append(f"{name}: '{text}' comes back as '{teacher.text(ids)}'")
+                wrong.append(f"{name}: '{text}' is decoded as '{teacher.text(ids)}'")
     n = sum(map(len, stage.data.values()))
     return Finding(
         not wrong, f"{len(wrong)} of {n} transcripts: {wrong[0]}" if wrong else
-        f"{n} transcripts there and back, start {teacher.prompt}, end {teacher.end}, {entries:,} entries",
-        "every transcript comes back as it was; prompt once, end once",
-        "ids of the other tokenizer (51,864 English-only, 51,865 multilingual): the same word has another id\n"
-        "language and task left out where the teacher is multilingual, or said to one that is not\n"
-        "start or end added twice, by the tokenizer and by the collator, or stripped by another id than was added\n"
-        "pads decoded as text, or the end masked because it is the pad, too", evidence={"wrong": wrong[:20]},
+        f"{n} transcripts encoded and decoded without change, start {teacher.prompt}, end {teacher.end}, {entries:,} ids",
+        "every transcript is unchanged after encoding and decoding; one prompt, one end token",
+        "ids of the other tokenizer (51,864 ids English-only, 51,865 multilingual): the same word has another id\n"
+        "language and task are missing for a multilingual teacher, or given to an English-only one\n"
+        "start or end is added twice, by the tokenizer and by the collator, or another id is stripped than was added\n"
+        "pads are decoded as text, or the end is masked because it is also the pad", evidence={"wrong": wrong[:20]},
     )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def vocabulary(proof: Proof) -> Finding:
 @gate(
     "terms-hold",
     rows="W2",
-    title="padding counts in no loss term; magnitude and direction both count",
+    title="padding is in no loss term; magnitude and direction of features both count",
     reads="data loss counts",
 )
 def counted(proof: Proof) -> Finding:
@@ -139,16 +139,18 @@ def counted(proof: Proof) -> Finding:
     if abs(again - first) > 1e-3 * first:
         wrong.append(f"with other and more padding the loss is {again:.4f} instead of {first:.4f}")
     if larger - equal < 0.05:
-        wrong.append(f"features half as large again cost {larger - equal:.3f}")
+        wrong.append(f"features 1.5 times as large raise the loss by only {larger - equal:.3f}")
     if astray - small < 0.6 * small:
-        wrong.append(f"small features in a wrong direction cost {astray:.3f}, in the right one {small:.3f}")
+        wrong.append(
+            f"small features in a wrong direction have a loss of {astray:.3f}, in the right direction {small:.3f}"
+        )
     return Finding(
         not wrong, "; ".join(wrong) if wrong else
-        f"padding {abs(again - first) / first:.0e}; the teacher's own {equal:.2f}, half as large again {larger:.2f}, "
-        f"a tenth {small:.2f}, a tenth astray {astray:.2f}",
-        "padding changes nothing; half as large again costs at least 0.05, astray at least 1.6 times as much as small",
-        "a term without the mask, or a count of the whole canvas: silence is learnt, ranks of runs change\n"
-        "cosine alone (size is free) or squared error alone (direction hardly counts while features are small)",
+        f"padding changes the loss by {abs(again - first) / first:.0e}; loss of the teacher's own features {equal:.2f}, of 1.5 times them "
+        f"{larger:.2f}, of a tenth {small:.2f}, of a tenth in another direction {astray:.2f}",
+        "padding changes nothing; 1.5 times the features cost at least 0.05 more; another direction costs at least 1.6 times as much",
+        "a term is not masked, or is divided by the whole length: silence is learnt\n"
+        "the loss is cosine alone (the scale does not count) or squared error alone (direction hardly counts while features are small)",
         evidence={"loss": first, "padded": again, "teacher": equal, "larger": larger, "small": small, "astray": astray},
         batch=batch,
     )  # fmt: skip
@@ -171,10 +173,10 @@ def magnitude(proof: Proof) -> Finding:
     (size, spread), (late, _) = found["untrained"], found["taught"]
     ok = 0.5 <= size <= 2 and 0.1 <= spread <= 4 and 0.8 <= late <= 1.25
     return Finding(
-        ok, f"student over teacher: {size:.2f} before training ({spread:.2f} around the mean), {late:.2f} after eight samples",
+        ok, f"the student's norm over the teacher's: {size:.2f} before training ({spread:.2f} around the mean), {late:.2f} after eight samples",
         "0.5 to 2 before (0.1 to 4 around the mean), 0.8 to 1.25 after",
         "the output scale does not start at the teacher's standard deviation (1.35 is Whisper base's, 1.1 tiny.en's)\n"
-        "no offset per place of the canvas: most of a frame is the mean of its place\nthe scale is not trained",
+        "there is no offset for each position: most of a frame is the mean of its position\nthe scale is not trained",
         evidence=found,
     )  # fmt: skip
 
@@ -224,10 +226,10 @@ def alignment(proof: Proof) -> Finding:
     )
     ok = abs(late) <= 0.1 and abs(rate - 1) <= 0.1 and seconds <= 0.1
     return Finding(
-        ok, f"features move {late:+.2f} s from their cause, {rate:.2f} s for a second of input; ends differ by {seconds:.2f} s",
+        ok, f"features change {late:+.2f} s after the input, {rate:.2f} s per second of input; the ends differ by {seconds:.2f} s",
         "within 0.1 s, 0.9 to 1.1, within 0.1 s",
-        "the sensor's rate is not what the upsampling takes it for: 20 frames a second to 50 is 5 for 2\n"
-        "windows that begin where they should be centred, a causal convolution, frames dropped at the start",
+        "the upsampling assumes another sensor rate: from 20 to 50 frames per second it makes 5 frames of 2\n"
+        "windows are not centred, a convolution is causal, or frames are dropped at the start",
         evidence={"input": at.tolist(), "features": peak.tolist()},
     )  # fmt: skip
 
@@ -249,8 +251,8 @@ def head(proof: Proof) -> Finding:
     canvas = torch.where(speech(batch)[..., None], batch["features"], rest)
     nats = sum(read(run, stage, batch, lambda envelope: canvas).values())
     return Finding(
-        nats <= 0.5, f"{nats:.2f} nats a token from the teacher's own features", "at most 0.5",
-        "labels are shifted twice, or not at all: the decoder is asked for the word after next, or for the one it was given\n"
+        nats <= 0.5, f"loss {nats:.2f} nats per token from the teacher's own features", "at most 0.5",
+        "labels are shifted twice, or not at all: the target is the token after the next, or the decoder's own input\n"
         "ids of another tokenizer, a start token twice, pads among the labels", evidence={"nats": nats}, batch=batch,
     )  # fmt: skip
 
@@ -273,11 +275,11 @@ def collapse(proof: Proof) -> Finding:
     different, bar = len(set(words)), TAUGHT[follows]
     ok = cosine >= bar and different >= len(words) - 1
     return Finding(
-        ok, f"centred cosine {cosine:.2f}, {different} different transcripts of {len(words)} recordings after the task loss",
+        ok, f"centred cosine {cosine:.2f}; {different} different transcripts of {len(words)} recordings after training on the task loss",
         f"at least {bar:g}, at least {len(words) - 1}",
-        "the first stage did not learn to hear: more epochs, another rate; raw cosine flatters\n"
-        "the task loss on features that say nothing: the decoder answers from its own prior, whatever the input\n"
-        "features without the teacher's mean and scale (see magnitude)",
+        "the first stage did not learn the features: more epochs, or another rate (a high raw cosine does not show that it did)\n"
+        "the task loss trains on features without information: the decoder writes the same text whatever the input\n"
+        "features lack the teacher's mean and scale (see magnitude)",
         evidence={"centred_cosine": cosine, "transcripts": words}, batch={k: v for k, v in eight.items() if isinstance(v, Tensor)},
     )  # fmt: skip
 
@@ -294,9 +296,9 @@ def repetition(history: list[dict[str, float]]) -> Finding:
     share = history[-1]["val/repetition"]
     return Finding(
         share <= LOOPING, f"{share:.1%} of the transcripts repeat themselves or do not end", f"at most {LOOPING:.0%}",
-        "features the decoder cannot read, so that it follows its own words: longer first stage, more steps of the second\n"
-        "sound that is longer than what was trained on\n"
-        "--no-repeat 4 keeps four ids from standing twice: it mends what is written, not what is heard",
+        "the decoder cannot read the features and continues its own words: a longer first stage, more steps of the second\n"
+        "recordings are longer than those of training\n"
+        "--no-repeat 4 forbids that four ids repeat: it improves the text, not the features",
         evidence={"repetition": [row["val/repetition"] for row in history]},
     )  # fmt: skip
 
@@ -310,7 +312,7 @@ def ladder(rung: str) -> Monitor:
         differ and the loss can still fall."""
         third = len(history) // 3
         if third < 1:
-            return Finding(True, f"{len(history)} evaluations", "3 or more to tell a curve by")
+            return Finding(True, f"{len(history)} evaluations", "3 or more evaluations for a curve")
         rates = [row["val/wer"] for row in history]
         before, now = (sum(part) / third for part in (rates[-2 * third : -third], rates[-third:]))
         cosine, different, nats = (history[-1][k] for k in ("val/centred_cosine", "val/different", "train/loss"))
@@ -319,10 +321,10 @@ def ladder(rung: str) -> Monitor:
         return Finding(
             not stuck,
             f"word error rate {before:.1%}, then {now:.1%}; centred cosine {cosine:.2f}, {different:.0%} of the transcripts "
-            f"different, {nats:.2f} nats a token in training",
-            f"at most {PLATEAU:.0%}, or a tenth less than before (a cosine below {READABLE:g} or under {VARIED:.0%} different: the "
-            f"first stage has to be better; below {HEARD:g} nats: there have to be more lessons)",
-            "the decoder cannot read this student: let it learn to, and watch the word error rate with another's input",
+            f"different, {nats:.2f} nats per token in training",
+            f"at most {PLATEAU:.0%}, or a tenth less than before (if the cosine is below {READABLE:g} or fewer than {VARIED:.0%} differ, the "
+            f"first stage must be better; below {HEARD:g} nats, more recordings are needed)",
+            "the decoder cannot read this student's features: train it, too, and watch the word error rate with the input of another recording",
             evidence={"rung": rung, "before": before, "now": now},
         )  # fmt: skip
 

@@ -1,5 +1,5 @@
-"""Whole conversations: rows of `messages` (and `tools`, where they have some) as a prompt, all that stands before the last answer,
-and that answer as the tokenizer's own template puts it; tool calls are the template's affair and stay what they are."""
+"""Whole conversations: a row of `messages` (and `tools`, if it has any) becomes a prompt (everything before the last answer) and that
+answer, both rendered by the tokenizer's own template. Tool calls are passed to the template unchanged."""
 
 import json
 import re
@@ -11,7 +11,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def checked(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of `messages`, the last of them an answer (what follows it teaches nothing and is left off), `tools` and `source`."""
+    """Return a row of `messages`, `tools` and `source`. Its last message is an answer; messages after it are left out."""
     turns = row.get("messages")
     if wrong := fault(turns):
         raise BadRow(wrong)

@@ -174,7 +174,7 @@ def trained(texts: list[str], vocabulary: int) -> Any:
 
 
 def loaded(path: str) -> Any:
-    """A tokenizer with a token that begins and one that ends a text; where it has but one of them, that stands for both."""
+    """Return a tokenizer with a begin and an end token of a text; if it has only one of them, it is used as both."""
     from transformers import AutoTokenizer
 
     found = AutoTokenizer.from_pretrained(path)
@@ -194,7 +194,7 @@ def tokens(tokenizer: Any, text: str) -> np.ndarray:
 
 
 def sizes(tokenizer: Any) -> np.ndarray:
-    """(V,) bytes of UTF-8 that each token stands for, so that any part of a text can be counted in bytes."""
+    """Return the UTF-8 bytes of each token (V,), so that any part of a text can be counted in bytes."""
     from tokenizers import pre_tokenizers
 
     letters, special = {*pre_tokenizers.ByteLevel.alphabet()}, {*tokenizer.all_special_ids}
@@ -282,7 +282,7 @@ def too_many(bad: list[str], what: str, max_bad: float) -> core.UserError:
 
 
 def _files(path: Path, column: str) -> list[tuple[str, str | None]]:
-    """(place, text) of a folder's files, or of the parts of one file that empty lines set apart."""
+    """Return (location, text) of a folder's files, or of the parts of one file that are separated by empty lines."""
     if not path.exists():
         raise core.UserError(f"--data.path {path}: no such file or folder", needed=f"prose, a folder of {', '.join(PLAIN)} files, "
                              f"a {', '.join(TABLES)} file, or hub:owner/name")  # fmt: skip

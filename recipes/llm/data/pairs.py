@@ -334,7 +334,12 @@ def spread(sizes: list[int]) -> str:
 
 def answer_tokens(rows: list[dict[str, str]], chat: Chat, key: str = "completion") -> list[int]:
     """Tokens of each answer, with the one that ends it."""
-    ids = chat.tokenizer([chat.framed(r[key]) for r in rows], add_special_tokens=False)["input_ids"] if rows else []
+    return _answer_tokens(tuple(r[key] for r in rows), chat)
+
+
+@cache
+def _answer_tokens(answers: tuple[str, ...], chat: Chat) -> list[int]:
+    ids = chat.tokenizer([chat.framed(a) for a in answers], add_special_tokens=False)["input_ids"] if answers else []
     return [len(one) for one in ids]
 
 

@@ -43,7 +43,7 @@ class Source:
 
 
 def chat(tokenizer: Any, source: Source) -> pairs.Chat:
-    """How this tokenizer's template puts what stands in `source`."""
+    """Return the renderer of rows of `source` with this tokenizer's template."""
     rows = [] if source.path == "docstrings" else pairs.tables(source.path, source.columns)["train"]
     return pairs.Chat(
         tokenizer,
@@ -91,8 +91,8 @@ def rendered(row: dict[str, Any], chat: pairs.Chat) -> dict[str, str]:
 
 
 def constructed() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """A function's name, the first sentence of its docstring preferred to that of another function, of the same module where there
-    is one. Nobody preferred anything: these are constructed. No name stands in both splits."""
+    """Return (train, val) pairs: the prompt is a function's name, `chosen` the first sentence of its docstring, `rejected` that of another
+    function, of the same module if there is one. The pairs are constructed, not rated by people. No name is in both splits."""
     train, val = (_against_others(rows) for rows in docstrings.load())
     known = {row["prompt"] for row in val}
     return [row for row in train if row["prompt"] not in known], val
@@ -181,7 +181,7 @@ class Preferences(core.Data):
         return self.rows[index]
 
     def row(self, sample: dict[str, str]) -> dict[str, list[int]]:
-        """What the trainer's collator gets of a sample: the answers apart from their prompt."""
+        """Return a sample as the trainer's collator expects it: prompt and answers in separate columns."""
         opening = self.chat.opening(self.chat.turns(sample["prompt"]), sample["prompt"])
         answers = {f"{k}_ids": self.chat.answer(sample[k], opening) for k in ("chosen", "rejected")}
         return {"prompt_ids": self.chat.ids(opening), **answers}

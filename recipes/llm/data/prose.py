@@ -1,9 +1,9 @@
-"""Prose that every Python brings along: its manual (`pydoc_data.topics`), cut into the sections it is made of, and the docstrings
-of the standard library's modules, classes and functions (PSF licence).
+"""Texts that are part of every Python: its manual (`pydoc_data.topics`), split into sections, and the docstrings of the standard
+library's modules, classes and functions (PSF licence).
 
-Cached per Python: the texts are those of the one that runs, and a data set's notes say which. Topics quote each other whole, so
-every paragraph is taken once. The split is by section and by top-level module, the same whatever the run's seed; what is left to
-train on loses every paragraph that shares eight words in a row with a held-out text.
+Texts are those of the running Python, cached for each version; the data set's notes name it. Topics quote each other, so every paragraph
+is used once. The split is by section and by top-level module and does not depend on the run's seed. Training texts lose every paragraph
+that shares eight consecutive words with a held-out text.
 """
 
 import ast

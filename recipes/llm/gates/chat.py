@@ -77,7 +77,7 @@ def template(chat: Chat, answers: tuple[str, ...]) -> Gate:
             due = before + answer
             ids = seen["input_ids"][row][seen["attention_mask"][row].bool()].tolist()
             if max(ids) >= size:
-                wrong.append(f"{i} has token {max(ids)}, the embedding {size:,} rows")
+                wrong.append(f"{i} has token id {max(ids)}, but the embedding has {size:,} rows")
             if ids != due:
                 at = next(
                     (k for k, (a, b) in enumerate(zip(ids, due, strict=False)) if a != b), min(len(ids), len(due))
@@ -86,10 +86,10 @@ def template(chat: Chat, answers: tuple[str, ...]) -> Gate:
                 wrong.append(f"{i} differs from token {at} on: {here!r}, the template gives {there!r}")
         example = shown(chat.tokenizer, batch)[-1]
         return Finding(
-            not wrong, "; ".join(wrong) or f"{len(indices)} examples as the template renders them, e.g. {example!r}",
+            not wrong, "; ".join(wrong) or f"{len(indices)} examples equal the template's rendering, e.g. {example!r}",
             "the ids of the tokenizer's own apply_chat_template, up to the end of the answer",
             "special tokens are added to a text that has them (a second BOS): add_special_tokens=False after a template\n"
-            "the template did not fire (plain prompt + completion), or fired twice\na pair is cut at --data.max-length",
+            "the template was not applied (plain prompt + completion), or was applied twice\na pair is cut at --data.max-length",
             evidence={"example": example}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
         )  # fmt: skip
 
@@ -139,12 +139,12 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
         example = shown(chat.tokenizer, {**batch, "labels": said_for})[0]
         return Finding(
             not wrong, "; ".join(wrong) or f"{sum(share) / len(share):.0%} of the tokens are scored: {example!r}",
-            "a gradient at the completion and its end-of-turn token alone",
+            "only the completion and its end-of-turn token have a gradient",
             "the end token is masked because it is also the pad: mask by length, never by id (the model then never stops)\n"
             "prompts are scored: labels are a copy of the ids (use prompt and completion, not one text)\n"
-            "the answer is looked for by its role marker as text, which a prompt may quote: count tokens instead\n"
-            "labels are shifted by hand and once more in the loss, or not at all\n"
-            "a pair is cut at a length limit: its answer is gone",
+            "the answer is searched by its role marker as text, which a prompt may quote: count tokens instead\n"
+            "labels are shifted in the data and once more in the loss, or not at all\n"
+            "a pair is cut at a length limit and has lost its answer",
             evidence={"share": share, "example": example}, batch=batch,
         )  # fmt: skip
 
@@ -188,23 +188,25 @@ def isolation(proof: Proof) -> Finding:
         gaps[backend] = {"moved": moved, "alone": apart, "scale": scale}
         if moved > limit:
             wrong.append(
-                f"{backend}: exchanging sample 1 moves the states of sample 3 by {moved:.2g} of what it moves its own"
+                f"{backend}: exchanging sample 1 changes the states of sample 3 by {moved:.2g} of the change of its own"
             )
         if apart > limit:
-            wrong.append(f"{backend}: sample 3 has other states than alone, by {apart:.2g} of that")
+            wrong.append(
+                f"{backend}: the states of sample 3 differ from those of sample 3 alone by {apart:.2g} of that change"
+            )
     worst = max(max(g["moved"], g["alone"]) for g in gaps.values())
     return Finding(
         not wrong,
-        "; ".join(wrong) or f"sample 1 exchanged, or left out: sample 3 is unmoved on {', '.join(gaps)} ({worst:.1e})",
-        f"no more than {limit:g} of what the exchanged sample moves itself",
-        "positions do not begin anew with each sample, or are not handed to the model\n"
-        "an attention mask of ones is passed along: samples are then no longer told apart by their positions\n"
-        "an attention backend, or an architecture, that ignores positions: take another (OPT, Falcon and Bloom always leak)",
+        "; ".join(wrong) or f"with sample 1 exchanged or left out, the states of sample 3 are equal on {', '.join(gaps)} ({worst:.1e})",
+        f"at most {limit:g} of the change of the exchanged sample's own states",
+        "position ids do not restart with each sample, or are not passed to the model\n"
+        "an attention mask of ones is passed: samples are then no longer separated by their position ids\n"
+        "the attention backend or the architecture ignores position ids: use another (OPT, Falcon and Bloom always leak)",
         evidence={"gaps": gaps}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
     )  # fmt: skip
 
 
-@gate("causal", rows="L4", title="no token sees a later one", reads="data model loss", explains=True)
+@gate("causal", rows="L4", title="hidden states do not depend on later tokens", reads="data model loss", explains=True)
 def causal(proof: Proof) -> Finding:
     """Exchanges the last answer token of each sample in the input of the recipe's own loss. Hidden states before it must not change. If loss
     and reference read the model in the same way, no other gate notices a model that sees its target."""
@@ -225,27 +227,8 @@ def causal(proof: Proof) -> Finding:
             stage.loss(stage.model, one)
         return heard[0], seen[0]
 
-    def exchanged(one: dict) -> dict:
-        """Return the batch with the last answer token of each row replaced by the row's first token."""
-        other = dict(one)
-        if isinstance(one.get("inputs"), dict):
-            other["inputs"] = exchanged(one["inputs"])
-        ids, scored = one.get("input_ids"), one.get("labels")
-        if not isinstance(ids, Tensor):
-            return other
-        flat = ids.flatten(0, -2).clone()  # (rows, T)
-        mask = one.get("completion_mask") if scored is None else scored != IGNORED
-        mask = one.get("attention_mask") if mask is None else mask
-        if mask is None or mask.shape != ids.shape:
-            return other
-        for row, inside in zip(flat, mask.flatten(0, -2).bool(), strict=True):
-            last = inside.nonzero().flatten()
-            if len(last):
-                row[last[-1]] = row[last[0] - 1] if row[last[0] - 1] != row[last[-1]] else row[0]
-        return {**other, "input_ids": flat.view_as(ids)}
-
     try:
-        (ids, before), (moved, after) = states(batch), states(exchanged(batch))
+        (ids, before), (moved, after) = states(batch), states(_last_token_exchanged(batch))
     finally:
         for hook in hooks:
             hook.remove()
@@ -255,7 +238,7 @@ def causal(proof: Proof) -> Finding:
         or before.shape[:2] != ids.shape
         or torch.equal(ids, moved)
     ):
-        raise Skip("the model does not read the ids of the batch as they are: nothing to exchange")
+        raise Skip("the model does not read the batch's ids directly, so no token can be exchanged")
     limit, leaks, own = 1e-4 if run.precision == "fp32" else 5e-2, [], []
     for a, b, x, y in zip(ids, moved, before, after, strict=True):
         places = (a != b).nonzero().flatten()
@@ -265,13 +248,33 @@ def causal(proof: Proof) -> Finding:
             leaks.append((x[:first] - y[:first]).norm(dim=-1).max().item() if first else 0.0)
     leak = max(leaks) / max(own)
     return Finding(
-        leak <= limit, f"a later token moves the states before it by {leak:.1e} of what it moves its own",
+        leak <= limit, f"exchanging a token changes the states before it by {leak:.1e} of the change of its own state",
         f"at most {limit:g}",
-        "attention without its causal mask, or with a mask that replaces it\n"
-        "a convolution, a norm or a mean over time in the model reads tokens to come: padding is missing on the left\n"
-        "targets are fed as inputs without a shift",
+        "attention has no causal mask, or another mask replaces it\n"
+        "a convolution, a norm or a mean over time in the model reads later tokens: padding is missing on the left\n"
+        "targets are inputs without a shift",
         evidence={"leak": leak}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
     )  # fmt: skip
+
+
+def _last_token_exchanged(one: dict) -> dict:
+    """Return the batch with the last answer token of each row replaced by the row's first token."""
+    other = dict(one)
+    if isinstance(one.get("inputs"), dict):
+        other["inputs"] = _last_token_exchanged(one["inputs"])
+    ids, scored = one.get("input_ids"), one.get("labels")
+    if not isinstance(ids, Tensor):
+        return other
+    flat = ids.flatten(0, -2).clone()  # (rows, T)
+    mask = one.get("completion_mask") if scored is None else scored != IGNORED
+    mask = one.get("attention_mask") if mask is None else mask
+    if mask is None or mask.shape != ids.shape:
+        return other
+    for row, inside in zip(flat, mask.flatten(0, -2).bool(), strict=True):
+        last = inside.nonzero().flatten()
+        if len(last):
+            row[last[-1]] = row[last[0] - 1] if row[last[0] - 1] != row[last[-1]] else row[0]
+    return {**other, "input_ids": flat.view_as(ids)}
 
 
 class Enough(Exception):
@@ -319,14 +322,14 @@ def asked(chat: Chat) -> Gate:
             ends = [row.tolist()[-len(trained) :] for ids in asked for row in ids if ids.shape[1] >= len(trained)]
             if trained not in ends:
                 before = chat.tokenizer.decode(trained[-24:])
-                wrong.append(f"sample {i} is trained after {before!r}; no prompt of the evaluation ends so")
+                wrong.append(f"in training, sample {i}'s answer follows {before!r}; no evaluation prompt ends so")
         generated = chat.tokenizer.decode(asked[0][0].tolist())
         return Finding(
-            not wrong, "; ".join(wrong) or f"{len(indices)} prompts end alike, token for token",
-            "every prompt that is generated from ends as its training example does before the answer",
-            "a template or BOS that one of the two paths applies and the other does not\n"
-            "prompts padded on the right for generation: the answer then continues the padding\n"
-            "no generation prompt (the assistant's header) in one of them",
+            not wrong, "; ".join(wrong) or f"{len(indices)} prompts end with the same tokens",
+            "every evaluation prompt ends with the tokens before the answer in training",
+            "only one of training and evaluation applies the template or adds a BOS\n"
+            "prompts are padded on the right for generation: the answer then continues the padding\n"
+            "the generation prompt (the assistant's header) is missing in training or evaluation",
             evidence={"generated_from": generated},
         )  # fmt: skip
 
@@ -342,7 +345,7 @@ def padding() -> Gate:
         alone."""
         run, stage, found = overfitted(proof)
         if "loss" not in found or stage.predict is None:
-            raise Skip("no overfit model to ask" if stage.predict else "the recipe has no predict()")
+            raise Skip("the overfit gate trained no model" if stage.predict else "the recipe has no predict()")
         data = View(stage.data["train"], found["indices"])
         limit = 1e-3 if run.precision == "fp32" else 5e-2
 
@@ -370,16 +373,18 @@ def padding() -> Gate:
         own = torch.cat([x for _, _, x in alone])
         moved = ((scores - own).norm() / own.norm()).item() if scores.shape == own.shape else 0.0
         if moved > limit:
-            wrong.append(f"scores of the first token of an answer move by {moved:.1e} in a batch: padding is read")
+            wrong.append(
+                f"scores of an answer's first token change by {moved:.1e} in a batch, so the model reads padding"
+            )
         wrong += (
             [f"the loss of {len(rows)} samples is {loss:.4f} in a batch, {single:.4f} alone"] if gap > limit else []
         )
         return Finding(
-            not wrong, "; ".join(wrong) or f"{len(rows)} answers the same (scores within {moved:.0e}), loss {loss:.4f} and "
-            f"{single:.4f}",
+            not wrong, "; ".join(wrong) or f"{len(rows)} answers equal (scores within {moved:.0e}), loss {loss:.4f} in a batch and "
+            f"{single:.4f} alone",
             f"equal answers, losses and scores within {limit:g}",
-            "padding on the wrong side: left for generation, right for training\n"
-            "no attention mask, or position ids that count the padding",
+            "padding is on the wrong side: generation needs it on the left, training on the right\n"
+            "the attention mask is missing, or position ids count the padding",
             evidence={"together": together, "alone": [a for a, _, _ in alone], "scores": moved},
         )  # fmt: skip
 

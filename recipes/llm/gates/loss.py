@@ -45,14 +45,14 @@ def objective(chat: Chat) -> Gate:
         whole, n = sums.pop(RIGHT), int(sums.pop("tokens"))
         gap, limit = abs(got - whole) / whole, 1e-5 if run.precision == "fp32" else 2e-2
         like = min(sums, key=lambda k: abs(got - sums[k]))
-        told = f"; it is that of {like}" if gap > limit and abs(got - sums[like]) <= limit * whole else ""
+        known = f"; it equals that of {like}" if gap > limit and abs(got - sums[like]) <= limit * whole else ""
         return Finding(
-            gap <= limit, f"loss {got:.5f} of {n} tokens, {whole:.5f} from plain logits of each sample alone ({gap:.1e}){told}",
-            f"equal to {limit:g}",
-            "labels are other tokens than the ids that follow: overwritten, shifted, or one id for all\n"
-            "padding is scored or attended to: the attention mask is not passed, or not the batch's own\n"
+            gap <= limit, f"loss {got:.5f} over {n} tokens; {whole:.5f} from plain logits of each sample alone (difference {gap:.1e}){known}",
+            f"equal within {limit:g}",
+            "labels are not the ids that follow: they are overwritten, shifted, or all the same id\n"
+            "padding is scored or attended to: the attention mask is not passed, or is not the batch's own\n"
             "the first or the last token of an answer is left out, or its prompt is scored\n"
-            "label smoothing, a weight or a mean that the trainer adds",
+            "the trainer adds label smoothing, a weight or a mean",
             evidence={"loss": got, "due": whole, "gap": gap, "alternatives": sums},
         )  # fmt: skip
 
@@ -85,16 +85,16 @@ def exported(
 ) -> Gate:
     """Return the gate on one exported model. `untrained` builds the model before training, if that is not the trained one without its
     adapters."""
-    title = {"merged": "the exported whole, loaded from its files, answers like the model with its adapters"}.get(
-        name, "the export, loaded from its files, answers like the model that was trained"
-    )
+    title = {
+        "merged": "the merged export, loaded from its files, gives the log-probabilities of the model with its adapters"
+    }.get(name, "the export, loaded from its files, gives the log-probabilities of the trained model")
 
     @gate(name, rows="L5", title=title, reads="data model export train")
     def prove(proof: Proof) -> Finding:
         """Compares log-probabilities of the overfit model and of its export at each answer token, relative to what training changed."""
         run, stage, found = overfitted(proof)
         if sum(p.numel() for p in stage.model.parameters()) > BIGGEST:
-            raise Skip("too large to be written and read again before each run")
+            raise Skip("the model is too large to be saved and loaded before each run")
         samples = [stage.data["train"].get(i, None) for i in found["indices"]]
         asked = [reference(chat, s["prompt"], s["completion"]) for s in samples]
 
@@ -120,13 +120,13 @@ def exported(
         limit = 0.01 if run.precision == "fp32" else 0.05  # relative to the rounding of the model in memory
         on = f"; `generate` of the export does not stop at {', '.join(map(repr, missing))}" if missing else ""
         return Finding(
-            gap <= limit and not missing, f"log-probabilities of {len(trained)} tokens off by {gap:.1%} of what "
-            f"{'the adapters' if untrained is None else 'training'} changed{on}",
-            f"at most {limit:.0%}; the export's own settings name each token that ends a turn",
-            ("generation_config.json names other end tokens than the chat template writes: what serves it runs on behind the answer\n"
+            gap <= limit and not missing, f"log-probabilities of {len(trained)} tokens differ by {gap:.1%} of the change by "
+            f"{'the adapters' if untrained is None else 'training'}{on}",
+            f"at most {limit:.0%}; generation_config.json of the export names each token that ends a turn",
+            ("generation_config.json names other end tokens than the chat template writes: a server continues after the answer\n"
              if missing else "") + "adapters of a base in four bits are merged into the weights of its file, or packed into four bits again\n"
-            "they are merged twice, at another scale, or into another model\n"
-            "what is written is a freshly built model, other weights than the trained ones, or only a part of them",
+            "adapters are merged twice, at another scale, or into another model\n"
+            "the export is a newly built model, has other weights than the trained ones, or only a part of them",
             evidence={"gap": gap},
         )  # fmt: skip
 
@@ -153,9 +153,10 @@ def ended(longest: int) -> Monitor:
         if not seen:  # with --metric perplexity, a run that stopped early
             raise Skip("no answers were generated")
         return Finding(
-            seen[-1] >= 0.9, f"{seen[-1]:.0%} of the held-out answers end within {longest} tokens; {1 - seen[-1]:.0%} are cut there", "90%",
-            f"answers that are cut are judged as they stand: --max-new-tokens {2 * longest}\n"
-            "the token that ends an answer is not learnt (gate `scored`), or more steps are needed",
+            seen[-1] >= 0.9, f"{seen[-1]:.0%} of the held-out answers end within {longest} tokens; {1 - seen[-1]:.0%} are cut there",
+            "at least 90% end",
+            f"answers are cut, and scored as they are: --max-new-tokens {2 * longest}\n"
+            "the model does not learn the token that ends an answer (gate `scored`), or needs more steps",
             evidence={"stops": seen},
         )  # fmt: skip
 

@@ -48,20 +48,20 @@ def phases(find: Callable[[Proof], tuple[Run, Stage, Tensor, int]]) -> Gate:
         half precision satisfy this at small positions only."""
         run, stage, ids, length = find(proof)
         if not turns(stage.model):
-            raise Skip("positions are not rotary, or scaled by the length")
+            raise Skip("positions are not rotary, or depend on the length of the text")
         if length < 4 * WINDOW:
-            raise Skip(f"{length} tokens at most: too few to lose a phase in")
+            raise Skip(f"texts have at most {length} tokens, too few for an inexact phase")
         far = length - ids.shape[1]
         with evaluating(stage.model), run.autocast():
             gaps = moved(stage.model, ids, far)
         ok = gaps["far"] <= max(LIMIT, 10 * gaps["one"])
         return Finding(
-            ok, f"{ids.shape[1]} tokens from position {far:,} on: the last logits move by {gaps['far']:.1e} of what another "
-            f"order of the tokens does ({gaps['one']:.1e} one position on)",
-            f"at most {LIMIT:g}, or ten times what one position does",
+            ok, f"{ids.shape[1]} tokens shifted to position {far:,}: the last logits change by {gaps['far']:.1e} of the change by "
+            f"reordering the tokens (shifted by one position: {gaps['one']:.1e})",
+            f"at most {LIMIT:g}, or ten times the change by one position",
             "rotary phases (positions times frequencies, or their cosines) are computed in bf16 or fp16: keep them in fp32\n"
-            "position ids are cast to a half precision type, or wrap around\n"
-            "a position table of its own beside the rotation",
+            "position ids are cast to a half precision type, or overflow\n"
+            "the model also has a table of absolute positions",
             evidence=gaps,
         )  # fmt: skip
 

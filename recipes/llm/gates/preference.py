@@ -103,7 +103,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
             return sum(float(v) / float(counts.get(k, counts.get("*"))) for k, v in terms.items())
 
         begun, sizes = read(start.model)
-        gaps, told, moved = [], [], 0.0
+        gaps, shown, moved = [], [], 0.0
         for name, stage in (("before", start), ("after", learnt)):
             over = read(stage.model)[0] - begun
             due = LOSSES[cfg.loss](over, sizes, cfg.beta, cfg.label_smoothing).mean().item()
@@ -112,7 +112,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
                 got = lost(stage, batch)
             gaps.append(abs(got - due) / max(1.0, abs(due)))
             margins = ", ".join(f"{m:+.1f}" for m in (over[:, 0] - over[:, 1]).tolist())
-            told.append(f"{name} training {got:.4f}, by the formula {due:.4f} (margins {margins} nats)")
+            shown.append(f"{name} training {got:.4f}, by the formula {due:.4f} (margins {margins} nats)")
             if stage is start:  # in the training mode: policy and reference must not differ by dropout
                 training_modes(stage)
                 moved = lost(stage, batch) - got
@@ -120,24 +120,24 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         due_of = dict(zip(("chosen", "rejected"), read(learnt.model)[0].mean(0).tolist(), strict=True))
         evaluated = {k: abs(said[k] - v) / max(1.0, abs(v)) for k, v in due_of.items() if k in said}
         if off := [k for k, gap in evaluated.items() if gap > (1e-3 if run.precision == "fp32" else 5e-2)]:
-            told.append(
-                f"evaluated log-probability of {off[0]} answers {said[off[0]]:.4f}, read alone {due_of[off[0]]:.4f}"
+            shown.append(
+                f"the evaluation's log-probability of {off[0]} answers is {said[off[0]]:.4f}, computed alone {due_of[off[0]]:.4f}"
             )
         # Sums of log-probabilities have a rounding error of about 1e-5; an attention mask that was not passed changed a loss by 2.4e-4.
         limit = 1e-4 if run.precision == "fp32" else 5e-2
         if abs(moved) > limit:
-            told.append(f"in train mode {moved:+.4f}")
+            shown.append(f"in train mode {moved:+.4f}")
         return Finding(
-            max(*gaps, abs(moved)) <= limit and not off, "; ".join(told),
+            max(*gaps, abs(moved)) <= limit and not off, "; ".join(shown),
             f"{cfg.loss} at beta {cfg.beta:g}, within {limit:g}; {first_loss(cfg.loss, cfg.beta, cfg.label_smoothing):.4f} before training",
             "the reference is another model: loaded again by name, left at zero, or not taken after --init-from\n"
             "the reference is trained, or follows the policy\n"
-            "dropout between the policy and its reference (attention's is an argument, no module)\n"
+            "policy and reference differ by dropout (attention's dropout is an argument, not a module)\n"
             "log-probabilities are averaged over tokens, or count the prompt or the padding\n"
-            "chosen and rejected are exchanged, or beta is another one\n"
-            "the evaluation reads each token's probability at another place than the loss",
-            evidence={"gaps": gaps, "in_train_mode": moved, "told": told},
-            cause="the loss is right, the evaluation is not: it reads log-probabilities at other places, or counts other tokens"
+            "chosen and rejected are exchanged, or beta has another value\n"
+            "the evaluation reads each token's probability at another position than the loss",
+            evidence={"gaps": gaps, "in_train_mode": moved, "shown": shown},
+            cause="the loss is right, the evaluation is not: it reads log-probabilities at other positions, or counts other tokens"
             if off and max(*gaps, abs(moved)) <= limit else "",
         )  # fmt: skip
 
@@ -181,9 +181,9 @@ def sides(proof: Proof) -> Finding:
     b, m, _ = table["val", strongest]
     shown = f"the preferred answer {strongest} in {a / max(1, n):.0%} of the training pairs, {b / max(1, m):.0%} of the held-out ones"
     return Finding(
-        not wrong, "; ".join(wrong) or shown, f"no property that is preferred in one split and rejected in the other ({CERTAIN:g} standard errors)",
+        not wrong, "; ".join(wrong) or shown, f"no property is preferred in one split and rejected in the other ({CERTAIN:g} standard errors)",
         "chosen and rejected are exchanged in one of the splits\n"
-        "the splits come from other people or for other questions: split one source instead",
+        "the splits come from different people or different questions: split one source instead",
         evidence={f"{split}, {name}": row for (split, name), row in table.items()},
     )  # fmt: skip
 
@@ -197,7 +197,7 @@ def likelihood(history: list[dict[str, float]]) -> Finding:
     return Finding(
         not sunk,
         f"log-probability of held-out chosen answers {-lost['chosen']:+.1f} nats, of rejected ones {-lost['rejected']:+.1f}",
-        f"chosen ones lose at most {SUNK:g} nat a token, or less than half of what the rejected lose",
+        f"chosen ones lose at most {SUNK:g} nat per token, or less than half of what the rejected lose",
         "a lower --optim.lr, a higher --beta, fewer epochs; fine-tune on the chosen answers first",
         evidence=lost,
     )
@@ -210,6 +210,6 @@ def moved_reference(history: list[dict[str, float]]) -> Finding:
     gap = max(abs(first[k] - last[k]) / max(1.0, abs(first[k])) for k in first)
     return Finding(
         gap <= 1e-4, f"chosen {first['chosen']:.4f} early, {last['chosen']:.4f} late",
-        "the same to 1e-4", "the reference is trained or follows the policy: margins are measured from a moving place",
+        "equal within 1e-4", "the reference is trained or follows the policy, so margins have no fixed reference",
         evidence={"gap": gap},
     )  # fmt: skip

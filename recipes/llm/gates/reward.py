@@ -65,7 +65,7 @@ def lengths(chat: Chat) -> Gate:
 
     @gate("lengths", rows="R1", title=title, reads="data")
     def prove(proof: Proof) -> Finding:
-        """Return how many pairs a reward that only counts tokens would get right."""
+        """Counts the pairs that a reward of the number of tokens alone would rank correctly."""
         _, stage = proof.look()
         data = stage.data["train"]
         pairs = [data.get(i, None) for i in pick(data, 1000, proof.cfg.run.seed)]
@@ -73,10 +73,10 @@ def lengths(chat: Chat) -> Gate:
         return Finding(
             1 - ONE_SIDED < share < ONE_SIDED,
             f"the preferred answer has more tokens in {share:.1%} of {len(pairs)} training pairs",
-            f"between {1 - ONE_SIDED:.0%} and {ONE_SIDED:.0%}: else counting tokens is all that can be learnt",
-            "rejected answers are cut, or made by another model with another length limit\n"
-            "take pairs of nearly equal length, or drop the longest\n"
-            "where length is what was asked for: --gates.waive lengths --gates.because ...",
+            f"between {1 - ONE_SIDED:.0%} and {ONE_SIDED:.0%}; otherwise counting tokens solves the task",
+            "rejected answers are cut, or come from another model with another length limit\n"
+            "use pairs of nearly equal length, or leave out the longest\n"
+            "if raters were asked for length: --gates.waive lengths --gates.because ...",
             evidence={"share": share},
         )  # fmt: skip
 
@@ -112,12 +112,12 @@ def place(chat: Chat) -> Gate:
                 )
         return Finding(
             not wrong,
-            "; ".join(wrong[:3]) or f"{len(read)} answers, each at the {chat.tokenizer.decode([answer[-1]])!r} that ends it",
-            "a gradient at the token that ends the answer alone",
+            "; ".join(wrong[:3]) or f"{len(read)} answers, each read at the {chat.tokenizer.decode([answer[-1]])!r} that ends it",
+            "only the token that ends the answer has a gradient",
             "the pad is also the end of a turn: the last token that is not the pad is the one before it\n"
             "the model's pad_token_id is not the pad that the collator writes: the reward is that of padding\n"
-            "padding on the left, read from the right, or the other way round\n"
-            "rewards are averaged over tokens, or read at the first token or the prompt",
+            "padding is on the left, but the reward is read as if it were on the right, or the other way round\n"
+            "rewards are averaged over tokens, or read at the first token or in the prompt",
             evidence={"read": [r.nonzero().flatten().tolist() for r in read]}, batch=batch,
         )  # fmt: skip
 
@@ -125,7 +125,7 @@ def place(chat: Chat) -> Gate:
 
 
 def bradley_terry(chat: Chat, cfg: Any) -> Gate:
-    title = "the loss is Bradley and Terry's, with the rewards of each answer alone"
+    title = "the loss is that of Bradley and Terry, with each answer's reward computed alone"
 
     def formula(rewards: Tensor) -> float:
         """Return the loss of rewards (N, 2) of chosen and rejected answers, with TRL's centering term (Eisenstein 2023)."""
@@ -143,7 +143,7 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
         run, learnt, found = overfitted(proof)
         data = View(start.data["train"], found["indices"])
         all_of = [data.get(i, None) for i in range(len(data))]
-        gaps, told = {}, []
+        gaps, shown = {}, []
         for name, stage, samples in (("before training", start, all_of[:2]), ("after", learnt, all_of)):
             turned = [{**s, "chosen": s["rejected"], "rejected": s["chosen"]} for s in samples]
             with evaluating(stage.model), run.autocast():
@@ -154,17 +154,17 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
                     terms, counts = stage.loss(stage.model, batch), stage.counts(batch)
                     got = sum(float(v) / float(counts.get(k, counts.get("*"))) for k, v in terms.items())
                     gaps[name + order] = abs(got - formula(due)) / max(1.0, abs(formula(due)))
-                    told.append(f"{name}{order} {got:.5f}, by the formula {formula(due):.5f}")
+                    shown.append(f"{name}{order} {got:.5f}, by the formula {formula(due):.5f}")
         margins = rewards[:, 0] - rewards[:, 1]
         measured = run.measure(learnt, data).get("margin", math.nan)
         gaps["evaluation"] = abs(measured - margins.mean().item()) / max(1.0, abs(margins.mean().item()))
-        told.append(
-            f"margins {', '.join(f'{m:+.2f}' for m in margins.tolist())}, evaluated {measured:+.3f} in the mean"
+        shown.append(
+            f"margins {', '.join(f'{m:+.2f}' for m in margins.tolist())}; the evaluation's mean margin {measured:+.3f}"
         )
         limit = 1e-4 if run.precision == "fp32" else 5e-2
         return Finding(
-            all(gap <= limit for gap in gaps.values()), "; ".join(told),
-            f"-log sigmoid(chosen - rejected), within {limit:g}; the margin turns its sign where the answers are exchanged",
+            all(gap <= limit for gap in gaps.values()), "; ".join(shown),
+            f"-log sigmoid(chosen - rejected), within {limit:g}; the margin changes its sign if the answers are exchanged",
             "the reward depends on the padding, its side or the other answers of the batch\n"
             "the reward is read at another token than the last\n"
             "chosen and rejected are exchanged, in all pairs or in some\n"
@@ -186,7 +186,7 @@ def exported(chat: Chat) -> Gate:
 
         run, stage, found = overfitted(proof)
         if stage.export is None:
-            raise Skip("no export of its own")
+            raise Skip("the recipe has no export")
         samples = [stage.data["train"].get(i, None) for i in found["indices"]]
         asked = [(s["prompt"], s[k]) for s in samples for k in ANSWERS]
         # The export is fp32: a run in bf16 is compared without its own rounding.
@@ -206,11 +206,11 @@ def exported(chat: Chat) -> Gate:
         limit = 1e-3 if run.precision == "fp32" else 5e-2
         return Finding(
             max(gaps.values()) <= limit,
-            f"rewards {_few(due)}, from the files {_few(got)}; off by {gaps['right']:.1e} padded right, {gaps['left']:.1e} left",
+            f"rewards {_few(due)}, from the files {_few(got)}; difference {gaps['right']:.1e} padded on the right, {gaps['left']:.1e} on the left",
             f"equal within {limit:g}",
-            "the head is not saved with the adapters (modules_to_save), and begins anew when it is loaded\n"
-            "the exported configuration has no pad, or another one than the exported tokenizer\n"
-            "weights of another moment, or in fewer bits, are saved",
+            "the head is not saved with the adapters (modules_to_save), so loading initialises it again\n"
+            "the exported configuration has no pad token, or another one than the exported tokenizer\n"
+            "the saved weights are those of another step, or have fewer bits",
             evidence={"gaps": gaps},
         )  # fmt: skip
 
@@ -230,9 +230,9 @@ def follows_length(history: list[dict[str, float]]) -> Finding:
     against = {k: last.get(f"val/accuracy/chosen is {k}", math.nan) for k in ("shorter", "longer")}
     return Finding(
         abs(follows) <= FOLLOWS,
-        f"rewards rank with the number of tokens by {follows:+.2f}; right in {against['shorter']:.0%} of the pairs whose "
-        f"preferred answer is shorter, in {against['longer']:.0%} where it is longer",
-        f"a rank correlation within {FOLLOWS:g}",
-        "the reward counts tokens: pairs of nearly equal length, or a term for length; a policy would learn to talk",
+        f"rank correlation of rewards with the number of tokens {follows:+.2f}; right in {against['shorter']:.0%} of the pairs whose "
+        f"preferred answer is shorter, in {against['longer']:.0%} of those where it is longer",
+        f"a rank correlation between -{FOLLOWS:g} and {FOLLOWS:g}",
+        "the reward counts tokens, and a policy would learn to write long answers: use pairs of nearly equal length, or a term for length",
         evidence={"follows": follows, **against},
     )  # fmt: skip

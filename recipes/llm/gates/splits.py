@@ -27,10 +27,10 @@ def held_out(source: Any) -> Gate:
         return Finding(
             not large, "; ".join(large) or ", ".join(f"{n:,} {name}" for name, n in sizes.items()),
             (f"at most {most:,} held-out samples in a split (--data.held-out)" if most else "any size (--data.held-out 0)")
-            + ", and fewer than are learnt from" * by_us,
+            + ", and fewer than in training" * by_us,
             (f"training and held-out rows are exchanged: train has {train:,} samples\n" if exchanged else "")
-            + "splits are taken in another order than they are returned in (unpacked, zipped, sorted by name)\n"
-            "held-out rows are not cut to --data.held-out: an evaluation takes longer than the settings say",
+            + "splits are unpacked in another order than they are returned (unpacking, zip, sorting by name)\n"
+            "held-out rows are not limited to --data.held-out, so an evaluation takes longer than intended",
             evidence={"sizes": sizes, "most": most},
         )  # fmt: skip
 

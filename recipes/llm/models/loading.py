@@ -138,6 +138,7 @@ def from_file(model: nn.Module, path: str) -> dict[str, torch.Tensor]:
 
         path = snapshot_download(path, local_files_only=True, allow_patterns="*.safetensors")
     tensors = {k: v for file in sorted(Path(path).glob("*.safetensors")) for k, v in load_file(file).items()}
+    tensors |= _experts(tensors)
     names = {
         name.removeprefix("base_model.model.").replace(".base_layer", ""): name for name, _ in model.named_parameters()
     }
@@ -145,6 +146,20 @@ def from_file(model: nn.Module, path: str) -> dict[str, torch.Tensor]:
     rows, own = model.get_input_embeddings().num_embeddings, dict(model.named_parameters())
     short = {n: t for n, t in found.items() if len(t) < len(own[n]) == rows}
     return found | {n: torch.cat([t, own[n].detach()[len(t) :].to(t)]) for n, t in short.items()}
+
+
+def _experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Mixtures of experts have one file entry per expert and one parameter for all of them: (experts, out, in), gate above up."""
+    found: dict[str, torch.Tensor] = {}
+    for first in [n for n in tensors if n.endswith(".experts.0.down_proj.weight")]:
+        home = first.removesuffix("0.down_proj.weight")
+        n = sum(k.startswith(home) and k.endswith(".down_proj.weight") for k in tensors)
+        each = {k: [tensors[f"{home}{i}.{k}_proj.weight"] for i in range(n)] for k in ("gate", "up", "down")}
+        found[f"{home}gate_up_proj"] = torch.stack(
+            [torch.cat(pair) for pair in zip(each["gate"], each["up"], strict=True)]
+        )
+        found[f"{home}down_proj"] = torch.stack(each["down"])
+    return found
 
 
 @contextmanager

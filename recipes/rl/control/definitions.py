@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from trainworthy.recipes.rl.control import formulas
 
 if TYPE_CHECKING:
-    from trainworthy.recipes.rl.control.objective_gates import Seen
+    from trainworthy.recipes.rl.control.recording import Seen
 
 ROWS = 48
 CAUSES = {

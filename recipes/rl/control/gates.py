@@ -28,8 +28,9 @@ from trainworthy.recipes.rl.control.learning_probes import (
     learnt,
     probe_gate,
 )
-from trainworthy.recipes.rl.control.objective_gates import entries_gate, formula_gate, returns_gate, target_rate_gate
+from trainworthy.recipes.rl.control.objective_gates import entries_gate, formula_gate, returns_gate
 from trainworthy.recipes.rl.control.probes import PROBES
+from trainworthy.recipes.rl.control.target_rate_gate import target_rate_gate
 
 LIMIT = 1e-3
 FALL = 1000.0  # far more than any value of a probe

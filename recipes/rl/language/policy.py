@@ -9,8 +9,8 @@ from trainworthy.recipes.rl.control.nets import Running, mlp
 
 
 class Writer(nn.Module):
-    """A causal language model with a head for values on its hidden states: one forward gives both. It owns the size of the returns,
-    which brings values to scale; only `observe` moves it. Prompts are padded on the left, (B, P); answers (B, T) follow at once."""
+    """A causal language model with a value head on its hidden states; one forward gives both. It also keeps the running scale of the returns,
+    which only `observe` updates. Prompts (B, P) are padded on the left; answers (B, T) follow directly."""
 
     def __init__(self, lm: nn.Module, tokenizer: Any, temperature: float = 1.0):
         super().__init__()
@@ -18,19 +18,19 @@ class Writer(nn.Module):
         self.lm, self.head, self.returns = lm, mlp(width, width, 1), Running(1)
         nn.init.zeros_(
             self.head[-1].weight
-        )  # nothing is expected, and the language model is not pulled at, before there is a reason
+        )  # values start at 0, so that the value loss does not change the language model at first
         self.eos, self.pad, self.temperature = tokenizer.eos_token_id, tokenizer.pad_token_id, temperature
 
     @property
     def body(self) -> nn.Module:
-        """What makes the hidden states: the transformer under the head, under adapters too."""
+        """The transformer below the head, also inside adapters."""
         bare = self.lm.get_base_model() if hasattr(self.lm, "peft_config") else self.lm
         return bare.base_model
 
     @torch.no_grad()
     def write(self, input_ids: Tensor, mask: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """(tokens (B, T), is it a part of the answer? (B, T)): what `draws` (B, T) in [0, 1) stand for, up to the token that ends
-        a text, and with it."""
+        """Return (tokens (B, T), whether each is part of the answer (B, T)), sampled with the random numbers `draws` (B, T) in [0, 1). An answer
+        ends with the end token, which is part of it."""
         said = torch.full(draws.shape, self.pad, device=input_ids.device)
         valid, going = (
             torch.zeros_like(said, dtype=torch.bool),
@@ -51,12 +51,12 @@ class Writer(nn.Module):
         return said, valid
 
     def forward(self, input_ids: Tensor, mask: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
-        """(log-probabilities (B, T, V) of each token of an answer `said` (B, T) after prompts (B, P), values (B, T) in units of the
-        returns' size before it); `mask` (B, P + T): what is no padding."""
+        """Return (log-probabilities (B, T, V) at each token of the answers `said` (B, T) after prompts (B, P), values (B, T) before it in units
+        of the return scale). `mask` (B, P + T) is 1 where there is no padding."""
         ids, n = torch.cat([input_ids, said], 1), said.shape[1]
         place = (mask.long().cumsum(1) - 1).clamp_min(0)
         out = self.body(input_ids=ids, attention_mask=mask, position_ids=place, use_cache=False)
-        states = out.last_hidden_state[:, -n - 1 : -1]  # (B, T, width): each answers for the token after it
+        states = out.last_hidden_state[:, -n - 1 : -1]  # (B, T, width): each predicts the token after it
         logits = self.lm.get_output_embeddings()(states).float() / self.temperature
         return logits.log_softmax(-1), self.head(states).squeeze(-1).float()
 

@@ -59,7 +59,7 @@ class Source:
 
 
 def read(source: Source) -> tuple[pairs.Rows, pairs.Rows, pairs.Rows, list[str]]:
-    """(train, val, test) rows of `prompt`, `answer` and `source`, and what to say of rows left out."""
+    """Return (train, val, test) rows of `prompt`, `answer` and `source`, and notes on rows that were left out."""
     if source.path == "sums":
         train, val, told = *sums(), []
     else:
@@ -69,14 +69,15 @@ def read(source: Source) -> tuple[pairs.Rows, pairs.Rows, pairs.Rows, list[str]]
 
 
 def checked(row: dict[str, Any]) -> list[dict[str, str]]:
-    """A row with both columns as text; a number may stand as such."""
+    """Return a row with both columns as text; the answer may also be a number."""
     answer = row.get("answer")
     number = isinstance(answer, int | float) and not isinstance(answer, bool)
     return [formats.texts(row | {"answer": str(answer)} if number else row, COLUMNS)]
 
 
 def sums() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Every sum of two two-digit numbers; one in ten is held out, together with its twin: who has seen 34 + 12 knows 12 + 34."""
+    """Return every sum of two two-digit numbers as (train, val). One in ten is held out, together with the sum in the other order, because a
+    model that has seen 34 + 12 knows 12 + 34."""
     rows = []
     for a in range(10, 100):
         for b in range(10, 100):
@@ -89,15 +90,15 @@ def sums() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
 
 # -------------------------------------------------------------------------------------------------------------- answers
 def number(text: str) -> float | None:
-    """The last number in a text: what stands before it is working. None: there is none."""
+    """Return the last number in a text (earlier ones are part of the calculation); None if there is none."""
     found = NUMBER.findall(text)
     return float(found[-1].replace(",", "")) if found else None
 
 
 @lru_cache(65_536)
 def right(said: str, answer: str) -> bool:
-    """Does a text say the answer? Numbers and formulas as `math-verify` reads them (the last one of the text; 1/2 is 0.5); else the
-    whole text, whatever the case. An expression that is not worked out (34 + 12 for 46) says no number."""
+    """Return whether a text gives the answer. Numbers and formulas are compared by `math-verify` (the last one of the text; 1/2 equals 0.5),
+    other answers as whole texts, ignoring case. An expression that is not evaluated (34 + 12 for 46) is wrong."""
     due = _parsed(answer)
     if not due:
         return said.strip().casefold() == answer.strip().casefold()
@@ -110,7 +111,7 @@ def right(said: str, answer: str) -> bool:
 
 
 def _parsed(text: str) -> list[Any]:
-    """What `math-verify` finds in a text: the last expression, and how it is written; empty: there is none."""
+    """Return what `math-verify` finds in a text: the last expression and its notation; empty if there is none."""
     import math_verify
 
     bare = "$" not in text and "\n" not in text.strip() and len(text) < 80 and ("\\" in text or "^" in text)
@@ -118,13 +119,13 @@ def _parsed(text: str) -> list[Any]:
 
 
 def _limit() -> int | None:
-    """Seconds that one expression may take (9^9^9^9); it is kept by a signal, which other threads cannot get."""
+    """Return the seconds that one expression may take (9^9^9^9). A signal enforces it, so other threads than the main one have no limit."""
     return 5 if threading.current_thread() is threading.main_thread() else None
 
 
 def differ(a: str, b: str) -> bool:
-    """Are two answers surely different? Plain numbers and fractions by their value, other texts by their letters: what gates draw
-    wrong answers by, apart from what rewards judge by."""
+    """Return whether two answers surely differ: plain numbers and fractions by value, other texts by their letters. Gates choose wrong answers
+    with it, independently of the reward's own comparison."""
     values = [_value(text) for text in (a, b)]
     if None not in values:
         return values[0] != values[1]
@@ -164,14 +165,14 @@ def majority(train: list[dict[str, str]], val: list[dict[str, str]]) -> float:
 
 # -------------------------------------------------------------------------------------------------------------- rewards
 def load(names: str) -> Reward:
-    """`exact`, or a function of one's own as `module:function` or `file.py:function`; several with commas between them, a weight
-    behind `=`, are one reward: their weighted sum."""
+    """Load `exact`, or a function of your own as `module:function` or `file.py:function`. Several names, separated by commas and each with an
+    optional `=weight`, give their weighted sum."""
     each = [_weighted(name) for name in names.split(",")]
     return _one(names) if len(each) == 1 and "=" not in names else Weighted(each)
 
 
 def _weighted(name: str) -> tuple[str, float]:
-    """`function=0.5` as its name and its weight; 1 where none is said."""
+    """Return name and weight of `function=0.5`; the default weight is 1."""
     own, sign, weight = name.strip().rpartition("=")
     if not sign:
         return name.strip(), 1.0
@@ -186,7 +187,7 @@ def _weighted(name: str) -> tuple[str, float]:
 
 
 class Weighted:
-    """Several rewards as one: the sum of each times its weight, as TRL's `reward_weights`; the mean of each is logged apart."""
+    """A weighted sum of rewards, as TRL's `reward_weights`; the mean of each is logged separately."""
 
     def __init__(self, names: list[tuple[str, float]]):
         self.parts = [
@@ -310,25 +311,25 @@ class Asker:
         return self.chat.turns(prompt, self.chat.shots(answered, len(answered)) if answered else ())
 
     def ids(self, prompt: str) -> list[int]:
-        """Tokens up to where the answer begins."""
+        """Return the tokens before the answer."""
         asked = self.put(prompt)
         return self.tokenizer(asked)["input_ids"] if isinstance(asked, str) else self.chat.ask(asked)
 
     def answer(self, text: str) -> list[int]:
-        """Tokens of an answer and of what ends it."""
+        """Return the tokens of an answer and its end."""
         if self.source.style == "chat":
             return self.chat.answer(text)
         return [*self.tokenizer(f" {text}", add_special_tokens=False)["input_ids"], self.ends[-1]]
 
 
 def asker_of(folder: Path, source: Source) -> Asker:
-    """Return how an exported model of `folder` is asked."""
+    """Return the prompts' renderer for an exported model in `folder`."""
     tokenizer = (loading.tokenizer if source.style == "chat" else loading.plain)(str(folder))
     return Asker(tokenizer, source, read(source)[0] if source.shots else [])
 
 
 def usable(rows: list[dict[str, str]], asker: Asker, name: str, *, context: int, new: int) -> tuple[list[dict], str]:
-    """(rows whose prompt fits, what to say of the others). A prompt that is cut is another question."""
+    """Return (rows whose prompt fits, a note on the others). Long prompts are not cut, because a cut prompt is another question."""
     source = asker.source
     most = min(source.max_prompt, context - new)
     frame = len(asker.ids("")) + 1  # a token that the seam may split
@@ -350,7 +351,7 @@ def usable(rows: list[dict[str, str]], asker: Asker, name: str, *, context: int,
 
 
 def answers_told(rows: list[dict[str, str]], asker: Asker, new: int) -> dict[str, str]:
-    """What to say of the lengths of right answers, by themselves and without working."""
+    """Return notes on the lengths of right answers, without any calculation before them."""
     sizes = [len(asker.answer(r["answer"])) for r in rows]
     found = {"answers": pairs.spread(sizes)}
     if long := sum(n > new for n in sizes):
@@ -363,7 +364,7 @@ def answers_told(rows: list[dict[str, str]], asker: Asker, new: int) -> dict[str
 
 @cache
 def lengths(prompts: tuple[str, ...], tokenizer: Any) -> list[int]:
-    """Tokens of each prompt by itself, counted once per process."""
+    """Return the number of tokens of each prompt alone, counted once per process."""
     return [len(ids) for ids in tokenizer(list(prompts), add_special_tokens=False)["input_ids"]]
 
 

@@ -63,7 +63,7 @@ def load(name: str, setting: str = "--reward") -> Reward:
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"{setting} {name} cannot be found", got=f"{type(error).__name__}: {error}",
                         needed="module:function, or the folder of a reward model",
-                        cause="a name with a slip, or a module that is not on PYTHONPATH") from None  # fmt: skip
+                        cause="a misspelt name, or a module that is not on PYTHONPATH") from None  # fmt: skip
     if not callable(found):
         raise UserError(
             f"{setting} {name} is not a function", got=type(found).__name__, needed="reward(prompts, completions)"
@@ -119,18 +119,18 @@ def ask(reward: Reward, prompts: list[str], completions: list[str]) -> torch.Ten
                         needed="a number for any text, the empty one too") from error  # fmt: skip
     said = [float(v) for v in (said.tolist() if hasattr(said, "tolist") else said)]
     if len(said) != len(completions):
-        raise UserError("the reward function answers a wrong number of times", got=f"{len(said)} rewards",
+        raise UserError("the reward function returns a wrong number of rewards", got=f"{len(said)} rewards",
                         needed=f"{len(completions)}, one for each completion")  # fmt: skip
     if bad := [i for i, v in enumerate(said) if not math.isfinite(v)]:
         raise UserError("the reward function returns something that is not a number", got=f"{said[bad[0]]} for {completions[bad[0]]!r}",
-                        needed="finite numbers", cause="a division by zero or a logarithm of nothing")  # fmt: skip
+                        needed="finite numbers", cause="a division by zero or a logarithm of zero")  # fmt: skip
     return torch.tensor(said)
 
 
 # --------------------------------------------------------------------------------------------------------------- probes
 @dataclass
 class Sample:
-    """Return texts of different lengths for the probes."""
+    """Texts of different lengths for the probes."""
 
     prompts: list[str]
     completions: list[str]
@@ -159,7 +159,7 @@ def repeats(reward: Reward, sample: Sample) -> str:
     """The same reward again, also among other texts: it depends on its own text only."""
     first, again = (ask(reward, sample.prompts, sample.completions) for _ in range(2))
     if not torch.equal(first, again):
-        return "the same texts get other rewards when asked again"
+        return "the same texts get other rewards at a second call"
     gap = max(
         (first[k::5] - ask(reward, sample.prompts[k::5], sample.completions[k::5])).abs().max().item() for k in range(5)
     )
@@ -173,7 +173,7 @@ def repeats(reward: Reward, sample: Sample) -> str:
 def constant(reward: Reward, sample: Sample) -> str:
     """Different rewards for different texts: if all are equal, nothing can be learnt."""
     said = ask(reward, sample.prompts, sample.completions)
-    return f"constant: {len(said)} texts all get {said[0]:g}" if said.max() - said.min() <= SAME * spread(said) else ""
+    return f"constant: all {len(said)} texts get {said[0]:g}" if said.max() - said.min() <= SAME * spread(said) else ""
 
 
 def empty(reward: Reward, sample: Sample) -> str:
@@ -181,7 +181,7 @@ def empty(reward: Reward, sample: Sample) -> str:
     said = ask(reward, sample.prompts, sample.completions)
     nothing = ask(reward, sample.prompts, [""] * len(said)).mean()
     best = said.max() > said.min() and nothing >= said.quantile(0.9) and nothing > said.min()
-    return f"an empty answer gets {nothing:g}, nine in ten texts no more than {said.quantile(0.9):g}" if best else ""
+    return f"an empty answer gets {nothing:g}, and nine in ten texts get at most {said.quantile(0.9):g}" if best else ""
 
 
 def length(reward: Reward, sample: Sample) -> str:
@@ -201,8 +201,8 @@ def length(reward: Reward, sample: Sample) -> str:
     fit = columns @ np.linalg.lstsq(columns, said.numpy(), rcond=None)[0]
     share = 1 - np.square(said.numpy() - fit).sum() / max(np.square(said.numpy() - said.numpy().mean()).sum(), 1e-12)
     if gap <= SAME * spread(said):
-        return "only the length counts: every text of one length gets the same reward"
-    return f"only the length counts: it explains {share:.0%} of the rewards" if share > EXPLAINED else ""
+        return "only the length counts: all texts of one length get the same reward"
+    return f"only the length counts: it explains {share:.0%} of the rewards' variance" if share > EXPLAINED else ""
 
 
 def nonsense(text: str, signs: list[str], draws: random.Random) -> str:

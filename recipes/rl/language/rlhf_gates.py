@@ -22,73 +22,73 @@ from trainworthy.recipes.rl.language.kl_control import BOUND
 from trainworthy.recipes.rl.language.policy import Writer, own
 from trainworthy.recipes.rl.language.rewards import Reward, Sample, ask, fault
 
-TEXTS, WRITTEN = 96, 24  # completions that a reward is asked about; that are read token by token
-FORMULA = 1e-6  # of the sum of the sizes, in fp32: one and the same logits
-EDGE = 1e-4  # of the chances: as near to the border between two tokens rounding decides
+TEXTS, WRITTEN = 96, 24  # completions that a reward is tested on; completions that are compared token by token
+FORMULA = 1e-6  # relative to the sum of absolute values, in fp32: both losses are computed from the same logits
+EDGE = 1e-4  # cumulative probability: closer to the boundary between two tokens, rounding decides which one is drawn
 
 
 def of(reward: Reward) -> list[Gate]:
-    """The gates of a recipe that learns from this reward."""
+    """Return the gates of a recipe that learns from this reward."""
     return [reward_gate(reward), generation, score, returns_gate(reward), formula, controller]
 
 
 # ------------------------------------------------------------------------------------------------------- what gates read
 @dataclass
-class Unit:
-    """What the recipe's own `train()` did in one unit."""
+class Iteration:
+    """A recording of one iteration of the recipe's own `train()`: a rollout and the first pass over it."""
 
-    price: float
-    """Of a nat, when it began."""
+    kl_coef: float
+    """The KL coefficient at the start of the iteration."""
     model: Writer
-    """As it began."""
+    """A copy of the model at the start of the iteration."""
     batches: list[dict] = field(default_factory=list)
-    """Of its first pass, just before the loss."""
+    """The batches of the first pass, just before the loss."""
     kl: float = math.nan
-    """What the controller was told."""
+    """The KL that the controller received."""
 
 
-def made(proof: Proof) -> tuple[Run, Stage, list[Unit]]:
-    """Two units of the recipe's own `train()`: in the second the policy is no longer the reference. The head begins with something
-    here: values of nothing hide what is done to them."""
+def made(proof: Proof) -> tuple[Run, Stage, list[Iteration]]:
+    """Record two iterations of the recipe's own `train()`. In the second one the policy differs from the reference. The value head starts
+    with random weights here, because values of zero would hide errors in their use."""
 
-    def make() -> tuple[Run, Stage, list[Unit]]:
+    def make() -> tuple[Run, Stage, list[Iteration]]:
         run, stage = proof.build(Plan(steps=2, peak=True))
         torch.nn.init.normal_(stage.model.head[-1].weight, std=0.1)
-        loss, told, units = stage.loss, stage.state["controller"].update, {}
+        loss, own_update, found = stage.loss, stage.state["controller"].update, {}
         share = proof.cfg.rollout_batch_size // run.world
 
         def listen(model: Writer, batch: dict) -> dict[str, Tensor]:
             if torch.is_grad_enabled():
-                unit = units.setdefault(run.step, Unit(stage.state["controller"].value, copy.deepcopy(model)))
-                if sum(len(b["said"]) for b in unit.batches) < share:
-                    unit.batches.append({k: v.clone() for k, v in batch.items()})
+                now = found.setdefault(run.step, Iteration(stage.state["controller"].value, copy.deepcopy(model)))
+                if sum(len(b["said"]) for b in now.batches) < share:
+                    now.batches.append({k: v.clone() for k, v in batch.items()})
             return loss(model, batch)
 
         def update(kl: float) -> None:
-            units[run.step].kl = kl
-            told(kl)
+            found[run.step].kl = kl
+            own_update(kl)
 
         stage.loss, stage.state["controller"].update = listen, update
         proof.train(proof.cfg, run, stage)
         stage.loss = loss
-        return run, stage, [units[k] for k in sorted(units)]
+        return run, stage, [found[k] for k in sorted(found)]
 
     return proof.once("rlhf-made", make)
 
 
-def whole(unit: Unit) -> dict[str, Tensor]:
-    """The first pass of a unit in one batch."""
-    return {k: torch.cat([b[k] for b in unit.batches]) for k in unit.batches[0]}
+def whole(one: Iteration) -> dict[str, Tensor]:
+    """Return the first pass of an iteration as one batch."""
+    return {k: torch.cat([b[k] for b in one.batches]) for k in one.batches[0]}
 
 
 def known(stage: Stage) -> dict[tuple[int, ...], int]:
-    """How many tokens each prompt has, by its padded row: what a batch says of its padding is not taken for granted."""
+    """Return the number of tokens of each prompt, by its padded row, independently of the batch's own mask."""
     prompts, pad = stage.data["prompts"], stage.model.pad
     return {(*[pad] * (prompts.width - len(ids)), *ids): len(ids) for ids in prompts.ids}
 
 
 def parts(batch: dict, row: int, end: int, lengths: dict) -> tuple[Tensor, Tensor]:
-    """(prompt (p,), answer (n,)) without padding: the answer ends with the token that ends a text, if it has one."""
+    """Return (prompt (p,), answer (n,)) without padding. The answer ends with the end token, if it has one."""
     asked, said = batch["input_ids"][row], batch["said"][row]
     ends = (said == end).nonzero().flatten()
     return asked[len(asked) - lengths[tuple(asked.tolist())] :], said[: int(ends[0]) + 1] if len(ends) else said
@@ -96,7 +96,7 @@ def parts(batch: dict, row: int, end: int, lengths: dict) -> tuple[Tensor, Tenso
 
 @torch.no_grad()
 def alone(model: Writer, prompt: Tensor, answer: Tensor) -> tuple[Tensor, Tensor]:
-    """(log-probabilities of an answer (n,), values before its tokens (n,)), read by itself: no padding, no mask, no cache."""
+    """Return (log-probabilities of an answer (n,), values before its tokens (n,)), computed alone: no padding, no mask, no cache."""
     states = model.body(input_ids=torch.cat([prompt, answer])[None], use_cache=False).last_hidden_state
     states = states[0, len(prompt) - 1 : -1]
     log_p = (exact(model.lm.get_output_embeddings()(states)) / model.temperature).log_softmax(-1)
@@ -109,7 +109,7 @@ def reward_gate(reward: Reward) -> Gate:
 
     @gate("reward", rows="R1", title=title, reads="data model")
     def prove(proof: Proof) -> Finding:
-        """The probes of rewards.py, on what the policy writes before it learns, whole and cut short, and on nothing at all."""
+        """Runs the probes of rewards.py on texts of the untrained policy, complete and cut short, and on empty texts."""
         run, stage = proof.look()
         prompts = stage.data["prompts"]
         order = prompts.order(proof.cfg.run.seed, "reward").tolist()[:TEXTS]
@@ -121,13 +121,13 @@ def reward_gate(reward: Reward) -> Gate:
         texts = prompts.tokenizer.batch_decode(rows, skip_special_tokens=True)
         sample = Sample([*batch["prompt"], *batch["prompt"]], texts)
         wrong = fault(reward, sample)
-        told = "" if wrong else ask(reward, sample.prompts, texts)
+        found = "" if wrong else ask(reward, sample.prompts, texts)
         return Finding(
-            not wrong, wrong or f"{len(texts)} texts get {told.min():.3g} to {told.max():.3g}, {told.mean():.3g} on average",
-            "a finite number for each text, the same whenever it is asked; not one for all, not the most for an empty answer",
-            "a reward that raises, returns NaN or a wrong number of rewards on an empty or odd text\n"
-            "a constant: an answer that is looked for where it never stands, or a scale that rounds everything away\n"
-            "longer (or shorter) is better: divide by the length, or ask for what is meant",
+            not wrong, wrong or f"{len(texts)} texts get rewards of {found.min():.3g} to {found.max():.3g}, {found.mean():.3g} on average",
+            "a finite reward for each text, the same at every call; rewards differ between texts; an empty answer does not get the highest",
+            "the reward raises, or returns NaN or a wrong number of rewards, for an empty or unusual text\n"
+            "the reward is constant: it searches the answer where it never is, or its scale rounds all differences away\n"
+            "the reward depends on length alone: divide by the length, or reward what is meant",
             evidence={"texts": texts[:8]},
         )  # fmt: skip
 
@@ -141,8 +141,9 @@ def reward_gate(reward: Reward) -> Gate:
     reads="data model train",
 )
 def generation(proof: Proof) -> Finding:
-    """Prompts of different lengths at once; each token against the chances that one plain forward of the text so far gives, which
-    must hold the number it was drawn by. Of the rehearsed model: an untrained one may say the same whatever it reads."""
+    """Generates from prompts of different lengths in one batch. Then it computes each token's probabilities with one plain forward pass of
+    the text before it: the random number that drew the token must lie in that token's interval. Uses the rehearsed model, because an
+    untrained one may give the same output for any input."""
     run, stage, _ = rehearsed(proof)
     model, prompts = stage.model, stage.data["prompts"]
     by_length = sorted(prompts.order(proof.cfg.run.seed, "written").tolist()[:400], key=lambda i: len(prompts.ids[i]))
@@ -156,7 +157,7 @@ def generation(proof: Proof) -> Finding:
             ended += int(answer[-1] == model.eos)
             if int(valid[row].sum()) != len(answer) or not valid[row, : len(answer)].all():
                 wrong.append(
-                    f"prompt {index}: {int(valid[row].sum())} tokens count, {len(answer)} with the end token were written"
+                    f"prompt {index}: {int(valid[row].sum())} tokens count, but {len(answer)} were generated with the end token"
                 )
                 continue
             logits = model.lm(input_ids=torch.cat([prompt, answer])[None], use_cache=False).logits
@@ -168,16 +169,16 @@ def generation(proof: Proof) -> Finding:
             off = ((drawn < low - room) | (drawn > top + room)).nonzero().flatten()
             if len(off):
                 wrong.append(
-                    f"prompt {index}: token {int(off[0]) + 1} of {len(answer)} is not what its draw stands for alone"
+                    f"prompt {index}: token {int(off[0]) + 1} of {len(answer)} is not the one that its random number draws alone"
                 )
     short, long = (len(prompts.ids[i]) for i in (chosen[0], chosen[-1]))
     return Finding(
         not wrong, f"{len(wrong)} of {len(chosen)}: {wrong[0]}" if wrong else
-        f"{len(chosen)} prompts of {short} to {long} tokens, written as alone; {ended} end by themselves",
-        "each token the one that its draw stands for in a plain forward of the text before it; the end token counts",
-        "the end token is dropped from the answer, or what pads is counted: mask by length, never by id (it then never stops)\n"
-        "prompts padded on the right: the answer continues the padding\n"
-        "no attention mask, or positions that count the padding; another temperature than the one that is scored",
+        f"{len(chosen)} prompts of {short} to {long} tokens give the same answers as alone; {ended} end by themselves",
+        "each token is the one that its random number draws in a plain forward pass of the text before it; the end token counts",
+        "the end token is dropped from the answer, or padding is counted: mask by length, never by id (the model then never stops)\n"
+        "prompts are padded on the right: the answer continues the padding\n"
+        "the attention mask is missing, position ids count the padding, or the temperature differs from that of the loss",
         evidence={"wrong": wrong[:8], "ended": ended},
     )  # fmt: skip
 
@@ -189,19 +190,19 @@ def generation(proof: Proof) -> Finding:
     reads="data model loss train",
 )
 def score(proof: Proof) -> Finding:
-    """Two units of `train()`: what its batches hold against each text read by itself, without padding; the first loss of a unit,
-    whose ratio must be 1; and the reference, which must be what training began with."""
-    run, stage, units = made(proof)
+    """Compares the batches of two iterations of `train()` with each text computed alone, without padding. In the first loss of an iteration
+    the ratio must be 1. The reference must equal the initial weights."""
+    run, stage, iterations = made(proof)
     wrong, worst = [], {"log-probabilities": 0.0, "values": 0.0, "ratio": 0.0}
     limit, lengths = 1e-3 if run.precision == "fp32" else 0.2, known(stage)
-    for k, unit in enumerate(units):
-        batch, model = whole(unit), unit.model.eval()
+    for k, one in enumerate(iterations):
+        batch, model = whole(one), one.model.eval()
         for row in range(min(len(batch["said"]), 64)):
             prompt, answer = parts(batch, row, model.eos, lengths)
             n = len(answer)
             if batch["valid"][row].nonzero().flatten().tolist() != list(range(n)):
                 wrong.append(
-                    f"unit {k + 1}: {int(batch['valid'][row].sum())} tokens of an answer of {n} with its end token count"
+                    f"iteration {k + 1}: {int(batch['valid'][row].sum())} tokens of an answer of {n} (with its end token) count"
                 )
                 break
             with run.autocast():
@@ -210,7 +211,7 @@ def score(proof: Proof) -> Finding:
                 worst["log-probabilities"], (batch["log_prob"][row, :n] - log_p).abs().max().item()
             )
             worst["values"] = max(worst["values"], (batch["value"][row, :n] - value).abs().max().item())
-        first = unit.batches[0]
+        first = one.batches[0]
         with torch.no_grad(), run.autocast():
             got = stage.loss(model, first)["policy"].item()
         due = -exact(first["advantage"][first["valid"]]).sum().item()
@@ -218,23 +219,23 @@ def score(proof: Proof) -> Finding:
     _, start = proof.look()
     begun, now = start.model.state_dict(), stage.frozen_modules["reference"].state_dict()
     if other := [n for n, t in now.items() if not torch.equal(t, begun[n].to(t))]:
-        wrong.append(f"the reference is not what training began with: {len(other)} tensors differ, e.g. {other[0]}")
-    wrong += [f"{k} up to {v:.2g} off" for k, v in worst.items() if not v <= limit]
-    told = ", ".join(f"{k} within {v:.1e}" for k, v in worst.items())
+        wrong.append(f"the reference does not equal the initial weights: {len(other)} tensors differ, e.g. {other[0]}")
+    wrong += [f"{k} differ by up to {v:.2g}" for k, v in worst.items() if not v <= limit]
+    errors = ", ".join(f"{k} within {v:.1e}" for k, v in worst.items())
     return Finding(
-        not wrong, "; ".join(wrong) or f"{len(units)} units: {told}; the reference is the start, bit for bit",
-        f"the same within {limit:g}, a first ratio of 1, and a reference that stays",
-        "answers are shifted by one: a state answers for the token after it\n"
-        "positions count the padding on the left, or no attention mask is passed\n"
+        not wrong, "; ".join(wrong) or f"{len(iterations)} iterations: {errors}; the reference is bitwise equal to the initial weights",
+        f"equal within {limit:g}, a first ratio of 1, and a reference that does not change",
+        "answers are shifted by one: a hidden state predicts the token after it\n"
+        "position ids count the padding on the left, or no attention mask is passed\n"
         "the end token is dropped, or padding is a part of the answer\n"
-        "dropout, another precision or another temperature between what is drawn and what is learnt\n"
+        "sampling and loss differ in dropout, precision or temperature\n"
         "the reference is trained, follows the policy, or is another model (loaded by name after --init-from)",
-        evidence={**worst, "wrong": wrong[:8]}, batch=units[0].batches[0],
+        evidence={**worst, "wrong": wrong[:8]}, batch=iterations[0].batches[0],
     )  # fmt: skip
 
 
 def estimates(reward: list[float], value: list[float], gamma: float, lam: float) -> list[float]:
-    """Advantages by their definition: discounted sums of the errors of one step (Schulman 2016, equation 16)."""
+    """Return advantages by their definition: discounted sums of one-step errors (Schulman 2016, equation 16)."""
     after = [*value[1:], 0.0]
     errors = [r + gamma * w - v for r, v, w in zip(reward, value, after, strict=True)]
     return [sum((gamma * lam) ** (u - t) * errors[u] for u in range(t, len(errors))) for t in range(len(errors))]
@@ -245,25 +246,26 @@ def returns_gate(reward: Reward) -> Gate:
 
     @gate("returns", rows="L2 R2 R3", title=title, reads="data model loss state train", explains=True)
     def prove(proof: Proof) -> Finding:
-        """What two units learnt from, against reward - price x (log p - log p of the start) of each answer read alone, added up by
-        the definition of the estimate, and whitened over the tokens of answers."""
-        run, stage, units = made(proof)
+        """Compares returns and advantages of two iterations with their definition. A token's reward is -KL coefficient x (log p - log p of
+        the initial model), of each answer computed alone; the last token also gets the reward. Advantages are the definition's sums,
+        whitened over the tokens of all answers."""
+        run, stage, iterations = made(proof)
         cfg, start, prompts = proof.cfg, proof.look()[1].model, stage.data["prompts"]
         asked = {tuple(ids): text for ids, text in zip(prompts.ids, prompts.texts, strict=True)}
         lengths = known(stage)
-        limit, wrong, told = 5e-3 if run.precision == "fp32" else 0.2, [], []
-        for k, unit in enumerate(units):
-            batch, size, spent = whole(unit), unit.model.returns.rms.item(), []
+        limit, wrong, shown = 5e-3 if run.precision == "fp32" else 0.2, [], []
+        for k, one in enumerate(iterations):
+            batch, size, spent = whole(one), one.model.returns.rms.item(), []
             gaps = {"returns": 0.0, "advantages": 0.0}
             rows, scale = [], 1e-9
             for row in range(len(batch["said"])):
-                prompt, answer = parts(batch, row, unit.model.eos, lengths)
+                prompt, answer = parts(batch, row, one.model.eos, lengths)
                 with run.autocast():
-                    log_p, value = alone(unit.model, prompt, answer)
+                    log_p, value = alone(one.model, prompt, answer)
                     kl = log_p - alone(start, prompt, answer)[0]
                 text = prompts.tokenizer.decode(answer, skip_special_tokens=True)
                 got = ask(reward, [asked[tuple(prompt.tolist())]], [text]).item()
-                paid = (-unit.price * kl).tolist()
+                paid = (-one.kl_coef * kl).tolist()
                 paid[-1] += got
                 values = (value * size).tolist()
                 due = torch.tensor(estimates(paid, values, cfg.gamma, cfg.gae_lambda), device=run.device)
@@ -280,16 +282,20 @@ def returns_gate(reward: Reward) -> Gate:
                 )
             kl = run.gather(torch.tensor(spent, device=run.device)).mean().item()
             gaps["returns"] /= scale
-            gaps["the distance that the price is adapted by"] = abs(unit.kl - kl) / max(1.0, abs(kl))
-            wrong += [f"unit {k + 1}: {name} up to {v:.2g} off" for name, v in gaps.items() if not v <= limit]
-            told.append(f"KL {kl:.3f} at {unit.price:.3g} a nat, off by {max(gaps.values()):.1e}")
+            gaps["the KL that the controller gets"] = abs(one.kl - kl) / max(1.0, abs(kl))
+            wrong += [
+                f"iteration {k + 1}: {name} differ by up to {v:.2g}" for name, v in gaps.items() if not v <= limit
+            ]
+            shown.append(
+                f"KL {kl:.3f} at a coefficient of {one.kl_coef:.3g}, largest difference {max(gaps.values()):.1e}"
+            )
         return Finding(
-            not wrong, "; ".join(wrong) or "; ".join(told), f"within {limit:g} (of the largest return, of a standard deviation)",
-            "the price has the wrong sign: it is taken off the reward\n"
-            "the distance is taken of padding or the prompt, too, or to another model than the start (a reference that follows)\n"
-            "the reward lies on another token than the last one, or is asked about other texts (the prompt is scored, too)\n"
-            "advantages are whitened over padding, or not at all; something reaches over the end of an answer",
-            evidence={"told": told},
+            not wrong, "; ".join(wrong) or "; ".join(shown), f"within {limit:g} of the largest return, or of a standard deviation",
+            "the KL penalty has the wrong sign: it must be subtracted from the reward\n"
+            "the KL also counts padding or the prompt, or is to another model than the initial one (a reference that follows the policy)\n"
+            "the reward is added at another token than the last, or is that of other texts (with the prompt)\n"
+            "advantages are whitened over padding, or not at all; or a sum reaches over the end of an answer",
+            evidence={"shown": shown},
         )  # fmt: skip
 
     return prove
@@ -303,10 +309,11 @@ def returns_gate(reward: Reward) -> Gate:
     explains=True,
 )
 def formula(proof: Proof) -> Finding:
-    """The recipe's own loss against the formula, token by token in double precision, of one and the same logits: on a batch whose
-    old log-probabilities and values are moved so that both clips act, with rubbish where there is no answer."""
-    run, stage, units = made(proof)
-    cfg, model, batch = proof.cfg, units[1].model.eval(), {k: v.clone() for k, v in units[1].batches[0].items()}
+    """Compares the recipe's own loss with the formula, token by token in double precision, from the same logits. Old log-probabilities and
+    values of the batch are changed so that both clips are active, and padding holds arbitrary numbers."""
+    run, stage, iterations = made(proof)
+    second = iterations[1]
+    cfg, model, batch = proof.cfg, second.model.eval(), {k: v.clone() for k, v in second.batches[0].items()}
     draws = torch.Generator().manual_seed(proof.cfg.run.seed)
     valid = batch["valid"]
     for key, size in (("log_prob", 0.4), ("value", 0.5), ("return", 0.5)):
@@ -329,53 +336,57 @@ def formula(proof: Proof) -> Finding:
     gaps = {k: abs(terms.get(k, math.nan) - sum(v)) / sum(map(abs, v)) for k, v in due.items()}
     limit = FORMULA if run.precision == "fp32" else 5e-2
     wrong = [
-        f"{k} {terms.get(k, math.nan):.6g}, by the formula {sum(due[k]):.6g}" for k, v in gaps.items() if not v <= limit
+        f"{k} is {terms.get(k, math.nan):.6g}, by the formula {sum(due[k]):.6g}"
+        for k, v in gaps.items()
+        if not v <= limit
     ]
     return Finding(
         not wrong, "; ".join(wrong) or f"{int(valid.sum())} tokens: " + ", ".join(f"{k} within {v:.1e}" for k, v in gaps.items()),
-        f"within {limit:g} of the sum of the sizes",
-        "padding is learnt from: advantages and errors must be masked\n"
-        "the value is clipped against itself (the new one), not against the one of the rollout, or the lower error is taken\n"
-        "the ratio upside down, the sign, the maximum instead of the minimum, a clip of one side alone\n"
-        "a mean where the loss is a sum (core divides)", evidence={"gaps": gaps}, batch=batch,
+        f"within {limit:g} of the sum of absolute values",
+        "padding is part of the loss: advantages and errors must be masked\n"
+        "the value is clipped against the new value instead of the rollout's, or the lower of the two errors is used\n"
+        "the ratio is inverted, the sign is wrong, the maximum is used instead of the minimum, or only one side is clipped\n"
+        "the loss is a mean, but must be a sum (core divides)", evidence={"gaps": gaps}, batch=batch,
     )  # fmt: skip
 
 
 @gate("controller", rows="R2", title="the KL coefficient adapts to the KL, within bounds", reads="state train")
 def controller(proof: Proof) -> Finding:
-    """The stage's own controller, told distances that are far too large, far too small and right."""
+    """Gives the stage's own controller KLs that are far too large, zero, and on target."""
     _, stage = proof.build(Plan(steps=1))
     one, cfg = stage.state["controller"], proof.cfg
     if not cfg.init_kl_coef:
-        raise Skip("the distance has no price: --init-kl-coef 0")
+        raise Skip("there is no KL penalty: --init-kl-coef 0")
     wrong, begun = [], one.value
 
-    def told(kl: float, n: int) -> list[float]:
-        """The price before and after each of `n` updates."""
+    def updated(kl: float, n: int) -> list[float]:
+        """Return the coefficient before and after each of `n` updates."""
         seen = [one.value]
         for _ in range(n):
             one.update(kl)
             seen.append(one.value)
         return seen
 
-    high, low = told(100 * cfg.target_kl, 300), told(0.0, 600)
-    for name, seen, sign in (("too far", high, 1), ("too near", low, -1)):
+    high, low = updated(100 * cfg.target_kl, 300), updated(0.0, 600)
+    for name, seen, sign in (("KL too large", high, 1), ("KL too small", low, -1)):
         steps = [b / a for a, b in pairwise(seen)]
         if not sign * (seen[1] - seen[0]) > 0:
-            wrong.append(f"{name}: the price goes from {seen[0]:.3g} to {seen[1]:.3g}")
+            wrong.append(f"{name}: the coefficient goes from {seen[0]:.3g} to {seen[1]:.3g}")
         if max(steps) > 1 + 1.01 * cfg.kl_coef_rate or min(steps) < 1 - 1.01 * cfg.kl_coef_rate:
-            wrong.append(f"{name}: a price changes by a factor of {max(steps, key=lambda s: abs(s - 1)):.3g} at once")
+            wrong.append(
+                f"{name}: the coefficient changes by a factor of {max(steps, key=lambda s: abs(s - 1)):.3g} in one update"
+            )
     if max(high) > 1.01 * BOUND * begun or min(low) * 1.01 * BOUND < begun or not math.isfinite(max(high)):
-        wrong.append(f"the price goes from {min(low):.3g} to {max(high):.3g}")
-    still = told(cfg.target_kl, 1)
-    if still[0] != still[1]:
-        wrong.append(f"at its target the price changes from {still[0]:.3g} to {still[1]:.3g}")
-    price = [u.price for u in made(proof)[2]]
-    if price[0] == price[1]:
-        wrong.append("train() does not adapt the price")
+        wrong.append(f"the coefficient goes from {min(low):.3g} to {max(high):.3g}")
+    on_target = updated(cfg.target_kl, 1)
+    if on_target[0] != on_target[1]:
+        wrong.append(f"with the KL on target the coefficient changes from {on_target[0]:.3g} to {on_target[1]:.3g}")
+    used = [i.kl_coef for i in made(proof)[2]]
+    if used[0] == used[1]:
+        wrong.append("train() does not adapt the coefficient")
     return Finding(
-        not wrong, "; ".join(wrong) or f"{begun:g} to begin with, between {min(low):.2g} and {max(high):.2g}",
-        f"up where the policy is too far, down where it is too near, by at most {cfg.kl_coef_rate:.0%} an update, within a factor of "
-        f"{BOUND:g}", "the sign of the error\nan error that is not clipped: one odd rollout decides for the next hundred\n"
-        "the controller is never told, or told another distance",
+        not wrong, "; ".join(wrong) or f"the coefficient starts at {begun:g} and stays between {min(low):.2g} and {max(high):.2g}",
+        f"it rises if the KL is above --target-kl and falls if it is below, by at most {cfg.kl_coef_rate:.0%} per update, within a factor of "
+        f"{BOUND:g}", "the error has the wrong sign\nthe error is not clipped, so that one unusual rollout decides for the next hundred\n"
+        "train() never updates the controller, or gives it another KL",
     )  # fmt: skip

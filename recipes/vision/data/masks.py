@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -177,17 +177,26 @@ def owned(places: list[int], i: int, window: int, length: int) -> tuple[int, int
     return low - places[i], high - places[i]
 
 
+def covered(low: int, high: int, length: int, resized: int) -> range:
+    """Return the stored pixels, of `length`, whose centres are in pixels `low` to `high` of the image after resizing to `resized`."""
+    first, last = (-((resized - 2 * edge * length) // (2 * resized)) for edge in (low, min(high, resized)))
+    return range(first, last)
+
+
 class Windows(core.Data):
     """Windows that cover every image: images (C, window, window) in [0, 1], masks (window, window) int64.
 
     In evaluation each pixel is scored in one window, the one in which it is farthest from the border, and is void in the others. Counts
     over windows are therefore counts over images. In training `augment` draws a random window of the same image.
+
+    If images are resized, evaluation samples also have `stored`: the stored ids (h, w) that this window scores, with `stored_y` (h,) and
+    `stored_x` (w,), their positions in the window's pixels. In a batch these are lists.
     """
 
     def __init__(self, data: Annotated, rows: list[int], *, window: int, step: int, resize: int = 0,
                  augment: nn.Module | None = None):  # fmt: skip
         self.pairs, self.window, self.resize, self.augment, self.notes = data.pairs, window, resize, augment, data.notes
-        self.digests = data.digests
+        self.digests, self.stored_sizes = data.digests, data.sizes
         self.sizes = {i: self.fitted(data.sizes[i]) for i in rows}
         self.places = []
         for i, (h, w) in self.sizes.items():
@@ -217,9 +226,9 @@ class Windows(core.Data):
         """Return (H, W) with `resize` pixels on the shorter side; unchanged if `resize` is 0."""
         return tuple(max(1, round(s * self.resize / min(size))) for s in size) if self.resize else size
 
-    def whole(self, row: int) -> tuple[tv_tensors.Image, tv_tensors.Mask]:
-        """Return an image (C, H, W) in [0, 1] and its mask, resized together; ids by nearest neighbour."""
-        picture, mask = self.pairs[row]
+    def whole(self, row: int, pair: Pair | None = None) -> tuple[tv_tensors.Image, tv_tensors.Mask]:
+        """Return an image (C, H, W) in [0, 1] and its mask, resized together; ids by nearest neighbour. `pair`: if it is read already."""
+        picture, mask = self.pairs[row] if pair is None else pair
         image, mask = tv_tensors.Image(picture.float() / 255), tv_tensors.Mask(mask)
         if self.resize:
             image, mask = (v2.functional.resize(x, list(self.sizes[row])) for x in (image, mask))
@@ -237,13 +246,32 @@ class Windows(core.Data):
         return image, own
 
     def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
-        image, mask = self.whole(self.places[index][0])
+        row = self.places[index][0]
+        pair = self.pairs[row]
+        image, mask = self.whole(row, pair)
         if generator is not None and self.augment is not None:
             # Torchvision draws from torch's global generator, seeded per sample.
             image, mask = self.augment(image, mask)
-        else:
-            image, mask = self.cut(index, image, mask)
-        return {"image": image.as_subclass(Tensor), "mask": mask.as_subclass(Tensor).long()}
+            return {"image": image.as_subclass(Tensor), "mask": mask.as_subclass(Tensor).long()}
+        image, mask = self.cut(index, image, mask)
+        sample = {"image": image.as_subclass(Tensor), "mask": mask.as_subclass(Tensor).long()}
+        return {**sample, **self.stored(index, pair[1])} if self.resize and generator is None else sample
+
+    def stored(self, index: int, mask: Tensor) -> dict[str, Tensor]:
+        """Return the part of a stored mask that window `index` scores, and where its pixels are in the window."""
+        row, *start, down, right = self.places[index]
+        parts, at = [], []
+        axes = zip(start, (down, right), self.stored_sizes[row], self.sizes[row], strict=True)
+        for begin, (low, high), length, resized in axes:
+            pixels = covered(begin + low, begin + high, length, resized)
+            position = (torch.arange(pixels.start, pixels.stop) + 0.5) * (resized / length) - 0.5 - begin
+            parts.append(slice(pixels.start, pixels.stop))
+            at.append(position.clamp(0, min(self.window, resized - begin) - 1))
+        return {"stored": mask[tuple(parts)], "stored_y": at[0], "stored_x": at[1]}
+
+    def collate(self, samples: list[dict[str, Tensor]]) -> dict[str, Any]:
+        lists = {k: [s[k] for s in samples] for k in samples[0] if k.startswith("stored")}
+        return super().collate([{k: v for k, v in s.items() if k not in lists} for s in samples]) | lists
 
 
 # ------------------------------------------------------------------------------------------------------------------ scores
@@ -271,6 +299,33 @@ def counted(mask: Tensor, answer: Tensor, n: int) -> Tensor:
     """Return the confusion matrix (n, n) in pixels, truth in rows, without void. `mask` and `answer` have the same shape."""
     scored = mask != IGNORE
     return torch.bincount(mask[scored].long() * n + answer[scored].long(), minlength=n * n).view(n, n)
+
+
+STRIP = 2**24  # logits that are enlarged at a time: 64 MB
+
+
+def scored(batch: dict[str, Any], logits: Tensor, n: int) -> Tensor:
+    """Return the confusion matrix of logits (B, n, H, W): over stored pixels if images were resized, else over the windows' pixels.
+
+    Logits, not ids, are enlarged to the stored pixels (bilinear), one image and one strip of rows at a time."""
+    if "stored" not in batch:
+        return counted(batch["mask"], logits.argmax(1), n)
+    total = torch.zeros(n, n, dtype=torch.long, device=logits.device)
+    for said, ids, y, x in zip(logits, batch["stored"], batch["stored_y"], batch["stored_x"], strict=True):
+        rows = max(1, STRIP // max(1, n * len(x)))
+        for strip, at in zip(ids.split(rows), y.split(rows), strict=True):
+            total += counted(strip, sampled(said.float(), at, x).argmax(0), n)
+    return total
+
+
+def sampled(logits: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    """Return logits (n, H, W) at rows `y` and columns `x`, which lie between pixels: bilinear, (n, len(y), len(x))."""
+    for dim, at in ((1, y), (2, x)):
+        below = at.floor().long()
+        above, share = (below + 1).clamp_max(logits.shape[dim] - 1), at - below
+        share = share.view(-1, 1) if dim == 1 else share
+        logits = logits.index_select(dim, below).lerp(logits.index_select(dim, above), share)
+    return logits
 
 
 def table(confusion: Tensor, classes: Sequence[str]) -> core.Matrix:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Proof, fetch, pick
-from trainworthy.core.loop.run import evaluating
+from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import masks
@@ -25,6 +25,8 @@ SAMPLES, WINDOWS = 16, 200
 # Limits of the first layer's input: standard deviation of a channel, distance of its mean from 0.
 SPREAD, OFF = (0.2, 4.0), 2.5
 EVEN = 1.2  # largest ratio between the shares of two classes in the loss
+# Of the truth at the net's size, scored in stored pixels: least loss of IoU at its outlines that is asked for, and most.
+OUTLINES, MISPLACED = 0.005, 0.1
 SHIFT = 6  # pixels by which a prediction is moved: it is wrong along one side of every object
 
 
@@ -113,11 +115,7 @@ def labels(proof: Proof) -> Finding:
 def _pixels(data: Data, n: int) -> tuple[Tensor, Tensor]:
     """Return the pixels of each class, (n,), on the evaluation path and in the stored masks, over as many whole pictures as `WINDOWS`
     windows cover. Both are in stored pixels, also if pictures are resized."""
-    rows = Counter(place[0] for place in data.places)
-    chosen: list[int] = []
-    for row, windows in rows.items():
-        if not chosen or windows + sum(rows[r] for r in chosen) <= WINDOWS:
-            chosen.append(row)
+    chosen = _whole(data)
     count = lambda mask: mask.flatten().long().bincount(minlength=256)[:n].double()  # noqa: E731
     read = {row: torch.zeros(n, dtype=torch.float64) for row in chosen}
     for i, place in enumerate(data.places):
@@ -126,6 +124,15 @@ def _pixels(data: Data, n: int) -> tuple[Tensor, Tensor]:
     stored = {row: data.pairs[row][1] for row in chosen}
     area = {row: (stored[row].numel() / (data.sizes[row][0] * data.sizes[row][1])) for row in chosen}
     return sum(read[r] * area[r] for r in chosen), sum(count(m) for m in stored.values())
+
+
+def _whole(data: Data) -> list[int]:
+    """Return as many pictures as `WINDOWS` windows cover, at least one."""
+    rows, chosen = Counter(place[0] for place in data.places), []
+    for row, windows in rows.items():
+        if not chosen or windows + sum(rows[r] for r in chosen) <= WINDOWS:
+            chosen.append(row)
+    return chosen
 
 
 # ----------------------------------------------------------------------------------------------------------------- scored
@@ -162,10 +169,10 @@ def _key(image: Tensor) -> bytes:
 
 
 class Voided(View):
-    """Samples whose masks have a void bar."""
+    """Samples whose masks have a void bar. They are scored at the size of the net's input."""
 
     def get(self, index: int, generator: torch.Generator | None) -> dict:
-        sample = super().get(index, generator)
+        sample = {k: v for k, v in super().get(index, generator).items() if not k.startswith("stored")}
         return {**sample, "mask": _barred(sample["mask"])}
 
 
@@ -216,13 +223,17 @@ def scored(proof: Proof) -> Finding:
         wrong.append(
             f"a prediction {SHIFT} pixels to the right has {name} {got:.3f}, over all pixels together {together:.3f}"
         )
+    if not wrong and getattr(val, "resize", 0):
+        wrong += _unlike_stored(run, stage, val, n)
     told = f"the loss uses the class of each of {int((batch['mask'] != IGNORE).sum()):,} pixels and no void pixel; "
     return Finding(
         not wrong, "; ".join(wrong) or told + f"{name} {best:.3f} for the ground truth, {got:.3f} for the ground truth moved by {SHIFT} pixels",
         f"void ({IGNORE}) neither in the loss nor in the metric, every class learnt as itself, {name} {stage.metric.ceiling:g} for the "
         "ground truth, the IoU over all pixels together for a moved one",
         "the loss has another ignore_index than the metric, or none: use one constant\n"
-        "ids are shifted in the loss or in the metric\nthe metric is a mean of the IoU of pictures or batches: add up the counts first",
+        "ids are shifted in the loss or in the metric\n"
+        "predictions are compared with resized masks: enlarge the logits and compare with the stored pixels\n"
+        "the metric is a mean of the IoU of pictures or batches: add up the counts first",
         batch=batch if wrong else None, evidence={"truth": best, "moved": got, "expected": together},
     )  # fmt: skip
 
@@ -246,6 +257,35 @@ def _learnt(stage: Stage, batch: dict, n: int) -> list[str]:
         by_one = f", {share(off):.0%} of them one id off ({off:+d})" if share(off) > share(0) else ""
         wrong.append(f"the loss asks for another class than the mask at {1 - share(0):.0%} of the pixels{by_one}")
     return wrong
+
+
+def _unlike_stored(run: Run, stage: Stage, data: masks.Windows, n: int) -> list[str]:
+    """Return what is wrong with the score of masks that were resized for the net: of whole pictures, in stored pixels."""
+    chosen, counts = _whole(data), torch.zeros(n, n, dtype=torch.long)
+    indices = [i for i, place in enumerate(data.places) if place[0] in chosen]
+    asked = fetch(data, indices, None, run.device)
+    asked["mask"] = asked["mask"].clone()
+    for row in chosen:
+        mask, stored = data.whole(row)[1].as_subclass(Tensor).long(), data.pairs[row][1].long()
+        nearest = F.interpolate(mask[None, None].float(), stored.shape, mode="nearest-exact")[0, 0].long()
+        counts += masks.counted(stored, nearest.where(nearest != IGNORE, 0), n)
+        for at, i in enumerate(indices):
+            if data.places[i][0] == row:  # what other windows score is known, too: no seams
+                top, left = data.places[i][1:3]
+                part = mask[top : top + data.window, left : left + data.window]
+                asked["mask"][at, : part.shape[0], : part.shape[1]] = part
+    name, cells = stage.metric.name, data.window**2
+    got = run.measure(_judging(stage, Knowing(asked, n)), View(data, indices))[name]
+    best = masks.scores(counts, [str(c) for c in range(n)])[name]
+    small, large = (f"{w}x{h}" for h, w in (data.sizes[chosen[0]], data.stored_sizes[chosen[0]]))
+    if got > 1 - 1e-4 and best < 1 - OUTLINES:
+        return [f"masks are scored at the net's size ({small}, {cells:,} pixels a window) and not in their {large} stored pixels: the resized "
+                f"truth has {name} {got:.3f} there, {best:.3f} in stored pixels"]  # fmt: skip
+    if got < best - MISPLACED:
+        return [
+            f"the truth, resized to {small} and back, has {name} {got:.3f} in stored pixels ({large}); {best:.3f} is possible"
+        ]
+    return []
 
 
 def _judging(stage: Stage, net: nn.Module) -> Stage:

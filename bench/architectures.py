@@ -1,0 +1,169 @@
+"""docs/architectures.md: the gates of recipes on the architectures that people load, at tiny size with random weights from their published
+configuration classes.
+
+python bench/architectures.py                        every row that has no result yet
+python bench/architectures.py --only llama --again   some rows, measured anew
+python bench/architectures.py --check                exit 1 if the page is not what it would write
+
+A row runs `trainworthy check RECIPE --model FOLDER` in a process of its own, as a user would. Results are kept in bench/architectures.json."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+PAGE, KEPT = ROOT / "docs" / "architectures.md", Path(__file__).with_suffix(".json")
+SIZES = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+HEADS = {"head_dim": 12}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4,
+          "moe_intermediate_size": 48, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1}  # fmt: skip
+LANGUAGE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "Llama": ("LlamaConfig", "llama3_2", {}),
+    "Mistral": ("MistralConfig", "", {"sliding_window": 64}),
+    "Qwen2": ("Qwen2Config", "qwen2_5", {}),
+    "Qwen3": ("Qwen3Config", "qwen3", HEADS),
+    "Gemma 3": ("Gemma3TextConfig", "gemma3", HEADS | {"sliding_window": 64}),
+    "Phi-3": ("Phi3Config", "phi3", {}),
+    "OLMo 2": ("Olmo2Config", "", {}),
+    "GLM-4": ("Glm4Config", "glm4moe", HEADS),
+    "SmolLM3": ("SmolLM3Config", "", {}),
+    "Qwen3 MoE": (
+        "Qwen3MoeConfig",
+        "qwen3",
+        HEADS | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    ),
+    "gpt-oss": ("GptOssConfig", "gptoss", HEADS | EXPERTS | {"sliding_window": 64}),
+    "DeepSeek-V3": ("DeepseekV3Config", "", LATENT | {"num_key_value_heads": 4}),
+}
+"""Name: its configuration class, the chat template of TRL that belongs to it (empty: ChatML), and settings beside `SIZES`."""
+ON_TEXT = {
+    "llm/sft": ("--data.held-out", "8", "--data.max-length", "512", "--train.batch-size", "4"),
+    "llm/dpo": ("--data.held-out", "16", "--data.max-length", "512", "--train.batch-size", "4"),
+    "llm/reward": ("--data.held-out", "16", "--data.max-length", "512", "--train.batch-size", "4"),
+}
+WEIGHTS = ("--lora-rank", "0", "--optim.lr", "3e-3")
+NETS = ("resnet18", "convnext_tiny", "efficientnet_b0", "mobilenet_v3_small", "densenet121", "swin_t", "vit_b_16")
+ON_IMAGES = ("--weights", "none", "--image-size", "32", "--optim.lr", "1e-3")
+
+
+def rows() -> dict[str, list[str]]:
+    """Every row, `RECIPE ARCHITECTURE`, with its settings; a `--model` that is an architecture's name is written as a folder first."""
+    found = {
+        f"{recipe} {name}": [recipe, "--model", name, *WEIGHTS, *more]
+        for recipe, more in ON_TEXT.items()
+        for name in LANGUAGE
+    }
+    return found | {f"vision/classify {net}": ["vision/classify", "--model", net, *ON_IMAGES] for net in NETS}
+
+
+def written(name: str, folder: Path) -> Path:
+    """The folder of a language model as the hub has it: configuration, random weights, tokenizer, chat template."""
+    import torch
+    import transformers
+
+    from tests.helpers import language
+    from tests.llm import chat_models
+
+    kind, template, more = LANGUAGE[name]
+    words = chat_models.tokenizer(template) if template in chat_models.names() else language.tokenizer()
+    ids = {"bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id}
+    config = getattr(transformers, kind)(vocab_size=len(words), tie_word_embeddings=False, max_position_embeddings=640,
+                                         **{**SIZES, **ids, **more})  # fmt: skip
+    torch.manual_seed(0)
+    net = transformers.AutoModelForCausalLM.from_config(config)
+    net.save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder
+
+
+def measured(argv: list[str]) -> dict[str, Any]:
+    """What `trainworthy check` says of one row."""
+    with tempfile.TemporaryDirectory() as home:
+        if argv[2] in LANGUAGE:
+            argv = [*argv[:2], str(written(argv[2], Path(home) / "model")), *argv[3:]]
+        started = time.monotonic()
+        settings = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", "trainworthy", "check", *argv],
+            cwd=home,
+            env=settings,
+            capture_output=True,
+            text=True,
+        )
+        gates = next(iter(Path(home).glob("runs/*/checks/*/gates.json")), None)
+        found = json.loads(gates.read_text())["gates"] if gates else []
+        said = [line for line in done.stderr.splitlines() if line.startswith(("error", "stopped", "crashed"))]
+        return {
+            "exit": done.returncode,
+            "passed": sum(g["verdict"] == "pass" for g in found),
+            "skipped": sum(g["verdict"] == "skip" for g in found),
+            "failed": [g["id"] for g in found if g["verdict"] == "fail"],
+            "why": next((g["measured"] for g in found if g["verdict"] == "fail"), said[0] if said else ""),
+            "seconds": round(time.monotonic() - started),
+        }
+
+
+HEAD = """# Architectures
+
+Which gates pass on the architectures that people load. Each is built at tiny size (two layers, about 60,000 weights) with random weights
+from its published configuration class, and written as a folder as the hub has it, with the chat template that TRL ships for it (ChatML
+where it ships none). torchvision's nets have their real size, on pictures of 32 pixels. Then the whole of `trainworthy check` runs on it,
+with all weights trained. The table is made by `python bench/architectures.py`, seed 0, on CPU.
+
+This says that a recipe loads, pads, batches, generates, trains, resumes and exports the architecture correctly. It says nothing about
+its published weights, and nothing about an accelerator.
+
+| recipe | architecture | passed | skipped | failed |
+|---|---|---|---|---|
+"""
+
+
+def page(kept: dict[str, dict[str, Any]]) -> str:
+    """The page of the rows that have a result."""
+    lines = []
+    for key in rows():
+        if one := kept.get(key):
+            recipe, name = key.split(" ", 1)
+            ended = f"exit {one['exit']}" if one["exit"] else "none"
+            failed = (", ".join(f"`{g}`" for g in one["failed"]) or ended) + (f": {one['why']}" if one["why"] else "")
+            lines.append(
+                f"| `{recipe}` | {name} | {one['passed']} | {one['skipped']} | {failed.replace('|', chr(92) + '|')} |"
+            )
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="rows whose name contains this")
+    parser.add_argument("--again", action="store_true", help="also rows that have a result")
+    parser.add_argument("--check", action="store_true")
+    asked = parser.parse_args()
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    if asked.check:
+        sys.exit(int(page(kept) != PAGE.read_text()))
+    for key, argv in rows().items():
+        if asked.only.lower() in key.lower() and (asked.again or key not in kept):
+            kept[key] = measured(argv)
+            print(key, kept[key], flush=True)
+            KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+            PAGE.write_text(page(kept))
+
+
+if __name__ == "__main__":
+    main()

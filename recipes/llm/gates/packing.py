@@ -1,0 +1,234 @@
+"""Gates of packed documents: each token is a target once (L2, L3), and no logit depends on later tokens or other documents (L4)."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, fetch
+from trainworthy.core.gates.recorder import rehearsed
+from trainworthy.core.loop.run import Run, evaluating
+from trainworthy.core.recipe.stage import Stage
+from trainworthy.recipes.llm.data.packing import IGNORED, Packed
+from trainworthy.recipes.llm.models import loading
+
+DOCUMENTS, PARTS = 12, 3  # whole documents that are checked, and most rows that a long one may fill
+
+
+# ------------------------------------------------------------------------------------------------------- what gates read
+def parts(positions: Tensor) -> list[tuple[int, int]]:
+    """Return (start, end) of each document in a row (T,) of positions: a document starts where positions restart."""
+    starts = [0, *(i for i in range(1, len(positions)) if positions[i] != positions[i - 1] + 1)]
+    return list(zip(starts, [*starts[1:], len(positions)], strict=True))
+
+
+@contextmanager
+def heard(model: nn.Module, shift: float = 0.0) -> Iterator[list[Tensor]]:
+    """Record the logits (B, T, V) at the head, after adding `shift` to all of them."""
+    found: list[Tensor] = []
+
+    def keep(_module, _args, out: Tensor) -> Tensor:
+        found.append(out + shift)
+        return found[-1]
+
+    hook = model.get_output_embeddings().register_forward_hook(keep)
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+def felt(stage: Stage, batch: dict, shift: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Return (logits, gradient of the recipe's own loss with respect to them), (B, T, V) each."""
+    with heard(stage.model, shift) as logits:
+        total = sum(stage.loss(stage.model, batch).values())
+    (gradient,) = torch.autograd.grad(total, logits)  # no gradient is left on the weights
+    return logits[0].detach(), gradient
+
+
+def some(data: Packed, seed: int) -> list[np.ndarray]:
+    """Return a few documents, among them the longest of a hundred that fills at most `PARTS` rows."""
+    order = np.random.default_rng(seed).permutation(len(data.documents))[:100]
+    found = sorted((data.documents[i] for i in order), key=len)
+    fits = [d for d in found if len(d) <= PARTS * data.context] or [found[0][: PARTS * data.context]]
+    return [fits[-1], *fits[:: max(1, len(fits) // DOCUMENTS)]]
+
+
+def packed(data: Packed, documents: list[np.ndarray], run: Run) -> dict:
+    """Return these documents as one batch, made by the recipe's own packing and collate."""
+    rows = data.among(documents)
+    return fetch(rows, list(range(len(rows))), None, run.device)
+
+
+# ---------------------------------------------------------------------------------------------------------------- gates
+@gate(
+    "asked",
+    rows="L2 L3",
+    title="each token except a document's first is a target exactly once, after its predecessor",
+    reads="data model loss",
+    explains=True,
+)
+def asked(proof: Proof) -> Finding:
+    """Reads targets from the loss's gradient with respect to the logits: which logit is increased after which token, whatever the labels
+    are. Compares them with the documents themselves."""
+    run, stage = proof.look()
+    data = stage.data["train"]
+    documents = some(data, proof.cfg.run.seed)
+    batch = packed(data, documents, run)
+    with run.autocast():
+        _, gradient = felt(stage, batch)
+    pulled = gradient.argmin(-1).masked_fill(gradient.abs().sum(-1) == 0, IGNORED)  # (B, T)
+    ids = batch["input_ids"]
+    got = Counter(
+        (a, b) for a, b in zip(ids.flatten().tolist(), pulled.flatten().tolist(), strict=True) if b != IGNORED
+    )
+    due = Counter((a, b) for d in documents for a, b in zip(d[:-1].tolist(), d[1:].tolist(), strict=True))
+    lost, extra = due - got, got - due
+    wrong = []
+
+    def pairs_as_text(pairs: Counter) -> str:
+        return ", ".join(repr(data.tokenizer.decode(list(pair))) for pair in list(pairs)[:4])
+
+    if lost:
+        ends = sum(n for (_, b), n in lost.items() if b == data.tokenizer.eos_token_id)
+        end = f", {ends} of them the end of a document" * bool(ends)
+        wrong.append(
+            f"{lost.total()} of {due.total()} tokens are never the target after their predecessor{end}: {pairs_as_text(lost)}"
+        )
+    if extra:
+        wrong.append(
+            f"{extra.total()} targets do not follow there in a document, or are repeated: {pairs_as_text(extra)}"
+        )
+    size = stage.model.get_input_embeddings().num_embeddings
+    if ids.max() >= size or ids.min() < 0:
+        wrong.append(f"token id {int(ids.max())}, but the embedding has {size:,} rows")
+    return Finding(
+        not wrong,
+        "; ".join(wrong) or f"{due.total()} tokens of {len(documents)} documents in {len(ids)} rows, each a target once; {got.total()} of "
+        f"{ids.numel()} positions have a target",
+        "every token of a document except its first is a target exactly once, also its end token; no target across documents or in padding",
+        "labels are shifted in the data and once more in the loss, or not at all\n"
+        "the first token of a document is the target after the previous document's end: mask labels where a document begins\n"
+        "the end token is masked because it is also the pad: mask by length, never by id (the model then never stops)\n"
+        "tokens that two windows share are targets twice, or documents that were cut lose their tails",
+        evidence={"due": due.total(), "lost": lost.total(), "extra": extra.total()},
+        batch=batch,
+    )  # fmt: skip
+
+
+@gate(
+    "causal",
+    rows="L4",
+    title="logits depend neither on later tokens nor on their own target",
+    reads="data model loss train",
+    explains=True,
+)
+def causal(proof: Proof) -> Finding:
+    """Exchanges one token in the middle of a document and keeps the labels: logits at earlier positions must not change. So no model can
+    beat the entropy of random sequences. `asked` pairs the batch's ids with targets; this gate shows which ids the model reads."""
+    run, stage, _ = rehearsed(proof)  # untrained, the head is zero and no logit would change
+    data = stage.data["train"]
+    batch = packed(data, some(data, proof.cfg.run.seed), run)
+    ids, (start, end) = batch["input_ids"], max(parts(batch["position_ids"][0]), key=lambda p: p[1] - p[0])
+    at = (start + end) // 2
+    if at - start < 2:
+        raise Skip("no document has four tokens")
+    exchanged = ids.clone()
+    exchanged[0, at] = next(int(t) for t in ids[0, start:].tolist() if t != int(ids[0, at]))
+
+    def said(one: dict) -> Tensor:
+        with evaluating(stage.model), torch.no_grad(), run.autocast(), heard(stage.model) as logits:
+            stage.loss(stage.model, one)
+        return logits[0][0].float()
+
+    before, after = said(batch), said({**batch, "input_ids": exchanged})
+    moved = (before - after).norm(dim=-1)  # (T,)
+    own = moved[at:].max().item()
+    if own == 0:
+        raise Skip("no logit depends on the exchanged token")
+    leak, limit = moved[:at].max().item() / own, 1e-4 if run.precision == "fp32" else 5e-2
+    first = int((moved[:at] > limit * own).nonzero()[0]) if leak > limit else at
+    away = at - first
+    return Finding(
+        leak <= limit, f"exchanging token {at} changes the logits at earlier positions by {leak:.1e} of the change at its own"
+        + (f"; the first is {away} before it" if leak > limit else ""), f"at most {limit:g}",
+        ("the model reads its own target: inputs are shifted against the labels, or the target is the input\n"
+         if 0 < away <= 2 else "") + "attention has no causal mask, or another mask replaces it\n"
+        "a convolution, a norm or a mean over time in the model reads later tokens",
+        evidence={"leak": leak, "first": first, "at": at}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
+    )  # fmt: skip
+
+
+@gate(
+    "isolation",
+    rows="L4",
+    title="a packed document has the same logits as alone, on every attention backend",
+    reads="data model loss train",
+)
+def isolation(proof: Proof) -> Finding:
+    """Compares logits of two packed documents: with the first document exchanged, and with the second alone. It uses the rehearsed model,
+    because an untrained one gives the same output for any input."""
+    run, stage, _ = rehearsed(proof)
+    data, model = stage.data["train"], stage.model
+    half = data.context // 2
+    own = sorted(data.documents[:400], key=len)[-3:]
+    first, other, second = (np.resize(d, n) for d, n in zip(own, (half, half, half - 3), strict=True))
+    other[0], wrong, gaps = first[0], [], {}
+    rows = {name: packed(data, docs, run) for name, docs in
+            (("both", [first, second]), ("changed", [other, second]), ("alone", [second]))}  # fmt: skip
+    if len(rows["both"]["input_ids"]) != 1:
+        raise Skip("two documents of half a row each are not packed into one row, so nothing has to be isolated")
+    used, limit = model.config._attn_implementation, 1e-3 if run.precision == "fp32" else 5e-2
+    for backend in loading.backends(model, run.device):
+        model.set_attn_implementation(backend)
+        seen: dict[str, dict[str, Tensor]] = {}
+        try:
+            with evaluating(model), run.autocast():
+                for name, batch in rows.items():
+                    with heard(model) as logits:
+                        stage.loss(model, batch)
+                    at = {
+                        "second": _place(batch["input_ids"][0], second),
+                        "first": _place(batch["input_ids"][0], first),
+                    }
+                    # the first document was exchanged
+                    at["first"] = at["first"] if name == "both" else seen["both"]["where"]
+                    seen[name] = {k: logits[0][0, a : a + half - 4].float() for k, a in at.items()} | {
+                        "where": at["first"]
+                    }
+        finally:
+            model.set_attn_implementation(used)
+        both, scale = seen["both"], (seen["both"]["first"] - seen["changed"]["first"]).abs().max().item()
+        if scale == 0:
+            raise Skip("the model gives the same logits for every input")
+        moved, apart = ((both["second"] - seen[k]["second"]).abs().max().item() / scale for k in ("changed", "alone"))
+        gaps[backend] = {"moved": moved, "alone": apart, "scale": scale}
+        if moved > limit:
+            wrong.append(
+                f"{backend}: exchanging document 1 changes the logits of document 2 by {moved:.2g} of the change of its own"
+            )
+        if apart > limit:
+            wrong.append(
+                f"{backend}: the logits of document 2 differ from those without document 1 by {apart:.2g} of that change"
+            )
+    worst = max(max(g["moved"], g["alone"]) for g in gaps.values())
+    return Finding(
+        not wrong,
+        "; ".join(wrong) or f"with document 1 exchanged or left out, the logits of document 2 are equal on {', '.join(gaps)} ({worst:.1e})",
+        f"at most {limit:g} of the change of the exchanged document's own logits",
+        "position ids do not restart with each document, or are not passed to the model\n"
+        "an attention mask of ones, or a cache, is passed: documents are then no longer separated by their position ids\n"
+        "the attention backend or the architecture ignores position ids: use another (OPT, Falcon and Bloom always leak)",
+        evidence={"gaps": gaps}, batch=rows["both"],
+    )  # fmt: skip
+
+
+def _place(row: Tensor, document: np.ndarray) -> int:
+    """Return where a document starts in a row (T,); 0 if it is not there."""
+    wanted = torch.from_numpy(document.astype(np.int64)).to(row.device)
+    starts = row.unfold(0, len(wanted), 1)
+    return int((starts == wanted).all(1).int().argmax())

@@ -1,0 +1,68 @@
+"""What the gates of GRPO share: their subject, and answers of the untrained policy, sampled once."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from trainworthy.core.adapters.hosted import Hosted
+from trainworthy.core.base import seeds
+from trainworthy.core.base.modes import in_mode
+from trainworthy.core.gates.gate import Proof
+from trainworthy.core.loop.optim import exact
+from trainworthy.core.loop.run import Run, evaluating
+from trainworthy.recipes.rl.language.problems import Asker, Reward
+
+
+@dataclass
+class Subject:
+    """What the gates of a stage check."""
+
+    cfg: Any
+    asker: Asker
+    reward: Reward
+    """The declared reward function."""
+
+
+@dataclass
+class Unit:
+    """Answers of the untrained policy to two questions of different lengths, sampled by the trainer as in training; one row for each answer."""
+
+    run: Run
+    stage: Hosted
+    rows: list[dict]
+    batch: dict[str, Tensor]
+    ids: list[tuple[list[int], list[int]]]
+    """(prompt, answer) without padding."""
+
+
+def unit(s: Subject, proof: Proof) -> Unit:
+    """Sample the answers, once for all gates."""
+
+    def make() -> Unit:
+        run, stage = proof.look()
+        rows = [dict(r) for r in stage.ask(0)]
+        for row in rows[
+            s.cfg.num_generations :
+        ]:  # a longer prompt: padding on the wrong side then changes the shorter ones
+            row["prompt"] = s.asker.put(f"{rows[0]['question']} {rows[0]['answer']}\n{row['question']}")
+        seeds.seed_global(proof.cfg.run.seed, "unit")
+        with in_mode(stage.model, training=True), torch.no_grad(), run.autocast():
+            batch = stage.trainer._generate_and_score_completions(rows)
+        sides = [[ids[mask.bool()].tolist() for ids, mask in zip(batch[f"{k}_ids"], batch[f"{k}_mask"], strict=True)]
+                 for k in ("prompt", "completion")]  # fmt: skip
+        return Unit(run, stage, rows, {k: v for k, v in batch.items() if v.dim()}, list(zip(*sides, strict=True)))
+
+    return proof.once("unit", make)
+
+
+def alone(u: Unit, temperature: float) -> list[Tensor]:
+    """Return log-probabilities (tokens, vocabulary) at each answer's tokens, computed alone, without padding, from plain logits."""
+
+    def read(before: list[int], after: list[int]) -> Tensor:
+        ids = torch.tensor([before + after], device=u.run.device)
+        logits = u.stage.model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1]
+        return (exact(logits) / temperature).log_softmax(-1)
+
+    with evaluating(u.stage.model), u.run.autocast():
+        return [read(*row) for row in u.ids]

@@ -1,0 +1,175 @@
+"""Gates on the rows of a batch: every image feature has a position in its row (X4), the loss scores the answers alone (X4, L2)."""
+
+import torch
+from torch import Tensor, nn
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.recipe.stage import Stage
+from trainworthy.recipes.vlm.data import questions, rows
+
+LOOKED_AT = 2000  # samples of a split whose rows are counted
+EXACT = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}  # decoder options
+
+
+def _through(stage: Stage, run: Run, batch: dict, module: nn.Module) -> Tensor:
+    """Return the gradient of the loss with respect to a module's output, (.., d)."""
+    kept: list[Tensor] = []
+
+    def keep(_module: nn.Module, _args: tuple, out: Tensor) -> None:
+        kept.append(out)
+        out.retain_grad()
+
+    hook = module.register_forward_hook(keep)
+    try:
+        with evaluating(stage.model), torch.enable_grad(), run.autocast():
+            sum(stage.loss(stage.model, batch).values()).backward()
+    finally:
+        hook.remove()
+        stage.model.zero_grad()
+    return kept[0].grad
+
+
+@gate(
+    "places",
+    rows="X4",
+    title="every image feature has its position, every question its answer",
+    reads="data model loss",
+)
+def places(proof: Proof) -> Finding:
+    """Counts image positions in every row of the data set and in collated batches, and compares them with the features that the loss really
+    uses."""
+    run, stage, wrong, cut = *proof.build(Plan(steps=1)), [], []
+    data = stage.data["train"]
+    grad = _through(stage, run, fetch(data, [0], None, run.device), stage.model.projector)
+    each = grad.flatten(0, -2).shape[0] // data.pictures(0)  # per image, from the model
+    looked = 0
+    for name, data in stage.data.items():
+        some = range(len(data)) if len(data) <= questions.EVERY else [*dict.fromkeys(data.representative(LOOKED_AT))]
+        looked += len(some)
+        picked = pick(data, min(16, len(data)), proof.cfg.run.seed)
+        needed = {i: data.places(i) if data.varied else each * data.pictures(i) for i in {*some, *picked}}
+        wrong_count = [i for i in some if int((data.peek(i, "ids") == rows.IMAGE).sum()) != needed[i]]
+        unanswered = [i for i in some if _answers(data.peek(i, "labels")) != len(data.source.asked(data.kept[i]))]
+        batch = fetch(data, picked, None, run.device)
+        found = (batch["ids"] == rows.IMAGE).sum(1).tolist()
+        short = sum(n != needed[i] for n, i in zip(found, picked, strict=True))
+        without_answer = sum(
+            _answers(row) != int((kinds >= 0).sum()) for row, kinds in zip(batch["labels"], batch["kind"], strict=True)
+        )
+        for many, what in (
+            (wrong_count, f"without {needed[(wrong_count or picked)[0]]} image positions"),
+            (unanswered, "with a question whose answer is cut"),
+        ):
+            if many:
+                wrong.append(f"{name}: {len(many):,} of {len(some):,} samples {what}, e.g. sample {many[0]}")
+        if short or without_answer:
+            wrong.append(
+                f"{name}: of {len(found)} collated rows, {short} lack a position for some feature, {without_answer} are unanswered"
+            )
+        cut += [f"{name}: {note}" for note in data.notes.values() if "left out" in note]
+    if not wrong:
+        grad = _through(stage, run, batch, stage.model.projector).flatten(0, -2)
+        read = int((grad.abs().amax(-1) > 0).sum())
+        if read != sum(found):
+            wrong.append(f"the loss reads {read} of {sum(found)} features of {len(found)} samples")
+    complete = f"each feature has its position ({each} for the first picture) in all {looked:,} samples"
+    return Finding(
+        not wrong, "; ".join(wrong) or "; ".join([complete, *cut]),
+        "in every row as many image positions as features, and an answer to every question",
+        "a row was cut to a length: leave out long samples completely, and count them\n"
+        "rows are cut in collate(), and their features with them\nthe encoder gives another number of features than rows have positions",
+        evidence={"features": each}, batch=batch if wrong else None,
+    )  # fmt: skip
+
+
+def _answers(labels: Tensor) -> int:
+    """Return the number of scored answers in a row (T,)."""
+    return int(rows.numbered(labels[1:]).max())  # the first token of a row has none before it
+
+
+@gate(
+    "per-place",
+    rows="X4",
+    title="each image feature goes to exactly one position of the row",
+    reads="data model",
+    explains=True,
+)
+def per_place(proof: Proof) -> Finding:
+    """Changes one feature of the encoder: exactly one of the language model's input embeddings must change. A reshape that should be a
+    transpose keeps the shape and mixes positions."""
+    run, stage = proof.look()
+    model, data = stage.model, stage.data["train"]
+    if not hasattr(model, "embedded"):
+        raise Skip("the model gives no access to its embeddings (a complete model of the hub)")
+    batch, out, change = fetch(data, [0], None, run.device), [], [None]
+
+    def altered(_module: nn.Module, _args: tuple, features: Tensor) -> Tensor:
+        out[:] = [features.shape]
+        if change[0] is not None:
+            features = features.clone()
+            features[0, change[0]] = features[0, change[0]] + 3 * features.std() * torch.randn(
+                features.shape[-1:], generator=draws
+            ).to(features)
+        return features
+
+    def read(place: int | None) -> Tensor:
+        change[0] = place
+        with evaluating(model), torch.no_grad(), run.autocast():
+            return model.embedded(batch)[0].float()
+
+    draws, hook = torch.Generator().manual_seed(0), model.encoder.register_forward_hook(altered)
+    try:
+        own = read(None)
+        places = (batch["ids"][0] == rows.IMAGE).nonzero().flatten().tolist()
+        n = out[0][1] if len(out[0]) == 3 else 0
+        if n < 2 or len(places) < n:
+            raise Skip("features do not have the shape (B, n, width), or the projector joins several of them")
+        moved = [(read(k) - own).norm(dim=-1) for k in (0, n // 2, n - 1)]
+    finally:
+        hook.remove()
+    hit = [[i for i, p in enumerate(places) if m[p] > 1e-3 * m.max()] for m in moved]
+    wrong = [
+        f"feature {k} of {n} changes {len(h)} embeddings"
+        for k, h in zip((0, n // 2, n - 1), hit, strict=True)
+        if len(h) != 1
+    ]
+    return Finding(
+        not wrong, "; ".join(wrong) or f"features 0, {n // 2} and {n - 1} of {n} each change one embedding", "one embedding each",
+        "features are transposed and reshaped: view() or reshape() where transpose() or permute() is meant\n"
+        "a softmax, a norm or a mean over positions, or over the pictures of a batch\n"
+        "on purpose (a resampler that reads all features): --gates.waive per-place --gates.because \"...\"",
+        evidence={"moved": hit}, batch=batch if wrong else None,
+    )  # fmt: skip
+
+
+@gate("answers", rows="X4 L2", title="the loss scores every answer and nothing else", reads="data loss")
+def answers_alone(proof: Proof) -> Finding:
+    """Reads scored tokens from the loss's gradient with respect to the logits: where it is not zero, the next token is scored. Those tokens
+    must be the answers with their ends, as the data set has them."""
+    run, stage = proof.build(Plan(steps=1))
+    data = stage.data["train"]
+    indices = pick(data, min(8, len(data)), proof.cfg.run.seed)
+    batch = fetch(data, indices, None, run.device)
+    grad = _through(stage, run, batch, stage.model)
+    scored = grad.abs().amax(-1) > 0  # (B, T)
+    wrong, words, shown = [], data.tokenizer, ""
+    for row, index in enumerate(indices):
+        ids = batch["ids"][row].tolist()
+        found = [ids[i + 1] if i + 1 < len(ids) else -1 for i in scored[row].nonzero().flatten().tolist()]
+        needed = "".join(
+            words.decode(words.encode(a, add_special_tokens=False), **EXACT) for a in data.wanted(data.kept[index])
+        )
+        said = words.decode([t for t in found if t >= 0], **EXACT) or "nothing"
+        shown = shown or f"sample {index}: {said}"
+        if rows.IMAGE in found or "".join(said.split()) != "".join(needed.split()):
+            image = sum(t == rows.IMAGE for t in found)
+            wrong.append(f"sample {index}: {len(found)} tokens are scored, {image} of them image positions"
+                         f" ({said[:60]}); its answers are {needed[:60]}")  # fmt: skip
+    return Finding(
+        not wrong, wrong[0] if wrong else shown, "scored are the tokens of every answer and its end token",
+        "labels are a copy of ids with only the padding masked: also mask image positions and questions\n"
+        "the row was cut, or labels are shifted twice\nthe end token of an answer is masked with the padding",
+        evidence={"wrong": wrong}, batch=batch if wrong else None,
+    )  # fmt: skip
