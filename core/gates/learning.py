@@ -197,6 +197,13 @@ def overfit(proof: Proof) -> Finding:
         "gradients do not arrive (see wiring), or the rate is far too low or too high for 8 samples\n"
         "a loss floor that the recipe does not declare (expect.loss_floor)"
     )
+    near = found["metric"] is not None and reaches(
+        used, found["metric"], used.floor + 0.9 * (found["goal"] - used.floor)
+    )
+    if near and not closed and stage.expect.frozen:
+        remedy += "\nanswers are right and their scores too small: a frozen head that was never trained (all weights: --lora-rank 0)"
+    elif not closed and _falls(found):
+        remedy += "\nthe loss still falls at the last step: weights that were never trained, or a low rate for this net (--optim.lr)"
     name, sign = used.name, ">=" if used.higher_is_better else "<="
     return Finding(
         closed and reached,
@@ -223,10 +230,11 @@ def baseline(proof: Proof) -> Finding:
     if proof.expect.solvable_without_input:
         raise Skip(f"declared: {proof.expect.solvable_without_input}")
     run, stage, found = overfitted(proof)
-    if "loss" not in found or found["metric"] is None:
+    metric = stage.gate_evaluator.metric
+    if "loss" not in found or found["metric"] is None or not metric.better(found["metric"], metric.floor):
         raise Skip("the overfit gate did not get far enough to compare")
     inputs = tuple(k for k, f in stage.data["train"].fields.items() if f.role == "input")
-    indices, metric = found["indices"], stage.gate_evaluator.metric
+    indices = found["indices"]
     turned = [(i + 1) % len(indices) for i in range(len(indices))]  # a derangement: none keeps its own input
     others = View(stage.data["train"], indices, swap=turned, draws=proof.cfg.run.seed)
     swapped = run.measure(stage, others, probe=True)[metric.name]

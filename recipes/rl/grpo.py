@@ -6,7 +6,7 @@ full  SmolLM2-360M-Instruct on `--data.path FILE` (`prompt`, `answer`); an accel
 The reward function is tested before training. Groups with equal rewards give no gradient and are counted. An answer ends with its
 end token, which is scored; nothing after it is. Held-out questions are answered greedily and scored by the last number, because
 the training reward also rises if answers only become more certain. With `--beta`, the reference is the initial model, also with
-`--init-from`. `--shuffle-rewards` is the control experiment.
+`--init-from`; with `--target-kl`, too, the coefficient adapts. `--shuffle-rewards` is the control experiment.
 """
 
 import tempfile
@@ -25,7 +25,7 @@ from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.llm.models import loading, speaking
-from trainworthy.recipes.rl.language import grpo_gates, grpo_monitors, problems
+from trainworthy.recipes.rl.language import grpo_gates, grpo_monitors, kl_control, problems
 from trainworthy.recipes.shared import hub
 
 from trainworthy import core
@@ -58,6 +58,11 @@ class Config(loading.LoRA, core.Config):
     """Clipping range of the probability ratio of a token."""
     beta: float = 0.0
     """KL coefficient towards the reference (per nat and token); 0: no reference, and no KL is measured."""
+    target_kl: float = 0.0
+    """Target KL to the reference in nats per token. `--beta` is then the first coefficient and adapts to it (Ziegler 2019), as in
+    rl/rlhf. 0: `--beta` stays as it is."""
+    kl_coef_rate: float = 0.1
+    """Maximum relative change of the KL coefficient per iteration, with `--target-kl`."""
     temperature: float = 1.0
     """Sampling temperature of training answers. Held-out questions are answered greedily."""
     max_new_tokens: int = 6
@@ -162,6 +167,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     if cfg.train.batch_size % (cfg.num_generations * run.world) or cfg.num_generations < 2:
         raise core.UserError("answers do not come in whole groups", got=f"{cfg.train.batch_size} answers, groups of {cfg.num_generations}",
                              needed=f"--train.batch-size as a multiple of --num-generations (2 or more) x {run.world} processes")  # fmt: skip
+    kl_control.checked(cfg.beta, cfg.target_kl, cfg.kl_coef_rate)
     path = loading.locate(cfg.model)
     tokenizer = (
         loading.tokenizer(path, cfg.chat_template, cfg.eos_token) if cfg.data.style == "chat" else loading.plain(path)
@@ -181,6 +187,9 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         reward = problems.of_others(declared) if cfg.shuffle_rewards else declared
         trainer = hosted.built(lambda: make_trainer(cfg, run, path, asker, reward))
     trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)
+    controller = kl_control.Controller(cfg.beta, cfg.target_kl, cfg.kl_coef_rate) if cfg.target_kl else None
+    if controller:
+        trainer.add_callback(kl_control.Adapt(trainer, controller, cfg.num_iterations))
     data = read(cfg, asker, rows, trainer.model.config.max_position_embeddings)
     seen = metrics.Seen()
     start: dict[str, Tensor] = {}  # of --init-from: what is trained, as it was
@@ -188,6 +197,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def ask(unit: int) -> list[dict]:
         """This process's questions, each once for every answer; which they are is a function of (seed, unit) alone."""
+        trainer.beta = controller.value if controller else cfg.beta  # a resumed run goes on with the one that it saved
         n = cfg.train.batch_size // cfg.num_generations
         if run.plan:  # one is enough where a gate looks at rates alone, and asks for less than a group
             n = min(
@@ -279,6 +289,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         counts=lambda batch: {"loss": batch["completion_mask"].sum()},
         frozen_modules={} if trainer.ref_model is None else {"reference": trainer.ref_model},
         on_start=begin,
+        state={"controller": controller} if controller else {},
         evaluate=evaluate,
         intervals=seen.intervals,
         metric=core.Metric("accuracy", "which share of unseen questions is answered right?", floor=0.0, ceiling=1.0),

@@ -248,6 +248,53 @@ def test_a_chat_keeps_its_turns_until_it_is_told_to_begin_anew(run: Path):
     assert alone["answer"] in done.stdout or alone["answer"].splitlines()[-1] == answers[-1]
 
 
+@pytest.mark.verify
+def test_from_a_file_and_a_folder_to_a_measured_export_with_every_gate(tmp_path: Path, launch):
+    """As the README has it: `data`, `run`, `predict`. Some rows are bad; the longest answers are in a script of three bytes a letter, and
+    some of them are in no held-out row."""
+    language.qwen(tmp_path / "qwen")
+    rows = [json.dumps(row, ensure_ascii=False) for row in conversations(160)]
+    rows += [
+        json.dumps(
+            {"conversations": [{"from": "human", "value": f"介绍一下 {i}"}, {"from": "gpt", "value": f"{i}是城市。"}]}
+        )
+        for i in range(9)
+    ]
+    rows[20:20] = [json.dumps(BAD["sharegpt"][0]), json.dumps(BAD["sharegpt"][2]), '{"conversations": [{"from"']
+    (tmp_path / "chats.jsonl").write_text("\n".join(rows))
+    asked = (
+        "--data.path",
+        "chats.jsonl",
+        "--model",
+        "qwen",
+        "--data.max-bad",
+        "0.03",
+        "--lora-rank",
+        "0",
+        "--optim.lr",
+        "3e-3",
+    )
+    done = launch("data", "llm/sft", *asked)
+    assert done.returncode == 0, done.shown
+    for words in (
+        "3 of 172 rows",
+        "its last answer is empty",
+        "a line is not JSON",
+        "--train.epochs 3",
+        "--data.val 0.2",
+    ):
+        assert words in done.stdout, done.shown
+    done = launch("run", "llm/sft", *asked, "--train.epochs", "3")
+    assert done.returncode == 0, done.shown
+    assert {v["verdict"] for v in done.verdicts()} == {"pass", "skip"}
+    summary = read(done.folder() / "summary.json")
+    assert {"f1", "perplexity", "stops"} <= summary["metrics"].keys()
+    written(tmp_path / "asked.jsonl", [{"prompt": "What is red 5 cat?"}])
+    done = launch("predict", str(done.folder()), "asked.jsonl")
+    assert done.returncode == 0, done.shown
+    assert len(done.stdout.splitlines()) == 1
+
+
 # --------------------------------------------------------------------------------------------------------------- bad input
 def test_rows_that_cannot_be_asked_are_named_all_at_once(run: Path):
     cwd = run.parents[2]

@@ -9,6 +9,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.recorder import Record
 from trainworthy.core.gates.rehearsal import _gradient_fault
 from trainworthy.recipes.rl.language import grpo_monitors, problems
+from trainworthy.recipes.rl.language.kl_control import Controller, checked
 
 from tests.helpers import language
 from tests.helpers.commands import losses, read, run_folder, trainworthy
@@ -96,12 +97,19 @@ def test_a_base_model_is_asked_in_lines(launch, tmp_path: Path):
 def test_a_run_logs_what_must_be_watched_and_exports_an_adapter(net: Path, tmp_path: Path):
     from peft import AutoPeftModelForCausalLM
 
-    more = ("--beta", "0.05", "--num-iterations", "2", "--max-new-tokens", "4")
+    more = ("--beta", "0.05", "--target-kl", "0.01", "--num-iterations", "2", "--max-new-tokens", "4")
     done = trainworthy("run", "rl/grpo", "--model", net, *QUICK, *more, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr, done.stderr
     folder = run_folder(tmp_path)
-    row = read(folder / "step_metrics.jsonl")[-1]
+    rows = read(folder / "step_metrics.jsonl")
+    row = rows[-1]
+    due = Controller(0.05, 0.01, 0.1)
+    for one in rows:  # an iteration each: its two updates have one coefficient
+        assert one["step/trainer/beta"] == pytest.approx(due.value, rel=1e-6)
+        due.update(one["step/trainer/kl"])
+    assert len(rows) == 3
+    assert due.value != 0.05
     for name in (
         "reward",
         "frac_reward_zero_std",
@@ -230,7 +238,7 @@ def test_monitors_ask_to_stop_where_they_are_sure(name: str):
     """Twice in a row and nothing gained: stop. Held-out answers that get better, or one evaluation: none. --no-stop-hacked: none."""
     from types import SimpleNamespace
 
-    cfg = SimpleNamespace(num_iterations=1, beta=0.1, stop_hacked=True)
+    cfg = SimpleNamespace(num_iterations=1, beta=0.1, target_kl=0.0, stop_hacked=True)
     one = {m.id: m for m in grpo_monitors.monitors(cfg, 200)}[name]
     wrong, fine = (rows_of(**case) for case in STOPS[name])
     assert one.judge(wrong).evidence.get("stop"), one.judge(wrong)
@@ -240,6 +248,25 @@ def test_monitors_ask_to_stop_where_they_are_sure(name: str):
     one = {m.id: m for m in grpo_monitors.monitors(cfg, 200)}[name]
     assert not one.judge(wrong).ok
     assert "stop" not in one.judge(wrong).evidence
+
+
+def test_the_kl_must_end_near_its_target():
+    """A target that is far below 1 nat a token: too far is advised at 1.2 times, and stops at 4 times where nothing is gained."""
+    judged = grpo_monitors.drift(0.1, 0.05).judge
+    assert judged(rows_of([0.3, 0.3, 0.3], kl=[0.0, 0.09, 0.055])).ok
+    late = judged(rows_of([0.3, 0.3, 0.3], kl=[0.0, 0.09, 0.1]))
+    assert not late.ok
+    assert "stop" not in late.evidence
+    assert judged(rows_of([0.3, 0.3, 0.3], kl=[0.0, 0.3, 0.4])).evidence["stop"]
+    assert "stop" not in judged(rows_of([0.3, 0.5, 0.7], kl=[0.0, 0.3, 0.4])).evidence
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ((0.0, 0.1, 0.1), "--beta above 0"), ((-0.1, 0.0, 0.1), "not negative"), ((0.1, 0.1, 1.5), "--kl-coef-rate 1.5"),
+])  # fmt: skip
+def test_a_coefficient_that_cannot_adapt(settings: tuple[float, float, float], words: str):
+    with pytest.raises(UserError, match=words):
+        checked(*settings)
 
 
 PAID = '''"""Rewards with a hole, for a model that answers everything with one letter."""

@@ -11,13 +11,14 @@ History = list[dict[str, float]]
 AGAIN = 2  # evaluations in a row that end a run
 CERTAIN = 0.02  # of the first entropy
 GROWN, FAR_OFF = 3.0, 5.0  # times the first length, times the first KL
+NEAR, LOST = 1.2, 4.0  # times --target-kl
 
 
 def monitors(cfg: Any, held_out: int) -> list[Monitor]:
     """What only a whole run shows; each ends the run where it is sure (--no-stop-hacked: it only tells)."""
     noise = 2 * (0.5 / held_out) ** 0.5  # two standard errors of a difference at one half
     found = [hacked(held_out), still_groups, lengths(noise), decided(noise)]
-    found += [clipped] * (cfg.num_iterations > 1) + [drift(noise)] * (cfg.beta > 0)
+    found += [clipped] * (cfg.num_iterations > 1) + [drift(noise, cfg.target_kl)] * (cfg.beta > 0)
     return found if cfg.stop_hacked else [replace(m, judge=_telling(m)) for m in found]
 
 
@@ -131,18 +132,25 @@ def clipped(history: History) -> Finding:
                    "a lower --optim.lr, fewer --num-iterations", evidence={"share": share})  # fmt: skip
 
 
-def drift(noise: float) -> Monitor:
-    """A policy that leaves its reference and is right no more often."""
+def drift(noise: float, target: float) -> Monitor:
+    """A policy that leaves its reference and is right no more often. With a `target` the KL must end near it."""
 
     @monitor("kl", rows="R2", title="the policy stays near its reference")
     def judged(history: History) -> Finding:
         """KL to the reference, nats a token."""
-        seen = logged(history, "kl")
-        stop = unpaid(history, noise) and lately(seen, lambda value: value > max(1.0, FAR_OFF * seen[0]))
+        seen, beta = logged(history, "kl"), logged(history, "beta")
+        tail = seen[-max(1, len(seen) // 3) :]
+        last, limit = (sum(tail) / len(tail), NEAR * target) if target else (max(seen), 1.0)
+        stop = unpaid(history, noise) and lately(
+            seen, lambda value: value > (LOST * target if target else max(1.0, FAR_OFF * seen[0]))
+        )
+        moved = f"; the coefficient {beta[0]:.3g}, then {beta[-1]:.3g}" if beta else ""
         return Finding(
-            max(seen) <= 1.0, f"KL {seen[0]:.3g} nats a token at first, {seen[-1]:.3g} at the end, {max(seen):.3g} at most",
-            "1 nat a token", "a higher --beta, a lower --optim.lr",
-            evidence={"kl": seen} | ({"stop": "--beta is too low for this rate and this reward"} if stop else {}),
+            last <= limit, f"KL {seen[0]:.3g} nats a token at first, {seen[-1]:.3g} at the end, {max(seen):.3g} at most{moved}",
+            f"{NEAR:g} x {target:g} or less over the last third" if target else "1 nat a token",
+            "a higher --beta or --kl-coef-rate, a lower --optim.lr" if target else "a higher --beta, --target-kl, a lower --optim.lr",
+            evidence={"kl": seen, "beta": beta}
+            | ({"stop": "--beta is too low for this rate and this reward"} if stop else {}),
         )  # fmt: skip
 
     return judged

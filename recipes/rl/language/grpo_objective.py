@@ -125,6 +125,7 @@ def formula_gate(s: Subject) -> Gate:
         mask = batch["completion_mask"].bool()
         apart = torch.tensor(STEPS, device=run.device).repeat(mask.numel())[: mask.numel()].view_as(mask)
         old, over = apart.new_zeros(mask.shape), apart.flip(1)
+        beta = stage.state["controller"].value if s.cfg.target_kl else s.cfg.beta
         for i, one in enumerate(said):
             old[i, mask[i]] = one.detach().float()
         batch["old_per_token_logps"] = old - apart
@@ -133,7 +134,7 @@ def formula_gate(s: Subject) -> Gate:
 
         def state() -> formula.Statements:
             rows = [_said(stage, run, batch, i, s.cfg.temperature) for i in range(len(said))]
-            forms = [_forms(s.cfg, new, (old - apart)[i, mask[i]], (old + over)[i, mask[i]], batch["advantages"][i])
+            forms = [_forms(s.cfg, beta, new, (old - apart)[i, mask[i]], (old + over)[i, mask[i]], batch["advantages"][i])
                      for i, new in enumerate(rows)]  # fmt: skip
             right, wrong = ({k: torch.stack([one[j][k] for one in forms]) for k in forms[0][j]} for j in (0, 1))
             return {"loss": formula.Statement(right, wrong)}
@@ -168,13 +169,13 @@ def _said(stage: Hosted, run: Run, batch: dict[str, Tensor], i: int, temperature
 
 
 def _forms(
-    cfg: Any, new: Tensor, old: Tensor, ref: Tensor, gain: Tensor
+    cfg: Any, beta: float, new: Tensor, old: Tensor, ref: Tensor, gain: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """({name: sum over an answer's tokens} of the declared loss, the same of known mistakes)."""
     ratio, low, high = (new - old).exp(), 1 - cfg.epsilon, 1 + cfg.epsilon
-    kl = ratio * ((ref - new).exp() - (ref - new) - 1) if cfg.beta else torch.zeros_like(ratio)
+    kl = ratio * ((ref - new).exp() - (ref - new) - 1) if beta else torch.zeros_like(ratio)
     surrogate = torch.min(ratio * gain, ratio.clamp(low, high) * gain)
-    right = {"the clipped surrogate": (-surrogate + cfg.beta * kl).sum()}
+    right = {"the clipped surrogate": (-surrogate + beta * kl).sum()}
     wrong = {
         "the ratio is 1 everywhere: the new log-probability is divided by itself": -(new - new.detach()).exp() * gain,
         "the ratio is missing: log-probability times advantage": -new * gain,

@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from trainworthy.core.base.errors import Stop
+from trainworthy.core.base.errors import Stop, UserError
+from transformers import Trainer, TrainerCallback
 
 BOUND = 1000.0  # limits of the coefficient, relative to its start, upwards and downwards
 FAR = 4.0  # relative to the target
@@ -29,6 +30,39 @@ class Controller:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.value = state["value"].item()
+
+
+class Adapt(TrainerCallback):
+    """Moves the KL coefficient of TRL's trainer (`beta`) after each iteration, by the KL of its last update: the mean over the tokens of
+    all processes. It logs the coefficient that the update had."""
+
+    def __init__(self, trainer: Trainer, controller: Controller, passes: int):
+        self.trainer, self.controller, self.passes = trainer, controller, passes
+
+    def on_log(self, args, state, control, logs: dict[str, float], **_) -> None:
+        if "loss" not in logs or logs.get("kl") is None:  # the trainer's summary has none
+            return
+        logs["beta"] = self.trainer.beta
+        if state.global_step % self.passes == 0:
+            self.controller.update(logs["kl"])
+            self.trainer.beta = self.controller.value
+
+
+def checked(start: float, target: float, rate: float) -> None:
+    """Raise UserError if a coefficient with these settings could not do what they say."""
+    if start < 0 or target < 0:
+        raise UserError(
+            "a KL coefficient and its target are not negative", got=f"--beta {start:g} --target-kl {target:g}"
+        )
+    if target and not start:
+        raise UserError(f"--target-kl {target:g} has no effect: --beta is 0, and a coefficient of 0 stays 0", needed="--beta above 0",
+                        next="--beta 0.04")  # fmt: skip
+    if target and not 0 < rate < 1:
+        raise UserError(
+            f"--kl-coef-rate {rate:g}",
+            needed="a relative change per iteration, above 0 and below 1",
+            next="--kl-coef-rate 0.1",
+        )
 
 
 class Watch:
