@@ -16,6 +16,7 @@ if there is one, is printed once, at the end. No trial is pruned: early curves f
 
   --name NAME        of the study; the same name and settings join it again
   --storage WHERE    a URL, a .db file (SQLite) or a journal file; default: a journal file in the study's folder
+  --on-end CMD       a command that runs when this process has ended its part: all trials told, none feasible, or interrupted
   --json             what was found, as JSON
 
 Exit codes: 0 done, 2 bad usage or a study that was made with other settings, 3 no structure passed its gates, 5 interrupted: the
@@ -32,7 +33,7 @@ from typing import Any
 
 from trainworthy.core.base import config, masking, settings_check
 from trainworthy.core.base.console import Console
-from trainworthy.core.base.errors import GateFailed, Interrupted, UserError
+from trainworthy.core.base.errors import DONE, GateFailed, Interrupted, Stop, UserError
 from trainworthy.core.commands import take_flag, take_number
 from trainworthy.core.monitoring import cost
 
@@ -42,9 +43,11 @@ TRIALS = 20
 
 def main(argv: list[str]) -> None:
     """Make a study or join it, work on its trials, write the page."""
+    from trainworthy.core.session import on_end
     from trainworthy.core.sweep import study as studies
 
     words, as_json = take_flag(argv[1:], "--json")
+    words = on_end.take_any(words)
     if not words or words[0].startswith("-"):
         raise UserError(
             "sweep what?", needed="a recipe, or the folder of a sweep", next="trainworthy sweep vision/classify"
@@ -55,7 +58,15 @@ def main(argv: list[str]) -> None:
             home, plan = kept(Path(words[0]), words[1:])
         else:
             home, plan = planned(words)
-        found = work(home, plan)
+        try:
+            found = work(home, plan)
+        except Stop as stop:
+            on_end.run(stop.exit_code, str(stop))
+            raise
+        except Exception as error:
+            on_end.run(1, f"crashed: {type(error).__name__}: {error}")
+            raise
+        on_end.run(DONE, "")
     if as_json:
         print(json.dumps(found, indent=1, default=str))
 
@@ -163,7 +174,7 @@ def space_of(declared: dict[str, Any]) -> Any:
 
 def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
     """Trials until there is none left for this process; then what was found."""
-    from trainworthy.core.session import multi_seed
+    from trainworthy.core.session import multi_seed, on_end
     from trainworthy.core.sweep import study as studies
 
     declared, console = plan["declared"], Console()
@@ -174,6 +185,7 @@ def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
     spare = home / f".{PLAN}-{os.getpid()}"
     spare.write_text(json.dumps(plan, indent=1))
     os.replace(spare, home / PLAN)
+    on_end.run_folder(home)
     many = f", {declared['seeds']} seeds each" if declared["seeds"] > 1 else ""
     console.say(f"{declared['recipe']} · {declared['trials']} trials{many}, into {home}")
     with multi_seed.signals() as asked:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.data import contents, inventory, texts
-from trainworthy.core.gates import gate, paths
+from trainworthy.core.gates import gate, named_causes, paths
 from trainworthy.core.gates.gate import Proof, fetch, pick, train_set
 from trainworthy.core.gates.recorder import learnt_from
 from trainworthy.core.loop.run import Run, evaluating
-from trainworthy.core.recipe.stage import Stage
+from trainworthy.core.recipe.stage import Field, Stage
 
 
 @gate(
@@ -58,11 +58,13 @@ def schema(proof: Proof) -> Finding:
         batch = fetch(made, list(range(min(2, len(made)))), None, run.device)
     wrong += _loss_schema(run, stage, batch)
     shapes = ", ".join(f"{k} {tuple(v.shape)} {str(v.dtype)[6:]}" for k, v in batch.items() if isinstance(v, Tensor))
+    drawn = [w for w in wrong if w.endswith("the evaluation path draws at random")]
     return Finding(
         not wrong, "; ".join(wrong) if wrong else shapes, "equal fields, shapes and dtypes in both splits and both paths; "
         "a sample is a function of (seed, epoch, index)",
         "get() must draw from the generator that it receives, not from one of its own, numpy or random\n"
         "get() and collate() of the two splits differ", batch=batch,
+        cause="get() draws without a generator: augment only where one is handed to it" if drawn and len(drawn) == len(wrong) else "",
     )  # fmt: skip
 
 
@@ -103,13 +105,19 @@ def inventory_gate(proof: Proof) -> Finding:
     """Finds invalid labels, missing classes, values out of range or not finite, empty or constant inputs, and a single
     input entry that predicts the target."""
     wrong: list[str] = []
+    causes: list[str] = []  # what the numbers say of each fault, in their order
     run, stage = proof.look()
     train_set(stage)
+    unused = {n: {k: _unused(stage.data[n].fields[k], f) for k, f in s.fields.items()} for n, s in proof.scans.items()}
     for name, scan in proof.scans.items():
         for key, found in scan.fields.items():
             spec = stage.data[name].fields[key]
             if found["non_finite_samples"]:
                 wrong.append(f"{name}: {found['non_finite_samples']} sample(s) with NaN or infinite '{key}'")
+                causes.append(
+                    f"'{key}' has NaN or infinite values as it is read: a division by 0, a logarithm of 0, or damaged files"
+                )
+            before = len(wrong)
             if spec.low is not None and found.get("min", spec.low) < spec.low:
                 wrong.append(f"{name}: '{key}' goes down to {found['min']:g}, below {spec.low:g}")
             if spec.high is not None and found.get("max", spec.high) > spec.high:
@@ -118,26 +126,39 @@ def inventory_gate(proof: Proof) -> Finding:
                 used = (found["max"] - found["min"]) / (spec.high - spec.low)
                 if used < 0.1 and spec.role in ("input", "source"):
                     wrong.append(f"{name}: '{key}' uses {used:.1%} of its declared range {spec.low:g} to {spec.high:g}")
+            if len(wrong) > before and not spec.classes:
+                causes.append(named_causes.of_range(spec, found))
             if found.get("invalid"):
                 wrong.append(f"{name}: '{key}' has values that are not class ids: {found['invalid']}")
-            empty = [c for c, n in found.get("classes", {}).items() if n == 0] if spec.classes else []
+            empty = unused[name][key]
             if empty:
                 wrong.append(f"{name}: no sample of class {', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}")
+            if empty or found.get("invalid"):
+                others = [set(u[key]) for n, u in unused.items() if n != name and key in u]
+                causes.append(named_causes.of_labels(spec, found, others))
         if contents.refused(torn := scan.contradictory):
             a, b = torn["pairs"][0]
             wrong.append(f"{name}: {torn['samples']:,} of {torn['of']:,} samples have an input that also occurs with another "
                          f"'{torn['field']}', for example samples {a} and {b} (allowed: {contents.CONTRADICTORY:.0%})")  # fmt: skip
+            causes.append(f"one input in two class folders: {torn['samples']:,} samples of {torn['of']:,}")
         constant = proof.data_report["splits"][name]["constant_input_share"]
         if constant is not None and constant > 0.98:
             wrong.append(f"{name}: {constant:.0%} of the input entries are the same in every sample")
+            causes.append(
+                f"the loader returns the same input for all {scan.total:,} samples: blank, or overwritten after reading"
+            )
     best = proof.data_report.get("best_single_input")
     if best and 1 - best["accuracy"] < 0.1 * (1 - best["majority"]):  # a tenth of the majority class's errors
         wrong.append(
             f"entry {best['entry']} of the input alone predicts the target with an accuracy of {best['accuracy']:.0%}"
         )
-    wrong += _splits_differ(proof.scans)
-    wrong += _paths_differ(run, stage, proof.cfg.run.seed)
-    wrong += paths.differently_named(stage)
+        causes.append(f"the target was written into the input: entry {best['entry']} alone gives it")
+    for fault, cause in [*_splits_differ(proof.scans, stage), *_paths_differ(run, stage, proof.cfg.run.seed)]:
+        wrong.append(fault)
+        causes.append(cause)
+    named = paths.differently_named(stage)
+    wrong += named
+    causes += ["class ids built for each split: build one list of classes, use it in all"] * bool(named)
     counts = ", ".join(f"{s.total:,} {n}" for n, s in proof.scans.items())
     classes = next((f["per_class"] for s in proof.scans.values() for f in s.fields.values() if "per_class" in f), None)
     spread = f", per class {classes['min']}-{classes['max']}" if classes else ""
@@ -150,11 +171,18 @@ def inventory_gate(proof: Proof) -> Finding:
         "the target is written into the input\nthe training path scales, normalises or labels differently from the evaluation path, "
         "or orders channels differently (RGB, BGR)\nclass ids are built for each split: build one list of classes, and use it in all",
         evidence={"best_single_input": best, "contradictory": {n: s.contradictory for n, s in proof.scans.items()}},
+        cause=next(filter(None, causes), ""),
     )  # fmt: skip
 
 
-def _splits_differ(scans: dict[str, inventory.Scan]) -> list[str]:
-    """Compare the inputs of the splits: means within one standard deviation, spreads within a factor of three."""
+def _unused(spec: Field, found: dict) -> list[str]:
+    """Return the classes without a sample."""
+    return [c for c, n in found.get("classes", {}).items() if n == 0] if spec.classes else []
+
+
+def _splits_differ(scans: dict[str, inventory.Scan], stage: Stage) -> list[tuple[str, str]]:
+    """Compare the inputs of the splits: means within one standard deviation, spreads within a factor of three. Return faults, each
+    with the cause that its numbers name."""
     wrong = []
     if not {"train", "val"} <= scans.keys():
         return wrong
@@ -164,15 +192,15 @@ def _splits_differ(scans: dict[str, inventory.Scan]) -> list[str]:
             continue
         for mt, st, mv, sv in zip(t["mean"], t["std"], v["mean"], v["std"], strict=True):
             if st > 0 and (abs(mt - mv) > st or not st / 3 <= sv <= 3 * st):
-                wrong.append(
-                    f"'{key}' has another scale in val: mean {mv:.3g}, std {sv:.3g}; in train mean {mt:.3g}, std {st:.3g}"
-                )
+                fault = f"'{key}' has another scale in val: mean {mv:.3g}, std {sv:.3g}; in train mean {mt:.3g}, std {st:.3g}"
+                wrong.append((fault, named_causes.of_splits(t, v, stage.data["train"].fields[key])))
                 break
     return wrong
 
 
-def _paths_differ(run: Run, stage: Stage, seed: int) -> list[str]:
-    """Compare 256 samples on the training path and on the evaluation path: equal classes, inputs on the same scale."""
+def _paths_differ(run: Run, stage: Stage, seed: int) -> list[tuple[str, str]]:
+    """Compare 256 samples on the training path and on the evaluation path: equal classes, inputs on the same scale. Return faults,
+    each with the cause that its numbers name."""
     data = stage.data["train"]
     indices = pick(data, min(256, len(data)), seed)
     drawn, plain = fetch(data, indices, seed, run.device), fetch(data, indices, None, run.device)
@@ -180,17 +208,24 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[str]:
     for key, spec in data.fields.items():
         a, b = drawn[key], plain[key]
         if spec.role == "target" and spec.classes and not torch.equal(a, b):
-            wrong.append(f"the training path changes '{key}' of {(a != b).sum().item()} in {len(a)} samples")
+            fault = f"the training path changes '{key}' of {(a != b).sum().item()} in {len(a)} samples"
+            wrong.append((fault, "the training path labels otherwise than the evaluation path"))
         if spec.role == "input" and isinstance(a, Tensor) and a.is_floating_point() and b.std() > 0:
             if order := paths.exchanged_channels(a, b):
                 said = " ".join(map(str, order))
-                wrong.append(
+                fault = (
                     f"'{key}': the channels of the evaluation path are those of the training path in the order {said}"
                 )
+                cause = (
+                    f"the evaluation path has its channels in another order ({said}): RGB read as BGR, or the reverse"
+                )
+                wrong.append((fault, cause))
             shift, scale = ((a.mean() - b.mean()) / b.std()).item(), (a.std() / b.std()).item()
             if abs(shift) > 0.5 or not 0.5 <= scale <= 2:
-                wrong.append(f"'{key}' has another scale in training: mean {a.mean():.3g}, std {a.std():.3g}; "
-                             f"in evaluation mean {b.mean():.3g}, std {b.std():.3g}")  # fmt: skip
+                fault = (f"'{key}' has another scale in training: mean {a.mean():.3g}, std {a.std():.3g}; "
+                         f"in evaluation mean {b.mean():.3g}, std {b.std():.3g}")  # fmt: skip
+                numbers = (float(x) for x in (a.mean(), a.std(), b.mean(), b.std()))
+                wrong.append((fault, named_causes.of_paths(*numbers)))
     return wrong
 
 

@@ -68,12 +68,12 @@ def experiments(c: Candidates) -> list[Experiment]:
         compare(f"that of micro-batch {i + 1} of {n} alone, as a mean of its own", lost, _times(part, n))
     bare = "gradients are not exchanged between processes (the bare module is called, not the wrapped one)"
     compare("this process's own", bare, c.local)
-    factor = _factor(c.got, c.own)
-    if factor is not None:
-        each = n > 1 and abs(factor - n) < SAME * n
+    scale = multiple(c.got, c.own)
+    if scale is not None:
+        each = n > 1 and abs(scale - n) < SAME * n
         why = f"each of {n} micro-batches counts as a whole step: divide its loss by {n}"
         scaled = "the loss is scaled in the loop: a sum instead of a mean, a second division, a weight, a scaler"
-        found.append(Experiment(why if each else scaled, f"{factor:.4g} times the loss's own", 0.0))
+        found.append(Experiment(why if each else scaled, f"{scale:.4g} times the loss's own", 0.0))
     if min((e.apart for e in found), default=1.0) > SAME:
         compare("that of the same batch with each target shifted to the next sample",
                 "targets and inputs are shifted against each other", c.rolled())  # fmt: skip
@@ -116,14 +116,14 @@ def _apart(a: Vector, b: Vector) -> float:
     return (gap / size).item() if size > 0 else 0.0
 
 
-def _factor(a: Vector, b: Vector) -> float | None:
+def multiple(a: Vector, b: Vector) -> float | None:
     """Return the factor other than 1 by which `a` is a multiple of `b`, if any."""
     size = sum(exact(y).square().sum() for y in b)
     if not size > 0:
         return None
-    factor = (sum((exact(x) * exact(y)).sum() for x, y in zip(a, b, strict=True)) / size).item()
-    close = factor > 0 and _apart(a, _times(b, factor)) <= SAME
-    return factor if close and abs(factor - 1) > SAME else None
+    found = (sum((exact(x) * exact(y)).sum() for x, y in zip(a, b, strict=True)) / size).item()
+    close = found > 0 and _apart(a, _times(b, found)) <= SAME
+    return found if close and abs(found - 1) > SAME else None
 
 
 def _unit(a: Vector) -> Vector:

@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
+import time
 from typing import Any
 
 from torch import nn
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import cut
-from trainworthy.core.gates import gate
+from trainworthy.core.gates import gate, named_causes
 from trainworthy.core.gates.diagnosis import ratio
 from trainworthy.core.gates.gate import Proof, fetch, pick, total_loss, train_set
 from trainworthy.core.gates.mixture import dependency as dependency
@@ -17,9 +18,11 @@ from trainworthy.core.gates.shuffled import reaches
 from trainworthy.core.gates.tiny import skill as skill
 from trainworthy.core.gates.tiny import tiny_data as tiny_data
 from trainworthy.core.loop.run import Plan, Run, evaluating
-from trainworthy.core.recipe.stage import Expect, Stage, View, batch_size
+from trainworthy.core.recipe.stage import Expect, Stage, View, batch_size, categorical
 
 OVERFIT_SAMPLES = 8
+PATIENCE = 30.0  # seconds of the first training of eight samples above which no other rate is tried
+RATES = (30, 1 / 30, 3000)  # multiples of the rate that are tried where eight samples were not memorised
 
 
 @gate(
@@ -39,9 +42,8 @@ def initial_loss(proof: Proof) -> Finding:
     if stage.pretrained is not None and not stage.expect.new_parameters:
         raise Skip("the run starts from trained weights, so the head is not untrained")
     data = train_set(stage)
-    batch = fetch(
-        data, pick(data, stage.expect.at_most(256, times=16), proof.cfg.run.seed), proof.cfg.run.seed, run.device
-    )
+    indices = pick(data, stage.expect.at_most(256, times=16), proof.cfg.run.seed)
+    batch = fetch(data, indices, proof.cfg.run.seed, run.device)
     with evaluating(stage.model):
         measured = total_loss(run, stage, batch).item()
     expected = _on(batch, expected)
@@ -53,19 +55,24 @@ def initial_loss(proof: Proof) -> Finding:
     }
     wrong = abs(measured - expected) > tolerance
     why = ratio(measured, expected, factors) if wrong else ""
+    if wrong and not why:
+        half = fetch(data, indices[: max(1, n // 2)], proof.cfg.run.seed, run.device)
+        with evaluating(stage.model):
+            of_half = total_loss(run, stage, half).item()
+        why = named_causes.of_even_odds(measured, of_half, expected, n)
     return Finding(
         not wrong, f"loss {measured:.3f} before training", f"{expected:.3f} within {tolerance:.2f}",
-        (f"{why}\n" if why else "") + "the last layer's initial weights are too large, so logits differ between classes (use zero or small "
+        "the last layer's initial weights are too large, so logits differ between classes (use zero or small "
         "ones)\nthe number of outputs is not the number of classes\nthe loss is a sum where it should be a mean, or the other way round",
-        evidence={"measured": measured, "expected": expected},
+        evidence={"measured": measured, "expected": expected}, cause=why,
     )  # fmt: skip
 
 
 def _train_on_eight(
-    proof: Proof, blank: tuple[str, ...] = (), most: int = 0, times: int = 1
+    proof: Proof, blank: tuple[str, ...] = (), most: int = 0, times: int = 1, rate: float = 1.0
 ) -> tuple[Run, Stage, dict]:
-    """Run the recipe's own `train()` on eight fixed samples with fixed draws at the peak rate, until loss and metric
-    reach their targets, or for `most` steps."""
+    """Run the recipe's own `train()` on eight fixed samples with fixed draws at `rate` times the peak rate, until loss and
+    metric reach their targets, or for `most` steps."""
     probe = proof.peek()
     expect, metric = dataclasses.replace(probe.expect), probe.gate_evaluator.metric
     expect.overfit_steps *= (
@@ -114,6 +121,9 @@ def _train_on_eight(
         watch=check,
     )
     run, stage = proof.build(plan)
+    for optimizer in stage.optimizers.values():
+        for group in optimizer.param_groups:
+            group["lr"] *= rate
     # The evaluation reads exactly the trained inputs: eight images do not teach invariance to augmentation.
     view = View(stage.data["train"], indices, blank=blank, draws=proof.cfg.run.seed)
     batch = fetch(view, list(range(len(indices))), proof.cfg.run.seed, run.device)
@@ -127,8 +137,9 @@ def _train_on_eight(
         found["initial"] = total_loss(run, stage, batch).item()
     untrained = max(found["initial"], _on(batch, expect.initial_loss) or -math.inf)  # pretrained: starts lower
     found["needed_loss"] = floor + 0.03 * abs(untrained - floor)
+    started = time.monotonic()
     proof.train(proof.cfg, run, stage)
-    found["batch"] = batch
+    found.update(batch=batch, seconds=time.monotonic() - started)
     return run, stage, found
 
 
@@ -213,8 +224,31 @@ def overfit(proof: Proof) -> Finding:
         remedy,
         evidence={"curve": [(0, found["initial"], None), *found["curve"]], "needed_loss": found["needed_loss"],
                   "samples": found["indices"]},
-        batch=found["batch"],
+        batch=found["batch"], cause="" if closed else _why_not(proof, stage, found),
     )  # fmt: skip
+
+
+def _why_not(proof: Proof, stage: Stage, found: dict) -> str:
+    """Return the cause that an experiment supports of a loss that did not reach its floor: inputs that do not arrive, a known floor,
+    another rate at which the same samples are memorised."""
+    if proof.accelerator.num_processes > 1:  # ranks must not part ways here
+        return ""
+    run, fields = proof.look()[0], stage.data["train"].fields
+    inputs = [k for k, f in fields.items() if f.role == "input"]
+    why = named_causes.of_no_memory(stage.model, lambda b: total_loss(run, stage, b), found["batch"], inputs)
+    target = categorical(stage.data["train"])
+    if not why and target:
+        smoothing = float(getattr(proof.cfg, "label_smoothing", 0.0))
+        why = named_causes.of_softmax_twice(found["loss"], len(fields[target].classes), smoothing)
+    if why or proof.expect.gate_batch_size or found["seconds"] > PATIENCE:  # expensive samples: no further training
+        return why
+    for factor in RATES:
+        again = _train_on_eight(proof, rate=factor)[2]
+        if again.get("loss", math.inf) <= again["needed_loss"]:
+            low = "low" if factor > 1 else "high"
+            return (f"the rate is far too {low} for 8 samples: at {factor:g} times --optim.lr they are memorised in {again['steps']} steps "
+                    f"(loss {again['loss']:.3f})")  # fmt: skip
+    return ""
 
 
 @gate(

@@ -18,14 +18,15 @@ from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.diagnosis import diagnosed
-from trainworthy.core.gates.gate import Proof, pick
+from trainworthy.core.gates.diagnosis import diagnosed, multiple
+from trainworthy.core.gates.gate import Proof, fetch, pick
 from trainworthy.core.gates.learning import overfitted
+from trainworthy.core.gates.named_causes import Training, of_batches, of_division, of_draws
 from trainworthy.core.gates.recorder import STEPS, Record, bits, four, rehearsed, tensors
 from trainworthy.core.loop.optim import exact
-from trainworthy.core.loop.run import Plan, Run, precision
+from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.loop.shard import NONE, mode
-from trainworthy.core.recipe.stage import Stage, View
+from trainworthy.core.recipe.stage import Data, Stage, View
 
 
 def _gradient_fault(record: Record, clip: float, *, tolerance: float) -> str:
@@ -148,13 +149,15 @@ def evaluation(proof: Proof) -> Finding:
     size = run.cfg.train.eval_batch_size
     other = max(3, len(view) // 5 - 2)  # 48 of 250: an unusual batch size, with an incomplete last batch
     other = max(1, min(other, len(view) - 1))  # also with only three samples
-    first, cut_other = measure(1, size), measure(2, other)
-    second = first if cut_other == first else measure(2, size)
-    wrong = []
+    with Training(stage.eval_model) as training:
+        first, cut_other = measure(1, size), measure(2, other)
+        second = first if cut_other == first else measure(2, size)
+    wrong, causes = [], []
     differs = [k for k in first if first[k] != second[k] and first[k] == first[k]]
     if differs:
         k = differs[0]
         wrong.append(f"two evaluations of the same weights differ: {k} {first[k]:.5f} and {second[k]:.5f}")
+        causes.append(of_draws(_same_samples(view), training.seen))
     else:
         limit = 1e-3 if run.precision == "fp32" else 5e-2  # kernels for other shapes round differently
         cut_differs = [k for k in first if abs(first[k] - cut_other[k]) > limit * max(1.0, abs(first[k]))]
@@ -163,21 +166,31 @@ def evaluation(proof: Proof) -> Finding:
             wrong.append(
                 f"{k} depends on the evaluation batch size: {first[k]:.5f} at {size}, {cut_other[k]:.5f} at {other}"
             )
+            parts = [range(a, min(a + other, len(view))) for a in range(0, len(view), other)]
+            alone = [run.measure(stage, View(view, part)).get(k, math.nan) for part in parts]
+            causes.append(of_batches(cut_other[k], alone, [len(part) for part in parts]))
     after = tensors(stage, ("state",))
     changed = [n for n, t in before.items() if n not in after or not torch.equal(t, after[n])]
     if changed:
         wrong.append(f"evaluation changed {len(changed)} tensors, e.g. {changed[0]}")
+        running = sorted({n for n in training.seen if n and changed[0].startswith(("model." + n, n))})
+        cause = f"evaluation writes to {changed[0]}: statistics or weights are updated in evaluate()"
+        # First: what changes under an evaluation makes the next one differ.
+        causes.insert(0, f"batch norm in train mode at evaluation: {running[0]}" if running else cause)
     if any(modes[n] != m.training for n, m in stage.eval_model.named_modules()):
         wrong.append("evaluation left modules in another mode")
+        causes.append("evaluate() calls train() or eval() of the model and does not put the mode back")
     swapped = record.between.get(2, [])  # the evaluation runs after the second step
     if swapped and not record.between.get(1) and not record.between.get(3):
         wrong.append(
             f"train() continues with other weights than before the evaluation: {len(swapped)} tensors, e.g. {swapped[0]}"
         )
+        causes.append("an average copied into the model for its evaluation, and the raw weights not put back")
     if record.evaluating:
         wrong.append(
             f"train() runs the model in eval mode (first at step {record.evaluating[0]}, the evaluation was after step 2)"
         )
+        causes.append(f"model.eval() without model.train() after it in train(): from step {record.evaluating[0]} on")
     cuts = f"in batches of {min(size, len(view))} and of {other}"
     shown = f"{stage.metric.name} {first[stage.metric.name]:.4f} {cuts}, nothing changed"
     return Finding(
@@ -187,7 +200,17 @@ def evaluation(proof: Proof) -> Finding:
         "random augmentation on the evaluation path\nmodel.eval() without model.train() after it in train()\n"
         "an average copied into the model for its evaluation, and the raw weights not put back\n"
         "a mean over batch means", evidence={"first": first, "second": second, f"batches_of_{other}": cut_other},
+        cause=next(filter(None, causes), ""),
     )  # fmt: skip
+
+
+def _same_samples(data: Data) -> bool:
+    """Return whether two reads of some samples on the evaluation path are equal, under two states of the global generators."""
+    some, read = range(min(8, len(data))), []
+    for seed in (1, 2):
+        seeds.seed_global(seed)
+        read.append([data.get(i, None) for i in some])
+    return all(torch.equal(a[k], b[k]) for a, b in zip(*read, strict=True) for k in a if isinstance(a[k], Tensor))
 
 
 @gate(
@@ -246,7 +269,7 @@ def accumulation(proof: Proof) -> Finding:
     if not faults and max(gaps.values()) > limit:
         draws = any(_gap(gradient(one, draws=k), whole) > limit for k in range(16))
         gaps = measure(still=True) if draws else gaps
-    ok = not faults and max(gaps.values()) <= limit
+    ok, shape = not faults and max(gaps.values()) <= limit, max(gaps, key=lambda k: gaps[k], default=one)
     shown = ", ".join(f"{k} {v:.1e}" for k, v in gaps.items() if k != one)
     shown += ", in eval mode: the model draws at random as it trains" * draws
     if proof.deep and world == 1 and ok and not draws:
@@ -258,7 +281,22 @@ def accumulation(proof: Proof) -> Finding:
         "the loss returns a mean, or its counts are not those of the terms: return SUMS and count what they sum over\n"
         "micro-batches are averaged, or their gradients are not added\na loop of your own ignores step.batches[1:]",
         evidence={"gaps": gaps, "digest": _digest(whole)},
+        cause="" if ok or faults or draws or world > 1 else
+        _why_divided(proof, [g.cpu() for g in gradient(shape)], whole, cuts[shape], equal_agree=gaps.get(even, 1.0) <= limit),
     )  # fmt: skip
+
+
+def _why_divided(proof: Proof, got: list[Tensor], whole: list[Tensor], sizes: list[int], *, equal_agree: bool) -> str:
+    """Return the cause that fits a gradient `got` of micro-batches of `sizes`, which is not that of the `whole` batch."""
+    first = _first_gradient(proof, Plan(steps=1, batch_size=sizes[0], sizes=sizes[:1], peak=True, fixed=True))
+    run, stage = proof.look()
+    means = False
+    if "train" in stage.data:
+        data = stage.data["train"]
+        with evaluating(stage.model), run.autocast():
+            sums = [stage.loss(stage.model, fetch(data, [0] * n, 0, run.device)) for n in (2, 4)]
+        means = all(abs(float(sums[1][k]) - float(v)) <= 1e-3 * abs(float(v)) for k, v in sums[0].items())
+    return of_division(_gap(got, first), multiple(got, whole), len(sizes), mean=means, equal_agree=equal_agree)
 
 
 def _gap(grads: list[Tensor], whole: list[Tensor]) -> float:

@@ -1,4 +1,4 @@
-"""`--on-end CMD`: a command of the user's, run once when a run has ended, stopped itself or failed a gate.
+"""`--on-end CMD`: a command of the user's, run once when a run (or a process of a sweep) has ended, stopped itself or failed a gate.
 
 It is given on the command line only. Settings travel in files (args.json, --config), and a file must not run commands.
 """
@@ -26,9 +26,12 @@ _folder: Path | None = None
 
 def take(argv: list[str]) -> list[str]:
     """Return `argv` without `--on-end CMD`, and keep the command. Only `run`, `resume` and `check` have runs that end."""
+    return argv if argv[:1] and argv[0] in ("data", "lr", "batch", "profile") else take_any(argv)
+
+
+def take_any(argv: list[str]) -> list[str]:
+    """The same for the words of any command."""
     global _command
-    if argv[:1] and argv[0] in ("data", "lr", "batch", "profile"):
-        return argv
     argv, _command = config.take(argv, FLAG)
     return argv
 
@@ -55,6 +58,9 @@ def result(code: int, message: str) -> str:
         found = summary(read_json(_folder / "summary.json"))
         if found:
             return f"{found['metric']} {found['reported'][found['metric']]:.6g}"
+        best = read_json(_folder / "result.json").get("best")  # of a sweep
+        if best:
+            return f"{read_json(_folder / 'result.json')['metric']} {best['value']:.6g}, trial {best['number']}"
         group = read_json(_folder / "seeds.json")
         return (
             f"{group['metric']} {group['mean']:.6g}, mean of {len(group['values'])} seeds"

@@ -178,6 +178,7 @@ def minibatches(cfg: Config, run: core.Run, policy: Writer, rollout: dict, unit:
 # ---------------------------------------------------------------------------------------------------------------- stage
 def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
+    reward = rewards.load(cfg.reward)  # first: the model may take minutes to build
     path = models.locate(cfg.model, cfg.pretrained)
     tokenizer, lm = models.tokenizer(path), models.load(path, language_models.kept_in(cfg.lora_rank, run.precision))
     lm = language_models.adapted(models.attend(lm, cfg.attention, run.device), cfg, exact=True)
@@ -188,7 +189,6 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         raise UserError("a rollout is not cut evenly into minibatches", got=f"{cfg.rollout_batch_size} by {cfg.train.batch_size}",
                         needed="--train.batch-size that divides --rollout-batch-size")  # fmt: skip
     data = read(cfg.data, tokenizer, cfg.max_new_tokens)
-    reward = rewards.load(cfg.reward)
     policy = Writer(lm, tokenizer, cfg.temperature)
     reference, watch = copy.deepcopy(policy), Watch(cfg.target_kl)
 

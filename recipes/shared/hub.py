@@ -42,13 +42,13 @@ def complete(folder: Path, setting: str, needs: tuple[str, ...], *, weights: boo
 
 
 @cache
-def allowed(name: str, setting: str) -> str:
-    """Return the hub id if this machine may read it. This is checked once, before minutes of set-up. The token is never
-    shown."""
+def allowed(name: str, setting: str, file: str = "config.json") -> str:
+    """Return the hub id if this machine may read it, or has its `file` in the cache. This is checked once, before minutes
+    of set-up. The token is never shown."""
     from huggingface_hub import auth_check, get_token, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+    if isinstance(try_to_load_from_cache(name, file), str):
         return name
     token = "a token is set, but it has no access" if get_token() else "no token is set"
     how = "accept its terms on its page, then `hf auth login`, or set HF_TOKEN"

@@ -227,7 +227,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
             logits.append(model(batch["image"]).float())
             truth.append(batch["label"])
         logits, truth = run.gather(torch.cat(logits)), run.gather(torch.cat(truth))
-        counts = torch.bincount(truth * n + logits.argmax(1), minlength=n * n).view(n, n).double()
+        counts = torch.bincount(truth * n + logits.argmax(1), minlength=n * n).view(n, n).cpu().double()
         return counts, F.cross_entropy(logits, truth).item()
 
     def baselines() -> dict[str, dict[str, float]]:

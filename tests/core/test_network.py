@@ -1,38 +1,69 @@
 """Without a network: models and data sets by hub name, by the real command."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from trainworthy.core.base import network
 from trainworthy.core.data import assets
 
+from tests.helpers import pictures
+
 Refused = type("ConnectError", (Exception,), {"__module__": "httpx"})  # as such clients have them: no OSError
 
+VERIFY = pytest.mark.verify
 CASES = [
     pytest.param(("llm/sft", "--preset", "full"), "1", "HuggingFaceTB/SmolLM2-360M-Instruct --local-dir", id="sft"),
     pytest.param(("llm/sft", "--data.path", "hub:trl-lib/tldr"), "0", "--repo-type dataset", id="sft-data",
-                 marks=pytest.mark.verify),  # 40 s: its client tries five times
+                 marks=VERIFY),  # 40 s: its client tries five times
+    pytest.param(("llm/dpo", "--preset", "full"), "1", "then --model FOLDER", id="dpo", marks=VERIFY),
+    pytest.param(("llm/reward", "--preset", "full"), "1", "then --model FOLDER", id="reward", marks=VERIFY),
+    pytest.param(("llm/pretrain", "--preset", "full"), "0", "hf download", id="pretrain", marks=VERIFY),
     pytest.param(("vision/classify", "--preset", "full"), "1", "--repo-type dataset", id="classify"),
-    pytest.param(("diffusion/text", "--model", "someone/pipeline"), "0", "hf download someone/pipeline", id="text",
-                 marks=pytest.mark.verify),
-    pytest.param(("diffusion/latent", "--vae.path", "someone/vae"), "0", "hf download someone/vae", id="latent",
-                 marks=pytest.mark.verify),
-    pytest.param(("llm/pretrain", "--preset", "full"), "0", "hf download", id="pretrain", marks=pytest.mark.verify),
-    pytest.param(("rl/grpo", "--model", "someone/model"), "0", "hf download someone/model", id="grpo",
-                 marks=pytest.mark.verify),
-    pytest.param(("vlm/instruct", "--encoder", "someone/clip"), "0", "hf download someone/clip", id="vlm",
-                 marks=pytest.mark.verify),
+    pytest.param(("vision/classify", "--preset", "full", "--data.path", "{folder}"), "1", "put the file into", id="classify-weights",
+                 marks=VERIFY),
+    pytest.param(("vision/detect", "--preset", "full", "--data.path", "{coco}"), "1", "put the file into", id="detect"),
+    pytest.param(("vision/segment", "--preset", "full", "--data.path", "{masks}"), "1", "put the file into", id="segment", marks=VERIFY),
+    pytest.param(("vision/segment", "--preset", "full", "--data.path", "{masks}", "--model", "someone/segformer"), "1",
+                 "hf download someone/segformer --local-dir FOLDER, then --model FOLDER", id="segment-hub", marks=VERIFY),
+    pytest.param(("diffusion/flow", "--preset", "full"), "1", "then --data.path hub:FOLDER", id="flow", marks=VERIFY),
+    pytest.param(("diffusion/pixel", "--preset", "full"), "1", "then --data.path hub:FOLDER", id="pixel", marks=VERIFY),
+    pytest.param(("diffusion/latent", "--preset", "full"), "1", "then --data.path hub:FOLDER", id="latent-data", marks=VERIFY),
+    pytest.param(("diffusion/latent", "--vae.path", "someone/vae"), "1", "hf download someone/vae --local-dir FOLDER, then --vae.path FOLDER",
+                 id="latent"),
+    pytest.param(("diffusion/text", "--preset", "full", "--data.path", "{folder}"), "1",
+                 "hf download stable-diffusion-v1-5/stable-diffusion-v1-5 --local-dir FOLDER, then --model FOLDER", id="text"),
+    pytest.param(("diffusion/text", "--model", "someone/pipeline"), "0", "hf download someone/pipeline", id="text-0", marks=VERIFY),
+    pytest.param(("distill/logits", "--preset", "full"), "1", "then --data.path hub:FOLDER", id="logits", marks=VERIFY),
+    pytest.param(("distill/logits", "--preset", "full", "--data.path", "{folder}"), "1", "put the file into", id="logits-weights",
+                 marks=VERIFY),
+    pytest.param(("distill/whisper", "--preset", "full"), "1", "openai/whisper-base.en --local-dir FOLDER, then --data.teacher", id="whisper",
+                 marks=VERIFY),
+    pytest.param(("distill/compress", "--preset", "full"), "1", "openai/whisper-medium.en --local-dir FOLDER, then --data.teacher",
+                 id="compress"),
+    pytest.param(("rl/grpo", "--preset", "full"), "1", "then --model FOLDER", id="grpo"),
+    pytest.param(("rl/grpo", "--model", "someone/model"), "0", "hf download someone/model", id="grpo-0", marks=VERIFY),
+    pytest.param(("rl/rlhf", "--preset", "full", "--model", "someone/model"), "1", "then --model FOLDER", id="rlhf", marks=VERIFY),
+    pytest.param(("vlm/instruct", "--preset", "full"), "1", "then --encoder FOLDER", id="vlm"),
+    pytest.param(("vlm/instruct", "--encoder", "someone/clip"), "0", "hf download someone/clip", id="vlm-0", marks=VERIFY),
 ]  # fmt: skip
+WRITE: dict[str, Callable[[Path], Path]] = {
+    "{folder}": lambda home: pictures.write_folder(home, per_class=12, held_out=3),
+    "{masks}": pictures.write_masks,
+    "{coco}": pictures.write_coco,
+}
 
 
 @pytest.mark.parametrize(("argv", "offline", "how"), CASES)
 def test_a_hub_that_cannot_be_reached_is_one_message_with_the_way_round(
     argv: tuple[str, ...], offline: str, how: str, launch, tmp_path: Path
 ):
-    """Told to stay offline, and with a hub that does not answer."""
-    done = launch(
-        "check", *argv, HF_HUB_OFFLINE=offline, HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(tmp_path / "hf")
-    )
+    """Told to stay offline, and with a hub that does not answer. Every preset that names the hub, with data of one's own where the
+    data would come first."""
+    argv = tuple(str(WRITE[word](tmp_path / word[1:-1])) if word in WRITE else word for word in argv)
+    closed = "http://127.0.0.1:9"
+    done = launch("check", *argv, HF_HUB_OFFLINE=offline, HF_ENDPOINT=closed, HF_HOME=str(tmp_path / "hf"),
+                  TORCH_HOME=str(tmp_path / "torch"), http_proxy=closed, https_proxy=closed)  # fmt: skip
     assert done.returncode == 2, done.shown
     assert "Traceback" not in done.stderr
     message = done.stderr[done.stderr.index("error: ") :]  # behind what the hub's client logs of its retries

@@ -203,3 +203,19 @@ def test_a_real_sweep_its_page_and_a_study_with_changed_settings(tmp_path: Path)
     (home / "sweep.json").write_text('{"declared": {"rec')
     partial = trainworthy("sweep", home, cwd=tmp_path)
     assert (partial.returncode, "is not a sweep folder" in partial.stderr) == (2, True), partial.stderr
+
+
+def test_a_sweep_without_a_feasible_trial_runs_its_command_and_exits_3(tmp_path: Path):
+    """The verdict of the only structure is there already, as another process would have left it."""
+    home = tmp_path / "runs" / "vision-classify" / "sweep-none"
+    (home / "gates").mkdir(parents=True)
+    (home / "gates" / "as_the_preset.json").write_text(json.dumps({"structure": {}, "failed": "overfit"}))
+    done = trainworthy("sweep", "vision/classify", "--trials", 2, "--name", "none", "--on-end", "env | grep ^TRAINWORTHY_ > ended; exit 7",
+                       cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "no trial of 2 is feasible, first: gate failed: overfit" in done.stderr
+    assert not (home / "trials" / "0000" / "seed-0").exists()
+    said = dict(line.split("=", 1) for line in (tmp_path / "ended").read_text().splitlines())
+    assert (said["TRAINWORTHY_EXIT_CODE"], said["TRAINWORTHY_ENDED"]) == ("3", "gate failed")
+    wrong = trainworthy("sweep", "vision/classify", "--nuisance", "none=1:2", "--on-end", "touch wrong", cwd=tmp_path)
+    assert (wrong.returncode, (tmp_path / "wrong").exists()) == (2, False)

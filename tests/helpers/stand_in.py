@@ -5,12 +5,14 @@ which devices such as Apple's MPS lack. It cannot see what takes time (a host sy
 deterministic, TF32 and 16 bits, fused optimisers, memory, streams, or code that does not pass through torch's dispatcher.
 """
 
+import functools
 import json
+import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,14 @@ from accelerate import Accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-from trainworthy.core.gates.gate import Proof
+from trainworthy.core.base import config
+from trainworthy.core.base.verdict import Skip
+from trainworthy.core.gates import order
+from trainworthy.core.gates.gate import Gate, Proof
 from trainworthy.core.loop import optim
+from trainworthy.core.loop.run import Plan
+from trainworthy.core.recipe import loading
+from trainworthy.core.session import stages
 
 NAME = "standin"
 _setup_privateuseone_for_python_backend(NAME)
@@ -121,22 +129,44 @@ def stand_in() -> Iterator[Accelerator]:
         torch.__future__.set_swap_module_params_on_conversion(False)
 
 
-def judged(recipe: str, ids: tuple[str, ...]) -> dict[str, str]:
-    """What these gates of a control recipe say there: measured, or what was raised."""
-    module, found = import_module(f"trainworthy.recipes.{recipe.replace('/', '.')}"), {}
-    cfg = module.tiny()
+LEFT_OUT = ("overfit", "baseline", "tiny-data", "range-test", "data", "fabricated", "leakage")
+"""Gates that train to a goal (the rehearsal and others run the same code), and gates that read data on the host alone."""
+
+
+def judged(recipe: str, argv: list[str], ids: tuple[str, ...] = ()) -> dict[str, str]:
+    """Gates of every stage of a recipe there (`ids`, else all but LEFT_OUT): passed, skipped, measured, or what was raised."""
+    loaded, found = loading.load(recipe), {}
+    cfg = config.parse(loaded.module, argv, prog="stand-in")[0]
     with stand_in() as accelerator, tempfile.TemporaryDirectory() as folder:
-        proof = Proof(cfg, accelerator, lambda run: module.STAGES[0](cfg, run), module.train, Path(folder), {}, {})
-        for one in proof.look()[1].gates:
-            if one.id in ids:
-                proof.put_away()
-                try:
-                    finding = one.prove(proof)
-                    found[one.id] = "pass" if finding.ok else f"fail: {finding.measured}"
-                except Exception as error:
-                    found[one.id] = f"{type(error).__name__}: {error}"
+        before = None
+        for part in stages.parts(loaded, cfg):
+            proof = Proof(part.cfg, accelerator, part.maker(before), loaded.module.train, Path(folder) / part.name, {}, {},
+                          stage=part.name, follows="rehearsed" if before else "none")  # fmt: skip
+            proof.folder.mkdir(parents=True)
+            for one in order.of_stage(proof.look()[1]):
+                if one.id in ids or (not ids and one.id not in LEFT_OUT):
+                    proof.put_away()
+                    found[f"{part.name} {one.id}"] = _said(one, proof)
+            before = functools.cache(lambda proof=proof: proof.build(Plan(steps=1))[1])
     return found
 
 
+def _said(one: Gate, proof: Proof) -> str:
+    try:
+        finding = one.prove(proof)
+        return "pass" if finding.ok else f"fail: {finding.measured}"
+    except Skip as skip:
+        return f"skip: {skip}"
+    except Exception as error:
+        if os.environ.get("STAND_IN_TRACE"):
+            traceback.print_exc()
+        at = [
+            f for f in traceback.extract_tb(error.__traceback__) if "/core/" in f.filename or "/recipes/" in f.filename
+        ][-1]
+        return f"{type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno}: {at.line})"
+
+
 if __name__ == "__main__":
-    print(json.dumps(judged(sys.argv[1], tuple(sys.argv[2:]))))
+    own = sys.argv[2:]
+    only = own.pop(0).removeprefix("--only=") if own and own[0].startswith("--only=") else ""
+    print(json.dumps(judged(sys.argv[1], own, tuple(filter(None, only.split(","))))))

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKL
@@ -11,6 +12,7 @@ from trainworthy.core import Data, Field, Run, Tile, UserError
 from trainworthy.core.loop.checkpoint import digest
 from trainworthy.recipes.diffusion.data import pictures
 from trainworthy.recipes.diffusion.models import nets, pipeline
+from trainworthy.recipes.shared import hub
 from trainworthy.recipes.shared.judge import Judge
 from trainworthy.recipes.vision.data.pictures import Labelled
 
@@ -44,6 +46,8 @@ def make(cfg: Vae, channels: int, side: int) -> AutoencoderKL:
     """Return a new autoencoder for pictures with this number of channels, or the requested one."""
     if not cfg.path:
         return nets.autoencoder(channels, cfg.channels, side, cfg.widths, cfg.layers)
+    if not Path(cfg.path).is_dir() and cfg.path.count("/") == 1 and not cfg.path.startswith((".", "/")):
+        hub.allowed(cfg.path, "--vae.path")
     try:
         vae = AutoencoderKL.from_pretrained(cfg.path)
     except OSError as error:

@@ -140,11 +140,14 @@ def centred(vae: AutoencoderKL, middles: Tensor) -> AutoencoderKL:
     return vae
 
 
-def reachable(name: str, setting: str, what: str) -> None:
-    """Raise UserError at once for a name that is neither a folder nor owner/name, before the hub is asked."""
-    if not Path(name).is_dir() and name.count("/") != 1:
+def reachable(name: str, setting: str, what: str, file: str) -> None:
+    """Raise UserError at once for a name that is neither a folder nor owner/name, or a model that the hub does not give."""
+    if Path(name).is_dir():
+        return
+    if name.count("/") != 1 or name.startswith((".", "/")):
         raise UserError(f"{setting} {name}: no such folder", got="nothing there",
                         needed=f"a folder with a {what}, or owner/name on the hub")  # fmt: skip
+    hub.allowed(name, setting, file)
 
 
 @cache
@@ -196,7 +199,7 @@ def _autoencoder(path: str, channels: int) -> AutoencoderKL:
 
 @cache
 def _loaded(path: str, channels: int, setting: str) -> AutoencoderKL:
-    reachable(path, setting, "AutoencoderKL")
+    reachable(path, setting, "AutoencoderKL", "config.json")
     try:
         vae = AutoencoderKL.from_pretrained(path)
     except (OSError, ValueError) as error:
@@ -256,7 +259,7 @@ def channels(name: str) -> int:
 @cache
 def _pipeline(name: str) -> StableDiffusionPipeline:
     """Load a pipeline once per process, frozen."""
-    reachable(name, "--model", "StableDiffusionPipeline")
+    reachable(name, "--model", "StableDiffusionPipeline", "model_index.json")
     try:
         kind = StableDiffusionPipeline.load_config(name).get("_class_name")
         if kind != "StableDiffusionPipeline":
@@ -268,8 +271,8 @@ def _pipeline(name: str) -> StableDiffusionPipeline:
     except (OSError, ValueError) as error:
         raise UserError(f"--model {name} cannot be loaded", got=str(error).strip().splitlines()[0][:200],
                         needed="a folder or hub name of a StableDiffusionPipeline, complete",
-                        cause="a folder that was copied in part, a name with a typo, or no network",
-                        next=f"with a network: hf download {name} --local-dir FOLDER") from None  # fmt: skip
+                        cause="a folder that was copied in part, or a part that the cache lacks and no network",
+                        next=f"with a network: hf download {name} --local-dir FOLDER, then --model FOLDER") from None  # fmt: skip
     for part in (pipe.vae, pipe.unet, pipe.text_encoder):
         nn.Module.float(part.eval().requires_grad_(False))  # trained weights in fp32: bf16 loses small updates
     return pipe

@@ -204,7 +204,8 @@ def from_parquet(where: str, wanted: float | Path | None, *, streaming: bool, ma
         name = "OWNER/NAME" if Path(where).exists() else where
         raise UserError(
             f"cannot read the data set {where}", got=said(error.__cause__ or error), needed="parquet files as the hub keeps them",
-            cause="a damaged or unfinished download, no network, or a private data set",
+            cause="no network (HF_HUB_OFFLINE, a proxy?)" if network.unreachable(error) else
+            "a damaged or unfinished download, or a private data set",
             next=f"with a network: hf download --repo-type dataset {name} --local-dir FOLDER, then --data.path hub:FOLDER",
         ) from None  # fmt: skip
     unlabelled = {}

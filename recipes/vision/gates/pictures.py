@@ -306,8 +306,8 @@ def scale(proof: Proof) -> Finding:
         reached = _first_input(
             stage.model, fetch(data, pick(data, min(SAMPLES, len(data)), seed), draws, run.device)["image"]
         )
-        flat = reached.double().transpose(0, 1).flatten(1)  # (C, B x H x W)
-        found[path] = flat.mean(1).cpu(), flat.std(1).cpu()
+        flat = reached.cpu().double().transpose(0, 1).flatten(1)  # (C, B x H x W)
+        found[path] = flat.mean(1), flat.std(1)
     wrong = [
         f"{path} path: {what} {' '.join(f'{v:.3g}' for v in values.tolist())}"
         for path, (mean, std) in found.items()

@@ -1,0 +1,92 @@
+"""Is the planted cause the first that a gate names? Gates whose causes were a fixed list, whatever they had measured."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from trainworthy.core.gates import named_causes
+from trainworthy.core.recipe.stage import Field
+
+from tests.core.test_gates import PLANTS
+
+CASES = {
+    "labels-from-one": "labels count from 1: id 10 occurs and id 0 does not",
+    "background-class": "the list of classes has one that no split uses: background (its id is 0",
+    "missing-class": "leaves 9 out",
+    "sorted-split": "sorted by class and cut",
+    "bytes": "were not divided by 255",
+    "divided-twice": "were divided by 255 twice",
+    "inverted-validation": "are inverted (high for low)",
+    "normalised-twice-in-training": "divides by 255 once more",
+    "target-in-corner": "the target was written into the input: entry 0",
+    "augmented-evaluation": "get() draws without a generator",
+    "thousand-outputs": "the loss is ln 1000",
+    "loud-head": "the last layer starts too large",
+    "softmax-over-batch": "the softmax runs over the 256 samples of the batch",
+    "softmax-twice": "softmax before cross-entropy",
+    "input-lost": "the input does not reach the loss",
+    "rate-too-low": "the rate is far too low",
+    "evaluates-in-train-mode": "evaluation runs in train mode: head.0",
+    "functional-dropout": "dropout without its training flag",
+    "evaluation-moves-buffer": "evaluation writes to model.mean",
+    "stays-in-eval": "model.eval() without model.train() after it",
+    "evaluated-weights-not-put-back": "the raw weights not put back",
+    "mean-of-means": "a mean over batch means",
+    "last-batch-only": "the last batch alone counts",
+    "mean-of-micro-batches": "the loss is a mean over its samples",
+    "forgets-to-divide": "micro-batches are averaged although their sizes differ",
+    "first-micro-batch-only": "the first of 2 micro-batches alone counts",
+}
+QUICK = ("labels-from-one", "bytes", "thousand-outputs")
+"""A check of a second or two each; `make verify` has them all."""
+
+
+@pytest.mark.parametrize("plant", [pytest.param(p, id=p.id, marks=[pytest.mark.verify] * (p.id not in QUICK))
+                                   for p in PLANTS if p.recipe == "vision/classify" and p.id in CASES])  # fmt: skip
+def test_the_planted_cause_is_the_first(plant, launch, fork):
+    fork(plant.hunk, recipe=plant.recipe)
+    done = launch("check", "mine.py", "--only", plant.gate, *plant.argv)
+    assert done.returncode == 3, done.shown
+    verdict = next(v for v in done.verdicts() if v["id"] == plant.gate)
+    assert CASES[plant.id] in verdict["remedy"].splitlines()[0], verdict["remedy"]
+
+
+def test_every_case_is_a_plant():
+    assert {p.id for p in PLANTS if p.recipe == "vision/classify"} >= set(CASES)
+
+
+def test_a_number_that_fits_no_known_fault_names_none():
+    """The fixed list stands: a cause that is not supported would be worse."""
+    wide = Field("input", low=0.0, high=1.0)
+    assert named_causes.of_range(wide, {"min": 0.0, "max": 3.0}) == ""
+    assert named_causes.of_range(wide, {"min": 0.0, "max": 255.0})
+    assert named_causes.of_paths(0.13, 0.31, 0.3, 0.9) == ""
+    accident = math.log(16973)  # of a head that starts too large: the other half of the samples has another loss
+    assert named_causes.of_even_odds(accident, accident + 0.1, math.log(10), 256) == ""
+    assert "ln 16973" in named_causes.of_even_odds(accident, accident, math.log(10), 256)
+    assert named_causes.of_even_odds(math.log(10) * 1.2, math.log(10) * 1.2, math.log(10), 256) == ""
+    assert named_causes.of_softmax_twice(1.8, 10, 0.1) == ""
+    assert named_causes.of_batches(0.5, [0.4, 0.7, 0.1], [4, 4, 4]) == ""
+    assert named_causes.of_batches(0.5, [0.4, 0.6], [4, 4]) == ""  # the mean over batches is the mean over samples here
+    assert named_causes.of_division(0.5, None, 2, mean=False, equal_agree=False) == ""
+
+
+def test_a_net_that_reads_its_input_is_not_said_to_be_deaf():
+    """Also where its head is still zero, so that no output depends on any input; also while it has batch norm."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    nn.init.zeros_(net[2].weight)
+    batch = {"x": torch.randn(8, 4), "y": torch.arange(8) % 3}
+
+    def said(net: nn.Module) -> str:
+        return named_causes.of_no_memory(net, lambda b: nn.functional.cross_entropy(net(b["x"]), b["y"]), batch, ["x"])
+
+    assert said(net) == ""
+    assert net.training
+
+    class Deaf(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(torch.ones_like(x))
+
+    assert "does not reach the loss" in said(Deaf(*net))
