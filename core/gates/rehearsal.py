@@ -24,7 +24,7 @@ from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.gates.named_causes import Training, of_batches, of_division, of_draws
 from trainworthy.core.gates.recorder import STEPS, Record, bits, four, rehearsed, tensors
 from trainworthy.core.loop.optim import exact
-from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.loop.run import Plan, Run, evaluating, precision
 from trainworthy.core.loop.shard import NONE, mode
 from trainworthy.core.recipe.stage import Data, Stage, View
 
