@@ -22,7 +22,7 @@ CASES = {
     "target-in-corner": "the target was written into the input: entry 0",
     "augmented-evaluation": "get() draws without a generator",
     "thousand-outputs": "the loss is ln 1000",
-    "loud-head": "the last layer starts too large",
+    "loud-head": "the last layer's initial weights are too large",
     "softmax-over-batch": "the softmax runs over the 256 samples of the batch",
     "softmax-twice": "softmax before cross-entropy",
     "input-lost": "the input does not reach the loss",
