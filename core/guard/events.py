@@ -7,6 +7,8 @@ torch.nn.functional import cross_entropy` must import the patched function.
 """
 
 import functools
+import inspect
+import linecache
 import sys
 import threading
 from collections.abc import Callable
@@ -21,7 +23,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as loading
 from trainworthy.core.base.errors import UserError
 
-LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "kl_div")
+LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "kl_div",
+          "ctc_loss")  # fmt: skip
 COMPARED = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "triplet_margin_loss", "cosine_embedding_loss",
             "triplet_margin_with_distance_loss", "margin_ranking_loss")  # fmt: skip
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
@@ -227,6 +230,12 @@ def _optimizers(seen: Any) -> None:
     replace(scaler, "scale", scale)
 
 
+def written(patch: Any) -> str:
+    """Return the line of the script that called the patched function whose frame is `patch`."""
+    frame = patch.f_back
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+
+
 def _schedules(seen: Any) -> None:
     def step(original: Callable) -> Callable:
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -236,6 +245,8 @@ def _schedules(seen: Any) -> None:
             finally:
                 seen.scheduling = inside
             if not inside:
+                if isinstance(self, schedulers.ReduceLROnPlateau):
+                    seen.plateau(self, written(inspect.currentframe()))
                 seen.schedule(self)
             return out
 
@@ -265,7 +276,8 @@ def _functions(seen: Any) -> None:
         def run(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             out = original(input, target, *args, **kwargs)
             if not seen.busy:
-                seen.loss(name, input, target, out, kwargs)
+                more = {"blank": args[2]} if name == "ctc_loss" and len(args) > 2 else {}
+                seen.loss(name, input, target, out, kwargs | more)
             return out
 
         return run
@@ -326,7 +338,7 @@ def _functions(seen: Any) -> None:
         def run(self: Any, value: Any) -> Any:
             out = original(self, value)
             if not seen.busy and torch.is_grad_enabled():
-                seen.log_prob(out)
+                seen.log_prob(out, value)
             return out
 
         return run
@@ -360,9 +372,17 @@ def _states(seen: Any) -> None:
 
         return load_state_dict
 
+    def read(original: Callable) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            out = original(*args, **kwargs)
+            seen.read(out)
+            return out
+
+        return run
+
     def save(original: Callable) -> Callable:
         def run(obj: Any, *args: Any, **kwargs: Any) -> Any:
-            seen.save(obj)
+            seen.save(obj, args[0] if args else kwargs.get("f"))
             return original(obj, *args, **kwargs)
 
         return run
@@ -380,4 +400,5 @@ def _states(seen: Any) -> None:
     replace(nn.Module, "state_dict", state)
     replace(nn.Module, "load_state_dict", load)
     replace(torch, "save", save)
+    replace(torch, "load", read)
     replace(torch.optim.swa_utils, "update_bn", update_bn)
