@@ -53,8 +53,10 @@ def picture_and_mask(sample: Any) -> tuple[Tensor, Tensor] | None:
     if len(leaves) != 2 or leaves[0].shape[-2:] != leaves[1].shape[-2:]:
         return None
     picture, mask = leaves[0].double(), leaves[1].double()
-    if mask.numel() != mask.shape[-2] * mask.shape[-1] or picture.dim() > 3 or len(mask.unique()) > 32:
+    if mask.numel() != mask.shape[-2] * mask.shape[-1] or picture.dim() > 3 or not leaves[0].is_floating_point():
         return None
+    if (leaves[1].is_floating_point() and bool(((mask != 0) & (mask != 1)).any())) or len(picture.unique()) <= 16:
+        return None  # another view of the picture
     return picture.reshape(-1, *picture.shape[-2:]).mean(0), (mask.reshape(mask.shape[-2:]) > 0).double()
 
 

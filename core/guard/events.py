@@ -23,8 +23,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as loading
 from trainworthy.core.base.errors import UserError
 
-LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "kl_div",
-          "ctc_loss")  # fmt: skip
+LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "kl_div")
 COMPARED = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "triplet_margin_loss", "cosine_embedding_loss",
             "triplet_margin_with_distance_loss", "margin_ranking_loss")  # fmt: skip
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
@@ -276,8 +275,17 @@ def _functions(seen: Any) -> None:
         def run(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             out = original(input, target, *args, **kwargs)
             if not seen.busy:
-                more = {"blank": args[2]} if name == "ctc_loss" and len(args) > 2 else {}
-                seen.loss(name, input, target, out, kwargs | more)
+                seen.loss(name, input, target, out, kwargs)
+            return out
+
+        return run
+
+    def ctc(original: Callable) -> Callable:
+        def run(log_probs: Any, targets: Any, *args: Any, **kwargs: Any) -> Any:
+            out = original(log_probs, targets, *args, **kwargs)
+            if not seen.busy:
+                blank = args[2] if len(args) > 2 else kwargs.get("blank", 0)
+                seen.loss("ctc_loss", log_probs, targets, out, {"blank": blank})
             return out
 
         return run
@@ -331,6 +339,7 @@ def _functions(seen: Any) -> None:
 
     for name in ("__sub__", "__rsub__"):
         replace(torch.Tensor, name, difference)
+    replace(F, "ctc_loss", ctc)
     for name in LOSSES:
         replace(F, name, functools.partial(loss, name=name))
 
