@@ -65,7 +65,6 @@ NAMED = {
     "ctc--view": "where permute()",
     "seq2seq_attn--tf_leak": "shift by one",
     "seq2seq_attn--encoder_opt": "in no optimiser",
-    "actor_critic--append": "reversed time",
     "actor_critic--resample": "keep the action",
     "vit_recipe--sched_epochs": "counted in batches",
     "tabular--broadcast": "squeeze()",
@@ -75,6 +74,5 @@ NAMED = {
     "ctc--raw_logits": "log_softmax over the classes",
     "distill--kl_probs": "log_softmax is meant",
     "vit_recipe--qkv_view": "mixes samples",
-    "vit_recipe--mixup_perm": "two permutations",
 }
 """Words of the cause that is named today. The others are missed: see docs/own-scripts.md."""
