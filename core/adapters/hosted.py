@@ -1,4 +1,4 @@
-"""Runs trainers of `transformers` and TRL with core's steps. Only this file in core knows these libraries.
+"""Runs trainers of `transformers` and TRL with core's steps. Only this file and trainer.py in core know these libraries.
 
 `trainer.train()` runs unchanged, with all overrides of a subclass. It gets core's micro-batches in core's order instead
 of its loader's. The stage uses the trainer's optimiser, collator and `compute_loss`, so gates test what the trainer
@@ -12,19 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import numpy as np
 import torch
-from datasets import Dataset
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from trainworthy.core.adapters.objective import smoothing_floor
-from trainworthy.core.adapters.subject import Subject
-from trainworthy.core.base import config, seeds
+from trainworthy.core.base import seeds
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.run import Run, Step
-from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, Stage, View, batch_size
-from transformers import EvalPrediction, PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from trainworthy.core.recipe.stage import Stage, batch_size
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.utils import logging
 
 # TRL 1.16 uses a name that transformers 5.23 deprecates, in every loss.
@@ -46,8 +42,6 @@ def _once(record: Any) -> bool:
 
 logging.get_logger("transformers.trainer_utils").addFilter(_once)
 
-CHANCE = 256  # samples on which the chance level is measured
-SHOWN = 64  # validation samples per evaluation in a rehearsal
 OWN = {"loss", "grad_norm", "learning_rate", "epoch"}  # entries of the trainer's log that core already logs
 
 
@@ -151,7 +145,7 @@ def train(run: Run, stage: Hosted, after: Callable[[Step], None] | None = None, 
                 yield from [stage.ask(step.index)] * (stage.passes * accumulate)
             for batch, keys in zip(step.batches, step.keys, strict=True):
                 if shares is not None:
-                    counted = _items(stage.trainer, inputs(batch)) is not None
+                    counted = items_of(stage.trainer, inputs(batch)) is not None
                     shares.append(1.0 if counted else len(keys) * run.world * len(step.keys) / size)
                 yield batch
             if after is not None:
@@ -205,6 +199,19 @@ def drive(
     next(batches, None)
 
 
+def built(factory: Callable[[], Trainer]) -> Trainer:
+    """Build one trainer without its library's progress bars and messages, since gates build a dozen."""
+    level, bars = logging.get_verbosity(), are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    disable_progress_bars()
+    try:
+        return factory()
+    finally:
+        logging.set_verbosity(level)
+        if not bars:
+            enable_progress_bars()
+
+
 def quiet(trainer: Trainer) -> Optimizer:
     """Turn off the trainer's logging, evaluation and saving, which core does. Return its optimiser without a
     wrapper."""
@@ -231,7 +238,7 @@ def inputs(batch: dict[str, Any] | list[dict]) -> dict[str, Any] | list[dict]:
 
 def count(trainer: Trainer, batch: dict) -> float | Tensor:
     """Return what the trainer's loss is a mean over: scored tokens if it counts them, else samples."""
-    items = _items(trainer, inputs(batch))
+    items = items_of(trainer, inputs(batch))
     return batch_size(cast(dict, inputs(batch))) if items is None else items
 
 
@@ -239,7 +246,7 @@ def loss(trainer: Trainer, model: nn.Module, batch: dict, *, accumulate: int = 1
     """Call `compute_loss` on one batch as one micro-batch: a mean, normalised as in training. `accumulate`: the number
     of micro-batches that the trainer assumes."""
     one = inputs(batch)
-    items, trainer.current_gradient_accumulation_steps = _items(trainer, one), accumulate
+    items, trainer.current_gradient_accumulation_steps = items_of(trainer, one), accumulate
     shares = trainer.__dict__.pop("shares", None)
     value = trainer.compute_loss(model, one, num_items_in_batch=items)
     if shares is not None:
@@ -249,7 +256,7 @@ def loss(trainer: Trainer, model: nn.Module, batch: dict, *, accumulate: int = 1
     return value
 
 
-def _items(trainer: Trainer, batch: dict | list[dict]) -> Tensor | None:
+def items_of(trainer: Trainer, batch: dict | list[dict]) -> Tensor | None:
     """Return the scored tokens of this process's batch, as the trainer counts them over all processes."""
     if trainer.accelerator.num_processes == 1:
         return trainer._get_num_items_in_batch([batch], trainer.args.device)
@@ -312,203 +319,3 @@ class _Watch(TrainerCallback):
             self.note(logs)
             self.trainer._tr_loss.zero_()  # it subtracts the logged loss, so a NaN would stay for the rest of the run
             state.log_history.clear()
-
-
-# ------------------------------------------------------------------------------- the gates on a trainer that a script builds
-class Rows(Data):
-    """A trainer's data set for core: the columns that its collator gets, with lists as tensors; batches as it collates
-    them."""
-
-    def __init__(self, trainer: Trainer, rows: Any):
-        named = hasattr(rows, "column_names")  # of `datasets`; other sets lose unused columns in the collator
-        self.rows = trainer._remove_unused_columns(rows, "checked") if named else rows
-        self._collate = (
-            trainer.data_collator if named else trainer._get_collator_with_removed_columns(trainer.data_collator)
-        )
-        self._lists = {k for k, v in self.rows[0].items() if isinstance(v, list)}
-        self.fields = {k: Field("target" if "label" in k else "input") for k, v in self._read(self.rows[0]).items()
-                       if isinstance(v, (Tensor, int, float, str))}  # fmt: skip
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
-        return self._read(self.rows[index])
-
-    def _read(self, row: dict[str, Any]) -> dict[str, Any]:
-        numbers = {k for k in self._lists if row[k] and isinstance(row[k][0], (int, float))}
-        return {k: torch.tensor(v) if k in numbers else v for k, v in row.items()}
-
-    def row(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Return a sample as the trainer's own data set does."""
-        return {k: v.tolist() if k in self._lists and isinstance(v, Tensor) else v for k, v in sample.items()}
-
-    def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return {"inputs": the trainer's batch} plus the columns, one entry per sample."""
-        columns = {k: [s[k] for s in samples] for k in self.fields}
-        return {"inputs": dict(self._collate([self.row(s) for s in samples])), **columns}
-
-
-def subject(factory: Callable[[], Trainer], seed: int) -> Subject:
-    """Return what `core.check` tests of the trainers that `factory` builds."""
-    probe = built(factory)
-    args, model = probe.args, probe.model
-    if probe.eval_dataset is None:
-        raise UserError("the trainer has no eval_dataset", needed="some samples it is not trained on")
-    if isinstance(probe.eval_dataset, dict) or not all(
-        hasattr(d, "__len__") for d in (probe.train_dataset, probe.eval_dataset)
-    ):
-        raise UserError(
-            "the trainer's data sets must be map-style", needed="one train_dataset and one eval_dataset with len()"
-        )
-    if {id(p) for p in built(factory).model.parameters()} & {id(p) for p in model.parameters()}:
-        raise UserError("the factory returns the same model twice", needed="a new model and a new trainer at every call",
-                        cause="the model is built outside the factory")  # fmt: skip
-    clip, accumulate = args.max_grad_norm or math.inf, args.gradient_accumulation_steps
-    cfg = config.Config(
-        train=config.Train(batch_size=args.per_device_train_batch_size * accumulate, accumulate=accumulate,
-                           precision="bf16" if args.bf16 else "fp32"),
-        optim=config.Optim(clip=clip, schedule="constant", warmup=0.0, lr=args.learning_rate),
-        run=config.RunSettings(seed=seed),
-    )  # fmt: skip
-    quiet(probe)
-    some = CHANCE if args.greater_is_better else 16  # if lower is better, the untrained model's score is chance level
-    start = _measured(probe, Rows(probe, probe.eval_dataset), range(min(some, len(probe.eval_dataset))))
-    start |= _constant(probe, start)
-    make = lambda run: _stage(factory, run, start)  # noqa: E731
-    return Subject(cfg, args.device, make, _train, _skips(probe), own_loop=False)
-
-
-def built(factory: Callable[[], Trainer]) -> Trainer:
-    """Build one trainer without its library's progress bars and messages, since gates build a dozen."""
-    level, bars = logging.get_verbosity(), are_progress_bars_disabled()
-    logging.set_verbosity_error()
-    disable_progress_bars()
-    try:
-        return factory()
-    finally:
-        logging.set_verbosity(level)
-        if not bars:
-            enable_progress_bars()
-
-
-def _skips(probe: Trainer) -> dict[str, str]:
-    """Return the gates that do not apply to a trainer, with reasons."""
-    rows = Rows(probe, probe.eval_dataset)
-    answers = [k for k in rows.fields if "label" in k]
-    one_text = not answers or any(k in rows._lists for k in answers)
-    counted = _items(probe, rows.collate([rows.get(0, None)])["inputs"]) is not None
-    skips = {
-        "initial-loss": "no expectation of it",
-        "init": "whether weights are loaded is the factory's own affair",
-        "range-test": "trainworthy.LRFinder tests the rate",
-        "resume": "the trainer's own checkpoints are not rehearsed",
-        "baseline": "the answer is part of the input" * one_text,
-        "tiny-data": "the answer is part of the input" * one_text,
-        "accumulation": "it does not accumulate gradients"
-        if probe.args.gradient_accumulation_steps == 1
-        else "its loss is a mean per micro-batch: exact as long as all are of one size" * (not counted),
-    }
-    return {k: v for k, v in skips.items() if v}
-
-
-def _stage(factory: Callable[[], Trainer], run: Run, start: dict[str, float]) -> Hosted:
-    trainer = built(factory)
-    optimizer = quiet(trainer)
-    for group in optimizer.param_groups:
-        group["peak_lr"] = max(group["lr"], group.get("initial_lr", 0.0))
-    name = (trainer.args.metric_for_best_model or "loss").removeprefix("eval_")
-    if name not in start:
-        raise UserError(
-            f"the trainer's evaluation has no '{name}'", got=", ".join(start), cause="metric_for_best_model"
-        )
-    higher = bool(trainer.args.greater_is_better)
-    floor, ceiling = (min(start[name], 0.95), 1.0) if higher else (start[name], 0.0)
-    data = {"train": Rows(trainer, trainer.train_dataset), "val": Rows(trainer, trainer.eval_dataset)}
-    frozen = tuple(n for n, p in trainer.model.named_parameters() if not p.requires_grad)
-    return Hosted(
-        name=type(trainer).__name__,
-        model=trainer.model,
-        optimizers={"main": optimizer},
-        data=data,
-        loss=lambda model, batch: {"loss": loss(trainer, model, batch) * count(trainer, batch)},
-        counts=lambda batch: {"loss": count(trainer, batch)},
-        evaluate=lambda model, chosen: _measured(trainer, chosen, range(len(chosen))),
-        metric=Metric(name, "", floor=floor, ceiling=ceiling, higher_is_better=higher),
-        expect=Expect(
-            schedule="the trainer's own",
-            frozen=frozen,
-            overfit_steps=300,
-            overfit_longer=True,
-            overfit_metric=floor + 0.95 * (ceiling - floor),
-            loss_floor=_smoothed(trainer),
-        ),
-        trainer=trainer,
-        own_rates=True,
-    )
-
-
-def _constant(trainer: Trainer, start: dict[str, float]) -> dict[str, float]:
-    """Measure chance level: replace each metric of `start` (the untrained model's) by the best score of one constant
-    answer, if that is better and answers are classes."""
-    if trainer.compute_metrics is None or not trainer.args.greater_is_better:
-        return {}
-    rows = Rows(trainer, trainer.eval_dataset)
-    try:
-        some = [rows.row(rows.get(i, None)) for i in range(min(CHANCE, len(rows)))]
-        found = trainer.predict(Dataset.from_list(some))
-        logits, labels = found.predictions, found.label_ids
-        if getattr(labels, "ndim", 0) != 1 or not np.issubdtype(labels.dtype, np.integer):
-            return {}
-        best = dict(start)
-        for answer in np.unique(labels):
-            same = np.full_like(logits, answer) if logits.ndim == 1 else np.zeros_like(logits)
-            if logits.ndim == 2:
-                same[:, answer] = 1
-            scored = trainer.compute_metrics(EvalPrediction(predictions=same, label_ids=labels))
-            scored = {k.removeprefix("eval_"): float(v) for k, v in scored.items() if isinstance(v, (int, float))}
-            best |= {k: max(v, best[k]) for k, v in scored.items() if k in best}
-    except (
-        TypeError,
-        ValueError,
-        IndexError,
-        AttributeError,
-    ):  # the metric needs another kind of answer: keep the untrained model's score
-        return {}
-    return {k: v for k, v in best.items() if k != "loss"}
-
-
-def _smoothed(trainer: Trainer) -> float:
-    """Return the lowest loss under `label_smoothing_factor`."""
-    eps, config = trainer.args.label_smoothing_factor, getattr(trainer.model, "config", None)
-    classes = getattr(config, "num_labels" if trainer.compute_metrics else "vocab_size", 0)
-    return smoothing_floor(eps, classes) if eps and classes else 0.0
-
-
-def _measured(trainer: Trainer, data: Data, indices: Iterable[int]) -> dict[str, float]:
-    """Run `trainer.evaluate` on some samples; return its numbers without timings."""
-    rows = [_source(data).row(data.get(i, None)) for i in indices]
-    own, trainer.eval_dataset = trainer.eval_dataset, {"some": Dataset.from_list(rows)}
-    try:
-        found = trainer.evaluate("some")  # by name, because TRL would prepare a data set argument again
-    finally:
-        trainer.eval_dataset = own
-    return {k.removeprefix("eval_"): float(v) for k, v in found.items() if k.startswith("eval_") and "per_second" not in k
-            and not k.endswith(("runtime", "num_tokens")) and isinstance(v, (int, float))}  # fmt: skip
-
-
-def _source(data: Data) -> Rows:
-    while isinstance(data, View):
-        data = data.data
-    return cast(Rows, data)
-
-
-def _train(cfg: config.Config, run: Run, stage: Hosted) -> None:
-    """Run the trainer's loop with its evaluations."""
-    val = stage.data["val"]
-
-    def after(step: Step) -> None:
-        if step.due(1):
-            _measured(stage.trainer, val, range(min(SHOWN, len(val))))
-
-    train(run, stage, after)

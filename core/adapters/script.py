@@ -11,29 +11,30 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 from trainworthy.core import gates
+from trainworthy.core.adapters import adapted
+from trainworthy.core.adapters.entries import Plain, Samples, chance, classes, fields, samples
 from trainworthy.core.adapters.objective import Objective, recognise
 from trainworthy.core.adapters.subject import Subject
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import GateFailed, UserError
-from trainworthy.core.base.verdict import Finding, Skip, Verdict
+from trainworthy.core.base.verdict import Verdict
 from trainworthy.core.data import inventory
 from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import order
-from trainworthy.core.gates.gate import Gate, Proof
-from trainworthy.core.gates.shuffled import distinct
+from trainworthy.core.gates.gate import Proof
 from trainworthy.core.loop.run import Plan, Run, Step
 from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, Stage, View, batch_size
 
@@ -42,14 +43,6 @@ SHOWN = 256  # validation samples per evaluation when rehearsing a script's own 
 if TYPE_CHECKING:
     from trainworthy.core.adapters.loop import Loop
     from transformers import Trainer
-
-
-class MapStyle(Protocol):
-    """What a data set must offer: `len()` and `[index]`."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
 
 
 @dataclass(kw_only=True)
@@ -200,7 +193,7 @@ def _prove(
     scans = {name: inventory.scan(name, data) for name, data in stage.data.items()}
     report = inventory.report(scans)
     proof = Proof(
-        cfg, alone, make, subject.train, folder, scans, report, again=partial(_again, factory, seed), sized=False
+        cfg, alone, make, subject.train, folder, scans, report, again=partial(adapted.again, factory, seed), sized=False
     )
     counts = " / ".join(f"{s.total:,} {name}" for name, s in scans.items())
     loss = f"\nloss   {subject.objective}" if subject.objective else ""
@@ -210,7 +203,7 @@ def _prove(
         for gate in order.ORDER:
             if not only or gate.id in only:
                 cfg.gates.waive, cfg.gates.because = (gate.id,) if gate.id in waive else (), waive.get(gate.id, "")
-                verdicts += gates.run_gates([_adapted(gate, subject)], proof, known={}, console=console)
+                verdicts += gates.run_gates([adapted.adapted(gate, subject)], proof, known={}, console=console)
     if written:
         gates.write(folder / "gates.json", verdicts, enabled=True)
         (folder / "data.json").write_text(json.dumps(report, indent=1))
@@ -223,14 +216,14 @@ def _prove(
 # ------------------------------------------------------------------------------------------------------------- the stage
 def _subject(factory: Callable[[], Any], first: Any, seed: int, folder: Path) -> Subject:
     if (library := sys.modules.get("transformers")) and isinstance(first, library.Trainer):
-        from trainworthy.core.adapters.hosted import subject
+        from trainworthy.core.adapters.trainer import subject
 
         return subject(factory, seed)
     probe = _fresh(first, factory())
     device, own = next(probe.model.parameters()).device, probe.train_loop is not None
     found = _objective(probe)
     make = partial(_stage, factory, folder, found)
-    return Subject(_settings(probe, seed), device, make, _train, _skips(probe), own, str(found))
+    return Subject(_settings(probe, seed), device, make, _train, adapted.skips(probe), own, str(found))
 
 
 @dataclass
@@ -255,49 +248,9 @@ class _Alone:
 class _ScriptStage(Stage):
     script: Script = field(kw_only=True)
 
-    def samples(self, split: str) -> "_Samples":
+    def samples(self, split: str) -> "Samples":
         """One of its data sets, of the only type that it has."""
-        return cast(_Samples, self.data[split])
-
-
-class _Samples(Data):
-    """A torch data set for core: entries by name. On the training path, every generator that its code may use is
-    seeded."""
-
-    def __init__(self, dataset: "MapStyle", collate: Callable[[list], Any], *, fixed: bool):
-        self.dataset, self._collate, self._fixed = dataset, collate, fixed
-        self._sample, self._batch = dataset[0], collate([dataset[0], dataset[len(dataset) - 1]])
-        self.fields = {}
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
-        if generator is not None:
-            _seed_all(generator.initial_seed())
-        elif self._fixed:  # augmented data have no evaluation path, so use the same draws every time
-            _seed_all(seeds.derive("fixed", index))
-        return _named(self.dataset[index])
-
-    def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        return _named(self._collate([_like(s, self._sample) for s in samples]))
-
-    def batch(self, named: dict[str, Any]) -> Any:
-        """Return a batch as the script's own loader does."""
-        return _like(named, self._batch)
-
-
-class _Plain(Dataset):
-    """The evaluation path of samples that a gate chose, as the script's own data set returns them."""
-
-    def __init__(self, data: Data, like: Any):
-        self.data, self.like = data, like
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> Any:
-        return _like(self.data.get(index, None), self.like)
+        return cast(Samples, self.data[split])
 
 
 class _Pairing:
@@ -388,7 +341,7 @@ def _train(cfg: config.Config, run: Run, stage: _ScriptStage) -> None:
 
 def _loader(cfg: config.Config, stage: _ScriptStage, data: Data) -> DataLoader:
     own = stage.samples("val")
-    return DataLoader(_Plain(data, own._sample), batch_size=cfg.train.eval_batch_size, collate_fn=own._collate)
+    return DataLoader(Plain(data, own.example), batch_size=cfg.train.eval_batch_size, collate_fn=own.own_collate)
 
 
 def _fresh(one: Script, two: Script) -> Script:
@@ -424,8 +377,8 @@ def _settings(script: Script, seed: int) -> config.Config:
 def _objective(script: Script) -> Objective:
     """Find label smoothing and class weights of the script's loss, if it does not declare what its loss is a mean
     over."""
-    data = _samples(script, script.train, fixed=True)
-    key = next((k for k, f in _fields(script, data).items() if f.role == "target"), None)
+    data = samples(script, script.train, fixed=True)
+    key = next((k for k, f in fields(script, data).items() if f.role == "target"), None)
     if key is None or script.count or script.loss_floor:
         return Objective()
     device = next(script.model.parameters()).device
@@ -439,14 +392,14 @@ def _objective(script: Script) -> Objective:
 
 
 def _stage(factory: Callable[[], Script], folder: Path, found: Objective, run: Run) -> _ScriptStage:
-    _seed_all(seeds.derive(run.cfg.run.seed, "build"))
+    seeds.seed_all(seeds.derive(run.cfg.run.seed, "build"))
     script = factory()
     for group in script.optimizer.param_groups:
         group["peak_lr"] = _peak(group)
         group["params"] = [p for p in group["params"] if p.requires_grad]  # torch skips the others
-    data = {"train": _samples(script, script.train, fixed=True), "val": _samples(script, script.val, fixed=False)}
+    data = {"train": samples(script, script.train, fixed=True), "val": samples(script, script.val, fixed=False)}
     for one in data.values():
-        one.fields = _fields(script, one)
+        one.fields = fields(script, one)
     count, batch = script.count, data["train"].batch
     key = next((k for k, f in data["train"].fields.items() if f.role == "target"), "")
 
@@ -463,7 +416,7 @@ def _stage(factory: Callable[[], Script], folder: Path, found: Objective, run: R
         return {name: float(script.metric(model, _loader(run.cfg, stage, chosen)))}
 
     name = getattr(script.metric, "__name__", "metric").replace("<lambda>", "metric")
-    guess = 1 / len(names) if (names := _classes(script)) else _chance(data["train"])
+    guess = 1 / len(names) if (names := classes(script)) else chance(data["train"])
     floor = guess if script.floor is None else script.floor
     ceiling = float(script.higher_is_better) if script.ceiling is None else script.ceiling
     stage = _ScriptStage(
@@ -476,12 +429,6 @@ def _stage(factory: Callable[[], Script], folder: Path, found: Objective, run: R
         state={"checkpoint": _OwnCheckpoint(script, folder)} if script.save else {}, script=script,
     )  # fmt: skip
     return stage
-
-
-def _chance(data: _Samples) -> float:
-    """Measure chance level from the targets if the number of classes is not declared."""
-    found = distinct(data, data.representative(min(len(data), 256)))
-    return 1 / len(found[1]) if found else 0.0
 
 
 class _OwnCheckpoint:
@@ -509,71 +456,6 @@ def _peak(group: dict) -> float:
     return max(group["lr"], group.get("initial_lr", 0.0), group.get("max_lr", 0.0))
 
 
-# -------------------------------------------------------------------------------------------------------------- the data
-def _samples(script: Script, source: Dataset | DataLoader, *, fixed: bool) -> _Samples:
-    collate = script.collate or default_collate
-    if isinstance(source, DataLoader):
-        collate = script.collate or source.collate_fn
-        source = source.dataset
-    if isinstance(source, IterableDataset) or not callable(getattr(source, "__len__", None)):
-        raise UserError("a data set must be map-style", got=type(source).__name__, needed="len() and [index]")
-    dataset = cast(MapStyle, source)
-    if len(dataset) < 2:
-        raise UserError("a data set is too small", got=f"{len(dataset)} sample(s)", needed="2 or more")
-    data = _Samples(dataset, collate, fixed=fixed)
-    for key, value in _named(data._sample).items():
-        if not isinstance(value, (Tensor, np.ndarray, np.generic, int, float, str)):
-            raise UserError(f"entry '{key}' of a sample cannot be counted", got=type(value).__name__,
-                            needed="a tensor, an array, a number or a string: convert it in the data set")  # fmt: skip
-    if lost := _named(data._sample).keys() - _named(data._batch).keys():
-        raise UserError("collate renames entries", got=f"batches of {', '.join(_named(data._batch))}",
-                        needed=f"{', '.join(sorted(lost))} under the same name as in a sample")  # fmt: skip
-    return data
-
-
-def _fields(script: Script, data: _Samples) -> dict[str, Field]:
-    if script.fields is not None:
-        return script.fields
-    names = list(_named(data._sample))
-    target = "target" if script.target is None and names == ["input", "target"] else script.target
-    target = ("input", "target")[target] if isinstance(target, int) and len(names) == 2 else target
-    if len(names) > 1 and str(target) not in names:
-        raise UserError("which entry of a sample must be predicted?", got=f"target={script.target!r}",
-                        needed="one of: " + ", ".join(names))  # fmt: skip
-    return {n: Field("target", classes=_classes(script)) if n == str(target) else Field("input") for n in names}
-
-
-def _classes(script: Script) -> list[str] | None:
-    names = range(script.classes) if isinstance(script.classes, int) else script.classes
-    return None if names is None else [str(name) for name in names]
-
-
-def _named(entries: Any) -> dict[str, Any]:
-    """Return the entries of a sample or batch by name: a mapping's own names, `input` and `target` of a pair, else
-    positions."""
-    if isinstance(entries, Mapping):
-        return dict(entries)
-    if not isinstance(entries, (tuple, list)):
-        return {"input": entries}
-    return dict(zip(("input", "target") if len(entries) == 2 else map(str, range(len(entries))), entries, strict=True))
-
-
-def _like(named: dict[str, Any], example: Any) -> Any:
-    """Return the entries in the shape of `example`, the inverse of `_named`."""
-    if isinstance(example, Mapping):
-        return cast(Any, type(example))(named)
-    if not isinstance(example, (tuple, list)):
-        return named["input"]
-    make = type(example)
-    return make(*named.values()) if hasattr(make, "_fields") else make(named.values())
-
-
-def _seed_all(seed: int) -> None:
-    seeds.seed_sample(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-
-
 @contextlib.contextmanager
 def _generators_restored() -> Iterator[None]:
     before = np.random.get_state(), random.getstate()
@@ -583,83 +465,3 @@ def _generators_restored() -> Iterator[None]:
     finally:
         np.random.set_state(before[0])
         random.setstate(before[1])
-
-
-# ------------------------------------------------------------------------------------------------------------- the gates
-REMEDIES = {
-    "schema": "the validation set augments, or draws at random in another way\n"
-    "the data set keeps a generator of its own: every loader worker repeats its draws\n"
-    "the training and the validation set differ in shape or dtype",
-    "wiring": "the optimiser was built over a part of the model, or before a layer was replaced\n"
-    "a detach(), no_grad() or argmax cuts the graph; requires_grad was switched off (on purpose: frozen=('prefix',))\n"
-    "zero_grad() is missing, or loss= is not what train_loop calls backward() on\n"
-    "the rate is too small for the weights' precision (bf16 weights without an fp32 copy)",
-    "schedule": "a scheduler that ends in zeros or non-finite rates",
-    "range-test": "the rate was carried over from another optimiser, batch size or data set",
-    "dependency": "statistics over the batch axis (own normalisation, x.mean(0)), or a reshape that mixes samples\n"
-    "a (B, 1) against (B,) broadcast in the loss\n"
-    "the loss is a sum, or a mean over something else than samples (tokens, weights): set count=",
-    "overfit": "wrong formula or target: softmax before cross-entropy, labels that do not belong to their inputs\n"
-    "gradients do not arrive (see wiring), or the rate is far too low or too high for 8 samples\n"
-    "metric() reads other labels or inputs than loss()\n"
-    "loss_floor= is not set (label smoothing eps over K classes: -p ln p - (K - 1) q ln q,\n"
-    "  where q = eps/K and p = 1 - eps + q), or too few steps (overfit_steps=)",
-    "evaluation": "metric() does not call model.eval(), or dropout ignores the mode\nthe validation set draws at random\n"
-    "model.eval() in metric() without model.train() at the start of train_loop()\na mean over batch means",
-    "accumulation": "the loss is a mean over something else than samples (tokens): set count=\n"
-    "samples of a batch influence each other (see dependency)",
-    "loader": "the data set keeps a generator of its own: every loader worker has a copy and repeats its draws\n"
-    "the data set seeds a generator by itself (manual_seed in __getitem__), or keeps what it has once augmented\n"
-    "the factory splits the data by process",
-    "resume": "save() leaves something out, or load() does not put it back: weights, optimiser, what train_loop counts",
-}
-"""Likely causes in terms of a script, where a recipe's differ."""
-
-
-def _skips(script: Script) -> dict[str, str]:
-    """Return the gates that do not apply to a script."""
-    own_loop = "train_loop is the script's own: wiring checks what its optimiser gets"
-    return {
-        "initial-loss": "no initial_loss given" if script.initial_loss is None else "",
-        "init": "whether weights are loaded is the factory's own affair",
-        "schedule": "the script's schedule is not seen: rates are held at their peak",
-        "accumulation": own_loop if script.train_loop else "",
-        "range-test": "how long the script trains is not known: trainworthy.LRFinder tests the rate",
-        "resume": "" if script.save else "no save and load given",
-    }
-
-
-def _adapted(gate: Gate, subject: Subject) -> Gate:
-    """Return the same gate for a script: inapplicable checks are skipped, and causes use the script's terms."""
-
-    def prove(proof: Proof) -> Finding:
-        if reason := subject.skips.get(gate.id):
-            raise Skip(reason)
-        if subject.own_loop:
-            proof.cfg.optim.clip = _clip(proof) if gate.id == "wiring" else float("inf")
-        finding = gate.prove(proof)
-        own = REMEDIES.get(gate.id)
-        finding.remedy = own or finding.remedy
-        return finding
-
-    return replace(gate, prove=prove)
-
-
-def _clip(proof: Proof) -> float:
-    """Return the norm at which the script's loop clips, if it does: no gradient in the optimiser was larger."""
-    from trainworthy.core.gates.recorder import rehearsed
-
-    return max((g["norm"] for g in rehearsed(proof)[2].gradients), default=float("inf"))
-
-
-def _again(factory: Callable, seed: int, gate: str) -> str:
-    """Return the lines of a repro that run the gate again, for a factory at the top level of a file."""
-    call = f"only={gate!r}, seed={seed})"
-    if not inspect.isfunction(factory) or factory.__qualname__ != factory.__name__:
-        return f"# where the factory is at hand: trainworthy.check(factory, {call}"
-    path = str(Path(inspect.getsourcefile(factory) or "").resolve())
-    return (
-        "import runpy\n\nimport trainworthy\n\n"
-        f"sys.path.insert(0, {str(Path(path).parent)!r})\n"
-        f"script = runpy.run_path({path!r})\ntrainworthy.check(script[{factory.__name__!r}], {call}"
-    )

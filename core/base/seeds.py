@@ -5,7 +5,9 @@ order = f(seed, epoch) · sample = f(seed, epoch, index) · model = f(seed, step
 """
 
 import hashlib
+import random
 
+import numpy as np
 import torch
 
 
@@ -30,6 +32,13 @@ def seed_global(*parts: int | str) -> torch.Generator:
 def seed_sample(*parts: int | str) -> torch.Generator:
     """Seed only the CPU generator, for the draws of one sample (1 us)."""
     return torch.default_generator.manual_seed(derive(*parts))
+
+
+def seed_all(seed: int) -> None:
+    """Seed the global CPU generators of torch, numpy and `random`."""
+    seed_sample(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def permutation(n: int, *parts: int | str) -> torch.Tensor:

@@ -12,6 +12,7 @@ Rehearses any training script, unchanged, before it runs.
   --load-seconds 600    time limit until the script's first step
   --batches NAME        the script's function that returns a batch, if it uses no DataLoader
   --nproc 1             processes that train together, as torchrun --nproc_per_node would start them
+  --restart ARGUMENTS   what starts the script again from a checkpoint: --restart "--resume {checkpoint}" (or {folder})
   --no-interventions    only observe; do not rehearse on eight samples
   --out FOLDER          folder for results (default runs/guard-<script>/<time>)
 
@@ -41,6 +42,7 @@ FLAGS = {
     "--batches": "",
     "--out": "",
     "--nproc": "1",
+    "--restart": "",
 }
 
 

@@ -1,12 +1,12 @@
 """Checks of what changes over time: the schedule's pace, freezing, modes, the evaluated model, saved weights."""
 
 import gc
+import re
 from typing import Any
 
-import torch
 from torch import nn
 from trainworthy.core.guard.invariants import finding, listed, moved_now, names, skip, stepped, tops
-from trainworthy.core.guard.observer import Observer
+from trainworthy.core.guard.observer import Observer, kept_by_reference
 from trainworthy.core.guard.records import DROPS, NORMS
 
 
@@ -22,6 +22,8 @@ def schedule(seen: Observer) -> dict:
         )
     if not seen.schedulers:
         return skip("schedule", "no scheduler of torch.optim")
+    if fault := contrary(seen.plateaus):
+        return finding("schedule", *fault)
     train = [p for p in seen.passes if p.training]
     length = max((p.length or 0 for p in train[:1]), default=0)
     several = len(train) > 1
@@ -93,6 +95,23 @@ def schedule(seen: Observer) -> dict:
             f"{kind}: one step per update, rate {after[0] if after else rates[-1] if rates else 0:.3g} after an epoch"
         )
     return finding("schedule", "; ".join(told))
+
+
+LOW = re.compile(r"(?i)(^|[^a-z])(\w*loss|r?mse|mae|nll|ppl|perplexity|wer|cer|fid|err|error)([^a-z]|$)")
+HIGH = re.compile(r"(?i)(^|[^a-z])(acc|accuracy|auc|auroc|f1|iou|miou|dice|map|r2|bleu|psnr|ssim)([^a-z]|$)")
+
+
+def contrary(plateaus: dict[str, str]) -> tuple[str, str] | None:
+    """Find a ReduceLROnPlateau that waits for a loss to rise or for an accuracy to fall, by the name of what it is given."""
+    for line, mode in plateaus.items():
+        given = line.partition(".step(")[2]
+        low, high = bool(LOW.search(given)), bool(HIGH.search(given))
+        if low != high and "-" not in given and mode == ("max" if low else "min"):
+            return (
+                f"ReduceLROnPlateau waits for a {'maximum' if low else 'minimum'} of what {line} gives it",
+                f"mode='{'min' if low else 'max'}' is meant: the rate is cut while the {'loss' if low else 'score'} improves",
+            )
+    return None
 
 
 def lowered(one: Any) -> float:
@@ -342,17 +361,13 @@ def state(seen: Observer) -> dict:
             "load_state_dict() got the model's own tensors: nothing was brought back",
             "the best weights were kept as a reference: copy.deepcopy(model.state_dict())",
         )
-    for ref, owner, step in seen.held:
-        kept, module = ref(), owner()
-        if kept is None or module is None or id(kept) in seen.saved or seen.steps - step < 3 or not kept:
-            continue
-        own = {v.data_ptr() for v in module.state_dict(keep_vars=True).values() if isinstance(v, torch.Tensor)}
-        if all(v.data_ptr() in own for v in kept.values() if isinstance(v, torch.Tensor) and v.numel()):
-            return finding(
-                "state",
-                f"a state_dict taken after step {step} is still held and changes with the weights",
-                "it is a reference, not a copy: copy.deepcopy(model.state_dict())",
-            )
+    step = seen.by_reference or kept_by_reference(seen)
+    if step is not None:
+        return finding(
+            "state",
+            f"a state_dict taken after step {step} is still held and changes with the weights",
+            "it is a reference, not a copy: copy.deepcopy(model.state_dict())",
+        )
     if seen.empty_saves:
         return finding(
             "state",

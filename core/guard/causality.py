@@ -1,5 +1,7 @@
 """Calls a model again, after the rehearsal, with parts of its input changed: what it must not see, and what it must."""
 
+import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ from trainworthy.core.guard.invariants import finding, skip
 from trainworthy.core.guard.records import bare, logits_of
 from trainworthy.core.guard.targets import fits, tokens_of
 
+GIVEN = re.compile(r"(?i)target|label|tgt|trg|mask|^y$")  # names of what a model may read in some calls alone
 SEEN = 1e-4  # mean change of the outputs, in units of their spread; healthy models give exactly 0
 
 
@@ -71,6 +74,44 @@ def follows_only_the_past(seen: Any, module: nn.Module, args: tuple, kwargs: dic
     return False
 
 
+def scores_of(out: Any, ids: Tensor) -> Tensor | None:
+    """Return a model's outputs for each token, (*ids.shape, C)."""
+    found = [y for y in tree_leaves(out) if isinstance(y, Tensor) and y.is_floating_point() and y.dim() > 1
+             and y.numel() % ids.numel() == 0 and y.shape[-1] == y.numel() // ids.numel() > 1]  # fmt: skip
+    return found[0].reshape(*ids.shape, -1) if found else None
+
+
+def permuted(x: Tensor, axis: int, start: int) -> Tensor:
+    """Return the tokens with those from `start` on exchanged with each other."""
+    other = x.clone()
+    part = other.narrow(axis, start, x.shape[axis] - start)
+    part.copy_(part.flatten()[torch.randperm(part.numel(), device=part.device)].view(part.shape))
+    return other
+
+
+def sees_the_same_place(seen: Any) -> bool | None:
+    """Return whether the scores of a place follow the token at that place. A decoder that gets its targets and shifts them
+    itself does not: there is an axis along which the first exchanged token leaves its own scores as they are."""
+    if seen.copied is None or seen.control is None:
+        return None
+    module, args, kwargs = seen.copied
+    ids = tokens_of(module, args, kwargs)
+    if ids is None:
+        return None
+    call, found = Again(seen, module, args, kwargs, ids, lambda out: scores_of(out, ids)), []
+    for axis in (0, 1):
+        half = ids.shape[axis] // 2
+        if half:
+            other = permuted(ids, axis, half)
+            other.narrow(axis, half, 1).copy_(ids.narrow(axis, half, 1).roll(1, 1 - axis))
+            first, again, changed = call(ids), call(ids), call(other)
+            if first is None or again is None or changed is None or not torch.equal(first, again):
+                return None
+            apart = (changed - first).narrow(axis, half, 1).abs().float().mean()
+            found.append(float(apart) > SEEN * float(first.float().std()))
+    return all(found) if found else None
+
+
 def sees_ahead(seen: Any) -> dict | None:
     """Check that a model whose targets are the next tokens does not see them."""
     if seen.shifted is None:
@@ -83,17 +124,9 @@ def sees_ahead(seen: Any) -> dict | None:
                  if fits(x, y, 1, -100)), None)  # fmt: skip
     if axis is None or ids.shape[axis] < 4:
         return None
-
-    def scores(out: Any) -> Tensor | None:
-        found = [y for y in tree_leaves(out) if isinstance(y, Tensor) and y.is_floating_point() and y.dim() > 1
-                 and y.numel() % ids.numel() == 0 and y.shape[-1] == y.numel() // ids.numel() > 1]  # fmt: skip
-        return found[0].reshape(*ids.shape, -1) if found else None
-
     half = ids.shape[axis] // 2
-    other = ids.clone()
-    part = other.narrow(axis, half, ids.shape[axis] - half)
-    part.copy_(part.flatten()[torch.randperm(part.numel(), device=part.device)].view(part.shape))
-    seen_ahead = change(Again(seen, module, args, kwargs, ids, scores), other, axis, half, early=True)
+    call = Again(seen, module, args, kwargs, ids, lambda out: scores_of(out, ids))
+    seen_ahead = change(call, permuted(ids, axis, half), axis, half, early=True)
     if seen_ahead is None or any(p.dtype in (torch.bfloat16, torch.float16) for p in module.parameters()):
         return None
     told = f"scores change by {seen_ahead:.2g} of their spread when only later tokens do"
@@ -135,6 +168,44 @@ def ignores_samples(seen: Any) -> dict | None:
     return finding("dependency", told, cause)
 
 
+def arguments(module: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """Return what a model was called with, by name."""
+    try:
+        return dict(inspect.signature(bare(module).forward).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):
+        return {}
+
+
+def ignores_an_input(seen: Any) -> dict | None:
+    """Check that a model with two inputs of one shape reads both."""
+    if seen.paired is None:
+        return None
+    module, args, kwargs = seen.paired
+    given = [x for name, x in arguments(module, args, kwargs).items() if isinstance(x, Tensor) and x.is_floating_point()
+             and x.dim() > 1 and len(x.unique()) > 16 and not GIVEN.search(name)]  # fmt: skip
+    given = [x for x in given if sum(x.shape == y.shape for y in given) > 1]
+    leaves = [x.detach().clone().requires_grad_(True) for x in given]
+    inner = bare(module)
+    seen.busy = True
+    try:
+        call = (args, kwargs)
+        for old, new in zip(given, leaves, strict=True):
+            call = replaced(call, old, new)
+        with in_mode(inner, training=True), torch.enable_grad():  # a target may only be read in training
+            out = [y for y in tree_leaves(inner(*call[0], **call[1])) if isinstance(y, Tensor) and y.requires_grad]
+            found = torch.autograd.grad(sum((y * torch.randn_like(y)).sum() for y in out), leaves, allow_unused=True)
+    except Exception:
+        return None
+    finally:
+        seen.busy = False
+    reach = [g is not None and bool(g.any()) for g in found]
+    if len(given) < 2 or not any(reach) or len({x.data_ptr() for x in given}) < len(given):
+        return None
+    told = f"{sum(reach)} of {len(reach)} inputs of shape {tuple(given[0].shape)} reach the outputs"
+    cause = "an input is used twice in place of another one (copied code)" if not all(reach) else ""
+    return finding("dependency", told, cause)
+
+
 def dependency(seen: Any) -> dict:
     """Check that in eval mode an output depends on its own sample alone, and never on later tokens."""
     rows = []
@@ -146,9 +217,12 @@ def dependency(seen: Any) -> dict:
         )
         told = f"outputs change by {worst:.2g} of their spread without the other half of the batch"
         rows.append(finding("dependency", told, cause if worst > 0.05 else ""))
+    if seen.scrambled:
+        cause = "view() or reshape() where permute() or transpose() is meant: places and channels are mixed"
+        rows.append(finding("dependency", seen.scrambled, cause))
     if seen.control is not None:  # nothing is computed again in a real run
         with torch.random.fork_rng(devices=[]):
-            rows += [x for x in (sees_ahead(seen), ignores_samples(seen)) if x is not None]
+            rows += [x for x in (sees_ahead(seen), ignores_samples(seen), ignores_an_input(seen)) if x is not None]
     if not rows:
         return skip("dependency", "no evaluation by class in eval mode was seen, or a batch cannot be cut")
     bad = [r for r in rows if not r["ok"]] or rows

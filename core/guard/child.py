@@ -18,6 +18,7 @@ import torch
 from trainworthy.core.guard import events, judging, ranks
 from trainworthy.core.guard.control import Control, Plan
 from trainworthy.core.guard.observer import Observer
+from trainworthy.core.guard.restart import Restart
 from trainworthy.core.guard.running import run
 from trainworthy.core.guard.sandbox import TRACKERS, Sandbox, hold_uploads
 from trainworthy.core.guard.target import Target
@@ -34,6 +35,7 @@ class Rehearsal:
         self.control = Control(plan, self.stop)
         self.control.begin = self.begin
         self.seen = Observer(self.control)
+        self.seen.restart = Restart() if plan.restart else None
         self.done, self.process, self.ended = False, os.getpid(), threading.RLock()
         self.rank, self.count, self.home = 0, 1, folder
         self._open, self._replace = open, os.replace  # before they are redirected
@@ -116,6 +118,8 @@ class Rehearsal:
         seen = self.seen
         try:
             found = judging.judge(seen, self.plan) if not self.rank else {}
+            if seen.restart is not None:
+                found["restart"] = seen.restart.facts(seen)
             if self.count > 1:
                 found["between"] = ranks.facts(seen)
         except Exception:

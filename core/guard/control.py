@@ -25,7 +25,7 @@ class Plan:
 
     name: str = "watch"
     """`watch`: the script's own data; `eight`: the same eight samples in every batch; `others`: these eight with each
-    other's inputs; `blank`: these eight with zero inputs."""
+    other's inputs; `blank`: these eight with zero inputs; `restart`: the script's own data, from a checkpoint."""
     steps: int = 40
     """Optimiser steps after which a training pass is cut (not before `seconds`)."""
     seconds: float = 6.0
@@ -35,6 +35,8 @@ class Plan:
     """Seconds after the first optimiser step at which the rehearsal ends."""
     evaluate: bool = True
     seed: int | None = None
+    restart: bool = False
+    """Keep what is needed to compare a restart with what was saved."""
     ranks: int = 1
     """Processes of the rehearsal."""
     target: int | None = None
@@ -155,13 +157,11 @@ class Control:
     def batch(self, one: Pass, batch: Any, seen: Observer) -> Any:
         if self.said and self.said[1] < 0:
             self.said[1] = written()
-        if self.plan.name == "watch":
-            return batch
         return self.intervene(id(one.loader), batch)
 
     def intervene(self, source: int, batch: Any) -> Any:
         """Return the plan's batch in place of `batch`."""
-        if self.plan.name == "watch":
+        if self.plan.name in ("watch", "restart"):
             return batch
         first = self.kept.setdefault("train", batch)
         if signature(first) != signature(batch):  # a loader with other data

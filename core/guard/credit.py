@@ -16,6 +16,7 @@ from trainworthy.core.guard.records import on_gradient
 
 STEPS, ROWS = 4096, 4096
 DECAY = 0.97  # of a reward per step
+FIRST = 2048  # weights that are compared: the later ones lack what a critic has learnt
 
 
 class Credit:
@@ -31,6 +32,8 @@ class Credit:
         self.batches: list[tuple[int, list[tuple[tuple[int, int, int], float]]]] = []
         """Number of recorded steps when the gradient came, and the weight of each step."""
         self.known: set = set()
+        self.played: dict[tuple[int, int, int], float] = {}  # the discrete action of each step
+        self.scored: dict[tuple[int, int, int], float] = {}  # the action whose log-probability was taken there
         self.weights: dict[tuple[int, int], Tensor] = {}
         """By the number of recorded steps and the address of the observations: the weights of a batch's actions."""
         self.values: dict[
@@ -64,10 +67,17 @@ class Credit:
                 self.depth -= 1
             if not self.depth and isinstance(out, tuple):
                 with contextlib.suppress(Exception):
+                    self.play(id(env), args)
                     self.seen(id(env), out)
             return out
 
         return run
+
+    def play(self, env: int, args: tuple) -> None:
+        """Note the discrete actions of a step of the outermost environment."""
+        action = np.atleast_1d(np.asarray(args[0])) if args else np.zeros(0)
+        if action.dtype.kind in "iu" and action.ndim == 1 and len(self.where) < STEPS:
+            self.played |= {(env, len(self.rewards.get(env, [])), i): float(a) for i, a in enumerate(action)}
 
     def seen(self, env: int, out: tuple) -> None:
         """Note what a step or a reset of the outermost environment returned."""
@@ -88,19 +98,24 @@ class Credit:
             self.again += key in self.where
             self.where[key] = (env, len(rewards), i)
 
-    def log_prob(self, out: Tensor, root: tuple | None) -> None:
-        """Note a log-probability that will be differentiated, of actions in observations that are known."""
+    def log_prob(self, out: Tensor, root: tuple | None, value: Any = None) -> None:
+        """Note a log-probability that will be differentiated, of actions `value` in observations that are known."""
         if not self.where or root is None or not out.requires_grad or len(self.known) >= ROWS:
             return
         x = next((v for v in tree_leaves(root[1:]) if isinstance(v, Tensor) and v.is_floating_point()), None)
-        if x is None or not x.dim() or not out.dim():
+        if x is None or not x.dim():
             return
+        single = not out.dim()
         rows = x.detach().float().cpu().numpy()
-        rows = rows if rows.ndim > 1 and len(rows) == len(out) else rows[None]
+        several = not single and rows.ndim > 1 and len(rows) == len(out)
+        rows = rows if several else rows[0][None] if rows.ndim > 1 and len(rows) == 1 else rows[None]
         places = [self.where.get(np.ascontiguousarray(r).tobytes()) for r in rows]
-        if len(places) != len(out) or sum(p is not None for p in places) < 0.8 * len(places):
+        if len(places) != (1 if single else len(out)) or sum(p is not None for p in places) < 0.8 * len(places):
             return
 
+        actions = value.flatten().tolist() if isinstance(value, Tensor) and not value.is_floating_point() else []
+        if len(actions) == len(places):
+            self.scored |= {p: float(a) for p, a in zip(places, actions, strict=True) if p and p not in self.scored}
         home = x.data_ptr()
 
         def weighed(grad: Tensor) -> None:
@@ -153,19 +168,31 @@ def judge(one: Credit) -> tuple[tuple[str, str] | None, str]:
     for (env, row, _), times in parts.items():
         for part in runs(sorted(times), len(one.rewards[env])):
             sums = one.to_go(env, part[0], part[-1] + 1, row)
-            ahead += sums
-            mirrored += sums[::-1]
-            got += [weights[env, t, row] for t in part]
+            mine = np.array([weights[env, t, row] for t in part])
+            if len(got) < FIRST and np.std(sums) > 0 and np.std(mine) > 0:
+                level = [(x - np.mean(x)) / np.std(x) for x in (sums, sums[::-1], mine)]
+                for rows, x in zip((ahead, mirrored, got), level, strict=True):
+                    rows += x.tolist()
     if len(got) < 128 or one.again > 0.05 * len(one.where):
         return None, ""
     follows, against = correlation(got, ahead), correlation(got, mirrored)
     told = f"weights of {len(got)} actions: correlation with the rewards that follow {follows:.2f}, in mirrored time {against:.2f}"
     if follows < -0.6:
-        return (told, "the policy's loss has the wrong sign: actions before high rewards become rarer"), told
+        cause = "the policy's loss has the wrong sign: actions before high rewards become rarer"
+        mirror = "advantages or returns are collected in reversed time; or " if against > 0.6 else ""
+        return (told, mirror + cause), told
     if follows < 0.3 and against > 0.6:
         return (
             told,
             "advantages or returns are collected in reversed time: actions get the credit of other steps",
+        ), told
+    others = [
+        place for place, action in one.scored.items() if place in weights and one.played.get(place, action) != action
+    ]
+    if len(others) > 0.05 * len(weights) and np.std(got) > 0:  # equal weights: another policy's actions are learnt
+        return (
+            f"at {len(others)} of {len(weights)} steps the log-probability is not that of the action that was played",
+            "log_prob() gets a new sample, or actions and observations are paired wrongly: keep the action that env.step() gets",
         ), told
     if text := critic(one):
         return (text, "the critic is trained on the advantages: returns = advantages + values is meant"), told

@@ -7,6 +7,8 @@ torch.nn.functional import cross_entropy` must import the patched function.
 """
 
 import functools
+import inspect
+import linecache
 import sys
 import threading
 from collections.abc import Callable
@@ -227,6 +229,12 @@ def _optimizers(seen: Any) -> None:
     replace(scaler, "scale", scale)
 
 
+def written(patch: Any) -> str:
+    """Return the line of the script that called the patched function whose frame is `patch`."""
+    frame = patch.f_back
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+
+
 def _schedules(seen: Any) -> None:
     def step(original: Callable) -> Callable:
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -236,6 +244,8 @@ def _schedules(seen: Any) -> None:
             finally:
                 seen.scheduling = inside
             if not inside:
+                if isinstance(self, schedulers.ReduceLROnPlateau):
+                    seen.plateau(self, written(inspect.currentframe()))
                 seen.schedule(self)
             return out
 
@@ -266,6 +276,16 @@ def _functions(seen: Any) -> None:
             out = original(input, target, *args, **kwargs)
             if not seen.busy:
                 seen.loss(name, input, target, out, kwargs)
+            return out
+
+        return run
+
+    def ctc(original: Callable) -> Callable:
+        def run(log_probs: Any, targets: Any, *args: Any, **kwargs: Any) -> Any:
+            out = original(log_probs, targets, *args, **kwargs)
+            if not seen.busy:
+                blank = args[2] if len(args) > 2 else kwargs.get("blank", 0)
+                seen.loss("ctc_loss", log_probs, targets, out, {"blank": blank})
             return out
 
         return run
@@ -319,6 +339,7 @@ def _functions(seen: Any) -> None:
 
     for name in ("__sub__", "__rsub__"):
         replace(torch.Tensor, name, difference)
+    replace(F, "ctc_loss", ctc)
     for name in LOSSES:
         replace(F, name, functools.partial(loss, name=name))
 
@@ -326,7 +347,7 @@ def _functions(seen: Any) -> None:
         def run(self: Any, value: Any) -> Any:
             out = original(self, value)
             if not seen.busy and torch.is_grad_enabled():
-                seen.log_prob(out)
+                seen.log_prob(out, value)
             return out
 
         return run
@@ -360,9 +381,17 @@ def _states(seen: Any) -> None:
 
         return load_state_dict
 
+    def read(original: Callable) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            out = original(*args, **kwargs)
+            seen.read(out)
+            return out
+
+        return run
+
     def save(original: Callable) -> Callable:
         def run(obj: Any, *args: Any, **kwargs: Any) -> Any:
-            seen.save(obj)
+            seen.save(obj, args[0] if args else kwargs.get("f"))
             return original(obj, *args, **kwargs)
 
         return run
@@ -380,4 +409,5 @@ def _states(seen: Any) -> None:
     replace(nn.Module, "state_dict", state)
     replace(nn.Module, "load_state_dict", load)
     replace(torch, "save", save)
+    replace(torch, "load", read)
     replace(torch.optim.swa_utils, "update_bn", update_bn)

@@ -4,6 +4,7 @@ critic's gradients want from another model, how inputs and weights are perturbed
 Only the first calls are recorded. `objectives` draws the conclusions.
 """
 
+import contextlib
 import functools
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -16,9 +17,10 @@ from trainworthy.core.guard.credit import Credit
 from trainworthy.core.guard.latent import Latent
 from trainworthy.core.guard.mixing import Mixing
 from trainworthy.core.guard.penalties import Penalties
-from trainworthy.core.guard.records import CLOSE, Group, on_gradient
+from trainworthy.core.guard.records import CLOSE, Group, fingerprint, on_gradient
 from trainworthy.core.guard.regression import Regression
 from trainworthy.core.guard.targets import fits
+from trainworthy.core.guard.terms import Terms
 
 CALLS = 200  # recorded calls of each model, with gradients and without
 TEXTS = 64
@@ -49,6 +51,8 @@ class Evidence:
         self.batches: deque = deque(maxlen=4)
         self.kept: list[Tensor] = []  # outputs of this batch: while they exist, their addresses are theirs
         self.sources: dict[int, int] = {}  # address of a tensor -> entry of the batch that it is, or was computed from
+        self.called: set[int] = set()  # without a loader: what models were called with, with gradients
+        self.trained: list[int] = []  # those of them that got a gradient
         self.roles: dict[bool, dict[str, Counter]] = {True: {}, False: {}}  # with gradients: loss -> order of entries
         self.terms: dict[tuple[int, str], list[int]] = {}  # scalar outputs of a model: calls, calls that got a gradient
         self.outputs: dict[int, Tensor] = {}  # model -> its last output
@@ -66,6 +70,7 @@ class Evidence:
         self.credit = Credit()
         self.latent = Latent()
         self.penalties = Penalties()
+        self.loss_terms = Terms()
         self.texts: list[Tensor] = []  # batches of tokens, time last
 
     def close(self) -> None:
@@ -92,12 +97,19 @@ class Evidence:
         if grad and module.training:
             self._terms(module, out)
             self.latent.root(out)
+            self.loss_terms.root(out)
         given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
         first = next((x for x in tree_leaves(out) if isinstance(x, Tensor) and x.is_floating_point()), None)
         if given is None or first is None:
             return
         if grad:
             self.credit.root(given, out)
+            if module.training and len(given) == len(first):
+                self.mixing.output(out, given, self.batches)
+            if not seen.passes and first.requires_grad:
+                mark = fingerprint((args, kwargs))
+                self.called.add(mark)
+                on_gradient(first, lambda _: self.trained.append(mark))
         if given.data_ptr() in self.sources and first.dim():
             self.sources[first.data_ptr()] = self.sources[given.data_ptr()]
             self.kept.append(first.detach())
@@ -197,9 +209,9 @@ class Evidence:
         self.mixing.term(logits, target, out, given, self.batches)
 
     @harmless
-    def log_prob(self, out: Tensor, root: tuple | None) -> None:
+    def log_prob(self, out: Tensor, root: tuple | None, value: Any) -> None:
         """Note the log-probability of a policy's actions."""
-        self.credit.log_prob(out, root)
+        self.credit.log_prob(out, root, value)
 
     # --- gradients and steps
 
@@ -219,6 +231,8 @@ class Evidence:
         """Compare a variational loss with theory, before its backward()."""
         if len(roots) == 1:
             self.latent.look(roots[0])
+            with contextlib.suppress(Exception):  # of a kind of graph that has no terms
+                self.loss_terms.look(roots[0], self.batches[-1] if self.batches else [])
 
     @harmless
     def before_backward(self, groups: list[Group], steps: int) -> None:

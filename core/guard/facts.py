@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from trainworthy.core.guard import objectives
+from trainworthy.core.guard import causality, objectives
 from trainworthy.core.guard.invariants import finding, skip
+from trainworthy.core.guard.objectives import Fault
 from trainworthy.core.guard.observer import Observer
 
 SHIFTS = {
@@ -39,6 +40,13 @@ def targets(seen: Observer) -> dict:
         return labels(seen.labels)
     if not rows and len(seen.labels) >= 4 and not any(r["scored"] for r in seen.labels):
         return labels(seen.labels)
+    marked = [r for r in seen.calls if r.get("symbols")]
+    if len(marked) >= 3 and sum(r["blank"] > 0 for r in marked) > 0.5 * len(marked):
+        return finding(
+            "targets",
+            f"{sum(r['blank'] for r in marked):,} of {sum(r['symbols'] for r in marked):,} targets of ctc_loss are its blank",
+            "a symbol has the index of the blank, and can never be written: number the symbols from 1, or set blank=",
+        )
     if not rows:
         binary = [r for r in seen.calls if "low" in r]
         if not binary:
@@ -48,21 +56,11 @@ def targets(seen: Observer) -> dict:
             return finding(
                 "targets", f"binary targets range from {low:g} to {high:g}", "targets of binary losses are in 0..1"
             )
+        if fault := upside_down([r for r in binary if "pos_weight" in r]):
+            return finding("targets", *fault)
         return finding("targets", f"binary targets from {low:g} to {high:g}")
-    scored, count = sum(r["scored"] for r in rows), sum(r["n"] for r in rows)
-    empty = sum(r["scored"] == 0 for r in rows)
-    if empty > 0.3 * len(rows):
-        return finding(
-            "targets",
-            f"in {empty} of {len(rows)} calls of the loss every target is ignored",
-            "truncation or masking removes all labels",
-        )
-    found = Counter(tuple(s) for r in rows if (s := r.get("shift")) is not None)
-    if found:
-        shift, times = found.most_common(1)[0]
-        if shift and 1 not in shift and times > 0.8 * sum(found.values()):
-            what, cause = SHIFTS[shift[0]]
-            return finding("targets", what, cause)
+    if fault := lost(rows, "calls of the loss") or shifted(rows, seen) or one_class(rows):
+        return finding("targets", *fault)
     inside = [r["inside"] for r in rows if "inside" in r]
     if (
         inside
@@ -76,13 +74,6 @@ def targets(seen: Observer) -> dict:
             "ignore_index is the id of a real token, which is never scored: padding needs an id of its own, or -100",
         )
     distinct = set().union(*(r["distinct"] for r in rows))
-    classes = max(r["classes"] for r in rows)
-    if len(distinct) == 1 and scored >= 64 and len(rows) >= 4:
-        return finding(
-            "targets",
-            f"all {scored:,} targets are class {next(iter(distinct))} of {classes}",
-            "labels are lost on the way (a folder read wrong, an index on the wrong axis), or one token is scored alone",
-        )
     sizes = [r["scored"] for r in rows]
     few = max(1, 0.25 * len(distinct)) if len(distinct) < 40 else 1
     alone = sum(len(r["distinct"]) <= few for r in rows)
@@ -93,33 +84,73 @@ def targets(seen: Observer) -> dict:
             f"{alone} of {len(rows)} batches hold at most {int(few)} of {len(distinct)} classes",
             "the data are sorted by class and not shuffled (shuffle=True)",
         )
-    return finding("targets", f"{scored:,} of {count:,} targets scored, {len(distinct)} of {classes} classes seen")
+    classes = max(r["classes"] for r in rows)
+    return finding("targets", f"{scored(rows)} targets scored, {len(distinct)} of {classes} classes seen")
 
 
 def labels(rows: list[dict]) -> dict:
-    """Check the labels that a model got as an argument: ignored, one class alone, shifted before the model shifts them."""
+    """Check the labels that a model got as an argument."""
+    if fault := lost(rows, "batches") or shifted(rows) or one_class(rows):
+        return finding("targets", *fault)
+    return finding("targets", f"{scored(rows)} labels scored by the model's own loss")
+
+
+def scored(rows: list[dict]) -> str:
+    """Return how many targets are not ignored, as text."""
+    return f"{sum(r['scored'] for r in rows):,} of {sum(r['n'] for r in rows):,}"
+
+
+def lost(rows: list[dict], of: str) -> Fault | None:
+    """Find calls or batches in which every target is ignored."""
     empty = sum(r["scored"] == 0 for r in rows)
-    if empty > 0.3 * len(rows):
-        return finding(
-            "targets",
-            f"in {empty} of {len(rows)} batches every label is ignored (-100)",
-            "truncation or masking removes all labels",
-        )
-    found = Counter(tuple(s) for r in rows if (s := r.get("shift")))
-    if found:
-        shift, times = found.most_common(1)[0]
-        if 1 not in shift and times > 0.8 * sum(found.values()) and len(shift) == 1 and shift[0] in SHIFTS:
-            what, cause = SHIFTS[shift[0]]
-            return finding("targets", what, cause)
-    scored, count = sum(r["scored"] for r in rows), sum(r["n"] for r in rows)
+    if empty <= 0.3 * len(rows):
+        return None
+    return f"in {empty} of {len(rows)} {of} every target is ignored", "truncation or masking removes all labels"
+
+
+def shifted(rows: list[dict], seen: Observer | None = None) -> Fault | None:
+    """Find targets that are the model's input tokens, but not the next ones."""
+    found = Counter(tuple(s) for r in rows if (s := r.get("shift")) is not None)
+    shift, times = found.most_common(1)[0] if found else ((), 0)
+    if len(shift) != 1 or times <= 0.8 * sum(found.values()):  # several shifts fit a text that repeats itself
+        return None
+    if shift[0] == 0 and seen is not None:
+        with torch.random.fork_rng(devices=[]):
+            if causality.sees_the_same_place(seen) is False:  # a decoder that is given its targets, and shifts them
+                return None
+    return SHIFTS.get(shift[0])
+
+
+def upside_down(rows: list[dict]) -> Fault | None:
+    """Find weights of positives that are the lower, the rarer the positives are."""
+    if not rows:
+        return None
+    weight, share = np.array(rows[0]["pos_weight"]), np.mean([r["positive"] for r in rows], axis=0).clip(1e-3, 1 - 1e-3)
+    odds = np.log(share / (1 - share))
+    if len(rows) < 4 or (weight <= 0).any():
+        return None
+    varied = len(weight) >= 3 and np.log(weight).std() > 0.2 and odds.std() > 0.2
+    same = float(np.corrcoef(np.log(weight), odds)[0, 1]) if varied else 0.0
+    equal = float(np.abs(np.log(weight) - odds).mean()) < 0.3 and float(np.abs(odds).mean()) > 0.7
+    if same < 0.9 and not equal:
+        return None
+    return (
+        f"pos_weight is {weight.min():.2g} to {weight.max():.2g} where {share.min():.0%} to {share.max():.0%} of the targets are "
+        "positive: the rarer, the lower",
+        "the ratio is inverted: pos_weight = negatives / positives",
+    )
+
+
+def one_class(rows: list[dict]) -> Fault | None:
+    """Find targets that are all the same."""
     distinct = set().union(*(r["distinct"] for r in rows))
-    if len(distinct) == 1 and scored >= 64 and len(rows) >= 4:
-        return finding(
-            "targets",
-            f"all {scored:,} labels are {next(iter(distinct))}",
-            "labels are lost on the way, or one token is scored alone",
-        )
-    return finding("targets", f"{scored:,} of {count:,} labels scored by the model's own loss")
+    count = sum(r["scored"] for r in rows)
+    if len(distinct) != 1 or count < 64 or len(rows) < 4:
+        return None
+    return (
+        f"all {count:,} targets are {next(iter(distinct))}",
+        "labels are lost on the way (a folder read wrong, an index on the wrong axis), or one token is scored alone",
+    )
 
 
 def loss_input(seen: Observer) -> dict:
@@ -136,6 +167,13 @@ def loss_input(seen: Observer) -> dict:
                 "loss-input",
                 f"{name} gets probabilities in all {len(rows)} calls and wants {wants}",
                 f"a {cause} before a loss that has its own: {fix}",
+            )
+        raw = [r.get("raw") for r in seen.calls if r["loss"] == name]
+        if len(raw) >= 3 and all(raw):
+            return finding(
+                "loss-input",
+                f"{name} gets scores whose exponentials do not sum to 1 in all {len(raw)} calls, and wants logarithms of probabilities",
+                "log_softmax over the classes is missing before the loss: it falls below zero and teaches nothing",
             )
     kinds = Counter(r["loss"] for r in seen.calls)
     return finding("loss-input", ", ".join(f"{k}: {n} calls" for k, n in kinds.items()))

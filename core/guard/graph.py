@@ -112,7 +112,8 @@ def shut(seen: Observer, groups: list[Group], missing: list) -> str:
 def fault(seen: Observer, i: int, modules: list[nn.Module], owned: set[int]) -> bool:
     """Return whether it is a mistake that this parameter is in no optimiser. It is one if the parameter was frozen when
     an optimiser of its model was built and is not now, or if it is randomly initialised in a model with other trained
-    parts. Pretrained parts may stay untrained."""
+    parts, or in a model of its own at the beginning of the graph: gradients pass through a fixed model, but end in a first one.
+    Pretrained parts may stay untrained."""
     if any(i in g.asleep for g in seen.groups.values()):
         return True
     home = next((m for m in modules if any(id(p) == i for p in m.parameters())), None)
@@ -122,6 +123,13 @@ def fault(seen: Observer, i: int, modules: list[nn.Module], owned: set[int]) -> 
     if home is None:
         return True
     if any(id(p) in owned for p in home.parameters()):
+        return True
+    first = id(home) in seen.roots and id(home) not in seen.downstream
+    if (
+        first
+        and not isinstance(home, torch.jit.ScriptModule)
+        and not any(id(p) in seen.loaded for p in home.parameters())
+    ):
         return True
     parts = {id(m) for m in home.modules()}
     inside = [seen.roots[r] for r, ms in seen.owner.items() if parts & ms and r in seen.roots and r not in parts]

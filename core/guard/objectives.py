@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from trainworthy.core.guard import credit as credits
-from trainworthy.core.guard import latent, penalties
+from trainworthy.core.guard import latent, penalties, terms
 from trainworthy.core.guard.causality import follows_only_the_past
 from trainworthy.core.guard.invariants import finding, names, skip, stepped, tops
 from trainworthy.core.guard.regression import misfit, rank_correlation
@@ -17,7 +17,7 @@ def direction(seen: Any) -> dict:
     """Check that an attack raises the loss, that a generator moves towards what its critic takes for real, and that a
     policy's actions are weighed by the rewards that follow them."""
     wrong, told = [], []
-    for check in (attacks, adversaries, credit, divergence, penalty):
+    for check in (attacks, adversaries, credit, divergence, penalty, signs):
         fault, text = check(seen)
         wrong += [fault] if fault else []
         told += [text] if text else []
@@ -76,6 +76,11 @@ def divergence(seen: Any) -> tuple[Fault | None, str]:
     return latent.judge(seen.evidence.latent)
 
 
+def signs(seen: Any) -> tuple[Fault | None, str]:
+    """Check that no term of a loss pushes the outputs away from the targets."""
+    return terms.judge(seen.evidence.loss_terms)
+
+
 def penalty(seen: Any) -> tuple[Fault | None, str]:
     """Check that penalties on gradients and normalisations of embeddings are taken for each sample."""
     one = seen.evidence.penalties
@@ -95,7 +100,7 @@ def text_along_batch(seen: Any) -> Fault | None:
         [(x[:-1], x[1:]) for x in mixed_rows])]  # fmt: skip
     n = min(map(len, along))
     time, batch, chance = (n - len(rows[torch.linspace(0, len(rows) - 1, n).long()].unique(dim=0)) for rows in along)
-    if batch > 2 * time + 50 and batch > 1.5 * chance + 50:
+    if batch - chance > max(100, 0.02 * n) and batch - chance > 3 * (time - chance):
         return (
             f"of {n:,} pairs of neighbours {batch:,} repeat along the batch and {time:,} along the time",
             "the text is cut in rows where columns are meant: view(bsz, -1).t() and not view(-1, bsz)",

@@ -3,6 +3,7 @@
 The observer keeps counts and references, and measures only during the first steps of a phase.
 """
 
+import os
 import weakref
 from typing import Any
 
@@ -25,6 +26,7 @@ from trainworthy.core.guard.records import (
     fingerprint,
     logits_of,
     point,
+    scrambled,
     used,
 )
 from trainworthy.core.guard.targets import tokens_of
@@ -42,7 +44,9 @@ class Observer(Updates):
         self.recent: list[Pass] = []
         self.groups: dict[int, Group] = {}
         self.schedulers: list[Sched] = []
+        self.plateaus: dict[str, str] = {}  # line that steps a ReduceLROnPlateau -> its mode
         self.roots: dict[int, nn.Module] = {}
+        self.downstream: set[int] = set()  # roots whose input had a gradient
         self.called: dict[int, tuple[nn.Module, int, bool]] = {}  # modules called in training: order, grad mode
         self.owner: dict[int, set[int]] = {}  # root -> modules called within it
         self.plain: dict[tuple[int, str], Tensor] = {}  # tensors that are plain attributes of a model
@@ -62,6 +66,7 @@ class Observer(Updates):
         self.held: list[tuple[Any, Any, int]] = []
         self.saved: set[int] = set()
         self.self_loads = 0
+        self.by_reference: int | None = None  # the step after which a state_dict was taken that is held and not copied
         self.partial_loads: list[str] = []
         self.notes: list[str] = []
         self.pairs: list[str] = []
@@ -70,8 +75,7 @@ class Observer(Updates):
         self.batch_calls = 0
         self.labels: list[dict] = []  # labels that a model got as an argument
         self.counts: dict[int, int] = {}  # calls of each module within the first call of its root
-        self.train_prints: list[int] = []  # what models were called with: in training
-        self.calm_prints: set[int] = set()  # and without gradients
+        self.calm_prints: set[int] = set()  # what models were called with, without gradients
         self.together: dict[int, float] = {}  # root -> change of its outputs without the other samples of the batch
         self.epochs = 0  # of the run, by the script's own variable
         self.points: list[tuple[Tensor, Tensor]] = []  # inputs and classes of the first pass, for their neighbours
@@ -79,7 +83,11 @@ class Observer(Updates):
         self.trace: list = []  # the weights at the first steps, to compare ranks
         self.batch_prints: list[int] = []
         self.evidence = Evidence()
+        self.restart: Any = None  # a restart.Restart, if one is rehearsed
         self.shifted: tuple | None = None  # a model's call whose targets are the next tokens, and these
+        self.scrambled = ""  # a view() that mixes places and channels
+        self.paired: tuple | None = None  # a model's call with two inputs of one shape
+        self.copied: tuple | None = None  # a model's call whose targets are its input tokens
         self.classified: tuple | None = None  # a model's call whose outputs are classified
         self.empty_saves = self.cleared = 0
         self._last: list[tuple[Tensor, int]] = []
@@ -138,6 +146,19 @@ class Observer(Updates):
         if next(module.parameters(), None) is None:
             return None
         self.last_root = (module, args, kwargs)
+        if torch.is_grad_enabled() and any(
+            isinstance(x, Tensor) and x.requires_grad for x in tree_leaves((args, kwargs))
+        ):
+            self.downstream.add(id(module))
+        shapes = [
+            x.shape
+            for x in (*args, *kwargs.values())
+            if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1
+        ]
+        if self.paired is None and module.training and torch.is_grad_enabled() and len(set(shapes)) < len(shapes):
+            self.paired = self.last_root
+        if self.restart is not None and not self.backwards and torch.is_grad_enabled():
+            self.restart.called(self, module)
         self.evidence.environments(events.replace)
         first = id(module) not in self.roots
         if first:
@@ -149,8 +170,10 @@ class Observer(Updates):
         if (first or self.backwards < CLOSE) and torch.is_grad_enabled():
             inside = self.owner.setdefault(id(module), set())
 
-            def note(m: nn.Module, _: Any) -> None:
+            def note(m: nn.Module, given: Any) -> None:
                 inside.add(id(m))
+                if not self.scrambled:
+                    self.scrambled = scrambled(m, given)
                 if first:
                     self.counts[id(m)] = self.counts.get(id(m), 0) + 1
                 self.called.setdefault(id(m), (m, len(self.called), torch.is_grad_enabled()))
@@ -179,9 +202,8 @@ class Observer(Updates):
             one.no_grad_calls += not grad
             if len(one.modes) < 200:
                 one.modes.append(row)
-        if not self.passes and len(self.train_prints) < 64:
-            mark = fingerprint((args, kwargs))
-            self.train_prints.append(mark) if grad else self.calm_prints.add(mark)
+        if not self.passes and not grad and len(self.calm_prints) < 64:
+            self.calm_prints.add(fingerprint((args, kwargs)))
         if grad and isinstance(kwargs.get("labels"), Tensor) and len(self.labels) < 100:
             from trainworthy.core.guard.targets import argument
 
@@ -254,6 +276,10 @@ class Observer(Updates):
             if one.it is it:
                 one.at.append((self.steps, len(self.gaps[-1])))
 
+    def plateau(self, it: Any, line: str) -> None:
+        """ReduceLROnPlateau was stepped in a line of the script."""
+        self.plateaus.setdefault(line, it.mode)
+
     def loss(self, name: str, input: Any, target: Any, out: Any, kwargs: dict) -> None:
         if not isinstance(input, Tensor) or not isinstance(target, Tensor):
             return
@@ -293,6 +319,8 @@ class Observer(Updates):
             if 1 in (row.get("shift") or ()):
                 self.shifted = (*self.last_root, target.detach().flatten())
                 self.evidence.read(tokens_of(*self.last_root), target.detach())
+            elif row.get("shift") == [0] and self.copied is None:
+                self.copied = self.last_root
             elif target.dim() == 1 and len(self.calls) <= CLOSE:
                 self.classified = self.last_root
 
@@ -300,10 +328,10 @@ class Observer(Updates):
         """A loss function of several tensors was called."""
         self.evidence.compared(name, tensors, any(x.requires_grad for x in tensors if isinstance(x, Tensor)))
 
-    def log_prob(self, out: Any) -> None:
+    def log_prob(self, out: Any, value: Any) -> None:
         """A distribution's log-probability was taken."""
         if isinstance(out, Tensor):
-            self.evidence.log_prob(out, self.last_root)
+            self.evidence.log_prob(out, self.last_root, value)
 
     def regressed(self, prediction: Any, target: Any) -> None:
         """A difference of a prediction and a float target was taken."""
@@ -346,12 +374,16 @@ class Observer(Updates):
 
     def state(self, module: nn.Module, state: Any) -> None:
         if self.steps and module.training is not None:
+            self.by_reference = self.by_reference or kept_by_reference(self)  # before the next one replaces it
+            self.held = [row for row in self.held if row[0]() is not None] or self.held[-1:]
             try:
                 self.held.append((weakref.ref(state), weakref.ref(module), self.steps))
             except TypeError:
                 return
 
-    def save(self, obj: Any) -> None:
+    def save(self, obj: Any, path: Any = None) -> None:
+        if self.restart is not None and isinstance(path, (str, os.PathLike)):
+            self.restart.saved(self, os.fspath(path))
         self.empty_saves += bool(self.backwards) and isinstance(obj, dict) and not obj
         todo = [obj]
         while todo:
@@ -359,6 +391,12 @@ class Observer(Updates):
             self.saved.add(id(one))
             if isinstance(one, dict) and len(one) < 200:
                 todo.extend(v for v in one.values() if isinstance(v, dict))
+
+    def read(self, found: Any) -> None:
+        """torch.load() returned: a whole model is not at its initial weights."""
+        for one in found.values() if isinstance(found, dict) else (found,):
+            if isinstance(one, nn.Module):
+                self.loaded |= {id(p) for p in one.parameters()}
 
     def before_load(self, module: nn.Module, state: Any) -> None:
         if self.steps and isinstance(state, dict):
@@ -374,3 +412,15 @@ class Observer(Updates):
             self.partial_loads.append(
                 f"{len(state)} entries, first {next(iter(state))}; the model has {next(iter(names))}"
             )
+
+
+def kept_by_reference(seen: Observer) -> int | None:
+    """Return the step after which a state_dict was taken that is still held, and changes with the weights."""
+    for ref, owner, step in seen.held:
+        kept, module = ref(), owner()
+        if kept is None or module is None or id(kept) in seen.saved or seen.steps - step < 3 or not kept:
+            continue
+        own = {p.data_ptr() for p in (*module.parameters(), *module.buffers())}
+        if all(v.data_ptr() in own for v in kept.values() if isinstance(v, Tensor) and v.numel()):
+            return step
+    return None

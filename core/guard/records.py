@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import math
 import re
 import time
 import weakref
@@ -247,6 +248,28 @@ def used(batches: deque, given: tuple) -> Any:
             if isinstance(x, Tensor) and any(x.shape == t.shape and bool((x.to(t) == t).all()) for t in tensors):
                 return batch
     return None
+
+
+VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
+TAKES_PLACES = (nn.Linear, nn.LayerNorm, nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
+def scrambled(module: nn.Module, given: Any) -> str:
+    """Return how a view() or reshape() made places (B, T, F) of a tensor whose axis of length T is not the next one: it mixes
+    places and channels. Empty where a view may mean T: a part of the next axis, or the next axes together."""
+    x = next((v for v in given if isinstance(v, Tensor)), None) if isinstance(module, TAKES_PLACES) else None
+    if x is None or x.dim() != 3 or x.grad_fn is None or x.grad_fn.name() not in VIEWS:
+        return ""
+    old = tuple(int(n) for n in x.grad_fn._saved_self_sym_sizes)  # type: ignore[attr-defined]
+    places = x.shape[1]
+    if len(old) not in (3, 4) or old[0] != len(x) or places < 3 or x.shape[2] < 2:
+        return ""
+    inner = old[1:]
+    meant = {math.prod(inner[:i]) for i in range(len(inner) + 1)}
+    later = {math.prod(inner[i:j]) for i in range(1, len(inner)) for j in range(i + 1, len(inner) + 1)}
+    if places in meant or inner[0] % places == 0 or places not in later:
+        return ""
+    return f"{type(module).__name__} gets {tuple(x.shape)} as a view of {old}"
 
 
 SHARDED = ("FlatParameter", "DTensor")

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 from torch.utils.data.sampler import SequentialSampler
+from trainworthy.core.guard.alignment import turned_apart
 from trainworthy.core.guard.invariants import finding, skip
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import Pass
@@ -104,7 +105,9 @@ def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
         shares[key] = shared(train[0].loader, loader, mine, limit + SECONDS)
     known = [s for s in shares.values() if s is not None]
     if not known or min(known) < 0.1:
-        return partners(train[0].loader, evals, mine, limit + 2 * SECONDS)
+        return partners(train[0].loader, evals, mine, limit + 2 * SECONDS) or turned_apart(
+            train[0].loader, evals, limit + 3 * SECONDS
+        )
     share = min(known)
     return (
         f"{share:.0%} of the validation samples are training samples",
@@ -215,9 +218,10 @@ def passes(seen: Observer) -> dict:
     """Find batches that are drawn but not used, and epochs that stop after one batch."""
     train = [p for p in seen.passes if p.training]
     if not train:
-        n = len(seen.train_prints)
-        most = Counter(seen.train_prints).most_common(1)[0][1] if n else 0
-        if n >= 24 and most > 0.6 * n and len(seen.calm_prints) >= 16:  # full-batch training has no other inputs
+        trained = seen.evidence.trained
+        n, others = len(trained), (seen.evidence.called | seen.calm_prints) - set(trained)
+        most = Counter(trained).most_common(1)[0][1] if n else 0
+        if n >= 24 and most > 0.6 * n and len(others) >= 16:  # full-batch training has no other inputs
             return finding(
                 "passes",
                 f"{most} of {n} model calls in training got the same batch, while other inputs are made all the time",

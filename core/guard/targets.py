@@ -13,6 +13,9 @@ GOALS = ("target", "targets", "label", "labels", "y", "tgt", "trg", "goal", "goa
 def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple | None) -> dict[str, Any]:
     """Return facts about one call of a loss function, as plain values."""
     row: dict[str, Any] = {"loss": name, "prob": looks_like_probabilities(name, input)}
+    if name in ("ctc_loss", "nll_loss") and input.dim() > 1:
+        total = input.float().logsumexp(1 if name == "nll_loss" else -1)
+        row["raw"] = bool((total.abs() > 0.1).float().mean() > 0.9)
     if name in ("cross_entropy", "nll_loss") and not target.is_floating_point():
         flat = target.flatten()
         ignore = kwargs.get("ignore_index", -100)
@@ -31,7 +34,8 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
         row["shift"] = shifts(flat, ignore, root)
         if 1 in (row["shift"] or ()) and 0 <= ignore < row["classes"]:
             ids = tokens_of(*root)
-            ids = ids if fits(ids, target.view(ids.shape), 1, ignore) or target.numel() != ids.numel() else ids.t()
+            first = target.numel() == ids.numel() and fits(ids.t(), target.view(ids.shape).t(), 1, ignore)
+            ids = ids.t() if first else ids
             alone = (ids[:, 1:-1] == ignore) & (ids[:, 2:] != ignore) & (ids[:, :-2] != ignore)
             row["ignored"], row["inside"] = ignore, [int(alone.sum()), int(alone.any(1).sum()), len(ids)]
     elif name == "cross_entropy" and input.dim() == 2 and target.shape == input.shape:
@@ -41,8 +45,16 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
         row["right"] = int((input.argmax(1) == hard).sum())
         row["nll"] = float(-(target * torch.log_softmax(input.float(), 1)).sum(1).mean())
         row["soft"] = True
+    elif name == "ctc_loss":
+        row["blank"] = (
+            int((target == kwargs.get("blank", 0)).sum()) if target.dim() == 1 else 0
+        )  # rows (N, S) are padded
+        row["symbols"] = target.numel()
     elif name == "binary_cross_entropy_with_logits":
         row["low"], row["high"] = float(target.min()), float(target.max())
+        weight = kwargs.get("pos_weight")
+        if isinstance(weight, Tensor) and target.shape[-1:] == weight.shape and target.dim() > 1:
+            row["pos_weight"], row["positive"] = weight.tolist(), target.float().flatten(0, -2).mean(0).tolist()
     return row
 
 
@@ -92,6 +104,8 @@ def shifts(flat: Tensor, ignore: int, root: tuple | None) -> list[int] | None:
         for width in {length, length - 1, length - 2, length - 3} if length > 4 else {length}:
             if width > 0 and flat.numel() == rows * width:
                 found |= {s for s in range(-1, 4) if fits(tokens, flat.view(rows, width), s, ignore)}
+        if flat.numel() == ids.numel() and tokens is not ids:  # time first, in the targets as well
+            found |= {s for s in range(-1, 4) if fits(tokens, flat.view(ids.shape).t(), s, ignore)}
         if flat.numel() == rows * length - 1 and bool((tokens.reshape(-1)[1:] == flat).all()):
             found.add(99)
     return sorted(found)

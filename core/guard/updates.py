@@ -19,6 +19,8 @@ class Updates:
         self.losses.append(value)
         if value != value or abs(value) == float("inf"):
             self.nonfinite.append(self.backwards)
+        if self.restart is not None and not self.backwards:
+            self.restart.backward(self)
         if not self.snap and self.steps == 0:
             self._snapshot()
         if self.ranks > 1 and not self.trace:

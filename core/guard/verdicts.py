@@ -1,6 +1,9 @@
 """Runs the rehearsals of one guard in order, and derives the verdicts."""
 
+import dataclasses
+import os
 import re
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.verdict import Kind, Verdict
 from trainworthy.core.gates.runner import _show
-from trainworthy.core.guard import interventions, invariants, ranks, rehearsal, sandbox
+from trainworthy.core.guard import interventions, invariants, ranks, rehearsal, restart, sandbox
 from trainworthy.core.guard.control import Plan
 from trainworthy.core.guard.rehearsal import Outcome
 from trainworthy.core.guard.target import Target
@@ -36,6 +39,7 @@ TITLES = {
     "signal": "the data teach something",
     "overfit": "eight samples can be memorised by their inputs",
     "metric": "memorised samples score perfectly",
+    "resume": "a checkpoint brings the run back",
     "ranks": "processes train one model on different data",
     "files": "the user's files are as before",
 }
@@ -86,6 +90,8 @@ class Guard:
             self._verdict(ranks.judge(r), {"ranks": ranks.NEEDED}, 0.0)
         if self.interventions and not (self.only and set(interventions.NEEDED).isdisjoint(self.only)):
             self._intervene(watch)
+        if self.values.get("--restart"):
+            self._restart(watch)
         return watch
 
     def _sum_up(self, watch: Outcome, seconds: float) -> None:
@@ -112,11 +118,12 @@ class Guard:
 
     def _plan(self, name: str, **more: Any) -> Plan:
         steps, seconds = int(float(self.values["--steps"])), float(self.values["--seconds"])
-        return Plan(name, steps=steps, seconds=seconds, ranks=int(self.values["--nproc"]), **more)
+        given = {"steps": steps, "seconds": seconds, "ranks": int(self.values["--nproc"])}
+        return Plan(name, **(given | {"restart": bool(self.values.get("--restart"))} | more))
 
     def _start(self, plan: Plan) -> tuple[int, Path]:
         folder = self.work / plan.name
-        below = self.work / "watch" / "prepared"
+        below = self.work / "watch" / ("scratch" if plan.name == "restart" else "prepared")
         return rehearsal.start(self.target, plan, folder, below if plan.name != "watch" else None), folder
 
     def _wait(self, pid: int, folder: Path, plan: Plan) -> Outcome:
@@ -214,6 +221,23 @@ class Guard:
         found = interventions.judge(watch.record, eight.record, others.record, eight.output)
         for one in found:
             self._verdict(one, interventions.NEEDED, (time.monotonic() - began) / len(found))
+
+    def _restart(self, watch: Outcome) -> None:
+        """Start the script again from the last file that it saved, and compare what it holds at its first backward()."""
+        began, saves = time.monotonic(), watch.record.get("restart", {}).get("saves")
+        if not saves:
+            why = "the script saved nothing with torch.save in the rehearsal: --steps 400 --seconds 60 looks longer"
+            return self._verdict({"id": "resume", "skip": why}, restart.NEEDED, 0.0)
+        path = saves[-1]["path"].removeprefix(str(self.work / "watch" / "scratch"))
+        words = self.values["--restart"].replace("{checkpoint}", path).replace("{folder}", os.path.dirname(path))
+        original = self.target
+        self.target = dataclasses.replace(original, argv=[*original.argv, *shlex.split(words)])
+        try:
+            again = self._rehearse(self._plan("restart", steps=1, seconds=0.0, evaluate=False))
+        finally:
+            self.target = original
+        found = restart.judge(watch.record, again.record, words)
+        return self._verdict(found, restart.NEEDED, time.monotonic() - began)
 
     def _files(self, before: dict, watch: Outcome) -> None:
         """What changed in the working directory although writes are redirected."""

@@ -87,7 +87,11 @@ NAMES = {
 """Library -> dotted names to import, or `file:name` for what only an object has."""
 OTHERS = {"accelerate", "bitsandbytes", "diffusers", "peft", "torchvision"}
 """Used by their public names only: bounded by the next major version."""
-PUBLIC = {"_replace", "_fields"}  # of named tuples, documented
+PUBLIC = {
+    "_replace",
+    "_fields",
+    "_saved_self_sym_sizes",
+}  # of named tuples, and of graph nodes (torch's notes on autograd): documented
 OURS = {
     "_global",
     "_scaler",

@@ -15,7 +15,7 @@ from trainworthy.core.base.errors import Stop
 
 import trainworthy
 from tests.conftest import ROOT, patched
-from tests.guard import unseen, unseen_heldout
+from tests.guard import outside, unseen, unseen_heldout
 from tests.guard.guard_bugs import BUGS, Bug
 from tests.guard.guarding import SCRIPTS, guard
 from tests.guard.odd_scripts import ODD
@@ -52,6 +52,11 @@ UNSEEN = {
     "edges-on-the-wrong-axis": "wrong axis",
     "optimiser-of-the-old-head": "replaced afterwards",
     "negatives-of-the-other-split": "partners",
+    "columns-by-view": "view(bsz, -1).t()",
+    "replay-of-the-oldest": "the buffer's first entries",
+    "zero-grad-per-micro-batch": "zero_grad() is called for every batch",
+    "best-by-reference": "copy.deepcopy",
+    "encoder-detached": "cuts the graph",
 }
 """Bugs that no check was designed for when they were written -> words of the cause that is named today."""
 QUICK_UNSEEN = ("noise-without-root", "generator-flees-critic", "heads-by-reshape")
@@ -274,6 +279,16 @@ def stops_unseen(name: str, folder: Path) -> None:
     verdicts, output, _ = guard(patches.patched(one), folder, interventions=False)
     assert failed(verdicts), output
     assert UNSEEN[name] in output
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("name", outside.NAMED)
+def test_guard_stops_every_outside(name, tmp_path):
+    """Bugs of another outsider, in scripts of his own."""
+    one = next(p for p in (*outside.HALF_A, *outside.HALF_B) if p.id == name)
+    verdicts, output, _ = guard(patches.patched(one), tmp_path, interventions=False)
+    assert failed(verdicts), output
+    assert outside.NAMED[name] in output
 
 
 @pytest.mark.verify

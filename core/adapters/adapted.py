@@ -1,0 +1,92 @@
+"""Gates on a script: which of them do not apply, likely causes in a script's words, and how a failure is repeated."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainworthy.core.adapters.subject import Subject
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates.gate import Gate, Proof
+
+if TYPE_CHECKING:
+    from trainworthy.core.adapters.script import Script
+
+REMEDIES = {
+    "schema": "the validation set augments, or draws at random in another way\n"
+    "the data set keeps a generator of its own: every loader worker repeats its draws\n"
+    "the training and the validation set differ in shape or dtype",
+    "wiring": "the optimiser was built over a part of the model, or before a layer was replaced\n"
+    "a detach(), no_grad() or argmax cuts the graph; requires_grad was switched off (on purpose: frozen=('prefix',))\n"
+    "zero_grad() is missing, or loss= is not what train_loop calls backward() on\n"
+    "the rate is too small for the weights' precision (bf16 weights without an fp32 copy)",
+    "schedule": "a scheduler that ends in zeros or non-finite rates",
+    "range-test": "the rate was carried over from another optimiser, batch size or data set",
+    "dependency": "statistics over the batch axis (own normalisation, x.mean(0)), or a reshape that mixes samples\n"
+    "a (B, 1) against (B,) broadcast in the loss\n"
+    "the loss is a sum, or a mean over something else than samples (tokens, weights): set count=",
+    "overfit": "wrong formula or target: softmax before cross-entropy, labels that do not belong to their inputs\n"
+    "gradients do not arrive (see wiring), or the rate is far too low or too high for 8 samples\n"
+    "metric() reads other labels or inputs than loss()\n"
+    "loss_floor= is not set (label smoothing eps over K classes: -p ln p - (K - 1) q ln q,\n"
+    "  where q = eps/K and p = 1 - eps + q), or too few steps (overfit_steps=)",
+    "evaluation": "metric() does not call model.eval(), or dropout ignores the mode\nthe validation set draws at random\n"
+    "model.eval() in metric() without model.train() at the start of train_loop()\na mean over batch means",
+    "accumulation": "the loss is a mean over something else than samples (tokens): set count=\n"
+    "samples of a batch influence each other (see dependency)",
+    "loader": "the data set keeps a generator of its own: every loader worker has a copy and repeats its draws\n"
+    "the data set seeds a generator by itself (manual_seed in __getitem__), or keeps what it has once augmented\n"
+    "the factory splits the data by process",
+    "resume": "save() leaves something out, or load() does not put it back: weights, optimiser, what train_loop counts",
+}
+"""Likely causes in terms of a script, where a recipe's differ."""
+
+
+def skips(script: "Script") -> dict[str, str]:
+    """Return the gates that do not apply to a script."""
+    own_loop = "train_loop is the script's own: wiring checks what its optimiser gets"
+    return {
+        "initial-loss": "no initial_loss given" if script.initial_loss is None else "",
+        "init": "whether weights are loaded is the factory's own affair",
+        "schedule": "the script's schedule is not seen: rates are held at their peak",
+        "accumulation": own_loop if script.train_loop else "",
+        "range-test": "how long the script trains is not known: trainworthy.LRFinder tests the rate",
+        "resume": "" if script.save else "no save and load given",
+    }
+
+
+def adapted(gate: Gate, subject: Subject) -> Gate:
+    """Return the same gate for a script: inapplicable checks are skipped, and causes use the script's terms."""
+
+    def prove(proof: Proof) -> Finding:
+        if reason := subject.skips.get(gate.id):
+            raise Skip(reason)
+        if subject.own_loop:
+            proof.cfg.optim.clip = _clip(proof) if gate.id == "wiring" else float("inf")
+        finding = gate.prove(proof)
+        own = REMEDIES.get(gate.id)
+        finding.remedy = own or finding.remedy
+        return finding
+
+    return replace(gate, prove=prove)
+
+
+def _clip(proof: Proof) -> float:
+    """Return the norm at which the script's loop clips, if it does: no gradient in the optimiser was larger."""
+    from trainworthy.core.gates.recorder import rehearsed
+
+    return max((g["norm"] for g in rehearsed(proof)[2].gradients), default=float("inf"))
+
+
+def again(factory: Callable, seed: int, gate: str) -> str:
+    """Return the lines of a repro that run the gate again, for a factory at the top level of a file."""
+    call = f"only={gate!r}, seed={seed})"
+    if not inspect.isfunction(factory) or factory.__qualname__ != factory.__name__:
+        return f"# where the factory is at hand: trainworthy.check(factory, {call}"
+    path = str(Path(inspect.getsourcefile(factory) or "").resolve())
+    return (
+        "import runpy\n\nimport trainworthy\n\n"
+        f"sys.path.insert(0, {str(Path(path).parent)!r})\n"
+        f"script = runpy.run_path({path!r})\ntrainworthy.check(script[{factory.__name__!r}], {call}"
+    )

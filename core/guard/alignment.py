@@ -1,0 +1,72 @@
+"""Finds pictures whose masks were flipped or turned on their own: another flip or turn of the mask fits the picture better."""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, IterableDataset
+
+SAMPLES, LEAST = 128, 32
+
+
+def turned_apart(train: DataLoader, evals: dict[int, DataLoader], limit: float) -> tuple[str, str] | None:
+    """Compare pictures and masks of both splits. In the evaluation nothing is augmented: there a mask fits as it is."""
+    for loader in evals.values():
+        known = scores(loader, limit)
+        if len(known) < LEAST:
+            continue
+        margin = 0.5 * float((known[:, 0] - known[:, 1:].mean(1)).mean())
+        if margin < 0.02:  # the mask says nothing about the picture's brightness
+            continue
+        found = scores(train, limit)
+        if len(found) < LEAST:
+            return None
+        wrong, usual = (float((s[:, 1:].amax(1) > s[:, 0] + margin).float().mean()) for s in (found, known))
+        if wrong > 0.2 and usual < 0.05:
+            return (
+                f"the masks of {wrong:.0%} of {len(found)} training samples fit their pictures better when flipped or turned, "
+                f"and {usual:.0%} of {len(known)} in the evaluation",
+                "the augmentation draws again for the mask: one draw for picture and mask",
+            )
+    return None
+
+
+def scores(loader: DataLoader, limit: float) -> Tensor:
+    """Return how well each mask explains its picture (squared correlation), as it is and in each flip and turn (n, k)."""
+    data, rows = loader.dataset, []
+    if isinstance(data, IterableDataset):
+        return torch.zeros(0, 1)
+    for i in range(0, len(data), max(1, len(data) // SAMPLES)):
+        pair = picture_and_mask(data[i])
+        if pair is None or time.monotonic() > limit:
+            break
+        x, y = pair
+        rows += [[explained(x, other) for other in turns(y)]] * bool((y != y[0, 0]).any())
+    return torch.tensor(rows) if rows else torch.zeros(0, 1)
+
+
+def picture_and_mask(sample: Any) -> tuple[Tensor, Tensor] | None:
+    """Return the brightness (H, W) and the foreground (H, W) of a sample, if it has both."""
+    leaves = [x for x in tree_leaves(sample) if isinstance(x, Tensor) and x.dim() >= 2 and min(x.shape[-2:]) >= 8]
+    if len(leaves) != 2 or leaves[0].shape[-2:] != leaves[1].shape[-2:]:
+        return None
+    picture, mask = leaves[0].double(), leaves[1].double()
+    if mask.numel() != mask.shape[-2] * mask.shape[-1] or picture.dim() > 3 or not leaves[0].is_floating_point():
+        return None
+    if (leaves[1].is_floating_point() and bool(((mask != 0) & (mask != 1)).any())) or len(picture.unique()) <= 16:
+        return None  # another view of the picture
+    return picture.reshape(-1, *picture.shape[-2:]).mean(0), (mask.reshape(mask.shape[-2:]) > 0).double()
+
+
+def turns(y: Tensor) -> list[Tensor]:
+    """Return the mask as it is, its flips, and where it is square its turns."""
+    flips = [y, y.flip(0), y.flip(1), y.flip(0, 1)]
+    return flips + [f.t() for f in flips] * (y.shape[0] == y.shape[1])
+
+
+def explained(x: Tensor, y: Tensor) -> float:
+    """Return the squared correlation."""
+    a, b = x - x.mean(), y - y.mean()
+    return float((a * b).sum() ** 2 / ((a**2).sum() * (b**2).sum()).clamp_min(1e-30))
