@@ -7,10 +7,9 @@ finite check, the learning rate of every step, checkpoint contents. The recipe s
 import contextlib
 import functools
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,45 +24,12 @@ from trainworthy.core.base.modes import in_mode
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.data import loader
 from trainworthy.core.loop import checkpoint, optim, ranks, shard
+from trainworthy.core.loop.course import Course, Plan, crosses
 from trainworthy.core.loop.journal import Halt, Journal, Logged, finite
-from trainworthy.core.monitoring import monitors
 from trainworthy.core.monitoring.metrics import MetricsTracker
-from trainworthy.core.recipe.stage import Data, Stage, View, batch_size
+from trainworthy.core.recipe.stage import Data, Stage, batch_size
 
-REHEARSED = 64  # validation samples per evaluation inside a gate's rehearsal
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass
-class Plan:
-    """How a gate's rehearsal of `train()` differs from the full run."""
-
-    steps: int
-    samples: list[int] | None = None
-    """Use only these training samples."""
-    blank: tuple[str, ...] = ()
-    """Input fields to replace by zeros."""
-    swap: list[int] | None = None
-    """For each sample, the position (in `samples`) of the sample whose inputs it gets."""
-    fixed: bool = False
-    """Use the same random draws for a sample every time."""
-    batch_size: int | None = None
-    sizes: list[int] | None = None
-    """Sizes of each rank's micro-batches."""
-    peak: bool = False
-    """Keep the learning rate at its peak."""
-    due: tuple[int, ...] = ()
-    """Steps (counted from 1) after which `step.due` is true."""
-    stop_after: int | None = None
-    """Save and stop after this many steps, as a signal would."""
-    watch: Callable[[Stage, int], bool] | None = None
-    """Called after each step; a true result ends the rehearsal."""
-    keep_in: Path | None = None
-    """Folder for checkpoints, if the rehearsal saves."""
-    shard: bool = False
-    """Shard the model as the full run does (`--run.shard`)."""
-    losses: list[float] = field(default_factory=list)
-    """Filled by the run: the loss of every update."""
 
 
 @dataclass
@@ -96,12 +62,13 @@ class Run:
         tracker: MetricsTracker | None = None,
         console: Console | None = None,
     ):
-        self.cfg, self.accelerator, self.folder, self.plan, self.tracker = cfg, accelerator, folder, plan, tracker
+        self.cfg, self.accelerator, self.folder, self.tracker = cfg, accelerator, folder, tracker
+        self.plan = plan
         self.home = home or folder  # the run folder, if `folder` is a stage's subfolder
         self.console = console or Console(quiet=True)
         self.device, self.rank, self.world = accelerator.device, accelerator.process_index, accelerator.num_processes
         self.precision = precision(cfg, accelerator)
-        self.shard = shard.mode(cfg, self.world, rehearses=plan is not None and not plan.shard)
+        self.shard = shard.mode(cfg, self.world, rehearses=not self.course.shard)
         self.signal: str | None = None  # set by the signal handler, read between steps
         self.step = self.total = 0  # optimiser steps done in this stage, and their planned total
         self.started = 0  # steps already done when this process started
@@ -120,6 +87,15 @@ class Run:
         self.drift = ""  # rehearsal on several processes: what differs between them
         self._flags: Any = None  # host-side collectives
 
+    @property
+    def plan(self) -> Plan | None:
+        """The rehearsal that this is; None in a full run."""
+        return self.course if isinstance(self.course, Plan) else None
+
+    @plan.setter
+    def plan(self, plan: Plan | None) -> None:
+        self.course: Course = plan or Course()
+
     # ---------------------------------------------------------------- data
 
     def batches(self, data: Data, size: int | None = None) -> Iterator[dict]:
@@ -132,7 +108,7 @@ class Run:
         if self.shard != shard.NONE:
             ends = itertools.accumulate(shard.even_cut(n, self.rank, self.world, size), initial=0)
             keys = [[(-1, i) for i in mine[a:b]] for a, b in itertools.pairwise(ends)]
-        settings = replace(self.cfg.loader, workers=0 if self.plan else self.cfg.loader.eval_workers)
+        settings = replace(self.cfg.loader, workers=self.course.eval_workers(self.cfg))
         return loader.batches(data, keys, seed=0, settings=settings, device=self.device)
 
     def gather(self, tensor: Tensor) -> Tensor:
@@ -146,12 +122,8 @@ class Run:
         return torch.cat([r[:n] for r, n in zip(rows, sizes, strict=True)])
 
     def train_data(self, stage: Stage) -> Data:
-        """Return the stage's training set, as reduced by the plan."""
-        data, plan = stage.data["train"], self.plan
-        if plan and (plan.samples is not None or plan.blank):
-            chosen = plan.samples if plan.samples is not None else range(len(data))
-            return View(data, chosen, blank=plan.blank, swap=plan.swap)
-        return data
+        """Return the training set that the loop reads: a rehearsal's is smaller."""
+        return self.course.data(stage.data["train"])
 
     def samples_per_epoch(self, stage: Stage) -> int:
         """Return the samples per epoch. If the loop makes its own samples, one iteration is an epoch and counts as one
@@ -160,11 +132,7 @@ class Run:
 
     def total_steps(self, stage: Stage) -> int:
         """Return the iterations of the whole stage: optimiser steps, unless an iteration has several."""
-        if self.plan:
-            return self.plan.steps
-        t = self.cfg.train
-        planned = max(1, math.ceil(t.epochs * self.samples_per_epoch(stage) / t.batch_size))
-        return min(planned, t.max_steps) if t.max_steps else planned
+        return self.course.total_steps(self, stage)
 
     def progress(self, share: float) -> float:
         """Return the progress (0, 1] of a ramp over the first `share` of this stage; 1 outside the loop."""
@@ -172,8 +140,8 @@ class Run:
 
     def micro_batches(self, batch: dict) -> list[dict]:
         """Return this process's part of a batch that the loop made, as micro-batches."""
-        sizes = self.plan.sizes if self.plan and self.plan.sizes else [1] * self.cfg.train.accumulate
-        n = batch_size(batch)
+        cuts, n = self.course.cuts(self.cfg), batch_size(batch)
+        sizes = [1] * cuts if isinstance(cuts, int) else cuts
         ends = [n * sum(sizes[: i + 1]) // sum(sizes) for i in range(len(sizes))]
         if len(ends) == 1:
             return [batch]
@@ -185,20 +153,17 @@ class Run:
     def steps(self, stage: Stage) -> Iterator[Step]:
         """Yield the optimiser steps after the last checkpoint, with order, seeds, rates, progress bar, logging, saving
         and clean stop."""
-        cfg, plan = self.cfg, self.plan
+        cfg, course = self.cfg, self.course
         reads, total = "train" in stage.data, self.total_steps(stage)
-        size = plan.batch_size if plan and plan.batch_size and reads else cfg.train.batch_size
+        size = course.step_size(cfg) if reads else cfg.train.batch_size
         data = self.train_data(stage) if reads else None
         n = size if data is None else len(data)
-        stream = (
-            None if data is None else loader.Stream(n, cfg.run.seed, fixed=bool(plan and plan.fixed), order=data.order)
-        )
-        if not plan and not stage.expect.loss_may_rise:
-            self.journal.live = monitors.Live(cfg.train.batch_size, total)
+        stream = None if data is None else loader.Stream(n, cfg.run.seed, fixed=course.fixed, order=data.order)
+        course.begin(self, stage, total)
         self.total = total
         start = self.started = self._restore(stage)
         training_modes(stage)
-        cuts = plan.sizes if plan and plan.sizes else cfg.train.accumulate
+        cuts = course.cuts(cfg)
 
         def cut(step: int) -> list:
             if stream is None:
@@ -211,7 +176,7 @@ class Run:
             data, flat, seed=cfg.run.seed, settings=cfg.loader, device=self.device)  # fmt: skip
         self.console.start_bar(stage.name, total, start)
         self.journal.clock = self._since = self._saved_at = time.monotonic()
-        with ranks.Ranks(self, stage) as self._ranks:
+        with ranks.Ranks(self, stage) as self.ranks:
             yield from self._each(stage, range(start, total), fetched, cut, n, size)
         self.console.end_bar()
 
@@ -220,38 +185,37 @@ class Run:
     ) -> Iterator[Step]:
         """Yield a step for each index. `fetched`: micro-batches; `cut`: index -> their keys; `n` samples per epoch,
         `size` per step."""
-        plan, total, per_step = self.plan, self.total, len(cut(0))
+        course, total, per_step = self.course, self.total, len(cut(0))
         if self.finished or self.journal.out_of_patience(stage):
             return
         for index in indices:
             micro = [next(fetched) for _ in range(per_step)]
             for optimizer in stage.optimizers.values():
-                optim.set_rates(optimizer, 1.0 if plan and plan.peak else optim.schedule(index, total, self.cfg.optim))
+                optim.set_rates(optimizer, course.rate(index, total, self.cfg.optim))
             seeds.seed_global(self.cfg.run.seed, "model", index, self.rank)
 
             def due(every: float, done: int = index + 1) -> bool:
-                if plan:
-                    return done in plan.due
-                return done == total or crosses(done, size, n * every)
+                return course.is_due(done, total, size, n * every)
 
             self.current = Step(index, index * size // n + 1, micro, due, cut(index))
             yield self.current
 
             self.step = index + 1
             self.console.tick(self.step, lambda: self.journal.shown)
-            if plan:
-                if self._rehearsed(stage, plan):
-                    return
-                continue
-            tired = self.step < total and self.journal.out_of_patience(stage)
-            last = tired or self.step == total
-            save = crosses(self.step, size, n * self.cfg.run.save_every) or self._save_due()
-            self._after_step(stage, last=last, save=save)
-            if tired:
-                self.console.say(
-                    f"  stopped early at step {self.step} of {total}: no new best for {self.cfg.train.patience:g} epochs"
-                )
+            if course.after_step(self, stage, size, n):
                 return
+
+    def finish_step(self, stage: Stage, size: int, n: int) -> bool:
+        """Log, save and stop when due; return whether patience ends the run. `size` samples per step, `n` per epoch."""
+        tired = self.step < self.total and self.journal.out_of_patience(stage)
+        last = tired or self.step == self.total
+        save = crosses(self.step, size, n * self.cfg.run.save_every) or self._save_due()
+        self._after_step(stage, last=last, save=save)
+        if tired:
+            self.console.say(
+                f"  stopped early at step {self.step} of {self.total}: no new best for {self.cfg.train.patience:g} epochs"
+            )
+        return tired
 
     def end(self, stage: Stage) -> None:
         """Log and save the last step of a loop that `train()` left early."""
@@ -261,17 +225,17 @@ class Run:
 
     def _after_step(self, stage: Stage, *, last: bool, save: bool) -> None:
         """Read metrics back, save and stop, when due."""
-        if drift := self._ranks.drift(self.step):
+        if drift := self.ranks.drift(self.step):
             self.close()
             raise Stop(drift)
         stop, self.finished = self._stop_asked(), last
         save = self.folder is not None and (stop is not None or last or save)
         if save or stop or last or self._saw_bad or self.step % self.cfg.run.log_every == 0 or self.journal.late:
-            self._flush(stage)
+            self.flush(stage)
         if save:
             now = time.monotonic()
             self.seconds, self._since = self.seconds + now - self._since, now
-            self._save(stage)
+            self.save(stage)
         if stop:
             if save:
                 self.wait_for_checkpoints()  # wait until it is on disk, so that all ranks learn of a write error
@@ -288,16 +252,6 @@ class Run:
             return False
         due = time.monotonic() - self._saved_at >= 60 * settings.save_minutes
         return bool(agreed(self.accelerator, due))
-
-    def _rehearsed(self, stage: Stage, plan: Plan) -> bool:
-        """Return whether the gate needs no more steps."""
-        self.drift = self.drift or self._ranks.drift(self.step)
-        plan.losses += [float(p.values[0]) for p in self.journal.pending]
-        self.journal.pending = []
-        if plan.stop_after == self.step:
-            self._save(stage)
-            return True
-        return bool(plan.watch and plan.watch(stage, self.step))
 
     def update(
         self, stage: Stage, batches: list[dict], *, optimizer: str | None = None, loss: Callable | None = None
@@ -400,13 +354,8 @@ class Run:
     def evaluate(self, stage: Stage) -> dict[str, float]:
         """Run the recipe's evaluation on the validation set, in eval mode and without gradients; log it and keep the
         best."""
-        if not self.plan:
-            self._flush(stage)  # before, so that step times exclude the evaluation
-        val = stage.data["val"]
-        shown = stage.expect.at_most(REHEARSED)
-        if self.plan and len(val) > shown:  # a rehearsal tests the path, so a few samples suffice
-            val = View(val, [i * len(val) // shown for i in range(shown)])
-        metrics = self.measure(stage, val, final=False)
+        self.course.before_evaluation(self, stage)
+        metrics = self.measure(stage, self.course.validation(stage), final=False)
         self.log_eval(stage, metrics)
         return metrics
 
@@ -418,16 +367,17 @@ class Run:
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
         with evaluating(model), self.autocast():
-            if not final and not self.plan and stage.evaluate_while_training:
-                return stage.evaluate_while_training(model, data)
-            return (stage.gate_evaluator if probe else stage).evaluate(model, data)
+            evaluate = (stage.gate_evaluator if probe else stage).evaluate if final else self.course.evaluator(stage)
+            return evaluate(model, data)
 
     def log_eval(self, stage: Stage, metrics: dict[str, float]) -> None:
-        """Record an evaluation of the current weights: files, console line, best and N best."""
-        if self.plan:
-            return
+        """Record an evaluation of the current weights; a rehearsal records nothing."""
+        self.course.record(self, stage, metrics)
+
+    def record(self, stage: Stage, metrics: dict[str, float]) -> None:
+        """Write an evaluation of the current weights: files, console line, best and N best."""
         step = self.current.index + 1 if self.current else self.step
-        self._flush(stage)
+        self.flush(stage)
         epoch, told = self.journal.evaluated(stage, step, metrics)
         name, best, checkpoints = stage.metric.name, self.journal.best, self.checkpoints
 
@@ -460,7 +410,7 @@ class Run:
     def scaler(self) -> torch.amp.GradScaler:
         """Loss scaling for fp16; inactive in other precisions."""
         if not hasattr(self, "_scaler"):
-            scale = 2.0**10 if self.plan else 2.0**16  # a short rehearsal cannot search for its scale
+            scale = self.course.loss_scale
             self._scaler = torch.amp.GradScaler(self.device.type, init_scale=scale, enabled=self.precision == "fp16")
         return self._scaler
 
@@ -476,7 +426,7 @@ class Run:
             module: nn.Module = _Objective(self, stage.model, stage.loss)
             if self.world > 1 and self.shard == shard.NONE:
                 module = self.accelerator.prepare_model(module)
-            if self.cfg.train.compile and not self.plan:
+            if self.cfg.train.compile and self.course.compiles:
                 module.compile()
             stage.wrapped = (stage.model, module)  # not here: a loss that knows its run would close a circle
         return stage.wrapped[1]
@@ -492,19 +442,19 @@ class Run:
 
     # ---------------------------------------------------------------- saving
 
-    def _flush(self, stage: Stage) -> None:
+    def flush(self, stage: Stage) -> None:
         """Read back the metrics logged since the last time. They may stop the run."""
         try:
             self.journal.read(stage)
         except Halt as halt:
             if self.folder and halt.keep:
-                self._save(stage)
+                self.save(stage)
                 self.wait_for_checkpoints()
             self.close()
             raise
         self._saw_bad = False
 
-    def _save(self, stage: Stage) -> None:
+    def save(self, stage: Stage) -> None:
         """Let rank 0 save a complete state. Order, draws and rates are functions of seed and step, so they need no
         saving."""
         if (checkpoints := self.checkpoints) is None:
@@ -534,9 +484,7 @@ class Run:
         else:
             self._on_rank_0(save)
         self._saved_at = time.monotonic()
-        if self.plan:  # every rank of a rehearsal reads it back at once
-            checkpoints.wait()
-            self.accelerator.wait_for_everyone()
+        self.course.saved(self)
 
     def wait_for_checkpoints(self) -> None:
         """Wait until every checkpoint is on disk."""
@@ -544,10 +492,9 @@ class Run:
             self._on_rank_0(self.checkpoints.wait)
 
     def _frozen(self, stage: Stage) -> str:
-        """Return the hash of the weights that a checkpoint leaves out. It is computed once, since they do not change.
-        Rehearsals build them anew."""
+        """Return the hash of the weights that a checkpoint leaves out. It is computed once, since they do not change."""
         if self._frozen_hash is None:
-            still = {} if self.plan else stage.frozen_tensors
+            still = self.course.frozen(stage)
             self._frozen_hash = checkpoint.digest(still) if still else ""
         return self._frozen_hash
 
@@ -565,7 +512,7 @@ class Run:
 
     def _restore(self, stage: Stage) -> int:
         """Load the newest complete checkpoint of this stage, if there is one; return the steps already done."""
-        folder = self.plan.keep_in if self.plan else self.home
+        folder = self.course.checkpoints_in(self)
         if folder is None:
             return 0
         self.checkpoints = checkpoint.Checkpoints(
@@ -684,11 +631,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         shard.reshard(model)
-
-
-def crosses(step: int, size: int, stretch: float) -> bool:
-    """Return whether the `step`-th batch of `size` samples reaches or passes a multiple of `stretch` samples."""
-    return math.floor(step * size / stretch + 1e-9) > math.floor((step - 1) * size / stretch + 1e-9)
 
 
 def _fill(like: Tensor, value: float | Tensor) -> Tensor:
