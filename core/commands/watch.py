@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
     from trainworthy.core.guard import rehearsal, running
 
     target = rehearsal.locate(words, command="watch")
-    from trainworthy.core.guard.watching import folder_of, watch
+    from trainworthy.core.guard.watching import folder_of, summary, watch
 
     name = (target.module or target.path.stem).rpartition(".")[2]
     out = folder_of(name).absolute()
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
             code = leave.code
         finally:
             end_workers()
-    tell(f"watch  {seen.steps:,} steps; {out / 'report.html'}")
+    tell(f"watch  {seen.steps:,} steps; {summary(seen.verdicts)}; {out / 'report.html'}")
     if isinstance(code, str):
         tell(code)
         code = USAGE - 1

@@ -34,7 +34,7 @@ def unsuitable(facts: dict) -> str:
     """Return why the three cannot be compared; empty if they can."""
     if not facts.get("loss_calls") and not facts.get("declared"):  # declared: the caller named the target
         return "no loss over class targets was seen: the data's role in the loss is unknown"
-    if facts.get("optimizers", 0) != 1:
+    if facts.get("optimizers", 0) != 1 and not facts.get("one_loss"):
         return f"{facts.get('optimizers', 0)} optimisers: which loss should close is unknown"
     if facts.get("token_shift"):
         return "the targets are the input's own tokens: there are no other inputs to give"

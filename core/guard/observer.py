@@ -131,7 +131,11 @@ class Observer(Updates):
         one.got += 1
         if self.control is not None:
             batch = self.control.batch(one, batch, self)
-        self.recent = [p for p in self.recent if not p.ended and p is not one] + [one]
+        left = (
+            None,
+            one.source,
+        )  # a loop that was left by `break` drops its iterator, or takes it again (persistent workers)
+        self.recent = [p for p in self.recent if not (p.ended or p is one or (p.held and p.source in left))] + [one]
         one.recent.append(batch)
         self.evidence.batch(batch)
         if (one.loader.num_workers > 1 or self.ranks > 1) and one.got <= 64:

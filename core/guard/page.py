@@ -15,13 +15,17 @@ from trainworthy.core.report.html import esc, note, section, table, tag
 
 def page(folder: Path, verdicts: list[dict[str, Any]], more: dict[str, Any]) -> str:
     """One self-contained HTML page."""
-    failed = [v for v in verdicts if v["verdict"] == "fail"]
+    failed = [v for v in verdicts if v["verdict"] in ("fail", "advice")]
     watched = more.get("watched", {})
     script = Path(more.get("script", "")).name
     title = f"{script}: {len(failed)} of {len(verdicts)} checks failed" if failed else f"{script}: no check failed"
     hero = tag(
         "header",
-        tag("div", tag("p", esc(f"trainworthy guard · {folder.name}"), class_="eyebrow") + tag("h1", esc(title))),
+        tag(
+            "div",
+            tag("p", esc(f"trainworthy {more.get('command', 'guard')} · {folder.name}"), class_="eyebrow")
+            + tag("h1", esc(title)),
+        ),
         class_="hero",
     )
     rows = [[esc(k), esc(watched.get(k, ""))] for k in ("steps", "backwards", "evaluations", "passes", "why")]

@@ -110,6 +110,11 @@ class Guard:
         self.console.say(
             f"       {counts[0]} of {len(self.verdicts)} checks passed, {counts[1]} skipped, {seconds:.1f} s"
         )
+        learning = [v for v in self.verdicts if v.id in interventions.NEEDED]
+        if learning and all(v.verdict == "skip" for v in learning):
+            self.console.say(
+                f"       not tested: whether the loop learns ({', '.join(interventions.NEEDED)}): {learning[0].reason}"
+            )
         if failed:
             self.console.say(
                 f"stopped: {len(failed)} of {len(self.verdicts)} checks failed, first: {failed[0].id}", style="bold red"

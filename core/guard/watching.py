@@ -8,6 +8,7 @@ import gc
 import secrets
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -186,6 +187,7 @@ def watch(folder: str | Path | None = None, *, stop: bool = False, say: Any = pr
                 seen.verdicts,
                 seconds=round(time.monotonic() - began, 1),
                 script=sys.argv[0],
+                command="watch",
                 watched={
                     "steps": seen.steps,
                     "backwards": seen.backwards,
@@ -215,6 +217,13 @@ def verdicts(seen: Light, say: Any) -> list[Verdict]:
         if not one["ok"]:
             say(f"  watch: {one['id']}: {one['measured']}\n         likely cause: {one['cause'].splitlines()[0]}")
     return out
+
+
+def summary(found: list[Verdict]) -> str:
+    """How many checks failed, passed and did not apply."""
+    counts = Counter(v.verdict for v in found)
+    failed = f"{counts['advice']} checks failed" if counts["advice"] else "no check failed"
+    return f"{failed}, {counts['pass']} passed, {counts['skip']} skipped"
 
 
 def folder_of(name: str) -> Path:
