@@ -30,6 +30,9 @@ PLANTS = [
     bug("features-of-another-recording", "lessons", "W6", "(envelope, heard), ids = got, self.ids[i]",
         "(envelope, heard), ids = (got[0], self.read(index - 1)[1]), self.ids[i]", ("misheard", "not filtered"),
         harm="the student is taught other words than were said"),
+    bug("exports-the-stage-before", "exported-weights", "C18", "heads.export(folder, model, teacher, cfg",
+        "heads.export(folder, before, teacher, cfg", ("trained tensors differ", "weights that training began with"), task=True,
+        harm="what stage two learnt is not in the files"),
     bug("silent-recordings", "lessons", "W6", '"envelope": envelope, ',
         '"envelope": envelope if i % 3 else -13.8 * (envelope != 0), ', ("silent",),
         harm="a third of the lessons are words out of nothing"),
@@ -88,6 +91,7 @@ PLANTS = [
 RELATIVES = [
     "letters-stay-blank",  # test_distill has it without the command
     "language-left-out",
+    "exports-the-stage-before",
     "silent-recordings", "cosine-alone", "error-alone", "no-offset", "task-from-random-features", "decoder-trains-too",
     "teacher-drifts", "teacher-in-train-mode", "transcript-shifted-twice", "scale-of-a-fresh-layer", "stretched-over-the-canvas",
     "task-updated-twice", "task-loses-a-micro-batch", "task-counts-for-itself",
