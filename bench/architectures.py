@@ -20,14 +20,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tests.helpers import language  # noqa: E402
+from tests.llm import chat_models  # noqa: E402
+
 PAGE, KEPT = ROOT / "docs" / "architectures.md", Path(__file__).with_suffix(".json")
-SIZES = {
-    "hidden_size": 48,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 HEADS = {"head_dim": 12}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4,
@@ -50,7 +46,7 @@ LANGUAGE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt-oss": ("GptOssConfig", "gptoss", HEADS | EXPERTS | {"sliding_window": 64}),
     "DeepSeek-V3": ("DeepseekV3Config", "", LATENT | {"num_key_value_heads": 4}),
 }
-"""Name: its configuration class, the chat template of TRL that belongs to it (empty: ChatML), and settings beside `SIZES`."""
+"""Name: its configuration class, the chat template of TRL that belongs to it (empty: ChatML), and settings beside those of `language.SIZES`."""
 ON_TEXT = {
     "llm/sft": ("--data.held-out", "8", "--data.max-length", "512", "--train.batch-size", "4"),
     "llm/dpo": ("--data.held-out", "16", "--data.max-length", "512", "--train.batch-size", "4"),
@@ -76,14 +72,11 @@ def written(name: str, folder: Path) -> Path:
     import torch
     import transformers
 
-    from tests.helpers import language
-    from tests.llm import chat_models
-
     kind, template, more = LANGUAGE[name]
     words = chat_models.tokenizer(template) if template in chat_models.names() else language.tokenizer()
     ids = {"bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id}
     config = getattr(transformers, kind)(vocab_size=len(words), tie_word_embeddings=False, max_position_embeddings=640,
-                                         **{**SIZES, **ids, **more})  # fmt: skip
+                                         **{**language.SIZES, **ids, **more})  # fmt: skip
     torch.manual_seed(0)
     net = transformers.AutoModelForCausalLM.from_config(config)
     net.save_pretrained(folder)
