@@ -4,9 +4,7 @@ import os
 import random
 import shlex
 import shutil
-import socket
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from trainworthy.core.recipe import loading
 from trainworthy.core.session import nodes
 
 from tests.conftest import ROOT
-from tests.helpers.commands import BIN, QUICK, environment, final_weights, losses, run_folder, same, trainworthy
+from tests.helpers.commands import QUICK, final_weights, losses, machines, run_folder, same, trainworthy
 from tests.vision.planted_classify import LOOP
 
 KILL = """        if run.rank == 1 and step.index + 1 == {step} and not Path("killed").exists():
@@ -69,28 +67,14 @@ def test_an_unknown_machine_is_refused(monkeypatch):
 
 # ---------------------------------------------------------------------------------------------------------- two machines
 def two_machines(cwd: Path, *argv: str) -> list[tuple[int, str]]:
-    """The same command on two machines with a working folder and a /tmp of their own: (exit code, output) of each. Files in `cwd`
-    are on both."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = []
-    for rank in (0, 1):
-        own = cwd / f"machine-{rank}"
-        own.mkdir(parents=True, exist_ok=True)
+    """The same command on two machines that meet by `--nodes`: (exit code, output) of each. Python files in `cwd` are on both."""
+
+    def settings(rank: int, port: int, own: Path) -> tuple[str, ...]:
         for file in cwd.glob("*.py"):
             shutil.copy(file, own)
-        private = tempfile.mkdtemp(prefix="tw-", dir="/tmp")  # a longer path has no room for the workers' sockets
-        where = ("--nodes", "2", "--node-rank", str(rank), "--address", f"127.0.0.1:{port}")
-        started.append(subprocess.Popen([str(BIN / "trainworthy"), *argv, *where], cwd=own, stdout=subprocess.PIPE,
-                                        env=environment(TMPDIR=private, PYTHONUNBUFFERED="1"), stderr=subprocess.STDOUT,
-                                        text=True))  # fmt: skip
-    try:
-        said = [child.communicate(timeout=150)[0] for child in started]
-    finally:
-        for child in started:
-            child.terminate()
-    return [(child.returncode, words) for child, words in zip(started, said, strict=True)]
+        return ("--nodes", "2", "--node-rank", str(rank), "--address", f"127.0.0.1:{port}")
+
+    return machines(cwd, *argv, settings=settings, seconds=150)
 
 
 @pytest.mark.slow

@@ -1,14 +1,11 @@
 """Several processes, by the real command: what is refused, what stops a run whose ranks train apart, two machines."""
 
-import socket
-import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.helpers.commands import BIN, QUICK, environment, run_folder, trainworthy
+from tests.helpers.commands import QUICK, machines, run_folder, trainworthy
 from tests.vision.planted_classify import LOOP
 
 CONFIG = """compute_environment: LOCAL_MACHINE
@@ -143,27 +140,13 @@ def test_machines_that_do_not_know_where_to_meet_are_told(launch, tmp_path: Path
 
 
 def two_machines(cwd: Path, *argv: str) -> list[tuple[int, str]]:
-    """The same command on two machines with a working folder and a /tmp of their own: (exit code, output) of each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = []
-    for rank in (0, 1):
-        own = cwd / f"machine-{rank}"
-        own.mkdir(parents=True, exist_ok=True)
+    """The same command on two machines that meet by an Accelerate config: (exit code, output) of each."""
+
+    def settings(rank: int, port: int, own: Path) -> tuple[str, ...]:
         (own / "machine.yaml").write_text(MACHINE.format(rank=rank, port=port))
-        private = tempfile.mkdtemp(prefix="tw-", dir="/tmp")  # a longer path has no room for the workers' sockets
-        env = environment(TMPDIR=private, ACCELERATE_USE_CPU="true", PYTHONUNBUFFERED="1")
-        command = [str(BIN / "trainworthy"), *argv, "--accelerate-config", "machine.yaml"]
-        started.append(
-            subprocess.Popen(command, cwd=own, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
-    try:
-        said = [child.communicate(timeout=100)[0] for child in started]
-    finally:
-        for child in started:
-            child.kill()
-    return [(child.returncode, words) for child, words in zip(started, said, strict=True)]
+        return ("--accelerate-config", "machine.yaml")
+
+    return machines(cwd, *argv, settings=settings, ACCELERATE_USE_CPU="true")
 
 
 @pytest.mark.slow

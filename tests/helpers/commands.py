@@ -4,9 +4,12 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +59,27 @@ def start(*argv: object, cwd: Path, **env: str) -> subprocess.Popen:
     """The same in the background; its output is one pipe."""
     return subprocess.Popen([str(BIN / "trainworthy"), *map(str, argv)], cwd=cwd, env=environment(PYTHONUNBUFFERED="1", **env),
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+
+
+def machines(cwd: Path, *argv: str, settings: Callable[[int, int, Path], tuple[str, ...]], seconds: float = 100,
+             **env: str) -> list[tuple[int, str]]:  # fmt: skip
+    """The same command on two machines with a working folder and a /tmp of their own: (exit code, output) of each.
+    `settings(rank, port, folder)`: the words by which a machine finds the other."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for rank in (0, 1):
+        own = cwd / f"machine-{rank}"
+        own.mkdir(parents=True, exist_ok=True)
+        private = tempfile.mkdtemp(prefix="tw-", dir="/tmp")  # a longer path has no room for the workers' sockets
+        started.append(start(*argv, *settings(rank, port, own), cwd=own, TMPDIR=private, **env))
+    try:
+        said = [child.communicate(timeout=seconds)[0] for child in started]
+    finally:
+        for child in started:
+            child.terminate()
+    return [(child.returncode, words) for child, words in zip(started, said, strict=True)]
 
 
 def stop(
