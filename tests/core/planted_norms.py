@@ -14,9 +14,9 @@ def normalised(*more: str) -> str:
 
 
 PLANTS = [
-    Plant("batch-norm-over-two", "batch-norm", "V7", STAGES, normalised(), ("from 2 samples at a time", "GroupNorm"),
+    Plant("batch-norm-over-two", "batch-norm", "V7", STAGES, normalised(), ("over 2 samples at a time", "GroupNorm"),
           argv=("--train.accumulate", "32"), harm="statistics of two pictures: training and evaluation see other nets"),
-    Plant("batch-norm-over-one", "batch-norm", "V7", STAGES, normalised(), ("from 1 sample at a time", "SyncBatchNorm"),
+    Plant("batch-norm-over-one", "batch-norm", "V7", STAGES, normalised(), ("over 1 sample at a time", "SyncBatchNorm"),
           argv=("--train.batch-size", "1")),
     Plant("statistics-never-arrive", "batch-norm", "V7", STAGES, normalised(*EACH, "        module.momentum = 1e-4"),
           ("83% of the running statistics", "momentum 0.0001"), harm="judged by the statistics of no picture: chance"),

@@ -13,7 +13,7 @@ from trainworthy.core.gates.gate import Gate
 def proof(folder: Path) -> SimpleNamespace:
     """As much of a proof as the runner itself reads."""
     return SimpleNamespace(accelerator=SimpleNamespace(num_processes=1, is_main_process=True), folder=folder, argv=["mine.py"], again=None,
-                           cfg=SimpleNamespace(gates=SimpleNamespace(waive=(), because="")), stage="")  # fmt: skip
+                           put_away=lambda: None, cfg=SimpleNamespace(gates=SimpleNamespace(waive=(), because="")), stage="")  # fmt: skip
 
 
 def gate(id: str, ok: bool, ran: list[str], **marks: bool) -> Gate:

@@ -28,7 +28,7 @@ def bug(
 
 PLANTS = [
     bug("features-of-another-recording", "lessons", "W6", "(envelope, heard), ids = got, self.ids[i]",
-        "(envelope, heard), ids = (got[0], self.read(index - 1)[1]), self.ids[i]", ("misheard", "not filtered"),
+        "(envelope, heard), ids = (got[0], self.read(index - 1)[1]), self.ids[i]", ("transcribed wrongly", "not filtered"),
         harm="the student is taught other words than were said"),
     bug("exports-the-stage-before", "exported-weights", "C18", "heads.export(folder, model, teacher, cfg",
         "heads.export(folder, before, teacher, cfg", ("trained tensors differ", "weights that training began with"), task=True,

@@ -27,7 +27,7 @@ def after(stage: str, body: str) -> str:
 PLANTS = [
     Plant("vlm-features-viewed", "per-place", "X4", FEATURES,
           "features = self.encoder(images)\n        features = self.projector(features.mT.reshape(features.shape))",
-          ("moves", "embeddings", "permute"), recipe=VLM, argv=FIRST, harm="each place mixes channels of many"),
+          ("changes", "embeddings", "permute"), recipe=VLM, argv=FIRST, harm="each place mixes channels of many"),
     Plant("vlm-01-places-scored", "answers", "X4", LOSS,
           'labels = batch["ids"].clamp_min(0).masked_fill(batch["segment"] < 0, rows.IGNORE)\n'
           '        return {"answer": rows.nll(model(batch), labels)}\n',
