@@ -187,9 +187,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         reward = problems.of_others(declared) if cfg.shuffle_rewards else declared
         trainer = hosted.built(lambda: make_trainer(cfg, run, path, asker, reward))
     trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)
-    controller = kl_control.Controller(cfg.beta, cfg.target_kl, cfg.kl_coef_rate) if cfg.target_kl else None
-    if controller:
-        trainer.add_callback(kl_control.Adapt(trainer, controller, cfg.num_iterations))
+    controller = kl_control.adapted(trainer, cfg) if cfg.target_kl else None
     data = read(cfg, asker, rows, trainer.model.config.max_position_embeddings)
     seen = metrics.Seen()
     start: dict[str, Tensor] = {}  # of --init-from: what is trained, as it was
@@ -200,22 +198,11 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         trainer.beta = controller.value if controller else cfg.beta  # a resumed run goes on with the one that it saved
         n = cfg.train.batch_size // cfg.num_generations
         if run.plan:  # one is enough where a gate looks at rates alone, and asks for less than a group
-            n = min(
-                n,
-                max(
-                    cfg.rehearsed if (run.plan.batch_size or cfg.num_generations) >= cfg.num_generations else 1,
-                    run.world,
-                ),
-            )
-        keys = stream.keys(unit * n, (unit + 1) * n)
-        mine = [
-            data["questions"].get(i, None) for _, i in keys[run.rank * n // run.world : (run.rank + 1) * n // run.world]
-        ]
-        return [
-            {**row, "question": row["prompt"], "prompt": asker.put(row["prompt"])}
-            for row in mine
-            for _ in range(cfg.num_generations)
-        ]
+            whole = (run.plan.batch_size or cfg.num_generations) >= cfg.num_generations
+            n = min(n, max(cfg.rehearsed if whole else 1, run.world))
+        keys = stream.keys(unit * n, (unit + 1) * n)[run.rank * n // run.world : (run.rank + 1) * n // run.world]
+        mine = [data["questions"].get(i, None) for _, i in keys for _ in range(cfg.num_generations)]
+        return [{**row, "question": row["prompt"], "prompt": asker.put(row["prompt"])} for row in mine]
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         """Sum over the tokens of the answers; the trainer's own is a mean over as many as it is told of."""

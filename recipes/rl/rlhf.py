@@ -43,8 +43,7 @@ class Config(language_models.LoRA, core.Config):
     """`prose` (a small Llama that llm/pretrain trains once), `smollm2`, or a folder or `owner/name` with a causal model."""
     lora_rank: int = 0
     """Rank of LoRA adapters on the language model; 0 trains all of it. The value head trains whole. With adapters and bf16 the
-    frozen weights are kept in bf16. Usual peaks of the rate (--optim.lr) for a pretrained model: 1e-4 for adapters, 1e-5 for all
-    weights."""
+    frozen weights are kept in bf16. Usual --optim.lr of a pretrained model: 1e-4 for adapters, 1e-5 for all weights."""
     attention: models.Attention = "auto"
     """Attention implementation; `auto` is transformers' own choice. The last two need an accelerator."""
     pretrained: float = 1.0
@@ -236,11 +235,9 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         return {title: [t for batch in run.batches(some) for t in predict(net, batch)] for title, net in nets.items()}
 
     def export(folder: Path) -> None:
-        """Write the language model (or its adapter, for peft) and its tokenizer for `from_pretrained`; the value head is not exported."""
+        """The language model (or its adapter, for peft) and its tokenizer for `from_pretrained`, without the value head."""
         language_models.export(policy.lm, tokenizer, folder)
-        language_models.complete_export(
-            folder, path, ends=[tokenizer.eos_token_id], pad=tokenizer.pad_token_id, most=cfg.max_new_tokens
-        )
+        language_models.complete_export(folder, path, ends=[tokenizer.eos_token_id], pad=tokenizer.pad_token_id, most=cfg.max_new_tokens)  # fmt: skip
 
     floor = rewards.of_nothing(reward, data["val"].texts)
     # With --init-from adapters stand in its file; else they begin at nothing.

@@ -48,6 +48,13 @@ class Adapt(TrainerCallback):
             self.trainer.beta = self.controller.value
 
 
+def adapted(trainer: Trainer, cfg: Any) -> Controller:
+    """The controller that moves the coefficient of `trainer` from --beta towards --target-kl."""
+    controller = Controller(cfg.beta, cfg.target_kl, cfg.kl_coef_rate)
+    trainer.add_callback(Adapt(trainer, controller, cfg.num_iterations))
+    return controller
+
+
 def checked(start: float, target: float, rate: float) -> None:
     """Raise UserError if a coefficient with these settings could not do what they say."""
     if start < 0 or target < 0:
