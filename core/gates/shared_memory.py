@@ -39,7 +39,10 @@ def shared(stage: Stage) -> dict[str, str]:
 
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
-    return tensor.untyped_storage().data_ptr(), tensor.storage_offset()
+    try:
+        return tensor.untyped_storage().data_ptr(), tensor.storage_offset()
+    except RuntimeError:  # a tensor around others (quantised weights) has no memory of its own
+        return id(tensor), 0
 
 
 def _held(one: Any, skip: set[int], depth: int) -> Iterator[tuple[nn.Module | None, Tensor | None]]:

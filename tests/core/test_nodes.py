@@ -78,6 +78,7 @@ def two_machines(cwd: Path, *argv: str) -> list[tuple[int, str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.verify
 def test_two_machines_without_a_shared_folder_are_told_so(tmp_path: Path):
     for code, said in two_machines(tmp_path, "run", "vision/classify", *QUICK):
         assert code == 2, said

@@ -42,6 +42,7 @@ def test_the_loss_of_a_mixture_of_experts_does_not_depend_on_the_cut(tmp_path: P
     assert [v["verdict"] for v in done.verdicts()] == ["pass"] * 4
 
 
+@pytest.mark.verify
 def test_answers_of_any_length_are_generated_whole(tmp_path: Path, launch):
     """A tokenizer of bytes needs more than the few tokens that a function name has in most vocabularies."""
     net = architectures.written("Llama", tmp_path / "net")

@@ -27,9 +27,10 @@ MORE = {
     "rl/grpo": ("--model", "net", "--train.epochs", "1", "--num-generations", "4", "--data.held-out", "8"),
     "rl/rlhf": ("--model", "net", "--train.epochs", "1", "--rollout-batch-size", "8", "--max-new-tokens", "8"),
 }
+LONGER = ("llm/pretrain", "rl/rlhf")
 
 
-@pytest.mark.parametrize("recipe", ROWS)
+@pytest.mark.parametrize("recipe", [pytest.param(r, marks=[pytest.mark.verify] * (r in LONGER)) for r in ROWS])
 def test_an_export_answers(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     """Prompts, a conversation and a chat with a second turn: every row is answered, none longer than was asked for."""
     language.write(tmp_path / "net")
