@@ -171,6 +171,7 @@ def leave(
     with contextlib.suppress(Exception):  # a peer may be gone
         if dist.is_initialized() and code == DONE:
             dist.destroy_process_group()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises for every worker that is killed
     for worker in multiprocessing.active_children():  # loader workers ignore SIGTERM, and Python would wait for them
         worker.kill()
     if not several:
