@@ -109,7 +109,9 @@ def main() -> None:
         commands[argv[0]](argv)
         sys.stdout.flush()
     except BrokenPipeError:  # `trainworthy list | head -1`: the reader closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's last flush raises again
+        from trainworthy.core.base.console import discard
+
+        discard(sys.stdout)
         sys.exit(128 + signal.SIGPIPE)  # the code that a shell reports
     except Stop as stop:
         print(f"error: {stop}", file=sys.stderr)

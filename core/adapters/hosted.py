@@ -154,7 +154,7 @@ def train(run: Run, stage: Hosted, after: Callable[[Step], None] | None = None, 
                 run.evaluate(stage)
             step = next(steps, None)
 
-    size = (run.plan and run.plan.batch_size) or run.cfg.train.batch_size
+    size = run.course.step_size(run.cfg)
     shares = getattr(stage.trainer, "shares", None)  # a script's own trainer is tested unchanged
     accumulate = len(first.batches)
     if stage.ask is not None:

@@ -10,6 +10,13 @@ from trainworthy.core.base import masking
 QUIET = 10.0  # seconds without output before a log file gets a progress line
 
 
+def discard(stream: TextIO) -> None:
+    """Drop what is written to `stream` from now on; else Python's last flush raises again."""
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, stream.fileno())
+    os.close(sink)
+
+
 class Outlet:
     """A text stream whose reader may go away (`run ... | head`, a `tee` that was killed): what is written after that is dropped, and the
     program goes on, because days of training are worth more than their log lines."""
@@ -22,7 +29,7 @@ class Outlet:
         try:
             return self._stream.write(text)
         except BrokenPipeError:
-            self._close()
+            discard(self._stream)
             return len(text)
 
     def flush(self) -> None:
@@ -30,12 +37,7 @@ class Outlet:
         try:
             self._stream.flush()
         except BrokenPipeError:
-            self._close()
-
-    def _close(self) -> None:
-        sink = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(sink, self._stream.fileno())
-        os.close(sink)
+            discard(self._stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

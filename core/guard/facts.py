@@ -225,8 +225,8 @@ def of(seen: Observer) -> dict[str, Any]:
         "loss_calls": len(rows),
         "classes": max((r["classes"] for r in rows), default=0),
         "optimizers": sum(g.steps > 0 for g in seen.groups.values()),
-        "one_loss": {g.steps for g in seen.groups.values()}
-        <= {0, seen.backwards},  # every optimiser steps after every backward()
+        # every optimiser steps after every backward()
+        "one_loss": {g.steps for g in seen.groups.values()} <= {0, seen.backwards},
         "train_accuracy": acc,
         "nll": [r["nll"] for r in rows],
         "eval_right": [p.right for p in evals_after],

@@ -131,10 +131,8 @@ class Observer(Updates):
         one.got += 1
         if self.control is not None:
             batch = self.control.batch(one, batch, self)
-        left = (
-            None,
-            one.source,
-        )  # a loop that was left by `break` drops its iterator, or takes it again (persistent workers)
+        # a loop that was left by `break` drops its iterator, or takes it again (persistent workers)
+        left = (None, one.source)
         self.recent = [p for p in self.recent if not (p.ended or p is one or (p.held and p.source in left))] + [one]
         one.recent.append(batch)
         self.evidence.batch(batch)
@@ -150,17 +148,8 @@ class Observer(Updates):
         if next(module.parameters(), None) is None:
             return None
         self.last_root = (module, args, kwargs)
-        if torch.is_grad_enabled() and any(
-            isinstance(x, Tensor) and x.requires_grad for x in tree_leaves((args, kwargs))
-        ):
-            self.downstream.add(id(module))
-        shapes = [
-            x.shape
-            for x in (*args, *kwargs.values())
-            if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1
-        ]
-        if self.paired is None and module.training and torch.is_grad_enabled() and len(set(shapes)) < len(shapes):
-            self.paired = self.last_root
+        if torch.is_grad_enabled():
+            self._note_inputs(module, args, kwargs)
         if self.restart is not None and not self.backwards and torch.is_grad_enabled():
             self.restart.called(self, module)
         self.evidence.environments(events.replace)
@@ -186,6 +175,21 @@ class Observer(Updates):
                 self._hook.remove()
             self._hook = register_module_forward_pre_hook(note)
         return self.drops
+
+    def _note_inputs(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """Note models whose inputs have a gradient, and the first training call with two inputs of one shape."""
+        if id(module) not in self.downstream and any(
+            isinstance(x, Tensor) and x.requires_grad for x in tree_leaves((args, kwargs))
+        ):
+            self.downstream.add(id(module))
+        if self.paired is None and module.training:
+            given = [
+                x.shape
+                for x in (*args, *kwargs.values())
+                if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1
+            ]
+            if len(set(given)) < len(given):
+                self.paired = self.last_root
 
     def root(self, module: nn.Module, args: tuple, kwargs: dict, out: Any, token: int | None) -> None:
         if self._hook is not None:
