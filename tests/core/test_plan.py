@@ -153,7 +153,7 @@ def test_a_plan_of_the_page_is_understood(command: str, monkeypatch):
 
 
 def test_the_page_has_a_plan():
-    assert PAPER
+    assert len(PAPER) >= 2
 
 
 @pytest.mark.verify
