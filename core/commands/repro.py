@@ -169,18 +169,10 @@ def settings_of(folder: Path, args: dict[str, Any]) -> Compared:
         plain, _ = config.parse(loaded.module, words, prog="repro")
     except (Stop, SystemExit):  # a secret, a file that is gone: args.json has what it came to
         return Compared("settings", " ".join(words) or "the preset's", unknown="its command line cannot be read here")
-    now, then = flat(config.to_dict(plain)), flat(args["settings"])
+    now, then = config.flat(config.to_dict(plain)), config.flat(args["settings"])
     own = ("run.out", "train.precision")  # where it is written; what the launcher decided
     other = [f"{k} is {now[k]} today, was {then[k]}" for k in then if k in now and now[k] != then[k] and k not in own]
     return Compared("settings", " ".join(words) or "the preset's", other)
-
-
-def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"optim.lr": 0.003, ...}"""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return found
 
 
 def data_of(folder: Path, args: dict[str, Any], data: dict[str, Any], *, read: bool) -> Compared:

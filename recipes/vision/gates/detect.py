@@ -4,7 +4,6 @@ image (V3), score threshold and NMS (V4), an anchor or location for every object
 They need data of type boxes.Boxed, a model of type detectors.Detector, and a `stage.evaluate` that reads both.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,7 +16,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Proof, fetch, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
-from trainworthy.core.recipe.stage import Data, Stage, View
+from trainworthy.core.recipe.stage import Data, View
 from trainworthy.recipes.vision.data import boxes
 from trainworthy.recipes.vision.gates import objectives, pictures
 from trainworthy.recipes.vision.gates.boxes import MEANINGS, PAINTED, SAMPLES, Change, lie_on, painted, twin
@@ -52,14 +51,10 @@ class Knowing(nn.Module):
                 "scores": torch.full((len(labels),), 0.9),
             }
             said = change(said | {"scale": scale, "size": torch.tensor([h, w])})
-            self.answers[_key(data.get(i, None)["image"])] = {k: v.to(device) for k, v in said.items()}
+            self.answers[pictures.key(data.get(i, None)["image"])] = {k: v.to(device) for k, v in said.items()}
 
     def forward(self, images: Tensor) -> list[dict]:
-        return [self.answers[_key(image)] for image in images]
-
-
-def _key(image: Tensor) -> bytes:
-    return image.cpu().numpy().tobytes()
+        return [self.answers[pictures.key(image)] for image in images]
 
 
 def relabelled(by: int, n: int) -> Callable[[dict], dict]:
@@ -75,13 +70,6 @@ def moved(said: dict) -> dict:
 def meaning(change: Change, side: float) -> Callable[[dict], dict]:
     return lambda said: said | {"boxes": torch.stack([change(b, said["scale"], said["size"], side) for b in said["boxes"]])
                                 if len(said["boxes"]) else said["boxes"]}  # fmt: skip
-
-
-def judging(stage: Stage, net: nn.Module) -> Stage:
-    """Return the stage with another net to evaluate."""
-    judged = copy.copy(stage)
-    judged.model, judged.ema_model = net, None
-    return judged
 
 
 READ_AS: dict[str, Change] = {
@@ -117,7 +105,9 @@ def precision(proof: Proof) -> Finding:
         def value(
             change: Callable[[dict], dict] = dict, data: boxes.Boxed = data, indices: list[int] = indices
         ) -> float:
-            return run.measure(judging(stage, Knowing(data, indices, run.device, change)), View(data, indices))[name]
+            return run.measure(
+                pictures.judging(stage, Knowing(data, indices, run.device, change)), View(data, indices)
+            )[name]
 
         best = value()
         evidence[what] = best
@@ -211,7 +201,7 @@ def own_pixels(proof: Proof) -> Finding:
                 sized = {"scale": torch.ones(2), "size": torch.tensor([train.side, train.side])}
                 changes[f"boxes that {why}"] = lambda said, change=change, sized=sized: {
                     k: v for k, v in meaning(change, train.side)(said | sized).items() if k not in sized}  # fmt: skip
-        altered = {why: judging(stage, Altered(stage.eval_model, change)) for why, change in changes.items()}
+        altered = {why: pictures.judging(stage, Altered(stage.eval_model, change)) for why, change in changes.items()}
         tried = {why: run.measure(other, data)[name] for why, other in altered.items()}
         likely = max(tried, key=tried.get)
         because = f"; {tried[likely]:.3f} with {likely}" if tried[likely] > value + 0.2 else ""

@@ -157,15 +157,23 @@ class Knowing(nn.Module):
         stripes = torch.arange(batch["mask"].shape[2], device=batch["mask"].device) % n
         for image, mask in zip(batch["image"], batch["mask"], strict=True):
             answer = torch.where(mask == IGNORE, stripes, mask + off).clamp(0, n - 1)
-            self.answers[_key(image)] = answer.roll(by, 1)
+            self.answers[key(image)] = answer.roll(by, 1)
 
     def forward(self, images: Tensor) -> Tensor:
-        answer = torch.stack([self.answers[_key(image)] for image in images])
+        answer = torch.stack([self.answers[key(image)] for image in images])
         return nn.functional.one_hot(answer, self.n).permute(0, 3, 1, 2).float() * 20
 
 
-def _key(image: Tensor) -> bytes:
+def key(image: Tensor) -> bytes:
+    """Return what answers to this image are found by."""
     return image.cpu().numpy().tobytes()
+
+
+def judging(stage: Stage, net: nn.Module) -> Stage:
+    """Return the stage with another net to evaluate."""
+    judged = copy.copy(stage)
+    judged.model, judged.ema_model = net, None
+    return judged
 
 
 class Voided(View):
@@ -203,7 +211,7 @@ def scored(proof: Proof) -> Finding:
     name = stage.metric.name
 
     def value(**how: int) -> float:
-        return run.measure(_judging(stage, Knowing(truth, n, **how)), held_out)[name]
+        return run.measure(judging(stage, Knowing(truth, n, **how)), held_out)[name]
 
     best = value()
     if abs(best - stage.metric.ceiling) > 1e-3:
@@ -275,7 +283,7 @@ def _unlike_stored(run: Run, stage: Stage, data: masks.Windows, n: int) -> list[
                 part = mask[top : top + data.window, left : left + data.window]
                 asked["mask"][at, : part.shape[0], : part.shape[1]] = part
     name, cells = stage.metric.name, data.window**2
-    got = run.measure(_judging(stage, Knowing(asked, n)), View(data, indices))[name]
+    got = run.measure(judging(stage, Knowing(asked, n)), View(data, indices))[name]
     best = masks.scores(counts, [str(c) for c in range(n)])[name]
     small, large = (f"{w}x{h}" for h, w in (data.sizes[chosen[0]], data.stored_sizes[chosen[0]]))
     if got > 1 - 1e-4 and best < 1 - OUTLINES:
@@ -286,13 +294,6 @@ def _unlike_stored(run: Run, stage: Stage, data: masks.Windows, n: int) -> list[
             f"the truth, resized to {small} and back, has {name} {got:.3f} in stored pixels ({large}); {best:.3f} is possible"
         ]
     return []
-
-
-def _judging(stage: Stage, net: nn.Module) -> Stage:
-    """Return the stage with another net to evaluate."""
-    judged = copy.copy(stage)
-    judged.model, judged.ema_model = net, None
-    return judged
 
 
 # ------------------------------------------------------------------------------------------------------------------ scale
