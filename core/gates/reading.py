@@ -143,23 +143,10 @@ def _judged(proof: Proof, folder: Path) -> Finding:
     steps = _rehearse(proof, run, stage, watched, size, workers)
     sampling = stage.expect.sampling  # train() may have set it
     order = [i for step in _joined(steps, world) for i in step]
-    once = _until_a_repeat(order)
-    again = order[len(once) : 2 * len(once)]
-    if not sampling and len(once) < min(0.9 * n, len(order)):
-        wrong.append(f"a sample is repeated after {len(once)} others, but an epoch has {n}")
-    elif not sampling and len(again) >= FEWEST and once[: len(again)] == again:
-        wrong.append("the second epoch has the order of the first")
-
+    wrong += [] if sampling else _order_faults(order, n)
     twice = _first_and_second(watched.reads())
     fresh = sum(a.output != b.output for a, b in twice)
-    same = [{name: state for name, state in a.drew.items() if b.drew.get(name) == state} for a, b in twice]
-    if same and not fresh and all(same):
-        everyone = len(set(map(str, same))) == 1
-        wrong.append("a sample's draws are the same in both epochs" + (", and those of every other sample" * everyone))
-    drawn = [str(a.drew) for a, _ in twice if a.drew]
-    if fresh and len(set(drawn)) < 0.9 * len(drawn):
-        wrong.append(f"{len(drawn)} samples of one epoch share {len(set(drawn))} random streams")
-
+    wrong += _draw_faults(twice, fresh)
     differ, total, repeated = _read_twice(folder, proof, data, indices[:REREAD], workers)
     if differ:
         wrong.append(
@@ -186,6 +173,30 @@ def _judged(proof: Proof, folder: Path) -> Finding:
         "on purpose (drawn with replacement, a curriculum): give the reason in expect.sampling",
         evidence={"order": order[: 2 * n], "drawn_anew": fresh, "read_twice": len(twice), "differ": differ, "reread": total},
     )  # fmt: skip
+
+
+def _order_faults(order: list[int], n: int) -> list[str]:
+    """Faults of the order in which two epochs of `n` samples were read."""
+    once = _until_a_repeat(order)
+    again = order[len(once) : 2 * len(once)]
+    if len(once) < min(0.9 * n, len(order)):
+        return [f"a sample is repeated after {len(once)} others, but an epoch has {n}"]
+    if len(again) >= FEWEST and once[: len(again)] == again:
+        return ["the second epoch has the order of the first"]
+    return []
+
+
+def _draw_faults(twice: list[tuple[Read, Read]], fresh: int) -> list[str]:
+    """Faults of the random draws of samples that were read in both epochs, `fresh` of them with another result."""
+    wrong = []
+    same = [{name: state for name, state in a.drew.items() if b.drew.get(name) == state} for a, b in twice]
+    if same and not fresh and all(same):
+        everyone = len(set(map(str, same))) == 1
+        wrong.append("a sample's draws are the same in both epochs" + (", and those of every other sample" * everyone))
+    drawn = [str(a.drew) for a, _ in twice if a.drew]
+    if fresh and len(set(drawn)) < 0.9 * len(drawn):
+        wrong.append(f"{len(drawn)} samples of one epoch share {len(set(drawn))} random streams")
+    return wrong
 
 
 def _workers(cfg: config.Config, data: Data) -> int:

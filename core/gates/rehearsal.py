@@ -1,4 +1,4 @@
-"""Gates on the loop: wiring, evaluation, accumulation, resume. They rehearse the recipe's own `train()`."""
+"""Gates on the loop: wiring, accumulation, resume. They rehearse the recipe's own `train()`."""
 
 import json
 import math
@@ -19,14 +19,13 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.diagnosis import diagnosed, multiple
-from trainworthy.core.gates.gate import Proof, fetch, pick
-from trainworthy.core.gates.learning import overfitted
-from trainworthy.core.gates.named_causes import Training, of_batches, of_division, of_draws
-from trainworthy.core.gates.recorder import STEPS, Record, bits, four, rehearsed, tensors
+from trainworthy.core.gates.gate import Proof, fetch
+from trainworthy.core.gates.named_causes import of_division
+from trainworthy.core.gates.recorder import STEPS, Record, bits, four, rehearsed
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Plan, Run, evaluating, precision
 from trainworthy.core.loop.shard import NONE, mode
-from trainworthy.core.recipe.stage import Data, Stage, View
+from trainworthy.core.recipe.stage import Stage
 
 
 def _gradient_fault(record: Record, clip: float, *, tolerance: float) -> str:
@@ -116,101 +115,6 @@ def wiring(proof: Proof) -> Finding:
                   "groups": groups, "frozen_moved": record.frozen_moved[:20]},
         cause=diagnosed(record.experiments) if fault and not causes else "",
     )  # fmt: skip
-
-
-@gate(
-    "evaluation",
-    rows="C12 V2",
-    title="evaluation is repeatable and changes nothing",
-    reads="data model evaluate metric state train",
-)
-def evaluation(proof: Proof) -> Finding:
-    """Evaluate the same weights under two seeds in batches of two sizes. The result must be the same (else a further
-    run finds which of the two changed it), and weights, buffers and modes unchanged. After the evaluation inside
-    `train()`, training must continue in train mode."""
-    run, stage, record = rehearsed(proof)
-    if stage.expect.nondeterministic:
-        raise Skip(stage.expect.nondeterministic)
-    if "train" in stage.data:  # use trained weights: an untrained model scores at chance whatever is wrong
-        run, stage, _ = overfitted(proof)
-    val = stage.data["val"]
-    view = View(val, pick(val, min(len(val), stage.expect.at_most(250, times=2)), proof.cfg.run.seed))
-    before = {n: t.detach().clone() for n, t in tensors(stage, ("state",)).items()}
-    modes = {n: m.training for n, m in stage.eval_model.named_modules()}
-
-    def measure(seed: int, size: int) -> dict[str, float]:
-        seeds.seed_global(seed)
-        kept, run.cfg.train.eval_batch_size = run.cfg.train.eval_batch_size, size
-        try:
-            return run.measure(stage, view)
-        finally:
-            run.cfg.train.eval_batch_size = kept
-
-    size = run.cfg.train.eval_batch_size
-    other = max(3, len(view) // 5 - 2)  # 48 of 250: an unusual batch size, with an incomplete last batch
-    other = max(1, min(other, len(view) - 1))  # also with only three samples
-    with Training(stage.eval_model) as training:
-        first, cut_other = measure(1, size), measure(2, other)
-        second = first if cut_other == first else measure(2, size)
-    wrong, causes = [], []
-    differs = [k for k in first if first[k] != second[k] and first[k] == first[k]]
-    if differs:
-        k = differs[0]
-        wrong.append(f"two evaluations of the same weights differ: {k} {first[k]:.5f} and {second[k]:.5f}")
-        causes.append(of_draws(_same_samples(view), training.seen))
-    else:
-        limit = 1e-3 if run.precision == "fp32" else 5e-2  # kernels for other shapes round differently
-        cut_differs = [k for k in first if abs(first[k] - cut_other[k]) > limit * max(1.0, abs(first[k]))]
-        if cut_differs:
-            k = cut_differs[0]
-            wrong.append(
-                f"{k} depends on the evaluation batch size: {first[k]:.5f} at {size}, {cut_other[k]:.5f} at {other}"
-            )
-            parts = [range(a, min(a + other, len(view))) for a in range(0, len(view), other)]
-            alone = [run.measure(stage, View(view, part)).get(k, math.nan) for part in parts]
-            causes.append(of_batches(cut_other[k], alone, [len(part) for part in parts]))
-    after = tensors(stage, ("state",))
-    changed = [n for n, t in before.items() if n not in after or not torch.equal(t, after[n])]
-    if changed:
-        wrong.append(f"evaluation changed {len(changed)} tensors, e.g. {changed[0]}")
-        running = sorted({n for n in training.seen if n and changed[0].startswith(("model." + n, n))})
-        cause = f"evaluation writes to {changed[0]}: statistics or weights are updated in evaluate()"
-        # First: what changes under an evaluation makes the next one differ.
-        causes.insert(0, f"batch norm in train mode at evaluation: {running[0]}" if running else cause)
-    if any(modes[n] != m.training for n, m in stage.eval_model.named_modules()):
-        wrong.append("evaluation left modules in another mode")
-        causes.append("evaluate() calls train() or eval() of the model and does not put the mode back")
-    swapped = record.between.get(2, [])  # the evaluation runs after the second step
-    if swapped and not record.between.get(1) and not record.between.get(3):
-        wrong.append(
-            f"train() continues with other weights than before the evaluation: {len(swapped)} tensors, e.g. {swapped[0]}"
-        )
-        causes.append("an average copied into the model for its evaluation, and the raw weights not put back")
-    if record.evaluating:
-        wrong.append(
-            f"train() runs the model in eval mode (first at step {record.evaluating[0]}, the evaluation was after step 2)"
-        )
-        causes.append(f"model.eval() without model.train() after it in train(): from step {record.evaluating[0]} on")
-    cuts = f"in batches of {min(size, len(view))} and of {other}"
-    shown = f"{stage.metric.name} {first[stage.metric.name]:.4f} {cuts}, nothing changed"
-    return Finding(
-        not wrong, "; ".join(wrong) if wrong else shown,
-        f"identical results under two seeds, the same in batches of {other}, no tensor or mode changed, train mode while training",
-        "dropout without its training flag, or batch norm in train mode, at evaluation\n"
-        "random augmentation on the evaluation path\nmodel.eval() without model.train() after it in train()\n"
-        "an average copied into the model for its evaluation, and the raw weights not put back\n"
-        "a mean over batch means", evidence={"first": first, "second": second, f"batches_of_{other}": cut_other},
-        cause=next(filter(None, causes), ""),
-    )  # fmt: skip
-
-
-def _same_samples(data: Data) -> bool:
-    """Return whether two reads of some samples on the evaluation path are equal, under two states of the global generators."""
-    some, read = range(min(8, len(data))), []
-    for seed in (1, 2):
-        seeds.seed_global(seed)
-        read.append([data.get(i, None) for i in some])
-    return all(torch.equal(a[k], b[k]) for a, b in zip(*read, strict=True) for k in a if isinstance(a[k], Tensor))
 
 
 @gate(
