@@ -45,14 +45,14 @@ REMEDIES = {
 
 def skips(script: "Script") -> dict[str, str]:
     """Return the gates that do not apply to a script."""
-    own_loop = "train_loop is the script's own: wiring checks what its optimiser gets"
+    own_loop = "train_loop divides batches itself: wiring checks the gradients that its optimiser gets"
     return {
-        "initial-loss": "no initial_loss given" if script.initial_loss is None else "",
-        "init": "whether weights are loaded is the factory's own affair",
-        "schedule": "the script's schedule is not seen: rates are held at their peak",
+        "initial-loss": "initial_loss= is not set" if script.initial_loss is None else "",
+        "init": "the factory decides which weights are loaded",
+        "schedule": "gates hold the rates at their peak, so the script's schedule does not run",
         "accumulation": own_loop if script.train_loop else "",
         "range-test": "how long the script trains is not known: trainworthy.LRFinder tests the rate",
-        "resume": "" if script.save else "no save and load given",
+        "resume": "" if script.save else "save= and load= are not set",
     }
 
 

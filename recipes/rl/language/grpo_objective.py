@@ -177,9 +177,9 @@ def _forms(
     surrogate = torch.min(ratio * gain, ratio.clamp(low, high) * gain)
     right = {"the clipped surrogate": (-surrogate + beta * kl).sum()}
     wrong = {
-        "the ratio is 1 everywhere: the new log-probability is divided by itself": -(new - new.detach()).exp() * gain,
+        "the ratio is 1 everywhere: the new probability is divided by itself": -(new - new.detach()).exp() * gain,
         "the ratio is missing: log-probability times advantage": -new * gain,
-        "the ratio upside down: old minus new": -torch.min(
+        "the ratio is inverted: old over new": -torch.min(
             (old - new).exp() * gain, (old - new).exp().clamp(low, high) * gain
         ),
         "the maximum instead of the minimum": -torch.max(ratio * gain, ratio.clamp(low, high) * gain),
