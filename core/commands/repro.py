@@ -129,7 +129,7 @@ def masked(diff: str) -> str:
 
 
 def git(home: Path, *words: str) -> str:
-    """What git says about the checkout that this runs from; empty where it is none."""
+    """Return the output of a git command in this checkout; empty if it is none."""
     try:
         done = subprocess.run(["git", "-C", str(home), *words], capture_output=True, text=True)
     except OSError:
@@ -138,7 +138,7 @@ def git(home: Path, *words: str) -> str:
 
 
 def sources_of(then: dict[str, Any]) -> Compared:
-    """The files that the run imported, by their content."""
+    """Compare the files that the run imported, by content."""
     from trainworthy.core.recipe.loading import changed
 
     before = then.get("sources") or {}
@@ -152,7 +152,7 @@ def sources_of(then: dict[str, Any]) -> Compared:
 
 
 def settings_of(folder: Path, args: dict[str, Any]) -> Compared:
-    """Does the recipe that is here take these settings, and are the preset's still the same?"""
+    """Compare settings: the recipe here must accept them, and the preset must be the same."""
     from trainworthy.core.base import config
     from trainworthy.core.recipe import loading
 
@@ -176,7 +176,7 @@ def settings_of(folder: Path, args: dict[str, Any]) -> Compared:
 
 
 def data_of(folder: Path, args: dict[str, Any], data: dict[str, Any], *, read: bool) -> Compared:
-    """The data of its first stage, read again as far as the run read them."""
+    """Compare the data of the first stage, read as far as the run read them."""
     before = data.get("identity")
     before = before.get("none") if isinstance(before, dict) else None
     if not before:
@@ -207,7 +207,7 @@ def data_of(folder: Path, args: dict[str, Any], data: dict[str, Any], *, read: b
 
 # -------------------------------------------------------------------------------------------------------------- telling
 def again(folder: Path, args: dict[str, Any]) -> str:
-    """The command that starts it anew. A fork that is gone is started from the copy in the run folder."""
+    """Return the command that starts the run again. If the fork is gone, it uses the copy in the run folder."""
     recipe = args["recipe"]
     if recipe.endswith(".py") and not Path(recipe).is_file() and (folder / "recipe.py").is_file():
         recipe = str(folder / "recipe.py")
@@ -217,7 +217,7 @@ def again(folder: Path, args: dict[str, Any]) -> str:
 
 
 def show(folder: Path, args: dict[str, Any], environment: dict[str, Any], found: list[Compared], command: str) -> None:
-    """What it was, what differs, what to do."""
+    """Print the run, the differences, and what to do."""
     print(f"{folder}\n  started by   {shlex.join(['trainworthy', 'run', *map(str, args['argv'])])}")
     for one in found:
         print(f"  {one.what:<12} {one.then or '-'}")
