@@ -270,7 +270,9 @@ def _prove_each(session: Session, only: tuple[str, ...], deep: bool, stage: str)
             prove_stage(session, part, proof, only)
 
 
-def prove_stage(session: Session, part: stages.Part, proof: gates.Proof, only: tuple[str, ...], mark: str = "") -> None:
+def prove_stage(
+    session: Session, part: stages.Part, proof: gates.GateContext, only: tuple[str, ...], mark: str = ""
+) -> None:
     """Write the data report of one stage, then run its gates. `mark` separates different starts with equal settings."""
     s, cfg = session, part.cfg
     _, stage = proof.look()
@@ -334,7 +336,7 @@ def prove_stage(session: Session, part: stages.Part, proof: gates.Proof, only: t
         s.console.say(f"       {passed} of {len(verdicts)} gates passed{extra}, {seconds:.1f} s")
 
 
-def report_data(s: Session, proof: gates.Proof, stage: Stage, base: str) -> None:
+def report_data(s: Session, proof: gates.GateContext, stage: Stage, base: str) -> None:
     """Scan the data into `proof` and data.json. A continued run reads as much as at its start, and the data must be the
     same. Otherwise it reads as much as the last time under `base`, the fingerprint without data."""
     path, before = proof.folder / "data.json", {}

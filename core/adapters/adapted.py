@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainworthy.core.adapters.subject import Subject
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.gate import Gate, GateContext
 
 if TYPE_CHECKING:
     from trainworthy.core.adapters.script import Script
@@ -59,7 +59,7 @@ def skips(script: "Script") -> dict[str, str]:
 def adapted(gate: Gate, subject: Subject) -> Gate:
     """Return the same gate for a script: inapplicable checks are skipped, and causes use the script's terms."""
 
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         if reason := subject.skips.get(gate.id):
             raise Skip(reason)
         if subject.own_loop:
@@ -72,7 +72,7 @@ def adapted(gate: Gate, subject: Subject) -> Gate:
     return replace(gate, prove=prove)
 
 
-def _clip(proof: Proof) -> float:
+def _clip(proof: GateContext) -> float:
     """Return the norm at which the script's loop clips, if it does: no gradient in the optimiser was larger."""
     from trainworthy.core.gates.recorder import rehearsed
 

@@ -34,7 +34,7 @@ from trainworthy.core.base.verdict import Verdict
 from trainworthy.core.data import inventory
 from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import order
-from trainworthy.core.gates.gate import Proof
+from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop.run import Plan, Run, Step
 from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, Stage, View, batch_size
 
@@ -192,7 +192,7 @@ def _prove(
     stage = gates.build(Run(cfg, alone, plan=Plan(steps=1)), make)
     scans = {name: inventory.scan(name, data) for name, data in stage.data.items()}
     report = inventory.report(scans)
-    proof = Proof(
+    proof = GateContext(
         cfg, alone, make, subject.train, folder, scans, report, again=partial(adapted.again, factory, seed), sized=False
     )
     counts = " / ".join(f"{s.total:,} {name}" for name, s in scans.items())

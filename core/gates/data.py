@@ -8,7 +8,7 @@ from torch import Tensor
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.data import contents, inventory, texts
 from trainworthy.core.gates import gate, named_causes, paths
-from trainworthy.core.gates.gate import Proof, fetch, pick, train_set
+from trainworthy.core.gates.gate import GateContext, fetch, pick, train_set
 from trainworthy.core.gates.recorder import learnt_from
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Field, Stage
@@ -20,7 +20,7 @@ from trainworthy.core.recipe.stage import Field, Stage
     title="two samples form a batch, repeatably, and the loss accepts it",
     reads="data model loss counts evaluate metric probe",
 )
-def schema(proof: Proof) -> Finding:
+def schema(proof: GateContext) -> Finding:
     """Shapes, dtypes and names agree over samples and splits. A sample depends on its key alone. Loss, counts and
     evaluation return what core expects."""
     run, stage = proof.look()
@@ -102,7 +102,7 @@ def _few(stage: Stage):
 @gate(
     "data", rows="C7 V1", title="fields, ranges and labels match the recipe's declaration", reads="data", lasting=False
 )
-def inventory_gate(proof: Proof) -> Finding:
+def inventory_gate(proof: GateContext) -> Finding:
     """Finds invalid labels, missing classes, values out of range or not finite, empty or constant inputs, and a single
     input entry that predicts the target."""
     run, stage = proof.look()
@@ -132,7 +132,7 @@ def inventory_gate(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-def _split_faults(proof: Proof, stage: Stage, name: str) -> Iterator[tuple[str, str]]:
+def _split_faults(proof: GateContext, stage: Stage, name: str) -> Iterator[tuple[str, str]]:
     """Yield (fault, the cause that its numbers name) of the fields of a split, and of its samples."""
     scan, fields = proof.scans[name], stage.data[name].fields
     unused = {n: {k: _unused(stage.data[n].fields[k], f) for k, f in s.fields.items()} for n, s in proof.scans.items()}
@@ -253,7 +253,7 @@ def _compared(compared: dict[str, list[int]], exact: int, near: int) -> str:
 
 
 @gate("leakage", rows="C6", title="no validation sample is also in the training set", reads="data", lasting=False)
-def leakage(proof: Proof) -> Finding:
+def leakage(proof: GateContext) -> Finding:
     """Finds exact and near duplicates by content or by text (core/data/texts.py), and group ids in two splits.
     Tolerates a few near duplicates, since two people do write the same digit. Texts with a group field are compared by
     group alone."""

@@ -10,7 +10,7 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.recorder import Record, rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View, batch_size
@@ -45,7 +45,7 @@ class Reads(dict):
     reads="data model loss evaluate expect train",
     explains=True,
 )
-def entries(proof: Proof) -> Finding:
+def entries(proof: GateContext) -> Finding:
     """Change one entry of a real batch at a time: add noise of its own size to floats, give every second sample another
     sample's value otherwise. The loss must change
     - with an entry that is declared as input or target, unless the loss or the evaluation reads it by name (labels that

@@ -8,7 +8,7 @@ from torch import Tensor
 from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, pick
+from trainworthy.core.gates.gate import GateContext, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.gates.named_causes import Training, of_batches, of_draws
 from trainworthy.core.gates.recorder import Record, rehearsed, tensors
@@ -24,7 +24,7 @@ Results = tuple[dict[str, float], ...]
     title="evaluation is repeatable and changes nothing",
     reads="data model evaluate metric state train",
 )
-def evaluation(proof: Proof) -> Finding:
+def evaluation(proof: GateContext) -> Finding:
     """Evaluate the same weights under two seeds in batches of two sizes. The result must be the same (else a further
     run finds which of the two changed it), and weights, buffers and modes unchanged. After the evaluation inside
     `train()`, training must continue in train mode."""

@@ -19,7 +19,7 @@ from trainworthy.core.base import config
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import loader
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, build
+from trainworthy.core.gates.gate import GateContext, build
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.gates.rehearsal import over_two_processes
 from trainworthy.core.loop.run import Plan, Run
@@ -111,7 +111,7 @@ def _digest(entries: list[Any]) -> str:
     title="every epoch reads each sample once, in a new order, with new random draws",
     reads="data loss expect train",
 )
-def reading(proof: Proof) -> Finding:
+def reading(proof: GateContext) -> Finding:
     """Run two epochs of `train()` over a few samples with two loader workers. Record what `get` is asked for and
     returns, and which samples reach the loss. Then read the same keys twice, the second time in the other worker and in
     reverse: a sample must depend on its key alone. Then check the data set as a second process would build it, and
@@ -122,7 +122,7 @@ def reading(proof: Proof) -> Finding:
         return _judged(proof, Path(name))
 
 
-def _judged(proof: Proof, folder: Path) -> Finding:
+def _judged(proof: GateContext, folder: Path) -> Finding:
     world, seed = proof.accelerator.num_processes, proof.cfg.run.seed
     run = Run(proof.cfg, proof.accelerator, plan=Plan(steps=1))
     stage = build(run, proof.make)
@@ -206,7 +206,7 @@ def _workers(cfg: config.Config, data: Data) -> int:
     return 0 if far else max(WORKERS, cfg.loader.workers)
 
 
-def _rehearse(proof: Proof, run: Run, stage: Stage, watched: Watched, size: int, workers: int) -> list[list[int]]:
+def _rehearse(proof: GateContext, run: Run, stage: Stage, watched: Watched, size: int, workers: int) -> list[list[int]]:
     """Run two epochs of `train()` over the watched samples. Return which samples reached the loss at each step, or
     which were read, if collate leaves no trace of single samples."""
     run.cfg = replace(
@@ -280,7 +280,9 @@ def _first_and_second(reads: list[Read]) -> list[tuple[Read, Read]]:
     return [(rows[0], rows[1]) for rows in by_index.values() if len(rows) > 1]
 
 
-def _read_twice(folder: Path, proof: Proof, data: Data, indices: list[int], workers: int) -> tuple[int, int, bool]:
+def _read_twice(
+    folder: Path, proof: GateContext, data: Data, indices: list[int], workers: int
+) -> tuple[int, int, bool]:
     """(keys whose two reads differ, keys, whether both workers return the same sequence when they read one key
     repeatedly). Two epochs are read forwards, then backwards, so that each batch goes to the other worker."""
 
@@ -307,7 +309,7 @@ def _read_twice(folder: Path, proof: Proof, data: Data, indices: list[int], work
     return differ, len(outputs), repeated
 
 
-def _processes(proof: Proof, data: Data, indices: list[int], size: int) -> list[str]:
+def _processes(proof: GateContext, data: Data, indices: list[int], size: int) -> list[str]:
     """Return what is wrong with the data sets and sample subsets of several processes: the real ones, or two that are
     simulated one after the other."""
     world = proof.accelerator.num_processes
@@ -355,7 +357,7 @@ def _processes(proof: Proof, data: Data, indices: list[int], size: int) -> list[
     title="each iteration reads other samples than the one before",
     reads="data train",
 )
-def walk(proof: Proof) -> Finding:
+def walk(proof: GateContext) -> Finding:
     """If the loop makes its own samples from a data set (answers to prompts): over the four rehearsed iterations, most
     of what it reads must be new. Draws with replacement repeat some; an iterator that restarts repeats all."""
     _, stage, record = rehearsed(proof)

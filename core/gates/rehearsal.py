@@ -19,7 +19,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.diagnosis import diagnosed, multiple
-from trainworthy.core.gates.gate import Proof, fetch
+from trainworthy.core.gates.gate import GateContext, fetch
 from trainworthy.core.gates.named_causes import of_division
 from trainworthy.core.gates.recorder import STEPS, Record, bits, four, rehearsed
 from trainworthy.core.loop.optim import exact
@@ -55,7 +55,7 @@ def _tolerance(run: Run) -> float:
     title="trained parameters get the loss's gradient and change, frozen ones do not",
     reads="model loss counts optimizers expect train",
 )
-def wiring(proof: Proof) -> Finding:
+def wiring(proof: GateContext) -> Finding:
     """Checks several steps at the peak rate, so that a zero-initialised head or a warmup raises no false alarm."""
     run, stage, record = rehearsed(proof)
     trained, expect = stage.parameters(), stage.expect
@@ -123,7 +123,7 @@ def wiring(proof: Proof) -> Finding:
     title="the division into micro-batches does not change the gradient",
     reads="data model loss counts expect train",
 )
-def accumulation(proof: Proof) -> Finding:
+def accumulation(proof: GateContext) -> Finding:
     """Run one step of `train()` on the same global batch in equal micro-batches, in unequal ones, and undivided. The
     optimiser must get the gradient of the whole batch each time."""
     world = proof.accelerator.num_processes
@@ -190,7 +190,9 @@ def accumulation(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-def _why_divided(proof: Proof, got: list[Tensor], whole: list[Tensor], sizes: list[int], *, equal_agree: bool) -> str:
+def _why_divided(
+    proof: GateContext, got: list[Tensor], whole: list[Tensor], sizes: list[int], *, equal_agree: bool
+) -> str:
     """Return the cause that fits a gradient `got` of micro-batches of `sizes`, which is not that of the `whole` batch."""
     first = _first_gradient(proof, Plan(steps=1, batch_size=sizes[0], sizes=sizes[:1], peak=True, fixed=True))
     run, stage = proof.look()
@@ -213,7 +215,7 @@ def _gap(grads: list[Tensor], whole: list[Tensor]) -> float:
     return (apart / sum(exact(g).square().sum() for g in whole).sqrt()).item()
 
 
-def _first_gradient(proof: Proof, plan: Plan, *, draws: int | None = None, still: bool = False) -> list[Tensor]:
+def _first_gradient(proof: GateContext, plan: Plan, *, draws: int | None = None, still: bool = False) -> list[Tensor]:
     """Return the optimiser's gradient at the first step of `train()` under `plan`; with the model's `draws` of that
     number, or (`still`) with the whole model in eval mode."""
     run, stage = proof.build(plan)
@@ -250,7 +252,7 @@ def _digest(grads: list[Tensor]) -> list[float]:
     return out
 
 
-def over_two_processes(proof: Proof, gate: str) -> dict:
+def over_two_processes(proof: GateContext, gate: str) -> dict:
     """Return the verdict of one gate over two real processes, started with -n 2."""
     command = [sys.executable, "-m", "trainworthy", "check", *proof.argv, "-n", "2", "--only", gate]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
@@ -260,7 +262,7 @@ def over_two_processes(proof: Proof, gate: str) -> dict:
     return json.loads(Path(lines[0].split()[2]).read_text())["gates"][0]
 
 
-def _from_two_processes(proof: Proof, size: int) -> float:
+def _from_two_processes(proof: GateContext, size: int) -> float:
     """Relative difference between the gradient of `size` samples on this process and over two real processes."""
     theirs = torch.tensor(over_two_processes(proof, "accumulation")["evidence"]["digest"])
     ours = torch.tensor(
@@ -289,7 +291,7 @@ def _quiet(model: nn.Module, still: bool) -> None:
     title="a stopped and resumed run equals an uninterrupted one, bit for bit",
     reads="data model loss optimizers state train",
 )
-def resume(proof: Proof) -> Finding:
+def resume(proof: GateContext) -> Finding:
     """Compare six uninterrupted steps with three steps, a checkpoint, a fresh build, and three more: weights, optimiser
     and losses. With expensive samples, the rehearsal's four steps are the uninterrupted run: two, a checkpoint, and two
     more."""
@@ -354,7 +356,7 @@ def resume(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-def _in_a_new_process(proof: Proof, folder: Path) -> None:
+def _in_a_new_process(proof: GateContext, folder: Path) -> None:
     command = [sys.executable, "-m", "trainworthy.launch", "check", *proof.argv, "--only", "resume"]
     env = {**os.environ, "TRAINWORTHY_HALF": str(folder), "PYTHONSAFEPATH": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=env)
@@ -362,7 +364,7 @@ def _in_a_new_process(proof: Proof, folder: Path) -> None:
         raise RuntimeError(f"the first half failed in its own process: {done.stderr.strip()[-500:]}")
 
 
-def _from_main(name: str, proof: Proof) -> str:
+def _from_main(name: str, proof: GateContext) -> str:
     """Return rank 0's folder on all ranks."""
     if proof.accelerator.num_processes == 1:
         return name

@@ -12,7 +12,7 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate, paths
-from trainworthy.core.gates.gate import Proof, categorical, fetch, pick, total_loss, train_set
+from trainworthy.core.gates.gate import GateContext, categorical, fetch, pick, total_loss, train_set
 from trainworthy.core.gates.shuffled import CLEAR, FASTER, MANY, Retrained, distinct, reaches
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Data, Metric, Stage, View
@@ -88,7 +88,7 @@ def _range(metric: Metric, chance: float) -> float:
 class Few:
     """A few samples of both splits, and what a model scores on them."""
 
-    def __init__(self, proof: Proof, n: int, every: int, seed: int):
+    def __init__(self, proof: GateContext, n: int, every: int, seed: int):
         self.proof, self.every, self.seed = proof, every, seed
         data = proof.peek().data
         self.train, self.val = data["train"], data["val"]
@@ -161,7 +161,7 @@ class Few:
         return Retrained.of(before, losses, (own - others) * sign)
 
 
-def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int, patient: bool = False,
+def _train_on_few(proof: GateContext, *, n: int, steps: int, batch: int, every: int, patient: bool = False,
                   seed: int | None = None) -> dict:  # fmt: skip
     """Run the recipe's own `train()`, with its draws, rates and schedule, on `n` samples, and compute the held-out
     metric every `every` steps. Stop early once that metric is a third of the way from measured chance to the ceiling,
@@ -197,7 +197,7 @@ def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int, p
     return found
 
 
-def _afford(proof: Proof, samples: int) -> None:
+def _afford(proof: GateContext, samples: int) -> None:
     """Skip if evaluating so many samples takes longer than the whole gate may (a metric on generated sequences)."""
     run, stage = proof.build(Plan(steps=1))
     few = View(stage.data["val"], range(min(16, len(stage.data["val"]))))
@@ -215,7 +215,7 @@ def _afford(proof: Proof, samples: int) -> None:
     reads="data model loss counts evaluate metric probe confusion optimizers state train",
     symptom=True,
 )
-def tiny_data(proof: Proof) -> Finding:
+def tiny_data(proof: GateContext) -> Finding:
     """Run `train()` briefly on 256 samples, then score those and 250 held-out ones. On both, the metric must be clearly
     better than that of a model trained on shuffled labels. A pretrained model overfits here, so the gap between the two
     is not limited. An unclear result gets four times as many steps; a narrow pass is repeated on other samples. Deep:

@@ -13,7 +13,7 @@ from torchvision.ops import box_iou
 from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import Data, View
@@ -87,7 +87,7 @@ READ_AS: dict[str, Change] = {
     title="the ground truth as prediction scores 1, other boxes and classes near 0",
     reads="data evaluate metric",
 )
-def precision(proof: Proof) -> Finding:
+def precision(proof: GateContext) -> Finding:
     """Evaluates a detector that returns the stored boxes, on validation pictures and on painted ones of many sizes. It must score an
     average precision of 1; with other classes, or with boxes moved off their objects, near 0. If not, the misreading that scores best is
     reported as the likely cause."""
@@ -183,7 +183,7 @@ class Altered(nn.Module):
 
 @gate("own-pixels", rows="V3", title="memorised objects are found in the original images, in their own pixels",
       reads="data model loss counts evaluate metric optimizers train")  # fmt: skip
-def own_pixels(proof: Proof) -> Finding:
+def own_pixels(proof: GateContext) -> Finding:
     """Evaluates the overfit model on its eight memorised pictures, read without the recipe's data code. Bugs that shift picture and
     boxes together score 1.00 through the pipeline that they were trained with, but not here."""
     run, stage, found = overfitted(proof)
@@ -218,7 +218,7 @@ def own_pixels(proof: Proof) -> Finding:
 # ------------------------------------------------------------------------------------------------------------- suppression
 @gate("suppression", rows="V4", title="score threshold and NMS leave one box for each object",
       reads="data model loss counts optimizers train")  # fmt: skip
-def suppression(proof: Proof) -> Finding:
+def suppression(proof: GateContext) -> Finding:
     """Counts the boxes of the overfit model on its memorised pictures, before and after NMS. Nearly every object must be found before
     NMS and after it, few of them twice, and most pictures must have fewer boxes than the limit. The untrained model's count is shown for
     comparison; zero is healthy."""
@@ -292,7 +292,7 @@ def _doubles(said: dict) -> int:
 
 # ----------------------------------------------------------------------------------------------------------------- reached
 @gate("reached", rows="V4", title="every object is assigned an anchor or a location", reads="data model")
-def reached(proof: Proof) -> Finding:
+def reached(proof: GateContext) -> Finding:
     """Takes up to 2,000 training boxes on the canvas. The best IoU of each with any anchor must be at least 0.5. FCOS has no anchors:
     there each box needs a location that is assigned to it."""
     run, stage = proof.look()

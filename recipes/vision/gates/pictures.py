@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.core.recipe.stage import Data, Stage, View
@@ -32,7 +32,7 @@ SHIFT = 6  # pixels by which a prediction is moved: it is wrong along one side o
 
 # ---------------------------------------------------------------------------------------------------------------- classes
 @gate("balance", rows="V6", title="classes have equal weight if balancing is set", reads="data model loss counts")
-def balance(proof: Proof) -> Finding:
+def balance(proof: GateContext) -> Finding:
     """Multiplies the number of samples of a class in an epoch by the weight of one sample in the loss. Classes must have equal products,
     and the loss must be divided by the same weight."""
     (run, stage), smoothing = proof.look(), proof.cfg.label_smoothing
@@ -71,7 +71,7 @@ def balance(proof: Proof) -> Finding:
 
 # ----------------------------------------------------------------------------------------------------------------- labels
 @gate("labels", rows="V5", title="masks hold the stored class ids or void", reads="data model", explains=True)
-def labels(proof: Proof) -> Finding:
+def labels(proof: GateContext) -> Finding:
     """Checks the values of masks on both paths. Over whole pictures it also compares the pixels of each class on the evaluation path
     with the stored masks: none lost, none counted twice, no id shifted."""
     (run, stage), n, seed = proof.look(), outputs(proof), proof.cfg.run.seed
@@ -197,7 +197,7 @@ def _barred(mask: Tensor) -> Tensor:
     reads="data model loss evaluate metric",
     explains=True,
 )
-def scored(proof: Proof) -> Finding:
+def scored(proof: GateContext) -> Finding:
     """Reads the pixels that count in the loss, and their classes, from the loss's gradient with respect to the logits. Then it evaluates
     the ground truth, which must score the metric's ceiling, and the ground truth moved to the right, which must score the IoU over all
     pixels together. A bar of each mask is void; predictions there must not matter."""
@@ -298,7 +298,7 @@ def _unlike_stored(run: Run, stage: Stage, data: masks.Windows, n: int) -> list[
 
 # ------------------------------------------------------------------------------------------------------------------ scale
 @gate("scale", rows="V1", title="the first layer's input is normalised exactly once, on both paths", reads="data model")
-def scale(proof: Proof) -> Finding:
+def scale(proof: GateContext) -> Finding:
     """Measures mean and standard deviation of each channel at the input of the first layer with weights."""
     (run, stage), seed = proof.look(), proof.cfg.run.seed
     found: dict[str, tuple[Tensor, Tensor]] = {}
