@@ -25,6 +25,7 @@ from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.data import formats, pairs, preferences
 from trainworthy.recipes.llm.evaluation import metrics
+from trainworthy.recipes.llm.evaluation.calibration import hits, preferred
 from trainworthy.recipes.llm.gates import chat as gates
 from trainworthy.recipes.llm.gates import preference, splits
 from trainworthy.recipes.llm.models import loading, speaking
@@ -288,16 +289,6 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 def speaker(cfg: Config, export: Path) -> speaking.Speaker:
     """The export, for `trainworthy predict` and `trainworthy chat`."""
     return speaking.chatting(cfg, export, formats.system(cfg.data.system, cfg.data.path, preferences.SYSTEM))
-
-
-def hits(margins: Tensor) -> Tensor:
-    """1 for a positive margin, 0 for a negative one, a half at a tie."""
-    return (margins > 0).double() + 0.5 * (margins == 0).double()
-
-
-def preferred(margins: Tensor) -> float:
-    """Share of positive margins; a tie is half of one."""
-    return hits(margins).mean().item()
 
 
 STAGES = [dpo]
