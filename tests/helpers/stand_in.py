@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,6 +64,12 @@ class OnDevice(torch.Tensor):
     def numpy(self, **_: Any) -> Any:
         raise TypeError(f"can't convert {NAME} tensor to numpy: use Tensor.cpu() first")
 
+    def data_ptr(self) -> int:
+        return self.host.data_ptr()
+
+    def untyped_storage(self) -> Any:
+        return self.host.untyped_storage()
+
     def tolist(self) -> Any:
         return self.detach().cpu().tolist()
 
@@ -85,7 +92,7 @@ def on_device(func, args: tuple, kwargs: dict) -> Any:
         raise RuntimeError(f"Expected all tensors to be on the same device, but found {NAME}:0 and cpu! ({name})")
     asked = kwargs.get("device")
     goes = is_ours(asked) if asked is not None else bool(ours)
-    if asked is not None:
+    if is_ours(asked):
         kwargs = kwargs | {"device": torch.device("cpu")}
     if kwargs.get("dtype") is torch.float64 and goes:
         raise TypeError(f"Cannot convert a {NAME} Tensor to float64: the framework doesn't support float64")
@@ -146,7 +153,14 @@ def judged(recipe: str, argv: list[str], ids: tuple[str, ...] = ()) -> dict[str,
             for one in order.of_stage(proof.look()[1]):
                 if one.id in ids or (not ids and one.id not in LEFT_OUT):
                     proof.put_away()
-                    found[f"{part.name} {one.id}"] = _said(one, proof)
+                    started = time.process_time()
+                    found[f"{part.name} {one.id}"] = said = _said(one, proof)
+                    if os.environ.get("STAND_IN_TRACE"):
+                        print(
+                            f"{part.name} {one.id}: {said[:300]} ({time.process_time() - started:.1f} s)",
+                            file=sys.stderr,
+                            flush=True,
+                        )
             before = functools.cache(lambda proof=proof: proof.build(Plan(steps=1))[1])
     return found
 
@@ -159,7 +173,7 @@ def _said(one: Gate, proof: Proof) -> str:
         return f"skip: {skip}"
     except Exception as error:
         if os.environ.get("STAND_IN_TRACE"):
-            traceback.print_exc()
+            print("".join(traceback.format_exc().splitlines(keepends=True)[-40:]), file=sys.stderr)
         at = [
             f for f in traceback.extract_tb(error.__traceback__) if "/core/" in f.filename or "/recipes/" in f.filename
         ][-1]
