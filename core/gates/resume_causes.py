@@ -157,10 +157,8 @@ def _filled(cell: Any) -> bool:
 def _of_objects(stage: Stage) -> Place:
     """Attributes of the training set and of modules, and buffers that are not saved."""
     found: Place = {}
-    if "train" in stage.data:
-        found |= _seen(
-            {f"`{k}` of the training set": v for k, v in vars(stage.data["train"]).items() if not isinstance(v, Tensor)}
-        )
+    own = getattr(stage.data.get("train"), "__dict__", {})
+    found |= _seen({f"`{k}` of the training set": v for k, v in own.items() if not isinstance(v, Tensor)})
     kept = stage.model.state_dict()
     for name, buffer in stage.model.named_buffers():
         if name not in kept:
@@ -191,8 +189,8 @@ def _seen(values: dict[str, Any]) -> Place:
 def _called(value: Any) -> str:
     if isinstance(value, (torch.Generator, random.Random, np.random.Generator)):
         return "a generator"
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return f"{value.item():.4g}"
+    if isinstance(value, Tensor):
+        return f"{value.item():.4g}" if value.numel() == 1 else "a tensor"
     kind = type(value).__name__
     return f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from accelerate import Accelerator
@@ -30,6 +31,7 @@ from trainworthy.core.loop import optim
 from trainworthy.core.loop.run import Plan
 from trainworthy.core.recipe import loading
 from trainworthy.core.session import stages
+from transformers import TrainingArguments
 
 NAME = "standin"
 _setup_privateuseone_for_python_backend(NAME)
@@ -90,6 +92,8 @@ def on_device(func, args: tuple, kwargs: dict) -> Any:
     hosts = [x for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, OnDevice) and x.ndim]
     if ours and hosts and name not in MAY_MIX:
         raise RuntimeError(f"Expected all tensors to be on the same device, but found {NAME}:0 and cpu! ({name})")
+    if ours and name == "index" and not isinstance(args[0], OnDevice) and args[0].ndim:
+        raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
     asked = kwargs.get("device")
     goes = is_ours(asked) if asked is not None else bool(ours)
     if is_ours(asked):
@@ -123,15 +127,17 @@ class Factories(TorchDispatchMode):
 def stand_in() -> Iterator[Accelerator]:
     """An Accelerator whose device is the stand-in."""
     accelerator = Accelerator(cpu=True)
-    before = accelerator.state.device
     torch.__future__.set_swap_module_params_on_conversion(True)
-    accelerator.state.device = DEVICE
     optim.NO_DOUBLES.add(NAME)
+    here = property(lambda self: DEVICE)  # a trainer's arguments set the shared state's device anew
     try:
-        with Factories():
+        with (
+            mock.patch.object(Accelerator, "device", here),
+            mock.patch.object(TrainingArguments, "device", here),
+            Factories(),
+        ):
             yield accelerator
     finally:
-        accelerator.state.device = before
         optim.NO_DOUBLES.discard(NAME)
         torch.__future__.set_swap_module_params_on_conversion(False)
 
@@ -152,6 +158,8 @@ def judged(recipe: str, argv: list[str], ids: tuple[str, ...] = ()) -> dict[str,
             proof.folder.mkdir(parents=True)
             for one in order.of_stage(proof.look()[1]):
                 if one.id in ids or (not ids and one.id not in LEFT_OUT):
+                    assert proof.look()[0].device == DEVICE
+                    assert all(isinstance(p, OnDevice) for p in proof.look()[1].model.parameters())
                     proof.put_away()
                     started = time.process_time()
                     found[f"{part.name} {one.id}"] = said = _said(one, proof)

@@ -67,7 +67,7 @@ class Scores:
         self.run, self.judge, self.found, self.sample, self.every = run, judge, found, sample, every
         self.real, self.curve = cache(self._real), cache(self._curve)
         self.rows = {"val": found.held_out, "test": found.test}
-        self.real_moments = cache(lambda split: moments(found.images[self.rows[split]]).to(run.device))
+        self.real_moments = cache(lambda split: moments(found.images[self.rows[split]]))
 
     def judged(self, model: nn.Module, data: Data, scale: float) -> dict[str, float]:
         """Return the share of samples that show the requested class, their Frechet distance from real images of the split, and differences
@@ -79,7 +79,7 @@ class Scores:
         rows = [(label, *self.judge(pictures), moments(pictures)) for label, pictures in made]
         truth, said, features, each = (self.run.gather(torch.cat(part)) for part in zip(*rows, strict=True))
         right = (said == truth).float().mean().item()
-        brighter, richer = (light(each) - light(self.real_moments(split))).tolist()
+        brighter, richer = (light(each.cpu()) - light(self.real_moments(split))).tolist()
         return {
             "agreement": right,
             "frechet": frechet(features, self.real(split)[1]),

@@ -149,7 +149,7 @@ def _by_hand(stage: Stage, batch: dict, teacher: whisper.Whisper, cfg) -> dict[s
             to_double(one.logits(one.encode(mel[None]), ids)[0, start - 1 : -1]) for one in (student, teacher)
         )
         log_q = ours.log_softmax(-1)
-        ce -= log_q.gather(1, ids[0, start:, None]).sum().item()
+        ce -= log_q.gather(1, ids[0, start:, None].cpu()).sum().item()
         p, q = ((x / cfg.temperature).softmax(-1) for x in (theirs, ours))
         kl += (p * (p.clamp_min(1e-300).log() - q.clamp_min(1e-300).log())).sum().item()
         count += n - start

@@ -89,7 +89,7 @@ def divergence(judge: Judge) -> Gate:
                     got.setdefault(name, []).append(float(term))
             said = to_double(stage.model(batch["image"]))
             theirs = to_double(judge.logits(batch["image"] * 2 - 1))
-        due = _stated(cfg, batch, said, theirs)
+        due = _stated(cfg, {k: batch[k].cpu() for k in ("label", "known")}, said, theirs)
         near, wrong, causes, gaps = NEAR.get(run.precision, COARSE), [], [], {}
 
         def far(values: Tensor, of: Tensor) -> float:

@@ -41,7 +41,7 @@ def objective(chat: Chat) -> Gate:
                 ids = torch.tensor([before + answer], device=run.device)
                 each = to_double(stage.model(input_ids=ids, use_cache=False).logits[0, :-1]).log_softmax(-1)
                 due = {p - 1 for p in (*answered(chat, sample["prompt"], before), *range(len(before), ids.shape[1]))}
-                parts.append(_alternatives(each, ids[0, 1:], sorted(due)))
+                parts.append(_alternatives(each, ids[0, 1:].cpu(), sorted(due)))
         sums = {k: sum(p[k] for p in parts) for k in parts[0]}
         whole, n = sums.pop(RIGHT), int(sums.pop("tokens"))
         gap, limit = abs(got - whole) / whole, 1e-5 if run.precision == "fp32" else 2e-2

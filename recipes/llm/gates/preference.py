@@ -81,7 +81,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         before, after = reference(chat, prompt, answer)
         ids = torch.tensor([before + after], device=device)
         said = to_double(model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1]).log_softmax(-1)
-        return said.gather(-1, ids[0, len(before) :, None]).sum().item(), len(after)
+        return said.gather(-1, ids[0, len(before) :, None].cpu()).sum().item(), len(after)
 
     @gate("preference", rows="L9", title=title, reads="data model loss train", explains=True)
     def prove(proof: Proof) -> Finding:

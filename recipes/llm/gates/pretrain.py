@@ -85,8 +85,8 @@ def z(weight: float) -> Gate:
             raise Skip("no z-loss: --z-loss 0")
         run, stage = proof.look()
         batch = packed(stage.data["train"], some(stage.data["train"], proof.cfg.run.seed), run)
-        logits, gradient = felt(stage, batch)
-        _, shifted = felt(stage, batch, SHIFT)
+        logits, gradient = (x.cpu() for x in felt(stage, batch))
+        shifted = felt(stage, batch, SHIFT)[1].cpu()
         rows = gradient.abs().sum(-1) > 0
         p, log_z = to_double(logits[rows]).softmax(-1), to_double(logits[rows]).logsumexp(-1, keepdim=True)
         target = torch.zeros_like(p).scatter_(-1, gradient[rows].argmin(-1, keepdim=True), 1.0)
@@ -133,7 +133,7 @@ def perplexity(proof: Proof) -> Finding:
             for i in range(1, len(ids)):
                 start = stride * max(0, (i - width) // stride + 1)  # start of the first window that contains token i
                 logits = to_double(model(input_ids=ids[None, start:i], use_cache=False).logits[0, -1])
-                nll -= logits.log_softmax(-1)[ids[i]].item()
+                nll -= logits.log_softmax(-1)[int(ids[i])].item()
                 tokens, size = tokens + 1, size + int(data.sizes[document[i]])
     due = {"bits_per_byte": nll / math.log(2) / size, "perplexity": math.exp(nll / tokens)}
     some, kept, got = data.among(documents), run.cfg.train.eval_batch_size, {}
