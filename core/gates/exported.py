@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.errors import Stop
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
@@ -80,9 +81,9 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     differ."""
     if any(a.shape != b.shape for a, b in zip(ours, theirs, strict=True)):
         return 1.0
-    size = max((a.double().abs().max().item() for a in ours if a.numel()), default=0.0)
+    size = max((to_double(a).abs().max().item() for a in ours if a.numel()), default=0.0)
     apart = max(
-        ((a.double() - b.double()).abs().max().item() for a, b in zip(ours, theirs, strict=True) if a.numel()),
+        ((to_double(a) - to_double(b)).abs().max().item() for a, b in zip(ours, theirs, strict=True) if a.numel()),
         default=0,
     )
     return apart / size if size else float(apart > 0)

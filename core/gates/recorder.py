@@ -129,7 +129,7 @@ class Recorder:
             own = [n for n, _ in module.named_parameters(prefix=prefix)]
             if own and not any(n in trained for n in own):
                 out |= dict(module.named_buffers(prefix=prefix, recurse=False))
-        return {n: _bits(t) for n, t in out.items()}
+        return {n: fingerprint(t) for n, t in out.items()}
 
     def _loading(self, module: nn.Module, state: dict, *_) -> None:
         """Note trained parameters that are loaded from their own memory, after it has changed."""
@@ -149,7 +149,7 @@ class Recorder:
         if self.record.start is None and self.stage.pretrained is not None:
             self.record.start = self._first(optimizer)
         self._before = {}
-        moved = [n for n, p in mine.items() if n in self._left and not torch.equal(_bits(p), self._left[n])]
+        moved = [n for n, p in mine.items() if n in self._left and not torch.equal(fingerprint(p), self._left[n])]
         self.record.between.setdefault(self.run.step, []).extend(moved)
         for name, p in mine.items():
             if p.grad is None:
@@ -189,7 +189,7 @@ class Recorder:
             for p in g["params"]:
                 name = self._names.get(id(p))
                 if name is not None:
-                    self._left[name] = _bits(p)
+                    self._left[name] = fingerprint(p)
                 if name in self._before:
                     live, old = self._before[name]
                     share = (p.detach().flatten()[live] != old).float().mean().item() if len(live) else 0.0
@@ -266,7 +266,7 @@ class Recorder:
         return parts
 
 
-def _bits(tensor: Tensor) -> Tensor:
+def fingerprint(tensor: Tensor) -> Tensor:
     """Return a number () that changes as soon as an optimiser or an EMA changes the tensor. Copies of large tensors
     cost too much memory."""
     flat = tensor.detach().contiguous().view(-1)
@@ -323,7 +323,7 @@ def _read(state: Any) -> Any:
 
 def bits(stage: Stage) -> dict[str, Tensor]:
     """Return a number for each of `tensors` that changes with the tensor."""
-    return {n: _bits(t) for n, t in tensors(stage).items()}
+    return {n: fingerprint(t) for n, t in tensors(stage).items()}
 
 
 class Made(Data):

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from trainworthy.core.gates.diagnosis import diagnosed, multiple
 from trainworthy.core.gates.gate import GateContext, fetch
 from trainworthy.core.gates.named_causes import of_division
 from trainworthy.core.gates.recorder import STEPS, Record, bits, four, rehearsed
+from trainworthy.core.gates.resume_causes import Watch, first_cause, saved
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Plan, Run, evaluating, precision
 from trainworthy.core.loop.shard import NONE, mode
@@ -304,9 +306,11 @@ def resume(proof: GateContext) -> Finding:
     steps = STEPS if short else 6
     half, size = steps // 2, min(proof.cfg.train.batch_size, proof.expect.at_most(32) * world)
 
-    def go(folder: Path | None, stop: int | None) -> tuple[Run, Stage]:
+    def go(folder: Path | None, stop: int | None, watch: Watch | None = None) -> tuple[Run, Stage]:
         how = {"stop_after": stop, "keep_in": folder, "shard": sharded}
         run, stage = proof.build(four(proof, **how) if short else Plan(steps=steps, batch_size=size, due=(2,), **how))
+        if watch:
+            watch(run, stage)
         proof.train(proof.cfg, run, stage)
         return run, stage
 
@@ -344,16 +348,29 @@ def resume(proof: GateContext) -> Finding:
     if not bitwise:  # non-deterministic kernels: allow the difference between two uninterrupted runs
         noise = _apart(bound, _weights(go(None, None)[1]))
         wrong = wrong if _apart(bound, reached) > 2 * noise + 1e-6 else []
+    why = ""
     if started != half:
         wrong.append(f"the second half began at step {started}, not at {half}: nothing was restored")
+    elif wrong and world == 1:
+        why = _why_not_resumed(go, half)
     where = "in a new process" if proof.deep else "after a restart"
     return Finding(
         not wrong, "; ".join(wrong) or f"{steps} steps = {half} + {steps - half} {where}: weights, optimiser, losses",
         "bitwise equal" if bitwise else "no larger difference than between two uninterrupted runs",
         "something that changes during training is not in stage.state (EMA, a counter, a generator of your own)\n"
         "get() keeps its own generator instead of using the one that it receives\ntrain() keeps state in a local variable",
-        evidence={"straight": losses, "resumed": again, "differ": differ[:20]},
+        evidence={"straight": losses, "resumed": again, "differ": differ[:20]}, cause=why,
     )  # fmt: skip
+
+
+def _why_not_resumed(go: Callable[..., tuple[Run, Stage]], half: int) -> str:
+    """Return the cause that three more short runs support: one that goes on after step `half`, one that stops there, one that resumes."""
+    straight, resumed = Watch(half), Watch(half)
+    go(None, half + 1, straight)
+    with tempfile.TemporaryDirectory(prefix=".resume-") as name:
+        stopped = saved(go(Path(name), half)[1])
+        go(Path(name), half + 1, resumed)[0].close()
+    return first_cause(straight, stopped, resumed)
 
 
 def _in_a_new_process(proof: GateContext, folder: Path) -> None:

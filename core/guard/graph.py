@@ -3,6 +3,7 @@ own gradients, once."""
 
 import torch
 from torch import nn
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.invariants import finding, listed, moved_now, names, skip, stepped, tops
 from trainworthy.core.guard.objectives import dropped_terms, unrestored
 from trainworthy.core.guard.observer import Observer
@@ -227,7 +228,7 @@ def drawn_constants(seen: Observer, modules: list[nn.Module]) -> list[str]:
         module = dict(top.named_modules())[prefix]
         if vars(module).get(name) is not value:
             continue
-        x = value.detach().double().flatten()[:4096].cpu()
+        x = to_double(value.detach().flatten()[:4096])
         z = ((x - x.mean()) / x.std().clamp_min(1e-30)).sort().values
         n = len(z)
         gap = (torch.special.ndtr(z) - (torch.arange(n) + 0.5) / n).abs().max().item()

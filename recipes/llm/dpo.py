@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.adapters import hosted
 from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.data import formats, pairs, preferences
@@ -199,7 +200,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return torch.stack([margin, chosen, rejected, ref_chosen, ref_rejected, tokens], 1)
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        table = run.gather(torch.cat([scores(model, batch) for batch in run.batches(data)])).double()  # (N, 6)
+        table = to_double(run.gather(torch.cat([scores(model, batch) for batch in run.batches(data)])))  # (N, 6)
         margin, chosen, rejected, ref_chosen, ref_rejected, tokens = table.unbind(1)
         shares = seen.means(
             {"accuracy": hits(margin), "likelier": hits(chosen - rejected), "margin": cfg.beta * margin}

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.loop.init_from import match, read_weights
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
@@ -190,7 +191,7 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
             nll, log_z, asked = scores(model, batch)
             beyond = asked & (batch["position_ids"][:, 1:] >= (cfg.original_context or cfg.data.context))
             sums = (nll * asked, log_z * asked, asked, nll * beyond, beyond)
-            rows.append(torch.stack([*(x.double().sum(1) for x in sums), batch["bytes"].double()], 1))  # (B, 6)
+            rows.append(torch.stack([*(to_double(x).sum(1) for x in sums), to_double(batch["bytes"])], 1))  # (B, 6)
         nll, log_z, tokens, far, there, size = run.gather(torch.cat(rows)).sum(0).tolist()
         found = {
             "bits_per_byte": nll / math.log(2) / size,

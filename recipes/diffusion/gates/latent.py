@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
@@ -74,11 +75,11 @@ def _line(proof: GateContext, run: Run, stage: Stage, split: str) -> tuple[float
     """Return (slope, offset, remaining rms) of a linear fit of cached latents to newly encoded ones."""
     data, seed = stage.data[split], proof.cfg.run.seed
     some = pick(data, min(FEW, len(data)), seed)
-    cached = fetch(data, some, seed if split == "train" else None, run.device)[clean_key(data)].flatten().double()
-    fresh = (
-        pipeline.middle(stage.frozen_modules["vae"], torch.stack([data.images[i] for i in some]).to(run.device))
-        .flatten()
-        .double()
+    cached = to_double(fetch(data, some, seed if split == "train" else None, run.device)[clean_key(data)].flatten())
+    fresh = to_double(
+        pipeline.middle(
+            stage.frozen_modules["vae"], torch.stack([data.images[i] for i in some]).to(run.device)
+        ).flatten()
     )
     x, y = fresh - fresh.mean(), cached - cached.mean()
     slope = ((x @ y) / (x @ x).clamp_min(1e-30)).item()
@@ -148,7 +149,7 @@ class Way:
 
 def _read(judge: Judge | None, seen: tuple[Tensor, ...], labels: Tensor) -> list[float]:
     """Return the share of each set of pictures that the classifier recognises."""
-    return [1.0 if judge is None else (judge(x)[0] == labels).double().mean().item() for x in seen]
+    return [1.0 if judge is None else to_double(judge(x)[0] == labels).mean().item() for x in seen]
 
 
 def _ways(asked: Objective, run: Run, stage: Stage, batch: dict, ask: walks.Ask) -> dict[str, Way]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
@@ -112,7 +113,7 @@ def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: 
         alone, spread_ok = seen.distinct >= 0.5, (spread >= 0.4 * declared).all() and seen.timesteps.max() <= total
         middle = one.mean(0)  # guidance leads from the mean to the picture and, at a scale above 1, beyond it
         ends = middle + proof.cfg.sampling.guidance_scale * (one - middle)
-        recognised = (judge(ends)[0] == ones["label"]).double().mean().item() if judge else 1.0
+        recognised = to_double(judge(ends)[0] == ones["label"]).mean().item() if judge else 1.0
         along = f"; along the exported pipeline's trajectory {way.worst:.1e}, at its end {way.end:.1e}" if way else ""
         floor = 0.75 * stage.metric.ceiling * recognised
         return Finding(
@@ -251,13 +252,13 @@ def _by_formula(proof: GateContext, asked: Objective, weight: Tensor) -> tuple[f
     the net after sixty steps of train(), one sample per batch."""
     _, stage, _ = trained(proof)
     net, few, worst, outputs = stage.model, min(16, len(asked.timestep)), 0.0, []
-    hook = net.register_forward_hook(lambda _, args, out: outputs.append(out.sample.detach().double()))
+    hook = net.register_forward_hook(lambda _, args, out: outputs.append(to_double(out.sample.detach())))
     try:
         with evaluating(net), torch.no_grad():
             for i in range(few):
                 one = {k: v[i : i + 1] if isinstance(v, Tensor) else v for k, v in asked.batch.items()}
                 loss = sum(stage.loss(net, one).values()).item()
-                error = (outputs[-1][0] - asked.target[i].double()).square().mean().item()
+                error = (outputs[-1][0] - to_double(asked.target[i])).square().mean().item()
                 due = weight[i].item() * error
                 worst = max(worst, abs(loss - due) / max(abs(due), 1e-4))
     finally:
@@ -334,7 +335,7 @@ def judged(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
         run, stage = proof.look()
         val = stage.data["val"]
         batch = fetch(val, pick(val, min(KNOWN, len(val)), proof.cfg.run.seed), None, run.device)
-        share = (judge(batch["image"])[0] == batch["label"]).double().mean().item()
+        share = to_double(judge(batch["image"])[0] == batch["label"]).mean().item()
         needed = (1 + stage.metric.floor) / 2
         return Finding(
             share >= needed, f"right on {share:.1%} of {len(batch['label'])} real pictures", f"{needed:.0%} or more",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from trainworthy.core.base import seeds
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, fetch, pick
@@ -145,10 +146,10 @@ def _by_hand(stage: Stage, batch: dict, teacher: whisper.Whisper, cfg) -> dict[s
     for mel, ids, n in zip(batch["mel"], batch["ids"], batch["words"].tolist(), strict=True):
         ids = ids[None, :n]  # (1, n), no pad
         ours, theirs = (
-            one.logits(one.encode(mel[None]), ids)[0, start - 1 : -1].double() for one in (student, teacher)
+            to_double(one.logits(one.encode(mel[None]), ids)[0, start - 1 : -1]) for one in (student, teacher)
         )
         log_q = ours.log_softmax(-1)
-        ce -= log_q.gather(1, ids[0, start:, None]).sum().item()
+        ce -= log_q.gather(1, ids[0, start:, None].cpu()).sum().item()
         p, q = ((x / cfg.temperature).softmax(-1) for x in (theirs, ours))
         kl += (p * (p.clamp_min(1e-300).log() - q.clamp_min(1e-300).log())).sum().item()
         count += n - start
@@ -184,7 +185,7 @@ def teacher(proof: GateContext) -> Finding:
     place, start = torch.arange(1, batch["ids"].shape[1], device=run.device), len(teacher_of(proof).prompt)
     scored = (place >= start) & (place < batch["words"][:, None])
     answers = asked[0][0][:, : scored.shape[1]].argmax(-1)
-    same = (answers == batch["ids"][:, 1:])[scored].double().mean().item()
+    same = to_double((answers == batch["ids"][:, 1:])[scored]).mean().item()
     change = abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-8)
     training = sum(m.training for m in own.modules())
     return Finding(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, fetch, pick
@@ -217,8 +218,8 @@ def alignment(proof: GateContext) -> Finding:
     changed[torch.arange(len(places)), places] += 2 * spread
     with evaluating(stage.model):
         moved = (stage.model(changed) - stage.model(one)).float().norm(dim=-1)  # (8, frames)
-    peak = moved.argmax(1).double().cpu() / whisper.FRAMES_PER_SECOND
-    at = places.double() / lessons.FPS
+    peak = to_double(moved.argmax(1)) / whisper.FRAMES_PER_SECOND
+    at = to_double(places) / lessons.FPS
     late = (peak - at).median().item()
     rate = ((peak - peak.mean()) * (at - at.mean())).sum().item() / (at - at.mean()).square().sum().item()
     seconds = (

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, fetch
@@ -38,9 +39,9 @@ def objective(chat: Chat) -> Gate:
                 sample = data.get(i, None)
                 before, answer = reference(chat, sample["prompt"], sample["completion"])
                 ids = torch.tensor([before + answer], device=run.device)
-                each = stage.model(input_ids=ids, use_cache=False).logits[0, :-1].double().log_softmax(-1)
+                each = to_double(stage.model(input_ids=ids, use_cache=False).logits[0, :-1]).log_softmax(-1)
                 due = {p - 1 for p in (*answered(chat, sample["prompt"], before), *range(len(before), ids.shape[1]))}
-                parts.append(_alternatives(each, ids[0, 1:], sorted(due)))
+                parts.append(_alternatives(each, ids[0, 1:].cpu(), sorted(due)))
         sums = {k: sum(p[k] for p in parts) for k in parts[0]}
         whole, n = sums.pop(RIGHT), int(sums.pop("tokens"))
         gap, limit = abs(got - whole) / whole, 1e-5 if run.precision == "fp32" else 2e-2

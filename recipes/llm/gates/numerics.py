@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext
@@ -31,7 +32,7 @@ def moved(model: nn.Module, ids: Tensor, far: int) -> dict[str, float]:
 
     def last(ids: Tensor, shift: int) -> Tensor:
         places = torch.arange(ids.shape[1], device=ids.device)[None] + shift
-        return model(input_ids=ids, position_ids=places, use_cache=False).logits[0, -1].double()
+        return to_double(model(input_ids=ids, position_ids=places, use_cache=False).logits[0, -1])
 
     plain = last(ids, 0)
     turned = torch.cat([ids[:, :-1].flip(1), ids[:, -1:]], 1)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, fetch
@@ -79,8 +80,8 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         """Return (log-probability of an answer in nats, number of its tokens), computed alone, without padding, from plain logits."""
         before, after = reference(chat, prompt, answer)
         ids = torch.tensor([before + after], device=device)
-        said = model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1].double().log_softmax(-1)
-        return said.gather(-1, ids[0, len(before) :, None]).sum().item(), len(after)
+        said = to_double(model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1]).log_softmax(-1)
+        return said.gather(-1, ids[0, len(before) :, None].cpu()).sum().item(), len(after)
 
     @gate("preference", rows="L9", title=title, reads="data model loss train", explains=True)
     def prove(proof: GateContext) -> Finding:

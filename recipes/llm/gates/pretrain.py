@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.diagnosis import ratio
@@ -84,14 +85,14 @@ def z(weight: float) -> Gate:
             raise Skip("no z-loss: --z-loss 0")
         run, stage = proof.look()
         batch = packed(stage.data["train"], some(stage.data["train"], proof.cfg.run.seed), run)
-        logits, gradient = felt(stage, batch)
-        _, shifted = felt(stage, batch, SHIFT)
+        logits, gradient = (x.cpu() for x in felt(stage, batch))
+        shifted = felt(stage, batch, SHIFT)[1].cpu()
         rows = gradient.abs().sum(-1) > 0
-        p, log_z = logits[rows].double().softmax(-1), logits[rows].double().logsumexp(-1, keepdim=True)
+        p, log_z = to_double(logits[rows]).softmax(-1), to_double(logits[rows]).logsumexp(-1, keepdim=True)
         target = torch.zeros_like(p).scatter_(-1, gradient[rows].argmin(-1, keepdim=True), 1.0)
         plain = p - target + 2 * weight * log_z * p
         due = 2 * weight * SHIFT * p  # effect of the shift: 2 w log Z softmax is linear in log Z
-        got = (shifted[rows] - gradient[rows]).double()
+        got = to_double(shifted[rows] - gradient[rows])
         added = (got * due).sum().item() / due.square().sum().item()  # 1 if correct
         gap = ((got - due).norm() / due.norm()).item()
         own = ((gradient[rows] - plain).norm() / plain.norm()).item()
@@ -131,8 +132,8 @@ def perplexity(proof: GateContext) -> Finding:
             ids = torch.from_numpy(document.astype(np.int64)).to(run.device)
             for i in range(1, len(ids)):
                 start = stride * max(0, (i - width) // stride + 1)  # start of the first window that contains token i
-                logits = model(input_ids=ids[None, start:i], use_cache=False).logits[0, -1].double()
-                nll -= logits.log_softmax(-1)[ids[i]].item()
+                logits = to_double(model(input_ids=ids[None, start:i], use_cache=False).logits[0, -1])
+                nll -= logits.log_softmax(-1)[int(ids[i])].item()
                 tokens, size = tokens + 1, size + int(data.sizes[document[i]])
     due = {"bits_per_byte": nll / math.log(2) / size, "perplexity": math.exp(nll / tokens)}
     some, kept, got = data.among(documents), run.cfg.train.eval_batch_size, {}

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import gate
@@ -57,7 +58,7 @@ def alone(model: nn.Module, chat: Chat, prompt: str, answer: str, device: torch.
     before, after = reference(chat, prompt, answer)
     ids = torch.tensor([before + after], device=device)
     bare = model.get_base_model() if hasattr(model, "peft_config") else model
-    return bare.score(backbone(model)(input_ids=ids, use_cache=False).last_hidden_state[0, -1]).double().squeeze()
+    return to_double(bare.score(backbone(model)(input_ids=ids, use_cache=False).last_hidden_state[0, -1])).squeeze()
 
 
 def lengths(chat: Chat) -> Gate:
@@ -201,7 +202,7 @@ def exported(chat: Chat) -> Gate:
         for side in ("right", "left"):
             batch = tokenizer.pad({"input_ids": ids}, padding_side=side, return_tensors="pt")
             with torch.inference_mode():
-                got = net(**batch).logits.double().squeeze(-1)
+                got = to_double(net(**batch).logits).squeeze(-1)
             gaps[side] = ((got - due).abs().max() / due.abs().max().clamp_min(1.0)).item()
         limit = 1e-3 if run.precision == "fp32" else 5e-2
         return Finding(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import box_iou
 from trainworthy.core.base import seeds
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, fetch, pick
@@ -313,7 +314,7 @@ def reached(proof: GateContext) -> Finding:
             f"boxes have an anchor with an IoU of at least 0.5 (mean of the best IoU: {best.mean():.2f})",
         )
     every = torch.cat(found)[: len(hit)]
-    share = hit.double().mean().item()
+    share = to_double(hit).mean().item()
     sides = every[:, 2:] - every[:, :2]
     lost = sides[~hit].median(0).values.tolist() if share < 1 else [0, 0]
     missed = f"; the others measure {lost[0]:.0f} x {lost[1]:.0f} pixels of the canvas (median)" if share < 1 else ""

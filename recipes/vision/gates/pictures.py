@@ -10,6 +10,7 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, fetch, pick
@@ -116,7 +117,7 @@ def _pixels(data: Data, n: int) -> tuple[Tensor, Tensor]:
     """Return the pixels of each class, (n,), on the evaluation path and in the stored masks, over as many whole pictures as `WINDOWS`
     windows cover. Both are in stored pixels, also if pictures are resized."""
     chosen = _whole(data)
-    count = lambda mask: mask.flatten().long().bincount(minlength=256)[:n].double()  # noqa: E731
+    count = lambda mask: to_double(mask.flatten().long().bincount(minlength=256)[:n])  # noqa: E731
     read = {row: torch.zeros(n, dtype=torch.float64) for row in chosen}
     for i, place in enumerate(data.places):
         if place[0] in read:
@@ -259,7 +260,7 @@ def _learnt(stage: Stage, batch: dict, n: int) -> list[str]:
     if deaf:
         wrong.append(f"the loss ignores class {', '.join(map(str, deaf[:5]))}, whose pixels are not void")
     heard = touched & ~void
-    share = lambda off: (asked == mask + off)[heard].double().mean().item()  # noqa: E731
+    share = lambda off: to_double((asked == mask + off)[heard]).mean().item()  # noqa: E731
     if heard.any() and share(0) < 0.95:
         off = max((1, -1), key=share)
         by_one = f", {share(off):.0%} of them one id off ({off:+d})" if share(off) > share(0) else ""
@@ -307,7 +308,7 @@ def scale(proof: GateContext) -> Finding:
         reached = _first_input(
             stage.model, fetch(data, pick(data, min(SAMPLES, len(data)), seed), draws, run.device)["image"]
         )
-        flat = reached.cpu().double().transpose(0, 1).flatten(1)  # (C, B x H x W)
+        flat = to_double(reached.cpu()).transpose(0, 1).flatten(1)  # (C, B x H x W)
         found[path] = flat.mean(1), flat.std(1)
     wrong = [
         f"{path} path: {what} {' '.join(f'{v:.3g}' for v in values.tolist())}"

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, fetch, pick
@@ -62,7 +63,7 @@ def _nats(run: Run, stage: Stage, view: View) -> Tensor:
     with evaluating(stage.eval_model), run.autocast():
         for start in range(0, len(view), BATCH):
             batch = fetch(view, list(range(start, min(start + BATCH, len(view)))), None, run.device)
-            lost, tokens = questions.surprise(stage.eval_model(batch), batch["labels"]).double().unbind(1)
+            lost, tokens = to_double(questions.surprise(stage.eval_model(batch), batch["labels"])).unbind(1)
             found.append((lost / tokens).cpu())
     return torch.cat(found)
 
@@ -133,4 +134,4 @@ def _paired(run: Run, stage: Stage, view: View) -> float:
     batch = fetch(view, list(range(len(view))), None, run.device)
     with evaluating(stage.eval_model), run.autocast():
         found = questions.verdicts(stage.eval_model(batch), batch)
-    return found[found[:, 2] >= 0, 0].double().mean().item()
+    return to_double(found[found[:, 2] >= 0, 0]).mean().item()
