@@ -28,7 +28,7 @@ from trainworthy.recipes.llm.data import formats, pairs, preferences
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.llm.evaluation.calibration import hits, preferred
 from trainworthy.recipes.llm.gates import chat as gates
-from trainworthy.recipes.llm.gates import preference, splits
+from trainworthy.recipes.llm.gates import fresh_export, preference, splits
 from trainworthy.recipes.llm.models import loading, speaking
 from trainworthy.recipes.shared import hub
 
@@ -276,7 +276,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         ),
         pretrained=loading.from_file(trainer.model, path),
         gates=[splits.held_out(cfg.data), *gates.of_answers(chat, ("chosen", "rejected")), preference.sides,
-               preference.preference(chat, cfg)],
+               preference.preference(chat, cfg), fresh_export.exported(path, tokenizer)],
         monitors=[preference.likelihood, preference.moved_reference],
         baselines=baselines,
         preview=preview,

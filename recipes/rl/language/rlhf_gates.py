@@ -8,6 +8,7 @@ import copy
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
+from trainworthy.recipes.llm.gates import fresh_export
 from trainworthy.recipes.rl.language.kl_control import BOUND
 from trainworthy.recipes.rl.language.policy import Writer, own
 from trainworthy.recipes.rl.language.rewards import Reward, Sample, ask, fault
@@ -27,9 +29,10 @@ FORMULA = 1e-6  # relative to the sum of absolute values, in fp32: both losses a
 EDGE = 1e-4  # cumulative probability: closer to the boundary between two tokens, rounding decides which one is drawn
 
 
-def of(reward: Reward) -> list[Gate]:
-    """Return the gates of a recipe that learns from this reward."""
-    return [reward_gate(reward), generation, score, returns_gate(reward), formula, controller]
+def of(reward: Reward, base: str, tokenizer: Any) -> list[Gate]:
+    """Return the gates of a recipe that learns from this reward. `base`: the model that training starts from."""
+    own = [reward_gate(reward), generation, score, returns_gate(reward), formula, controller]
+    return [*own, fresh_export.exported(base, tokenizer, lambda model: model.lm)]
 
 
 # ------------------------------------------------------------------------------------------------------- what gates read
