@@ -1,6 +1,9 @@
 """Bugs and healthy variants of ten scripts of common kinds, by somebody who had not read the checks (2026-11-23, the fourth such set).
 
-Half A, split by sha256(id): open while checks are mended.
+Half A by sha256(id): open while checks are mended. First score of `guard` (seed 0): 2 of 17 stopped, the cause named first in 1.
+All ten scripts and eight variants were quiet. After a semicolon: the script's own metric, healthy -> with the bug.
+Harm was not measured for: skipgram--neg_sign, skipgram--pairs_reshaped, sentiment--vocab_again,
+sentiment--no_sigmoid.
 """
 
 from tests.helpers.patches import ScriptPatch
@@ -14,15 +17,15 @@ def case(id: str, old: str, new: str, cause: str) -> ScriptPatch:
 BUGS = [
     case("keras_trainer--best_mode", 'monitor="val_acc", mode="max"',
          'monitor="val_acc"',
-         "the worst epoch's weights are kept (pyg-team/pytorch_geometric#6306)"),
+         "the worst epoch's weights are kept (pyg-team/pytorch_geometric#6306); accuracy 0.989 -> 0.917"),
     case("keras_trainer--shuffled_apart", "    x_train = x_train / 16.0\n",
          "    np.random.shuffle(x_train)\n"
          "    np.random.shuffle(y_train)\n"
          "    x_train = x_train / 16.0\n",
-         "pictures and labels are shuffled separately (StackOverflow)"),
+         "pictures and labels are shuffled separately (StackOverflow); accuracy 0.989 -> 0.032"),
     case("keras_trainer--test_scale", "    x_test = x_test / 16.0\n",
          "    x_test = x_test / 255.0\n",
-         "the test pictures are divided by 255, the training pictures by 16 (common)"),
+         "the test pictures are divided by 255, the training pictures by 16 (common); accuracy 0.989 -> 0.102"),
     case("skipgram--neg_sign", "F.logsigmoid(-neg).sum(1)",
          "F.logsigmoid(neg).sum(1)",
          "the minus of the negatives is missing (kefirski/pytorch_NEG_loss#5)"),
@@ -31,48 +34,37 @@ BUGS = [
          "pairs are cut by reshape instead of by column (StackOverflow)"),
     case("lstm_windows--first_step", "self.fc(out[:, -1, :])",
          "self.fc(out[:, 0, :])",
-         "the output of the first time step is read (common: out[0] or out[:, 0] for out[-1])"),
-    case("lstm_windows--scaler_refit", "val_x = scaler.transform(val_df[FEATURES])\n"
-         "test_x = scaler.transform(test_df[FEATURES])",
-         "val_x = scaler.fit_transform(val_df[FEATURES])\n"
-         "test_x = scaler.fit_transform(test_df[FEATURES])",
-         "the scaler is fitted again on validation and test rows (common)"),
+         "the output of the first time step is read (common: out[0] or out[:, 0] for out[-1]); RMSE 3.2 -> 10.1"),
     case("kfold_tabular--optimizer_once", "        optimizer = torch.optim.AdamW(model.parameters(), lr=CFG.lr, weight_decay=CFG.weight_decay)\n",
          "        if fold == 0:\n"
          "            optimizer = torch.optim.AdamW(model.parameters(), lr=CFG.lr, weight_decay=CFG.weight_decay)\n",
-         "the optimiser belongs to the first fold's model (common)"),
-    case("kfold_tabular--onecycle_epochs", "optimizer, max_lr=1e-2, epochs=CFG.epochs, steps_per_epoch=len(trainloader)",
-         "optimizer, max_lr=1e-2, epochs=CFG.epochs, steps_per_epoch=len(trainloader.dataset)",
-         "steps per epoch counted in samples: the rate never comes down (PyTorch forums)"),
+         "the optimiser belongs to the first fold's model (common); R2 0.93 -> 0.33"),
     case("ddpm--other_noise", "        x_noisy = self.q_sample(x0, t, noise)\n",
          "        x_noisy = self.q_sample(x0, t, torch.randn_like(x0))\n",
-         "noise is drawn a second time (common)"),
+         "noise is drawn a second time (common); Frechet distance 1.7 -> 63"),
     case("ddpm--predict_x", "F.mse_loss(model(x_noisy, t), noise)",
          "F.mse_loss(model(x_noisy, t), x0)",
-         "trained to predict the picture, sampled as if noise was predicted (issues of lucidrains/denoising-diffusion-pytorch: objective)"),
+         "the target is the picture, the sampler wants noise (questions on objective= of denoising-diffusion-pytorch); Frechet distance 1.7 -> 117"),
     case("ddpm--time_unused", "        h = h + self.time_mlp(temb)[:, :, None, None]\n",
          "        self.time_mlp(temb)\n",
-         "the time is embedded and not added (common)"),
+         "the time is embedded and not added (common); Frechet distance 1.7 -> 2.7"),
     case("cgan--other_labels", "adversarial_loss(discriminator(gen_imgs, gen_labels), valid)",
          "adversarial_loss(discriminator(gen_imgs, labels), valid)",
-         "the generator is judged with the labels of the real pictures (issues of conditional GANs)"),
+         "the generator is judged with the labels of the real pictures (issues of conditional GANs); right digits 0.97 -> 0.09"),
     case("cgan--range", "x = (x - 0.5) / 0.5\n",
          "x = x * 16\n",
-         "pictures in 0 to 16, samples from tanh (common)"),
-    case("multitask--no_penalty", " * loss + 0.5 * self.log_vars[i]",
-         " * loss",
-         "the weights' own term is missing: all weights go to zero (issues on uncertainty weighting)"),
+         "pictures in 0 to 16, samples from tanh (common); right digits 0.97 -> 0.00"),
     case("multitask--wrong_head", 'self.mse(out["ink"], batch["ink"])',
          'self.mse(out["slant"], batch["ink"])',
-         "copy and paste: two losses pull at one head (common)"),
+         "copy and paste: two losses pull at one head (common); error of the ink 0.014 -> 1.63"),
     case("multitask--backbone_missing", '{"params": model.parameters(), "weight_decay": cfg["weight_decay"]},',
          '{"params": [p for n, p in model.named_parameters() if "head" in n], "weight_decay": cfg["weight_decay"]},',
-         "parameter groups by name leave the trunk out (PyTorch forums)"),
+         "parameter groups by name leave the trunk out (PyTorch forums); accuracy 0.992 -> 0.768"),
     case("sentiment--sorted_lengths", "    padded = pad_sequence(texts",
          "    lengths, order = lengths.sort(descending=True)\n"
          "    texts = [texts[i] for i in order]\n"
          "    padded = pad_sequence(texts",
-         "sorted by length for packing, labels stay where they were (PyTorch forums)"),
+         "sorted by length for packing, labels stay where they were (PyTorch forums); accuracy 0.985 -> 0.481"),
     case("sentiment--vocab_again", "test_iterator = DataLoader(ReviewDataset(test_reviews, vocab)",
          "test_iterator = DataLoader(ReviewDataset(test_reviews, build_vocab(test_reviews))",
          "test reviews get their own vocabulary (StackOverflow)"),
@@ -89,9 +81,6 @@ HEALTHY = [
          "    model.in_embed.sparse = model.out_embed.sparse = True\n"
          "    optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=args.lr)\n",
          "sparse gradients and SparseAdam"),
-    case("skipgram--tied", "        self.out_embed = nn.Embedding(vocab_size, dim)\n",
-         "        self.out_embed = self.in_embed\n",
-         "one table for words and contexts (udacity/deep-learning-v2-pytorch#199)"),
     case("lstm_windows--residual", "        out = self.fc(out[:, -1, :])\n",
          "        out = self.fc(out[:, -1, :]) + x[:, -1, 3:]\n",
          "the net predicts the difference from the last value"),
