@@ -92,6 +92,8 @@ class Evidence:
     def root(self, seen: Any, module: nn.Module, args: tuple, kwargs: dict, out: Any, grad: bool) -> None:
         """Note a model's call."""
         self.calls[id(module), grad] += 1
+        if grad and args and isinstance(args[0], Tensor):
+            self.credit.guess(args[0], out)
         if self.calls[id(module), grad] > CALLS:
             return
         if grad and module.training:
@@ -207,6 +209,13 @@ class Evidence:
     def term(self, logits: Tensor, target: Tensor, out: Any, given: Tensor) -> None:
         """Note a loss with class targets, that may be one of two on a mixed input."""
         self.mixing.term(logits, target, out, given, self.batches)
+
+    @harmless
+    def softened(self, out: Tensor, root: tuple) -> None:
+        """Note logarithms of probabilities: their gradient is the target of a cross-entropy that is written by hand."""
+        given = next((x for x in root[1] if isinstance(x, Tensor)), None)
+        if given is not None and len(given) == len(out) and len(self.batches):
+            self.mixing.logarithms(out, given, self.batches)
 
     @harmless
     def log_prob(self, out: Tensor, root: tuple | None, value: Any) -> None:

@@ -69,7 +69,9 @@ def wiring(seen: Observer) -> dict:
         wrong.append(f"a random tensor that is no Parameter and no buffer is used as a weight: {listed(plain)}")
         causes.append("it is neither trained nor saved: make it an nn.Parameter, or a buffer if it shall stay as drawn")
     total = sum(p.numel() for g in groups for p in g.parameters)
-    text = f"{total:,} parameters in {len(groups)} optimiser{'s' if len(groups) > 1 else ''} get gradients and move"
+    nothing = all(g.steps and g.empty >= g.steps for g in groups)
+    does = "get no gradient other than zero" if nothing else "get gradients and move"
+    text = f"{total:,} parameters in {len(groups)} optimiser{'s' if len(groups) > 1 else ''} {does}"
     return finding(
         "wiring", "; ".join(wrong) or text, "\n".join(causes), missing=[called.get(i) for i, _ in missing][:20]
     )

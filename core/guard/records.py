@@ -43,6 +43,10 @@ class Pass:
     right: int = 0
     right_batch: int = 0
     seen: int = 0
+    answers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Of an evaluation: classes, and the classes that the model takes them for."""
+    pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Of an evaluation: a model's output and the entry of the batch of its size."""
     prints: list[int] = field(default_factory=list)
     recent: deque = field(default_factory=lambda: deque(maxlen=4))
     """The last batches, because some loops fetch batches ahead."""
