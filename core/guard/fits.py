@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 CALLS = 2000
 SEARCHED = 10**6  # entries of a target that is searched for among the batch's
+READ = 131_072  # entries of a prediction that are compared, about
 SQUARES = ("mse_loss", "difference")
 BINARY = ("binary_cross_entropy_with_logits", "binary_cross_entropy")
 
@@ -28,6 +29,7 @@ class Fits:
         self.batches: deque = deque(maxlen=4)  # entries of the last batches
         self.calls = 0
         self.own = False  # the target is also the model's input
+        self.root: tuple | None = None  # a model's call whose output is compared with an entry of the batch
 
     def batch(self, batch: Any) -> None:
         """Note the entries of a batch, as a rehearsal gives it to the script."""
@@ -53,6 +55,7 @@ class Fits:
         if place is None:
             return
         self.places[place] += 1
+        self.root = root if len(self.rows.get(name, ())) < 8 else self.root
         row = measure(name, prediction.detach(), target.detach(), out) | {"step": step}
         self.rows.setdefault(name, []).append(row)
 
@@ -72,12 +75,13 @@ class Fits:
 
     def facts(self) -> dict[str, Any]:
         """Return what `interventions` compares; empty if there is no such loss, or the target is the model's own input."""
-        if not self.rows or self.own or not self.inputs:
+        if not self.rows or self.own:
             return {"own": self.own} if self.own else {}
         name = max(self.rows, key=lambda k: (len(self.rows[k]), k))
         rows = self.rows[name]
         return {
-            "kind": name, "target": self.places.most_common(1)[0][0], "inputs": list(self.inputs.most_common(1)[0][0]),
+            "kind": name, "target": self.places.most_common(1)[0][0],
+            "inputs": list(self.inputs.most_common(1)[0][0]) if self.inputs else [],
             "steps": [int(r["step"]) for r in rows],
             **{k: [r[k] for r in rows] for k in ("left", "blind", "spread", "other")},
         }  # fmt: skip
@@ -91,7 +95,7 @@ def measure(name: str, prediction: Tensor, target: Tensor, out: Any) -> dict[str
         spread = float(wide.std(1).mean()) if wide.dim() == 3 and wide.shape[1] > 1 else 1.0
         value = float(out.detach().float().mean()) if isinstance(out, Tensor) else 0.0
         return {"left": value, "blind": float("nan"), "other": float("nan"), "spread": spread}
-    p, y = prediction.double(), target.double()
+    p, y = (x.reshape(len(x), -1)[:, :: max(1, x.numel() // READ)].double() for x in (prediction, target))
     other = y.roll(max(1, len(y) // 2), 0)
     mean = y.mean(0, keepdim=True).expand_as(y)
     if name in BINARY:
@@ -140,6 +144,16 @@ def r_squared(pairs: list[tuple[Tensor, Tensor]]) -> float | None:
     p, y = (torch.cat([x.flatten().double().cpu() for x in column]) for column in zip(*pairs, strict=True))
     wide = float(((y - y.mean()) ** 2).sum())
     return 1 - float(((p - y) ** 2).sum()) / wide if wide > 0 else None
+
+
+def correlation(pairs: list[tuple[Tensor, Tensor]]) -> list[float]:
+    """Return Pearson's correlation of outputs and targets, and the number of samples; empty if one of them is constant."""
+    if not pairs:
+        return []
+    p, y = (torch.cat([x.flatten().double().cpu() for x in column]) for column in zip(*pairs, strict=True))
+    both = torch.stack([p, y])
+    found = float(torch.corrcoef(both)[0, 1]) if bool((both.std(1) > 0).all()) else float("nan")
+    return [found, sum(len(x) for x, _ in pairs)] if found == found else []
 
 
 def beside(out: Any, leaves: Iterable[Any], given: tuple) -> tuple[Tensor, Tensor] | None:

@@ -54,13 +54,14 @@ CLASSES = patched(
     ("model(a).squeeze(1), b) for", "model(a).argmax(1), b) for"),
     ('R2: {1 - ((p - t) ** 2).sum() / ((t - t.mean()) ** 2).sum():.3f}"', 'accuracy {(p == t).float().mean():.3f}"'),
 )
+SHORT = patched(NUMBERS, ("range(30)", "range(9)"))
 BUGS = {
     "rolled targets": (NUMBERS, LOSS, "F.mse_loss(model(a).squeeze(1), b.roll(1))", "targets", "indexed alone"),
     "inputs shuffled": (NUMBERS, LOSS, "F.l1_loss(model(a[torch.randperm(32)]).squeeze(1), b)", "targets", "indexed alone"),
     "rolled classes": (CLASSES, "F.cross_entropy(model(a), b)", "F.cross_entropy(model(a), b.roll(1))", "targets", "indexed alone"),
     "input lost": (NUMBERS, "F.mse_loss(model(a)", "F.mse_loss(model(a.mean(0, keepdim=True).expand_as(a))", "overfit", "does not reach"),
     "outputs shuffled": (NUMBERS, LOSS, "F.mse_loss(model(a).squeeze(1)[torch.randperm(32)], b)", "overfit", "inside the loop"),
-    "sorted targets": (NUMBERS, "+ 0.1 * torch.randn(768)", "+ 0.1 * torch.randn(768)\ny = y[torch.randperm(768)]", "signal", "in the data"),
+    "sorted targets": (SHORT, "+ 0.1 * torch.randn(768)", "+ 0.1 * torch.randn(768)\ny = y[torch.randperm(768)]", "signal", "in the data"),
     "other unit": (NUMBERS, "{1 - ((p - t)", "{1 - ((p - (40 * t + 150))", "metric", "another unit"),
     "inverted score": (BINARY, "[:, None] > p", "[:, None] < p", "metric", "wrong sign"),
     "numbered anew": (CLASSES, "TensorDataset(x[512:], y[512:])", "TensorDataset(x[512:], (y[512:] + 2) % 5)", "learning", "number their classes"),
@@ -104,6 +105,15 @@ def test_guard_learns_from_a_loss_without_classes(source, tmp_path):
     verdicts, output, _ = guard(source, tmp_path, **{"--seconds": "1"})
     assert not [v for v in verdicts.values() if v.blocks], output
     assert verdicts["overfit"].verdict == verdicts["metric"].verdict == "pass", output
+
+
+def test_wiring_does_not_say_that_zero_gradients_move_anything(tmp_path):
+    """The loss is multiplied by zero."""
+    source = patched(NUMBERS, (LOSS, f"1 + 0 * {LOSS}"))
+    verdicts, output, _ = guard(source, tmp_path, interventions=False, **{"--seconds": "0.3"})
+    assert verdicts["gradients"].verdict == "fail", output
+    assert "gradients and move" not in verdicts["wiring"].measured, output
+    assert "no gradient other than zero" in verdicts["wiring"].measured, output
 
 
 def test_seed_of_the_guard(tmp_path):
