@@ -199,11 +199,18 @@ def written() -> int:
 
 
 def signature(batch: Any) -> tuple:
-    """Return structure, types and shapes of a batch, without its size. A tuple counts as a list: loaders make lists."""
+    """Return structure, types and shapes of a batch, without its size and without the length of padded rows of tokens. A tuple
+    counts as a list: loaders make lists."""
     leaves, spec = tree_flatten(batch)
     return str(spec).replace("(tuple", "(list"), tuple(
-        (x.dtype, tuple(x.shape[1:])) if isinstance(x, Tensor) else type(x) for x in leaves
+        (x.dtype, ("tokens",) if padded(x) else tuple(x.shape[1:])) if isinstance(x, Tensor) else type(x)
+        for x in leaves
     )
+
+
+def padded(x: Tensor) -> bool:
+    """Return whether the second axis of a batch may be as long as its longest text."""
+    return x.dim() == 2 and x.dtype in (torch.int64, torch.int32, torch.bool)
 
 
 def size_of(batch: Any) -> int:

@@ -29,6 +29,11 @@ class Fits:
         self.batches: deque = deque(maxlen=4)  # entries of the last batches
         self.calls = 0
         self.own = False  # the target is also the model's input
+        self.last: dict[
+            int, int
+        ] = {}  # address of a prediction in this step -> entry of the batch that it was compared with
+        self.at = -1
+        self.shared = 0  # predictions that were compared with two entries of a batch
         self.root: tuple | None = None  # a model's call whose output is compared with an entry of the batch
 
     def batch(self, batch: Any) -> None:
@@ -55,6 +60,8 @@ class Fits:
         if place is None:
             return
         self.places[place] += 1
+        self.last, self.at = (self.last if self.at == step else {}), step
+        self.shared += self.last.setdefault(prediction.data_ptr(), place) != place
         self.root = root if len(self.rows.get(name, ())) < 8 else self.root
         row = measure(name, prediction.detach(), target.detach(), out) | {"step": step}
         self.rows.setdefault(name, []).append(row)

@@ -45,6 +45,11 @@ def wiring(seen: Observer) -> dict:
             f"their modules ran: {listed(dead)}"
         )
         causes.append("a detach(), no_grad(), argmax or .data cuts the graph above them")
+    if not wrong and dead and seen.fits.shared >= CLOSE:
+        wrong.append(
+            f"one output is compared with two entries of the batch, and {len(dead)} tensors never got a gradient: {listed(dead)}"
+        )
+        causes.append("copied code: a loss reads another output than its own")
     if not wrong and (term := dropped_terms(seen)):
         wrong.append(term[0])
         causes.append(term[1])

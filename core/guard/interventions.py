@@ -93,6 +93,11 @@ def overfit(own: dict, others: dict) -> dict:
             "cause": "",
             "evidence": {"own": a[:500], "others": b[:500]},
         }
+    if not math.isfinite(end) or end > 3 * start:
+        return {
+            "id": "overfit",
+            "skip": f"{told}: the rehearsal on eight samples diverged, and says nothing on their labels",
+        }
     if end > 0.9 * start and n < 100:
         return {"id": "overfit", "skip": f"{told}: the rate is too low for {n} steps to say"}
     if end > 0.95 * start and blind > 0.95 * start:
@@ -251,7 +256,7 @@ def response(watch: dict, eight: dict) -> dict:
     if found > error:
         return passed("signal", told)
     early = watch["epochs"] < 2 or watch["steps"] < max(60, 0.8 * eight["steps"])
-    if early or abs(found) + error > 0.25 or own < 0.85 * other:
+    if early or found > error / 2 or abs(found) + error > 0.3 or own < 0.85 * other:
         return {
             "id": "signal",
             "skip": f"{told}: {watch['steps']} steps, {watch['epochs']:.1f} epochs and these samples are too few to say",
