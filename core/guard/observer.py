@@ -74,6 +74,7 @@ class Observer(Updates):
         self.notes: list[str] = []
         self.pairs: list[str] = []
         self.last_root: tuple | None = None
+        self.first_call: tuple | None = None  # the last call with gradients that got no output of another model
         self.places: dict[int, int] = {}  # where in its batch a loss's target was
         self.batch_calls = 0
         self.labels: list[dict] = []  # labels that a model got as an argument
@@ -190,10 +191,10 @@ class Observer(Updates):
 
     def _note_inputs(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Note models whose inputs have a gradient, and the first training call with two inputs of one shape."""
-        if id(module) not in self.downstream and any(
-            isinstance(x, Tensor) and x.requires_grad for x in tree_leaves((args, kwargs))
-        ):
+        if any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves((args, kwargs))):
             self.downstream.add(id(module))
+        elif self.control is not None:
+            self.first_call = self.last_root
         if self.paired is None and module.training:
             given = [
                 x.shape
@@ -228,7 +229,7 @@ class Observer(Updates):
             from trainworthy.core.guard.targets import argument
 
             self.labels.append(argument(module, args, kwargs))
-        if grad and self.control is not None:
+        if grad and self.control is not None and self.first_call is self.last_root:
             self.pairing.root(args, kwargs)
         self._measure(module, args, kwargs, out, grad)
         self.evidence.root(self, module, args, kwargs, out, grad)
@@ -375,7 +376,7 @@ class Observer(Updates):
             with torch.no_grad(), contextlib.suppress(Exception):
                 self.pairing.loss(name, target, list(reversed(self.fits.batches)), self.steps)
                 if name in (*BINARY, "ctc_loss", "difference") or name in events.COMPARED:
-                    self.fits.note(name, prediction, target, out, self.last_root, self.steps)
+                    self.fits.note(name, prediction, target, out, self.first_call, self.steps)
         finally:
             self.busy = False
 
