@@ -224,7 +224,7 @@ class _LoopGuard(Guard):
         console: Console,
         place: str,
     ):
-        values = {"--only": ",".join(only), "--waive": ",".join(waive), "--because": "", "--nproc": "1",
+        values = {"--only": ",".join(only), "--waive": ",".join(waive), "--because": "", "--nproc": "1", "--seed": str(seed),
                   "--steps": str(first.steps), "--seconds": str(first.seconds)}  # fmt: skip
         super().__init__(Target(Path(place), []), values, True, console, Path(), folder or Path())
         self.factory, self.expect, self.reasons = factory, first.expect, waive
@@ -336,7 +336,7 @@ class _LoopGuard(Guard):
         if facts["declared"]:
             facts["nll"] = seen.losses
         if watch and own.target is not None:
-            facts["target"] = _leaf(own.target, seen)
+            facts["target"], facts["inputs"] = _leaf(own.target, seen), None
         facts["nll"] = [x - float(expect.loss_floor) for x in facts["nll"]]  # type: ignore[arg-type]  # a Loop takes a number
         return {**record, **found}
 
@@ -364,11 +364,13 @@ class _LoopGuard(Guard):
         most = MOST if set_steps == Expect().overfit_steps else set_steps
         eight = others = Outcome()
         if not why or (goal is not None and facts["loader"]):
-            plan = self._plan("eight", most=most, target=facts["target"])
+            plan = self._plan("eight", most=most, target=facts["target"], inputs=facts["inputs"])
             plan.steps = most if goal is not None else min(plan.steps, most)
             eight = self._rehearse(plan)
         if not why:
-            others = self._rehearse(self._plan("others", most=most, target=facts["target"], evaluate=False))
+            others = self._rehearse(
+                self._plan("others", most=most, target=facts["target"], inputs=facts["inputs"], evaluate=False)
+            )
         found = interventions.judge(watch.record, eight.record, others.record)
         if goal is not None:
             found[-1] = self._goal(eight.record, float(goal))  # type: ignore[arg-type]  # a Loop takes a number

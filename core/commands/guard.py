@@ -13,6 +13,7 @@ Rehearses any training script, unchanged, before it runs.
   --batches NAME        the script's function that returns a batch, if it uses no DataLoader
   --nproc 1             processes that train together, as torchrun --nproc_per_node would start them
   --restart ARGUMENTS   what starts the script again from a checkpoint: --restart "--resume {checkpoint}" (or {folder})
+  --seed 0              seed of torch, numpy and random, until the script sets its own
   --no-interventions    only observe; do not rehearse on eight samples
   --out FOLDER          folder for results (default runs/guard-<script>/<time>)
 
@@ -43,6 +44,7 @@ FLAGS = {
     "--out": "",
     "--nproc": "1",
     "--restart": "",
+    "--seed": "0",
 }
 
 
@@ -82,6 +84,8 @@ def options(argv: list[str]) -> Options:
     for flag in ("--steps", "--seconds", "--load-seconds"):
         if not found[flag].replace(".", "", 1).isdigit() or float(found[flag]) <= 0:
             raise UserError(f"{flag} needs a number", got=found[flag], needed="more than 0")
+    if not found["--seed"].isdigit():
+        raise UserError("--seed needs a whole number", got=found["--seed"], needed="0 or more")
     if not found["--nproc"].isdigit() or not 0 < int(found["--nproc"]) <= 64:
         raise UserError("--nproc needs a number of processes", got=found["--nproc"], needed="1 to 64")
     extra = words[2:] if words[:1] == ["-m"] else words[1:]

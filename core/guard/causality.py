@@ -168,6 +168,37 @@ def ignores_samples(seen: Any) -> dict | None:
     return finding("dependency", told, cause)
 
 
+def ignores_places(seen: Any) -> dict | None:
+    """Check that more than one place of a series (N, T, F) reaches the outputs that are compared with numbers."""
+    if seen.fits.root is None:
+        return None
+    module, args, kwargs = seen.fits.root
+    x = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()), None)
+    if x is None or x.dim() != 3 or x.shape[1] < 4 or len(x) < 4:
+        return None
+    leaf = x.detach().clone().requires_grad_(True)
+    inner = bare(module)
+    seen.busy = True
+    try:
+        given, named = replaced((args, kwargs), x, leaf)
+        with in_mode(inner, training=False), torch.backends.cudnn.flags(enabled=False), torch.enable_grad():
+            out = [y for y in tree_leaves(inner(*given, **named)) if isinstance(y, Tensor) and y.requires_grad]
+            (grad,) = torch.autograd.grad(sum((y * torch.randn_like(y)).sum() for y in out), leaf, allow_unused=True)
+    except Exception:
+        return None
+    finally:
+        seen.busy = False
+    if grad is None:
+        return None
+    reach = (grad != 0).any(2).any(0)
+    told = f"{int(reach.sum())} of {len(reach)} places of the input {tuple(x.shape)} reach the outputs"
+    where = torch.nonzero(reach).flatten().tolist()
+    cause = (
+        "the output of another time step is read, or along another axis: out[:, -1] is meant" if where == [0] else ""
+    )
+    return finding("dependency", told, cause)
+
+
 def arguments(module: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
     """Return what a model was called with, by name."""
     try:
@@ -222,7 +253,11 @@ def dependency(seen: Any) -> dict:
         rows.append(finding("dependency", seen.scrambled, cause))
     if seen.control is not None:  # nothing is computed again in a real run
         with torch.random.fork_rng(devices=[]):
-            rows += [x for x in (sees_ahead(seen), ignores_samples(seen), ignores_an_input(seen)) if x is not None]
+            rows += [
+                x
+                for x in (sees_ahead(seen), ignores_samples(seen), ignores_an_input(seen), ignores_places(seen))
+                if x is not None
+            ]
     if not rows:
         return skip("dependency", "no evaluation by class in eval mode was seen, or a batch cannot be cut")
     bad = [r for r in rows if not r["ok"]] or rows

@@ -41,6 +41,8 @@ class Plan:
     """Processes of the rehearsal."""
     target: int | None = None
     """Index of the target among the batch's tensors; None: the only row of class numbers."""
+    inputs: list[int] | None = None
+    """Indices of the entries that are exchanged; None: all but the target."""
 
 
 class Control:
@@ -180,7 +182,8 @@ class Control:
         order = torch.from_numpy(self.rng.permutation(min(EIGHT, n)))
         where = order[torch.arange(n) % len(order)]
         for i, x in enumerate(leaves):
-            if i != target and isinstance(x, Tensor) and x.dim() and len(x) == n:
+            mine = i != target if self.plan.inputs is None else i in self.plan.inputs
+            if mine and isinstance(x, Tensor) and x.dim() and len(x) == n:
                 self.changed += 1
                 leaves[i] = torch.zeros_like(x) if self.plan.name == "blank" else x[where.to(x.device)]
         return tree_unflatten(leaves, spec)
@@ -196,11 +199,18 @@ def written() -> int:
 
 
 def signature(batch: Any) -> tuple:
-    """Return structure, types and shapes of a batch, without its size. A tuple counts as a list: loaders make lists."""
+    """Return structure, types and shapes of a batch, without its size and without the length of padded rows of tokens. A tuple
+    counts as a list: loaders make lists."""
     leaves, spec = tree_flatten(batch)
     return str(spec).replace("(tuple", "(list"), tuple(
-        (x.dtype, tuple(x.shape[1:])) if isinstance(x, Tensor) else type(x) for x in leaves
+        (x.dtype, ("tokens",) if padded(x) else tuple(x.shape[1:])) if isinstance(x, Tensor) else type(x)
+        for x in leaves
     )
+
+
+def padded(x: Tensor) -> bool:
+    """Return whether the second axis of a batch may be as long as its longest text."""
+    return x.dim() == 2 and x.dtype in (torch.int64, torch.int32, torch.bool)
 
 
 def size_of(batch: Any) -> int:
@@ -213,9 +223,13 @@ def same_eight(batch: Any, size: int) -> Any:
     """Return the first eight samples of `batch`, repeated up to `size`."""
     leaves, spec = tree_flatten(batch)
     n = size_of(batch)
+    lengths = [x for x in leaves if isinstance(x, Tensor) and x.shape == (n,) and x.dtype in (torch.int64, torch.int32)]
     for i, x in enumerate(leaves):
         if isinstance(x, Tensor) and x.dim() and len(x) == n:
             leaves[i] = x[torch.arange(size, device=x.device) % min(EIGHT, n)]
+        elif isinstance(x, Tensor) and x.dim() == 1 and (cuts := [c for c in lengths if int(c.sum()) == len(x)]):
+            parts = x.split(cuts[0].tolist())  # rows of different lengths, one after the other (CTC)
+            leaves[i] = torch.cat([parts[k % min(EIGHT, n)] for k in range(size)])
         elif isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] == n:  # time first
             leaves[i] = x[:, torch.arange(size, device=x.device) % min(EIGHT, n)]
     return tree_unflatten(leaves, spec)

@@ -297,7 +297,7 @@ def _functions(seen: Any) -> None:
                 tensors = [x for x in given if isinstance(x, torch.Tensor)]
                 seen.compared(name, tensors)
                 if name.endswith("1_loss") or name in ("mse_loss", "huber_loss"):
-                    seen.regressed(*tensors[:2])
+                    seen.regressed(*tensors[:2], name)
             return original(*args, **kwargs)
 
         return run
@@ -352,6 +352,17 @@ def _functions(seen: Any) -> None:
 
         return run
 
+    def logarithms(original: Callable) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            out = original(*args, **kwargs)
+            if not seen.busy:
+                seen.log_softmax(out)
+            return out
+
+        return run
+
+    for owner in (F, torch.Tensor):
+        replace(owner, "log_softmax", logarithms)
     for cls in (distributions.Categorical, distributions.Normal, distributions.MultivariateNormal):
         replace(cls, "log_prob", probability)
     replace(F, "normalize", normalize)

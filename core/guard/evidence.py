@@ -61,6 +61,8 @@ class Evidence:
         """Since the last optimiser step: model, model that made its input (0: none), whether the gradient reaches that
         one, sum and absolute sum of the gradient of the model's output."""
         self.pushes: dict[tuple[int, int], dict[str, list[float]]] = {}
+        self.ranges: dict[int, list[float]] = {}  # critic -> least and greatest value of samples that no model made
+        self.bounds: dict[int, tuple[float, float]] = {}  # critic -> range of the function that makes the others
         self.attacked: tuple[float, int, int] | None = None
         self.attacks: list[tuple[float, float]] = []  # loss before and after the input was moved along its gradient
         self.starts: dict[int, Tensor] = {}  # weights after each optimiser's last step
@@ -93,6 +95,8 @@ class Evidence:
     def root(self, seen: Any, module: nn.Module, args: tuple, kwargs: dict, out: Any, grad: bool) -> None:
         """Note a model's call."""
         self.calls[id(module), grad] += 1
+        if grad and args and isinstance(args[0], Tensor):
+            self.credit.guess(args[0], out)
         if self.calls[id(module), grad] > CALLS:
             return
         if grad and module.training:
@@ -140,6 +144,12 @@ class Evidence:
         attached = given.requires_grad
         if (attached and given.is_leaf) or (attached and not maker):  # a penalty's own point, or made by other code
             return
+
+        if not attached and not maker:
+            low, high = self.ranges.get(id(module), [0.0, 0.0])
+            self.ranges[id(module)] = [min(low, float(given.min())), max(high, float(given.max()))]
+        elif attached and (bound := bounded(given)):
+            self.bounds[id(module)] = bound
 
         def pulled(grad: Tensor) -> None:
             self.pulls.append((id(module), maker, attached, float(grad.sum()), float(grad.abs().sum())))
@@ -210,6 +220,13 @@ class Evidence:
         self.mixing.term(logits, target, out, given, self.batches)
 
     @harmless
+    def softened(self, out: Tensor, root: tuple) -> None:
+        """Note logarithms of probabilities: their gradient is the target of a cross-entropy that is written by hand."""
+        given = next((x for x in root[1] if isinstance(x, Tensor)), None)
+        if given is not None and len(given) == len(out) and len(self.batches):
+            self.mixing.logarithms(out, given, self.batches)
+
+    @harmless
     def log_prob(self, out: Tensor, root: tuple | None, value: Any) -> None:
         """Note the log-probability of a policy's actions."""
         self.credit.log_prob(out, root, value)
@@ -278,6 +295,18 @@ class Evidence:
         for (critic, maker, kind), (total, size) in sums.items():
             if kind and size > 0:
                 self.pushes.setdefault((critic, maker), {}).setdefault(kind, []).append(total / size)
+
+
+BOUNDED = {"TanhBackward0": (-1.0, 1.0), "SigmoidBackward0": (0.0, 1.0)}
+VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0", "SqueezeBackward1")
+
+
+def bounded(x: Tensor) -> tuple[float, float] | None:
+    """Return the range of the function whose values these are, if it has one."""
+    node = x.grad_fn
+    while node is not None and node.name() in VIEWS:
+        node = node.next_functions[0][0]
+    return BOUNDED.get(node.name()) if node is not None else None
 
 
 def probe(group: Group) -> Tensor:

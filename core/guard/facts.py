@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from trainworthy.core.guard import causality, objectives
+from trainworthy.core.guard import causality, objectives, pairing
+from trainworthy.core.guard.fits import binary_right, correlation, r_squared
 from trainworthy.core.guard.invariants import finding, skip
 from trainworthy.core.guard.objectives import Fault
 from trainworthy.core.guard.observer import Observer
@@ -35,6 +36,8 @@ def targets(seen: Observer) -> dict:
     for check in (objectives.exchanged, objectives.copied, objectives.mixed, objectives.text_along_batch):
         if fault := check(seen):
             return finding("targets", *fault)
+    if fault := pairing.judge(seen.pairing):
+        return finding("targets", *fault)
     rows = [r for r in seen.calls if r.get("n")]
     if not rows and seen.labels and seen.labels[0]["distinct"] + seen.labels[-1]["distinct"]:
         return labels(seen.labels)
@@ -185,12 +188,48 @@ def epochs(seen: Observer) -> float:
     return sum(p.got / p.length for p in train)
 
 
+def renamed(seen: Observer) -> Fault | None:
+    """Find an evaluation whose classes are numbered otherwise than in training: another numbering, found on one half of its
+    samples, is right on the other half far more often, about as often as training is."""
+    one = next((p for p in reversed(seen.passes) if p.answers and not p.backwards and p.started >= 8), None)
+    rows = (
+        []
+        if one is None
+        else [r for r in seen.calls if r.get("scored") and one.started - 10 <= r["step"] < one.started]
+    )
+    if one is None or not rows:
+        return None
+    truth, answer = (torch.cat(x) for x in zip(*one.answers, strict=True))
+    trained = sum(r["right"] for r in rows) / sum(r["scored"] for r in rows)
+    classes, n = int(max(truth.max(), answer.max())) + 1, len(truth)
+    if n < 100 or classes < 3:
+        return None
+    first = torch.arange(n) % 2 == 0
+    table = torch.bincount(truth[first] * classes + answer[first], minlength=classes**2).view(classes, classes)
+    known = table.sum(1) >= 3
+    names = table.argmax(1)
+    if len(names[known].unique()) < int(known.sum()) or int(known.sum()) < 3:
+        return None
+    held = ~first & known[truth]
+    as_it_is, new = (float((x[held] == answer[held]).float().mean()) for x in (truth, names[truth]))
+    moved = int((names != torch.arange(classes))[known].sum())
+    if moved < 2 or new < 0.5 or new - as_it_is < 0.25 or trained - as_it_is < 0.25:
+        return None
+    return (
+        f"{as_it_is:.2f} right in the evaluation and {trained:.2f} in training; with {moved} of {int(known.sum())} classes "
+        f"numbered otherwise {new:.2f} of {int(held.sum())} other samples of the evaluation",
+        "training and evaluation number their classes otherwise: one mapping from names to numbers for both",
+    )
+
+
 def learning(seen: Observer) -> dict:
     """After a whole pass: check that the evaluation is about as good as training was on samples seen for the first time."""
     rows = [r for r in seen.calls if r.get("scored") and r["loss"] in ("cross_entropy", "nll_loss")]
     first = next((p for p in seen.passes if p.training), None)
     if first is None or not rows or max(r["classes"] for r in rows) > 1000:
         return skip("learning", "no classification over a loader")
+    if fault := renamed(seen):
+        return finding("learning", *fault)
     size = first.length or 0
     late = [r for r in rows if first.started + 0.7 * first.steps <= r["step"] < first.started + first.steps]
     if not late or first.got < 0.95 * size or first.steps < 15:
@@ -221,6 +260,9 @@ def of(seen: Observer) -> dict[str, Any]:
     evals = [p for p in seen.passes if p.seen and not p.backwards]
     evals_after = [p for p in evals if p.started >= max(8, 0.5 * seen.steps)]
     first = next((p for p in seen.passes if p.training), None)
+    fit = {} if rows else seen.fits.facts()
+    place = fit.get("target") if fit else max(seen.places, key=seen.places.get) if seen.places else None
+    later = [p for p in seen.passes if p.pairs and not p.backwards and p.started >= max(8, 0.5 * seen.steps)]
     return {
         "loss_calls": len(rows),
         "classes": max((r["classes"] for r in rows), default=0),
@@ -238,7 +280,14 @@ def of(seen: Observer) -> dict[str, Any]:
         "epochs": epochs(seen),
         "batches": first.length if first else None,
         "loader": first is not None or seen.batch_calls > 0,
-        "target": max(seen.places, key=seen.places.get) if seen.places else None,
+        "target": place,
+        "inputs": fit.get("inputs"),
+        "fit": fit,
+        "closed": bool(getattr(seen.control, "closed", "")),
+        "one_source": len(getattr(seen.control, "kept", ())) == 1,
+        "eval_r2": [r_squared(p.pairs) for p in later],
+        "eval_correlation": [c for p in later if (c := correlation(p.pairs))],
+        "eval_binary": [binary_right(p.pairs) for p in later],
         "changed": getattr(seen.control, "changed", 0),
         "token_shift": any(r.get("shift") for r in rows),
         "trend": trend(seen.losses),

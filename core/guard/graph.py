@@ -46,6 +46,11 @@ def wiring(seen: Observer) -> dict:
             f"their modules ran: {listed(dead)}"
         )
         causes.append("a detach(), no_grad(), argmax or .data cuts the graph above them")
+    if not wrong and dead and seen.fits.shared >= CLOSE:
+        wrong.append(
+            f"one output is compared with two entries of the batch, and {len(dead)} tensors never got a gradient: {listed(dead)}"
+        )
+        causes.append("copied code: a loss reads another output than its own")
     if not wrong and (term := dropped_terms(seen)):
         wrong.append(term[0])
         causes.append(term[1])
@@ -70,7 +75,9 @@ def wiring(seen: Observer) -> dict:
         wrong.append(f"a random tensor that is no Parameter and no buffer is used as a weight: {listed(plain)}")
         causes.append("it is neither trained nor saved: make it an nn.Parameter, or a buffer if it shall stay as drawn")
     total = sum(p.numel() for g in groups for p in g.parameters)
-    text = f"{total:,} parameters in {len(groups)} optimiser{'s' if len(groups) > 1 else ''} get gradients and move"
+    nothing = all(g.steps and g.empty >= g.steps for g in groups)
+    does = "get no gradient other than zero" if nothing else "get gradients and move"
+    text = f"{total:,} parameters in {len(groups)} optimiser{'s' if len(groups) > 1 else ''} {does}"
     return finding(
         "wiring", "; ".join(wrong) or text, "\n".join(causes), missing=[called.get(i) for i, _ in missing][:20]
     )

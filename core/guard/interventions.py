@@ -1,21 +1,33 @@
-"""Checks what a script's own loop does with changed data: eight samples repeatedly, these with each other's inputs, and
-without inputs."""
+"""Checks what a script's own loop does with changed data: eight samples repeatedly, and these with each other's inputs."""
 
+import math
 import re
+
+from trainworthy.core.guard.fits import BINARY
 
 NEEDED = {
     "overfit": "on the same eight samples the loss gets lower than with each other's inputs",
-    "signal": "new samples are answered better than by the most frequent class, once eight can be memorised",
+    "signal": "new samples are answered better than by the most frequent class, once eight can be memorised; numbers follow their targets",
     "metric": "eight memorised samples are right in the evaluation, and in the score that the script prints",
 }
+
+CONSTANT = "the input does not reach the output (overwritten, zeroed, averaged over the batch)"
 
 
 def judge(watch: dict, eight: dict, others: dict, output: str = "") -> list[dict]:
     """Compare the records of three rehearsals."""
     facts = watch.get("facts", {})
     why = unsuitable(facts)
+    fit = facts.get("fit") or {}
+    if fit.get("spread") and len(fit["spread"]) >= 12 and max(fit["spread"]) < 1e-6 and not facts.get("declared"):
+        told = f"{fit['kind']}: in {len(fit['spread'])} calls the outputs were the same for all samples of a batch"
+        why = "the input does not reach the output"
+        return [passed("overfit", told, CONSTANT), {"id": "signal", "skip": why}, {"id": "metric", "skip": why}]
     if why:
-        return [{"id": id, "skip": why} for id in NEEDED]
+        found: list[dict] = [{"id": id, "skip": why} for id in NEEDED]
+        if eight and eight.get("why") != "it raised" and eight.get("facts"):
+            found[-1] = against(eight["facts"], output) or found[-1]
+        return found
     for name, one in (("eight", eight), ("others", others)):
         if not one or one.get("why") == "it raised":
             return [
@@ -27,13 +39,27 @@ def judge(watch: dict, eight: dict, others: dict, output: str = "") -> list[dict
             {"id": id, "skip": "which entry of a batch is the target, and which are inputs, is not clear"}
             for id in NEEDED
         ]
+    if facts.get("fit") and not facts.get("declared"):
+        own, exchanged = eight["facts"], others["facts"]
+        if not own.get("fit") or not exchanged.get("fit"):
+            return [
+                {"id": id, "skip": "on eight samples the loss gets other targets than those of the batch"}
+                for id in NEEDED
+            ]
+        return [closing(own["fit"], exchanged["fit"]), response(facts, own), agreement(own, output)]
     return [overfit(eight["facts"], others["facts"]), signal(facts, eight["facts"]), metric(eight["facts"], output)]
 
 
 def unsuitable(facts: dict) -> str:
     """Return why the three cannot be compared; empty if they can."""
     if not facts.get("loss_calls") and not facts.get("declared"):  # declared: the caller named the target
-        return "no loss over class targets was seen: the data's role in the loss is unknown"
+        fit = facts.get("fit") or {}
+        if fit.get("own"):
+            return "the target is the model's own input: there are no other inputs to give"
+        if fit and not fit["inputs"]:
+            return "what the model gets is no entry of the batch: it was changed by the loop"
+        if not fit:
+            return "no loss was seen whose targets are classes, or an entry of the batch: the data's role in the loss is unknown"
     if facts.get("optimizers", 0) != 1 and not facts.get("one_loss"):
         return f"{facts.get('optimizers', 0)} optimisers: which loss should close is unknown"
     if facts.get("token_shift"):
@@ -66,6 +92,11 @@ def overfit(own: dict, others: dict) -> dict:
             "measured": told,
             "cause": "",
             "evidence": {"own": a[:500], "others": b[:500]},
+        }
+    if not math.isfinite(end) or end > 3 * start:
+        return {
+            "id": "overfit",
+            "skip": f"{told}: the rehearsal on eight samples diverged, and says nothing on their labels",
         }
     if end > 0.9 * start and n < 100:
         return {"id": "overfit", "skip": f"{told}: the rate is too low for {n} steps to say"}
@@ -157,7 +188,7 @@ def printed(output: str, said: list[int]) -> float | None:
     """The best accuracy, from 0 to 1, in what was printed between the last whole evaluation and the next batch."""
     if not said:
         return None
-    text = output.encode()[said[0] : said[1] if said[1] >= 0 else None].decode(errors="replace")
+    text = spoken(output, said)
     found = re.findall(r"(?i)\bacc\w*\b[^\d\n]{0,16}(?:(\d+)\s*/\s*(\d+)|(\d+(?:\.\d+)?)\s*(%)?)", text)
     values = []
     for right, of, number, percent in found:
@@ -166,3 +197,131 @@ def printed(output: str, said: list[int]) -> float | None:
         else:
             values.append(float(number) / 100 if percent or float(number) > 1 else float(number))
     return max(values, default=None)
+
+
+def repeatable(facts: dict, output: str) -> bool:
+    """Return whether a rehearsal on eight samples says something although it is unknown which loss should close: the script
+    prints a score whose best value is known."""
+    return bool(
+        facts.get("loader") and not facts.get("token_shift") and not facts.get("loss_calls") and "auc" in scores(output)
+    )
+
+
+def passed(id: str, told: str, cause: str = "", **evidence: list) -> dict:
+    """Return a result; `cause` makes it a failure."""
+    return {"id": id, "ok": not cause, "measured": told, "cause": cause, "evidence": evidence}
+
+
+def closing(own: dict, others: dict) -> dict:
+    """`overfit` for losses without class numbers. A loss that closes slowly is no fault: only outputs that are the same for all
+    inputs are, and outputs that follow the inputs as well as they follow each other's."""
+    a, b = own["left"], others["left"]
+    n = min(len(a), len(b))
+    if n < 12:
+        return {"id": "overfit", "skip": f"only {n} losses on eight samples"}
+    ctc = own["kind"] == "ctc_loss"
+    constant = math.inf if ctc else tail(own["blind"])
+    start, end, blind = min(a[0], constant), tail(a), tail(b)
+    told = f"{own['kind']}: {a[0]:.3g} -> {end:.3g} on eight samples, {blind:.3g} with each other's inputs"
+    told += "" if ctc else f", {constant:.3g} with the best constant"
+    if not math.isfinite(start + end + blind) or not constant > 1e-12:
+        return {"id": "overfit", "skip": f"{told}: the eight targets are the same, or the loss is not finite"}
+    if end < 0.8 * blind or end < 0.1 * start:
+        return passed("overfit", told, own=a[:500], others=b[:500])
+    if max(own["spread"]) < 1e-6:
+        return passed(
+            "overfit", f"{told}; the outputs are the same for all eight samples", CONSTANT, own=a[:500], others=b[:500]
+        )
+    if ctc or n < 100 or end > 1.1 * constant or tail(own["spread"]) < 0.05 or end < 0.95 * blind:
+        return {"id": "overfit", "skip": f"{told}: it learns too slowly to say in {n} steps"}
+    cause = "targets do not belong to their inputs inside the loop (shuffled, rolled or mixed wrongly)"
+    return passed("overfit", told, cause, own=a[:500], others=b[:500])
+
+
+def response(watch: dict, eight: dict) -> dict:
+    """`signal` for losses without class numbers: if the loop memorises eight samples, then after two epochs the evaluation's outputs
+    must follow their targets."""
+    fit, closed = watch["fit"], eight["fit"]
+    a = closed["left"]
+    if fit["kind"] == "ctc_loss" or len(a) < 12 or tail(a) > 0.3 * min(a[0], tail(closed["blind"])):
+        return {"id": "signal", "skip": "eight samples were not memorised: too early to say"}
+    half = len(fit["left"]) // 2
+    own, other = (sum(fit[k][half:]) / max(1, len(fit[k][half:])) for k in ("left", "other"))
+    told = f"{fit['kind']} {own:.3g} in training, {other:.3g} with other rows' targets"
+    if not watch["eval_correlation"]:
+        return {"id": "signal", "skip": f"{told}; no evaluation was seen whose outputs could be compared with targets"}
+    found, n = watch["eval_correlation"][-1]
+    told += f"; in the evaluation outputs and targets of {n} samples correlate by {found:.2f}"
+    error = 3 / max(1, n) ** 0.5
+    if found > error:
+        return passed("signal", told)
+    early = watch["epochs"] < 2 or watch["steps"] < max(60, 0.8 * eight["steps"])
+    if early or found > error / 2 or abs(found) + error > 0.3 or own < 0.85 * other:
+        return {
+            "id": "signal",
+            "skip": f"{told}: {watch['steps']} steps, {watch['epochs']:.1f} epochs and these samples are too few to say",
+        }
+    cause = "targets do not belong to their inputs in the data (one of both was sorted, shuffled or filtered alone)"
+    return passed("signal", f"{told}; eight samples were memorised in {eight['steps']} steps", cause)
+
+
+def agreement(own: dict, output: str) -> dict:
+    """`metric` for losses without class numbers: what the script prints of eight memorised samples agrees with the model's own
+    outputs in its evaluation."""
+    fit = own["fit"]
+    close = tail(fit["left"]) < 0.2 * min(fit["left"][0], tail(fit["blind"])) if fit["kind"] != "ctc_loss" else False
+    got = own["eval_binary"] if fit["kind"] in BINARY else own["eval_r2"]
+    what = "right" if fit["kind"] in BINARY else "of the variance explained"
+    if not close or not own["one_source"] or not got or got[-1] is None:
+        return against(own, output) or {
+            "id": "metric",
+            "skip": "the eight samples were not memorised, or not evaluated",
+        }
+    words = f"{got[-1]:.2f} {what} in the evaluation of the eight memorised samples"
+    said = own.get("said") and scores(spoken(output, own["said"]))
+    told = said and said.get("acc" if fit["kind"] in BINARY else "r2")
+    if got[-1] < 0.8 or told is None or not said:
+        return against(own, output) or passed("metric", words)
+    name = "an accuracy" if fit["kind"] in BINARY else "an R2"
+    if told < got[-1] - 0.4:
+        cause = "the script computes its score from other numbers (another unit or scale, other rows, another threshold or axis)"
+        return passed("metric", f"{words}, and the script prints {name} of {told:.3g}", cause)
+    return passed("metric", f"{words}; printed: {told:.3g}")
+
+
+def against(own: dict, output: str) -> dict | None:
+    """Find a ranking score that is far below chance on samples whose loss has closed; None where nothing is known."""
+    if (own.get("fit") or {}).get("own") or not own.get("closed") or not own.get("one_source") or not own.get("said"):
+        return None
+    auc = scores(spoken(output, own["said"])).get("auc")
+    if auc is None:
+        return None
+    told = f"the loss on eight samples has closed, and the script prints an AUC of {auc:.3g} for them"
+    if auc > 0.25:
+        return passed("metric", told) if auc > 0.9 else None
+    return passed(
+        "metric", told, "labels mean the opposite in the loss and in the evaluation, or the score has the wrong sign"
+    )
+
+
+SCORES = {
+    "acc": r"acc\w*",
+    "r2": r"r2|r\^2|r²|r_squared|r2_score|explained_variance",
+    "auc": r"\w*auc|auroc|auc_score",
+}
+
+
+def scores(text: str) -> dict[str, float]:
+    """Return the best of each score that a text names."""
+    found = {}
+    for name, pattern in SCORES.items():
+        rows = re.findall(rf"(?i)(?<![a-z0-9])(?:{pattern})\b[^\d\n-]{{0,12}}(-?\d+(?:\.\d+)?)\s*(%?)", text)
+        values = [float(x) / (100 if percent or float(x) > 1.5 else 1) for x, percent in rows]
+        if values:
+            found[name] = max(values)
+    return found
+
+
+def spoken(output: str, said: list[int]) -> str:
+    """Return what was printed between the end of the last whole evaluation and the next batch."""
+    return output.encode()[said[0] : said[1] if said[1] >= 0 else None].decode(errors="replace")

@@ -55,6 +55,28 @@ class Mixing:
 
         on_gradient(out, differentiated)
 
+    def logarithms(self, out: Tensor, given: Tensor, batches: Any) -> None:
+        """Note the result of log_softmax: its gradient is the soft target with the sign reversed, however the loss is written."""
+        batch = [batches[-1]]
+        inputs = [x for x in batch[0] if x.shape == given.shape and x.is_floating_point()]
+        if (
+            self.outputs >= LOOKS
+            or not 2 < out.shape[1] <= 1000
+            or any(x.data_ptr() == given.data_ptr() for x in inputs)
+        ):
+            return
+        self.outputs += 1
+
+        def differentiated(grad: Tensor) -> None:
+            t = -grad.float()
+            if bool((t >= 0).all()) and bool((t.sum(1) > 0).all()):
+                t = t / t.sum(1, keepdim=True)
+                floor = t.amin(1, keepdim=True)  # label smoothing
+                t = (t - floor) / (1 - floor * t.shape[1])
+                self.add(torch.where(t < 0.01, torch.zeros_like(t), t), given, batch)
+
+        on_gradient(out, differentiated)
+
     def term(self, logits: Tensor, target: Tensor, out: Any, given: Tensor, batches: Any) -> None:
         """Note a loss with class targets: two of them on one output, weighed by lam and 1 - lam, are a mixed target."""
         before, self.last = self.last, None

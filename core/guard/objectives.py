@@ -50,6 +50,13 @@ def adversaries(seen: Any) -> tuple[Fault | None, str]:
     """Compare in which direction the critic's own steps pull its outputs for real and made inputs, and in which
     direction the generator's steps do."""
     found = seen.evidence.pushes
+    for critic, (least, most) in seen.evidence.bounds.items():
+        low, high = seen.evidence.ranges.get(critic, [0.0, 0.0])
+        if low < least - 0.25 * (most - least) or high > most + 0.25 * (most - least):
+            return (
+                f"real samples range from {low:.3g} to {high:.3g}, and the generator's last function from {least:g} to {most:g}",
+                "real samples are not scaled to the range of tanh or sigmoid: the critic tells them by their size",
+            ), ""
     for (critic, maker), rows in found.items():
         real, fake, made = (
             sign(r) for r in (found.get((critic, 0), {}).get("real", []), rows.get("fake", []), rows.get("made", []))
@@ -197,6 +204,13 @@ def unrestored(seen: Any) -> Fault | None:
 def noise(seen: Any) -> dict:
     """Check a net that predicts noise: how signal and noise are weighted, and that the net knows how much there is."""
     one = seen.evidence.regression
+    foreign = [corr for corr, n in one.strange if abs(corr) < 4 / n**0.5]
+    if len(foreign) >= 6 and len(foreign) == len(one.strange) and not one.levels:
+        return finding(
+            "noise",
+            f"the target is drawn noise that is not in the model's input (correlation {sum(foreign) / len(foreign):.3f} in {len(foreign)} calls)",
+            "the noise is drawn twice: once for the input and once for the loss",
+        )
     if not one.levels:
         return skip("noise", "no loss whose target is noise that was added to the batch")
     a, b = (torch.cat(x) for x in zip(*one.levels, strict=True))

@@ -3,6 +3,7 @@
 The observer keeps counts and references, and measures only during the first steps of a phase.
 """
 
+import contextlib
 import os
 import weakref
 from typing import Any
@@ -14,6 +15,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 from trainworthy.core.guard import events
 from trainworthy.core.guard.evidence import Evidence
+from trainworthy.core.guard.fits import BINARY, Fits, beside
+from trainworthy.core.guard.pairing import Pairing
 from trainworthy.core.guard.records import (
     CLOSE,
     NORMS,
@@ -71,6 +74,7 @@ class Observer(Updates):
         self.notes: list[str] = []
         self.pairs: list[str] = []
         self.last_root: tuple | None = None
+        self.first_call: tuple | None = None  # the last call with gradients that got no output of another model
         self.places: dict[int, int] = {}  # where in its batch a loss's target was
         self.batch_calls = 0
         self.labels: list[dict] = []  # labels that a model got as an argument
@@ -83,6 +87,7 @@ class Observer(Updates):
         self.trace: list = []  # the weights at the first steps, to compare ranks
         self.batch_prints: list[int] = []
         self.evidence = Evidence()
+        self.fits, self.pairing = Fits(), Pairing()
         self.restart: Any = None  # a restart.Restart, if one is rehearsed
         self.shifted: tuple | None = None  # a model's call whose targets are the next tokens, and these
         self.scrambled = ""  # a view() that mixes places and channels
@@ -93,6 +98,7 @@ class Observer(Updates):
         self._last: list[tuple[Tensor, int]] = []
         self._plain_leaf = False
         self._hook: Any = None
+        self._soft = (0, 0)
         self._scaler: Any = None
 
     # --- data
@@ -135,10 +141,17 @@ class Observer(Updates):
         left = (None, one.source)
         self.recent = [p for p in self.recent if not (p.ended or p is one or (p.held and p.source in left))] + [one]
         one.recent.append(batch)
-        self.evidence.batch(batch)
+        self.drawn(batch)
         if (one.loader.num_workers > 1 or self.ranks > 1) and one.got <= 64:
             one.prints.append(fingerprint(batch))
         return batch
+
+    def drawn(self, batch: Any) -> None:
+        """Note a batch as the script gets it."""
+        self.evidence.batch(batch)
+        if self.control is not None:
+            self.fits.batch(batch)
+            self.pairing.batch()
 
     # --- models
 
@@ -178,10 +191,10 @@ class Observer(Updates):
 
     def _note_inputs(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Note models whose inputs have a gradient, and the first training call with two inputs of one shape."""
-        if id(module) not in self.downstream and any(
-            isinstance(x, Tensor) and x.requires_grad for x in tree_leaves((args, kwargs))
-        ):
+        if any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves((args, kwargs))):
             self.downstream.add(id(module))
+        elif self.control is not None:
+            self.first_call = self.last_root
         if self.paired is None and module.training:
             given = [
                 x.shape
@@ -216,6 +229,8 @@ class Observer(Updates):
             from trainworthy.core.guard.targets import argument
 
             self.labels.append(argument(module, args, kwargs))
+        if grad and self.control is not None and self.first_call is self.last_root:
+            self.pairing.root(args, kwargs)
         self._measure(module, args, kwargs, out, grad)
         self.evidence.root(self, module, args, kwargs, out, grad)
 
@@ -238,9 +253,13 @@ class Observer(Updates):
         statistics."""
         target = class_target(used(one.recent, (*args, *kwargs.values())), out)
         if target is None:
+            pair = beside(out, tree_leaves(one.recent[-1]), (args, kwargs)) if one.recent else None
+            one.pairs += [pair] if pair is not None and len(one.pairs) < 64 else []
             return
         logits = logits_of(out)
         one.seen += len(target)
+        if logits.shape[1] <= 100 and len(one.answers) < 200:
+            one.answers.append((target.cpu(), logits.argmax(1).cpu()))
         hits = int((logits.argmax(1) == target).sum())
         one.right += hits
         if id(module) not in self.together and not module.training and len(target) >= 4:
@@ -293,6 +312,8 @@ class Observer(Updates):
             return
         train = torch.is_grad_enabled() and input.requires_grad
         rows = self.calls if train else self.eval_calls
+        if train and self.control is not None:
+            self._fit(name, input, target, out)
         if len(rows) >= 400:
             return
         from trainworthy.core.guard.targets import describe
@@ -336,14 +357,35 @@ class Observer(Updates):
         """A loss function of several tensors was called."""
         self.evidence.compared(name, tensors, any(x.requires_grad for x in tensors if isinstance(x, Tensor)))
 
+    def log_softmax(self, out: Any) -> None:
+        """Logarithms of probabilities were computed, outside of a loss function."""
+        if isinstance(out, Tensor) and out.dim() == 2 and out.requires_grad and self.last_root is not None:
+            again, self._soft = (id(out), out.data_ptr()) == self._soft, (id(out), out.data_ptr())
+            if not again:  # the function calls the method
+                self.evidence.softened(out, self.last_root)
+
     def log_prob(self, out: Any, value: Any) -> None:
         """A distribution's log-probability was taken."""
         if isinstance(out, Tensor):
             self.evidence.log_prob(out, self.last_root, value)
 
-    def regressed(self, prediction: Any, target: Any) -> None:
+    def _fit(self, name: str, prediction: Tensor, target: Tensor, out: Any = None) -> None:
+        """Note how far a loss without class numbers closes, and whether its targets are in the order of the inputs."""
+        self.busy = True
+        try:
+            with torch.no_grad(), contextlib.suppress(Exception):
+                self.pairing.loss(name, target, list(reversed(self.fits.batches)), self.steps)
+                if name in (*BINARY, "ctc_loss", "difference") or name in events.COMPARED:
+                    self.fits.note(name, prediction, target, out, self.first_call, self.steps)
+        finally:
+            self.busy = False
+
+    def regressed(self, prediction: Any, target: Any, name: str = "difference") -> None:
         """A difference of a prediction and a float target was taken."""
         if isinstance(prediction, Tensor) and isinstance(target, Tensor) and torch.is_grad_enabled():
+            if self.control is not None and prediction.requires_grad != target.requires_grad:
+                first, second = (prediction, target) if prediction.requires_grad else (target, prediction)
+                self._fit(name, first, second)
             self.evidence.regressed(prediction, target, self.last_root)
 
     def differentiated(self, inputs: Any) -> None:

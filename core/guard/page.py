@@ -12,6 +12,14 @@ from trainworthy.core.report.evidence import verdict_table
 from trainworthy.core.report.folder import read
 from trainworthy.core.report.html import esc, note, section, table, tag
 
+NAMES = {
+    "steps": "optimiser steps",
+    "backwards": "backward() calls",
+    "evaluations": "evaluations",
+    "passes": "passes over loaders",
+    "why": "why it ended",
+}
+
 
 def page(folder: Path, verdicts: list[dict[str, Any]], more: dict[str, Any]) -> str:
     """One self-contained HTML page."""
@@ -28,7 +36,7 @@ def page(folder: Path, verdicts: list[dict[str, Any]], more: dict[str, Any]) -> 
         ),
         class_="hero",
     )
-    rows = [[esc(k), esc(watched.get(k, ""))] for k in ("steps", "backwards", "evaluations", "passes", "why")]
+    rows = [[esc(name), esc(watched.get(k, ""))] for k, name in NAMES.items()]
     body = section("Checks", verdict_table(read(folder), verdicts, of="Check"), f"Together {more.get('seconds', 0)} s.")
     shown = read(folder)
     if shown.steps:  # a real run that was watched

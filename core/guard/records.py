@@ -43,6 +43,10 @@ class Pass:
     right: int = 0
     right_batch: int = 0
     seen: int = 0
+    answers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Of an evaluation: classes, and the classes that the model takes them for."""
+    pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Of an evaluation: a model's output and the entry of the batch of its size."""
     prints: list[int] = field(default_factory=list)
     recent: deque = field(default_factory=lambda: deque(maxlen=4))
     """The last batches, because some loops fetch batches ahead."""
@@ -152,8 +156,10 @@ def epochs_of(frame: Any) -> int:
     while frame is not None:
         if "site-packages" not in frame.f_code.co_filename and "/core/guard/" not in frame.f_code.co_filename:
             for scope in (frame.f_locals, frame.f_globals):
-                places = [scope] + [vars(v) for k, v in list(scope.items()) if k in SETTINGS and hasattr(v, "__dict__")]
-                places += [v for k, v in list(scope.items()) if k in SETTINGS and isinstance(v, dict)]
+                places = [scope] + [
+                    vars(v) for k, v in list(scope.items()) if k.lower() in SETTINGS and hasattr(v, "__dict__")
+                ]
+                places += [v for k, v in list(scope.items()) if k.lower() in SETTINGS and isinstance(v, dict)]
                 found += [v for place in places for k, v in list(place.items())
                           if isinstance(k, str) and type(v) is int and EPOCHS.fullmatch(k)]  # fmt: skip
         frame = frame.f_back

@@ -18,6 +18,9 @@ class Regression:
         self.levels: list[tuple[Tensor, Tensor]] = []  # shares of signal and noise in the inputs, by sample
         self.told: dict[int, list[Tensor]] = {}  # what the model got besides, one number per sample
         self.noisy = 0
+        self.strange: list[
+            tuple[float, int]
+        ] = []  # correlation of drawn noise with an input that does not hold it, entries
 
     def add(self, prediction: Tensor, target: Tensor, root: tuple | None, batches: Any) -> None:
         """Note one pair of a loss with gradients."""
@@ -67,6 +70,18 @@ class Regression:
                     if x.numel() == len(target) and x.dim() in (1, 2):
                         self.told.setdefault(i, []).append(x.detach().flatten().double())
                 return
+            if clean is not None and white(drawn):
+                pair = torch.stack([noisy.flatten().double(), drawn.flatten().double()])
+                self.strange.append((float(torch.corrcoef(pair)[0, 1]), drawn.numel()))
+                return
+
+
+def white(x: Tensor) -> bool:
+    """Return whether values look drawn from a normal distribution, each on its own."""
+    x = x.flatten().double()
+    x = (x - x.mean()) / x.std()
+    beside = float((x[1:] * x[:-1]).mean())
+    return abs(float((x**4).mean()) - 3) < 0.5 and abs(float((x**3).mean())) < 0.3 and abs(beside) < 5 / len(x) ** 0.5
 
 
 def parts(noisy: Tensor, clean: Tensor, noise: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -61,9 +61,10 @@ def batches(function: Any, seen: Any, control: Any) -> Any:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         seen.batch_calls += 1
         batch = function(*args, **kwargs)
-        seen.evidence.batch(batch)
         if seen.ranks > 1 and len(seen.batch_prints) < 64:
             seen.batch_prints.append(fingerprint(batch))
-        return control.intervene(hash((function.__name__, str(args)[:200])), batch)
+        batch = control.intervene(hash((function.__name__, str(args)[:200])), batch)
+        seen.drawn(batch)
+        return batch
 
     return wrapped

@@ -40,6 +40,10 @@ class Light(Observer):
         self.parts: list[Tensor] = []
         self.bad = self.told = 0
         self.verdicts: list[Verdict] = []
+        self.epoch: Pass | None = None  # the pass over training data that goes on
+        self.epochs_done, self.rate = 0, 0.0
+        self.sums = {"train": [0.0, 0], "val": [0.0, 0]}  # sums of losses since the epoch began, and their number
+        self.calm: list[Tensor] = []  # losses without gradients, not read yet
 
     def meet(self) -> None:
         """Take in the optimisers that exist already: a program may build them long before the block."""
@@ -54,6 +58,7 @@ class Light(Observer):
         for kept in (self.snap, self.plain, self.leaves, self.others, self.roots, self.called):
             kept.clear()
         self.points, self.last_root, self._last, self.recent = [], None, [], []
+        self.epoch, self.calm = None, []
 
     def schedule(self, it: Any) -> None:
         self.scheduler(it)  # unless it is known: it may be older than the block
@@ -79,6 +84,10 @@ class Light(Observer):
         return super().new_pass(loader, source)
 
     def loss(self, name: str, input: Any, target: Any, out: Any, kwargs: dict) -> None:
+        if not torch.is_grad_enabled() and isinstance(out, Tensor) and out.numel() == 1 and self.epoch is not None:
+            self.calm.append(out.detach())
+            if len(self.calm) >= LATER:
+                self._read_calm()
         if self.close or len(self.calls) + len(self.eval_calls) < FULL:
             super().loss(name, input, target, out, kwargs)
 
@@ -91,6 +100,10 @@ class Light(Observer):
 
     def before_backward(self, tensors: Any) -> None:
         roots = [t for t in ([tensors] if isinstance(tensors, Tensor) else list(tensors)) if isinstance(t, Tensor)]
+        one = self.recent[-1] if self.recent else None
+        if one is not None and one is not self.epoch and not one.backwards:
+            self.end_epoch()
+            self.epoch = one
         self.parts += [t.detach() for t in roots if t.numel() == 1]
         if self.close:
             super().before_backward(tensors)
@@ -113,7 +126,7 @@ class Light(Observer):
     def step(self, it: torch.optim.Optimizer) -> None:
         if id(it) not in self.groups:
             self.optimizer(it)
-        rate = float(it.param_groups[0].get("lr", 0.0))
+        rate = self.rate = float(it.param_groups[0].get("lr", 0.0))
         self.pending.append((self.steps, self.parts, rate))
         self.parts = []
         if len(self.pending) >= LATER:
@@ -144,9 +157,31 @@ class Light(Observer):
             loss = sum(float(x) for x in parts) if parts else None
             if self.tracker is not None:
                 self.tracker.log_step(step + 1, **({} if loss is None else {"loss": loss}), lr=rate)
+            if loss is not None and loss - loss == 0:
+                self.sums["train"][0] += loss
+                self.sums["train"][1] += 1
             self.bad = self.bad + 1 if loss is not None and loss - loss != 0 else 0
             if self.bad == BAD:
                 self._alarm(f"the loss of {BAD} steps in a row is not finite, last step {step + 1}")
+
+    def _read_calm(self) -> None:
+        values = [x for x in (float(v) for v in self.calm) if x - x == 0]
+        self.sums["val"][0] += sum(values)
+        self.sums["val"][1] += len(values)
+        self.calm = []
+
+    def end_epoch(self) -> None:
+        """Write the mean losses of a pass over the training data, and of the evaluation after it."""
+        if self.epoch is None:
+            return
+        self.flush()
+        self._read_calm()
+        means = {k: {"loss": total / n} if n else {} for k, (total, n) in self.sums.items()}
+        self.sums = {"train": [0.0, 0], "val": [0.0, 0]}
+        self.epochs_done += 1
+        if self.tracker is not None and (means["train"] or means["val"]):
+            extra = {"global_step": self.steps, "lr": self.rate}
+            self.tracker.log_epoch(epoch=self.epochs_done, train=means["train"], val=means["val"], extra=extra)
 
     def _alarm(self, text: str) -> None:
         self.told += 1
@@ -165,13 +200,23 @@ def watch(folder: str | Path | None = None, *, stop: bool = False, say: Any = pr
     seen = Light(tracker, stop=stop, say=say)
     seen.meet()
     events.install(seen, losses=True)
-    began = time.monotonic()
+    began, why = time.monotonic(), "the run ended"
     try:
         yield seen
+    except SystemExit as leave:
+        why = "the run ended" if leave.code in (0, None) else f"the script ended itself: exit {leave.code}"
+        raise
+    except KeyboardInterrupt:
+        why = "it was interrupted"
+        raise
+    except BaseException as error:
+        why = str(error) if isinstance(error, Stop) else f"it raised {type(error).__name__}: {error}"[:300]
+        raise
     finally:
         events.remove()
         try:
             seen.flush()
+            seen.end_epoch()
         finally:
             if tracker is not None:
                 tracker.close()
@@ -191,8 +236,9 @@ def watch(folder: str | Path | None = None, *, stop: bool = False, say: Any = pr
                 watched={
                     "steps": seen.steps,
                     "backwards": seen.backwards,
+                    "evaluations": sum(bool(p.calls) and not p.backwards and p.started > 0 for p in seen.passes),
                     "passes": len(seen.passes),
-                    "why": "the run ended",
+                    "why": why,
                 },
             )
 

@@ -26,11 +26,10 @@ def guard(source: str, folder: Path, *argv: str, interventions: bool = True, see
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            settings = {**FLAGS, "--seconds": "2", **values}
+            settings = {**FLAGS, "--seconds": "2", **({} if seed is None else {"--seed": str(seed)}), **values}
             one = Guard(
                 rehearsal.locate(["train.py", "--", *argv]), settings, interventions, Console(), work, folder / "out"
             )
-            one.seed = seed
             verdicts = one.run()
     finally:
         os.chdir(home)

@@ -66,6 +66,8 @@ NAMED = {
     "seq2seq_attn--tf_leak": "shift by one",
     "seq2seq_attn--encoder_opt": "in no optimiser",
     "actor_critic--resample": "keep the action",
+    "actor_critic--append": "reversed time",
+    "vit_recipe--mixup_perm": "two permutations",
     "vit_recipe--sched_epochs": "counted in batches",
     "tabular--broadcast": "squeeze()",
     "multilabel--pos_weight": "negatives / positives",

@@ -1,5 +1,6 @@
 """`with trainworthy.watch():` in long programs and notebooks: what was built before the block, in fresh processes."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,34 @@ def test_watch_keeps_the_loops_exception_and_says_when_nothing_trains():
     with trainworthy.watch(say=said.append):
         pass
     assert "no optimiser made a step" in said[-1]
+
+
+def test_watch_writes_a_row_for_each_epoch_and_says_why_the_run_ended(tmp_path: Path):
+    """Two whole epochs with an evaluation after each; the third one raises."""
+    x = torch.randn(64, 8)
+    data = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), 16)
+    torch.manual_seed(0)
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    losses: list[float] = []
+
+    def epochs() -> None:
+        for _ in range(2):
+            loop(model, optimizer)
+            with torch.no_grad():
+                losses[:] = [cross_entropy(model(a), b).item() for a, b in data]
+        loop(model, optimizer, fails=True)
+
+    with pytest.raises(ValueError, match="the loop's own"), trainworthy.watch(tmp_path, say=lambda _: None):
+        epochs()
+    rows = [json.loads(line) for line in (tmp_path / "epoch_metrics.jsonl").read_text().splitlines()]
+    steps = [json.loads(line) for line in (tmp_path / "step_metrics.jsonl").read_text().splitlines()]
+    assert [(r["epoch"], r["step"]) for r in rows] == [(1, 8), (2, 16), (3, 22)]
+    assert rows[1]["train/loss"] == pytest.approx(sum(r["step/loss"] for r in steps[8:16]) / 8, rel=1e-5)
+    assert rows[1]["val/loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    page = (tmp_path / "report.html").read_text()
+    assert "it raised ValueError: the loop&#x27;s own" in page
+    assert "why it ended" in page
 
 
 def test_watch_inside_watch_is_refused_and_leaves_the_first_one_working():
