@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.errors import Stop
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, pick
+from trainworthy.core.gates.gate import GateContext, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Data, Metric, Stage, View
@@ -80,9 +81,9 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     differ."""
     if any(a.shape != b.shape for a, b in zip(ours, theirs, strict=True)):
         return 1.0
-    size = max((a.double().abs().max().item() for a in ours if a.numel()), default=0.0)
+    size = max((to_double(a).abs().max().item() for a in ours if a.numel()), default=0.0)
     apart = max(
-        ((a.double() - b.double()).abs().max().item() for a, b in zip(ours, theirs, strict=True) if a.numel()),
+        ((to_double(a) - to_double(b)).abs().max().item() for a, b in zip(ours, theirs, strict=True) if a.numel()),
         default=0,
     )
     return apart / size if size else float(apart > 0)
@@ -209,7 +210,7 @@ def span(metric: Metric) -> float:
     title=TITLE,
     reads="data model evaluate metric export exported optimizers state loss counts train",
 )
-def export_gate(proof: Proof) -> Finding:
+def export_gate(proof: GateContext) -> Finding:
     """Export the overfit model and load it in a fresh process. Samples of both splits must get the evaluation path's
     answers. On the training samples, `evaluate` must return the metric of these answers."""
     run, stage, found = overfitted(proof)
@@ -236,7 +237,7 @@ def export_gate(proof: Proof) -> Finding:
     return seen
 
 
-def suspects(proof: Proof, stage: Stage) -> dict[str, nn.Module]:
+def suspects(proof: GateContext, stage: Stage) -> dict[str, nn.Module]:
     """Return what may have been exported instead of the evaluated model."""
     fresh = proof.build(Plan(steps=1))[1]
     found = {"a net that was never trained": fresh.eval_model}

@@ -12,7 +12,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.export_weights import exported_weights
 from trainworthy.core.gates.exported import asked
-from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import evaluating
 from trainworthy.recipes.shared import language_reader
@@ -31,7 +31,7 @@ def exported(base: str, tokenizer: Any, lm: Callable[[nn.Module], nn.Module] = l
     title = "the export, loaded in a fresh process, gives the log-probabilities of the trained model"
 
     @gate("exported", rows="C18 L5", title=title, reads="model export optimizers state loss counts train")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Exports the rehearsed model, whose weights have moved. A process that imports nothing of this project loads it with transformers
         and peft. Its log-probabilities are compared on random tokens, relative to what the rehearsal changed."""
         run, stage, _ = rehearsed(proof)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.diagnosis import ratio
-from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
@@ -65,7 +66,7 @@ def overfit(batch: dict, first: float) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------------------- gates
-def beginning(proof: Proof) -> tuple[Run, Stage, Tensor, int]:
+def beginning(proof: GateContext) -> tuple[Run, Stage, Tensor, int]:
     """Return (run, stage, the first tokens of a document (1, T), tokens per row) after a few training steps."""
     run, stage, _ = rehearsed(proof)
     data = stage.data["train"]
@@ -77,21 +78,21 @@ def z(weight: float) -> Gate:
     title = "z-loss is weight x log^2 Z of the raw logits, in value and gradient"
 
     @gate("z-loss", rows="L6", title=title, reads="data model loss")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """A short run does not show a z-loss at its usual weight. So the gate compares the gradient of the recipe's loss with respect to the
         logits, as they are and with 10 added to each, which does not change the cross-entropy."""
         if not weight:
             raise Skip("no z-loss: --z-loss 0")
         run, stage = proof.look()
         batch = packed(stage.data["train"], some(stage.data["train"], proof.cfg.run.seed), run)
-        logits, gradient = felt(stage, batch)
-        _, shifted = felt(stage, batch, SHIFT)
+        logits, gradient = (x.cpu() for x in felt(stage, batch))
+        shifted = felt(stage, batch, SHIFT)[1].cpu()
         rows = gradient.abs().sum(-1) > 0
-        p, log_z = logits[rows].double().softmax(-1), logits[rows].double().logsumexp(-1, keepdim=True)
+        p, log_z = to_double(logits[rows]).softmax(-1), to_double(logits[rows]).logsumexp(-1, keepdim=True)
         target = torch.zeros_like(p).scatter_(-1, gradient[rows].argmin(-1, keepdim=True), 1.0)
         plain = p - target + 2 * weight * log_z * p
         due = 2 * weight * SHIFT * p  # effect of the shift: 2 w log Z softmax is linear in log Z
-        got = (shifted[rows] - gradient[rows]).double()
+        got = to_double(shifted[rows] - gradient[rows])
         added = (got * due).sum().item() / due.square().sum().item()  # 1 if correct
         gap = ((got - due).norm() / due.norm()).item()
         own = ((gradient[rows] - plain).norm() / plain.norm()).item()
@@ -116,7 +117,7 @@ def z(weight: float) -> Gate:
     title="bits per byte and perplexity equal those computed token by token",
     reads="data model evaluate train",
 )
-def perplexity(proof: Proof) -> Finding:
+def perplexity(proof: GateContext) -> Finding:
     """Compares the recipe's evaluation of a few validation documents, one longer than a row, at two batch sizes, with a reference. The
     reference reads one window up to each token, without packing, padding and labels."""
     run, stage, _ = rehearsed(proof)
@@ -131,8 +132,8 @@ def perplexity(proof: Proof) -> Finding:
             ids = torch.from_numpy(document.astype(np.int64)).to(run.device)
             for i in range(1, len(ids)):
                 start = stride * max(0, (i - width) // stride + 1)  # start of the first window that contains token i
-                logits = model(input_ids=ids[None, start:i], use_cache=False).logits[0, -1].double()
-                nll -= logits.log_softmax(-1)[ids[i]].item()
+                logits = to_double(model(input_ids=ids[None, start:i], use_cache=False).logits[0, -1])
+                nll -= logits.log_softmax(-1)[int(ids[i])].item()
                 tokens, size = tokens + 1, size + int(data.sizes[document[i]])
     due = {"bits_per_byte": nll / math.log(2) / size, "perplexity": math.exp(nll / tokens)}
     some, kept, got = data.among(documents), run.cfg.train.eval_batch_size, {}
@@ -173,7 +174,7 @@ def perplexity(proof: Proof) -> Finding:
     title="the export is the trained model with its tokenizer",
     reads="data model export train",
 )
-def export(proof: Proof) -> Finding:
+def export(proof: GateContext) -> Finding:
     """Loads the export of the rehearsed model with `AutoModelForCausalLM` and `AutoTokenizer` alone, and compares logits, settings and
     tokens."""
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from trainworthy.core.adapters.hosted import Hosted
 from trainworthy.core.base import seeds
 from trainworthy.core.base.modes import in_mode
-from trainworthy.core.gates.gate import Proof
+from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.recipes.rl.language.problems import Asker, Reward
@@ -42,7 +42,7 @@ class Unit:
     """Logits (answers, vocabulary) that the first tokens of the answers were drawn from; empty if another program generates."""
 
 
-def unit(s: Subject, proof: Proof) -> Unit:
+def unit(s: Subject, proof: GateContext) -> Unit:
     """Sample the answers, once for all gates."""
 
     def make() -> Unit:

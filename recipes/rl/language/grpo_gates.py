@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.gates import fresh_export
@@ -43,7 +43,7 @@ def rewards(s: Subject) -> Gate:
     title = "the reward prefers right answers, and for their content"
 
     @gate("rewards", rows="R1", title=title, reads="data")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Calls the declared reward function with right answers, other questions' answers of the same length, empty answers and long wrong
         ones: alone, in a batch and in another order."""
         rows = proof.look()[1].data["questions"].rows[: 20 * TRIED]
@@ -125,7 +125,7 @@ def questions(s: Subject) -> Gate:
     title = "no held-out question is in the training set or in the prompt's examples"
 
     @gate("questions", rows="C6", title=title, reads="data")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares prompts and sources of both splits, without case and spaces, and the solved questions that precede each prompt."""
         data = proof.look()[1].data
 
@@ -155,7 +155,7 @@ def samples(s: Subject) -> Gate:
     title = "training uses the policy's own answers, up to their end token"
 
     @gate("samples", rows="L1 L3", title=title, reads="data model loss train", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares the distributions that the first tokens were drawn from with those of each answer alone, without padding. Compares the
         log-probability of the sampled answers with its expected value (the entropy of the same distributions), by prompt length.
         Checks where each answer ends."""
@@ -218,7 +218,7 @@ def advantages(s: Subject) -> Gate:
     title = "an answer's advantage is its reward relative to its group"
 
     @gate("advantages", rows="R1", title=title, reads="data model loss train", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Computes the declared reward of each answer alone, minus its group's mean, divided by the group's standard deviation."""
         u = unit(s, proof)
         said = [s.asker.tokenizer.decode(after, skip_special_tokens=True) for _, after in u.ids]
@@ -267,7 +267,7 @@ def prompts(s: Subject) -> Gate:
     title = "evaluation prompts equal training prompts, in a batch and alone"
 
     @gate("prompts", rows="L1 L8", title=title, reads="data model loss evaluate")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares the ids that enter the embedding while `evaluate` generates with the prompt of training, and greedy answers to three
         prompts of different lengths in one batch with those of each alone."""
         u, wrong = unit(s, proof), []
@@ -303,7 +303,7 @@ def judge(s: Subject) -> Gate:
     title = "known answers get the right accuracy"
 
     @gate("judge", rows="R1", title=title, reads="data evaluate metric")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Runs `evaluate` with a policy that returns prepared answers: right, right after a calculation, corrected to a wrong one, empty."""
         run, stage = proof.look()
         rows = stage.data["val"].rows[:8]
