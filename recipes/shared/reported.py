@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
+from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
@@ -37,7 +37,7 @@ def reported(more: Callable[[Tensor, Tensor], dict[str, float]] = lambda images,
     title = "every number that the evaluation reports equals its definition"
 
     @gate("reported", rows="C12", title=title, reads="data model evaluate train")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Evaluates the overfit model on held-out samples, and computes each number again from the answers to each sample alone."""
         run, stage, _ = overfitted(proof)
         data, seed = stage.data["val"], proof.cfg.run.seed
