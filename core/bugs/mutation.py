@@ -102,11 +102,16 @@ def _regions(tree: ast.Module, source: str, *, helper: bool) -> Iterator[tuple[a
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 yield node, HELPER
         return
-    for piece in pieces(source).values():
+    every = pieces(source).values()
+    hosted = any(
+        piece.also for piece in every
+    )  # a trainer's settings make the loss, in the place where its model is made
+    for piece in every:
         if piece.home and piece.key not in SETTINGS:
+            part = "loss" if hosted and piece.home[0] == "model" else piece.home[0]
             for node in piece.nodes:
                 if not isinstance(node, (ast.Import, ast.ImportFrom)):
-                    yield node, piece.home[0]
+                    yield node, part
 
 
 def _walk(node: ast.AST, above: tuple[ast.AST, ...] = ()) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:

@@ -18,6 +18,12 @@ SETTINGS = ("Config", "tiny", "full")  # diff compares these by value
 OF_GROUP = {"train": ("train",), "optim": ("optimizers", "train"), "loader": ("data",), "run": (), "gates": (), "track": (),
             "init_from": ("model",), "trust_pickle": ()}  # fmt: skip
 """Parts that read a setting which every recipe has, by the setting's group."""
+OF_TRAINER = ("loss", "model", "optimizers", "counts")  # what a hosted trainer brings: hosted.host(trainer, run, ...)
+OF_HOSTED = {
+    "ask": "data",
+    "passes": "train",
+    "evaluate_while_training": "evaluate",
+}  # and what its stage has beyond a Stage
 
 
 @dataclass
@@ -29,6 +35,8 @@ class Piece:
     """Name of the enclosing function, or ""."""
     root: str
     """The part that this piece itself is, or ""."""
+    also: tuple[str, ...] = ()
+    """Further parts that it is, with less right to it."""
     nodes: list[ast.AST] = field(default_factory=list)
     """Syntax nodes; several if a name is set several times."""
     text: str = ""
@@ -64,8 +72,8 @@ def pieces(source: str) -> dict[str, Piece]:
     tree, lines, found = ast.parse(source), source.splitlines(), {}
     listed = {n.id for s in tree.body if "STAGES" in _targets(s) for n in ast.walk(s) if isinstance(n, ast.Name)}
 
-    def add(node: ast.AST, key: str, scope: str = "", root: str = "") -> None:
-        piece = found.setdefault(key, Piece(key, scope, root))
+    def add(node: ast.AST, key: str, scope: str = "", root: str = "", also: tuple[str, ...] = ()) -> None:
+        piece = found.setdefault(key, Piece(key, scope, root, also))
         piece.nodes.append(node)
         piece.text += "\n".join([*lines[_first_line(node) - 1 : node.end_lineno], ""])
         names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
@@ -90,9 +98,12 @@ def pieces(source: str) -> dict[str, Piece]:
             for inner in _statements(node.body):
                 call = None if _is_def(inner) else _stage_call(inner)
                 if call:
+                    if _is_hosted(call) and call.args:
+                        add(call.args[0], f"{scope}: trainer=", scope, OF_TRAINER[0], OF_TRAINER[1:])
                     for word in call.keywords:
                         arg = word.arg or ""  # the keys of **more are unknown
-                        add(word if arg else word.value, f"{scope}: {arg or '**'}=", scope, arg)
+                        part = OF_HOSTED.get(arg, arg) if _is_hosted(call) else arg
+                        add(word if arg else word.value, f"{scope}: {arg or '**'}=", scope, part)
                 elif not (isinstance(inner, ast.Return) and isinstance(inner.value, ast.Name)):
                     set_field = re.match(r"\w+\.(\w+)", " ".join(_targets(inner)))  # stage.loss = ...
                     root = set_field[1] if set_field and set_field[1] in PARTS else ""
@@ -118,6 +129,7 @@ def _place(every: list[Piece]) -> None:
     steps: dict[str, dict[str, int]] = {piece.key: {} for piece in every}
     for part in PARTS:
         waiting = deque((piece, 0) for piece in every if piece.root == part)
+        waiting += ((piece, 1) for piece in every if part in piece.also)
         while waiting:
             piece, n = waiting.popleft()
             if part not in steps[piece.key]:
@@ -125,7 +137,7 @@ def _place(every: list[Piece]) -> None:
                 for name in piece.takes:
                     waiting += ((p, n + 1) for p in makers.get((piece.scope, name)) or makers.get(("", name), []))
     for piece in every:
-        found = {piece.root: 0} if piece.root else steps[piece.key]
+        found = {piece.root: 0, **dict.fromkeys(piece.also, 1)} if piece.root else steps[piece.key]
         if found:
             piece.parts = tuple(part for part, n in found.items() if n <= min(found.values()) + 1)
             nearest = tuple(part for part, n in found.items() if n == min(found.values()))
@@ -159,9 +171,14 @@ def _statements(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _stage_call(node: ast.AST) -> ast.Call | None:
-    """Return the call that makes a Stage, or None."""
+    """Return the call that makes a stage, or None."""
     calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
-    return next((c for c in calls if re.search(r"(^|\.)Stage$", ast.unparse(c.func))), None)
+    return next((c for c in calls if re.search(r"(^|\.)Stage$", ast.unparse(c.func)) or _is_hosted(c)), None)
+
+
+def _is_hosted(call: ast.Call) -> bool:
+    """Return whether the call makes the stage of a trainer of transformers or TRL."""
+    return ast.unparse(call.func) == "hosted.host"
 
 
 def _is_def(node: ast.AST) -> bool:

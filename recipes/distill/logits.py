@@ -22,6 +22,7 @@ from trainworthy.core.base.config import Loader, Optim, Phase, RunSettings, Trai
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.distill.gates import logits as targets
 from trainworthy.recipes.shared import judge as teachers
+from trainworthy.recipes.shared.reported import reported
 from trainworthy.recipes.vision import classify
 from trainworthy.recipes.vision.data import pictures
 from trainworthy.recipes.vision.models import zoo
@@ -239,7 +240,8 @@ def make_stage(cfg: Config, run: core.Run, name: str, data: dict[str, core.Data]
         preview=preview,
         predict=predict,
         export=export,
-        gates=[targets.teacher(teacher), targets.divergence(teacher)] if weight else [],
+        gates=[reported(lambda images, said: {"agreement": targets.agreement(teacher, images, said)}),
+               *([targets.teacher(teacher), targets.divergence(teacher)] if weight else [])],
     )  # fmt: skip
 
 

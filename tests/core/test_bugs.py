@@ -84,6 +84,14 @@ def test_every_kind_of_mutant(recipe: Path):
         assert words in patches, words
 
 
+@pytest.mark.parametrize("recipe", ["llm/sft", "llm/dpo", "llm/reward", "rl/grpo", "diffusion/flow"])
+def test_data_loss_and_evaluation_are_mutated_also_if_a_trainer_has_the_loss(recipe: str):
+    """hosted.host(trainer, ...) makes these stages, and not Stage(...)."""
+    found = mutation.mutants(ROOT / "recipes" / f"{recipe}.py")
+    of = {part: sum(m.part == part for m in found) for part in ("data", "loss", "evaluate")}
+    assert min(of.values()) >= 5, of
+
+
 def test_a_larger_sample_contains_a_smaller_one(recipe: Path):
     found = mutation.mutants(recipe)
     assert mutation.drawn(found)[:5] == mutation.drawn(found[::-1])[:5]

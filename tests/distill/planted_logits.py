@@ -33,6 +33,10 @@ PLANTS = [
         ("train mode", "dropout"), source="DST-01 neuralmagic/sparseml PR#2191", harm="targets that change from call to call"),
     bug("teacher-sees-another-picture", "teacher", "V1", APART, APART.replace('batch["image"]', 'batch["image"].roll(1, 0)'),
         ("different pictures",), harm="every picture is taught its neighbour's class"),
+    bug("agreement-inverted", "reported", "C12", "agree.append(logits.argmax(1) == answers", "agree.append(logits.argmax(1) != answers",
+        ("1 minus its definition",), source="a mutant", harm="the share of disagreement is reported as agreement"),
+    bug("nll-of-a-second-softmax", "reported", "C12", '"nll": F.cross_entropy(said, truth).item()',
+        '"nll": F.cross_entropy(said.softmax(1), truth).item()', ("nll is",), harm="the number beside the accuracy is not what it is called"),
     bug("exports-a-new-net", "exported-weights", "C18", SAVED,
         "net = classify.make_model(cfg, data['train'], classes)[0]\n        "
         + SAVED.replace("model", "net"),

@@ -62,6 +62,13 @@ def teacher(judge: Judge) -> Gate:
     return prove
 
 
+@torch.no_grad()
+def agreement(judge: Judge, images: Tensor, said: Tensor) -> float:
+    """Return the share of images (N, C, H, W) of which the student, with logits `said` (N, classes), and the teacher say the same."""
+    theirs = [int(judge.logits(one[None] * 2 - 1).argmax(1)) for one in images]
+    return sum(int(row.argmax()) == t for row, t in zip(said, theirs, strict=True)) / len(theirs)
+
+
 NEAR = {"fp32": 1e-4}  # relative difference of a sample's loss from the formula
 COARSE = 5e-2  # the same in 16 bits
 PAIRS = 8  # samples with a label, and as many without one
