@@ -12,9 +12,9 @@ from tests.conftest import ROOT
 from tests.helpers.settings import SHORT
 from tests.helpers.smoke import STAND_INS
 
-LIGHT = ("schema", "wiring", "dependency", "evaluation")
-"""They read the data, train four steps and evaluate."""
-MORE = ("initial-loss", "accumulation", "resume", "storage", "entries")
+LIGHT = ("schema", "wiring", "dependency")
+"""They read the data, train four steps and evaluate once."""
+MORE = ("initial-loss", "evaluation", "accumulation", "resume", "storage", "entries")
 """They also save, load, and perturb every entry of a batch."""
 LONGER = ()
 """Recipes whose light test takes more than ten seconds of CPU time: in `make verify`."""

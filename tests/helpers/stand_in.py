@@ -138,6 +138,12 @@ class Builders(TorchFunctionMode):
             )
         if func is torch.Tensor.new_tensor and isinstance(args[0], OnDevice):
             return torch.tensor(args[1], dtype=kwargs.get("dtype", args[0].dtype)).to(DEVICE)
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and isinstance(args[0], OnDevice):
+            parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+            listed = tuple(
+                torch.tensor(p) if isinstance(p, list) and p and isinstance(p[0], (int, bool)) else p for p in parts
+            )
+            args = (args[0], listed if isinstance(args[1], tuple) else listed[0], *args[2:])
         return func(*args, **kwargs)
 
 
