@@ -12,7 +12,7 @@ from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate, named_causes
 from trainworthy.core.gates.dependence_causes import of_blind_answers
 from trainworthy.core.gates.diagnosis import ratio
-from trainworthy.core.gates.gate import Proof, fetch, pick, total_loss, train_set
+from trainworthy.core.gates.gate import GateContext, fetch, pick, total_loss, train_set
 from trainworthy.core.gates.mixture import dependency as dependency
 from trainworthy.core.gates.norms import layers
 from trainworthy.core.gates.shuffled import reaches
@@ -33,7 +33,7 @@ RATES = (30, 1 / 30, 3000)  # multiples of the rate that are tried where eight s
     reads="data model loss counts expect pretrained",
     symptom=True,
 )
-def initial_loss(proof: Proof) -> Finding:
+def initial_loss(proof: GateContext) -> Finding:
     """Compare the mean loss of the untrained model on 256 training samples (or 16 times `gate_batch_size`) with the
     recipe's theoretical value."""
     run, stage = proof.look()
@@ -70,7 +70,7 @@ def initial_loss(proof: Proof) -> Finding:
 
 
 def _train_on_eight(
-    proof: Proof, blank: tuple[str, ...] = (), most: int = 0, times: int = 1, rate: float = 1.0
+    proof: GateContext, blank: tuple[str, ...] = (), most: int = 0, times: int = 1, rate: float = 1.0
 ) -> tuple[Run, Stage, dict]:
     """Run the recipe's own `train()` on eight fixed samples with fixed draws at `rate` times the peak rate, until loss and
     metric reach their targets, or for `most` steps."""
@@ -150,7 +150,7 @@ def _on(batch: dict, value: Any) -> Any:
     return value(batch) if callable(value) else value
 
 
-def overfitted(proof: Proof) -> tuple[Run, Stage, dict]:
+def overfitted(proof: GateContext) -> tuple[Run, Stage, dict]:
     """Return the overfit model that several gates use. If its loss still falls at the last step (a pretrained model at
     a small rate starts slowly), it may get four times as many (`Expect.overfit_longer`)."""
 
@@ -183,7 +183,7 @@ def _falls(found: dict) -> bool:
     reads="data model loss counts evaluate metric probe optimizers state expect train",
     symptom=True,
 )
-def overfit(proof: Proof) -> Finding:
+def overfit(proof: GateContext) -> Finding:
     """The loss must be near its floor AND the metric at its ceiling on the same samples, read again through the
     evaluation path. The loss alone cannot show a shifted label or a wrong transform."""
     _, stage, found = overfitted(proof)
@@ -230,7 +230,7 @@ def overfit(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-def _why_not(proof: Proof, stage: Stage, found: dict) -> str:
+def _why_not(proof: GateContext, stage: Stage, found: dict) -> str:
     """Return the cause that an experiment supports of a loss that did not reach its floor: inputs that do not arrive, a known floor,
     another rate at which the same samples are memorised."""
     if proof.accelerator.num_processes > 1:  # ranks must not part ways here
@@ -260,7 +260,7 @@ def _why_not(proof: Proof, stage: Stage, found: dict) -> str:
     reads="data model loss counts evaluate metric probe optimizers state expect train",
     symptom=True,
 )
-def baseline(proof: Proof) -> Finding:
+def baseline(proof: GateContext) -> Finding:
     """Score the overfit model on other samples' inputs, and train a model on blank inputs: both must be clearly
     worse."""
     if proof.expect.solvable_without_input:
@@ -299,7 +299,7 @@ def baseline(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-def _why_blind(proof: Proof, run: Run, stage: Stage, view: View, found: dict, bar: float) -> str:
+def _why_blind(proof: GateContext, run: Run, stage: Stage, view: View, found: dict, bar: float) -> str:
     """Return where a model that answers without its input has its answers from, and whether the input reaches the loss at all."""
     if proof.accelerator.num_processes > 1:  # ranks must not part ways here
         return ""

@@ -14,7 +14,7 @@ from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.dependence_causes import Mixture, of_mixture
-from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.recorder import learnt_from, rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage
@@ -30,7 +30,7 @@ NEXT_TO_NOTHING = 1e-3  # of the largest gradient: a difference in less is no mi
     reads="data model loss counts expect",
     explains=True,
 )
-def dependency(proof: Proof) -> Finding:
+def dependency(proof: GateContext) -> Finding:
     """Check by backpropagation: the gradient of the batch's loss with respect to input j must equal that of sample j's
     own loss, and the batch's loss must be the sum over its rows. Uses the rehearsed model, because a zero-initialised
     head hides everything."""

@@ -15,7 +15,7 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.verdict import Skip
 from trainworthy.core.gates.diagnosis import Candidates, Experiment, experiments, rolled, small
-from trainworthy.core.gates.gate import Proof
+from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.gates.shared_memory import shared
 from trainworthy.core.loop.checkpoint import Segment
 from trainworthy.core.loop.init_from import equal, holds_state, match
@@ -274,24 +274,24 @@ def fingerprint(tensor: Tensor) -> Tensor:
     return flat.view(whole).sum(dtype=torch.int64)
 
 
-def rehearse(proof: Proof, plan: Plan) -> tuple[Run, Stage, Record]:
+def rehearse(proof: GateContext, plan: Plan) -> tuple[Run, Stage, Record]:
     """Run the recipe's `train()` under `plan` with the recorder on."""
     run, stage = proof.build(plan)
     with Recorder(run, stage) as record:
         proof.train(proof.cfg, run, stage)
-    record.shared = shared(stage)  # now: later its weights are moved (`Proof.put_away`)
+    record.shared = shared(stage)  # now: later its weights are moved (`GateContext.put_away`)
     if stage.expect.gate_batch_size:
         record.left = bits(stage)
     return run, stage, record
 
 
-def rehearsed(proof: Proof) -> tuple[Run, Stage, Record]:
+def rehearsed(proof: GateContext) -> tuple[Run, Stage, Record]:
     """Return the rehearsal that several gates share: four steps of sixteen samples at the peak rate, with an evaluation
     after the second."""
     return proof.once("rehearsal", lambda: rehearse(proof, four(proof)))
 
 
-def four(proof: Proof, **how: Any) -> Plan:
+def four(proof: GateContext, **how: Any) -> Plan:
     """Return the plan of that rehearsal."""
     world = proof.accelerator.num_processes
     size = max(proof.expect.at_most(BATCH), 2 * world, proof.cfg.train.accumulate * world)
@@ -340,7 +340,7 @@ class Made(Data):
         return {k: v[index] for k, v in self.batch.items()}
 
 
-def learnt_from(proof: Proof) -> Data:
+def learnt_from(proof: GateContext) -> Data:
     """Return what the loss reads: the training set, or the samples of the rehearsed loop's last update."""
     _, stage, record = rehearsed(proof)
     if "train" not in stage.data and not record.batch:

@@ -4,10 +4,9 @@ tiny  the manual and the docstrings of the running Python (1.7 MB), four layers,
       set: random halves of its 501 held-out documents differ by 0.11 bits per byte (unigram), ten times what seeds do.
 full  a Llama of 100 M parameters on `--data.path FOLDER`, a table or `hub:owner/name`; an accelerator. The same code path.
 
-Documents are packed into rows by best fit. Each starts at position 0 and attends only to itself, on every attention backend.
-Every token except a document's first is predicted once, including the end token. The loss is a mean over tokens, not over rows.
-The output layer starts at the token frequencies. The z-loss is logged separately, with log Z. The result is bits per byte of
-held-out documents, next to n-gram models and xz.
+Documents are packed into rows by best fit. Each starts at position 0 and attends only to itself, on every attention backend. Every token
+except a document's first is predicted once, including the end token. The loss is a mean over tokens, not over rows. The output layer starts
+at the token frequencies. The z-loss is logged separately, with log Z. The result is bits per byte of held-out documents, next to n-grams and xz.
 """
 
 import math

@@ -289,7 +289,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
             gate_batch_size=8,
         ),
         pretrained=loading.from_file(trainer.model, path),
-        gates=grpo_gates.gates(grpo_gates.Subject(cfg, asker, declared)),
+        gates=grpo_gates.gates(grpo_gates.Subject(cfg, asker, declared), path),
         monitors=grpo_monitors.monitors(cfg, len(data["val"])),
         baselines=baselines,
         predict=predict,

@@ -28,7 +28,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from trainworthy.core.base import config
 from trainworthy.core.base.verdict import Skip
 from trainworthy.core.gates import order
-from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.loop import optim
 from trainworthy.core.loop.run import Plan
 from trainworthy.core.recipe import loading
@@ -179,7 +179,7 @@ def judged(recipe: str, argv: list[str], ids: tuple[str, ...] = ()) -> dict[str,
     with stand_in() as accelerator, tempfile.TemporaryDirectory() as folder:
         before = None
         for part in stages.parts(loaded, cfg):
-            proof = Proof(part.cfg, accelerator, part.maker(before), loaded.module.train, Path(folder) / part.name, {}, {},
+            proof = GateContext(part.cfg, accelerator, part.maker(before), loaded.module.train, Path(folder) / part.name, {}, {},
                           stage=part.name, follows="rehearsed" if before else "none")  # fmt: skip
             proof.folder.mkdir(parents=True)
             for one in order.of_stage(proof.look()[1]):
@@ -199,7 +199,7 @@ def judged(recipe: str, argv: list[str], ids: tuple[str, ...] = ()) -> dict[str,
     return found
 
 
-def _said(one: Gate, proof: Proof) -> str:
+def _said(one: Gate, proof: GateContext) -> str:
     try:
         finding = one.prove(proof)
         return "pass" if finding.ok else f"fail: {finding.measured}"

@@ -8,7 +8,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 from trainworthy.core.base.doubles import exact, on_device, to_double
-from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.loop.run import Plan
 from trainworthy.core.recipe.stage import Data
 from trainworthy.recipes.diffusion.gates import walks
@@ -81,7 +81,7 @@ def asked_for(data: Data) -> tuple[str, int]:
     return key, len(data.fields[key].classes) if key in data.fields else data.null
 
 
-def objective(proof: Proof) -> Objective:
+def objective(proof: GateContext) -> Objective:
     """Measure the objective from the loss, on samples of the training path."""
 
     def read() -> Objective:

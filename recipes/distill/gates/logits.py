@@ -8,7 +8,7 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
+from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.recipes.shared.judge import Judge
@@ -24,7 +24,7 @@ def teacher(judge: Judge) -> Gate:
     title = "the teacher is as accurate inside the loss as alone, and repeatable"
 
     @gate("teacher", rows="V1 C12", title=title, reads="data loss", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares the output of its head while the loss of validation pictures is computed with the labels, and that loss under different
         random draws, the student in eval mode."""
         run, stage, _ = overfitted(proof)
@@ -72,7 +72,7 @@ def divergence(judge: Judge) -> Gate:
     title = "both loss terms of each sample equal their formulas, with trained weights"
 
     @gate("divergence", rows="C1", title=title, reads="data model loss counts train", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares the loss with Hinton 2015, equation 4 with T^2, per sample in double precision. It uses the overfit model, because equal
         scores of an untrained student hide several errors. If a term differs, known mistakes are computed, too."""
         (run, stage, _), cfg = overfitted(proof), proof.cfg

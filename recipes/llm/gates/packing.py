@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, fetch
+from trainworthy.core.gates.gate import GateContext, fetch
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
@@ -72,7 +72,7 @@ def packed(data: Packed, documents: list[np.ndarray], run: Run) -> dict:
     reads="data model loss",
     explains=True,
 )
-def asked(proof: Proof) -> Finding:
+def asked(proof: GateContext) -> Finding:
     """Reads targets from the loss's gradient with respect to the logits: which logit is increased after which token, whatever the labels
     are. Compares them with the documents themselves."""
     run, stage = proof.look()
@@ -127,7 +127,7 @@ def asked(proof: Proof) -> Finding:
     reads="data model loss train",
     explains=True,
 )
-def causal(proof: Proof) -> Finding:
+def causal(proof: GateContext) -> Finding:
     """Exchanges one token in the middle of a document and keeps the labels: logits at earlier positions must not change. So no model can
     beat the entropy of random sequences. `asked` pairs the batch's ids with targets; this gate shows which ids the model reads."""
     run, stage, _ = rehearsed(proof)  # untrained, the head is zero and no logit would change
@@ -169,7 +169,7 @@ def causal(proof: Proof) -> Finding:
     title="a packed document has the same logits as alone, on every attention backend",
     reads="data model loss train",
 )
-def isolation(proof: Proof) -> Finding:
+def isolation(proof: GateContext) -> Finding:
     """Compares logits of two packed documents: with the first document exchanged, and with the second alone. It uses the rehearsed model,
     because an untrained one gives the same output for any input."""
     run, stage, _ = rehearsed(proof)

@@ -13,7 +13,7 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.diagnosis import ratio
-from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
@@ -66,7 +66,7 @@ def overfit(batch: dict, first: float) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------------------- gates
-def beginning(proof: Proof) -> tuple[Run, Stage, Tensor, int]:
+def beginning(proof: GateContext) -> tuple[Run, Stage, Tensor, int]:
     """Return (run, stage, the first tokens of a document (1, T), tokens per row) after a few training steps."""
     run, stage, _ = rehearsed(proof)
     data = stage.data["train"]
@@ -78,7 +78,7 @@ def z(weight: float) -> Gate:
     title = "z-loss is weight x log^2 Z of the raw logits, in value and gradient"
 
     @gate("z-loss", rows="L6", title=title, reads="data model loss")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """A short run does not show a z-loss at its usual weight. So the gate compares the gradient of the recipe's loss with respect to the
         logits, as they are and with 10 added to each, which does not change the cross-entropy."""
         if not weight:
@@ -117,7 +117,7 @@ def z(weight: float) -> Gate:
     title="bits per byte and perplexity equal those computed token by token",
     reads="data model evaluate train",
 )
-def perplexity(proof: Proof) -> Finding:
+def perplexity(proof: GateContext) -> Finding:
     """Compares the recipe's evaluation of a few validation documents, one longer than a row, at two batch sizes, with a reference. The
     reference reads one window up to each token, without packing, padding and labels."""
     run, stage, _ = rehearsed(proof)
@@ -174,7 +174,7 @@ def perplexity(proof: Proof) -> Finding:
     title="the export is the trained model with its tokenizer",
     reads="data model export train",
 )
-def export(proof: Proof) -> Finding:
+def export(proof: GateContext) -> Finding:
     """Loads the export of the rehearsed model with `AutoModelForCausalLM` and `AutoTokenizer` alone, and compares logits, settings and
     tokens."""
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -15,7 +15,7 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof, pick
+from trainworthy.core.gates.gate import Gate, GateContext, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import monitor
@@ -65,7 +65,7 @@ def lengths(chat: Chat) -> Gate:
     title = "the preferred answer is not simply the longer one"
 
     @gate("lengths", rows="R1", title=title, reads="data")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Counts the pairs that a reward of the number of tokens alone would rank correctly."""
         _, stage = proof.look()
         data = stage.data["train"]
@@ -88,7 +88,7 @@ def place(chat: Chat) -> Gate:
     title = "the reward is read at the token that ends the answer, and nowhere else"
 
     @gate("place", rows="L2 L3", title=title, reads="data model loss train", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Reads where the loss of the overfit model has a gradient with respect to the last hidden states. This is what the loss does,
         whatever pad token and configuration say. The head of an overfit model is no longer zero."""
         run, stage, _ = overfitted(proof)
@@ -137,7 +137,7 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
         )
 
     @gate("bradley-terry", rows="R1 L1", title=title, reads="data model loss evaluate train", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares the loss before training and after a few pairs were memorised, in order and exchanged, with the formula. Its rewards come
         from each answer alone, without padding. The evaluation's margin is compared, too."""
         _, start = proof.look()
@@ -180,7 +180,7 @@ def exported(chat: Chat) -> Gate:
     title = "the exported model, loaded from its files, gives the same rewards"
 
     @gate("exported", rows="L5", title=title, reads="data model export train")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares rewards of the overfit model's answers, each alone, with those of its export in one batch, padded by the exported
         tokenizer on either side."""
         from transformers import AutoTokenizer

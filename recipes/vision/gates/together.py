@@ -8,7 +8,7 @@ from torch import Tensor
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.loop.run import evaluating
 from trainworthy.recipes.vision.data.masks import IGNORE
 
@@ -16,7 +16,7 @@ from trainworthy.recipes.vision.data.masks import IGNORE
 DRAWS, AS_ONE = 32, 0.7
 
 
-def outputs(proof: Proof) -> int:
+def outputs(proof: GateContext) -> int:
     """Return the number of classes that the net predicts."""
     run, stage = proof.look()
     with evaluating(stage.model), torch.no_grad(), run.autocast():
@@ -51,7 +51,7 @@ class Painted(Sequence):
     reads="data model",
     explains=True,
 )
-def together(proof: Proof) -> Finding:
+def together(proof: GateContext) -> Finding:
     """Sends pictures that show their own masks through both paths. Picture and mask must still agree in each window, and no other id may
     appear."""
     (run, stage), n, seed = proof.look(), outputs(proof), proof.cfg.run.seed

@@ -152,9 +152,9 @@ class Questions(core.Data):
         self.kept = [i for i in range(n) if i not in left]
         self.most = max((len(self.source.asked(i)) for i in self.kept), default=0)
         self.notes = {}
-        for name in ("note", "unopened"):
+        for name, called in (("note", "without a picture"), ("unopened", "pictures"), ("left_out", "lines")):
             if getattr(self.source, name, ""):
-                self.notes["without a picture" if name == "note" else "pictures"] = getattr(self.source, name)
+                self.notes[called] = getattr(self.source, name)
         if out:
             self.notes["over-long"] = f"{len(out):,} of {n:,} samples are longer than {longest} tokens and left out"
         if not self.kept:
