@@ -35,7 +35,11 @@ def test_every_recipe_named_is_one():
     assert {e.id for e in recipes() if HOME in e.path.parents} >= {*RUN}
 
 
-@pytest.mark.parametrize("recipe", RUN)
+LONGER = ("diffusion/pixel", "vision/detect")
+"""Of `make verify`: more than ten seconds of CPU time."""
+
+
+@pytest.mark.parametrize("recipe", [pytest.param(r, id=r, marks=[pytest.mark.verify] * (r in LONGER)) for r in RUN])
 def test_data_training_and_evaluation_on_a_device_that_is_not_the_host(recipe: str, stand_ins: Path):
     found = verdicts(recipe, LIGHT, stand_ins)
     assert not {k: v for k, v in found.items() if v != "pass" and not v.startswith("skip: ")}, found
