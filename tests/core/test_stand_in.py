@@ -17,8 +17,8 @@ LIGHT = ("schema", "wiring", "dependency")
 MORE = ("initial-loss", "evaluation", "accumulation", "resume", "storage", "entries")
 """They also save, load, and perturb every entry of a batch."""
 RUN = (
-    "vision/classify", "vision/segment", "vision/detect", "diffusion/pixel", "llm/pretrain", "llm/sft", "llm/dpo", "llm/reward",
-    "rl/sac", "rl/grpo", "distill/logits",
+    "vision/classify", "vision/segment", "vision/detect", "diffusion/pixel", "diffusion/latent", "llm/pretrain", "llm/sft", "llm/dpo",
+    "llm/reward", "rl/dqn", "rl/sac", "rl/grpo", "distill/logits", "distill/compress", "distill/whisper", "vlm/instruct",
 )  # fmt: skip
 """Recipes that have passed there. The others have not been run."""
 
@@ -35,7 +35,7 @@ def test_every_recipe_named_is_one():
     assert {e.id for e in recipes() if HOME in e.path.parents} >= {*RUN}
 
 
-LONGER = ("diffusion/pixel", "vision/detect")
+LONGER = ("diffusion/latent", "diffusion/pixel", "vision/detect")
 """Of `make verify`: more than ten seconds of CPU time."""
 
 
