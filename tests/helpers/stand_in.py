@@ -71,6 +71,9 @@ class OnDevice(torch.Tensor):
     def data_ptr(self) -> int:
         return self.host.data_ptr()
 
+    def __format__(self, spec: str) -> str:
+        return format(self.host, spec)
+
     def untyped_storage(self) -> Any:
         return self.host.untyped_storage()
 
