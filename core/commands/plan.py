@@ -1,4 +1,4 @@
-"""usage: trainworthy plan RECIPE [--memory 80] [-n 8] [--device H100 | --flops 4e14] [--samples N] [--json] [settings]
+"""usage: trainworthy plan RECIPE [--memory 80] [-n 8] [--shard full] [--device H100 [--mfu 0.4] | --flops 4e14] [--json] [settings]
 
 Estimates memory, time and disk space of a run before it starts.
 
@@ -6,17 +6,26 @@ Estimates memory, time and disk space of a run before it starts.
   trainworthy plan llm/sft --preset full --device H100 -n 8    memory and time from a table of devices, eight processes
   trainworthy plan vision/classify --json                   the same numbers as JSON, in bytes and seconds
   trainworthy plan ./mine.py --flops 4e14 --samples 100000  time at a throughput that you measured, for your number of samples
+  trainworthy plan llm/pretrain --model FOLDER -n 16 --shard full --device A100 --link 200    sharded; FOLDER has a config.json
+
+  --memory 80       GB of one device, 10^9 bytes
+  -n 8              processes, one for each device; with --shard, each holds a part (docs/scale.md)
+  --device H100     memory and throughput from a table, at --mfu 0.4 of its data sheet; --flops N: operations a second that you reach
+  --samples N       samples of the training set
+  --link 200        GB a second that a device sends; without it the bytes are printed and no time
+  --disk-speed 1    GB a second that checkpoints are written with (default 1)
 
 The recipe builds its model without weights and makes two optimiser steps on tensors that have a shape and no values. The peak is
 that of the real steps on a CPU within a few percent (docs/performance.md). A data set that is not on this machine is replaced by the
-preset tiny's, with every text as long as the settings allow. A model on the hub needs its config.json and tokenizer, not its weights.
+preset tiny's, with every text as long as the settings allow. A model, of a folder or of the hub, needs its config.json, not its
+weights. If a folder has no tokenizer, a packaged one stands in for it.
 
 Printed for each stage: memory by kind (weights, gradients, optimiser, activations), of the evaluation and of the gates; the time of
-the steps (--flops: operations a second that you reach; --device: 40% of its data sheet); the disk space of checkpoints. Where the
-memory does not suffice, settings of this recipe that help, each with what it would need. `--memory` is GB of one device, 10^9 bytes.
+the steps, samples (and tokens) a second, what the gates compute; the bytes that processes exchange; size and time of checkpoints. Where
+the memory does not suffice, settings of this recipe that help, each with what it would need.
 
 Not estimated: a device's context and fragmentation (10% and 1 GB are added instead), kernels other than the CPU's, data
-loading. Exit codes: 0, or 2 for bad usage."""
+loading, and how much of the exchange happens while a device computes. Exit codes: 0, or 2 for bad usage."""
 
 import contextlib
 import json
@@ -52,46 +61,54 @@ MARGIN, CONTEXT = 1.1, 1e9  # fragmentation, and what a device's libraries take
 
 def main(argv: list[str]) -> None:
     """`trainworthy plan RECIPE ...`."""
-    rest, processes = take_number(argv[1:], "-n")
+    rest, asked = taken(argv[1:])
+    processes, device, flops = asked["processes"] or 1, asked["device"], asked["flops"]
+    memory = asked["memory"] or (DEVICES[device][0] if device else None)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing here is computed on a device
+    from trainworthy.core.recipe import loading
+
+    recipe = loading.load(rest[0])
+    cfg, preset = config.parse(recipe.module, rest[1:], prog=f"trainworthy plan {rest[0]}")
+    settings_check.check_values(cfg, processes=processes)
+    with contextlib.redirect_stdout(sys.stderr):  # what libraries say while they build
+        found = plan(recipe, cfg, memory=memory, processes=processes, samples=asked["samples"])
+        rates = {} if flops is None and device is None else _rates(cfg, flops, device, asked["mfu"] or REACHED)
+        rates = rates or {"here": measured()}
+    found |= {
+        "recipe": recipe.id,
+        "preset": preset,
+        "processes": processes,
+        "memory_gb": memory,
+        "flops_per_second": rates,
+    }
+    for stage in found["stages"]:
+        timed(stage, next(iter(rates.values())), processes, link=asked["link"], disk=asked["disk-speed"] or 1.0)
+    if asked["json"]:
+        print(json.dumps(found, indent=1))
+    else:
+        show(found)
+
+
+def taken(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Return the recipe with its settings, and the options of this command by their names."""
+    rest, processes = take_number(argv, "-n")
     rest, samples = take_number(rest, "--samples")
-    rest, memory = _number(rest, "--memory")
-    rest, flops = _number(rest, "--flops")
-    rest, device = config.take(rest, "--device")
-    rest, as_json = take_flag(rest, "--json")
+    found: dict[str, Any] = {"processes": processes, "samples": samples}
+    for name in ("memory", "flops", "mfu", "link", "disk-speed"):
+        rest, found[name] = _number(rest, f"--{name}")
+    rest, found["device"] = config.take(rest, "--device")
+    rest, found["json"] = take_flag(rest, "--json")
+    device, mfu = found["device"], found["mfu"]
     if not rest or rest[0].startswith("-"):
         raise UserError(
             "plan what?", needed="a recipe", next="trainworthy plan vision/classify --preset full --memory 24"
         )
     if device is not None and device not in DEVICES:
         raise config.unknown(f"device '{device}'", device, DEVICES, next="--memory GB and --flops N describe any other")
-    if device is not None:
-        memory = memory or DEVICES[device][0]
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing here is computed on a device
-    from trainworthy.core.recipe import loading
-
-    recipe = loading.load(rest[0])
-    cfg, preset = config.parse(recipe.module, rest[1:], prog=f"trainworthy plan {rest[0]}")
-    config.assert_whole(cfg, "plan")
-    settings_check.check_values(cfg, processes=processes or 1)
-    with contextlib.redirect_stdout(sys.stderr):  # what libraries say while they build
-        found = plan(recipe, cfg, memory=memory, processes=processes or 1, samples=samples)
-        rates = {} if flops is None and device is None else _rates(cfg, flops, device)
-        rates = rates or {"here": measured()}
-    found |= {
-        "recipe": recipe.id,
-        "preset": preset,
-        "processes": processes or 1,
-        "memory_gb": memory,
-        "flops_per_second": rates,
-    }
-    for stage in found["stages"]:
-        rate = next(iter(rates.values()))
-        stage["step_seconds"] = stage["flops"] / rate
-        stage["seconds"] = stage["steps"] and stage["steps"] * stage["step_seconds"]
-    if as_json:
-        print(json.dumps(found, indent=1))
-    else:
-        show(found)
+    if mfu is not None and (device is None or mfu > 1):
+        raise UserError("--mfu is the share of a device's data sheet that training reaches", got=f"--mfu {mfu:g}" + ("" if device else
+                        " without --device"), needed="--device NAME --mfu 0.5, at most 1; --flops N for any other device")  # fmt: skip
+    return rest, found
 
 
 def _number(argv: list[str], flag: str) -> tuple[list[str], float | None]:
@@ -107,11 +124,24 @@ def _number(argv: list[str], flag: str) -> tuple[list[str], float | None]:
     return rest, number
 
 
-def _rates(cfg: Any, flops: float | None, device: str | None) -> dict[str, float]:
+def timed(stage: dict[str, Any], rate: float, processes: int, *, link: float | None, disk: float) -> None:
+    """Add what follows from a throughput: seconds of a step, of the stage and of the gates, samples and tokens a second, seconds of the
+    exchange (at `link` GB/s) and of a checkpoint (at `disk` GB/s)."""
+    step = stage["flops"] / rate / processes
+    stage["step_seconds"] = step
+    stage["seconds"] = stage["steps"] and stage["steps"] * step
+    stage["samples_per_second"] = stage["batch"] / step
+    stage["tokens_per_second"] = stage["batch"] * stage["tokens"] / step
+    stage["gate_seconds"] = stage["gate_flops"] / rate
+    stage["exchange_seconds"] = stage["exchanged"] / (link * 1e9) if link else None
+    stage["checkpoint_seconds"] = stage["checkpoint"] / (disk * 1e9)
+
+
+def _rates(cfg: Any, flops: float | None, device: str | None, mfu: float) -> dict[str, float]:
     if flops is not None:
         return {"stated": flops}
     half = cfg.train.precision in ("bf16", "fp16")
-    return {f"{device}, {REACHED:.0%} of its data sheet": REACHED * DEVICES[device][1 if half else 2]}
+    return {f"{device}, {mfu:.0%} of its data sheet": mfu * DEVICES[device][1 if half else 2]}
 
 
 def measured() -> float:
@@ -132,29 +162,46 @@ def plan(
     recipe: Any, cfg: Any, *, memory: float | None = None, processes: int = 1, samples: int | None = None
 ) -> dict[str, Any]:
     """Estimate every stage; where `memory` (GB) does not suffice, try the settings that this recipe has."""
-    from trainworthy.core.session import estimate
+    from trainworthy.core.session import estimate, spread
 
     used, replaced = at_hand(recipe, cfg)
+    if quarter := getattr(used, "load_in_4bit", False):
+        used = replace(used, load_in_4bit=False)
     how = {"processes": processes, "longest": bool(replaced), "samples": samples}
-    found = estimate.estimates(recipe, used, **how)
+    found = [in_4_bits(one) if quarter else one for one in estimate.estimates(recipe, used, **how)]
     limit = None if memory is None else memory * 1e9
-    rows = []
-    for one in found:
-        row = asdict(one) | {"activations": one.activations, "gates": gates(one), "fits": None, "change": []}
+    rows, phases = [], list(config.phases(cfg))
+    for index, whole in enumerate(found):
+        one = spread.cut(whole, processes, cfg.run.shard)
+        row = asdict(one) | {"activations": whole.activations, "gates": gates(whole), "fits": None, "change": []}
+        phase = getattr(cfg, phases[index]) if index < len(phases) else cfg.train
         row["disk"] = (cfg.run.keep_checkpoints + 1) * one.checkpoint + cfg.run.keep_best * one.best
+        row["batch"] = phase.batch_size
+        row["shard"] = cfg.run.shard if processes > 1 else "none"
+        row["exchanged"] = spread.exchanged(whole, processes, row["shard"])
+        row["gate_flops"] = spread.GATE_STEPS * min(whole.gate_batch, phase.batch_size) * whole.flops / phase.batch_size
         if limit is not None:
-            row["fits"] = verdict(max(one.training, one.evaluation or 0, row["gates"]), limit)
+            peak = max(one.training, one.evaluation or 0)
+            row["fits_without_gates"] = verdict(peak, limit)
+            row["fits"] = verdict(max(peak, row["gates"] if cfg.gates.enabled else 0), limit)
         rows.append(row)
     if limit is not None and any(row["fits"] == "no" for row in rows):
         for index, row in enumerate(rows):
             if row["fits"] == "no":
-                row["change"] = changes(recipe, used, found[index], index, limit, how)
+                row["change"] = changes(recipe, used, found[index], index, limit, how, quarter=quarter)
     return {"stages": rows, "replaced": replaced, "disk_free": shutil.disk_usage(Path.cwd()).free}
 
 
 def gates(one: Any) -> int:
     """Bytes of the gates at their peak: a training step, and the weights of three stages that they keep to compare with."""
     return one.training + 3 * one.weights
+
+
+def in_4_bits(one: Any) -> Any:
+    """An estimate of a model in bf16 as it is with its frozen weights in four bits, and a scale for each 64: not simulated."""
+    saved = int((one.weights - 4 * one.trained) * (1 - 0.5625 / 2))
+    evaluation = one.evaluation and one.evaluation - saved
+    return replace(one, weights=one.weights - saved, training=one.training - saved, evaluation=evaluation)
 
 
 def verdict(needed: float, limit: float) -> str:
@@ -187,18 +234,24 @@ def _here(path: str) -> bool:
     return Path(path.removeprefix("hub:")).expanduser().exists()
 
 
-def changes(recipe: Any, cfg: Any, one: Any, index: int, limit: float, how: dict[str, Any]) -> list[dict[str, Any]]:
+def changes(
+    recipe: Any, cfg: Any, one: Any, index: int, limit: float, how: dict[str, Any], *, quarter: bool = False
+) -> list[dict[str, Any]]:
     """Settings of this recipe that lower the peak of stage `index`, each estimated like the plan itself."""
-    from trainworthy.core.session import estimate
+    from trainworthy.core.session import estimate, spread
+
+    def highest(whole: Any) -> int:
+        part = spread.cut(whole, how["processes"], cfg.run.shard)
+        return max(part.training, part.evaluation or 0, gates(whole) if cfg.gates.enabled else 0)
 
     def again(words: str, changed: Any) -> None:
-        peak = estimate.estimates(recipe, changed, **how)[index]
-        needed = max(peak.training, peak.evaluation or 0, gates(peak))
+        whole = estimate.estimates(recipe, changed, **how)[index]
+        needed = highest(in_4_bits(whole) if quarter else whole)
         if needed < 0.98 * before:
             found.append({"setting": words, "needs": needed, "fits": verdict(needed, limit)})
 
     found: list[dict[str, Any]] = []
-    before = max(one.training, one.evaluation or 0, gates(one))
+    before = highest(one)
     own = list(config.phases(cfg))
     group = own[index] if index < len(own) else "train"
     phase = getattr(cfg, group)
@@ -213,11 +266,11 @@ def changes(recipe: Any, cfg: Any, one: Any, index: int, limit: float, how: dict
         again("--train.precision bf16", replace(cfg, train=replace(cfg.train, precision="bf16")))
     if getattr(cfg, "lora_rank", None) == 0:
         again("--lora-rank 16", replace(cfg, lora_rank=16))
-    if cfg.optim.name == "adamw" and one.optimizer > 0.02 * before:
+    if cfg.optim.name == "adamw" and cfg.run.shard == "none" and one.optimizer > 0.02 * before:
         again("--optim.name adafactor", replace(cfg, optim=replace(cfg.optim, name="adafactor")))
-    if getattr(cfg, "load_in_4bit", None) is False and getattr(cfg, "lora_rank", 0):
-        saved = int((one.weights - one.gradients) * (1 - 0.5625 / 2))  # of bf16 weights, four bits and a scale for 64
-        found.append({"setting": "--load-in-4bit", "needs": before - saved, "fits": verdict(before - saved, limit)})
+    if getattr(cfg, "load_in_4bit", None) is False and getattr(cfg, "lora_rank", 0) and not quarter:
+        needed = highest(in_4_bits(one))
+        found.append({"setting": "--load-in-4bit", "needs": needed, "fits": verdict(needed, limit)})
     if (one.evaluation or 0) > limit / MARGIN:
         size = max(1, int(cfg.train.eval_batch_size * (limit / MARGIN - held) / max(1, one.evaluation - held)))
         smaller = replace(cfg.train, eval_batch_size=size)
@@ -240,13 +293,22 @@ def show(found: dict[str, Any]) -> None:
               f"{s['micro_batch']:,}")  # fmt: skip
         rows = [("weights", s["weights"]), ("average of the weights", s["average"]), ("frozen modules", s["frozen"]),
                 ("gradients", s["gradients"]), ("optimiser", s["optimizer"]), ("activations and the rest", s["activations"])]  # fmt: skip
+        if s["shard"] != "none":  # what the processes share out comes and goes
+            rows.append(
+                (
+                    "gathered, or to be reduced",
+                    s["training"] - s["frozen"] - sum(v for k, v in rows if k != "frozen modules"),
+                )
+            )
         print(table([(k, gb(v)) for k, v in rows if v] + [("training, at its peak", gb(s["training"]))], indent=7))
         shape, dtype, size = s["largest"]
         print(f"       largest tensor of a step: {' x '.join(map(str, shape))} {dtype}, {gb(size)}")
         if s["evaluation"]:
             cache = f", of it keys and values {gb(s['cache'])}" if s["cache"] else ""
             print(f"       evaluation of one batch: {gb(s['evaluation'])}{cache}")
-        print(f"       gates: at most about {gb(s['gates'])}")
+        whole = ", the whole model in each process" if s["shard"] != "none" else ""
+        print(f"       gates: at most about {gb(s['gates'])}{whole}; they compute about as much as {s['gate_flops'] / s['flops']:,.3g} "
+              f"steps, {duration(s['gate_seconds'])} on one device")  # fmt: skip
         if s["fits"]:
             words = {
                 "yes": "fits into",
@@ -254,6 +316,9 @@ def show(found: dict[str, Any]) -> None:
                 "no": "DOES NOT FIT into",
             }
             print(f"memory {words[s['fits']]} {found['memory_gb']:g} GB")
+            if s["fits"] == "no" and s["fits_without_gates"] != "no":
+                print(f"       training alone {words[s['fits_without_gates']]} it: --gates.no-enabled, after `check` of a smaller copy or on a "
+                      "larger device")  # fmt: skip
         for one in s["change"]:
             print(
                 f"       {one['setting']:<32} needs {gb(one['needs'])}{'' if one['fits'] != 'no' else ', still too much'}"
@@ -261,14 +326,19 @@ def show(found: dict[str, Any]) -> None:
         if s["fits"] == "no" and not s["change"]:
             print("       no setting of this recipe lowers it enough: a smaller model or sample, or a larger device")
         where = "products on this machine" if kind == "here" else kind
-        each = (
-            f"{s['flops']:.3g} FLOP a step, {n * rate:.3g} FLOP/s ({where}): {duration(s['step_seconds'] / n)} a step"
-        )
-        total = f"{duration(s['seconds'] / n)} for {s['steps']:,} steps" if s["steps"] else (
-            f"{duration(1000 * s['step_seconds'] / n)} for 1,000 steps (--samples N says how many there are)")  # fmt: skip
+        each = f"{s['flops']:.3g} FLOP a step, {n * rate:.3g} FLOP/s ({where}): {duration(s['step_seconds'])} a step"
+        total = f"{duration(s['seconds'])} for {s['steps']:,} steps" if s["steps"] else (
+            f"{duration(1000 * s['step_seconds'])} for 1,000 steps (--samples N says how many there are)")  # fmt: skip
         print(f"time   {total}; {each}")
+        speed = f"{s['samples_per_second']:,.3g} samples a second"
+        if s["tokens"]:
+            speed = f"{s['tokens_per_second']:,.0f} tokens a second, {s['tokens_per_second'] / n:,.0f} on each device ({s['tokens']:,} a sample)"
+        print(f"       {speed}")
+        if n > 1:
+            took = f", {duration(s['exchange_seconds'])}" if s["exchange_seconds"] else ""
+            print(f"links  each process sends {gb(s['exchanged'])} a step{took}, of it some while it computes")
         print(f"disk   {gb(s['disk'])}: checkpoints of {gb(s['checkpoint'])}, kept weights of {gb(s['best'])} "
-              f"({gb(found['disk_free'])} are free here)")  # fmt: skip
+              f"({gb(found['disk_free'])} are free here); a checkpoint takes {duration(s['checkpoint_seconds'])}")  # fmt: skip
         for line in s["missing"]:
             print(f"note   could not be simulated: {line}")
 

@@ -21,12 +21,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+from trainworthy.core.base import planning
 from trainworthy.core.base.errors import Stop
 from trainworthy.core.base.live_bytes import LiveBytes
+from trainworthy.core.loop import shard
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.loading import Recipe
-from trainworthy.core.recipe.stage import Data, Stage, View
-from trainworthy.core.session import stages
+from trainworthy.core.recipe.stage import Stage, View
+from trainworthy.core.session import rows, stages
 
 STEPS = 2  # the second one finds the optimiser's state
 LONGEST, LONGEST_EVALUATION = 120.0, 30.0  # seconds of a simulation
@@ -38,6 +40,12 @@ INDEXED = {
     aten._index_put_impl_.default,
     aten._unsafe_index_put.default,
 }
+ATTENTION = {
+    aten._scaled_dot_product_flash_attention_for_cpu: 0,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: 1,
+}
+"""The CPU's attention, of which torch's table has no formula, and where the queries are among its arguments. Two products forward, four
+backward; what a kernel computes again does not count."""
 
 
 class TooLong(Exception):
@@ -63,12 +71,14 @@ class Estimate:
     optimizer: int
     micro_batch: int
     """Samples."""
+    micro_batches: int
+    """Of an optimiser step, on each process."""
     training: int
     """Peak of an optimiser step, with all of the above."""
     largest: tuple[tuple[int, ...], str, int]
     """Shape, type and bytes of the largest tensor that the steps make."""
     flops: float
-    """Floating-point operations of an optimiser step, in products and convolutions."""
+    """Floating-point operations of an optimiser step of all processes, in products and convolutions."""
     steps: int | None
     """Optimiser steps of the whole stage; None: the number of its samples is not known."""
     checkpoint: int
@@ -78,6 +88,14 @@ class Estimate:
     """Peak of an evaluation of one batch; None: it cannot be simulated."""
     cache: int = 0
     """Keys and values of a generation in the evaluation."""
+    tokens: int = 0
+    """Positions of a sample that the model reads, where samples are rows of tokens (`input_ids`)."""
+    gate_batch: int = 0
+    """Largest batch of a gate, in samples."""
+    unit: int = 0
+    """Parameters of the largest unit that `--shard` gathers at once; 0: the recipe names none."""
+    outside: int = 0
+    """Parameters in no such unit: embeddings, head."""
     missing: list[str] = field(default_factory=list)
     """What could not be simulated, and why."""
 
@@ -119,6 +137,10 @@ class Simulation(LiveBytes):
         formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=out)
+        elif func.overloadpacket in ATTENTION:
+            q, k = args[ATTENTION[func.overloadpacket] :][:2]  # (B, heads, queries, width), (B, heads, keys, width)
+            products = 2 if func.overloadpacket is aten._scaled_dot_product_flash_attention_for_cpu else 4
+            self.flops += products * 2 * q.numel() * k.shape[2]
         return out
 
     def count(self, tensor: Tensor) -> None:
@@ -181,6 +203,7 @@ def simulated() -> Iterator[Simulation]:
             mock.patch.object(nn.Module, "register_parameter", register),
             mock.patch.object(nn.Module, "_apply", apply),
             mock.patch.object(Tensor, "numpy", numpy),
+            mock.patch.object(planning, "active", True),
             *_unread(),
         ):
             stack.enter_context(patch)
@@ -217,32 +240,6 @@ def _from_config(cls: type, name: Any, *_: Any, config: Any = None, dtype: Any =
     return (model, nothing) if how.get("output_loading_info") else model
 
 
-class Longest(Data):
-    """A text data set of which every sequence is `length` tokens long: its last token is repeated."""
-
-    def __init__(self, data: Data, length: int):
-        self.__dict__.update(vars(data))
-        self.data, self.length, self.fields = data, length, data.fields
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
-        return self.data.get(index, generator)
-
-    def order(self, *parts: int | str) -> Tensor:
-        return self.data.order(*parts)
-
-    def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        batch = self.data.collate(samples)
-        for name in [k for k in batch if k.endswith("input_ids")]:
-            width = batch[name].shape[1]
-            for k, v in batch.items():
-                if isinstance(v, Tensor) and v.dim() == 2 and v.shape[1] == width < self.length:
-                    batch[k] = torch.cat([v, v[:, -1:].expand(-1, self.length - width)], 1)
-        return batch
-
-
 # ------------------------------------------------------------------------------------------------------------- estimates
 def estimates(
     recipe: Recipe, cfg: Any, *, processes: int = 1, longest: bool = False, samples: int | None = None
@@ -275,10 +272,11 @@ def _estimate(
     run = Run(part.cfg, accelerator, plan=plan)
     memory.ends = time.monotonic() + LONGEST
     stage = part.build(run, previous)
+    shard.assert_supported(recipe.id, [stage], part.cfg, precision=run.precision)
     limit = getattr(getattr(part.cfg, "data", None), "max_length", 0)
     reads = "train" in stage.data
     if longest and limit and reads:
-        stage.data["train"] = Longest(stage.data["train"], limit)
+        stage.data["train"] = rows.Longest(stage.data["train"], limit)
     if not reads:
         plan.sizes = None
     total = _steps(part.cfg, run, stage, samples, known=not longest)
@@ -293,12 +291,15 @@ def _estimate(
         missing.append(f"a training step: {_said(error)}")
     memory.ends = math.inf
     training, flops, largest = memory.peak, memory.flops, memory.largest
+    tokens = rows.tokens(stage.data["train"], micro) if reads else 0
     ours = _size([*stage.model.state_dict().values(), *stage.model.buffers()])
     average = 0 if stage.ema_model is None else _size(stage.ema_model.state_dict().values())
     frozen = _size(t for m in stage.frozen_modules.values() for t in m.state_dict().values())
     trained = list(stage.parameters().values())
     state = _size(x for o in stage.optimizers.values() for x in tree_leaves(list(o.state.values())))
-    least = ours + average + frozen + _size(trained) * (2 if processes > 1 else 1) + state
+    buckets = processes > 1 and part.cfg.run.shard == shard.NONE  # DDP's copy of the gradients
+    gradients = _size(trained) * (2 if buckets else 1)
+    least = ours + average + frozen + gradients + state
     for p in trained:
         p.grad = None
     evaluation = _evaluation(run, stage, memory, t.eval_batch_size, missing)
@@ -306,9 +307,10 @@ def _estimate(
     inside = _size(x for s in stage.state.values() for x in tree_leaves(s.state_dict()))
     return stage, Estimate(
         stage=part.name, parameters=sum(p.numel() for p in stage.model.parameters()), trained=sum(p.numel() for p in trained),
-        weights=ours, average=average, frozen=frozen, gradients=_size(trained) * (2 if processes > 1 else 1), optimizer=state,
-        micro_batch=micro, training=max(least, training + (_size(trained) if processes > 1 else 0)), largest=largest,
-        flops=flops / STEPS * (t.accumulate / pieces if reads else 1), steps=total, checkpoint=kept + state + inside, best=kept,
+        weights=ours, average=average, frozen=frozen, gradients=gradients, optimizer=state, micro_batch=micro,
+        micro_batches=t.accumulate if reads else 1, training=max(least, training + (_size(trained) if buckets else 0)), largest=largest,
+        flops=processes * flops / STEPS * (t.accumulate / pieces if reads else 1), steps=total, tokens=tokens,
+        gate_batch=stage.expect.gate_batch_size or t.batch_size, **_units(stage), checkpoint=kept + state + inside, best=kept,
         evaluation=evaluation, cache=_cache(stage, part.cfg), missing=missing,
     )  # fmt: skip
 
@@ -352,6 +354,18 @@ def _steps(cfg: Any, run: Run, stage: Stage, samples: int | None, *, known: bool
         return run.total_steps(stage)
     finally:
         run.plan = plan
+
+
+def _units(stage: Stage) -> dict[str, int]:
+    """Bytes of the largest unit of `--shard`, and of the parameters in none; zeros if the stage names none."""
+    if stage.shard_units is None:
+        return {"unit": 0, "outside": 0}
+    units = [list(unit.parameters()) for unit in stage.shard_units(stage.model)]
+    inside = {id(p) for unit in units for p in unit}
+    return {
+        "unit": max(map(_size, units), default=0),
+        "outside": _size(p for p in stage.model.parameters() if id(p) not in inside),
+    }
 
 
 def _size(tensors: Any) -> int:

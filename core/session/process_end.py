@@ -95,7 +95,10 @@ def crashed(error: Exception, folder: Path, again: str) -> Crashed:
         cause = "; ".join(frozen.found) or "it was killed (by the system, out of memory?), or its machine was lost"
         lines.append(f"  likely cause: {cause}")
     lines.append(f"  report:       {folder / 'report.html'}")
-    lines.append(f"  next:         {mend + resume if saved else (mend if not memory else '') + again}")
+    if gone and (folder / "summary.json").is_file():
+        lines.append("  next:         nothing: training had ended, and its result and export are written")
+    else:
+        lines.append(f"  next:         {mend + resume if saved else (mend if not memory else '') + again}")
     code = STOPPED_ITSELF if full else INTERRUPTED if saved else STOPPED_ITSELF if memory else 1
     trace = "" if planned else "".join(traceback.format_exception(error))
     stop = Crashed("\n".join(lines), code=code, trace=trace)

@@ -108,7 +108,7 @@ def read(cfg: Config) -> tuple[documents.Corpus, dict[str, Packed]]:
 # ---------------------------------------------------------------------------------------------------------------- model
 def make_model(cfg: Config, tokenizer, log_p: Tensor) -> nn.Module:
     """A causal language model of transformers, untrained; (V,) log-frequencies are what a Llama of ours begins with."""
-    from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Config
+    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -119,7 +119,7 @@ def make_model(cfg: Config, tokenizer, log_p: Tensor) -> nn.Module:
             raise core.UserError("--qk-norm and --rope are of the net that is made here", got=f"--model {cfg.model}",
                                  needed="--model llama, or a config.json that contains it")  # fmt: skip
         where = hub.locate(cfg.model, "--model", packaged="llama", needs=("config.json",), weights=False)
-        config = AutoConfig.from_pretrained(where, **ids)
+        config = hub.configuration(where, **ids)
         if config.max_position_embeddings < cfg.data.context:
             raise core.UserError(f"--model {cfg.model} reads fewer tokens than a row has", got=config.max_position_embeddings,
                                  needed=f"{cfg.data.context} (--data.context)")  # fmt: skip

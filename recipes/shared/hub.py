@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trainworthy.core.base import network
+from trainworthy.core.base import network, planning
 from trainworthy.core.base.errors import UserError
 
 TOKENIZER = "tokenizer.json or tokenizer.model or vocab.json"
@@ -31,7 +31,7 @@ def complete(folder: Path, setting: str, needs: tuple[str, ...], *, weights: boo
     parts = ["model.safetensors"]
     if index.is_file():
         parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    every = ("config.json", *needs, *parts) if weights else needs
+    every = ("config.json",) if planning.active else ("config.json", *needs, *parts) if weights else needs
     missing = [some for some in every if not any((folder / name).is_file() for name in some.split(" or "))]
     if missing:
         found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
@@ -39,6 +39,15 @@ def complete(folder: Path, setting: str, needs: tuple[str, ...], *, weights: boo
                         cause="a download or copy that was cut off, or an adapter without its base",
                         next="fetch the folder again")  # fmt: skip
     return str(folder)
+
+
+def configuration(where: str, **own: Any) -> Any:
+    """Return the model's config.json with `own` settings. A plan reads with another tokenizer, so the model keeps its vocabulary."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(
+        where, **{k: v for k, v in own.items() if k != "vocab_size" or not planning.active}
+    )
 
 
 @cache

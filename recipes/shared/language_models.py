@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from trainworthy.core.base import planning
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.shared import smollm
+from trainworthy.recipes.shared import hub, smollm
 
 Attention = Literal["auto", "sdpa", "eager", "flex_attention", "flash_attention_2"]
 
@@ -46,6 +47,13 @@ def tokenizer(path: str, padding_side: str = "right") -> Any:
     from transformers import AutoTokenizer
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if (
+        planning.active
+        and Path(path).is_dir()
+        and not any((Path(path) / n).is_file() for n in hub.TOKENIZER.split(" or "))
+    ):
+        print(f"note   {path} has no tokenizer: {smollm.CALLED}'s stands in for it")
+        path = str(smollm.folder())
     found = AutoTokenizer.from_pretrained(path, **({"padding_side": "left"} if padding_side == "left" else {}))
     if found.eos_token_id is None:
         raise UserError(f"the tokenizer of {path} has no eos token", needed="the token that ends a turn, as eos_token")
@@ -74,7 +82,9 @@ def read(kind: Any, path: str, dtype: torch.dtype, tokens: int = 0, **how: Any) 
 
     logging.disable_progress_bar()
     model, found = kind.from_pretrained(path, dtype=dtype, output_loading_info=True, **how)
-    if model.get_input_embeddings().num_embeddings < tokens:
+    if (
+        model.get_input_embeddings().num_embeddings < tokens and not planning.active
+    ):  # a plan may read with another tokenizer
         model.rows_added = tokens - model.get_input_embeddings().num_embeddings
         model.resize_token_embeddings(tokens)
     return model, found["missing_keys"]

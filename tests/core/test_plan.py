@@ -1,13 +1,19 @@
 """trainworthy plan: its estimates are the peaks of real steps; what cannot fit is refused before it begins."""
 
 import json
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from trainworthy.core.base import config
+from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import plan
 from trainworthy.core.recipe import loading
-from trainworthy.core.session import estimate
+from trainworthy.core.session import estimate, spread
 
+from tests.conftest import ROOT
 from tests.helpers.commands import trainworthy
 
 FEW = {
@@ -74,6 +80,92 @@ def test_the_command_prints_each_kind_as_text_and_json(tmp_path, capsys):
         "not on this machine",
     ):
         assert said in text, text
+
+
+# ----------------------------------------------------------------------------------------------------- several processes
+SMALL = (
+    "--hidden-size",
+    "64",
+    "--num-hidden-layers",
+    "4",
+    "--data.context",
+    "64",
+    "--data.stride",
+    "32",
+    "--train.accumulate",
+    "2",
+)
+
+
+def test_processes_share_the_operations_and_with_shard_the_memory():
+    recipe, cfg = parsed("llm/pretrain", *SMALL, "--train.batch-size", "16")
+    (one,), (two,) = (estimate.estimates(recipe, cfg, processes=n) for n in (1, 2))
+    assert two.flops == pytest.approx(one.flops, rel=0.01)  # of the whole step, whoever computes it
+    assert (one.micro_batch, two.micro_batch, one.tokens) == (8, 4, 64)
+    assert two.gradients == 2 * one.gradients  # DDP's buckets
+    recipe, cfg = parsed("llm/pretrain", *SMALL, "--train.batch-size", "16", "--shard", "full")
+    (whole,) = estimate.estimates(recipe, cfg, processes=2)
+    assert whole.gradients == one.gradients
+    blocks = whole.weights - whole.outside
+    assert whole.unit == pytest.approx(
+        blocks / 4, rel=0.01
+    )  # four equal blocks; embedding, head and last norm are outside
+    cut = spread.cut(whole, 2, "full")
+    assert [getattr(cut, k) for k in ("weights", "gradients", "optimizer")] == [
+        getattr(whole, k) // 2 for k in ("weights", "gradients", "optimizer")
+    ]
+    held = (whole.weights + whole.gradients + whole.optimizer) // 2 + whole.activations
+    assert (
+        cut.training == held + (whole.outside + 2 * whole.unit) + whole.gradients
+    )  # two micro-batches: whole gradients wait
+    assert spread.cut(replace(whole, micro_batches=1), 2, "full").training == held + 2 * (
+        whole.outside + 2 * whole.unit
+    )
+    assert spread.exchanged(whole, 2, "full") == (2 * 2 * whole.weights + 4 * whole.trained) / 2
+    assert spread.exchanged(whole, 2, "grad") == (2 * whole.weights + 4 * whole.trained) / 2
+    assert spread.exchanged(whole, 2, "none") == 4 * whole.trained
+
+
+def test_a_recipe_that_cannot_be_sharded_is_not_planned_so():
+    recipe, cfg = parsed("rl/ppo", *FEW["rl/ppo"], "--shard", "full")
+    with pytest.raises(UserError, match="rl/ppo cannot be sharded"):
+        estimate.estimates(recipe, cfg, processes=2)
+
+
+# --------------------------------------------------------------------------------------------------------------- on paper
+PAPER = re.findall(r"^trainworthy (plan .*?[^\\])$", (ROOT / "docs" / "scale.md").read_text(), re.M | re.S)
+PUBLISHED = 24_000
+"""Tokens a second that TinyLlama reached on each A100, at 56% of its data sheet (github.com/jzhang38/TinyLlama)."""
+
+
+def words(command: str) -> list[str]:
+    return shlex.split(command.replace("\\\n", " "))
+
+
+@pytest.mark.parametrize("command", PAPER)
+def test_a_plan_of_the_page_is_understood(command: str, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    rest, asked = plan.taken(words(command)[1:])
+    cfg, _ = config.parse(loading.load(rest[0]).module, rest[1:], prog="trainworthy plan")
+    assert asked["device"] in plan.DEVICES
+    model = getattr(cfg, "model", "")
+    assert not model or (Path(model) / "config.json").is_file()
+
+
+def test_the_page_has_a_plan():
+    assert len(PAPER) >= 2
+
+
+@pytest.mark.verify
+def test_the_plan_of_a_published_run_is_near_its_throughput():
+    (command,) = (c for c in PAPER if "tinyllama" in c)
+    done = trainworthy(*words(command), "--json", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    (stage,) = found["stages"]
+    assert stage["parameters"] == pytest.approx(1.1e9, rel=0.01)
+    assert stage["tokens_per_second"] / found["processes"] == pytest.approx(PUBLISHED, rel=0.15)
+    assert stage["fits_without_gates"] != "no"
 
 
 def test_a_model_larger_than_the_device_is_refused_before_anything_runs(tmp_path, monkeypatch):

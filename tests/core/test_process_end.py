@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from trainworthy.core.loop import checkpoint
+from trainworthy.core.session import process_end
 
 from tests.helpers.commands import QUICK, run_folder, start, stop
 from tests.vision.planted_classify import LOOP
@@ -191,6 +192,17 @@ def test_one_rank_that_is_frozen_ends_the_run_within_a_minute(number: str, tmp_p
     assert "Traceback" not in said, said
     assert gone(tmp_path)
     resumable(run_folder(tmp_path))
+
+
+def test_a_rank_that_is_lost_after_the_end_leaves_nothing_to_resume(tmp_path: Path, monkeypatch):
+    """The result is written, so `resume` would refuse."""
+    monkeypatch.setattr(process_end.dist, "is_initialized", lambda: True)
+    lost = RuntimeError("Connection closed by peer [127.0.0.1]:29500")
+    assert "trainworthy run x" in str(process_end.crashed(lost, tmp_path, "trainworthy run x"))
+    (tmp_path / "summary.json").write_text("{}")
+    said = str(process_end.crashed(lost, tmp_path, "trainworthy run x"))
+    assert "nothing: training had ended, and its result and export are written" in said
+    assert "trainworthy run x" not in said
 
 
 def test_a_run_outlives_the_reader_of_its_output(tmp_path: Path):
