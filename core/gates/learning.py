@@ -128,7 +128,8 @@ def _train_on_eight(
     # The evaluation reads exactly the trained inputs: eight images do not teach invariance to augmentation.
     view = View(stage.data["train"], indices, blank=blank, draws=proof.cfg.run.seed)
     batch = fetch(view, list(range(len(indices))), proof.cfg.run.seed, run.device)
-    floor, goal = _on(batch, expect.loss_floor), _on(batch, expect.overfit_metric)
+    due = stage.expect  # the probe's functions may read its own model, which is on the host
+    floor, goal = _on(batch, due.loss_floor), _on(batch, due.overfit_metric)
     goal = found["goal"] = metric.ceiling if goal is None else goal
     for module in stage.model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -136,7 +137,7 @@ def _train_on_eight(
             module.momentum = max(module.momentum or 0.0, 0.1)
     with evaluating(stage.model):
         found["initial"] = total_loss(run, stage, batch).item()
-    untrained = max(found["initial"], _on(batch, expect.initial_loss) or -math.inf)  # pretrained: starts lower
+    untrained = max(found["initial"], _on(batch, due.initial_loss) or -math.inf)  # pretrained: starts lower
     found["needed_loss"] = floor + 0.03 * abs(untrained - floor)
     started = time.monotonic()
     proof.train(proof.cfg, run, stage)

@@ -34,6 +34,13 @@ CASES = [
     pytest.param(("diffusion/text", "--preset", "full", "--data.path", "{folder}"), "1",
                  "hf download stable-diffusion-v1-5/stable-diffusion-v1-5 --local-dir FOLDER, then --model FOLDER", id="text"),
     pytest.param(("diffusion/text", "--model", "someone/pipeline"), "0", "hf download someone/pipeline", id="text-0", marks=VERIFY),
+    pytest.param(("diffusion/text", "--new.vae", "someone/vae"), "1", "hf download someone/vae --local-dir FOLDER, then --new.vae FOLDER",
+                 id="text-vae", marks=VERIFY),
+    pytest.param(("diffusion/text", "--new.text", "someone/clip"), "1",
+                 "hf download someone/clip --local-dir FOLDER, then --new.text FOLDER", id="text-encoder", marks=VERIFY),
+    pytest.param(("llm/pretrain", "--data.tokenizer", "someone/tok"), "1", "then --data.tokenizer FOLDER", id="tokenizer"),
+    pytest.param(("vlm/instruct", "--language", "someone/lm"), "1", "then --language FOLDER", id="vlm-language", marks=VERIFY),
+    pytest.param(("vlm/instruct", "--model", "someone/vlm"), "1", "then --model FOLDER", id="vlm-model", marks=VERIFY),
     pytest.param(("distill/logits", "--preset", "full"), "1", "then --data.path hub:FOLDER", id="logits", marks=VERIFY),
     pytest.param(("distill/logits", "--preset", "full", "--data.path", "{folder}"), "1", "put the file into", id="logits-weights",
                  marks=VERIFY),
@@ -70,6 +77,23 @@ def test_a_hub_that_cannot_be_reached_is_one_message_with_the_way_round(
     assert "no network" in message
     assert how in message, message
     assert len(message.splitlines()) < 15, message
+    assert not (tmp_path / "runs").exists()
+
+
+NOT_FROM_THE_HUB = {
+    "vision/segment": "FOLDER/train/images and FOLDER/train/masks",
+    "vision/detect": "FOLDER/annotations/instances_train*.json",
+    "vlm/instruct": "a folder with train.jsonl",
+}
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("recipe", NOT_FROM_THE_HUB)
+def test_a_recipe_that_reads_no_data_from_the_hub_says_what_it_reads(recipe: str, launch, tmp_path: Path):
+    done = launch("check", recipe, "--data.path", "hub:someone/set", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "hf"))
+    assert done.returncode == 2, done.shown
+    assert "Traceback" not in done.stderr
+    assert NOT_FROM_THE_HUB[recipe] in done.stderr
     assert not (tmp_path / "runs").exists()
 
 

@@ -1,4 +1,4 @@
-"""Every recipe on a device that is not the host (tests/helpers/stand_in.py, which says what it cannot see). More of rl/ppo: tests/rl."""
+"""Recipes on a device that is not the host (tests/helpers/stand_in.py, which says what it cannot see). More of rl/ppo: tests/rl."""
 
 import json
 import subprocess
@@ -12,25 +12,44 @@ from tests.conftest import ROOT
 from tests.helpers.settings import SHORT
 from tests.helpers.smoke import STAND_INS
 
-GATES = ("schema", "wiring", "evaluation", "dependency", "accumulation", "resume", "storage", "entries")
-"""They read data, train four steps, evaluate, save, resume, and read every entry of a batch."""
-LONGER = ()
-"""Of `make verify`."""
+LIGHT = ("schema", "wiring", "dependency")
+"""They read the data, train four steps and evaluate once."""
+MORE = ("initial-loss", "evaluation", "accumulation", "resume", "storage", "entries")
+"""They also save, load, and perturb every entry of a batch."""
+RUN = (
+    "vision/classify", "vision/segment", "vision/detect", "diffusion/pixel", "diffusion/latent", "diffusion/flow",
+    "diffusion/text", "llm/pretrain", "llm/sft", "llm/dpo", "llm/reward", "rl/dqn", "rl/sac", "rl/grpo", "rl/rlhf",
+    "distill/logits", "distill/compress", "distill/whisper", "vlm/instruct",
+)  # fmt: skip
+"""Recipes that have passed there."""
 
 
-def cases() -> list:
-    found = [e.id for e in recipes() if HOME in e.path.parents]
-    return [pytest.param(r, id=r, marks=[pytest.mark.verify] * (r in LONGER)) for r in found]
-
-
-@pytest.mark.parametrize("recipe", cases())
-def test_a_recipe_on_a_device_that_is_not_the_host(recipe: str, stand_ins: Path):
-    """Every gate passes or says why it does not apply; each stage trains and is evaluated there."""
+def verdicts(recipe: str, gates: tuple[str, ...], stand_ins: Path) -> dict[str, str]:
     settings = SHORT.get(recipe, ("--train.epochs", "0.32")) + STAND_INS.get(recipe, lambda home: ())(stand_ins)
-    argv = ["-m", "tests.helpers.stand_in", recipe, f"--only={','.join(GATES)}", *settings]
+    argv = ["-m", "tests.helpers.stand_in", recipe, f"--only={','.join(gates)}", *settings]
     done = subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_recipe_named_is_one():
+    assert {e.id for e in recipes() if HOME in e.path.parents} >= {*RUN}
+
+
+LONGER = ("diffusion/flow", "diffusion/latent", "diffusion/pixel", "diffusion/text", "vision/detect")
+"""Of `make verify`: more than ten seconds of CPU time."""
+
+
+@pytest.mark.parametrize("recipe", [pytest.param(r, id=r, marks=[pytest.mark.verify] * (r in LONGER)) for r in RUN])
+def test_data_training_and_evaluation_on_a_device_that_is_not_the_host(recipe: str, stand_ins: Path):
+    found = verdicts(recipe, LIGHT, stand_ins)
     assert not {k: v for k, v in found.items() if v != "pass" and not v.startswith("skip: ")}, found
     stages = {name.split()[0] for name in found}
     assert all(found[f"{stage} {gate}"] == "pass" for stage in stages for gate in ("schema", "wiring")), found
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("recipe", RUN)
+def test_more_gates_on_a_device_that_is_not_the_host(recipe: str, stand_ins: Path):
+    found = verdicts(recipe, MORE, stand_ins)
+    assert not {k: v for k, v in found.items() if v != "pass" and not v.startswith("skip: ")}, found

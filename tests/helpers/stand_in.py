@@ -5,6 +5,7 @@ which devices such as Apple's MPS lack. It cannot see what takes time (a host sy
 deterministic, TF32 and 16 bits, fused optimisers, memory, streams, or code that does not pass through torch's dispatcher.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -20,6 +21,7 @@ from unittest import mock
 
 import torch
 from accelerate import Accelerator
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -68,6 +70,9 @@ class OnDevice(torch.Tensor):
 
     def data_ptr(self) -> int:
         return self.host.data_ptr()
+
+    def __format__(self, spec: str) -> str:
+        return format(self.host, spec)
 
     def untyped_storage(self) -> Any:
         return self.host.untyped_storage()
@@ -123,23 +128,47 @@ class Factories(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+class Builders(TorchFunctionMode):
+    """What makes a tensor of Python's numbers there: torch does that below every dispatcher."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in (torch.tensor, torch.as_tensor) and is_ours(kwargs.get("device")):
+            return (
+                args[0].to(**kwargs)
+                if isinstance(args[0], torch.Tensor)
+                else func(*args, **kwargs | {"device": "cpu"}).to(DEVICE)
+            )
+        if func is torch.Tensor.new_tensor and isinstance(args[0], OnDevice):
+            return torch.tensor(args[1], dtype=kwargs.get("dtype", args[0].dtype)).to(DEVICE)
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and isinstance(args[0], OnDevice):
+            parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+            listed = tuple(
+                torch.tensor(p) if isinstance(p, list) and p and isinstance(p[0], (int, bool)) else p for p in parts
+            )
+            args = (args[0], listed if isinstance(args[1], tuple) else listed[0], *args[2:])
+        return func(*args, **kwargs)
+
+
 @contextmanager
 def stand_in() -> Iterator[Accelerator]:
     """An Accelerator whose device is the stand-in."""
     accelerator = Accelerator(cpu=True)
     torch.__future__.set_swap_module_params_on_conversion(True)
     optim.NO_DOUBLES.add(NAME)
-    here = property(lambda self: DEVICE)  # a trainer's arguments set the shared state's device anew
-    try:
-        with (
-            mock.patch.object(Accelerator, "device", here),
-            mock.patch.object(TrainingArguments, "device", here),
-            Factories(),
-        ):
+    with contextlib.ExitStack() as stack:
+        # A trainer's arguments set up the shared state anew: there the host would be the device.
+        for kind in (Accelerator, TrainingArguments):
+            own = kind.device
+            here = property(lambda self, own=own: (own.fget(self), DEVICE)[1])
+            stack.enter_context(mock.patch.object(kind, "device", here))
+        stack.enter_context(Factories())
+        stack.enter_context(Builders())
+        try:
             yield accelerator
-    finally:
-        optim.NO_DOUBLES.discard(NAME)
-        torch.__future__.set_swap_module_params_on_conversion(False)
+        finally:
+            optim.NO_DOUBLES.discard(NAME)
+            torch.__future__.set_swap_module_params_on_conversion(False)
 
 
 LEFT_OUT = ("overfit", "baseline", "tiny-data", "range-test", "data", "fabricated", "leakage")
@@ -181,11 +210,11 @@ def _said(one: Gate, proof: GateContext) -> str:
         return f"skip: {skip}"
     except Exception as error:
         if os.environ.get("STAND_IN_TRACE"):
-            print("".join(traceback.format_exc().splitlines(keepends=True)[-40:]), file=sys.stderr)
+            print("".join(traceback.format_tb(error.__traceback__)[-8:]), file=sys.stderr)
         at = [
             f for f in traceback.extract_tb(error.__traceback__) if "/core/" in f.filename or "/recipes/" in f.filename
         ][-1]
-        return f"{type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno}: {at.line})"
+        return f"{type(error).__name__}: {str(error).splitlines()[0]} ({Path(at.filename).name}:{at.lineno}: {at.line})"
 
 
 if __name__ == "__main__":
