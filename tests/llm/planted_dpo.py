@@ -70,7 +70,7 @@ PLANTS = [
     Plant("dpo-exchanged-in-training", "sides", "L9", READ, READ +
           "    data['train'].rows = [{**r, 'chosen': r['rejected'], 'rejected': r['chosen']} for r in data['train'].rows]\n",
           ("exchanged in one of the splits",), recipe=DPO, harm="the rejected answer is learnt, in a file of one split alone"),
-    Plant("dpo-evaluates-a-place-late", "preference", "L9", "each = logits[:, :-1].float()", "each = logits[:, 1:].float()",
+    Plant("dpo-evaluates-a-place-late", "preference", "L9", "log_probs(logits[:, :-1], labels)", "log_probs(logits[:, 1:], labels)",
           ("the evaluation's log-probability",), recipe=DPO, harm="margins of tokens that the model has already read"),
     Plant("dpo-reads-ahead", "causal", "L4", BUILT, BUILT + "    trainer.model.get_input_embeddings().register_forward_hook(\n"
           "        lambda module, args, out: out + 0.1 * out.roll(-1, 1))\n", ("exchanging a token changes",), recipe=DPO,
